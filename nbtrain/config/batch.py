@@ -1,0 +1,65 @@
+"""The batch of each step: constant, or ramped up as Megatron does; steps, samples and tokens from one another.
+
+Megatron's `--rampup-batch-size start increment samples` (num_microbatches_calculator.py): the batch is
+start + floor(consumed / (samples / num_increments)) * increment, until it reaches the global batch size.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Rampup:
+    """Start, increment and extent of a batch ramp-up, in sequences."""
+
+    start_batch_size: int
+    batch_size_increment: int
+    ramp_samples: int
+
+
+@dataclass(frozen=True)
+class BatchSchedule:
+    """Sizes of all steps of a run. A step is always whole; the last one may pass train_tokens."""
+
+    global_batch_size: int
+    seq_length: int
+    train_tokens: int
+    rampup: Rampup | None = None
+
+    def size_at(self, consumed_samples: int) -> int:
+        """Sequences in the step that starts after `consumed_samples`."""
+        ramp = self.rampup
+        if ramp is None or consumed_samples >= ramp.ramp_samples:
+            return self.global_batch_size
+        increments = (self.global_batch_size - ramp.start_batch_size) // ramp.batch_size_increment
+        if increments <= 0:
+            return self.global_batch_size
+        samples_per_increment = ramp.ramp_samples / increments
+        size = ramp.start_batch_size + int(consumed_samples / samples_per_increment) * ramp.batch_size_increment
+        return min(size, self.global_batch_size)
+
+    def samples_after(self, step: int) -> int:
+        """Sequences consumed when `step` steps are done."""
+        consumed = done = 0
+        while self.rampup and done < step and consumed < self.rampup.ramp_samples:
+            consumed += self.size_at(consumed)
+            done += 1
+        return consumed + (step - done) * self.global_batch_size
+
+    def tokens_after(self, step: int) -> int:
+        """Tokens consumed when `step` steps are done."""
+        return self.samples_after(step) * self.seq_length
+
+    @property
+    def total_steps(self) -> int:
+        """Whole steps that reach train_tokens."""
+        wanted = -(-self.train_tokens // self.seq_length)
+        consumed = steps = 0
+        while self.rampup and consumed < min(wanted, self.rampup.ramp_samples):
+            consumed += self.size_at(consumed)
+            steps += 1
+        return steps + max(0, -(-(wanted - consumed) // self.global_batch_size))
+
+    @property
+    def total_samples(self) -> int:
+        """Sequences in total_steps."""
+        return self.samples_after(self.total_steps)

@@ -1,0 +1,474 @@
+"""The schema of a run: frozen pydantic models, one per section, a docstring per field.
+
+A run YAML says what differs from what it `extends:`; the resolved config.yaml in the run directory says
+everything. A default exists once, here. Derived values are properties, never fields. A rule about one field
+stands in its type; a rule that joins two fields stands in check.py. Amounts of training are in tokens,
+periods in `_interval_steps`.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+
+from nbtrain.config.batch import BatchSchedule, Rampup
+from nbtrain.topology import Topology
+from nbtrain.workspace import NAME_PATTERN
+
+SCHEMA_VERSION = 1
+
+
+class ConfigModel(BaseModel):
+    """Frozen, strict, and no key that is not in the schema."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+
+
+def _whole(value: Any) -> Any:
+    # 2.5e9 is how people write token counts; YAML makes it a float.
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Count = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
+PositiveCount = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+PositiveFloat = Annotated[float, Field(gt=0)]
+Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN.pattern}$")]
+
+
+class ModelConfig(ConfigModel):
+    """GPT-3 architecture: learned positions, pre-LN, tied embeddings (arXiv:2005.14165, section 2.1)."""
+
+    num_layers: PositiveCount
+    """Transformer blocks."""
+    hidden_size: PositiveCount
+    """Width of the residual stream."""
+    num_attention_heads: PositiveCount
+    """Attention heads; hidden_size must be a multiple."""
+    ffn_hidden_size: PositiveCount | None = None
+    """Width of the MLP; null means 4 x hidden_size."""
+    seq_length: PositiveCount = 2048
+    """Tokens in one training sequence."""
+    max_position_embeddings: PositiveCount | None = None
+    """Learned positions; null means seq_length."""
+    make_vocab_size_divisible_by: PositiveCount = 128
+    """The vocabulary is padded to a multiple of this times tensor_parallel_size."""
+    hidden_dropout: Fraction = 0.1
+    """Dropout after the embedding, the attention output and the MLP."""
+    attention_dropout: Fraction = 0.1
+    """Dropout on the attention weights."""
+    init_method_std: PositiveFloat = 0.02
+    """Standard deviation of the initial weights; residual projections get it divided by sqrt(2 num_layers)."""
+    layernorm_epsilon: PositiveFloat = 1e-5
+    """Epsilon of every LayerNorm."""
+    attention_backend: Literal["auto", "flash", "efficient", "math"] = "auto"
+    """Which scaled_dot_product_attention kernel; auto lets PyTorch choose."""
+    cross_entropy_chunk_tokens: Count = 1024
+    """Tokens whose logits exist at one time in the fused linear + cross entropy; 0 means all at once."""
+    compile: bool = False
+    """torch.compile the model; needs a C++ compiler on CPU."""
+    seed: Count = 1234
+    """Seed of the initial weights and of dropout."""
+
+    @property
+    def resolved_ffn_hidden_size(self) -> int:
+        return self.ffn_hidden_size or 4 * self.hidden_size
+
+    @property
+    def resolved_max_position_embeddings(self) -> int:
+        return self.max_position_embeddings or self.seq_length
+
+
+class TokenizerConfig(ConfigModel):
+    """A byte-level BPE in data/tokenizer/<name>/, trained on the corpus when it is not there."""
+
+    name: Name
+    """Folder under data/tokenizer/."""
+    vocab_size: PositiveCount
+    """Entries, <|endoftext|> included; trained to at most this many, and the model is built for this many."""
+    train_bytes: PositiveCount = 100_000_000
+    """At most this much text is read for training the tokenizer."""
+
+
+class PythonDocsSource(ConfigModel):
+    """Docstrings of the standard library and of installed packages, read with ast, never imported."""
+
+    kind: Literal["python-docs"]
+    max_bytes: PositiveCount = 8_000_000
+    """Stop after this many bytes of text."""
+
+
+class TextSource(ConfigModel):
+    """Plain text: a file, or a folder of .txt files."""
+
+    kind: Literal["text"]
+    path: str
+    """File or folder, relative to the workspace."""
+    document_separator: str | None = None
+    """A line that ends a document; null makes each file one document."""
+
+
+class JsonlSource(ConfigModel):
+    """One JSON object per line."""
+
+    kind: Literal["jsonl"]
+    path: str
+    """File or folder of .jsonl and .jsonl.gz files, relative to the workspace."""
+    text_key: str = "text"
+    """The key whose string is the document."""
+    max_broken_fraction: Fraction = 0.01
+    """Stop with an error when more than this share of the lines cannot be read."""
+
+
+class MockSource(ConfigModel):
+    """Seeded random words: no meaning, any size."""
+
+    kind: Literal["mock"]
+    num_documents: PositiveCount = 1000
+    """Documents to make."""
+    seed: Count = 1234
+    """Seed of the words."""
+
+
+Source = Annotated[PythonDocsSource | TextSource | JsonlSource | MockSource, Field(discriminator="kind")]
+
+
+class DataConfig(ConfigModel):
+    """The dataset in data/dataset/<name>/ and how samples are cut from it."""
+
+    name: Name
+    """Folder under data/dataset/."""
+    sources: list[Source] = []
+    """Where the text comes from, in order; empty when the .bin/.idx are there already."""
+    json_key: str = "text"
+    """The files are <json_key>_document.bin and .idx, as in Megatron."""
+    split: str = "949,50,1"
+    """Relative sizes of training, validation and test."""
+    split_rule: Literal["megatron-deepspeed", "megatron-core"] = "megatron-deepspeed"
+    """How the split is rounded to documents; the two differ by a document for a quarter of all sizes."""
+    seed: Count = 1234
+    """Seed of the document and sample order."""
+    index_samples: PositiveCount | None = None
+    """Training samples the order is built for; null means as many as train_tokens needs, fixed at first launch."""
+    num_workers: Count = 0
+    """Processes that read ahead for each rank; 0 reads in the training process."""
+
+
+class RampupConfig(ConfigModel):
+    """Batch ramp-up: start at start_batch_size, add increment until global_batch_size, over ramp_samples."""
+
+    start_batch_size: PositiveCount
+    """Sequences of the first step."""
+    batch_size_increment: PositiveCount
+    """Added at equal distances."""
+    ramp_samples: PositiveCount
+    """Samples over which the batch grows."""
+
+
+class BatchConfig(ConfigModel):
+    """How many sequences make one optimizer step, and how many tokens make the run."""
+
+    micro_batch_size: PositiveCount
+    """Sequences in one forward pass of one data-parallel rank."""
+    global_batch_size: PositiveCount
+    """Sequences in one optimizer step, over all ranks and accumulation steps."""
+    train_tokens: PositiveCount
+    """Tokens the run trains on."""
+    rampup: RampupConfig | None = None
+    """Batch ramp-up; null trains every step at global_batch_size."""
+    max_steps: PositiveCount | None = None
+    """Stop after this many steps, schedules unchanged: a trial of the same run."""
+
+
+class OptimizerConfig(ConfigModel):
+    """AdamW, decay on matrices only (GPT-3, appendix B)."""
+
+    adam_beta1: Fraction = 0.9
+    """Decay of the first moment."""
+    adam_beta2: Fraction = 0.95
+    """Decay of the second moment."""
+    adam_eps: PositiveFloat = 1e-8
+    """Added to the root of the second moment."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.1
+    """Decoupled weight decay; biases and LayerNorm have none."""
+    clip_grad: Annotated[float, Field(ge=0)] = 1.0
+    """Largest global gradient norm; 0 does not clip."""
+
+
+class LrScheduleConfig(ConfigModel):
+    """Linear warm-up, then decay from lr to min_lr, all counted in tokens."""
+
+    lr: PositiveFloat
+    """Peak learning rate."""
+    min_lr: Annotated[float, Field(ge=0)] = 0.0
+    """Learning rate at and after lr_decay_tokens."""
+    lr_decay_style: Literal["cosine", "linear", "constant"] = "cosine"
+    """Shape of the decay."""
+    lr_warmup_tokens: Count = 0
+    """Tokens over which the rate rises from 0."""
+    lr_decay_tokens: PositiveCount | None = None
+    """Tokens at which min_lr is reached; null means train_tokens."""
+
+
+class LossScaleConfig(ConfigModel):
+    """fp16 only."""
+
+    loss_scale: Annotated[float, Field(ge=0)] = 0.0
+    """A fixed scale, or 0 for a dynamic one."""
+    initial_scale_power: Count = 11
+    """The dynamic scale starts at 2 to this power."""
+    loss_scale_window: PositiveCount = 500
+    """Steps without overflow before the scale doubles."""
+    hysteresis: PositiveCount = 2
+    """Overflows in a row before the scale halves."""
+    min_loss_scale: PositiveFloat = 1.0
+    """Never below this."""
+
+
+class PrecisionConfig(ConfigModel):
+    """The number format of weights and activations."""
+
+    dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
+    """Format of the matrix products. Loss, masters and moments are fp32 always."""
+    autocast: bool = False
+    """bf16 only: keep fp32 weights and cast inside each product, in place of bf16 weights with fp32 masters."""
+    fp16: LossScaleConfig = LossScaleConfig()
+    """Loss scaling."""
+
+
+class ActivationCheckpointingConfig(ConfigModel):
+    """Recompute activations in the backward pass instead of keeping them."""
+
+    granularity: Literal["none", "full"] = "none"
+    """full keeps only the input of every `interval_layers` blocks."""
+    interval_layers: PositiveCount = 1
+    """Blocks per recomputed piece."""
+
+
+class ParallelConfig(ConfigModel):
+    """How the model and the batch are cut over the ranks."""
+
+    data_parallel_size: PositiveCount = 1
+    """Copies of the model (each cut by tensor and pipeline)."""
+    tensor_parallel_size: PositiveCount = 1
+    """Ranks that share each layer's matrices."""
+    pipeline_parallel_size: PositiveCount = 1
+    """Ranks that each hold a run of layers."""
+    sequence_parallel: bool = False
+    """Megatron sequence parallelism inside the tensor-parallel group."""
+    zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
+    """What data-parallel ranks share out: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too."""
+    activation_checkpointing: ActivationCheckpointingConfig = ActivationCheckpointingConfig()
+    """Memory against recomputation."""
+    overlap_comm: bool = True
+    """ZeRO: reduce gradients while the backward pass runs."""
+    contiguous_gradients: bool = True
+    """ZeRO: copy gradients to one buffer as they appear."""
+    reduce_bucket_size: PositiveCount = 500_000_000
+    """ZeRO: elements reduced at once."""
+    allgather_bucket_size: PositiveCount = 500_000_000
+    """ZeRO: elements gathered at once."""
+    process_group_timeout_seconds: PositiveFloat = 600.0
+    """A collective that waits longer ends the rank."""
+    deepspeed_extra: dict[str, Any] = {}
+    """DeepSpeed keys that have no field here; refused where they collide with one that nbtrain derives."""
+
+
+class CheckpointConfig(ConfigModel):
+    """When checkpoints are written and how many stay."""
+
+    save_interval_steps: PositiveCount = 1000
+    """Steps between checkpoints; one is always written at the end and on a stop."""
+    keep_last: PositiveCount = 2
+    """Newest checkpoints that stay."""
+    keep_every_steps: PositiveCount | None = None
+    """Checkpoints at multiples of this stay for ever."""
+
+
+class EvaluationConfig(ConfigModel):
+    """Validation while training, and test at its end."""
+
+    eval_interval_steps: PositiveCount = 100
+    """Steps between validations; one is always run after the last step."""
+    eval_iters: Count = 10
+    """Global batches in one validation or test; 0 turns both off."""
+
+
+class AlertConfig(ConfigModel):
+    """Thresholds that raise an alert event when crossed."""
+
+    min_mfu: Fraction | None = 0.5
+    """On a GPU: model FLOPs over the datasheet peak."""
+    max_communication_fraction: Fraction | None = 0.3
+    """Communication over step time."""
+    max_device_memory_fraction: Fraction | None = 0.9
+    """Peak allocated over the device's memory."""
+    min_device_utilization: Fraction | None = 0.9
+    """GPU busy time, by NVML."""
+    max_host_memory_fraction: Fraction | None = 0.9
+    """Used share of the host's memory."""
+
+
+class LoggingConfig(ConfigModel):
+    """What is written down while training."""
+
+    log_interval_steps: PositiveCount = 10
+    """Steps between log lines and alert checks; scalars are written at every step."""
+    alerts: AlertConfig = AlertConfig()
+    """Thresholds; null turns one off."""
+
+
+class ProfileConfig(ConfigModel):
+    """torch.profiler over a few steps, into output/<run>/profiling."""
+
+    enabled: bool = False
+    """Profile this run."""
+    wait_steps: Count = 1
+    """Steps skipped in each cycle."""
+    warmup_steps: Count = 1
+    """Steps profiled and thrown away in each cycle."""
+    active_steps: PositiveCount = 3
+    """Steps kept in each cycle."""
+    repeat: PositiveCount = 2
+    """Cycles."""
+
+
+class ResourcesConfig(ConfigModel):
+    """What the run takes."""
+
+    device: Literal["cpu", "gpu"] = "gpu"
+    """Kind of device a rank computes on."""
+    gpu_type: str | None = None
+    """A name of the planner's device table, e.g. A100-40GB: memory and peak for the plan."""
+    nodes: PositiveCount = 1
+    """Machines."""
+    gpus_per_node: Count = 1
+    """GPUs on each machine, one rank each; on device cpu the ranks are spread evenly and this is not read."""
+    cpus_per_node: PositiveCount | None = None
+    """Cores asked for on each machine."""
+    memory_per_node_bytes: PositiveCount | None = None
+    """Host memory asked for on each machine."""
+    image: str | None = None
+    """Container image, for backends that start containers."""
+
+
+class LocalBackendConfig(ConfigModel):
+    """Processes on this machine under a detached supervisor."""
+
+    kind: Literal["local"] = "local"
+    max_restarts: Count = 3
+    """Restarts from the last good checkpoint after a failure."""
+    restart_backoff_seconds: Annotated[float, Field(ge=0)] = 5.0
+    """Wait before the first restart; doubles each time, up to 5 minutes."""
+    shutdown_timeout_seconds: PositiveFloat = 60.0
+    """How long ranks may take to save and leave when asked; after that they are killed."""
+    heartbeat_timeout_seconds: PositiveFloat = 1800.0
+    """A rank whose heartbeat does not change for this long counts as hanging."""
+    env: dict[str, str] = {}
+    """Environment variables for every rank."""
+    debug: Literal["none", "nccl", "distributed"] = "none"
+    """nccl sets NCCL_DEBUG=INFO; distributed sets TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+
+
+class RunConfig(ConfigModel):
+    """One run: everything that decides what is trained, on what, how and where."""
+
+    schema_version: Literal[1] = 1
+    """Version of this schema."""
+    name: Name
+    """The run's name: its folder under the output root."""
+    model: ModelConfig
+    """Architecture."""
+    tokenizer: TokenizerConfig
+    """Vocabulary."""
+    data: DataConfig
+    """Dataset and order."""
+    batch: BatchConfig
+    """Batch and length of training."""
+    optimizer: OptimizerConfig = OptimizerConfig()
+    """AdamW."""
+    lr_schedule: LrScheduleConfig
+    """Learning rate."""
+    precision: PrecisionConfig = PrecisionConfig()
+    """Number format."""
+    parallel: ParallelConfig = ParallelConfig()
+    """Layout."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Saving."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Validation and test."""
+    logging: LoggingConfig = LoggingConfig()
+    """Logs and alerts."""
+    profile: ProfileConfig = ProfileConfig()
+    """Profiler."""
+    resources: ResourcesConfig = ResourcesConfig()
+    """Devices."""
+    backend: LocalBackendConfig = LocalBackendConfig()
+    """Where it runs, told apart by `kind`."""
+
+    # Where each dotted key was written ("file.yaml:12" or "override a.b=c"); set by load.py.
+    _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+
+    def where(self, key: str) -> str:
+        """The place that set a dotted key: "gpt.yaml:12", "override batch.x=1" or "default"."""
+        while key:
+            if key in self._origins:
+                return self._origins[key]
+            key = key.rpartition(".")[0]
+        return "default"
+
+    @property
+    def topology(self) -> Topology:
+        return Topology(
+            self.parallel.pipeline_parallel_size,
+            self.parallel.data_parallel_size,
+            self.parallel.tensor_parallel_size,
+        )
+
+    @property
+    def world_size(self) -> int:
+        return self.topology.world_size
+
+    @property
+    def padded_vocab_size(self) -> int:
+        """tokenizer.vocab_size up to a multiple of make_vocab_size_divisible_by x tensor_parallel_size."""
+        multiple = self.model.make_vocab_size_divisible_by * self.parallel.tensor_parallel_size
+        return -(-self.tokenizer.vocab_size // multiple) * multiple
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro batches per rank and step, at the full batch; exact once check.py has passed."""
+        return self.batch.global_batch_size // (self.batch.micro_batch_size * self.parallel.data_parallel_size)
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.batch.global_batch_size * self.model.seq_length
+
+    @property
+    def batch_schedule(self) -> BatchSchedule:
+        """Sizes of all steps, the ramp-up counted."""
+        ramp = self.batch.rampup
+        return BatchSchedule(
+            self.batch.global_batch_size,
+            self.model.seq_length,
+            self.batch.train_tokens,
+            Rampup(**ramp.model_dump()) if ramp else None,
+        )
+
+    @property
+    def scheduled_steps(self) -> int:
+        """Steps that reach train_tokens, rounded up, the ramp-up counted."""
+        return self.batch_schedule.total_steps
+
+    @property
+    def train_samples(self) -> int:
+        """Sequences in scheduled_steps: what the training order must hold."""
+        return self.batch_schedule.total_samples
+
+    @property
+    def train_steps(self) -> int:
+        """Steps this run makes: scheduled_steps, or max_steps where that is less."""
+        return min(self.scheduled_steps, self.batch.max_steps or self.scheduled_steps)
+
+    @property
+    def lr_decay_tokens(self) -> int:
+        return self.lr_schedule.lr_decay_tokens or self.batch.train_tokens

@@ -1,0 +1,1 @@
+"""From text to a verified token dataset and its GPT samples; NumPy only."""

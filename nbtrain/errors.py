@@ -1,0 +1,60 @@
+"""The errors of nbtrain: one base, one leaf per thing the user can do about it.
+
+    NbtrainError
+      ConfigError        change the run YAML or the override
+      DataError          mend or prepare the data
+      CheckpointError    choose another checkpoint, or free space
+      JobError           look at the job
+        SubmitError      it was not started: the reason is known before launch
+        JobFailed        it was started and ended badly; carries the cause and the log's end
+
+Every message says where (file:line, field), what was found, the rule with its numbers, and the fix.
+In a notebook and in the CLI these print as their message alone, never as a traceback: `cli.main` catches
+the base class, and IPython asks `_render_traceback_`.
+"""
+
+
+class NbtrainError(Exception):
+    """Base of every error that is the user's to mend."""
+
+    exit_code = 1
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython shows these lines in place of a traceback.
+        return [f"{type(self).__name__}: {self}"]
+
+
+class ConfigError(NbtrainError):
+    """A run YAML, an override or a parameter is not acceptable."""
+
+    exit_code = 2
+
+
+class DataError(NbtrainError):
+    """Text, tokenizer or dataset files are missing, damaged or do not fit the run."""
+
+    exit_code = 3
+
+
+class CheckpointError(NbtrainError):
+    """A checkpoint is missing, torn or does not fit the run."""
+
+    exit_code = 4
+
+
+class JobError(NbtrainError):
+    """Something about a job."""
+
+    exit_code = 5
+
+
+class SubmitError(JobError):
+    """The job was not started; nothing was taken and nothing was written over."""
+
+    exit_code = 6
+
+
+class JobFailed(JobError):
+    """The job was started and did not succeed. The message ends with the end of its log."""
+
+    exit_code = 7

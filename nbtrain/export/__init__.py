@@ -1,0 +1,1 @@
+"""Checkpoints to other formats."""

@@ -1,0 +1,1 @@
+"""Submitting, supervising and stopping runs."""

@@ -1,0 +1,77 @@
+"""Every scalar that nbtrain writes: one row each.
+
+The trainer writes from this table, the monitor reads by it, the widgets label with it and
+docs/metrics.md is generated from it. Tags in the first block are Megatron-DeepSpeed's, letter for letter,
+so that its users' dashboards keep working; those marked `by_tokens` are also written as
+"<tag> vs tokens" and "<tag> vs samples", with that count in place of the step.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """One row: `name` is the key in code and JSON, `tag` the one in TensorBoard."""
+
+    name: str
+    tag: str
+    unit: str
+    meaning: str
+    by_tokens: bool = False
+
+
+SCALARS: tuple[Scalar, ...] = (
+    # Megatron-DeepSpeed's
+    Scalar("loss", "lm-loss-training/lm loss", "nats", "Training loss: mean over the global batch, fp32.", True),
+    Scalar(
+        "validation_loss", "lm-loss-validation/lm loss validation", "nats", "Loss on the validation split.", True
+    ),
+    Scalar(
+        "validation_perplexity",
+        "lm-loss-validation/lm loss validation ppl",
+        "",
+        "exp(validation loss).",
+        True,
+    ),
+    Scalar("learning_rate", "learning-rate/learning-rate", "", "Learning rate of this step.", True),
+    Scalar("batch_size", "batch-size/batch-size", "sequences", "Global batch size of this step.", True),
+    Scalar("loss_scale", "loss-scale/loss-scale", "", "fp16 loss scale; 1 in fp32 and bf16.", True),
+    Scalar("grad_norm", "grad-norm/grad-norm", "", "Global L2 norm of the gradients before clipping.", True),
+    Scalar("iteration_time", "iteration-time/iteration-time", "s", "Wall seconds of this step, all parts.", True),
+    Scalar("world_size", "world-size/world-size", "ranks", "Ranks in the job.", True),
+    Scalar("seq_length", "seqlen/actual_seq_length", "tokens", "Sequence length of this step.", True),
+    Scalar("steps_vs_samples", "steps-vs-samples/steps", "samples", "Samples consumed at each step."),
+    Scalar("steps_vs_tokens", "steps-vs-tokens/steps", "tokens", "Tokens consumed at each step."),
+    # ours: throughput
+    Scalar("tokens_per_second", "throughput/tokens per second", "tokens/s", "Tokens per wall second, all ranks."),
+    Scalar("samples_per_second", "throughput/samples per second", "samples/s", "Sequences per wall second."),
+    Scalar(
+        "tflops_per_device", "throughput/model TFLOPs per device", "TFLOP/s", "Model FLOPs, recomputation left out."
+    ),
+    Scalar(
+        "mfu", "throughput/MFU", "", "Model FLOPs over the device's datasheet peak; absent where none is known."
+    ),
+    Scalar(
+        "matmul_fraction",
+        "throughput/fraction of measured matmul rate",
+        "",
+        "Model FLOPs over the matrix rate measured on this device at start.",
+    ),
+    # ours: where the step's time goes
+    Scalar("data_seconds", "time/data wait", "s", "Waiting for the next batch."),
+    Scalar("forward_seconds", "time/forward", "s", "Forward passes."),
+    Scalar("backward_seconds", "time/backward", "s", "Backward passes, gradient reduction included."),
+    Scalar("optimizer_seconds", "time/optimizer", "s", "Clipping and optimizer step."),
+    Scalar("evaluation_seconds", "time/evaluation", "s", "One validation pass."),
+    Scalar("checkpoint_seconds", "time/checkpoint", "s", "One checkpoint, as the training loop feels it."),
+    # ours: memory
+    Scalar("host_memory_bytes", "memory/host resident", "bytes", "Resident memory of rank 0's process."),
+    Scalar("host_memory_fraction", "memory/host used fraction", "", "Used share of the machine's memory."),
+    Scalar("device_memory_bytes", "memory/device peak allocated", "bytes", "Peak allocated since the last log."),
+    Scalar("device_memory_fraction", "memory/device used fraction", "", "Peak allocated over the device's memory."),
+    Scalar("test_loss", "lm-loss-test/lm loss test", "nats", "Loss on the test split, after the last step."),
+    Scalar("test_perplexity", "lm-loss-test/lm loss test ppl", "", "exp(test loss)."),
+)
+
+BY_NAME = {scalar.name: scalar for scalar in SCALARS}
+BY_TAG = {scalar.tag: scalar for scalar in SCALARS}

@@ -1,0 +1,1 @@
+"""The GPT: layer list, loss, initialization; knows no path and no DeepSpeed key."""

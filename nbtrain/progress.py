@@ -1,0 +1,76 @@
+"""Progress of long work: one bar that reads well in a notebook, a terminal and a log.
+
+On a terminal tqdm redraws one line. Elsewhere (papermill, a file, a pipe) a carriage return would make one
+endless line, so a whole line with rate and ETA is written every few seconds instead.
+"""
+
+import sys
+import time
+from types import TracebackType
+from typing import TextIO
+
+LOG_INTERVAL_SECONDS = 5.0
+
+
+class Progress:
+    """A bar over `total` units (None where unknown). Use as a context manager; call update(n, **figures)."""
+
+    def __init__(self, description: str, total: float | None, unit: str, stream: TextIO | None = None):
+        self.description = description
+        self.total = total
+        self.unit = unit
+        self.done = 0.0
+        self.figures = ""
+        self._stream = stream or sys.stderr
+        self._started = self._last_line = time.monotonic()
+        self._lines = 0
+        self._bar = None
+
+    def __enter__(self) -> "Progress":
+        if self._stream.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                desc=self.description, total=self.total, unit=self.unit, unit_scale=True, file=self._stream
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        elif kind is None:
+            self._write_line(final=True)
+
+    def update(self, amount: float = 1, **figures: str) -> None:
+        """Add `amount`; `figures` (name=text) are shown behind the rate."""
+        self.done += amount
+        if figures:
+            self.figures = ", ".join(f"{name} {text}" for name, text in figures.items())
+        if self._bar is not None:
+            self._bar.set_postfix_str(self.figures, refresh=False)
+            self._bar.update(amount)
+        elif time.monotonic() - self._last_line >= LOG_INTERVAL_SECONDS:
+            self._write_line()
+
+    def _write_line(self, final: bool = False) -> None:
+        from tqdm import tqdm
+
+        self._last_line = time.monotonic()
+        elapsed = self._last_line - self._started
+        rate = self.done / elapsed if elapsed > 0 else 0.0
+        parts = [f"{self.description}: {tqdm.format_sizeof(self.done)}"]
+        if self.total:
+            parts[0] += f"/{tqdm.format_sizeof(self.total)}"
+            if not final:
+                parts[0] += f" ({self.done / self.total:.0%})"
+        parts[0] += f" {self.unit}"
+        parts.append(f"{tqdm.format_sizeof(rate)} {self.unit}/s")
+        if final:
+            parts.append(f"{tqdm.format_interval(elapsed)} in all")
+        elif self.total and rate:
+            parts.append(f"ETA {tqdm.format_interval(max(0.0, self.total - self.done) / rate)}")
+        if self.figures:
+            parts.append(self.figures)
+        print(", ".join(parts), file=self._stream, flush=True)

@@ -1,0 +1,1 @@
+"""The Jupyter server's half: REST for the panel, the TensorBoard proxy."""

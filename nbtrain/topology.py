@@ -1,0 +1,32 @@
+"""Which rank does what: the arithmetic of a layout, with no process group.
+
+    global rank = (pipeline * data_parallel_size + data) * tensor_parallel_size + tensor
+
+Pipeline outermost, tensor innermost: DeepSpeed's PipeModelDataParallelTopology, so that tensor-parallel
+ranks are neighbours on one node. *size* is how many ranks along a kind of parallelism, *rank* which one.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Sizes of the three kinds of parallelism."""
+
+    pipeline_parallel_size: int = 1
+    data_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.pipeline_parallel_size * self.data_parallel_size * self.tensor_parallel_size
+
+    def coordinate(self, rank: int) -> tuple[int, int, int]:
+        """(pipeline, data, tensor) of a global rank."""
+        rest, tensor = divmod(rank, self.tensor_parallel_size)
+        pipeline, data = divmod(rest, self.data_parallel_size)
+        return pipeline, data, tensor
+
+    def rank(self, pipeline: int, data: int, tensor: int) -> int:
+        """The global rank at a coordinate."""
+        return (pipeline * self.data_parallel_size + data) * self.tensor_parallel_size + tensor

@@ -1,0 +1,1 @@
+"""The training engine: build, loop, evaluate, checkpoint."""

@@ -1,0 +1,1 @@
+"""What a notebook shows: the launch form, the live panel, TensorBoard."""

@@ -1,10 +1,10 @@
 """The states of a job: their order, who may set them, and how LOST is seen.
 
-    QUEUED -> STARTING -> RUNNING -> SUCCEEDED
-                 ^           |  \\-> FAILED
-                 |           |   \\-> CANCELLED
-                 +-RESTARTING+
-    LOST: derived by readers, never written.
+QUEUED -> STARTING -> RUNNING -> SUCCEEDED
+             ^           |  \\-> FAILED
+             |           |   \\-> CANCELLED
+             +-RESTARTING+
+LOST: derived by readers, never written.
 """
 
 from nbtrain.rundir import JobDir, JobRecord

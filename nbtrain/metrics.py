@@ -22,9 +22,15 @@ class Scalar:
 
 SCALARS: tuple[Scalar, ...] = (
     # Megatron-DeepSpeed's
-    Scalar("loss", "lm-loss-training/lm loss", "nats", "Training loss: mean over the global batch, fp32.", True),
     Scalar(
-        "validation_loss", "lm-loss-validation/lm loss validation", "nats", "Loss on the validation split.", True
+        "loss", "lm-loss-training/lm loss", "nats", "Training loss: mean over the global batch, fp32.", True
+    ),
+    Scalar(
+        "validation_loss",
+        "lm-loss-validation/lm loss validation",
+        "nats",
+        "Loss on the validation split.",
+        True,
     ),
     Scalar(
         "validation_perplexity",
@@ -37,19 +43,29 @@ SCALARS: tuple[Scalar, ...] = (
     Scalar("batch_size", "batch-size/batch-size", "sequences", "Global batch size of this step.", True),
     Scalar("loss_scale", "loss-scale/loss-scale", "", "fp16 loss scale; 1 in fp32 and bf16.", True),
     Scalar("grad_norm", "grad-norm/grad-norm", "", "Global L2 norm of the gradients before clipping.", True),
-    Scalar("iteration_time", "iteration-time/iteration-time", "s", "Wall seconds of this step, all parts.", True),
+    Scalar(
+        "iteration_time", "iteration-time/iteration-time", "s", "Wall seconds of this step, all parts.", True
+    ),
     Scalar("world_size", "world-size/world-size", "ranks", "Ranks in the job.", True),
     Scalar("seq_length", "seqlen/actual_seq_length", "tokens", "Sequence length of this step.", True),
     Scalar("steps_vs_samples", "steps-vs-samples/steps", "samples", "Samples consumed at each step."),
     Scalar("steps_vs_tokens", "steps-vs-tokens/steps", "tokens", "Tokens consumed at each step."),
     # ours: throughput
-    Scalar("tokens_per_second", "throughput/tokens per second", "tokens/s", "Tokens per wall second, all ranks."),
+    Scalar(
+        "tokens_per_second", "throughput/tokens per second", "tokens/s", "Tokens per wall second, all ranks."
+    ),
     Scalar("samples_per_second", "throughput/samples per second", "samples/s", "Sequences per wall second."),
     Scalar(
-        "tflops_per_device", "throughput/model TFLOPs per device", "TFLOP/s", "Model FLOPs, recomputation left out."
+        "tflops_per_device",
+        "throughput/model TFLOPs per device",
+        "TFLOP/s",
+        "Model FLOPs, recomputation left out.",
     ),
     Scalar(
-        "mfu", "throughput/MFU", "", "Model FLOPs over the device's datasheet peak; absent where none is known."
+        "mfu",
+        "throughput/MFU",
+        "",
+        "Model FLOPs over the device's datasheet peak; absent where none is known.",
     ),
     Scalar(
         "matmul_fraction",
@@ -67,8 +83,15 @@ SCALARS: tuple[Scalar, ...] = (
     # ours: memory
     Scalar("host_memory_bytes", "memory/host resident", "bytes", "Resident memory of rank 0's process."),
     Scalar("host_memory_fraction", "memory/host used fraction", "", "Used share of the machine's memory."),
-    Scalar("device_memory_bytes", "memory/device peak allocated", "bytes", "Peak allocated since the last log."),
-    Scalar("device_memory_fraction", "memory/device used fraction", "", "Peak allocated over the device's memory."),
+    Scalar(
+        "device_memory_bytes", "memory/device peak allocated", "bytes", "Peak allocated since the last log."
+    ),
+    Scalar(
+        "device_memory_fraction",
+        "memory/device used fraction",
+        "",
+        "Peak allocated over the device's memory.",
+    ),
     Scalar("test_loss", "lm-loss-test/lm loss test", "nats", "Loss on the test split, after the last step."),
     Scalar("test_perplexity", "lm-loss-test/lm loss test ppl", "", "exp(test loss)."),
 )

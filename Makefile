@@ -1,0 +1,52 @@
+# make demo    environment + the notebooks of gpt-tiny, headless, and a summary
+# make lab     JupyterLab on the notebooks
+# make test    everything; make check: format, lint, types and the fast tests
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
+
+.PHONY: demo lab test check format docs bench clean
+
+demo: $(VENV)/.installed
+	@$(BIN)/nbtrain demo
+
+lab: $(VENV)/.installed
+	@$(BIN)/nbtrain lab
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.installed-test
+	$(BIN)/ruff format --check nbtrain tests
+	$(BIN)/ruff check nbtrain tests notebooks
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q -m "not slow"
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix nbtrain tests notebooks
+	$(BIN)/ruff format nbtrain tests
+	$(BIN)/nbstripout notebooks/*.ipynb
+
+docs: $(VENV)/.installed-test
+	$(BIN)/python -m nbtrain.planner.docs
+
+bench: $(VENV)/.installed-test
+	$(BIN)/python tests/benchmarks/train_cpu.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch goes in first, alone and pinned: deepspeed's build looks for it, and no later resolution may replace it.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) torch
+	$(PIP) -e .
+	@$(BIN)/nbtrain doctor || true
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) -e '.[test]'
+	@touch $@

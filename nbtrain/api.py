@@ -1,0 +1,358 @@
+"""The public names: what a notebook calls, each one line over a package of the notebook side.
+
+config = nb.load("gpt-tiny")
+nb.prepare(config)
+nb.plan(config)
+run = nb.submit(config)      # a Run: shown in a cell it is the live panel
+run.wait()
+nb.generate(run, "def ")
+"""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from nbtrain import jobstate
+from nbtrain.config.load import Overrides
+from nbtrain.config.load import load as load_config
+from nbtrain.config.schema import RunConfig
+from nbtrain.errors import ConfigError, JobError, JobFailed, SubmitError
+from nbtrain.notebook_parameters import is_watched
+from nbtrain.rundir import JobDir, RunDir
+from nbtrain.workspace import display, output_root, resolve
+
+if TYPE_CHECKING:
+    from nbtrain.data.card import DataCard
+    from nbtrain.data.prepare import PrepareReport
+    from nbtrain.jobs.registry import RunSummary
+    from nbtrain.monitor.run_view import RunView
+    from nbtrain.planner.plan import Plan
+    from nbtrain.widgets.launcher import Launcher
+    from nbtrain.widgets.tensorboard import TensorBoardPanel
+
+RunLike = Union[str, Path, RunConfig, "Run"]
+
+LOG_TAIL_LINES = 30
+WAIT_POLL_SECONDS = 0.5
+WAIT_LINE_SECONDS = 10.0
+
+
+class Run:
+    """One run on disk, seen from any kernel. Shown in a cell, it is the live panel.
+
+    Everything it tells is read from output/<run>/ at the moment of asking; holding it holds nothing.
+    """
+
+    def __init__(self, directory: RunDir):
+        self.directory = directory
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, {self.state})"
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @property
+    def config(self) -> RunConfig:
+        from nbtrain.config.load import load_resolved
+
+        return load_resolved(self.directory.config_yaml)
+
+    @property
+    def job(self) -> JobDir:
+        """The newest job. Raises JobError where nothing was ever submitted."""
+        job = self.directory.newest_job()
+        if job is None:
+            raise JobError(f"{display(self.directory.path)} holds no job yet; nb.submit starts one.")
+        return job
+
+    @property
+    def state(self) -> str:
+        """QUEUED, STARTING, RUNNING, RESTARTING, SUCCEEDED, FAILED, CANCELLED or LOST."""
+        return jobstate.read_state(self.job, time.time())[0]
+
+    @property
+    def cause(self) -> str | None:
+        """One sentence: why the newest job is in its state."""
+        return jobstate.read_state(self.job, time.time())[1]
+
+    @property
+    def view(self) -> "RunView":
+        """Progress, events, scalars and logs."""
+        from nbtrain.monitor.run_view import RunView
+
+        return RunView(self.directory)
+
+    def wait(self, timeout_seconds: float | None = None) -> "Run":
+        """Wait for the newest job's end, with a line of progress every 10 s.
+
+        Raises JobFailed, with the cause and the end of the log, where it ended in FAILED or LOST, and
+        JobError where `timeout_seconds` passed first (the job goes on).
+        """
+        started = time.monotonic()
+        next_line = started
+        while self.state in jobstate.ACTIVE:
+            now = time.monotonic()
+            if timeout_seconds is not None and now - started > timeout_seconds:
+                raise JobError(f"{self.name} is still {self.state} after {timeout_seconds:g} s; it goes on.")
+            if now >= next_line:
+                print(self.progress_line(), file=sys.stderr, flush=True)
+                next_line = now + WAIT_LINE_SECONDS
+            time.sleep(WAIT_POLL_SECONDS)
+        print(self.progress_line(), file=sys.stderr, flush=True)
+        if self.state in (jobstate.FAILED, jobstate.LOST):
+            raise JobFailed(self.failure())
+        return self
+
+    def wait_if(self, wait: str) -> "Run":
+        """wait() for "yes"; for "auto" only where nobody watches (papermill); nothing for "no"."""
+        if wait_wanted(wait):
+            self.wait()
+        return self
+
+    def report(self) -> Any:
+        """The state as a static picture that stays in a saved notebook."""
+        from IPython.display import HTML
+
+        from nbtrain.widgets.static import run_html
+
+        return HTML(run_html(self.view.snapshot()))
+
+    def failure(self) -> str:
+        """The cause of the newest job's end and the last lines of its log."""
+        tail = "\n".join(f"  {line}" for line in self.log(LOG_TAIL_LINES))
+        return (
+            f"{self.name} is {self.state}: {self.cause or 'no cause was recorded'}\nEnd of its log:\n{tail}"
+        )
+
+    def progress_line(self) -> str:
+        """State, step, loss, rate and ETA in one line."""
+        from nbtrain.monitor.run_view import progress_line
+
+        return progress_line(self.directory)
+
+    def log(self, lines: int = LOG_TAIL_LINES, rank: int = 0) -> list[str]:
+        """The last lines of one rank's log."""
+        return self.view.log_tail(lines=lines, rank=rank)
+
+    def stop(self, now: bool = False) -> None:
+        """Ask the newest job to save and leave; `now` kills it without saving."""
+        from nbtrain.jobs.control import cancel
+
+        cancel(self.job, now=now)
+
+    def resume(self, overrides: Overrides = None) -> "Run":
+        """Go on from the newest whole checkpoint as a new job, e.g. {"batch.train_tokens": 5e6}."""
+        from nbtrain.jobs.submit import resume
+
+        return Run(resume(self.directory, overrides).run)
+
+    def clone(self, name: str, overrides: Overrides = None) -> RunConfig:
+        """The configuration of this run under a new name, to be submitted as a run of its own."""
+        from nbtrain.jobs.submit import clone
+
+        return clone(self.directory, name, overrides)
+
+    def curves(self) -> Any:
+        """Matplotlib figure: loss, validation perplexity, learning rate, throughput."""
+        from nbtrain.monitor.pictures import training_curves
+
+        return training_curves(self.view)
+
+    def summary(self) -> dict[str, Any]:
+        """summary.json of the last end; empty before one."""
+        from nbtrain import files
+
+        return files.read_json(self.directory.summary_json) or {}
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        from nbtrain.widgets.panel import mimebundle
+
+        return mimebundle(self.view)
+
+
+class NotLaunched:
+    """A run that this machine is too small for: nothing was submitted. Shown in a cell it says why.
+
+    `shortages` are the missing resources in numbers; `command` starts the run on a machine that has them.
+    """
+
+    def __init__(self, config: RunConfig, shortages: list[str], command: str):
+        self.config = config
+        self.shortages = shortages
+        self.command = command
+
+    def __str__(self) -> str:
+        lines = "\n".join(f"  - {line}" for line in self.shortages)
+        return (
+            f"{self.config.name} was not launched: this machine does not suffice.\n{lines}\n"
+            f"On a machine that has it:\n  {self.command}"
+        )
+
+    __repr__ = __str__
+
+    def wait_if(self, wait: str) -> None:
+        """Nothing to wait for."""
+        wait_wanted(wait)
+
+    def report(self) -> "Plan":
+        """The plan of what was not launched."""
+        return plan(self.config)
+
+
+def wait_wanted(wait: str) -> bool:
+    """Whether a notebook's `wait` parameter means waiting here. Raises ConfigError for another word."""
+    if wait not in ("yes", "no", "auto"):
+        raise ConfigError(f'wait = {wait!r} must be "yes", "no" or "auto".')
+    return wait == "yes" or (wait == "auto" and not is_watched())
+
+
+def load(run: RunLike, overrides: Overrides = None) -> RunConfig:
+    """The checked configuration of a run: a YAML's path, the name of an example, or a Run's own."""
+    return load_config(run.config if isinstance(run, Run) else run, overrides)
+
+
+def prepare(run: RunLike, overrides: Overrides = None, force: bool = False) -> "PrepareReport":
+    """Corpus, tokenizer, .bin/.idx and indices of a run: does what is missing and says why."""
+    from nbtrain.data.prepare import prepare as prepare_data
+
+    return prepare_data(load(run, overrides), force=force)
+
+
+def plan(run: RunLike, overrides: Overrides = None) -> "Plan":
+    """Parameters, tokens, memory by part, time and disk of a run, before anything starts."""
+    from nbtrain.planner.plan import plan as make_plan
+
+    return make_plan(load(run, overrides))
+
+
+def submit(
+    run: RunLike, overrides: Overrides = None, finished: str = "refuse", too_small: str = "refuse"
+) -> Run | NotLaunched:
+    """Start a run as a detached job, join it if it is active, resume it if it ended early.
+
+    A run that has succeeded is refused; with finished="open" it is opened instead, which is what a
+    notebook wants that is run a second time. A machine that does not suffice is refused with SubmitError;
+    with too_small="explain" nothing is raised and a NotLaunched comes back.
+    """
+    from nbtrain.jobs.preflight import shortages
+    from nbtrain.jobs.submit import submit as submit_job
+
+    if finished not in ("refuse", "open"):
+        raise SubmitError(f'finished = {finished!r} must be "refuse" or "open".')
+    if too_small not in ("refuse", "explain"):
+        raise SubmitError(f'too_small = {too_small!r} must be "refuse" or "explain".')
+    config = load(run, overrides)
+    directory = RunDir.named(config.name)
+    if finished == "open" and directory.exists() and directory.newest_job():
+        existing = Run(directory)
+        if existing.state == jobstate.SUCCEEDED:
+            return existing
+    if too_small == "explain" and (missing := shortages(config)):
+        return NotLaunched(config, missing, f"nbtrain submit {run if isinstance(run, str) else config.name}")
+    return Run(submit_job(config).run)
+
+
+def runs() -> "list[RunSummary]":
+    """Every run under the output root with its state, newest first."""
+    from nbtrain.jobs.registry import list_runs
+
+    return list_runs()
+
+
+def open_run(run: RunLike) -> Run:
+    """A run by its name, its YAML or its folder, from any kernel."""
+    if isinstance(run, Run):
+        return run
+    if isinstance(run, RunConfig):
+        directory = RunDir.named(run.name)
+    else:
+        directory = _directory_of(str(run))
+    if not directory.exists():
+        raise JobError(
+            f"{display(directory.path)} is no run directory: it has no run.json. `nbtrain runs` lists the runs"
+            f" under {display(output_root())}; nb.submit makes one."
+        )
+    return Run(directory)
+
+
+def _directory_of(run: str) -> RunDir:
+    for folder in (output_root() / run, resolve(run), Path(run)):
+        if (folder / "run.json").is_file():
+            return RunDir(folder)
+    try:
+        return RunDir.named(load_config(run, check=False).name)
+    except ConfigError:
+        return RunDir(output_root() / run)
+
+
+def launcher(run: str | None = None) -> "Launcher":
+    """The launch form: pick a YAML, edit it, see checks, plan and diff, submit."""
+    from nbtrain.widgets.launcher import Launcher
+
+    return Launcher(run) if run else Launcher()
+
+
+def tensorboard(run: RunLike | None = None) -> "TensorBoardPanel":
+    """The live TensorBoard panel of a run, or of every run under the output root."""
+    from nbtrain.widgets.tensorboard import TensorBoardPanel
+
+    return TensorBoardPanel(open_run(run).view if run is not None else None)
+
+
+def generate(
+    run: RunLike,
+    prompt: str,
+    max_new_tokens: int = 100,
+    temperature: float = 0.8,
+    top_k: int = 40,
+    top_p: float = 1.0,
+    seed: int | None = 1234,
+    step: int | None = None,
+) -> str:
+    """`prompt` and what the newest checkpoint (or that of `step`) makes of it.
+
+    temperature 0 is greedy; top_k 0 and top_p 1 do not cut. The same seed gives the same text.
+    """
+    pieces = generate_stream(run, prompt, max_new_tokens, temperature, top_k, top_p, seed, step)
+    return prompt + "".join(pieces)
+
+
+def generate_stream(
+    run: RunLike,
+    prompt: str,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int | None,
+    step: int | None,
+) -> Iterator[str]:
+    """The new text of `generate`, piece by piece as it is made."""
+    from nbtrain.jobs.gpu_side import stream
+
+    request = {
+        "run_dir": str(open_run(run).directory.path),
+        "prompt": prompt,
+        "max_new_tokens": max_new_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "seed": seed,
+        "step": step,
+    }
+    for answer in stream("generation", request):
+        if answer["kind"] == "text":
+            yield answer["text"]
+
+
+def data_card(data: "str | RunConfig | Run") -> "DataCard":
+    """What is in a dataset: a run's, a dataset's name, or the prefix of any .bin/.idx."""
+    from nbtrain.data.card import data_card as make_card
+
+    if isinstance(data, Run):
+        data = data.config
+    return make_card(data)

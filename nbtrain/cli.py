@@ -1,0 +1,382 @@
+"""nbtrain on the command line: one verb a call, the same functions that the notebooks call.
+
+    nbtrain doctor                       is this machine ready
+    nbtrain init DIR                     notebooks and example YAMLs to a folder of yours
+    nbtrain check RUN [key=value ...]    the YAML alone
+    nbtrain plan RUN [key=value ...]     parameters, memory, time, disk
+    nbtrain prepare RUN [key=value ...]  corpus, tokenizer, .bin/.idx
+    nbtrain submit RUN [key=value ...]   start it; status, logs -f, cancel, resume, clean follow
+    nbtrain generate RUN -p TEXT         text from the newest checkpoint
+
+RUN is a YAML's path, an example's name (gpt-tiny) or, once submitted, the run's name or folder.
+Exit codes: 0 done, 2 config or usage, 3 data, 4 checkpoint, 5 job, 6 not submitted, 7 job failed, 130 interrupted.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from nbtrain import __version__
+from nbtrain.errors import ConfigError, NbtrainError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb; every NbtrainError becomes its message and exit code."""
+    options = parser().parse_args(arguments)
+    try:
+        return options.verb(options) or 0
+    except NbtrainError as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:
+        # `nbtrain logs | head`: the reader has seen enough.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def parser() -> argparse.ArgumentParser:
+    summary, _, rest = (__doc__ or "").partition("\n")
+    top = argparse.ArgumentParser(
+        prog="nbtrain", description=summary, epilog=rest, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    top.add_argument("--version", action="version", version=f"nbtrain {__version__}")
+    verbs = top.add_subparsers(required=True, metavar="VERB", title="verbs")
+
+    def verb(name: str, function: Callable, help_text: str, under: Any = verbs) -> argparse.ArgumentParser:
+        one = under.add_parser(name, help=help_text, description=help_text)
+        one.set_defaults(verb=function)
+        return one
+
+    def with_config(one: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        one.add_argument("run", metavar="RUN", help="a run YAML or the name of an example")
+        one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. batch.max_steps=2")
+        return one
+
+    def with_run(one: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        one.add_argument("run", metavar="RUN", help="a run's name, folder or YAML")
+        return one
+
+    verb("doctor", doctor, "Python, torch, DeepSpeed, devices, disk; and what to do.")
+    one = verb("init", init, "Copy the notebooks and example YAMLs to a folder.")
+    one.add_argument("folder", metavar="DIR", type=Path)
+    one = with_config(verb("check", check, "Check a run YAML; needs no data and no device."))
+    one.add_argument("--resolved", action="store_true", help="print the resolved YAML")
+    verb("schema", schema, "Print the JSON Schema of a run YAML.")
+    one = with_config(verb("plan", plan, "Parameters, tokens, memory per device, time and disk of a run."))
+    one.add_argument("--json", action="store_true", help="as JSON")
+    one.add_argument("--picture", type=Path, metavar="FILE", help="also draw it: .png or .svg")
+    one = with_config(
+        verb("prepare", prepare, "Make what is missing of a run's tokenizer, dataset and indices.")
+    )
+    one.add_argument("--force", action="store_true", help="make it anew")
+
+    data = verbs.add_parser("data", help="Datasets: prepare, inspect, verify, card.")
+    data_verbs = data.add_subparsers(required=True, metavar="VERB", title="verbs")
+    one = with_config(verb("prepare", prepare, "The same as `nbtrain prepare`.", data_verbs))
+    one.add_argument("--force", action="store_true", help="make it anew")
+    for name, function, text in (
+        ("inspect", data_inspect, "Header, counts and a few documents of a .bin/.idx pair."),
+        ("verify", data_verify, "Check a .bin/.idx pair and its manifest from end to end."),
+        ("card", data_card, "Documents, tokens, lengths and samples of a dataset."),
+    ):
+        one = verb(name, function, text, data_verbs)
+        one.add_argument(
+            "data", metavar="DATA", help="a dataset's name, a run YAML, or the prefix of a .bin/.idx"
+        )
+        if name == "card":
+            one.add_argument("--html", type=Path, metavar="FILE", help="write it as a page")
+
+    one = with_config(verb("submit", submit, "Start a run as a detached job, join it, or resume it."))
+    one.add_argument("--wait", action="store_true", help="wait for its end; exit 7 where it fails")
+    verb("runs", runs, "Every run under the output root and its state.").add_argument(
+        "--json", action="store_true", help="as JSON"
+    )
+    one = with_run(verb("status", status, "State, progress, cause and last events of a run."))
+    one.add_argument("--json", action="store_true", help="the snapshot that the panel draws")
+    one = with_run(verb("logs", logs, "A rank's log."))
+    one.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+    one.add_argument("--rank", type=int, default=0)
+    one.add_argument("-n", "--lines", type=int, default=50)
+    one = with_run(verb("wait", wait, "Wait for a run's end; exit 7 where it fails."))
+    one = with_run(verb("cancel", cancel, "Ask the job to save a checkpoint and leave."))
+    one.add_argument("--now", action="store_true", help="kill it without saving")
+    one = with_run(verb("save", save, "Ask the job for a checkpoint; it goes on."))
+    one = with_run(verb("resume", resume, "Go on from the newest whole checkpoint as a new job."))
+    one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. batch.train_tokens=5e6")
+    one.add_argument("--wait", action="store_true", help="wait for its end")
+    one = with_run(verb("clone", clone, "Submit a run's configuration under a new name."))
+    one.add_argument("name", metavar="NAME")
+    one.add_argument("overrides", nargs="*", metavar="key=value")
+    one = with_run(verb("clean", clean, "Remove what failed attempts left behind."))
+    one.add_argument("--yes", action="store_true", help="remove; without it the list is only shown")
+    one = with_run(verb("curves", curves, "Draw loss, perplexity, learning rate and throughput."))
+    one.add_argument(
+        "-o", "--output", type=Path, default=Path("curves.png"), metavar="FILE", help=".png or .svg"
+    )
+
+    one = with_run(verb("generate", generate, "Text from a run's newest checkpoint."))
+    one.add_argument("-p", "--prompt", required=True)
+    one.add_argument("-n", "--max-new-tokens", type=int, default=100)
+    one.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
+    one.add_argument("--top-k", type=int, default=40, help="0 does not cut")
+    one.add_argument("--top-p", type=float, default=1.0)
+    one.add_argument("--seed", type=int, default=1234)
+    one.add_argument("--step", type=int, help="of this checkpoint instead of the newest")
+
+    one = verb("notebook", notebook, "Run one of the notebooks headless and save it and its HTML.")
+    one.add_argument("notebook", metavar="NOTEBOOK", help="e.g. 03_launch")
+    one.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
+    one.add_argument("-o", "--output", type=Path, metavar="FILE", help="where the executed notebook goes")
+    one = with_config(verb("demo", demo, "Run notebooks 01 to 05 for a run and sum up."))
+    one.set_defaults(run="gpt-tiny")
+    for action in one._actions:
+        if action.dest == "run":
+            action.nargs, action.default = "?", "gpt-tiny"
+    one = verb("lab", lab, "Open JupyterLab on the notebooks: loopback, token, TensorBoard tile.")
+    one.add_argument("rest", nargs=argparse.REMAINDER, help="further arguments of jupyter lab")
+    return top
+
+
+# --- before a run -------------------------------------------------------------------------------------------
+
+
+def doctor(options: argparse.Namespace) -> int:
+    from nbtrain.doctor import examine
+
+    findings = examine()
+    for finding in findings:
+        print(finding.line())
+    return 1 if any(finding.level == "error" for finding in findings) else 0
+
+
+def init(options: argparse.Namespace) -> None:
+    from nbtrain.workspace_init import copy_workspace
+
+    for path in copy_workspace(options.folder):
+        print(path)
+    print(f"\nNext: cd {options.folder} && nbtrain lab")
+
+
+def check(options: argparse.Namespace) -> None:
+    from nbtrain.config.load import load, to_yaml
+
+    config = load(options.run, options.overrides)
+    if options.resolved:
+        print(to_yaml(config), end="")
+    else:
+        print(f"{config.name}: every field and every rule holds.")
+
+
+def schema(options: argparse.Namespace) -> None:
+    from nbtrain.config.schema import RunConfig
+
+    print(json.dumps(RunConfig.model_json_schema(), indent=2))
+
+
+def plan(options: argparse.Namespace) -> None:
+    from nbtrain.config.load import load
+    from nbtrain.planner.plan import plan as make_plan
+
+    result = make_plan(load(options.run, options.overrides))
+    print(json.dumps(result.to_dict(), indent=2) if options.json else result)
+    if options.picture:
+        from nbtrain.planner.picture import plan_picture
+
+        plan_picture(result).savefig(options.picture)
+
+
+def prepare(options: argparse.Namespace) -> None:
+    from nbtrain.config.load import load
+    from nbtrain.data.prepare import prepare as prepare_data
+
+    print(prepare_data(load(options.run, options.overrides), force=options.force))
+
+
+def data_card(options: argparse.Namespace) -> None:
+    from nbtrain import files
+    from nbtrain.data.card import data_card as make_card
+
+    card = make_card(_data_target(options.data))
+    print(card)
+    if options.html:
+        files.write_text(options.html, card.to_html())
+
+
+def data_inspect(options: argparse.Namespace) -> None:
+    from nbtrain.data.inspect import inspect
+
+    print(inspect(_data_target(options.data)))
+
+
+def data_verify(options: argparse.Namespace) -> None:
+    from nbtrain.data.inspect import verify
+
+    print(verify(_data_target(options.data)))
+
+
+def _data_target(text: str) -> Any:
+    """A run YAML as its configuration; a dataset's name or prefix as it is."""
+    from nbtrain.config.load import find, load
+
+    try:
+        find(text)
+    except ConfigError:
+        return text
+    return load(text)
+
+
+# --- a run --------------------------------------------------------------------------------------------------
+
+
+def submit(options: argparse.Namespace) -> None:
+    from nbtrain import api
+
+    run = api.submit(options.run, options.overrides)
+    print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
+    if options.wait:
+        run.wait()
+
+
+def resume(options: argparse.Namespace) -> None:
+    from nbtrain import api
+
+    run = api.open_run(options.run).resume(options.overrides)
+    print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
+    if options.wait:
+        run.wait()
+
+
+def clone(options: argparse.Namespace) -> None:
+    from nbtrain import api
+
+    run = api.submit(api.open_run(options.run).clone(options.name, options.overrides))
+    print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
+
+
+def runs(options: argparse.Namespace) -> None:
+    from nbtrain.jobs.registry import list_runs, runs_table
+
+    entries = list_runs()
+    if options.json:
+        print(json.dumps([entry.to_dict() for entry in entries], indent=2))
+    else:
+        print(runs_table(entries))
+
+
+def status(options: argparse.Namespace) -> None:
+    from nbtrain import api
+    from nbtrain.monitor.run_view import status_text
+
+    run = api.open_run(options.run)
+    print(json.dumps(run.view.snapshot(), indent=2) if options.json else status_text(run.view))
+
+
+def logs(options: argparse.Namespace) -> None:
+    from nbtrain import api
+    from nbtrain.monitor.logs import follow
+
+    run = api.open_run(options.run)
+    for line in run.log(options.lines, options.rank):
+        print(line)
+    if options.follow:
+        for line in follow(run.directory, options.rank):
+            print(line, flush=True)
+        print(run.progress_line())
+
+
+def wait(options: argparse.Namespace) -> None:
+    from nbtrain import api
+
+    api.open_run(options.run).wait()
+
+
+def cancel(options: argparse.Namespace) -> None:
+    from nbtrain import api
+
+    run = api.open_run(options.run)
+    run.stop(now=options.now)
+    print(f"{run.name}: {run.state}. `nbtrain resume {run.name}` goes on from its newest checkpoint.")
+
+
+def save(options: argparse.Namespace) -> None:
+    from nbtrain import api
+    from nbtrain.jobs.control import request_save
+
+    run = api.open_run(options.run)
+    request_save(run.job)
+    print(f"{run.name}: asked to save at the next step.")
+
+
+def clean(options: argparse.Namespace) -> None:
+    from nbtrain import api
+    from nbtrain.jobs.control import clean as clean_run
+
+    found = clean_run(api.open_run(options.run).directory, dry_run=not options.yes)
+    for line in found:
+        print(line)
+    if found and not options.yes:
+        print("Nothing was removed; add --yes to remove these.")
+    if not found:
+        print("Nothing to clean.")
+
+
+def curves(options: argparse.Namespace) -> None:
+    from nbtrain import api
+
+    api.open_run(options.run).curves().savefig(options.output)
+    print(options.output)
+
+
+def generate(options: argparse.Namespace) -> None:
+    from nbtrain import api
+
+    pieces = api.generate_stream(
+        options.run,
+        options.prompt,
+        options.max_new_tokens,
+        options.temperature,
+        options.top_k,
+        options.top_p,
+        options.seed,
+        options.step,
+    )
+    print(options.prompt, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print()
+
+
+# --- notebooks ----------------------------------------------------------------------------------------------
+
+
+def notebook(options: argparse.Namespace) -> None:
+    from nbtrain.config.yaml_source import parse_value
+    from nbtrain.notebook_runner import run_notebook
+
+    parameters = {name: parse_value(value) for name, value in options.parameter}
+    started = time.monotonic()
+    executed = run_notebook(options.notebook, parameters, options.output)
+    print(f"{executed.notebook}\n{executed.html}\n{time.monotonic() - started:.1f} s")
+
+
+def demo(options: argparse.Namespace) -> None:
+    from nbtrain.notebook_runner import run_demo
+
+    print(run_demo(options.run, options.overrides))
+
+
+def lab(options: argparse.Namespace) -> int:
+    from nbtrain.notebook_runner import open_lab
+
+    return open_lab(options.rest)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""What a notebook asks about itself: who watches it, and whether its parameters are its own.
+
+papermill only warns about a parameter that the notebook does not have, so a typo would train the default
+run. `check_parameters()` in a notebook makes it an error, however the notebook was started.
+"""
+
+import ast
+import difflib
+import os
+import sys
+
+from nbtrain.errors import ConfigError
+
+INJECTED_MARK = "# Parameters"
+
+
+def is_watched() -> bool:
+    """Whether a live front end shows this kernel, by what started it.
+
+    Jupyter Server names the session of every kernel it starts; VS Code starts kernels with its own pid.
+    papermill and nbconvert do neither.
+    """
+    return "ipykernel" in sys.modules and bool({"JPY_SESSION_NAME", "VSCODE_PID"} & os.environ.keys())
+
+
+def check_parameters() -> None:
+    """Raise ConfigError where an injected parameter is none of the notebook's own.
+
+    Reads the cells run so far: the first assigns the parameters; papermill's, marked "# Parameters",
+    assigns over them.
+    """
+    from IPython import get_ipython
+
+    shell = get_ipython()
+    if shell is None:
+        return
+    cells = [cell for cell in shell.user_ns.get("In", []) if cell.strip()]
+    injected = [cell for cell in cells if cell.lstrip().startswith(INJECTED_MARK)]
+    own = [cell for cell in cells if cell not in injected]
+    if not injected or not own:
+        return
+    known = assigned_names(own[0])
+    for name in assigned_names(injected[-1]):
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f" Nearest: {near[0]}." if near else ""
+            raise ConfigError(f"parameter {name}: this notebook has {', '.join(known)}.{hint}")
+
+
+def assigned_names(source: str) -> list[str]:
+    """Names assigned at the top level of a cell, in order."""
+    names = []
+    for node in ast.parse(source).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names += [target.id for target in targets if isinstance(target, ast.Name)]
+    return names

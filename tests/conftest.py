@@ -1,0 +1,59 @@
+"""Fixtures for every test: a workspace of its own, and skips that CI turns into failures."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parent.parent
+SHARED = REPOSITORY.parent / "shared"
+
+# Several ranks and several tests share few cores; OpenMP teams that wait for each other would crawl.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture
+def repository() -> Path:
+    return REPOSITORY
+
+
+@pytest.fixture
+def workspace(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty workspace with a blank and a quote in its path; output/ and data/ lie below it."""
+    folder = tmp_path_factory.mktemp("it's a workspace")
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(folder))
+    monkeypatch.delenv("NBTRAIN_OUTPUT", raising=False)
+    monkeypatch.delenv("NBTRAIN_DATA", raising=False)
+    return folder
+
+
+@pytest.fixture
+def shared_data() -> Path:
+    """The folder of real text beside the repository."""
+    if not (SHARED / "data").is_dir():
+        pytest.skip("no ../shared/data beside the repository")
+    return SHARED / "data"
+
+
+def skip_or_fail(variable: str, reason: str) -> None:
+    """Skip with a reason; fail instead where `variable` is set, as CI does."""
+    if os.environ.get(variable):
+        pytest.fail(f"{reason}, and {variable} is set")
+    pytest.skip(reason)
+
+
+@pytest.fixture
+def chromium() -> str:
+    """Path of a Chromium."""
+    path = os.environ.get("NBTRAIN_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    if not path:
+        skip_or_fail("NBTRAIN_REQUIRE_BROWSER", "no Chromium on this machine")
+    return str(path)
+
+
+@pytest.fixture
+def root() -> None:
+    """Only for root."""
+    if os.geteuid() != 0:
+        skip_or_fail("NBTRAIN_REQUIRE_ROOT", "needs root")

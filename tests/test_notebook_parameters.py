@@ -1,0 +1,35 @@
+"""A notebook's own check of its parameters."""
+
+from types import SimpleNamespace
+
+import IPython
+import pytest
+
+from nbtrain.errors import ConfigError
+from nbtrain.notebook_parameters import assigned_names, check_parameters
+
+OWN = 'run: str = "gpt-tiny"  # a name\noverrides: str = ""'
+
+
+def with_cells(monkeypatch, *cells: str) -> None:
+    shell = SimpleNamespace(user_ns={"In": ["", *cells]})
+    monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
+
+
+def test_names_are_read_from_the_cells_code():
+    """Annotated and plain assignments count; comments do not."""
+    assert assigned_names(OWN + "\nx = 1  # y = 2") == ["run", "overrides", "x"]
+
+
+def test_injected_parameters_of_the_notebook_pass(monkeypatch):
+    """papermill's cell may set any of the notebook's names."""
+    with_cells(monkeypatch, OWN, '# Parameters\noverrides = "a=1"\n', "check_parameters()")
+    check_parameters()
+
+
+def test_an_unknown_parameter_is_an_error(monkeypatch):
+    """The message names it, all that there are, and the nearest."""
+    with_cells(monkeypatch, OWN, '# Parameters\noverride = "a=1"\n', "check_parameters()")
+    with pytest.raises(ConfigError) as error:
+        check_parameters()
+    assert str(error.value) == "parameter override: this notebook has run, overrides. Nearest: overrides."

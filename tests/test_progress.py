@@ -1,0 +1,19 @@
+"""A bar in a log: whole lines, with rate and ETA."""
+
+import io
+
+from nbtrain import progress
+
+
+def test_a_log_gets_whole_lines_with_rate_and_eta(monkeypatch):
+    """Every 5 s a line, and one at the end; no carriage return anywhere."""
+    clock = iter([0.0, 1.0, 5.0, 5.0, 10.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    with progress.Progress("encode", 4000, "docs", stream) as bar:
+        bar.update(500)
+        bar.update(1500, tokens="1.2M")
+    assert stream.getvalue().splitlines() == [
+        "encode: 2.00k/4.00k (50%) docs, 400 docs/s, ETA 00:05, tokens 1.2M",
+        "encode: 2.00k/4.00k docs, 200 docs/s, 00:10 in all, tokens 1.2M",
+    ]

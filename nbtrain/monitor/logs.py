@@ -1,0 +1,71 @@
+"""The logs of a job: which there are, the end of one, and what was appended to it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbtrain.rundir import JobDir
+
+SUPERVISOR = "supervisor"
+
+# A line of a log has about 120 bytes; this is a screen or two at a time.
+READ_LIMIT_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True)
+class LogPart:
+    """A piece of a log file."""
+
+    text: str
+    start_bytes: int
+    """Where the piece begins in the file."""
+    end_bytes: int
+    """Where to go on reading."""
+    size_bytes: int
+    """Size of the whole file now."""
+
+
+def log_attempts(job: JobDir) -> dict[int, list[int]]:
+    """{rank: attempts}, both ascending: the rank logs that exist."""
+    found: dict[int, list[int]] = {}
+    for path in (job.path / "logs").glob("*.*.log"):
+        rank, attempt, _ = path.name.split(".")
+        if rank.isdigit() and attempt.isdigit():
+            found.setdefault(int(rank), []).append(int(attempt))
+    return {rank: sorted(found[rank]) for rank in sorted(found)}
+
+
+def log_path(job: JobDir, rank: int | str = 0, attempt: int | None = None) -> Path:
+    """The log of a rank (its newest attempt unless told), or of "supervisor". It need not exist."""
+    if rank == SUPERVISOR:
+        return job.supervisor_log
+    attempts = log_attempts(job).get(int(rank), [])
+    return job.log(int(rank), attempt if attempt is not None else attempts[-1] if attempts else 0)
+
+
+def read_log(path: Path, offset_bytes: int | None = None, limit_bytes: int = READ_LIMIT_BYTES) -> LogPart:
+    """What stands at and after an offset, at most `limit_bytes`; without an offset, the end of the file.
+
+    The piece begins and ends at line ends where it can; a file that does not exist is empty. Bytes that are no
+    UTF-8 appear as U+FFFD.
+    """
+    try:
+        with path.open("rb") as stream:
+            size = stream.seek(0, 2)
+            start = max(0, size - limit_bytes) if offset_bytes is None else min(max(0, offset_bytes), size)
+            stream.seek(start)
+            content = stream.read(limit_bytes)
+    except FileNotFoundError:
+        return LogPart("", 0, 0, 0)
+    if offset_bytes is None and start > 0 and b"\n" in content:
+        first = content.index(b"\n") + 1
+        start, content = start + first, content[first:]
+    if start + len(content) < size and b"\n" in content:
+        # More follows: stop at a line's end, so that no character is cut in two.
+        content = content[: content.rindex(b"\n") + 1]
+    return LogPart(content.decode("utf-8", "replace"), start, start + len(content), size)
+
+
+def tail_lines(path: Path, num_lines: int) -> list[str]:
+    """The last lines of a log, without line ends. A progress bar's redrawn line counts once, as last drawn."""
+    text = read_log(path, limit_bytes=min(READ_LIMIT_BYTES, 1024 * max(1, num_lines))).text
+    return [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n") if line.strip()][-num_lines:]

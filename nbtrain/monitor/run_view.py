@@ -1,0 +1,394 @@
+"""One run, as a reader sees it: state, progress, events, curves, logs, resources, from its directory alone.
+
+    RunView(RunDir)  ->  snapshot()  ->  one JSON object  ->  panel.js (live), static.py (papermill, HTML)
+
+Nothing here asks a scheduler or a process: files and the process table are the only sources, so that a reader
+in another kernel, a server or a shell sees the same. snapshot() is the one format that is drawn; SNAPSHOT_KEYS
+lists it.
+"""
+
+import math
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from nbtrain.jobstate import ACTIVE, MEANING, read_state
+from nbtrain.metrics import BY_NAME, SCALARS
+from nbtrain.monitor import logs
+from nbtrain.monitor.resources import ResourceSampler
+from nbtrain.monitor.tfevents import ScalarReader, Series
+from nbtrain.rundir import ExitRecord, Heartbeat, JobDir, JobRecord, Progress, RunDir, read_events
+
+SNAPSHOT_SCHEMA_VERSION = 1
+SNAPSHOT_KEYS = (
+    "schema_version",
+    "name",
+    "run_id",
+    "time",
+    "state",
+    "meaning",
+    "cause",
+    "active",
+    "job",
+    "jobs",
+    "config",
+    "progress",
+    "curves",
+    "resources",
+    "ranks",
+    "log",
+    "events",
+    "alerts",
+    "warnings",
+)
+NO_JOB = "NO JOB"
+
+CURVES = (
+    "loss",
+    "validation_loss",
+    "learning_rate",
+    "tokens_per_second",
+    "grad_norm",
+    "host_memory_bytes",
+    "device_memory_bytes",
+    "mfu",
+)
+"""Names in metrics.SCALARS of the curves in a snapshot."""
+
+LARGEST_NUM_POINTS = 300
+LOG_LINES = 12
+NUM_EVENTS = 60
+# Between two heartbeats lies a second at most while a step is short; a step may be long.
+STALE_HEARTBEAT_SECONDS = 60.0
+# Several panels and cells may ask about one run: within this time they get one answer.
+SNAPSHOT_AGE_SECONDS = 0.4
+
+
+class RunView:
+    """A reader of one run directory. Keep it: it re-reads only what was appended."""
+
+    def __init__(self, run: RunDir):
+        self.run = run
+        self._reader = ScalarReader(run.tensorboard, (scalar.tag for scalar in SCALARS))
+        self._samplers: dict[str, ResourceSampler] = {}
+        self._config: dict[str, Any] | None = None
+        self._snapshot: tuple[float, dict[str, Any]] | None = None
+        self._lock = threading.RLock()
+
+    def __repr__(self) -> str:
+        return f"RunView({self.run!r})"
+
+    @property
+    def name(self) -> str:
+        return self.run.name
+
+    @property
+    def job(self) -> JobDir | None:
+        """The newest job, or None where none was submitted."""
+        return self.run.newest_job()
+
+    @property
+    def state(self) -> str:
+        """State of the newest job (jobstate.py), or "NO JOB"."""
+        return self._state_and_cause()[0]
+
+    @property
+    def cause(self) -> str | None:
+        """Why the newest job is in its state, in one sentence; every end has one."""
+        return self._state_and_cause()[1]
+
+    @property
+    def active(self) -> bool:
+        """Whether the newest job still has something to do."""
+        return self.state in ACTIVE
+
+    @property
+    def progress(self) -> Progress | None:
+        """What rank 0 said last about the training, or None before it spoke."""
+        heartbeat = self._heartbeats().get(0)
+        return heartbeat.progress if heartbeat else None
+
+    def _state_and_cause(self) -> tuple[str, str | None]:
+        job = self.job
+        if job is None:
+            return NO_JOB, "nothing was submitted yet"
+        return read_state(job, time.time())
+
+    def events(self) -> list[dict[str, Any]]:
+        """All events of the newest job, by time."""
+        job = self.job
+        return read_events(job) if job else []
+
+    def scalars(self, name: str) -> Series:
+        """The points of one scalar by its name in metrics.SCALARS, over all jobs of the run.
+
+        Raises KeyError, with the names there are, where there is no such scalar.
+        """
+        if name not in BY_NAME:
+            raise KeyError(f"{name!r} is no scalar of nbtrain; there are: {', '.join(BY_NAME)}")
+        with self._lock:
+            self._reader.refresh()
+            return self._reader.series.get(BY_NAME[name].tag, Series())
+
+    def log_tail(self, num_lines: int = LOG_LINES, rank: int | str = 0) -> list[str]:
+        """The last lines of a rank's log ("supervisor" for the supervisor's) in the newest job."""
+        job = self.job
+        return logs.tail_lines(logs.log_path(job, rank), num_lines) if job else []
+
+    def snapshot(self) -> dict[str, Any]:
+        """Everything a panel draws, as JSON values: numbers in base units, times in seconds since the epoch.
+
+        None stands for what is not known; no number is NaN or infinite.
+        """
+        with self._lock:
+            if self._snapshot is None or time.monotonic() - self._snapshot[0] > SNAPSHOT_AGE_SECONDS:
+                value = self._read_snapshot()
+                self._snapshot = (time.monotonic(), value)
+            return self._snapshot[1]
+
+    # --- the parts of a snapshot ----------------------------------------------------------------------------
+
+    def _read_snapshot(self) -> dict[str, Any]:
+        now = time.time()
+        job = self.job
+        state, cause = self._state_and_cause()
+        active = state in ACTIVE
+        record = JobRecord.read(job.job_json) if job else None
+        heartbeats = self._heartbeats()
+        self._reader.refresh()
+        resources = self._resources(job, record, heartbeats, active)
+        events = self.events()
+        config = self._config_summary()
+        value = {
+            "schema_version": SNAPSHOT_SCHEMA_VERSION,
+            "name": self.name,
+            "run_id": (self.run.record() or {}).get("run_id"),
+            "time": now,
+            "state": state,
+            "meaning": MEANING.get(state, "no job was submitted"),
+            "cause": cause,
+            "active": active,
+            "job": _job(record, now, active) if record else None,
+            "jobs": self._jobs(now),
+            "config": config,
+            "progress": _progress(heartbeats.get(0), config, now, active),
+            "curves": {name: self._curve(name) for name in CURVES},
+            "resources": resources,
+            "ranks": self._ranks(job, record, heartbeats, resources, now, active),
+            "log": self._log(job, state),
+            "events": [_event(event) for event in events[-NUM_EVENTS:]],
+            "alerts": _alerts(events),
+            "warnings": list(self._reader.warnings),
+        }
+        return _finite(value)
+
+    def _heartbeats(self) -> dict[int, Heartbeat]:
+        job = self.job
+        if job is None:
+            return {}
+        found = {}
+        for path in (job.path / "heartbeat").glob("*.json"):
+            if path.stem.isdigit() and (heartbeat := Heartbeat.read(path)) is not None:
+                found[heartbeat.rank] = heartbeat
+        return dict(sorted(found.items()))
+
+    def _jobs(self, now: float) -> list[dict[str, Any]]:
+        found = []
+        for job_id in self.run.job_ids():
+            job = self.run.job(job_id)
+            record = JobRecord.read(job.job_json)
+            state, cause = read_state(job, now)
+            found.append(
+                {
+                    "job_id": job_id,
+                    "state": state,
+                    "cause": cause,
+                    "created_at": record.created_at if record else None,
+                    "ended_at": record.ended_at if record else None,
+                    "resumed_from_step": record.resumed_from_step if record else None,
+                }
+            )
+        return found
+
+    def _config_summary(self) -> dict[str, Any] | None:
+        """What the run trains, from its config.yaml; read once, for it never changes."""
+        if self._config is None and self.run.config_yaml.is_file():
+            from nbtrain.config.load import load_resolved
+
+            config = load_resolved(self.run.config_yaml)
+            model, parallel = config.model, config.parallel
+            self._config = {
+                "name": config.name,
+                "num_layers": model.num_layers,
+                "hidden_size": model.hidden_size,
+                "num_attention_heads": model.num_attention_heads,
+                "seq_length": model.seq_length,
+                "vocab_size": config.tokenizer.vocab_size,
+                "micro_batch_size": config.batch.micro_batch_size,
+                "global_batch_size": config.batch.global_batch_size,
+                "train_tokens": config.batch.train_tokens,
+                "train_steps": config.train_steps,
+                "target_tokens": min(
+                    config.batch_schedule.tokens_after(config.train_steps), config.batch.train_tokens
+                ),
+                "precision": config.precision.dtype + (" autocast" if config.precision.autocast else ""),
+                "zero_stage": parallel.zero_stage,
+                "data_parallel_size": parallel.data_parallel_size,
+                "tensor_parallel_size": parallel.tensor_parallel_size,
+                "pipeline_parallel_size": parallel.pipeline_parallel_size,
+                "device": config.resources.device,
+                "backend": config.backend.kind,
+                "dataset": config.data.name,
+            }
+        return self._config
+
+    def _curve(self, name: str) -> dict[str, Any]:
+        series = self._reader.series.get(BY_NAME[name].tag, Series())
+        steps, values = thin(series.steps, series.values, LARGEST_NUM_POINTS)
+        # Six digits are more than a picture shows, and a third of the bytes sent each second.
+        values = [float(f"{value:.6g}") for value in values]
+        return {"unit": BY_NAME[name].unit, "steps": steps, "values": values, "num_points": len(series)}
+
+    def _resources(
+        self, job: JobDir | None, record: JobRecord | None, heartbeats: dict[int, Heartbeat], active: bool
+    ) -> dict[str, Any] | None:
+        if job is None or record is None or not active:
+            self._samplers.clear()
+            return None
+        sampler = self._samplers.setdefault(job.job_id, ResourceSampler())
+        roots = [record.supervisor] if record.supervisor else []
+        return sampler.sample(roots, {rank: heartbeat.process for rank, heartbeat in heartbeats.items()})
+
+    def _ranks(
+        self,
+        job: JobDir | None,
+        record: JobRecord | None,
+        heartbeats: dict[int, Heartbeat],
+        resources: dict[str, Any] | None,
+        now: float,
+        active: bool,
+    ) -> list[dict[str, Any]]:
+        if job is None:
+            return []
+        uses = resources["ranks"] if resources else {}
+        rows = []
+        for rank in range(record.world_size if record else len(heartbeats)):
+            heartbeat = heartbeats.get(rank)
+            attempt = heartbeat.attempt if heartbeat else (record.attempt if record else 0)
+            ended = ExitRecord.read(job.exit_record(rank, attempt))
+            age = now - heartbeat.time if heartbeat else None
+            if ended is not None:
+                phase = ended.outcome
+            elif heartbeat is None:
+                phase = "waiting" if active else "never started"
+            elif not heartbeat.process.alive():
+                phase = "gone"
+            else:
+                phase = heartbeat.phase
+            use = uses.get(str(rank)) or {}
+            rows.append(
+                {
+                    "rank": rank,
+                    "phase": phase,
+                    "step": ended.step if ended and ended.step is not None else heartbeat and heartbeat.step,
+                    "pid": heartbeat.process.pid if heartbeat else None,
+                    "attempt": attempt,
+                    "heartbeat_age_seconds": age,
+                    "stale": bool(active and ended is None and age is not None and age > STALE_HEARTBEAT_SECONDS),
+                    "cpu_cores": use.get("cpu_cores"),
+                    "memory_bytes": use.get("memory_bytes"),
+                    "exit_code": ended.exit_code if ended else None,
+                    "signal": ended.signal if ended else None,
+                    "message": ended.message if ended else "",
+                }
+            )
+        return rows
+
+    def _log(self, job: JobDir | None, state: str) -> dict[str, Any]:
+        """The end of rank 0's log; of the supervisor's where rank 0 has said nothing."""
+        if job is None:
+            return {"source": None, "lines": []}
+        lines = self.log_tail(LOG_LINES, 0)
+        if lines or state == "RUNNING":
+            return {"source": "rank 0", "lines": lines}
+        return {"source": logs.SUPERVISOR, "lines": self.log_tail(LOG_LINES, logs.SUPERVISOR)}
+
+
+def thin(steps: list[int], values: list[float], most: int) -> tuple[list[int], list[float]]:
+    """At most about `most` points that look like all: of each stretch its lowest and its highest value.
+
+    No spike is lost; the first and the last point always stay.
+    """
+    if len(steps) <= most:
+        return list(steps), list(values)
+    buckets = max(1, most // 2 - 1)
+    chosen = {0, len(steps) - 1}
+    for bucket in range(buckets):
+        low, high = bucket * len(steps) // buckets, (bucket + 1) * len(steps) // buckets
+        part = values[low:high]
+        chosen.add(low + part.index(min(part)))
+        chosen.add(low + part.index(max(part)))
+    order = sorted(chosen)
+    return [steps[at] for at in order], [values[at] for at in order]
+
+
+def _job(record: JobRecord, now: float, active: bool) -> dict[str, Any]:
+    begin = record.started_at or record.created_at
+    return {
+        "job_id": record.job_id,
+        "created_at": record.created_at,
+        "started_at": record.started_at,
+        "ended_at": record.ended_at,
+        "elapsed_seconds": (now if active else record.ended_at or now) - begin,
+        "attempt": record.attempt,
+        "restarts": record.restarts,
+        "resumed_from_step": record.resumed_from_step,
+        "world_size": record.world_size,
+        "backend": record.backend,
+        "command": record.command,
+    }
+
+
+def _progress(
+    heartbeat: Heartbeat | None, config: Mapping[str, Any] | None, now: float, active: bool
+) -> dict[str, Any] | None:
+    if heartbeat is None or heartbeat.progress is None:
+        return None
+    known = heartbeat.progress
+    # A trial (batch.max_steps) ends before train_tokens: its bar must still reach the end.
+    target = config["target_tokens"] if config else known.train_tokens
+    return {
+        **vars(known),
+        "step": heartbeat.step,
+        "phase": heartbeat.phase,
+        "phase_seconds": now - heartbeat.phase_since if active else None,
+        "target_tokens": target,
+        "fraction": min(1.0, known.consumed_tokens / target) if target else None,
+        "eta_seconds": known.eta_seconds if active else None,
+        "validation_perplexity": _exp(known.validation_loss),
+        "heartbeat_age_seconds": now - heartbeat.time,
+    }
+
+
+def _exp(value: float | None) -> float | None:
+    return math.exp(value) if value is not None and value < 700 else None
+
+
+def _event(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: event.get(key) for key in ("time", "kind", "writer", "message")}
+
+
+def _alerts(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [_event(event) for event in events if event.get("kind") == "alert"][-NUM_EVENTS:]
+
+
+def _finite(value: Any) -> Any:
+    """`value` with NaN and infinities as None: JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value

@@ -17,6 +17,7 @@ from typing import Any
 
 from nbtrain import files
 from nbtrain.errors import ConfigError, JobError
+from nbtrain.notebook_parameters import assigned_names
 from nbtrain.rundir import RunDir
 from nbtrain.workspace import display, workspace
 from nbtrain.workspace_init import bundled
@@ -93,11 +94,13 @@ def _is_run_name(run: Any) -> bool:
 
 def check_parameter_names(source: Path, parameters: Mapping[str, Any]) -> None:
     """Raise ConfigError for a parameter that the notebook's parameters cell does not assign."""
-    from papermill.inspection import inspect_notebook
+    import nbformat
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        known = inspect_notebook(str(source))
+    cells = nbformat.read(source, as_version=4).cells
+    tagged = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    if not tagged:
+        raise ConfigError(f"{source.name} has no cell tagged `parameters`.")
+    known = assigned_names(tagged[0])
     unknown = sorted(set(parameters) - set(known))
     if unknown:
         raise ConfigError(f"{source.name} has no parameter {', '.join(unknown)}. It has: {', '.join(known)}.")

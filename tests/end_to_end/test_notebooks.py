@@ -1,0 +1,191 @@
+"""Every notebook runs with nobody watching, for any run YAML by parameter.
+
+python -m pytest tests/end_to_end/test_notebooks.py
+"""
+
+import json
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from nbtrain import api
+from nbtrain.errors import ConfigError, JobError
+from nbtrain.notebook_runner import check_parameter_names, run_notebook
+from nbtrain.rundir import RunDir
+
+ROOT = Path(__file__).parent.parent.parent
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+UPSTREAM = (
+    "gpt-125m",
+    "gpt-125m-2xdp",
+    "gpt-125m-4xdp",
+    "gpt-1-3b-4xdp",
+    "gpt-1-3b-8xdp",
+    "gpt-1-3b-4xdp-4xpp",
+    "gpt-13b-4xdp-4xpp",
+    "gpt-13b-4xdp-8xpp",
+    "gpt-13b-4xdp-4xpp-4xtp",
+)
+
+# gpt-tiny, smaller still: the same notebooks and the same path through every package, in seconds.
+SMALL = (
+    "name=notebook-trial batch.max_steps=12 model.num_layers=2 model.hidden_size=64 model.seq_length=64 "
+    "tokenizer.name=small tokenizer.vocab_size=600 data.name=small "
+    "'data.sources=[{kind: python-docs, max_bytes: 400000}]' "
+    "evaluation.eval_interval_steps=6 evaluation.eval_iters=1 checkpoint.save_interval_steps=6"
+)
+
+
+def sources_of(notebook: Path) -> list[str]:
+    return ["".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"]]
+
+
+# --- their form ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("notebook", NOTEBOOKS, ids=lambda path: path.stem)
+def test_form(notebook):
+    """Title, why, one cell of typed and commented parameters, few thin cells, nothing stored."""
+    content = json.loads(notebook.read_text())
+    cells = content["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert "".join(cells[0]["source"]).startswith("# ")
+    assert len("".join(cells[0]["source"]).splitlines()) >= 3, "a title alone does not say why"
+    tagged = [cell for cell in cells if "parameters" in cell["metadata"].get("tags", [])]
+    assert tagged == [code[0]]
+    for line in "".join(code[0]["source"]).splitlines():
+        assert ":" in line.partition("=")[0] and "  # " in line, (
+            f"a parameter without type or comment: {line}"
+        )
+    assert len(code) <= 10
+    assert all(len("".join(cell["source"]).splitlines()) <= 8 for cell in code), "a cell is one call"
+    assert not any("def " in line or line.startswith("class ") for cell in code for line in cell["source"])
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+
+
+def test_there_are_six():
+    """The numbered notebooks of the README."""
+    names = ["00_quickstart", "01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate"]
+    assert [path.stem for path in NOTEBOOKS] == names
+
+
+def test_an_unknown_parameter_is_an_error_before_anything_runs():
+    """The runner knows the names of the parameters cell."""
+    with pytest.raises(ConfigError) as error:
+        check_parameter_names(ROOT / "notebooks" / "02_plan.ipynb", {"rum": "gpt-tiny"})
+    assert str(error.value) == "02_plan.ipynb has no parameter rum. It has: run, overrides."
+
+
+# --- running them -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trial(tmp_path_factory):
+    """A workspace in which every notebook runs the same small run, in order."""
+    folder = tmp_path_factory.mktemp("notebook workspace")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBTRAIN_WORKSPACE", str(folder))
+        yield folder
+
+
+def execute(notebook: str, output: Path, **parameters) -> nbformat.NotebookNode:
+    from papermill.execute import execute_notebook
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of papermill's own dependencies
+        return execute_notebook(
+            str(ROOT / "notebooks" / f"{notebook}.ipynb"),
+            str(output),
+            parameters=parameters,
+            progress_bar=False,
+        )
+
+
+def texts(notebook: nbformat.NotebookNode) -> str:
+    """Everything an executed notebook shows, as one text."""
+    shown = []
+    for cell in notebook.cells:
+        for output in cell.get("outputs", []):
+            shown.append(output.get("text", ""))
+            shown += [str(value) for value in output.get("data", {}).values()]
+    return "\n".join(shown)
+
+
+@pytest.mark.slow
+def test_each_runs_in_order_for_a_small_run(trial, tmp_path):
+    """01 to 05 and then 00: prepare, plan, launch, monitor, generate; the last cell of each is static."""
+    shown = {}
+    for name in ("01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate", "00_quickstart"):
+        output = tmp_path / f"{name}.ipynb"
+        run = {"run": "gpt-tiny", "overrides": SMALL}
+        executed = execute(name, output, **run)
+        shown[name] = texts(executed)
+        last = [cell for cell in executed.cells if cell.cell_type == "code"][-1]
+        assert last.outputs, f"{name}: the last cell shows nothing"
+        assert not any("widget-view" in kind for one in last.outputs for kind in one.get("data", {}))
+    run = api.open_run("notebook-trial")
+    assert run.state == "SUCCEEDED"
+    assert run.summary()["steps"] == 12
+    assert "SUCCEEDED" in shown["03_launch"]
+    assert "image/png" in str(nbformat.read(tmp_path / "04_monitor.ipynb", 4))
+    assert ">>> 'Return the '" in shown["05_generate"]
+
+
+@pytest.mark.slow
+def test_the_plain_papermill_command(trial, tmp_path):
+    """`papermill in.ipynb out.ipynb -p name value`, as a team's batch job calls it."""
+    output = tmp_path / "plan.ipynb"
+    command = [sys.executable, "-m", "papermill", ROOT / "notebooks" / "02_plan.ipynb", output]
+    done = subprocess.run([*command, "-p", "run", "gpt-13b-4xdp-4xpp-4xtp"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "12,8" in texts(nbformat.read(output, 4))
+    wrong = subprocess.run([*command, "-p", "rum", "gpt-tiny"], capture_output=True, text=True)
+    assert wrong.returncode != 0
+    assert "parameter rum: this notebook has run, overrides." in wrong.stderr
+
+
+@pytest.mark.slow
+def test_launch_explains_what_this_machine_lacks(trial, tmp_path):
+    """For each of the nine upstream runs: nothing is submitted, the shortage has numbers, the cell ends cleanly."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    def launch(name: str) -> str:
+        output = tmp_path / f"{name}.ipynb"
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-m",
+                "papermill",
+                ROOT / "notebooks" / "03_launch.ipynb",
+                output,
+                "-p",
+                "run",
+                name,
+            ],
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return texts(nbformat.read(output, 4))
+
+    with ThreadPoolExecutor(2) as pool:
+        shown = dict(zip(UPSTREAM, pool.map(launch, UPSTREAM)))
+    for name, text in shown.items():
+        assert f"{name} was not launched: this machine does not suffice." in text
+        assert "GPU" in text
+        assert f"nbtrain submit {name}" in text
+        assert not RunDir.named(name).exists()
+
+
+@pytest.mark.slow
+def test_a_failing_job_fails_the_notebook(trial, tmp_path):
+    """The error names the cause and ends with the job's log; the executed notebook and its page are there."""
+    overrides = f"{SMALL} name=failing-trial backend.max_restarts=0 'backend.env={{NBTRAIN_FAULT: raise@2}}'"
+    with pytest.raises(JobError, match=r"failing-trial is FAILED: .*\n(.*\n)*.*injected fault"):
+        run_notebook("03_launch", {"run": "gpt-tiny", "overrides": overrides}, tmp_path / "failing.ipynb")
+    assert (tmp_path / "failing.ipynb").is_file()
+    assert (tmp_path / "failing.html").is_file()

@@ -6,19 +6,21 @@ Every problem of a file is told at once, each with the file and line that set th
 """
 
 import difflib
+import shlex
+import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, Union, get_args
+from typing import Any, TypeAlias, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from nbtrain.config.schema import ConfigModel, RunConfig
-from nbtrain.config.yaml_source import Located, parse_value, read_yaml
+from nbtrain.config.yaml_source import Located, parse_value, read_yaml, show, to_text
 from nbtrain.errors import ConfigError
-from nbtrain.workspace import workspace
+from nbtrain.workspace import NAME_RULE, workspace
 
-Overrides = Union[Mapping[str, Any], Iterable[str], None]
+Overrides: TypeAlias = Mapping[str, Any] | Iterable[str] | None
 
 BUNDLED = Path(__file__).parent.parent / "_bundled" / "examples" / "megatron-gpt" / "training"
 
@@ -32,17 +34,15 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
     Raises ConfigError with every problem found.
     """
     if isinstance(run, RunConfig):
-        if not overrides:
-            return run
-        located = Located(run.model_dump(), dict(run._origins))
-        label = run.name
+        located, label = Located(run.model_dump(), dict(run._origins)), run.name
     else:
         path = find(run)
         located, label = read_with_parents(path), path.name
-    for problem in unknown_keys(located):
-        raise ConfigError(problem)
-    located = located.merged_with(override_layer(overrides))
-    config = validate(located, label)
+    layer = override_layer(overrides)
+    if layer.value or not isinstance(run, RunConfig):
+        config = validate(located.merged_with(layer), label)
+    else:
+        config = run
     if check:
         from nbtrain.config.check import check_config
 
@@ -66,11 +66,13 @@ def load_resolved(path: str | Path) -> RunConfig:
 
 def to_yaml(config: RunConfig) -> str:
     """The resolved file: every field, in the schema's order."""
-    return yaml.safe_dump(config.model_dump(), sort_keys=False, allow_unicode=True, width=110)
+    return to_text(config.model_dump())
 
 
 def find(run: str | Path) -> Path:
     """The file that `run` means: as typed, below the workspace, or a bundled example by name."""
+    if not str(run).strip():
+        raise ConfigError("no run YAML is named; give a path, or a name such as gpt-tiny.")
     typed = Path(run).expanduser()
     names = [typed] if typed.suffix in (".yaml", ".yml") else [typed.with_name(typed.name + ".yaml"), typed]
     examples = workspace() / "examples" / "megatron-gpt" / "training"
@@ -105,20 +107,24 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
 
 
 def override_layer(overrides: Overrides) -> Located:
-    """Overrides as one more layer over the YAML."""
+    """Overrides as one more layer over the YAML; a later one wins over an earlier one.
+
+    Raises ConfigError where one is not key=value, or sets a key and something inside it.
+    """
     layer = Located()
     for key, value in _override_items(overrides):
-        place = f"override {key}={value}"
+        place = f"override {key}={show(value)}"
         target = layer.value
         *parents, last = key.split(".")
-        for parent in parents:
+        for depth, parent in enumerate(parents):
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
-                raise ConfigError(f"{place}: {parent} has been given a value already.")
+                outer = ".".join(parents[: depth + 1])
+                raise ConfigError(f"{place}: {outer} is overridden too; give one of the two.")
+        if isinstance(target.get(last), dict):
+            raise ConfigError(f"{place}: keys inside {key} are overridden too; give one of the two.")
         target[last] = value
         layer.origins[key] = place
-    for problem in unknown_keys(layer):
-        raise ConfigError(problem)
     return layer
 
 
@@ -128,25 +134,26 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
     if isinstance(overrides, Mapping):
         yield from _flatten(overrides)
         return
-    if isinstance(overrides, str):
-        overrides = overrides.split()
-    for text in overrides:
+    for text in [overrides] if isinstance(overrides, str) else overrides:
         key, equals, value = text.partition("=")
-        if not equals or not key.strip():
+        key = key.strip()
+        if not equals or not re.fullmatch(r"[^.\s]+(\.[^.\s]+)*", key):
             raise ConfigError(f"override {text!r}: must be key=value, e.g. batch.micro_batch_size=4.")
         try:
-            yield key.strip(), parse_value(value)
-        except yaml.YAMLError as error:
-            raise ConfigError(f"override {text!r}: the value is not YAML: {error}") from error
+            parsed = parse_value(value)
+        except ValueError as error:
+            raise ConfigError(f"override {text!r}: the value is not YAML: {error}.") from error
+        yield from _flatten({key: parsed})
 
 
 def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """{"batch": {"micro_batch_size": 4}} as ("batch.micro_batch_size", 4): every spelling becomes this one."""
     for key, value in mapping.items():
-        free_form = prefix + str(key) in FREE_FORM
-        if isinstance(value, Mapping) and value and not free_form:
-            yield from _flatten(value, f"{prefix}{key}.")
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value and dotted not in FREE_FORM:
+            yield from _flatten(value, f"{dotted}.")
         else:
-            yield f"{prefix}{key}", value
+            yield dotted, dict(value) if isinstance(value, Mapping) else value
 
 
 # --- the schema as dotted keys ------------------------------------------------------------------------------
@@ -179,11 +186,10 @@ def unknown_keys(located: Located) -> list[str]:
 
     def walk(value: Mapping[str, Any], prefix: str) -> None:
         for key, inner in value.items():
-            dotted = prefix + key
+            dotted = f"{prefix}{key}"
             if dotted not in known:
-                where = located.origins.get(dotted, "override")
                 section = prefix.rstrip(".") or "a run"
-                problems.append(f"{where}: {section} has no key `{key}`.{_nearest(dotted, known)}")
+                problems.append(f"{located.where(dotted)}: {section} has no key `{key}`.{_nearest(dotted, known)}")
             elif isinstance(inner, Mapping) and dotted not in FREE_FORM and known[dotted] is not None:
                 walk(inner, f"{dotted}.")
 
@@ -193,46 +199,77 @@ def unknown_keys(located: Located) -> list[str]:
 
 def _nearest(dotted: str, known: Iterable[str]) -> str:
     known = list(known)
-    last = dotted.rpartition(".")[2]
+    section, _, last = dotted.rpartition(".")
+    near_here = difflib.get_close_matches(dotted, [key for key in known if key.rpartition(".")[0] == section], n=1)
     # The same word in another section is what people mean most often.
     same_word = [key for key in known if key.rpartition(".")[2] == last]
+    # A word is a hint only when it is long enough to mean something.
+    contained = [key for key in known if len(last) > 3 and last in key.rpartition(".")[2]]
     by_word = {key.rpartition(".")[2]: key for key in known}
-    close = difflib.get_close_matches(last, by_word, n=1, cutoff=0.6)
-    if same_word:
-        return f" Nearest: {same_word[0]}."
-    if close:
-        prefix = dotted.rpartition(".")[0]
-        here = f"{prefix}.{close[0]}" if prefix else close[0]
-        return f" Nearest: {here if here in known else by_word[close[0]]}."
-    contained = [key for key in known if last and last in key.rpartition(".")[2]]
-    return f" Nearest: {contained[0]}." if contained else ""
+    near_word = [by_word[word] for word in difflib.get_close_matches(last, by_word, n=1)]
+    for candidates in (same_word, near_here if _close(dotted, near_here) else [], contained, near_word, near_here):
+        if candidates:
+            return f" Nearest: {candidates[0]}."
+    return ""
+
+
+def _close(dotted: str, candidates: list[str]) -> bool:
+    """Whether the last words themselves look alike; a shared section name makes any two keys look alike."""
+    words = [candidate.rpartition(".")[2] for candidate in candidates]
+    return bool(difflib.get_close_matches(dotted.rpartition(".")[2], words, n=1, cutoff=0.7))
 
 
 def validate(located: Located, label: str) -> RunConfig:
     """The schema's word on a merged mapping. Raises ConfigError with every problem."""
     problems = unknown_keys(located)
-    if problems:
-        raise ConfigError("\n".join(problems))
     try:
         config = RunConfig.model_validate(located.value)
     except ValidationError as error:
-        raise ConfigError("\n".join(_problem(entry, located, label) for entry in error.errors())) from None
+        # Keys that are unknown outside lists have been told above, with the nearest one.
+        problems += [
+            _problem(entry, located, label)
+            for entry in error.errors(include_url=False)
+            if entry["type"] != "extra_forbidden" or any(isinstance(part, int) for part in entry["loc"])
+        ]
+    if problems:
+        raise ConfigError("\n".join(problems))
     config._origins.update(located.origins)
     return config
 
 
+# pydantic's words where ours say more.
+_WORDING = {
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+    "string_type": "must be text; write it in quotes",
+    "bool_type": "must be true or false",
+    "list_type": "must be a list",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a section: a mapping of keys",
+    "string_pattern_mismatch": NAME_RULE,
+    "finite_number": "must be a finite number",
+}
+
+
 def _problem(entry: Any, located: Located, label: str) -> str:
-    # Tags of a discriminated union stand in the location too; they are no keys.
-    parts = [str(part) for part in entry["loc"]]
-    dotted = ".".join(parts)
-    while parts and ".".join(parts) not in located.origins:
-        parts.pop()
-    where = located.origins.get(".".join(parts), label)
-    if entry["type"] == "missing":
+    """One of pydantic's errors in our words: where, what was found, the rule."""
+    parts = [part for part in entry["loc"] if not _is_tag(part, entry["loc"], located)]
+    dotted = ".".join(str(part) for part in parts)
+    where = located.where(dotted) or label
+    kind, context = entry["type"], entry.get("ctx", {})
+    if kind == "missing":
         return f"{where}: {dotted} is missing; it has no default."
-    if entry["type"] == "extra_forbidden":
-        return f"{where}: {dotted} is no key of the schema."
-    return f"{where}: {dotted} = {entry['input']!r}: {entry['msg'][:1].lower()}{entry['msg'][1:]}."
+    if kind == "extra_forbidden":
+        section, _, key = dotted.rpartition(".")
+        return f"{where}: {section} has no key `{key}`.{_nearest_in_item(entry['loc'], key)}"
+    if kind == "union_tag_not_found":
+        return f"{where}: {dotted} has no `kind`; it must be {context['discriminator'].strip(chr(39))}: one of {_kinds()}."
+    if kind == "union_tag_invalid":
+        near = difflib.get_close_matches(str(context["tag"]), _kinds_list(), n=1)
+        hint = f" Nearest: {near[0]}." if near else ""
+        return f"{where}: {dotted}.kind = {context['tag']}: must be one of {_kinds()}.{hint}"
+    rule = _WORDING.get(kind) or re.sub(r"^Input should be ", "must be ", entry["msg"])
+    return f"{where}: {dotted} = {show(entry['input'])}: {rule[:1].lower()}{rule[1:].rstrip('.')}."
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterable[str]:

@@ -21,6 +21,7 @@ from nbtrain.errors import ConfigError
 
 # Names become folder names, Kubernetes names and TensorBoard run names: the narrowest of the three rules.
 NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")
+NAME_RULE = "must be 1 to 53 lower case letters, digits and inner dashes, e.g. gpt-125m-2xdp"
 
 
 def valid_name(name: str) -> bool:
@@ -31,9 +32,7 @@ def valid_name(name: str) -> bool:
 def check_name(name: str, what: str) -> str:
     """`name` itself. Raises ConfigError where it may not become a path."""
     if not valid_name(name):
-        raise ConfigError(
-            f"{what} = {name!r} must be 1 to 53 lower case letters, digits and inner dashes, e.g. gpt-125m-2xdp."
-        )
+        raise ConfigError(f"{what} = {name!r} {NAME_RULE}.")
     return name
 
 

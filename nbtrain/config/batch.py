@@ -4,6 +4,8 @@ Megatron's `--rampup-batch-size start increment samples` (num_microbatches_calcu
 start + floor(consumed / (samples / num_increments)) * increment, until it reaches the global batch size.
 """
 
+import bisect
+import functools
 from dataclasses import dataclass
 
 
@@ -34,16 +36,24 @@ class BatchSchedule:
         if increments <= 0:
             return self.global_batch_size
         samples_per_increment = ramp.ramp_samples / increments
-        size = ramp.start_batch_size + int(consumed_samples / samples_per_increment) * ramp.batch_size_increment
+        size = (
+            ramp.start_batch_size + int(consumed_samples / samples_per_increment) * ramp.batch_size_increment
+        )
         return min(size, self.global_batch_size)
 
     def samples_after(self, step: int) -> int:
         """Sequences consumed when `step` steps are done."""
-        consumed = done = 0
-        while self.rampup and done < step and consumed < self.rampup.ramp_samples:
-            consumed += self.size_at(consumed)
-            done += 1
-        return consumed + (step - done) * self.global_batch_size
+        ramp = _ramp(self)
+        if step < len(ramp):
+            return ramp[step]
+        return ramp[-1] + (step - len(ramp) + 1) * self.global_batch_size
+
+    def step_at(self, consumed_samples: int) -> int:
+        """The inverse of samples_after: whole steps within `consumed_samples`."""
+        ramp = _ramp(self)
+        if consumed_samples < ramp[-1]:
+            return bisect.bisect_right(ramp, consumed_samples) - 1
+        return len(ramp) - 1 + (consumed_samples - ramp[-1]) // self.global_batch_size
 
     def tokens_after(self, step: int) -> int:
         """Tokens consumed when `step` steps are done."""
@@ -53,13 +63,19 @@ class BatchSchedule:
     def total_steps(self) -> int:
         """Whole steps that reach train_tokens."""
         wanted = -(-self.train_tokens // self.seq_length)
-        consumed = steps = 0
-        while self.rampup and consumed < min(wanted, self.rampup.ramp_samples):
-            consumed += self.size_at(consumed)
-            steps += 1
-        return steps + max(0, -(-(wanted - consumed) // self.global_batch_size))
+        steps = self.step_at(wanted)
+        return steps + (self.samples_after(steps) < wanted)
 
     @property
     def total_samples(self) -> int:
         """Sequences in total_steps."""
         return self.samples_after(self.total_steps)
+
+
+@functools.lru_cache(maxsize=64)
+def _ramp(schedule: BatchSchedule) -> tuple[int, ...]:
+    """Samples consumed after 0, 1, 2, ... steps, up to the first step at the global batch size."""
+    consumed = [0]
+    while schedule.rampup and consumed[-1] < schedule.rampup.ramp_samples:
+        consumed.append(consumed[-1] + schedule.size_at(consumed[-1]))
+    return tuple(consumed)

@@ -6,16 +6,15 @@ Every problem of a file is told at once, each with the file and line that set th
 """
 
 import difflib
-import shlex
-import os
 import re
+import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from nbtrain.config.schema import ConfigModel, RunConfig
+from nbtrain.config.schema import SOURCE_TYPES, ConfigModel, RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, read_yaml, show, to_text
 from nbtrain.errors import ConfigError
 from nbtrain.workspace import NAME_RULE, workspace
@@ -29,7 +28,8 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
     """The configuration of a run.
 
     `run` is a path to a YAML, or the name of one in examples/megatron-gpt/training/ (`gpt-tiny`).
-    `overrides` is {"batch.micro_batch_size": 4}, the same nested, or ["batch.micro_batch_size=4"].
+    `overrides` is {"batch.micro_batch_size": 4}, the same nested, or ["batch.micro_batch_size=4"],
+    or all of them in one string, split as a shell would.
 
     Raises ConfigError with every problem found.
     """
@@ -80,7 +80,9 @@ def find(run: str | Path) -> Path:
         for name in names:
             if (folder / name).is_file():
                 return (folder / name).absolute()
-    known = sorted(path.stem for folder in (examples, BUNDLED) if folder.is_dir() for path in folder.glob("*.yaml"))
+    known = sorted(
+        path.stem for folder in (examples, BUNDLED) if folder.is_dir() for path in folder.glob("*.yaml")
+    )
     near = difflib.get_close_matches(typed.stem, known, n=3)
     hint = f" Nearest: {', '.join(near)}." if near else f" Known: {', '.join(known)}." if known else ""
     raise ConfigError(f"{run}: no such run YAML, here or in {examples}.{hint}")
@@ -134,7 +136,12 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
     if isinstance(overrides, Mapping):
         yield from _flatten(overrides)
         return
-    for text in [overrides] if isinstance(overrides, str) else overrides:
+    if isinstance(overrides, str):
+        try:
+            overrides = shlex.split(overrides)
+        except ValueError as error:
+            raise ConfigError(f"overrides {overrides!r}: cannot be split into key=value: {error}.") from error
+    for text in overrides:
         key, equals, value = text.partition("=")
         key = key.strip()
         if not equals or not re.fullmatch(r"[^.\s]+(\.[^.\s]+)*", key):
@@ -189,7 +196,9 @@ def unknown_keys(located: Located) -> list[str]:
             dotted = f"{prefix}{key}"
             if dotted not in known:
                 section = prefix.rstrip(".") or "a run"
-                problems.append(f"{located.where(dotted)}: {section} has no key `{key}`.{_nearest(dotted, known)}")
+                problems.append(
+                    f"{located.where(dotted)}: {section} has no key `{key}`.{_nearest(dotted, known)}"
+                )
             elif isinstance(inner, Mapping) and dotted not in FREE_FORM and known[dotted] is not None:
                 walk(inner, f"{dotted}.")
 
@@ -200,14 +209,22 @@ def unknown_keys(located: Located) -> list[str]:
 def _nearest(dotted: str, known: Iterable[str]) -> str:
     known = list(known)
     section, _, last = dotted.rpartition(".")
-    near_here = difflib.get_close_matches(dotted, [key for key in known if key.rpartition(".")[0] == section], n=1)
+    near_here = difflib.get_close_matches(
+        dotted, [key for key in known if key.rpartition(".")[0] == section], n=1
+    )
     # The same word in another section is what people mean most often.
     same_word = [key for key in known if key.rpartition(".")[2] == last]
     # A word is a hint only when it is long enough to mean something.
     contained = [key for key in known if len(last) > 3 and last in key.rpartition(".")[2]]
     by_word = {key.rpartition(".")[2]: key for key in known}
     near_word = [by_word[word] for word in difflib.get_close_matches(last, by_word, n=1)]
-    for candidates in (same_word, near_here if _close(dotted, near_here) else [], contained, near_word, near_here):
+    for candidates in (
+        same_word,
+        near_here if _close(dotted, near_here) else [],
+        contained,
+        near_word,
+        near_here,
+    ):
         if candidates:
             return f" Nearest: {candidates[0]}."
     return ""
@@ -237,7 +254,9 @@ def validate(located: Located, label: str) -> RunConfig:
     return config
 
 
-# pydantic's words where ours say more.
+SOURCES = {source.model_fields["kind"].annotation.__args__[0]: source for source in SOURCE_TYPES}
+
+# Our words where they say more than pydantic's.
 _WORDING = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",
@@ -253,7 +272,9 @@ _WORDING = {
 
 def _problem(entry: Any, located: Located, label: str) -> str:
     """One of pydantic's errors in our words: where, what was found, the rule."""
-    parts = [part for part in entry["loc"] if not _is_tag(part, entry["loc"], located)]
+    location = entry["loc"]
+    # In a list of sources pydantic names the kind after the index; it is no key.
+    parts = [part for before, part in zip((None, *location), location) if not isinstance(before, int)]
     dotted = ".".join(str(part) for part in parts)
     where = located.where(dotted) or label
     kind, context = entry["type"], entry.get("ctx", {})
@@ -261,13 +282,14 @@ def _problem(entry: Any, located: Located, label: str) -> str:
         return f"{where}: {dotted} is missing; it has no default."
     if kind == "extra_forbidden":
         section, _, key = dotted.rpartition(".")
-        return f"{where}: {section} has no key `{key}`.{_nearest_in_item(entry['loc'], key)}"
+        near = difflib.get_close_matches(key, SOURCES[location[-2]].model_fields, n=1)
+        return f"{where}: {section} has no key `{key}`." + (f" Nearest: {near[0]}." if near else "")
     if kind == "union_tag_not_found":
-        return f"{where}: {dotted} has no `kind`; it must be {context['discriminator'].strip(chr(39))}: one of {_kinds()}."
+        return f"{where}: {dotted} has no `kind`; it must be one of {', '.join(SOURCES)}."
     if kind == "union_tag_invalid":
-        near = difflib.get_close_matches(str(context["tag"]), _kinds_list(), n=1)
+        near = difflib.get_close_matches(str(context["tag"]), SOURCES, n=1)
         hint = f" Nearest: {near[0]}." if near else ""
-        return f"{where}: {dotted}.kind = {context['tag']}: must be one of {_kinds()}.{hint}"
+        return f"{where}: {dotted}.kind = {context['tag']}: must be one of {', '.join(SOURCES)}.{hint}"
     rule = _WORDING.get(kind) or re.sub(r"^Input should be ", "must be ", entry["msg"])
     return f"{where}: {dotted} = {show(entry['input'])}: {rule[:1].lower()}{rule[1:].rstrip('.')}."
 

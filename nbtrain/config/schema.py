@@ -20,7 +20,9 @@ SCHEMA_VERSION = 1
 class ConfigModel(BaseModel):
     """Frozen, strict, and no key that is not in the schema."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
 
 
 def _whole(value: Any) -> Any:
@@ -129,6 +131,7 @@ class MockSource(ConfigModel):
     """Seed of the words."""
 
 
+SOURCE_TYPES = (PythonDocsSource, TextSource, JsonlSource, MockSource)
 Source = Annotated[PythonDocsSource | TextSource | JsonlSource | MockSource, Field(discriminator="kind")]
 
 
@@ -408,6 +411,12 @@ class RunConfig(ConfigModel):
     # Where each dotted key was written ("file.yaml:12" or "override a.b=c"); set by load.py.
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
 
+    def __eq__(self, other: object) -> bool:
+        # Two runs are equal when their values are, wherever those were written.
+        return isinstance(other, RunConfig) and self.model_dump() == other.model_dump()
+
+    __hash__ = None  # mappings and lists inside
+
     def where(self, key: str) -> str:
         """The place that set a dotted key: "gpt.yaml:12", "override batch.x=1" or "default"."""
         while key:
@@ -437,7 +446,9 @@ class RunConfig(ConfigModel):
     @property
     def accumulation_steps(self) -> int:
         """Micro batches per rank and step, at the full batch; exact once check.py has passed."""
-        return self.batch.global_batch_size // (self.batch.micro_batch_size * self.parallel.data_parallel_size)
+        return self.batch.global_batch_size // (
+            self.batch.micro_batch_size * self.parallel.data_parallel_size
+        )
 
     @property
     def tokens_per_step(self) -> int:

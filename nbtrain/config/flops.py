@@ -1,0 +1,58 @@
+"""Floating-point operations of training, from the matrix products of the model.
+
+Per token and forward pass, a product with an [m, n] matrix costs 2 m n:
+
+    layer      8 h^2 + 4 h f       query/key/value, projection, MLP
+               4 s h               scores and their product with the values, over all s positions
+    logits     2 h V
+
+The backward pass costs twice the forward one. Causality is not deducted, as in Megatron-LM
+(arXiv:2104.04473, section 5.1), so that MFU compares with published figures. With f = 4 h the sum is
+
+    72 L h^2 (1 + s / 6h + V / 12Lh)   per token, forward and backward
+
+Megatron-DeepSpeed logs `24 f B s L h^2 (1 + s/6h + V/16Lh)` with f = 3, or 4 with activation checkpointing.
+Its 16 belongs to f = 4; with f = 3 it should be 12, so that the logits are counted a quarter short: for
+GPT 125M 6 % of the whole (84.0 for 89.5 TFLOP/s). With f = 4 it counts recomputation, so that it is no MFU.
+"""
+
+from nbtrain.config.schema import RunConfig
+
+
+def model_flops_per_token(config: RunConfig) -> float:
+    """Forward and backward pass of one token, recomputation left out: the numerator of MFU."""
+    return 3 * (_layers_forward(config) + _logits_forward(config))
+
+
+def hardware_flops_per_token(config: RunConfig) -> float:
+    """As model_flops_per_token, with the second forward pass that activation checkpointing makes."""
+    recomputed = config.parallel.activation_checkpointing.granularity == "full"
+    return (4 if recomputed else 3) * _layers_forward(config) + 3 * _logits_forward(config)
+
+
+def evaluation_flops_per_token(config: RunConfig) -> float:
+    """The forward pass alone."""
+    return _layers_forward(config) + _logits_forward(config)
+
+
+def megatron_deepspeed_tflops(config: RunConfig, samples_per_second: float) -> float:
+    """The figure that Megatron-DeepSpeed e7bff5ec logs, per device: to compare with its logs, not as MFU.
+
+    Source: megatron/utils.py, throughput_calculator; the error in it is told at the top of this file.
+    """
+    model = config.model
+    layers, hidden, seq = model.num_layers, model.hidden_size, model.seq_length
+    factor = 4 if config.parallel.activation_checkpointing.granularity == "full" else 3
+    per_token = 24 * factor * layers * hidden**2
+    per_token *= 1 + seq / (6 * hidden) + config.padded_vocab_size / (16 * layers * hidden)
+    return per_token * seq * samples_per_second / config.world_size / 1e12
+
+
+def _layers_forward(config: RunConfig) -> float:
+    model = config.model
+    hidden, ffn = model.hidden_size, model.resolved_ffn_hidden_size
+    return model.num_layers * (8 * hidden**2 + 4 * hidden * ffn + 4 * model.seq_length * hidden)
+
+
+def _logits_forward(config: RunConfig) -> float:
+    return 2 * config.model.hidden_size * config.padded_vocab_size

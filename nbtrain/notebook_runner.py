@@ -19,8 +19,7 @@ from nbtrain import files
 from nbtrain.errors import ConfigError, JobError
 from nbtrain.notebook_parameters import assigned_names
 from nbtrain.rundir import RunDir
-from nbtrain.workspace import display, workspace
-from nbtrain.workspace_init import bundled
+from nbtrain.workspace import bundled, display, workspace
 
 DEMO_NOTEBOOKS = ("01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate")
 SAMPLE_PROMPT = "Return the "

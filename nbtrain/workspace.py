@@ -73,6 +73,18 @@ def resolve(path: str | os.PathLike) -> Path:
     return path if path.is_absolute() else workspace() / path
 
 
+def bundled(part: str) -> Path:
+    """notebooks or examples/megatron-gpt as shipped: inside the wheel, or beside the package in a clone.
+
+    Raises ConfigError where an installation carries neither.
+    """
+    package = Path(__file__).parent
+    for candidate in (package / "_bundled" / part, package.parent / part):
+        if candidate.is_dir():
+            return candidate
+    raise ConfigError(f"this installation of nbtrain carries no {part}; install the wheel or use a clone.")
+
+
 def display(path: Path) -> str:
     """A path as a person reads it: relative to the workspace where it lies inside."""
     try:

@@ -4,6 +4,7 @@ import shutil
 from pathlib import Path
 
 from nbtrain.errors import ConfigError
+from nbtrain.workspace import bundled
 
 PARTS = ("notebooks", "examples/megatron-gpt")
 
@@ -23,12 +24,3 @@ def copy_workspace(folder: Path) -> list[Path]:
         )
         written.append(folder / part)
     return written
-
-
-def bundled(part: str) -> Path:
-    """A part of the workspace as shipped: inside the wheel, or beside the package in a clone."""
-    package = Path(__file__).parent
-    for candidate in (package / "_bundled" / part, package.parent / part):
-        if candidate.is_dir():
-            return candidate
-    raise ConfigError(f"this installation of nbtrain carries no {part}; install the wheel or use a clone.")

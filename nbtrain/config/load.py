@@ -17,11 +17,9 @@ from pydantic import BaseModel, ValidationError
 from nbtrain.config.schema import SOURCE_TYPES, ConfigModel, RunConfig
 from nbtrain.config.yaml_source import Located, parse_value, read_yaml, show, to_text
 from nbtrain.errors import ConfigError
-from nbtrain.workspace import NAME_RULE, workspace
+from nbtrain.workspace import NAME_RULE, bundled, workspace
 
 Overrides: TypeAlias = Mapping[str, Any] | Iterable[str] | None
-
-BUNDLED = Path(__file__).parent.parent / "_bundled" / "examples" / "megatron-gpt" / "training"
 
 
 def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool = True) -> RunConfig:
@@ -76,12 +74,13 @@ def find(run: str | Path) -> Path:
     typed = Path(run).expanduser()
     names = [typed] if typed.suffix in (".yaml", ".yml") else [typed.with_name(typed.name + ".yaml"), typed]
     examples = workspace() / "examples" / "megatron-gpt" / "training"
-    for folder in (Path(), workspace(), examples, BUNDLED):
+    shipped = bundled("examples/megatron-gpt") / "training"
+    for folder in (Path(), workspace(), examples, shipped):
         for name in names:
             if (folder / name).is_file():
                 return (folder / name).absolute()
     known = sorted(
-        path.stem for folder in (examples, BUNDLED) if folder.is_dir() for path in folder.glob("*.yaml")
+        path.stem for folder in (examples, shipped) if folder.is_dir() for path in folder.glob("*.yaml")
     )
     near = difflib.get_close_matches(typed.stem, known, n=3)
     hint = f" Nearest: {', '.join(near)}." if near else f" Known: {', '.join(known)}." if known else ""

@@ -1,0 +1,73 @@
+"""A built wheel, installed elsewhere, is the whole product."""
+
+import os
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+GIVEN = ("torch", "deepspeed", "ipywidgets", "jupyterlab", "tensorboard", "matplotlib", "papermill")
+
+
+def test_the_given_packages_are_plain_dependencies():
+    """Nobody needs an extra to run the notebooks, and constraints.txt pins each."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [requirement.split(">")[0].split("=")[0] for requirement in project["dependencies"]]
+    pinned = [line.split("==")[0] for line in (ROOT / "constraints.txt").read_text().splitlines()]
+    for package in GIVEN:
+        assert package in named
+        assert package in pinned
+    assert "torch==2.13.0" in (ROOT / "constraints.txt").read_text().splitlines()
+
+
+@pytest.mark.slow
+def test_a_wheel_carries_everything(tmp_path):
+    """import, the command, the server's entry, the notebooks and the examples; `init` copies them out."""
+    build = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "-q",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        tmp_path,
+        ROOT,
+    ]
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = tmp_path.glob("nbtrain-*.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    assert any(name.endswith("etc/jupyter/jupyter_server_config.d/nbtrain.json") for name in names)
+    assert "nbtrain/widgets/panel.js" in names
+    entries = next(name for name in names if name.endswith("entry_points.txt"))
+    assert b"jupyter_serverproxy_servers" in zipfile.ZipFile(wheel).read(entries)
+
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    # The folder goes in front of the editable installation that the tests use.
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    environment.pop("NBTRAIN_WORKSPACE", None)
+
+    def nbtrain(*arguments: str) -> str:
+        command = [sys.executable, "-P", "-m", "nbtrain.cli", *arguments]
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    code = "import nbtrain; print(nbtrain.__file__)"
+    where = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=environment, capture_output=True, text=True
+    )
+    assert where.stdout.startswith(str(site))
+    assert "every field and every rule holds" in nbtrain("check", "gpt-13b-4xdp-4xpp")
+    nbtrain("init", "mine")
+    shipped = {path.name for path in (tmp_path / "mine" / "notebooks").glob("*.ipynb")}
+    assert shipped == {path.name for path in (ROOT / "notebooks").glob("*.ipynb")}
+    trained = tmp_path / "mine" / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
+    assert "every field and every rule holds" in nbtrain("check", str(trained))

@@ -1,14 +1,18 @@
 """The logs of a job: which there are, the end of one, and what was appended to it."""
 
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbtrain.rundir import JobDir
+from nbtrain.jobstate import ACTIVE, read_state
+from nbtrain.rundir import JobDir, RunDir
 
 SUPERVISOR = "supervisor"
 
 # A line of a log has about 120 bytes; this is a screen or two at a time.
 READ_LIMIT_BYTES = 256 * 1024
+FOLLOW_POLL_SECONDS = 0.5
 
 
 @dataclass(frozen=True)
@@ -69,3 +73,34 @@ def tail_lines(path: Path, num_lines: int) -> list[str]:
     """The last lines of a log, without line ends. A progress bar's redrawn line counts once, as last drawn."""
     text = read_log(path, limit_bytes=min(READ_LIMIT_BYTES, 1024 * max(1, num_lines))).text
     return [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n") if line.strip()][-num_lines:]
+
+
+def follow(run: RunDir, rank: int | str = 0) -> Iterator[str]:
+    """Lines that are added to a rank's log from now on, until the newest job has ended.
+
+    A restart's new log is followed from its beginning; so is a new job's.
+    """
+    path, offset = None, 0
+    while (job := run.newest_job()) is not None:
+        # The state first: what was written before the end is then read after it.
+        active = read_state(job, time.time())[0] in ACTIVE
+        newest = log_path(job, rank)
+        if newest != path:
+            offset = read_log(newest).size_bytes if path is None else 0
+            path = newest
+        content = _bytes_from(path, offset)
+        whole = content if not active else content[: content.rfind(b"\n") + 1]
+        offset += len(whole)
+        yield from whole.decode("utf-8", "replace").splitlines()
+        if not active:
+            return
+        time.sleep(FOLLOW_POLL_SECONDS)
+
+
+def _bytes_from(path: Path, offset: int) -> bytes:
+    try:
+        with path.open("rb") as stream:
+            stream.seek(offset)
+            return stream.read()
+    except FileNotFoundError:
+        return b""

@@ -106,7 +106,7 @@ class RunView:
     @property
     def progress(self) -> Progress | None:
         """What rank 0 said last about the training, or None before it spoke."""
-        heartbeat = self._heartbeats().get(0)
+        heartbeat = self.heartbeats().get(0)
         return heartbeat.progress if heartbeat else None
 
     def _state_and_cause(self) -> tuple[str, str | None]:
@@ -131,10 +131,10 @@ class RunView:
             self._reader.refresh()
             return self._reader.series.get(BY_NAME[name].tag, Series())
 
-    def log_tail(self, num_lines: int = LOG_LINES, rank: int | str = 0) -> list[str]:
+    def log_tail(self, lines: int = LOG_LINES, rank: int | str = 0) -> list[str]:
         """The last lines of a rank's log ("supervisor" for the supervisor's) in the newest job."""
         job = self.job
-        return logs.tail_lines(logs.log_path(job, rank), num_lines) if job else []
+        return logs.tail_lines(logs.log_path(job, rank), lines) if job else []
 
     def snapshot(self) -> dict[str, Any]:
         """Everything a panel draws, as JSON values: numbers in base units, times in seconds since the epoch.
@@ -155,7 +155,7 @@ class RunView:
         state, cause = self._state_and_cause()
         active = state in ACTIVE
         record = JobRecord.read(job.job_json) if job else None
-        heartbeats = self._heartbeats()
+        heartbeats = self.heartbeats()
         self._reader.refresh()
         resources = self._resources(job, record, heartbeats, active)
         events = self.events()
@@ -183,7 +183,8 @@ class RunView:
         }
         return _finite(value)
 
-    def _heartbeats(self) -> dict[int, Heartbeat]:
+    def heartbeats(self) -> dict[int, Heartbeat]:
+        """{rank: its newest heartbeat} of the newest job."""
         job = self.job
         if job is None:
             return {}
@@ -295,7 +296,9 @@ class RunView:
                     "pid": heartbeat.process.pid if heartbeat else None,
                     "attempt": attempt,
                     "heartbeat_age_seconds": age,
-                    "stale": bool(active and ended is None and age is not None and age > STALE_HEARTBEAT_SECONDS),
+                    "stale": bool(
+                        active and ended is None and age is not None and age > STALE_HEARTBEAT_SECONDS
+                    ),
                     "cpu_cores": use.get("cpu_cores"),
                     "memory_bytes": use.get("memory_bytes"),
                     "exit_code": ended.exit_code if ended else None,
@@ -392,3 +395,72 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
     return value
+
+
+def progress_line(run: RunDir) -> str:
+    """State, step, tokens, loss, rate and time left in one line: for a terminal and a log."""
+    view = RunView(run)
+    state, progress = view.state, view.progress
+    parts = [f"{run.name} {state}"]
+    heartbeat = view.heartbeats().get(0)
+    if progress and heartbeat:
+        parts.append(f"step {heartbeat.step:,}/{progress.total_steps:,}")
+        parts.append(f"tokens {amount(progress.consumed_tokens)}/{amount(progress.train_tokens)}")
+        if progress.loss is not None:
+            parts.append(f"loss {progress.loss:.4f}")
+        if progress.validation_loss is not None:
+            parts.append(f"validation {progress.validation_loss:.4f}")
+        if progress.tokens_per_second is not None:
+            parts.append(f"{progress.tokens_per_second:,.0f} tokens/s")
+        if progress.eta_seconds is not None and state in ACTIVE:
+            parts.append(f"{duration(progress.eta_seconds)} left")
+        if heartbeat.phase != "train" and state in ACTIVE:
+            parts.append(heartbeat.phase)
+    if view.cause and state not in ACTIVE:
+        parts.append(view.cause)
+    return " | ".join(parts)
+
+
+def status_text(view: RunView) -> str:
+    """A run on one screen of a terminal: state, progress, ranks, last events."""
+    snapshot = view.snapshot()
+    job, ranks = snapshot["job"], snapshot["ranks"]
+    lines = [progress_line(view.run)]
+    if job:
+        lines.append(
+            f"job {job['job_id']}: {job['world_size']} rank(s) on backend {job['backend']}, "
+            f"{duration(job['elapsed_seconds'])}, attempt {job['attempt']}, {job['restarts']} restart(s)"
+        )
+    for rank in ranks[:16]:
+        age = rank["heartbeat_age_seconds"]
+        seen = f", heard {duration(age)} ago" if age is not None and snapshot["active"] else ""
+        words = f": {rank['message']}" if rank["message"] else ""
+        lines.append(f"  rank {rank['rank']}: {rank['phase']}, step {rank['step'] or 0}{seen}{words}")
+    if len(ranks) > 16:
+        lines.append(f"  and {len(ranks) - 16} more ranks")
+    if snapshot["events"]:
+        lines.append("last events:")
+        for event in snapshot["events"][-5:]:
+            moment = time.strftime("%H:%M:%S", time.localtime(event["time"]))
+            lines.append(f"  {moment} {event['kind']}: {event['message']}")
+    return "\n".join(lines)
+
+
+def amount(value: float) -> str:
+    """524300000 as "524.3M"."""
+    for size, mark in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.1f}{mark}"
+    return f"{value:g}"
+
+
+def duration(seconds: float) -> str:
+    """200 as "3 min 20 s"."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"

@@ -89,7 +89,9 @@ class ScalarReader:
         """What could not be read, one line per file."""
         self._tags = frozenset(tags) if tags is not None else None
         self._files: dict[str, _OpenFile] = {}
-        self._purges: list[tuple[float, int, float]] = []  # session's wall time, step, first dropped wall time
+        self._purges: list[
+            tuple[float, int, float]
+        ] = []  # session's wall time, step, first dropped wall time
 
     def refresh(self) -> bool:
         """Read what was appended since the last call; whether there was anything.
@@ -156,7 +158,9 @@ class ScalarReader:
         for tag, series in self.series.items():
             if tag.endswith(COUNTED_BY_OTHERS):
                 continue
-            late = [s >= step and wall < session_wall_time for s, wall in zip(series.steps, series.wall_times)]
+            late = [
+                s >= step and wall < session_wall_time for s, wall in zip(series.steps, series.wall_times)
+            ]
             if any(late):
                 first = min(wall for wall, is_late in zip(series.wall_times, late) if is_late)
                 dropped_from = min(dropped_from, first)

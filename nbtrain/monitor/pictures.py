@@ -1,0 +1,190 @@
+"""Figures of a run for a notebook and a report: curves with matplotlib, the newest scalars as a table.
+
+Both take a RunView, a run directory or any folder of event files: Megatron-DeepSpeed's have the same tags.
+matplotlib is imported when a figure is made. Figures are made without pyplot, so they need no display,
+are not shown twice in a notebook and are freed with their last name.
+"""
+
+import html
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from nbtrain.metrics import BY_TAG, SCALARS, Scalar
+from nbtrain.monitor.run_view import RunView, amount
+from nbtrain.monitor.tfevents import Series, read_scalars
+from nbtrain.rundir import RunDir
+from nbtrain.workspace import resolve
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Source = Union[RunView, RunDir, str, os.PathLike]
+
+BLUE, ORANGE, GREY = "#1f77b4", "#e8710a", "#6b7280"
+
+
+def scalars_of(source: Source) -> dict[str, Series]:
+    """{name in metrics.SCALARS, or the tag where it is none of ours: Series} of a run or a folder.
+
+    Raises DataError where a folder is no run and holds no event file.
+    """
+    if isinstance(source, RunDir):
+        source = RunView(source)
+    if isinstance(source, RunView):
+        found = {scalar.name: source.scalars(scalar.name) for scalar in SCALARS}
+        return {name: series for name, series in found.items() if series}
+    folder = Path(source) if Path(source).is_dir() else resolve(source)
+    if (folder / "run.json").is_file():
+        return scalars_of(RunDir(folder))
+    by_tag = read_scalars(folder)
+    return {BY_TAG[tag].name if tag in BY_TAG else tag: series for tag, series in by_tag.items()}
+
+
+def training_curves(source: Source) -> "Figure":
+    """Loss, validation perplexity, learning rate and throughput over the steps.
+
+    Where tokens per second were not written, as by Megatron-DeepSpeed, they are batch size x sequence length /
+    iteration time.
+    """
+    from matplotlib.figure import Figure
+
+    series = scalars_of(source)
+    figure = Figure(figsize=(11, 6.2), layout="constrained", dpi=100)
+    (loss, perplexity), (rate, speed) = figure.subplots(2, 2)
+    figure.suptitle(_title(source), fontsize=12)
+
+    _curve(loss, series.get("loss"), BLUE, "training", smooth=True)
+    _curve(loss, series.get("validation_loss"), ORANGE, "validation", marker="o")
+    _dress(loss, "Loss", "nats per token")
+    _curve(perplexity, series.get("validation_perplexity"), ORANGE, "validation", marker="o")
+    _dress(perplexity, "Validation perplexity", "exp(loss)")
+    values = series.get("validation_perplexity")
+    if values and max(values.values) > 20 * max(min(values.values), 1e-9):
+        perplexity.set_yscale("log")
+    _curve(rate, series.get("learning_rate"), BLUE, "learning rate")
+    _dress(rate, "Learning rate", "")
+    rate.ticklabel_format(axis="y", style="sci", scilimits=(0, 0))
+    _curve(speed, throughput(series), BLUE, "tokens/s", smooth=True)
+    _dress(speed, "Throughput", "tokens/s")
+    speed.set_ylim(bottom=0)
+    return figure
+
+
+def throughput(series: dict[str, Series]) -> Series | None:
+    """Tokens per second: as written, else from batch size, sequence length and iteration time."""
+    if "tokens_per_second" in series:
+        return series["tokens_per_second"]
+    parts = [series.get(name) for name in ("batch_size", "seq_length", "iteration_time")]
+    if not all(parts):
+        return None
+    batch, length, seconds = (dict(zip(part.steps, part.values)) for part in parts if part)
+    steps = [step for step in seconds if step in batch and step in length and seconds[step] > 0]
+    values = [batch[step] * length[step] / seconds[step] for step in steps]
+    return Series(steps, values, [0.0] * len(steps))
+
+
+def scalars_table(source: Source) -> "ScalarsTable":
+    """The newest value of every scalar, with its unit, step and meaning."""
+    return ScalarsTable(_title(source), scalars_of(source))
+
+
+class ScalarsTable:
+    """Shown in a cell, a table; printed, lines."""
+
+    def __init__(self, title: str, series: dict[str, Series]):
+        self.title = title
+        self.rows: list[tuple[str, str, str, str]] = []
+        known = {scalar.name: scalar for scalar in SCALARS}
+        ours = [scalar.name for scalar in SCALARS if scalar.name in series]
+        others = sorted(name for name in series if name not in known)
+        for name in [*ours, *others]:
+            points = series[name]
+            if points.last is not None:
+                scalar = known.get(name)
+                meaning = scalar.meaning if scalar else ""
+                self.rows.append((name, _value(points.last, scalar), f"{points.steps[-1]:,}", meaning))
+
+    def __repr__(self) -> str:
+        if not self.rows:
+            return f"{self.title}: no scalars yet"
+        width = max(len(row[0]) for row in self.rows)
+        return "\n".join(f"{name:<{width}}  {value:>16}  step {step}" for name, value, step, _ in self.rows)
+
+    def _repr_html_(self) -> str:
+        if not self.rows:
+            return f"<p>{html.escape(self.title)}: no scalars yet</p>"
+        left, right = 'style="text-align:left"', 'style="text-align:right;font-variant-numeric:tabular-nums"'
+        body = "".join(
+            f"<tr><td {left}>{html.escape(name)}</td><td {right}>{html.escape(value)}</td>"
+            f"<td {right}>{step}</td><td {left}>{html.escape(meaning)}</td></tr>"
+            for name, value, step, meaning in self.rows
+        )
+        head = f"<tr><th {left}>scalar</th><th {right}>newest</th><th {right}>step</th><th {left}>meaning</th></tr>"
+        return f"<table>{head}{body}</table>"
+
+
+def _value(value: float, scalar: Scalar | None) -> str:
+    unit = scalar.unit if scalar else ""
+    if unit == "bytes":
+        return f"{value / 2**30:,.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.1f} MiB"
+    if unit in ("tokens", "samples", "sequences", "ranks"):
+        return f"{value:,.0f} {unit}"
+    text = f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.5g}"
+    return f"{text} {unit}".strip()
+
+
+def _title(source: Source) -> str:
+    if isinstance(source, RunView):
+        return source.name
+    if isinstance(source, RunDir):
+        return source.name
+    return Path(source).name
+
+
+def _curve(
+    axes: "Axes", series: Series | None, color: str, label: str, smooth: bool = False, marker: str = ""
+) -> None:
+    if not series:
+        return
+    points = [(step, value) for step, value in zip(series.steps, series.values) if math.isfinite(value)]
+    if not points:
+        return
+    steps, values = zip(*points)
+    style: dict[str, Any] = {"marker": marker, "markersize": 3.5} if marker and len(steps) <= 100 else {}
+    if smooth and len(steps) >= 50:
+        axes.plot(steps, values, color=color, linewidth=0.7, alpha=0.35)
+        axes.plot(steps, _running_mean(values, len(steps) // 25), color=color, linewidth=1.6, label=label)
+    else:
+        axes.plot(steps, values, color=color, linewidth=1.5, label=label, **style)
+
+
+def _running_mean(values: tuple[float, ...], window: int) -> list[float]:
+    """Mean of each point with the `window` - 1 before it: nothing from the future."""
+    means, total = [], 0.0
+    for at, value in enumerate(values):
+        total += value
+        if at >= window:
+            total -= values[at - window]
+        means.append(total / min(at + 1, window))
+    return means
+
+
+def _dress(axes: "Axes", title: str, unit: str) -> None:
+    from matplotlib.ticker import FuncFormatter
+
+    axes.set_title(title, fontsize=10, loc="left", color="#1f2328")
+    axes.set_xlabel("step", fontsize=9)
+    axes.set_ylabel(unit, fontsize=9)
+    axes.tick_params(labelsize=8)
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
+    axes.grid(True, color="#d8dce1", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    if len(axes.get_lines()) == 0:
+        axes.text(0.5, 0.5, "no points", ha="center", va="center", transform=axes.transAxes, color=GREY)
+    elif (
+        len({line.get_label() for line in axes.get_lines() if not str(line.get_label()).startswith("_")}) > 1
+    ):
+        axes.legend(fontsize=8, frameon=False)

@@ -41,6 +41,11 @@ def fsync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
+def fsync_file(stream: IO) -> None:
+    """Have the content of an open file on the disk, whoever wrote it."""
+    os.fsync(stream.fileno())
+
+
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a whole file atomically."""
     with atomic_writer(path) as stream:

@@ -1,0 +1,40 @@
+"""Initial weights: each parameter from its own stream, so that no layout changes them.
+
+    matrices and embeddings     normal(0, std)                        GPT-2, GPT-3
+    residual projections        normal(0, std / sqrt(2 num_layers))   GPT-2, section 2.3
+    biases 0, LayerNorm weights 1
+
+The generator of a parameter is seeded from the model's seed and the parameter's canonical name: one rank or
+many, plain or cut over stages, a parameter starts with the same numbers, and a slice of it with their slice.
+"""
+
+import hashlib
+import math
+
+import torch
+
+
+class Initializer:
+    """Makes every parameter of one model."""
+
+    def __init__(self, seed: int, std: float, num_layers: int):
+        self.seed = seed
+        self.std = std
+        self.residual_std = std / math.sqrt(2 * num_layers)
+
+    def normal(self, name: str, *shape: int, residual: bool = False) -> torch.nn.Parameter:
+        """A matrix or an embedding; `residual` for projections that write to the residual stream."""
+        digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
+        # deepspeed.zero.Init makes torch.empty give the compute dtype: draw in fp32 first, then follow it.
+        weight = torch.empty(shape, device="cpu").float()
+        weight.normal_(0.0, self.residual_std if residual else self.std, generator=generator)
+        return torch.nn.Parameter(torch.empty(shape).copy_(weight))
+
+    @staticmethod
+    def zeros(*shape: int) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.zeros(shape))
+
+    @staticmethod
+    def ones(*shape: int) -> torch.nn.Parameter:
+        return torch.nn.Parameter(torch.ones(shape))

@@ -1,0 +1,79 @@
+"""Linear + cross entropy in one function: the logits of a chunk of tokens at a time, the loss in fp32.
+
+With vocabulary v and n tokens the logits are n x v numbers, more than all other activations of a small model
+together, three times over (logits, softmax, gradient). Here a chunk's logits become loss and gradients at
+once and are dropped; backward only scales. The price: the gradients of hidden state and weight are computed
+even where backward is never called (not under no_grad). Idea: Liger-Kernel (arXiv:2410.10989, section 3.2).
+
+Shapes: n tokens, c tokens of a chunk, h hidden, v vocabulary (padded)
+"""
+
+import torch
+import torch.nn.functional as F
+
+
+def linear_cross_entropy(
+    hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, chunk_tokens: int
+) -> torch.Tensor:
+    """Mean of -log softmax(hidden weight^T)[label] over all tokens, an fp32 scalar.
+
+    hidden [n, h], weight [v, h], labels [n] (all valid). chunk_tokens 0 takes all tokens at once.
+    Under autocast the products are in the autocast dtype, as those of nn.Linear are.
+    """
+    device = hidden.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else weight.dtype
+    needs_gradient = torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad)
+    return _LinearCrossEntropy.apply(
+        hidden, weight, labels, chunk_tokens or len(labels), dtype, needs_gradient
+    )
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, hidden, weight, labels, chunk_tokens, dtype, needs_gradient):
+        with torch.autocast(hidden.device.type, enabled=False):
+            return _forward(ctx, hidden, weight, labels, chunk_tokens, dtype, needs_gradient)
+
+    @staticmethod
+    def backward(ctx, grad_loss):
+        hidden_gradient, weight_gradient = ctx.saved_tensors
+        # grad_loss carries 1 / accumulation steps and the fp16 loss scale; 1 / n was left for here too.
+        scale = grad_loss * ctx.mean_factor
+        return (
+            hidden_gradient.mul_(scale.to(hidden_gradient.dtype)),
+            weight_gradient.mul_(scale.to(weight_gradient.dtype)).to(ctx.weight_dtype),
+            None,
+            None,
+            None,
+            None,
+        )
+
+
+def _forward(ctx, hidden, weight, labels, chunk_tokens, dtype, needs_gradient):
+    tokens = len(labels)
+    product_weight = weight.detach().to(dtype)
+    total = torch.zeros((), dtype=torch.float32, device=hidden.device)
+    hidden_gradient = weight_gradient = None
+    if needs_gradient:
+        hidden_gradient = torch.empty_like(hidden)
+    for start in range(0, tokens, chunk_tokens):
+        chunk = slice(start, min(start + chunk_tokens, tokens))
+        product_hidden = hidden[chunk].to(dtype)
+        target = labels[chunk].unsqueeze(1)
+        log_probabilities = F.log_softmax(product_hidden @ product_weight.T, dim=-1, dtype=torch.float32)
+        total -= log_probabilities.gather(1, target).sum()
+        if not needs_gradient:
+            continue
+        # d loss / d logits = softmax - onehot. Not divided by n: in fp16 that would underflow.
+        gradient = log_probabilities.exp_()
+        gradient.scatter_add_(1, target, torch.full_like(target, -1, dtype=torch.float32))
+        gradient = gradient.to(dtype)
+        hidden_gradient[chunk] = gradient @ product_weight
+        part = gradient.T @ product_hidden
+        # Chunks are summed in fp32 whatever the format of the products.
+        weight_gradient = part.float() if weight_gradient is None else weight_gradient.add_(part)
+    if needs_gradient:
+        ctx.save_for_backward(hidden_gradient, weight_gradient)
+        ctx.mean_factor = 1.0 / tokens
+        ctx.weight_dtype = weight.dtype
+    return total / tokens

@@ -1,0 +1,61 @@
+"""The canonical name of every parameter, the same whatever the layout.
+
+    word_embeddings.weight                        [v, h]   also the output matrix (tied)
+    position_embeddings.weight                    [p, h]
+    layers.<i>.input_layernorm.{weight,bias}      [h]
+    layers.<i>.attention.query_key_value.weight   [3h, h]  per head: d rows of q, d of k, d of v
+    layers.<i>.attention.query_key_value.bias     [3h]
+    layers.<i>.attention.dense.{weight,bias}      [h, h], [h]
+    layers.<i>.post_attention_layernorm.{weight,bias}
+    layers.<i>.mlp.dense_h_to_4h.{weight,bias}    [f, h], [f]
+    layers.<i>.mlp.dense_4h_to_h.{weight,bias}    [h, f], [h]
+    final_layernorm.{weight,bias}                 [h]
+
+Checkpoints, initialization and the optimizer's groups go by these names. A pipeline module numbers its layers
+in the order of GPT.layer_list(): 0 the tied word embedding, 1 the positions, then the blocks, then the final
+LayerNorm, then the tied output.
+"""
+
+DECAY = "decay"
+NO_DECAY = "no_decay"
+
+
+def optimizer_group(name: str) -> str:
+    """`decay` for matrices, `no_decay` for biases and LayerNorms.
+
+    By name, never by shape: under ZeRO 3 a partitioned parameter is one-dimensional.
+    """
+    module, _, kind = name.rpartition(".")
+    return NO_DECAY if kind == "bias" or module.endswith("layernorm") else DECAY
+
+
+def canonical_name(piped: str, num_layers: int) -> str:
+    """The canonical name of a pipeline module's parameter, e.g. "3.mlp.dense_4h_to_h.bias" with 2 layers' offset.
+
+    Raises ValueError where the name is no parameter of a pipeline of `num_layers` blocks.
+    """
+    first, _, rest = piped.partition(".")
+    if first == "tied_modules":
+        return rest
+    if first.isdecimal():
+        index = int(first)
+        if index == 1:
+            return f"position_embeddings.{rest}"
+        if 2 <= index < num_layers + 2:
+            return f"layers.{index - 2}.{rest}"
+        if index == num_layers + 2:
+            return f"final_layernorm.{rest}"
+    raise ValueError(f"{piped!r} is no parameter of a pipeline of {num_layers} layers")
+
+
+def piped_name(canonical: str, num_layers: int) -> str:
+    """The name of the same parameter in a pipeline module; the inverse of canonical_name."""
+    first, _, rest = canonical.partition(".")
+    if first == "layers":
+        index, _, rest = rest.partition(".")
+        return f"{int(index) + 2}.{rest}"
+    return {
+        "word_embeddings": f"tied_modules.{canonical}",
+        "position_embeddings": f"1.{rest}",
+        "final_layernorm": f"{num_layers + 2}.{rest}",
+    }[first]

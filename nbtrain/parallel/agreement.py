@@ -1,0 +1,52 @@
+"""One decision on all ranks at each step boundary, at no cost to the step.
+
+Each rank has a wish (0: nothing, larger: stronger); the decision is the largest. The all-reduce of that one
+integer goes through a gloo group of its own and is started with the step and awaited at its end, so the
+training never waits for it and NCCL's streams never see it. One process agrees with itself.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+
+class Agreement:
+    """begin(wish) at the start of a step, finish(wish) at its end; both on every rank."""
+
+    def __init__(self) -> None:
+        self._group = dist.new_group(backend="gloo") if dist.get_world_size() > 1 else None
+        self._wish = torch.zeros(1, dtype=torch.int32)
+        self._work: dist.Work | None = None
+
+    def begin(self, wish: Callable[[], int]) -> None:
+        """Start the vote with what is wished now."""
+        if self._group is not None:
+            self._wish.fill_(wish())
+            self._work = dist.all_reduce(self._wish, dist.ReduceOp.MAX, group=self._group, async_op=True)
+
+    def finish(self, wish: Callable[[], int]) -> int:
+        """The largest wish of all ranks; alone, what is wished now."""
+        if self._work is None:
+            return wish()
+        self._work.wait()
+        self._work = None
+        return int(self._wish.item())
+
+
+def broadcast_object(value: object, source: int = 0) -> object:
+    """`value` of rank `source` on every rank; small things only."""
+    if dist.get_world_size() == 1:
+        return value
+    box = [value]
+    dist.broadcast_object_list(box, src=source)
+    return box[0]
+
+
+def gather_objects(value: object) -> list:
+    """The values of all ranks, by rank, on every rank; small things only."""
+    if dist.get_world_size() == 1:
+        return [value]
+    values: list = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -1,0 +1,101 @@
+"""A rank's life around the training: environment, process group, orderly end.
+
+torchrun (or anything that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT) starts the ranks.
+DeepSpeed is kept from compiling anything on CPU: its shared-memory all-reduce, which every init_distributed
+would build (half a minute and a compiler), serves inference only.
+"""
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import warnings
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class World:
+    """Who this rank is and what it computes on."""
+
+    rank: int
+    size: int
+    local_rank: int
+    device: torch.device
+
+
+def die_with_parent(number: int = signal.SIGTERM) -> None:
+    """Have the kernel send `number` to this process when its parent goes, however it goes."""
+    # The thread that started this process counts as its parent: launchers start ranks from their main thread.
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+def start(device: str, timeout_seconds: float) -> World:
+    """Join the process group.  `device` is cpu (gloo) or gpu (NCCL).
+
+    Raises RuntimeError where the environment of torchrun or a GPU is missing.
+    """
+    missing = [
+        name
+        for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+        if name not in os.environ
+    ]
+    if missing:
+        raise RuntimeError(
+            f"{', '.join(missing)} not set: start the ranks with `torchrun --nproc-per-node N -m nbtrain.train RUN`."
+        )
+    local_rank = int(os.environ["LOCAL_RANK"])
+    _prepare_deepspeed(device)
+    import deepspeed
+
+    if device == "gpu":
+        if torch.cuda.device_count() <= local_rank:
+            raise RuntimeError(
+                f"rank {os.environ['RANK']} needs GPU {local_rank}, but torch {torch.__version__} sees "
+                f"{torch.cuda.device_count()}. Set resources.device: cpu to train on the CPU."
+            )
+        torch.cuda.set_device(local_rank)
+    deepspeed.init_distributed(
+        dist_backend="nccl" if device == "gpu" else "gloo",
+        auto_mpi_discovery=False,
+        verbose=False,
+        timeout=timedelta(seconds=timeout_seconds),
+    )
+    target = torch.device("cuda", local_rank) if device == "gpu" else torch.device("cpu")
+    return World(dist.get_rank(), dist.get_world_size(), local_rank, target)
+
+
+def finish() -> None:
+    """Leave the process group in step with the others.
+
+    Without the barrier, or without the destroy, gloo's threads abort some exits (SIGABRT after a good run).
+    """
+    if dist.is_initialized():
+        dist.barrier()
+        dist.destroy_process_group()
+
+
+def _prepare_deepspeed(device: str) -> None:
+    # Deprecations of DeepSpeed's own calls into torch: nothing a user can mend.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed|deepspeed")
+    warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed")
+    if device == "cpu":
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    import deepspeed
+    from deepspeed.utils import logger
+
+    logger.setLevel(logging.WARNING)
+    # DeepSpeed logs to stdout; its handler keeps that stream from before any redirection.
+    for handler in logger.handlers:
+        if isinstance(handler, logging.StreamHandler):
+            handler.setStream(sys.stderr)
+    if device == "cpu":
+        # Probing for compilable ops starts compilers; an empty table says that there are none.
+        deepspeed.ops.__compatible_ops__ = {}

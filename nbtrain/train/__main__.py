@@ -1,0 +1,92 @@
+"""One rank of a training run.
+
+    torchrun --nproc-per-node 2 -m nbtrain.train output/<run>
+
+The job and the attempt come from NBTRAIN_JOB and NBTRAIN_ATTEMPT; by hand it is the run's newest job, attempt 0.
+Exit code 0: finished, or stopped in order on request.
+"""
+
+import logging
+import os
+import sys
+import traceback
+
+from nbtrain.config.load import load_resolved
+from nbtrain.errors import JobError, NbtrainError
+from nbtrain.rundir import EventWriter, JobDir, Progress, RunDir
+from nbtrain.train import outcome
+from nbtrain.train.heartbeat import HeartbeatWriter
+from nbtrain.train.requests import Requests
+
+
+def main(run_path: str) -> int:
+    heartbeat = None
+    try:
+        run = RunDir(run_path)
+        job = find_job(run)
+        rank, attempt = int(os.environ.get("RANK", "0")), int(os.environ.get("NBTRAIN_ATTEMPT", "0"))
+        heartbeat = HeartbeatWriter(job, rank, attempt)
+        word = train(run, job, heartbeat)
+    except Exception as error:
+        step = heartbeat.step if heartbeat else None
+        known = isinstance(error, NbtrainError)
+        message = str(error) if known else f"{type(error).__name__}: {error}"
+        detail = traceback.format_exc()
+        print(f"{type(error).__name__}: {error}" if known else detail, file=sys.stderr, flush=True)
+        outcome.report("failed", step, message.partition("\n")[0], message if known else detail)
+        return getattr(error, "exit_code", 1)
+    outcome.report(word, heartbeat.step, f"{word} at step {heartbeat.step}")
+    return 0
+
+
+def find_job(run: RunDir) -> JobDir:
+    """The job of this rank. Raises JobError where the run has none."""
+    if job_id := os.environ.get("NBTRAIN_JOB"):
+        return run.job(job_id)
+    job = run.newest_job()
+    if job is None:
+        raise JobError(f"{run.path}: holds no job; `nbtrain submit RUN.yaml` makes one and starts it.")
+    return job
+
+
+def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> str:
+    """The whole story of a rank: "finished" or "stopped"."""
+    config = load_resolved(run.config_yaml)
+    requests = Requests(job, heartbeat.rank)
+    level = logging.INFO if heartbeat.rank == 0 else logging.WARNING
+    logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
+    if heartbeat.rank == 0:
+        heartbeat.events = EventWriter(job, "rank0")
+        heartbeat.progress = Progress(config.train_steps, config.batch.train_tokens)
+
+    with heartbeat.phase("start"):
+        # torch takes seconds to import: the first sign of life comes before it.
+        from nbtrain.parallel import startup
+        from nbtrain.train.build import build, refuse_unsupported
+        from nbtrain.train.report import make_report
+        from nbtrain.train.trainer import Trainer
+
+        refuse_unsupported(config)
+        if "NBTRAIN_EXIT_FD" not in os.environ:
+            startup.die_with_parent()
+        world = startup.start(config.resources.device, config.parallel.process_group_timeout_seconds)
+    with heartbeat.phase("build"):
+        built = build(config, run, world, heartbeat.events)
+    with heartbeat.phase("load"):
+        built.load()
+        heartbeat.beat(built.state.step)
+    report = (
+        make_report(config, world, built.state, heartbeat, run.tensorboard) if heartbeat.rank == 0 else None
+    )
+    result = Trainer(config, world, built, requests, heartbeat, report).run()
+    with heartbeat.phase("end"):
+        if report is not None:
+            report.close()
+        startup.finish()
+    return result
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 2:
+        sys.exit("usage: torchrun --nproc-per-node N -m nbtrain.train output/<run>")
+    sys.exit(main(sys.argv[1]))

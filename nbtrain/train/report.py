@@ -1,0 +1,312 @@
+"""What rank 0 tells the world: log lines, scalars, events, alerts and the progress in its heartbeat.
+
+Nothing here waits for the device on the step's path: on a GPU a step's loss and norm are read when the next
+log line is due.
+"""
+
+import json
+import logging
+import math
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nbtrain.config.deepspeed import deepspeed_config
+from nbtrain.config.flops import model_flops_per_token
+from nbtrain.config.load import to_yaml
+from nbtrain.config.parameters import count_parameters
+from nbtrain.config.schema import RunConfig
+from nbtrain.parallel.startup import World
+from nbtrain.rundir import EventWriter, Progress
+from nbtrain.train.checkpoint import TrainState
+from nbtrain.train.heartbeat import HeartbeatWriter
+from nbtrain.train.metrics_writer import MetricsWriter
+from nbtrain.train.throughput import Rate, compute_dtype, host_memory, measure_matmul_flops, peak_flops
+
+if TYPE_CHECKING:
+    from nbtrain.train.trainer import StepResult
+
+logger = logging.getLogger(__name__)
+
+
+class Report:
+    """Rank 0 only. `progress` is the object that the heartbeat carries."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        state: TrainState,
+        progress: Progress,
+        events: EventWriter,
+        writer: MetricsWriter,
+    ):
+        self.config = config
+        self.world = world
+        self.progress = progress
+        self.events = events
+        self.writer = writer
+        self.flops_per_token = model_flops_per_token(config)
+        self.peak_flops = peak_flops(world.device, config)
+        self.matmul_flops = measure_matmul_flops(world.device, compute_dtype(config))
+        self.alerts = Alerts(config, events)
+        self._trace = os.environ.get("NBTRAIN_TRACE") == "1"
+        self._rate = Rate()
+        self._pending: list[StepResult] = []
+        self._follow(state)
+
+    def add_step(self, result: "StepResult", state: TrainState) -> None:
+        """A step is done (or, on a GPU, under way)."""
+        self._pending.append(result)
+        self._rate.add(self.config.batch.global_batch_size, result.wall_seconds)
+        self._follow(state)
+        log = (
+            result.step % self.config.logging.log_interval_steps == 0
+            or result.step == self.config.train_steps
+        )
+        if log or self.world.device.type == "cpu":
+            self.flush()
+        if log:
+            self._log(result)
+
+    def flush(self) -> None:
+        """Write what is pending; waits for the device."""
+        for result in self._pending:
+            self._write(result)
+        self._pending.clear()
+
+    def add_validation(self, state: TrainState, seconds: float) -> None:
+        self.flush()
+        loss = state.validation_loss
+        assert loss is not None
+        self._write_scalars(
+            state, validation_loss=loss, validation_perplexity=_exp(loss), evaluation_seconds=seconds
+        )
+        self._follow(state)
+        text = f"validation loss {loss:.4f}, perplexity {_exp(loss):.4g}"
+        logger.info("step %6s | %s | %.2f s", f"{state.step:,}", text, seconds)
+        self.events.write(
+            "validation", f"step {state.step}: {text}", step=state.step, loss=loss, seconds=seconds
+        )
+
+    def add_test(self, state: TrainState, loss: float) -> None:
+        self._write_scalars(state, test_loss=loss, test_perplexity=_exp(loss))
+        self.progress.test_loss = loss
+        text = f"test loss {loss:.4f}, perplexity {_exp(loss):.4g}"
+        logger.info("step %6s | %s", f"{state.step:,}", text)
+        self.events.write("test", f"step {state.step}: {text}", step=state.step, loss=loss)
+
+    def add_checkpoint(self, state: TrainState, seconds: float) -> None:
+        self.flush()
+        self.progress.checkpoint_step = state.step
+        self._write_scalars(state, checkpoint_seconds=seconds)
+        self.writer.flush()
+        logger.info("step %6s | checkpoint saved | %.2f s", f"{state.step:,}", seconds)
+
+    def close(self) -> None:
+        self.flush()
+        self.writer.close()
+
+    # --- one step --------------------------------------------------------------------------------------------
+
+    def _write(self, result: "StepResult") -> None:
+        loss = float(result.loss)
+        norm = float(result.grad_norm) if result.grad_norm is not None else None
+        if self._trace:
+            self.events.write(
+                "trace",
+                f"step {result.step}",
+                step=result.step,
+                loss=loss.hex(),
+                grad_norm=norm.hex() if norm is not None else None,
+            )
+        seconds = result.timer.seconds()
+        batch = self.config.batch.global_batch_size
+        samples = self._consumed_samples - (self._step - result.step) * batch
+        tokens = samples * self.config.model.seq_length
+        tokens_per_second = self.config.tokens_per_step / result.wall_seconds
+        flops = tokens_per_second * self.flops_per_token / self.world.size
+        resident, used = host_memory()
+        device_bytes, device_fraction = self._device_memory()
+        self.progress.loss, self.progress.grad_norm = loss, norm
+        self.progress.learning_rate = result.learning_rate
+        self.progress.tokens_per_second = tokens_per_second
+        self._mfu = flops / self.peak_flops if self.peak_flops else None
+        self.writer.write(
+            result.step,
+            tokens,
+            samples,
+            loss=loss,
+            grad_norm=norm,
+            learning_rate=result.learning_rate,
+            loss_scale=result.loss_scale,
+            batch_size=batch,
+            world_size=self.world.size,
+            seq_length=self.config.model.seq_length,
+            iteration_time=result.wall_seconds,
+            steps_vs_samples=samples,
+            steps_vs_tokens=tokens,
+            tokens_per_second=tokens_per_second,
+            samples_per_second=batch / result.wall_seconds,
+            tflops_per_device=flops / 1e12,
+            mfu=self._mfu,
+            matmul_fraction=flops / self.matmul_flops,
+            data_seconds=seconds["data"],
+            forward_seconds=seconds["forward"],
+            backward_seconds=seconds["backward"],
+            optimizer_seconds=seconds["optimizer"],
+            host_memory_bytes=resident,
+            host_memory_fraction=used,
+            device_memory_bytes=device_bytes,
+            device_memory_fraction=device_fraction,
+        )
+        if not math.isfinite(loss):
+            self.alerts.check("loss", True, f"step {result.step}: the loss is {loss}", result.step)
+
+    def _log(self, result: "StepResult") -> None:
+        progress, config = self.progress, self.config
+        done = self._step * config.tokens_per_step
+        parts = [
+            f"step {result.step:>6,}",
+            f"tokens {_short(done)} / {_short(config.batch.train_tokens)}",
+            f"loss {progress.loss:.4f}",
+            f"lr {result.learning_rate:.2e}",
+            f"grad norm {progress.grad_norm:.2f}" if progress.grad_norm is not None else "",
+            f"{result.wall_seconds:.2f} s",
+            f"{_short(progress.tokens_per_second or 0)} tokens/s",
+            f"MFU {self._mfu:.1%}" if self._mfu is not None else "",
+        ]
+        logger.info("%s", " | ".join(part for part in parts if part))
+        self.writer.flush()
+        self.alerts.check_all(
+            result.step, self._mfu, host_memory()[1], self._device_memory()[1], self.world.device
+        )
+
+    # --- state -----------------------------------------------------------------------------------------------
+
+    def _follow(self, state: TrainState) -> None:
+        self._step = state.step
+        self._consumed_samples = state.data.consumed_samples
+        progress = self.progress
+        progress.consumed_samples = state.data.consumed_samples
+        progress.consumed_tokens = state.data.consumed_samples * self.config.model.seq_length
+        progress.validation_loss = state.validation_loss
+        progress.best_validation_loss = state.best_validation_loss
+        progress.num_parameters = count_parameters(self.config).total
+        progress.samples_per_second = self._rate.per_second()
+        if progress.samples_per_second:
+            left = (self.config.train_steps - state.step) * self.config.batch.global_batch_size
+            progress.eta_seconds = left / progress.samples_per_second
+
+    def _write_scalars(self, state: TrainState, **values: float) -> None:
+        samples = state.data.consumed_samples
+        self.writer.write(state.step, samples * self.config.model.seq_length, samples, **values)
+
+    def _device_memory(self) -> tuple[int | None, float | None]:
+        device = self.world.device
+        if device.type != "cuda":
+            return None, None
+        peak = torch.cuda.max_memory_allocated(device)
+        return peak, peak / torch.cuda.get_device_properties(device).total_memory
+
+
+def make_report(
+    config: RunConfig, world: World, state: TrainState, heartbeat: HeartbeatWriter, folder: Path
+) -> Report:
+    """The report of a run that goes on from `state`, with its settings written down as text."""
+    assert heartbeat.progress is not None and heartbeat.events is not None
+    samples = state.data.consumed_samples
+    writer = MetricsWriter(folder, state.step, samples * config.model.seq_length, samples)
+    writer.text("config", to_yaml(config))
+    writer.text("deepspeed", json.dumps(deepspeed_config(config), indent=2))
+    report = Report(config, world, state, heartbeat.progress, heartbeat.events, writer)
+    logger.info(
+        "%s: %s parameters, %s tokens in %s steps of %s, %d x %s, %s",
+        config.name,
+        _short(count_parameters(config).total),
+        _short(config.batch.train_tokens),
+        f"{config.train_steps:,}",
+        _short(config.tokens_per_step),
+        world.size,
+        torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU",
+        f"from step {state.step}" if state.step else "from the start",
+    )
+    return report
+
+
+class Alerts:
+    """An event and a log line when a threshold is crossed; the same one again only after it was kept once."""
+
+    def __init__(self, config: RunConfig, events: EventWriter):
+        self._limits = config.logging.alerts
+        self._events = events
+        self._raised: set[str] = set()
+
+    def check(self, name: str, crossed: bool, message: str, step: int) -> None:
+        if crossed and name not in self._raised:
+            self._raised.add(name)
+            logger.warning("alert: %s", message)
+            self._events.write("alert", message, alert=name, step=step)
+        elif not crossed:
+            self._raised.discard(name)
+
+    def check_all(
+        self,
+        step: int,
+        mfu: float | None,
+        host_fraction: float,
+        device_fraction: float | None,
+        device: torch.device,
+    ) -> None:
+        """Every threshold that is on and whose figure is known."""
+        limits = self._limits
+        figures: list[tuple[str, str, float | None, float | None, bool]] = [
+            ("min_mfu", "MFU", mfu, limits.min_mfu, False),
+            ("max_host_memory_fraction", "host memory", host_fraction, limits.max_host_memory_fraction, True),
+            (
+                "max_device_memory_fraction",
+                "device memory",
+                device_fraction,
+                limits.max_device_memory_fraction,
+                True,
+            ),
+            (
+                "min_device_utilization",
+                "device utilization",
+                _device_utilization(device),
+                limits.min_device_utilization,
+                False,
+            ),
+        ]
+        for name, title, value, limit, is_upper in figures:
+            if value is None or limit is None:
+                continue
+            crossed = value > limit if is_upper else value < limit
+            relation = "above" if is_upper else "below"
+            message = f"step {step}: {title} {value:.1%} is {relation} {limit:.0%} (logging.alerts.{name})"
+            self.check(name, crossed, message, step)
+
+
+def _device_utilization(device: torch.device) -> float | None:
+    """Share of time the GPU was busy, by NVML; None without a GPU or without nvidia-ml-py."""
+    if device.type != "cuda":
+        return None
+    try:
+        return torch.cuda.utilization(device) / 100
+    except (ModuleNotFoundError, RuntimeError):
+        return None
+
+
+def _exp(loss: float) -> float:
+    # exp of more than 709 has no double.
+    return math.exp(min(loss, 709.0))
+
+
+def _short(amount: Any) -> str:
+    """524.3M, 2.5B, 86.8k."""
+    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
+        if amount >= size:
+            return f"{amount / size:.1f}{unit}"
+    return f"{amount:.0f}"

@@ -1,0 +1,190 @@
+"""The training loop: one step after the other, and what happens every so many steps.
+
+    begin the vote -> step -> hear the vote -> every N: evaluate, save, log -> next, or stop
+
+Every rank makes every step, evaluation and save together; rank 0 alone logs, writes scalars and events.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbtrain.config.schema import RunConfig
+from nbtrain.parallel.agreement import Agreement
+from nbtrain.parallel.startup import World
+from nbtrain.train.batches import Batches, evaluation_rows, training_rows
+from nbtrain.train.build import Built
+from nbtrain.train.evaluation import evaluate
+from nbtrain.train.heartbeat import HeartbeatWriter
+from nbtrain.train.lr_schedule import LrSchedule
+from nbtrain.train.optimizer import set_learning_rate
+from nbtrain.train.report import Report
+from nbtrain.train.requests import NOTHING, STOP, Requests
+from nbtrain.train.throughput import StepTimer
+
+
+@dataclass
+class StepResult:
+    """What one step left behind; tensors may still be on their way."""
+
+    step: int
+    learning_rate: float
+    loss: torch.Tensor
+    """Mean over this step's micro batches and all ranks."""
+    grad_norm: torch.Tensor | float | None
+    loss_scale: float
+    timer: StepTimer = field(repr=False)
+    wall_seconds: float = 0.0
+
+
+class Trainer:
+    """Trains what build() made until the tokens are done or a stop is agreed on."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        built: Built,
+        requests: Requests,
+        heartbeat: HeartbeatWriter,
+        report: Report | None,
+    ):
+        self.config = config
+        self.world = world
+        self.engine = built.engine
+        self.optimizer = built.optimizer
+        self.datasets = built.datasets
+        self.checkpointer = built.checkpointer
+        self.state = built.state
+        self.requests = requests
+        self.heartbeat = heartbeat
+        self.report = report
+        self.schedule = LrSchedule.of(config)
+        self.agreement = Agreement()
+
+    def run(self) -> str:
+        """ "finished" or "stopped". On a stop, and at the end, the last step is in a checkpoint."""
+        if self._evaluation_due():
+            self._evaluate()
+        with self.heartbeat.phase("train"):
+            batches = self._training_batches()
+            while self.state.step < self.config.train_steps:
+                self.agreement.begin(self.requests.wish)
+                self._step(batches)
+                wish = self.agreement.finish(self.requests.wish)
+                done = self.state.step == self.config.train_steps
+                if wish != STOP and self._evaluation_due():
+                    self._evaluate()
+                if (
+                    wish != NOTHING
+                    or done
+                    or self.state.step % self.config.checkpoint.save_interval_steps == 0
+                ):
+                    self._save()
+                self.requests.acknowledge(self.state.step)
+                if wish == STOP and not done:
+                    return "stopped"
+        self._test()
+        return "finished"
+
+    def _step(self, batches: Batches) -> None:
+        started = time.perf_counter()
+        engine, timer = self.engine, StepTimer(self.world.device)
+        consumed_tokens = self.state.data.consumed_samples * self.config.model.seq_length
+        learning_rate = self.schedule.learning_rate(consumed_tokens)
+        set_learning_rate(self.optimizer, learning_rate)
+        total = torch.zeros((), dtype=torch.float32, device=self.world.device)
+        norm = None
+        for micro in range(self.config.accumulation_steps):
+            with timer.part("data"):
+                tokens, labels = next(batches)
+            with timer.part("forward"):
+                loss = engine(tokens, labels)
+            with timer.part("backward"):
+                engine.backward(loss)
+            total += loss.detach()
+            with timer.part("optimizer"):
+                if micro == self.config.accumulation_steps - 1 and not self.config.parallel.zero_stage:
+                    # Without ZeRO the engine clips but does not tell the norm.
+                    gradients = [parameter.grad for parameter in engine.module.parameters()]
+                    norm = torch.nn.utils.get_total_norm([grad for grad in gradients if grad is not None])
+                engine.step()
+            self.heartbeat.beat()
+        if self.config.parallel.zero_stage:
+            norm = engine.get_global_grad_norm()
+        total /= self.config.accumulation_steps
+        if self.world.size > 1:
+            dist.all_reduce(total)
+            total /= self.world.size
+        self.state.step += 1
+        self.state.data = self.state.data.advanced(self.config.batch.global_batch_size)
+        self.heartbeat.beat(self.state.step)
+        if self.report is not None:
+            self.report.add_step(
+                StepResult(
+                    self.state.step,
+                    learning_rate,
+                    total,
+                    norm,
+                    float(getattr(self.optimizer, "cur_scale", 1.0)),
+                    timer,
+                    time.perf_counter() - started,
+                ),
+                self.state,
+            )
+
+    # --- every N steps ---------------------------------------------------------------------------------------
+
+    def _evaluation_due(self) -> bool:
+        step, evaluation = self.state.step, self.config.evaluation
+        if not evaluation.eval_iters or self.datasets.valid is None or self.state.evaluated_step == step:
+            return False
+        return step == self.config.train_steps or (step > 0 and step % evaluation.eval_interval_steps == 0)
+
+    def _evaluate(self) -> None:
+        started = time.perf_counter()
+        with self.heartbeat.phase("evaluate"):
+            loss = self._loss_on(self.datasets.valid)
+        state = self.state
+        state.evaluated_step, state.validation_loss = state.step, loss
+        state.best_validation_loss = min(loss, state.best_validation_loss or loss)
+        if self.report is not None:
+            self.report.add_validation(state, time.perf_counter() - started)
+
+    def _test(self) -> None:
+        if not self.config.evaluation.eval_iters or self.datasets.test is None:
+            return
+        with self.heartbeat.phase("test"):
+            loss = self._loss_on(self.datasets.test)
+        if self.report is not None:
+            self.report.add_test(self.state, loss)
+
+    def _save(self) -> None:
+        started = time.perf_counter()
+        with self.heartbeat.phase("save"):
+            self.checkpointer.save(self.state)
+        if self.report is not None:
+            self.report.add_checkpoint(self.state, time.perf_counter() - started)
+
+    # --- data ------------------------------------------------------------------------------------------------
+
+    def _training_batches(self) -> Batches:
+        batch = self.config.batch
+        rows = training_rows(
+            self.state.data,
+            self.config.train_steps - self.state.step,
+            batch.global_batch_size,
+            batch.micro_batch_size,
+            self.world.rank,
+            self.world.size,
+        )
+        return Batches(self.datasets.train, rows, self.world.device, self.config.data.num_workers)
+
+    def _loss_on(self, dataset: Any) -> float:
+        batch = self.config.batch
+        num_samples = self.config.evaluation.eval_iters * batch.global_batch_size
+        rows = evaluation_rows(num_samples, batch.micro_batch_size, self.world.rank, self.world.size)
+        return evaluate(self.engine.module, Batches(dataset, rows, self.world.device), self.heartbeat.beat)

@@ -1,0 +1,168 @@
+"""Runs for tests: a run directory as submit makes it, a dataset of random tokens, ranks under torchrun."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbtrain import files
+from nbtrain.config.load import load, to_yaml
+from nbtrain.config.schema import RunConfig
+from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
+from nbtrain.data.indexed import IndexedWriter
+from nbtrain.rundir import JobDir, JobRecord, RunDir, new_job_id, new_run_id, read_events
+
+VOCAB_SIZE = 500
+
+TINY = f"""
+name: tiny
+model: {{num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 32, cross_entropy_chunk_tokens: 48}}
+tokenizer: {{name: test, vocab_size: {VOCAB_SIZE}}}
+data: {{name: test, split: "90,5,5"}}
+batch: {{micro_batch_size: 2, global_batch_size: 4, train_tokens: 1024}}
+lr_schedule: {{lr: 1.0e-3, min_lr: 1.0e-5, lr_warmup_tokens: 256}}
+precision: {{dtype: fp32}}
+checkpoint: {{save_interval_steps: 1000}}
+evaluation: {{eval_interval_steps: 4, eval_iters: 1}}
+resources: {{device: cpu}}
+"""
+
+
+def make_dataset(home: Path, name: str = "test", documents: int = 400, vocab_size: int = VOCAB_SIZE) -> None:
+    """A dataset in the data home `home`: random walks over the vocabulary, so that there is something to learn."""
+    target = DatasetFiles(home / "dataset" / name)
+    target.directory.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(0)
+    with IndexedWriter(target.prefix, vocab_size, eod_id=0) as writer:
+        for _ in range(documents):
+            steps = generator.integers(1, 4, size=generator.integers(20, 80))
+            writer.add_document((np.cumsum(steps) + generator.integers(vocab_size)) % vocab_size)
+    written = writer.written
+    assert written is not None
+    manifest = DatasetManifest(
+        json_key="text",
+        sources=[],
+        counts={
+            "documents": written.num_documents,
+            "tokens": written.num_tokens,
+            "bytes": None,
+            "dropped": {},
+        },
+        vocab_size=vocab_size,
+        dtype=writer.dtype.name,
+        eod_id=0,
+        tokenizer_sha256="0" * 64,
+        files=written.files,
+    )
+    files.write_json(target.manifest_json, manifest.to_dict())
+
+
+def make_run(root: Path, overrides: dict[str, Any] | None = None, text: str = TINY) -> RunDir:
+    """A run directory below `root` with one job, as submit leaves it."""
+    source = root / "source.yaml"
+    source.write_text(text)
+    config = load(source, overrides, check=False)
+    run = RunDir(root / "output" / config.name)
+    run.path.mkdir(parents=True)
+    run_id = new_run_id()
+    files.write_json(
+        run.run_json, {"schema_version": 1, "run_id": run_id, "name": config.name, "parent": None}
+    )
+    files.write_text(run.config_yaml, to_yaml(config))
+    new_job(run, config)
+    return run
+
+
+def new_job(run: RunDir, config: RunConfig) -> JobDir:
+    """One more job of the run."""
+    taken = set(run.job_ids())
+    moment = time.time()
+    while (job_id := new_job_id(moment)) in taken or any(job_id[:15] <= other[:15] for other in taken):
+        moment += 1
+    job = run.job(job_id)
+    job.make_folders()
+    record = run.record()
+    assert record is not None
+    JobRecord(job_id, record["run_id"], run.name, "RUNNING", time.time(), config.world_size).write(
+        job.job_json
+    )
+    return job
+
+
+def start(
+    run: RunDir, data_home: Path, ranks: int = 1, trace: bool = True, **environment: str
+) -> subprocess.Popen:
+    """torchrun over the newest job, in its own session; output goes to the job's logs."""
+    job = run.newest_job()
+    assert job is not None
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
+    command += ["-m", "nbtrain.train", str(run.path)]
+    variables = {
+        "OMP_NUM_THREADS": "1",
+        "NBTRAIN_DATA": str(data_home),
+        "NBTRAIN_JOB": job.job_id,
+        "NBTRAIN_TRACE": "1" if trace else "0",
+        **environment,
+    }
+    with job.log(0, 0).open("ab") as log:
+        return subprocess.Popen(
+            command, stdout=log, stderr=log, env={**os.environ, **variables}, start_new_session=True
+        )
+
+
+def wait(process: subprocess.Popen, run: RunDir, timeout_seconds: float = 240) -> str:
+    """The log once the ranks are gone; fails the test where they did not end well."""
+    code = end(process, timeout_seconds)
+    text = log_of(run)
+    assert code == 0, f"exit code {code}\n{text[-4000:]}"
+    return text
+
+
+def end(process: subprocess.Popen, timeout_seconds: float = 240) -> int:
+    """The exit code, with nothing left behind whatever happened."""
+    try:
+        return process.wait(timeout_seconds)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def train(run: RunDir, data_home: Path, ranks: int = 1, **environment: str) -> str:
+    """Train to the end; the log."""
+    return wait(start(run, data_home, ranks, **environment), run)
+
+
+def log_of(run: RunDir) -> str:
+    job = run.newest_job()
+    assert job is not None
+    return job.log(0, 0).read_text()
+
+
+def trace(run: RunDir) -> dict[int, tuple[str, str]]:
+    """step -> (loss, gradient norm) as float hex, over all jobs of the run, the newest of each step."""
+    steps = {}
+    for job_id in run.job_ids():
+        for event in read_events(run.job(job_id)):
+            if event["kind"] == "trace":
+                steps[event["step"]] = (event["loss"], event["grad_norm"])
+    return steps
+
+
+def losses(run: RunDir) -> list[float]:
+    return [float.fromhex(loss) for _, (loss, _) in sorted(trace(run).items())]
+
+
+def manifest(run: RunDir, step: int) -> dict[str, Any]:
+    return json.loads(run.checkpoint_manifest(step).read_text())

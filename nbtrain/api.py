@@ -173,6 +173,11 @@ class Run:
 
         return mimebundle(self.view)
 
+    def _ipython_display_(self) -> None:
+        from nbtrain.widgets.panel import display_run
+
+        display_run(self.view)
+
 
 class NotLaunched:
     """A run that this machine is too small for: nothing was submitted. Shown in a cell it says why.

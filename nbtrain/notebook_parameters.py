@@ -6,7 +6,6 @@ run. `check_parameters()` in a notebook makes it an error, however the notebook 
 
 import ast
 import difflib
-import os
 import sys
 
 from nbtrain.errors import ConfigError
@@ -15,12 +14,22 @@ INJECTED_MARK = "# Parameters"
 
 
 def is_watched() -> bool:
-    """Whether a live front end shows this kernel, by what started it.
+    """Whether a live front end shows this kernel, by the message that is being answered.
 
-    Jupyter Server names the session of every kernel it starts; VS Code starts kernels with its own pid.
-    papermill and nbconvert do neither.
+    A front end with a person behind it allows input() in the cells it runs; papermill, nbclient and
+    nbconvert do not. A widget's message comes only from a live front end.
     """
-    return "ipykernel" in sys.modules and bool({"JPY_SESSION_NAME", "VSCODE_PID"} & os.environ.keys())
+    if "ipykernel" not in sys.modules:
+        return False
+    from IPython import get_ipython
+
+    kernel = getattr(get_ipython(), "kernel", None)
+    if kernel is None:
+        return False
+    message = kernel.get_parent()
+    if message.get("header", {}).get("msg_type", "").startswith("comm_"):
+        return True
+    return bool(message.get("content", {}).get("allow_stdin"))
 
 
 def check_parameters() -> None:

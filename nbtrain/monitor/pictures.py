@@ -9,7 +9,7 @@ import html
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.metrics import BY_TAG, SCALARS, Scalar
 from nbtrain.monitor.run_view import RunView, amount
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Source = Union[RunView, RunDir, str, os.PathLike]
+Source = RunView | RunDir | str | os.PathLike[str]
 
 BLUE, ORANGE, GREY = "#1f77b4", "#e8710a", "#6b7280"
 

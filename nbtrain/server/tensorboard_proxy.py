@@ -20,7 +20,7 @@ START_TIMEOUT_SECONDS = 60
 RELOAD_INTERVAL_SECONDS = 5
 
 
-def tensorboard_command(port: str = "{port}") -> list[str]:
+def tensorboard_command(port: int | str) -> list[str]:
     """The command line of a TensorBoard at the output root, on the loopback."""
     return [
         sys.executable,
@@ -31,7 +31,7 @@ def tensorboard_command(port: str = "{port}") -> list[str]:
         "--host",
         "127.0.0.1",
         "--port",
-        port,
+        str(port),
         "--reload_interval",
         str(RELOAD_INTERVAL_SECONDS),
         "--reload_multifile",

@@ -1,0 +1,225 @@
+"""One attempt of a job: torchrun and its ranks, watched from the first process to the last.
+
+    torchrun (own session, no restarts of its own, a new port)
+      rank_wrapper 0 .. W-1 -> exit/<rank>.<attempt>.json
+        rank 0 .. W-1       -> heartbeat/<rank>.json
+
+An attempt ends when torchrun has ended and no process with the job's marker is left. It ends early when a
+rank is gone (its peers get a short grace: without it they can save nothing), when a heartbeat stands still
+for too long, or when a stop was asked for and the ranks did not leave in time. Ranks are killed before their
+wrappers, so that the wrappers still write down how they ended.
+"""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import IO
+
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs import processes
+from nbtrain.jobs.environment import oom_kills, rank_variables
+from nbtrain.jobs.rank_wrapper import EXIT_FD
+from nbtrain.jobs.verdict import Circumstances, Verdict, judge
+from nbtrain.rundir import ExitRecord, Heartbeat, JobDir, JobRecord
+
+POLL_SECONDS = 0.2
+# Peers of a dead rank wait in a collective that cannot end; this is for their last words.
+PEER_GRACE_SECONDS = 10.0
+# Before its first step a rank has nothing to save.
+EARLY_STOP_SECONDS = 5.0
+# Between the signal to the ranks and the kill, once shutdown_timeout_seconds are over.
+TERM_GRACE_SECONDS = 3.0
+WRAPPER_GRACE_SECONDS = 3.0
+EARLY_PHASES = frozenset({"start", "build", "load"})
+
+
+@dataclass
+class RankWatch:
+    """What one rank was last heard to do, by the supervisor's own clock."""
+
+    heard_at: float
+    beat: Heartbeat | None = None
+
+    def hear(self, beat: Heartbeat | None, now: float) -> None:
+        # Contents are compared, never clocks: the time in a heartbeat may jump.
+        if beat is not None and beat != self.beat:
+            self.beat, self.heard_at = beat, now
+
+
+@dataclass
+class Attempt:
+    """The processes of one attempt and what is known of them."""
+
+    job: JobDir
+    config: RunConfig
+    record: JobRecord
+    number: int
+    cores: int
+    log: IO[bytes]
+    watches: dict[int, RankWatch] = field(default_factory=dict)
+    records: dict[int, ExitRecord] = field(default_factory=dict)
+    hang: str | None = None
+    killed: bool = False
+    stop_now: bool = False
+    stop_asked_at: float | None = None
+    failed_at: float | None = None
+    signalled_at: float | None = None
+
+    def start(self) -> None:
+        """Start torchrun with one wrapper for each rank."""
+        backend = self.config.backend
+        command = [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *("--nnodes", "1", "--nproc-per-node", str(self.record.world_size), "--max-restarts", "0"),
+            # torchrun counts whole seconds; a little more than ours, so that the supervisor decides.
+            *("--shutdown-timeout", str(int(backend.shutdown_timeout_seconds) + 10)),
+            *("--master-addr", "127.0.0.1", "--master-port", str(free_port())),
+            *("--no-python", sys.executable, "-m", "nbtrain.jobs.rank_wrapper"),
+            *(sys.executable, *self.record.command, str(self.job.run.path)),
+        ]
+        environment = {**os.environ, **rank_variables(self.config, self.job, self.number, self.cores)}
+        self.oom_kills_before = oom_kills()
+        self.started_at = now = time.monotonic()
+        self.watches = {rank: RankWatch(now) for rank in range(self.record.world_size)}
+        self.torchrun = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=self.log,
+            stderr=self.log,
+            env=environment,
+            start_new_session=True,
+            preexec_fn=processes.child_setup(signal.SIGTERM),
+        )
+        processes.keep_for_popen(self.torchrun.pid)
+
+    # --- watching ---------------------------------------------------------------------------------------
+
+    def poll(self) -> bool:
+        """Look once at every process and record; act where something is overdue. False once it has ended."""
+        now = time.monotonic()
+        ended = self.torchrun.poll() is not None
+        processes.reap_orphans()
+        for rank, watch in self.watches.items():
+            beat = Heartbeat.read(self.job.heartbeat(rank))
+            watch.hear(beat if beat and beat.attempt == self.number else None, now)
+            if rank not in self.records:
+                found = ExitRecord.read(self.job.exit_record(rank, self.number))
+                if found:
+                    self.records[rank] = found
+        if ended:
+            return False
+        if self.stop_asked_at is not None:
+            self._press_stop(now)
+        elif any(record.outcome in ("failed", "killed") for record in self.records.values()):
+            self.failed_at = self.failed_at or now
+            if now - self.failed_at > min(PEER_GRACE_SECONDS, self.config.backend.shutdown_timeout_seconds):
+                self.kill()
+        elif hang := self._hanging(now):
+            self.hang = hang
+            self.kill()
+        return True
+
+    def lead(self) -> Heartbeat | None:
+        """Rank 0's last heartbeat of this attempt."""
+        return self.watches[0].beat if self.watches else None
+
+    def training(self) -> bool:
+        """Whether rank 0 is past loading."""
+        beat = self.lead()
+        return beat is not None and beat.phase not in EARLY_PHASES
+
+    def reached_step(self) -> int | None:
+        """The furthest step that any rank told of."""
+        steps = [watch.beat.step for watch in self.watches.values() if watch.beat]
+        steps += [record.step for record in self.records.values() if record.step is not None]
+        return max(steps, default=None)
+
+    def _hanging(self, now: float) -> str | None:
+        limit = self.config.backend.heartbeat_timeout_seconds
+        stale = {
+            rank: watch
+            for rank, watch in self.watches.items()
+            if rank not in self.records and now - watch.heard_at > limit
+        }
+        if not stale:
+            return None
+        told = "; ".join(f"rank {rank} {_whereabouts(watch, now)}" for rank, watch in sorted(stale.items()))
+        return f"no heartbeat for {limit:g} s: {told}"
+
+    # --- ending -----------------------------------------------------------------------------------------
+
+    def ask_stop(self, now: bool = False) -> None:
+        """The ranks have been asked through control/; from here on the clock runs. `now` kills at once."""
+        self.stop_asked_at = self.stop_asked_at or time.monotonic()
+        self.stop_now = self.stop_now or now
+        if self.stop_now:
+            self.kill()
+        elif not self.training():
+            # A rank that is still importing looks at control/ only after its first step.
+            self._signal_ranks()
+
+    def _press_stop(self, now: float) -> None:
+        patience = self.config.backend.shutdown_timeout_seconds
+        if not self.training():
+            patience = min(patience, EARLY_STOP_SECONDS)
+        if now - self.stop_asked_at < patience:
+            return
+        if self.training() and self.signalled_at is None:
+            self._signal_ranks()
+        elif now - (self.signalled_at or 0.0) > TERM_GRACE_SECONDS:
+            self.kill()
+
+    def _signal_ranks(self) -> None:
+        """TERM to every rank, through its wrapper. Never to torchrun while it has children."""
+        self.signalled_at = time.monotonic()
+        wrappers = processes.children(self.torchrun.pid)
+        processes.send(wrappers or [self.torchrun.pid], signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Kill the ranks, give their wrappers time to write it down, then kill whatever is left."""
+        self.killed = True
+        processes.send(processes.marked_pids([self.job.job_id], EXIT_FD), signal.SIGKILL)
+        deadline = time.monotonic() + WRAPPER_GRACE_SECONDS
+        while time.monotonic() < deadline and processes.children(self.torchrun.pid):
+            time.sleep(0.05)
+        processes.end_marked([self.job.job_id], 0.0)
+
+    def finish(self) -> Verdict:
+        """Wait for the last process of the attempt and judge it."""
+        left = processes.end_marked([self.job.job_id], WRAPPER_GRACE_SECONDS)
+        self.killed = self.killed or bool(left)
+        self.torchrun.wait()
+        self.poll()
+        after = oom_kills()
+        counted = None if after is None or self.oom_kills_before is None else after - self.oom_kills_before
+        return judge(
+            self.records,
+            Circumstances(
+                world_size=self.record.world_size,
+                stop_requested=self.stop_asked_at is not None,
+                killed_by_us=self.killed,
+                hang=self.hang,
+                oom_kills=counted,
+                launcher_message=f"torchrun ended with code {self.torchrun.returncode}; see logs/supervisor.log",
+            ),
+        )
+
+
+def _whereabouts(watch: RankWatch, now: float) -> str:
+    silent = f"silent for {now - watch.heard_at:.0f} s"
+    if watch.beat is None:
+        return f"never spoke, {silent}"
+    stopped = processes.process_state(watch.beat.process.pid) in "Tt"
+    note = ", its process is stopped by a signal" if stopped else ""
+    return f"in phase {watch.beat.phase} after step {watch.beat.step}, {silent}{note}"
+
+
+def free_port() -> int:
+    """A TCP port of the loopback interface that is free now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

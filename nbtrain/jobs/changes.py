@@ -1,0 +1,77 @@
+"""What may change between the jobs of one run, and what makes it another run.
+
+A checkpoint binds the architecture, the tokenizer, the order of the data, the sizes of all steps and the cut
+over the ranks. Everything else may change on resume, and is told.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.config.load import FREE_FORM
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
+
+# Bound by the checkpoint, or by what has been trained; a section's name stands for all of its fields.
+BOUND = (
+    "model",
+    "tokenizer.name",
+    "tokenizer.vocab_size",
+    "data.name",
+    "data.json_key",
+    "data.split",
+    "data.split_rule",
+    "data.seed",
+    "data.index_samples",
+    "batch.global_batch_size",
+    "batch.rampup",
+    "precision.dtype",
+    "precision.autocast",
+    "parallel.data_parallel_size",
+    "parallel.tensor_parallel_size",
+    "parallel.pipeline_parallel_size",
+    "parallel.sequence_parallel",
+    "parallel.zero_stage",
+)
+# How the model is computed, not what it is.
+FREE = ("model.attention_backend", "model.cross_entropy_chunk_tokens", "model.compile")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One field that differs."""
+
+    key: str
+    before: Any
+    now: Any
+    where: str
+    """The place that set the new value."""
+
+    @property
+    def bound(self) -> bool:
+        """Whether it makes another run of it."""
+        inside = any(self.key == bound or self.key.startswith(f"{bound}.") for bound in BOUND)
+        return inside and self.key not in FREE
+
+    def __str__(self) -> str:
+        return f"{self.key}: {show(self.before)} -> {show(self.now)}"
+
+
+def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
+    """Every field that differs, in the schema's order."""
+    old, new = dict(_leaves(before.model_dump())), dict(_leaves(now.model_dump()))
+    keys = [*new, *(key for key in old if key not in new)]
+    return [
+        Change(key, old.get(key), new.get(key), now.where(key)) for key in keys if old.get(key) != new.get(key)
+    ]
+
+
+def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in mapping.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and dotted not in FREE_FORM:
+            found += _leaves(value, f"{dotted}.")
+        else:
+            found.append((dotted, value))
+    return found

@@ -1,0 +1,96 @@
+"""Asking the GPU side something from the notebook side: a subprocess, one JSON request, JSON lines back.
+
+    stream("generation", {...})  ->  python -m nbtrain.generation   < {"prompt": ...}
+                                                                    > {"kind": "text", ...}  one per line
+
+torch and deepspeed stay in that process. Its errors come back as the same NbtrainError with the same words.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from typing import IO, Any
+
+from nbtrain import errors
+from nbtrain.errors import NbtrainError
+from nbtrain.jobs.environment import supervisor_environment
+
+END_SECONDS = 5.0
+LAST_LINES = 15
+
+
+def stream(package: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run `python -m nbtrain.<package>` with `request` and yield its answers as they come.
+
+    Lines that are no JSON object are libraries talking, and are passed over. Closing the iterator ends the
+    process. Raises the NbtrainError that the process names in {"kind": "error", "error", "message"}, and
+    NbtrainError with its last words where it dies without one.
+    """
+    # A file, not a pipe: nobody reads it meanwhile, and a full pipe would stop the process.
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", f"nbtrain.{package}"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            env=supervisor_environment(),
+            text=True,
+            encoding="utf-8",
+        )
+        try:
+            _send(process.stdin, request)
+            for line in process.stdout:
+                answer = _parsed(line)
+                if answer is None:
+                    continue
+                if answer.get("kind") == "error":
+                    raise _named_error(answer)
+                yield answer
+            code = process.wait()
+            if code != 0:
+                raise NbtrainError(_last_words(package, code, said))
+        finally:
+            _end(process)
+
+
+def _send(stream: IO[str], request: dict[str, Any]) -> None:
+    try:
+        with stream:
+            stream.write(json.dumps(request))
+    except BrokenPipeError:
+        return  # it died before reading; its exit code and last words say why
+
+
+def _parsed(line: str) -> dict[str, Any] | None:
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _named_error(answer: dict[str, Any]) -> NbtrainError:
+    kind = getattr(errors, str(answer.get("error")), None)
+    known = isinstance(kind, type) and issubclass(kind, NbtrainError)
+    return (kind if known else NbtrainError)(str(answer.get("message")))
+
+
+def _last_words(package: str, code: int, said: IO[bytes]) -> str:
+    said.seek(0)
+    lines = said.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
+    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+    return f"python -m nbtrain.{package} {how}. Its last words:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def _end(process: subprocess.Popen) -> None:
+    """No process stays behind, whoever stops reading."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+    process.stdout.close()

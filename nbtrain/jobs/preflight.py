@@ -1,0 +1,262 @@
+"""Everything about this machine that can be known before launch: data, folders, disk, memory, devices.
+
+What the configuration alone decides stands in config/check.py. Every problem is told at once, and each says
+whether it is a mistake to mend or a machine that does not suffice.
+"""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbtrain.config.parameters import count_parameters
+from nbtrain.config.schema import RunConfig
+from nbtrain.data.dataset_files import DatasetFiles
+from nbtrain.data.tokenizer import Tokenizer
+from nbtrain.errors import DataError
+from nbtrain.jobs.environment import Machine, this_machine
+from nbtrain.rundir import RunDir
+from nbtrain.workspace import display, output_root, tokenizer_dir
+
+GIB = 1 << 30
+# A process with torch and deepspeed loaded, before it holds a model (measured: 0.5 GiB resident on CPU).
+PROCESS_BYTES = GIB // 2
+# Event files, logs and records of a run.
+SPARE_DISK_BYTES = 64 << 20
+# Instructions without which a 16-bit format has no matrix products on CPU (oneDNN's own requirement).
+CPU_FLAGS = {
+    "fp16": ("avx512_fp16", "amx_fp16", "fphp", "asimdhp"),
+}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One reason not to launch."""
+
+    kind: str
+    """error: a mistake to mend; data: prepare or mend the data; resource: this machine does not suffice;
+    unsupported: this release cannot run it yet."""
+    message: str
+    """What was found, with the rule's numbers."""
+    fix: str
+    """What to do."""
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.fix}"
+
+
+Problems = Iterator[Problem]
+
+
+def preflight(config: RunConfig, machine: Machine | None = None) -> list[Problem]:
+    """Every problem that would stop this run on this machine; empty where it can start."""
+    machine = this_machine() if machine is None else machine
+    return [problem for check in CHECKS for problem in check(config, machine)]
+
+
+# --- what this release cannot do yet -------------------------------------------------------------------------
+
+
+def features_are_there(config: RunConfig, machine: Machine) -> Problems:
+    """Layouts that load, check and plan, but do not train yet."""
+    parallel = config.parallel
+    wanted = [
+        (parallel.tensor_parallel_size > 1, "parallel.tensor_parallel_size", parallel.tensor_parallel_size, "1"),
+        (parallel.pipeline_parallel_size > 1, "parallel.pipeline_parallel_size", parallel.pipeline_parallel_size, "1"),
+        (parallel.sequence_parallel, "parallel.sequence_parallel", "true", "false"),
+        (config.batch.rampup is not None, "batch.rampup", "set", "null"),
+    ]
+    for present, key, value, plain in wanted:
+        if present:
+            yield Problem(
+                "unsupported",
+                f"{config.where(key)}: {key} = {value}: this release trains data-parallel runs only; "
+                f"{_feature(key)} is missing.",
+                f"It plans already (`nbtrain plan {config.name}`); to train here set {key}={plain} and a layout that fits.",
+            )
+
+
+def _feature(key: str) -> str:
+    return {
+        "parallel.tensor_parallel_size": "tensor parallelism",
+        "parallel.pipeline_parallel_size": "pipeline parallelism",
+        "parallel.sequence_parallel": "sequence parallelism",
+        "batch.rampup": "batch ramp-up",
+    }[key]
+
+
+# --- devices -------------------------------------------------------------------------------------------------
+
+
+def devices_suffice(config: RunConfig, machine: Machine) -> Problems:
+    """One machine with a GPU for each rank, or a CPU."""
+    resources = config.resources
+    if resources.nodes > 1:
+        yield Problem(
+            "resource",
+            f"{config.where('resources.nodes')}: the run needs {resources.nodes} machines; backend `local` has 1.",
+            "Run it on a cluster, or set resources.nodes=1 and a layout that fits.",
+        )
+    if resources.device == "gpu":
+        needed, present = config.world_size, len(machine.gpus)
+        if present < needed:
+            hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
+            note = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
+            yield Problem(
+                "resource",
+                f"{config.where('resources.gpus_per_node')}: the run needs {needed} GPUs; "
+                f"{machine.host} has {present}{note}.",
+                "Use a machine that has them, a smaller layout, or resources.device=cpu for a trial.",
+            )
+        return
+    if config.precision.dtype in CPU_FLAGS and machine.cpu_flags:
+        wanted = CPU_FLAGS[config.precision.dtype]
+        if not machine.cpu_flags.intersection(wanted):
+            yield Problem(
+                "resource",
+                f"{config.where('precision.dtype')}: precision.dtype = {config.precision.dtype} on a CPU needs one of "
+                f"{', '.join(wanted)}; {machine.cpu} has none of them.",
+                "Set precision.dtype=bf16 or fp32.",
+            )
+    ranks = config.world_size
+    if ranks > 4 * machine.cores:
+        yield Problem(
+            "resource",
+            f"the run starts {ranks} ranks; {machine.host} has {machine.cores} cores, and more than 4 ranks on a core "
+            "wait for each other.",
+            "Use a machine with more cores, or a smaller parallel.data_parallel_size.",
+        )
+
+
+def host_memory_suffices(config: RunConfig, machine: Machine) -> Problems:
+    """The training state of all ranks on the CPU, which is a floor: activations come on top."""
+    if config.resources.device != "cpu":
+        return
+    ranks = config.world_size
+    needed = ranks * PROCESS_BYTES + state_bytes(config)
+    if needed > machine.memory_bytes:
+        yield Problem(
+            "resource",
+            f"the run needs at least {_gib(needed)} of host memory ({ranks} ranks, parameters, gradients and optimizer "
+            f"state; activations come on top); {machine.host} has {_gib(machine.memory_bytes)}.",
+            "Use a machine with more memory, a smaller model, or a higher parallel.zero_stage with more machines.",
+        )
+
+
+def state_bytes(config: RunConfig) -> int:
+    """Bytes of parameters, gradients and optimizer state over all ranks (ZeRO, arXiv:1910.02054, section 3)."""
+    parameters = count_parameters(config).total
+    data, stage = config.parallel.data_parallel_size, config.parallel.zero_stage
+    whole = config.precision.dtype == "fp32" or config.precision.autocast
+    weight, gradient, optimizer = (4, 4, 8) if whole else (2, 2, 12)
+    copies = [data if stage < level else 1 for level in (3, 2, 1)]
+    return parameters * sum(size * times for size, times in zip((weight, gradient, optimizer), copies))
+
+
+# --- folders and disk ----------------------------------------------------------------------------------------
+
+
+def output_is_writable(config: RunConfig, machine: Machine) -> Problems:
+    """The run directory can be made, or written to."""
+    run = RunDir.named(config.name)
+    folder = _existing(run.path)
+    if not folder.is_dir():
+        yield Problem("error", f"{display(folder)} is a file, not a folder.", "Set NBTRAIN_OUTPUT to a folder.")
+    elif not os.access(folder, os.W_OK | os.X_OK) or _read_only(folder):
+        yield Problem(
+            "error",
+            f"{display(run.path)} cannot be written: {display(folder)} gives no right to.",
+            "Set NBTRAIN_OUTPUT to a folder that can be written, or mend the rights.",
+        )
+
+
+def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Problems:
+    """Room for every checkpoint that stays and the one being written."""
+    run = RunDir.named(config.name)
+    folder = _existing(run.path)
+    if not folder.is_dir():
+        return
+    one = checkpoint_bytes(config)
+    number = config.checkpoint.keep_last + 1
+    present = sum(path.stat().st_size for path in run.model.rglob("*") if path.is_file()) if run.model.is_dir() else 0
+    needed = max(0, number * one - present) + SPARE_DISK_BYTES
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        yield Problem(
+            "resource",
+            f"{display(output_root())}: the disk has {_size(free)} free, but keep_last({config.checkpoint.keep_last}) + 1 "
+            f"= {number} checkpoints of {_size(one)} and logs need {_size(needed)}.",
+            "Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a larger disk.",
+        )
+
+
+def checkpoint_bytes(config: RunConfig) -> int:
+    """Bytes of one checkpoint: weights, fp32 masters and both moments of Adam."""
+    whole = config.precision.dtype == "fp32" or config.precision.autocast
+    masters = 4 if config.parallel.zero_stage else 0
+    return count_parameters(config).total * ((4 if whole else 2) + masters + 8)
+
+
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.parents) if folder.exists())
+
+
+def _read_only(folder: Path) -> bool:
+    # access() says yes to root whatever the mount says.
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
+
+# --- data ----------------------------------------------------------------------------------------------------
+
+
+def data_is_whole(config: RunConfig, machine: Machine) -> Problems:
+    """The .bin/.idx are there, of the size their index counts, and hold this vocabulary; hashes fit."""
+    tokenizer = manifest = None
+    prepare = f"`nbtrain prepare {config.name}` makes what is missing."
+    try:
+        tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
+    except DataError as error:
+        # Data that was brought along needs no tokenizer to train.
+        if config.data.sources:
+            yield Problem("data", str(error), prepare)
+    try:
+        manifest = DatasetFiles.of(config).require(config.tokenizer.vocab_size)
+    except DataError as error:
+        yield Problem("data", str(error), prepare)
+    if tokenizer and tokenizer.vocab_size > config.tokenizer.vocab_size:
+        yield Problem(
+            "error",
+            f"{config.where('tokenizer.vocab_size')}: tokenizer.vocab_size = {config.tokenizer.vocab_size:,}, but "
+            f"{display(tokenizer.directory)} has {tokenizer.vocab_size:,} entries.",
+            f"Set tokenizer.vocab_size={tokenizer.vocab_size} or more, or name another tokenizer.",
+        )
+    if tokenizer and manifest and manifest.tokenizer_sha256 not in (None, tokenizer.sha256):
+        yield Problem(
+            "error",
+            f"dataset {config.data.name} was encoded with the tokenizer {manifest.tokenizer_sha256[:12]}..., but "
+            f"{display(tokenizer.directory)} is {tokenizer.sha256[:12]}...: ids would mean other text.",
+            f"Name the tokenizer it was made with, or make the data again: `nbtrain prepare {config.name} --force`.",
+        )
+
+
+# --- wording -------------------------------------------------------------------------------------------------
+
+
+def _gib(number: int) -> str:
+    return f"{number / GIB:,.1f} GiB"
+
+
+def _size(number: int) -> str:
+    return f"{number / 1e9:,.2f} GB" if number >= 1e7 else f"{number / 1e6:,.2f} MB"
+
+
+Check = Callable[[RunConfig, Machine], Problems]
+CHECKS: tuple[Check, ...] = (
+    features_are_there,
+    devices_suffice,
+    host_memory_suffices,
+    output_is_writable,
+    disk_holds_checkpoints,
+    data_is_whole,
+)

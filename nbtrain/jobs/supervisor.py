@@ -1,0 +1,308 @@
+"""The supervisor of one job: a detached process that starts the ranks, watches them and tells their end.
+
+    python -m nbtrain.jobs.supervisor <run dir> <job id>
+
+    QUEUED -> STARTING -> RUNNING -> SUCCEEDED | FAILED | CANCELLED
+                 ^           |
+                 +-RESTARTING+     from the newest whole checkpoint, after a wait that doubles
+
+It has its own session, so a kernel, a server or a shell may end around it, and it holds the run's lock while
+it lives. Signals: TERM and INT ask the ranks to save and leave, QUIT kills them, USR1 asks for a checkpoint;
+HUP is ignored. If it is killed itself, the kernel tells torchrun (PR_SET_PDEATHSIG), the ranks save and leave,
+and readers see the job as LOST.
+"""
+
+import contextlib
+import errno
+import os
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+from nbtrain.config.load import load_resolved
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs import leftovers, processes
+from nbtrain.jobs.attempt import POLL_SECONDS, Attempt
+from nbtrain.jobs.environment import usable_cores
+from nbtrain.jobs.summary import write_summary
+from nbtrain.jobs.verdict import Verdict
+from nbtrain.jobstate import CANCELLED, FAILED, RESTARTING, RUNNING, STARTING, SUCCEEDED
+from nbtrain.rundir import ControlRequest, EventWriter, Heartbeat, JobDir, JobRecord, ProcessIdentity, RunDir
+
+LONGEST_BACKOFF_SECONDS = 300.0
+# A full disk may get room again when torn files are removed: the last words are tried this often.
+LAST_WORD_TRIES = 20
+
+
+class Supervisor:
+    """Owner of a job from its first process to its last word."""
+
+    def __init__(self, job: JobDir):
+        self.job = job
+        self.run_dir = job.run
+        record = JobRecord.read(job.job_json)
+        if record is None:
+            raise FileNotFoundError(f"{job.job_json} is missing; a job is made by nbtrain submit")
+        self.record = record
+        self.record.supervisor = ProcessIdentity.of(os.getpid())
+        self.record.started_at = time.time()
+        self.events = EventWriter(job, "supervisor")
+        self.stop_requested = self.stop_now = self.save_requested = False
+        self.state_since = record.created_at
+        self.last_beat: Heartbeat | None = None
+        self.reached_step: int | None = None
+        self.requests = 0
+        self.config: RunConfig | None = None
+        self.record.write(job.job_json)
+
+    # --- the story --------------------------------------------------------------------------------------
+
+    def supervise(self) -> int:
+        """Take the job to its end. Returns the process's exit code."""
+        with self.run_dir.locked():
+            try:
+                self.config = load_resolved(self.run_dir.config_yaml)
+                self.cores = usable_cores()
+                self.wait_for_predecessors()
+                verdict = self.attempts()
+            except Exception as error:
+                # The last line of defence: whatever broke, no rank stays and the job has a cause.
+                traceback.print_exc()
+                processes.end_marked([self.job.job_id], 0.0)
+                verdict = Verdict(FAILED, f"the supervisor failed: {type(error).__name__}: {error}")
+            self.end(verdict)
+        return 0 if verdict.state in (SUCCEEDED, CANCELLED) else 1
+
+    def attempts(self) -> Verdict:
+        """Attempt after attempt, until one ends the job."""
+        backend = self.config.backend
+        before: Verdict | None = None
+        while True:
+            verdict = self.attempt()
+            if not verdict.retry:
+                return verdict
+            lost = self.tell_lost(verdict)
+            if before and verdict.signature and verdict.signature == before.signature:
+                return self.given_up(verdict, "the attempt before failed the same way")
+            if self.record.restarts >= backend.max_restarts:
+                return self.given_up(verdict, f"backend.max_restarts = {backend.max_restarts} is used up")
+            before = verdict
+            wait = min(backend.restart_backoff_seconds * 2**self.record.restarts, LONGEST_BACKOFF_SECONDS)
+            self.record.restarts += 1
+            self.event(
+                "restart",
+                f"attempt {self.record.attempt} failed: {verdict.cause}; {lost}; the next one starts in {wait:g} s",
+                attempt=self.record.attempt,
+                cause=verdict.cause,
+                wait_seconds=wait,
+            )
+            self.set_state(RESTARTING, verdict.cause)
+            if self.stopped_while_waiting(wait):
+                return Verdict(
+                    CANCELLED, f"stopped on request while it waited to restart; before: {verdict.cause}"
+                )
+            self.record.attempt += 1
+
+    def attempt(self) -> Verdict:
+        """One attempt: torchrun, from start to the last process gone."""
+        if self.stop_requested:
+            return Verdict(CANCELLED, "stopped on request before its ranks were started")
+        began = time.time()
+        self.job.control_request.unlink(missing_ok=True)
+        with self.job.supervisor_log.open("ab") as log:
+            attempt = Attempt(self.job, self.config, self.record, self.record.attempt, self.cores, log)
+            self.set_state(STARTING)
+            attempt.start()
+            while attempt.poll():
+                self.obey(attempt)
+                if self.record.state == STARTING and attempt.training():
+                    self.note_resumed(attempt)
+                    self.set_state(RUNNING)
+                time.sleep(POLL_SECONDS)
+            verdict = attempt.finish()
+        self.last_beat = attempt.lead() or self.last_beat
+        self.reached_step = attempt.reached_step()
+        for path in leftovers.sweep(self.run_dir, killed_since=began if attempt.killed else None):
+            self.event("warning", f"removed {path}, left half-written by a killed process")
+        return verdict
+
+    # --- what is asked of it -------------------------------------------------------------------------------
+
+    def listen(self) -> None:
+        """Signals become flags; the loop acts on them."""
+
+        def stop(number: int, frame: object) -> None:
+            self.stop_requested = True
+            self.stop_now = self.stop_now or number == signal.SIGQUIT
+
+        def save(number: int, frame: object) -> None:
+            self.save_requested = True
+
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT):
+            signal.signal(number, stop)
+        signal.signal(signal.SIGUSR1, save)
+
+    def obey(self, attempt: Attempt) -> None:
+        """Pass on to the ranks what was asked since the last look."""
+        if self.stop_requested and attempt.stop_asked_at is None:
+            self.request("stop", "cancelled")
+            self.event("state", "asked to stop" + (" at once, without saving" if self.stop_now else ""))
+            attempt.ask_stop(self.stop_now)
+        elif self.stop_now and not attempt.stop_now:
+            attempt.ask_stop(now=True)
+        if self.save_requested:
+            self.save_requested = False
+            if not self.stop_requested:
+                self.request("save", "asked for")
+                self.event("checkpoint", "asked for a checkpoint at the next step")
+
+    def request(self, action: str, reason: str) -> None:
+        before = ControlRequest.read(self.job.control_request)
+        number = max(before.request_id if before else 0, self.requests) + 1
+        self.requests = number
+        self.try_write(
+            lambda: ControlRequest(number, action, reason, time.time()).write(self.job.control_request)
+        )
+
+    def stopped_while_waiting(self, seconds: float) -> bool:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline and not self.stop_requested:
+            time.sleep(min(POLL_SECONDS, max(0.0, deadline - time.monotonic())))
+        return self.stop_requested
+
+    # --- what it tells --------------------------------------------------------------------------------------
+
+    def set_state(self, state: str, cause: str | None = None) -> None:
+        """Write the state to job.json and tell it as an event with the seconds spent in the one before."""
+        previous, self.record.state, self.record.cause = self.record.state, state, cause
+        self.try_write(lambda: self.record.write(self.job.job_json))
+        self.tell_state(previous)
+
+    def tell_state(self, previous: str) -> None:
+        now, state, cause = time.time(), self.record.state, self.record.cause
+        self.event(
+            "state",
+            f"{previous} -> {state}" + (f": {cause}" if cause else ""),
+            state=state,
+            previous_state=previous,
+            seconds=round(now - self.state_since, 3),
+            attempt=self.record.attempt,
+            **({"cause": cause} if cause else {}),
+        )
+        self.state_since = now
+
+    def event(self, kind: str, message: str, **data: object) -> None:
+        """One event, and the same line in supervisor.log."""
+        self.try_write(lambda: self.events.write(kind, message, **data))
+        # The log may lie on the same full disk; losing a line of it must not end a training.
+        with contextlib.suppress(OSError):
+            print(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} {kind}: {message}", flush=True)
+
+    def try_write(self, write: Callable[[], None]) -> bool:
+        """Write a record; False where the disk is full. A full disk must not end the watch over the ranks."""
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return False
+        return True
+
+    def note_resumed(self, attempt: Attempt) -> None:
+        """From which checkpoint the ranks went on, as rank 0 tells it."""
+        beat = attempt.lead()
+        step = beat.progress.checkpoint_step if beat and beat.progress else None
+        if self.record.attempt == 0:
+            self.record.resumed_from_step = step
+        if step:
+            self.event("checkpoint", f"went on from the checkpoint of step {step}", step=step)
+
+    def tell_lost(self, verdict: Verdict) -> str:
+        """What a failed attempt costs: the steps since the newest checkpoint."""
+        saved = leftovers.newest_checkpoint_step(self.run_dir) or 0
+        reached = max(filter(None, (verdict.step, self.reached_step, 0)), default=0)
+        schedule = self.config.batch_schedule
+        tokens = schedule.tokens_after(max(saved, reached)) - schedule.tokens_after(saved)
+        text = f"{max(0, reached - saved)} steps ({tokens:,} tokens) since the checkpoint of step {saved} are lost"
+        if not saved:
+            text = f"no checkpoint yet: {reached} steps ({tokens:,} tokens) are lost"
+        self.event(
+            "error", f"{verdict.cause}; {text}", lost_tokens=tokens, checkpoint_step=saved, step=reached
+        )
+        return text
+
+    def given_up(self, verdict: Verdict, why: str) -> Verdict:
+        return Verdict(FAILED, f"{verdict.cause}; not tried again: {why}", step=verdict.step)
+
+    def wait_for_predecessors(self) -> None:
+        """Ranks of an earlier job whose supervisor died may still be saving; two jobs must not share model/."""
+        others = [job_id for job_id in self.run_dir.job_ids() if job_id != self.job.job_id]
+        if left := processes.marked_pids(others):
+            seconds = self.config.backend.shutdown_timeout_seconds
+            self.event(
+                "warning", f"{len(left)} processes of a lost job are still there; waits up to {seconds:g} s"
+            )
+            killed = processes.end_marked(others, seconds)
+            self.event("warning", f"they are gone, {len(killed)} of them killed")
+        for path in leftovers.sweep(self.run_dir, killed_since=None):
+            self.event("warning", f"removed {path}, left half-written by an earlier job")
+
+    def end(self, verdict: Verdict) -> None:
+        """The last words: summary.json, then the final state, so that whoever waits finds both."""
+        cause = verdict.cause
+        if verdict.state == SUCCEEDED and self.config:
+            steps, scheduled = self.config.train_steps, self.config.scheduled_steps
+            cause += f": {steps:,} steps" + (
+                f" of {scheduled:,} (batch.max_steps ends it here)" if steps < scheduled else ""
+            )
+        if verdict.state == FAILED:
+            cause += self.disk_note()
+        previous, self.record.state, self.record.cause = self.record.state, verdict.state, cause
+        self.record.ended_at = time.time()
+        for _ in range(LAST_WORD_TRIES):
+            summed = not self.config or self.try_write(lambda: self.summary(verdict.state, cause))
+            if summed and self.try_write(lambda: self.record.write(self.job.job_json)):
+                break
+            time.sleep(0.5)
+        self.tell_state(previous)
+
+    def summary(self, state: str, cause: str) -> None:
+        write_summary(
+            self.run_dir,
+            self.config,
+            self.record,
+            state,
+            cause,
+            self.last_beat,
+            self.record.ended_at or time.time(),
+        )
+
+    def disk_note(self) -> str:
+        """A hint where the disk of the run is as good as full."""
+        usage = shutil.disk_usage(self.run_dir.path)
+        if usage.free > max(64 * 2**20, usage.total // 1000):
+            return ""
+        return f" (the run's disk has {usage.free / 2**20:.0f} MiB of {usage.total / 2**30:.2f} GiB free)"
+
+
+def main(run_dir: str, job_id: str) -> int:
+    """Detach and supervise."""
+    # The starter waits for this process only; its child belongs to nobody, so no zombie is left in a kernel.
+    if os.fork():
+        return 0
+    processes.adopt_orphans()
+    job = JobDir(RunDir(Path(run_dir)), job_id)
+    supervisor = Supervisor(job)
+    supervisor.listen()
+    return supervisor.supervise()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python -m nbtrain.jobs.supervisor RUN_DIR JOB_ID   (started by nbtrain submit)")
+    sys.exit(main(sys.argv[1], sys.argv[2]))

@@ -1,0 +1,111 @@
+"""A tiny prepared run, a rank program that trains nothing, and a fixture that leaves no process behind."""
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbtrain.config.load import load
+from nbtrain.config.schema import RunConfig
+from nbtrain.data.prepare import prepare
+from nbtrain.jobs import processes
+from nbtrain.jobs.registry import list_runs
+from nbtrain.jobs.submit import submit
+from nbtrain.rundir import JobDir, RunDir, read_events
+
+FAKE_RANK = str(Path(__file__).parent / "fake_rank.py")
+
+TINY = """
+name: tiny
+model: {num_layers: 2, hidden_size: 32, num_attention_heads: 2, seq_length: 16, hidden_dropout: 0.1}
+tokenizer: {name: mock, vocab_size: 384}
+data: {name: mock, split: "80,10,10", sources: [{kind: mock, num_documents: 300}]}
+batch: {micro_batch_size: 2, global_batch_size: 8, train_tokens: 1280}
+lr_schedule: {lr: 1.0e-3, lr_warmup_tokens: 128}
+precision: {dtype: fp32}
+checkpoint: {save_interval_steps: 4}
+evaluation: {eval_interval_steps: 5, eval_iters: 1}
+resources: {device: cpu}
+backend: {restart_backoff_seconds: 0.2, shutdown_timeout_seconds: 20}
+"""
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data home with the tiny run's tokenizer and tokens, made once."""
+    folder = tmp_path_factory.mktemp("data")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBTRAIN_DATA", str(folder))
+        yaml = folder / "tiny.yaml"
+        yaml.write_text(TINY)
+        prepare(load(yaml))
+    return folder
+
+
+@pytest.fixture
+def tiny(workspace: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., RunConfig]:
+    """Makes the tiny run's configuration, with overrides, in a workspace of its own."""
+    monkeypatch.setenv("NBTRAIN_DATA", str(tiny_data))
+    (workspace / "tiny.yaml").write_text(TINY)
+    return lambda **overrides: load(workspace / "tiny.yaml", overrides)
+
+
+@pytest.fixture
+def fake(tiny: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
+    """The tiny run with the fake rank's behaviour: fake(faults=[...], steps=20, ranks=2, backend={...})."""
+
+    def make(faults: list[dict[str, Any]] | None = None, ranks: int = 1, backend: Any = None, **fake: Any) -> RunConfig:
+        env = {f"FAKE_{key.upper()}": str(value) for key, value in fake.items()}
+        env["FAKE_FAULTS"] = json.dumps(faults or [])
+        more = {f"backend.{key}": value for key, value in (backend or {}).items()}
+        return tiny(**{"parallel.data_parallel_size": ranks, "backend.env": env, **more})
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After a test no process carries the marker of a job that it started."""
+    yield
+    if "workspace" not in request.fixturenames:
+        return
+    ids = [job_id for entry in list_runs() for job_id in RunDir.named(entry.name).job_ids()]
+    left = processes.marked_pids(ids)
+    processes.end_marked(ids, 0.0)
+    assert left == [], "processes were left behind"
+
+
+@pytest.fixture
+def wait_until() -> Callable[..., Any]:
+    """wait_until(condition, what): its first true value; fails after a minute, for a very busy machine."""
+
+    def wait(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if value := condition():
+                return value
+            time.sleep(0.05)
+        raise AssertionError(f"{what}: not within {seconds:g} s")
+
+    return wait
+
+
+@pytest.fixture
+def states_of() -> Callable[[JobDir], list[str]]:
+    """The states of a job in the order they were told."""
+    return lambda job: [
+        event["state"] for event in read_events(job) if event["kind"] == "state" and "state" in event
+    ]
+
+
+@pytest.fixture
+def start() -> Callable[..., JobDir]:
+    """submit() with the fake rank in place of the trainer."""
+
+    def start(config: RunConfig, **more: Any) -> JobDir:
+        return submit(config, command=(FAKE_RANK,), **more)
+
+    return start

@@ -1,0 +1,125 @@
+"""A rank that trains nothing: heartbeats, control/, TERM and the last word as the trainer does them, in 50 ms.
+
+python fake_rank.py <run dir>        behaviour by environment, set through backend.env:
+
+FAKE_STEPS          steps to make (default: those of the run's plan)
+FAKE_STEP_SECONDS   how long one takes (default 0.02)
+FAKE_SAVE_EVERY     a checkpoint every so many steps (default 5)
+FAKE_FAULTS         JSON list of {"rank", "attempt", "step", "do", ...}; do is one of exit (code), raise (message),
+                    word (outcome, message), kill (signal), stop (SIGSTOP), hang, ignore-stop, silent
+A checkpoint is a folder with a manifest; training goes on from the newest.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+from nbtrain import files
+from nbtrain.rundir import ControlRequest, Heartbeat, JobDir, ProcessIdentity, Progress, RunDir
+
+
+def main(run_path: str) -> int:
+    run = RunDir(run_path)
+    job = JobDir(run, os.environ["NBTRAIN_JOB"])
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    attempt = int(os.environ["NBTRAIN_ATTEMPT"])
+    plan = {
+        "steps": int(os.environ.get("FAKE_STEPS", "20")),
+        "seconds": float(os.environ.get("FAKE_STEP_SECONDS", "0.02")),
+        "save": int(os.environ.get("FAKE_SAVE_EVERY", "5")),
+    }
+    faults = [
+        fault
+        for fault in json.loads(os.environ.get("FAKE_FAULTS", "[]"))
+        if fault.get("rank", 0) == rank and fault.get("attempt", attempt) == attempt
+    ]
+    told = []
+    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    print(f"rank {rank} of {world}, attempt {attempt}, threads {os.environ['OMP_NUM_THREADS']}", flush=True)
+    steps = [step for step in run.checkpoint_steps() if run.checkpoint_manifest(step).exists()]
+    step = saved = max(steps, default=0)
+    progress = Progress(plan["steps"], 1000, num_parameters=12_345, checkpoint_step=saved or None)
+
+    def beat(phase: str) -> None:
+        progress.consumed_tokens, progress.consumed_samples = step * 64, step * 4
+        progress.loss, progress.samples_per_second, progress.tokens_per_second = 5.0 - step / 100, 40.0, 640.0
+        progress.checkpoint_step = saved or None
+        Heartbeat(
+            rank,
+            attempt,
+            ProcessIdentity.of(os.getpid()),
+            time.time(),
+            step,
+            phase,
+            time.time(),
+            progress if rank == 0 else None,
+        ).write(job.heartbeat(rank))
+
+    def save() -> None:
+        nonlocal saved
+        beat("save")
+        saved = step
+        if rank == 0:
+            folder = run.checkpoint(step)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "state.bin").write_bytes(b"x" * 100)
+            files.write_json(folder / "manifest.json", {"schema_version": 1, "files": {"state.bin": {"bytes": 100}}})
+
+    def say(outcome: str, message: str, detail: str = "") -> None:
+        word = {"outcome": outcome, "step": step, "message": message, "detail": detail}
+        with os.fdopen(int(os.environ["NBTRAIN_EXIT_FD"]), "w") as pipe:
+            pipe.write(json.dumps(word))
+
+    deaf = False
+    done_request = 0
+    beat("build")
+    while step < plan["steps"]:
+        beat("train")
+        for fault in faults:
+            if fault["step"] != step:
+                continue
+            what = fault["do"]
+            if what == "exit":
+                return fault["code"]
+            if what == "word":
+                say(fault["outcome"], fault["message"], fault.get("detail", ""))
+                return fault.get("code", 1)
+            if what == "kill":
+                os.kill(os.getpid(), fault["signal"])
+            if what == "stop":
+                os.kill(os.getpid(), signal.SIGSTOP)
+            if what == "hang":
+                while True:
+                    time.sleep(1)
+            if what == "ignore-stop":
+                deaf = True
+            if what == "torn":
+                (run.checkpoint(step) / "half").parent.mkdir(parents=True, exist_ok=True)
+                (job.path / "heartbeat" / f".{rank}.json.99.tmp").write_text("{")
+                os.kill(os.getpid(), signal.SIGKILL)
+        request = ControlRequest.read(job.control_request)
+        wanted = request.action if request and request.request_id > done_request else None
+        if not deaf and (told or wanted == "stop"):
+            save()
+            say("stopped", "stopped on request")
+            return 0
+        if wanted == "save":
+            save()
+            done_request = request.request_id
+            if rank == 0:
+                files.write_json(job.control_ack, {"request_id": done_request, "action": "save", "step": step})
+        time.sleep(plan["seconds"])
+        step += 1
+        if step % plan["save"] == 0:
+            save()
+    progress.validation_loss, progress.best_validation_loss, progress.test_loss = 4.5, 4.25, 4.6
+    save()
+    beat("end")
+    say("finished", "all steps are done")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

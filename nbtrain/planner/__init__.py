@@ -1,1 +1,1 @@
-"""What a run will need: memory, time, tokens and disk, before anything starts."""
+"""What a run needs before anything starts: memory by part, time, disk; by arithmetic, without torch."""

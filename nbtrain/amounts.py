@@ -1,0 +1,25 @@
+"""Numbers as a person reads them: counts, bytes and times in a few characters."""
+
+
+def count(value: float) -> str:
+    """126638592 as "126.6M"; 1000 of a unit make the next."""
+    for size, mark in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{mark}" if abs(value) < 10 * size else f"{value / size:.1f}{mark}"
+    return f"{value:g}"
+
+
+def size(num_bytes: float) -> str:
+    """42949672960 as "40.0 GiB"; 1024 of a unit make the next."""
+    for unit, mark in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if abs(num_bytes) >= unit:
+            return f"{num_bytes / unit:.1f} {mark}"
+    return f"{num_bytes:.0f} B"
+
+
+def duration(seconds: float) -> str:
+    """28800 as "8.0 h"; two figures are all that an estimate has."""
+    for unit, mark in ((365.25 * 86400, "years"), (86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= 1.5 * unit:
+            return f"{seconds / unit:.1f} {mark}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,60 @@
+"""What a run writes: its checkpoints, and its dataset where one is there already."""
+
+from dataclasses import dataclass
+
+from nbtrain.config.parameters import count_parameters
+from nbtrain.config.schema import RunConfig
+from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
+from nbtrain.errors import DataError
+from nbtrain.planner.memory import optimizer_bytes_per_parameter, weight_bytes
+
+
+@dataclass(frozen=True)
+class DiskEstimate:
+    """Bytes on disk at the run's fullest moment."""
+
+    checkpoint_bytes: int
+    """One checkpoint: weights as the model holds them, fp32 masters and moments."""
+    num_checkpoints: int
+    """Kept, and one more that is being written."""
+    dataset_bytes: int | None
+    """None where the dataset is not prepared."""
+    dataset_tokens: int | None
+
+    @property
+    def checkpoints_bytes(self) -> int:
+        return self.checkpoint_bytes * self.num_checkpoints
+
+    @property
+    def total_bytes(self) -> int:
+        return self.checkpoints_bytes + (self.dataset_bytes or 0)
+
+
+def estimate_disk(config: RunConfig) -> DiskEstimate:
+    """Checkpoints and dataset of a run."""
+    per_parameter = weight_bytes(config) + optimizer_bytes_per_parameter(config)
+    manifest = _manifest(config)
+    return DiskEstimate(
+        checkpoint_bytes=count_parameters(config).total * per_parameter,
+        num_checkpoints=num_checkpoints(config),
+        dataset_bytes=sum(entry["bytes"] for entry in manifest.files.values()) if manifest else None,
+        dataset_tokens=manifest.counts["tokens"] if manifest else None,
+    )
+
+
+def num_checkpoints(config: RunConfig) -> int:
+    """Most checkpoints on disk at one time: the newest, those kept for ever, and one being written."""
+    checkpoint, steps = config.checkpoint, config.train_steps
+    # One at every interval and one at the end.
+    written = -(-steps // checkpoint.save_interval_steps)
+    newest = min(checkpoint.keep_last, written)
+    for_ever = steps // checkpoint.keep_every_steps if checkpoint.keep_every_steps else 0
+    return min(newest + for_ever + 1, written)
+
+
+def _manifest(config: RunConfig) -> DatasetManifest | None:
+    try:
+        return DatasetFiles.of(config).manifest()
+    except DataError:
+        # A damaged dataset is no reason to have no plan; prepare and preflight say what is wrong with it.
+        return None

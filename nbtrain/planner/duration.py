@@ -1,0 +1,86 @@
+"""How long a run takes: its FLOPs over an assumed or a measured rate, stretched by the pipeline's bubble.
+
+On a GPU the rate is the datasheet peak times an assumed MFU. The assumption is what the upstream example
+reached: 27 % of an A100's peak, for 125M on 1 GPU (2.5B tokens in about 8 h) as for 1.3B on 4 (26B in about
+8 days), evaluation and checkpoints included. On a CPU it is what a trial reached per core, with AMX. A run that
+has been tried before is planned by its own measured rate.
+"""
+
+import os
+from dataclasses import dataclass
+
+from nbtrain import files
+from nbtrain.config.devices import find_device
+from nbtrain.config.flops import model_flops_per_token
+from nbtrain.config.schema import RunConfig
+from nbtrain.rundir import RunDir
+
+ASSUMED_MFU = 0.27
+# Model FLOP/s per core: GPT of 14M parameters (6 layers, hidden 384, vocabulary 8192, sequence 512, batch 8) on
+# 2 cores with AMX, 2,400 tokens/s in fp32 and 4,900 in bf16.
+ASSUMED_FLOPS_PER_CORE = {"fp32": 116e9, "bf16": 237e9, "fp16": 116e9}
+
+
+@dataclass(frozen=True)
+class DurationEstimate:
+    """Seconds of the whole run, and on what they rest."""
+
+    seconds: float | None
+    """None where the device is not known."""
+    tokens_per_second: float | None
+    """All ranks."""
+    bubble_fraction: float
+    """Share of a step in which a pipeline stage waits."""
+    basis: str
+    """One sentence: where the rate comes from."""
+
+
+def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationEstimate:
+    """Time for the steps this run makes (batch.max_steps counted).
+
+    `use_measured` takes the rate of this run's last job where it has the same model, layout and machine count.
+    """
+    bubble = bubble_fraction(config)
+    rate, basis = (_measured(config) if use_measured else None) or _assumed(config, bubble)
+    tokens = config.batch_schedule.tokens_after(config.train_steps)
+    return DurationEstimate(tokens / rate if rate else None, rate, bubble, basis)
+
+
+def bubble_fraction(config: RunConfig) -> float:
+    """(p - 1) / (m + p - 1) for p stages and m micro batches (arXiv:2104.04473, section 2.2), full batch."""
+    stages = config.parallel.pipeline_parallel_size
+    return (stages - 1) / (config.accumulation_steps + stages - 1)
+
+
+def _measured(config: RunConfig) -> tuple[float, str] | None:
+    summary = files.read_json(RunDir.named(config.name).summary_json)
+    if not summary or not summary.get("samples_per_second"):
+        return None
+    same = {
+        "seq_length": config.model.seq_length,
+        "global_batch_size": config.batch.global_batch_size,
+        "world_size": config.world_size,
+    }
+    if any(summary.get(key) != value for key, value in same.items()):
+        return None
+    rate = summary["samples_per_second"] * config.model.seq_length
+    return rate, f"{rate:,.0f} tokens/s, measured by this run's last job"
+
+
+def _assumed(config: RunConfig, bubble: float) -> tuple[float | None, str]:
+    flops, resources = model_flops_per_token(config), config.resources
+    dtype = config.precision.dtype
+    if resources.device == "cpu":
+        cores = (resources.cpus_per_node or os.cpu_count() or 1) * resources.nodes
+        per_core = ASSUMED_FLOPS_PER_CORE[dtype]
+        basis = f"assumed {per_core / 1e9:.0f} GFLOP/s on each of {cores} cores in {dtype}, as in a trial with AMX"
+        return cores * per_core * (1 - bubble) / flops, basis
+    device = find_device(resources.gpu_type) if resources.gpu_type else None
+    peak = device.peak(dtype) if device else None
+    if not device or not peak:
+        reason = f"{device.name} has no {dtype} peak" if device else "resources.gpu_type is not set"
+        return None, f"unknown: {reason}"
+    basis = f"assumed {ASSUMED_MFU:.0%} of {device.name}'s {peak / 1e12:g} TFLOP/s, what the upstream example reached"
+    if bubble:
+        basis += f", less a pipeline bubble of {bubble:.0%}"
+    return config.world_size * peak * ASSUMED_MFU * (1 - bubble) / flops, basis

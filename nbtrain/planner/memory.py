@@ -1,0 +1,233 @@
+"""Memory of one rank at its peak, by part, for every stage of the pipeline.
+
+    weights      in the format of the products; under autocast fp32 and a 16-bit copy of the matrices
+    gradients    fp32 (16-bit micro-batch gradients are summed in fp32)
+    optimizer    fp32 master weights and Adam's two moments: 12 bytes a parameter (fp32 with ZeRO 0: 8)
+    activations  s b h (34 - 2 masks without dropout) per layer in 16 bit, less by tensor and sequence parallelism,
+                 the layer inputs alone with activation checkpointing; times the micro batches in flight
+    logits       one chunk of the linear + cross entropy, and its fp32 gradient of the word embeddings
+    workspace    DeepSpeed's communication buffers, and what CUDA and the libraries take for themselves
+
+ZeRO divides optimizer (1), gradients (2) and weights (3) by the data-parallel ranks: arXiv:1910.02054,
+section 5. Activations: arXiv:2205.05198, sections 4.1 and 5 (equations 1, 2, 4 and 5), without the attention
+scores, which flash attention does not keep. Pipeline: stage k of p holds p - k micro batches (1F1B,
+arXiv:2104.04473, section 2.2).
+
+Against the upstream example's published peaks see tests/planner/test_memory.py: the parts are right within a
+few per cent where the peak is of allocated memory; fragmentation, which torch's allocator adds, is not
+estimated.
+"""
+
+import os
+from dataclasses import dataclass
+
+from nbtrain.config.devices import GIB, find_device
+from nbtrain.config.parameters import count_stage_parameters
+from nbtrain.config.schema import RunConfig
+
+# Assumed for CUDA's context, cuBLAS workspaces and NCCL channels together.
+GPU_RUNTIME_BYTES = 1 * GIB
+# Resident memory of a Python process that has imported torch and deepspeed: 240 MiB measured, and its threads.
+CPU_RUNTIME_BYTES = GIB // 4
+# DeepSpeed's defaults for ZeRO 3: parameters that may be whole at one time.
+ZERO3_MAX_LIVE_PARAMETERS = 1_000_000_000
+
+PARTS = ("weights", "gradients", "optimizer", "activations", "logits", "workspace")
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes by part on the fullest rank, and what its device has."""
+
+    parts: dict[str, int]
+    """Bytes for each of PARTS."""
+    stage: int
+    """The pipeline stage that needs most."""
+    device_bytes: int | None
+    """What one rank may take; None where the device is not known."""
+    device: str
+    """Where that figure comes from, e.g. "A100-40GB"."""
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def fits(self) -> bool | None:
+        """None where the device is not known."""
+        return None if self.device_bytes is None else self.total_bytes <= self.device_bytes
+
+
+def estimate_memory(config: RunConfig) -> MemoryEstimate:
+    """The fullest rank of a run."""
+    stages = range(config.parallel.pipeline_parallel_size)
+    by_stage = {stage: stage_memory(config, stage) for stage in stages}
+    fullest = max(stages, key=lambda stage: sum(by_stage[stage].values()))
+    device_bytes, device = _device(config)
+    return MemoryEstimate(by_stage[fullest], fullest, device_bytes, device)
+
+
+def stage_memory(config: RunConfig, stage: int) -> dict[str, int]:
+    """Bytes by part on one rank of a pipeline stage."""
+    state = _model_state(config, stage)
+    return {
+        **state,
+        "activations": activation_bytes(config, stage),
+        "logits": logits_bytes(config, stage),
+        "workspace": _workspace(config, stage),
+    }
+
+
+# --- model state ----------------------------------------------------------------------------------------------
+
+
+def _model_state(config: RunConfig, stage: int) -> dict[str, int]:
+    parameters = count_stage_parameters(config, stage)
+    count, zero = parameters.total, config.parallel.zero_stage
+    ranks = config.parallel.data_parallel_size
+    weights = count * weight_bytes(config)
+    if config.precision.autocast:
+        # Autocast keeps the cast matrices until the end of the forward pass.
+        weights += 2 * (parameters.attention + parameters.mlp + parameters.word_embeddings)
+    optimizer = count * optimizer_bytes_per_parameter(config)
+    gradients = count * 4
+    return {
+        "weights": weights // (ranks if zero == 3 else 1),
+        "gradients": gradients // (ranks if zero >= 2 else 1),
+        "optimizer": optimizer // (ranks if zero >= 1 else 1),
+    }
+
+
+def weight_bytes(config: RunConfig) -> int:
+    """Bytes of one weight as the model holds it."""
+    return 4 if config.precision.dtype == "fp32" or config.precision.autocast else 2
+
+
+def optimizer_bytes_per_parameter(config: RunConfig) -> int:
+    """Two fp32 moments, and the fp32 masters that every ZeRO stage but 0 keeps, in fp32 too."""
+    return 8 if config.parallel.zero_stage == 0 else 12
+
+
+# --- activations ----------------------------------------------------------------------------------------------
+
+
+def activation_bytes(config: RunConfig, stage: int) -> int:
+    """Everything kept for the backward pass, over the micro batches in flight."""
+    layers = config.model.num_layers // config.parallel.pipeline_parallel_size
+    in_flight = min(config.parallel.pipeline_parallel_size - stage, config.accumulation_steps)
+    checkpointing = config.parallel.activation_checkpointing
+    layer = _layer_bytes(config)
+    if checkpointing.granularity == "full":
+        pieces = -(-layers // checkpointing.interval_layers)
+        kept = pieces * _stream_bytes(config)
+        # While one piece is recomputed its layers are there in full.
+        return in_flight * kept + checkpointing.interval_layers * layer + _ends_bytes(config, stage)
+    return in_flight * (layers * layer + _ends_bytes(config, stage))
+
+
+def _layer_bytes(config: RunConfig) -> int:
+    """One layer and one micro batch: arXiv:2205.05198, section 4, counted by tensor.
+
+    Per token and hidden unit, whole on every tensor-parallel rank unless sequence parallel: two LayerNorm
+    inputs, the inputs of query/key/value and of the MLP, two dropout masks. Cut among the ranks: query, key,
+    value, attention output, the MLP's GELU input and output.
+    """
+    model, parallel = config.model, config.parallel
+    tensor = parallel.tensor_parallel_size
+    whole = tensor if parallel.sequence_parallel else 1
+    stream, product = _stream_element(config), _product_element(config)
+    masks = 2 if model.hidden_dropout else 0
+    width = 2 * model.resolved_ffn_hidden_size / model.hidden_size
+    per_unit = (2 * stream + 2 * product + masks) / whole + (4 + width) * product / tensor
+    tokens = model.seq_length * config.batch.micro_batch_size
+    # Flash attention keeps one fp32 number per head and token, the log-sum-exp of the scores.
+    heads = model.num_attention_heads / tensor
+    scores = 4 * heads * tokens
+    if keeps_scores(config):
+        # Softmax, its dropout mask and the dropped-out softmax, for every pair of positions.
+        masks = 1 + product if model.attention_dropout else 0
+        scores = (product + masks) * heads * tokens * model.seq_length
+    return int(tokens * model.hidden_size * per_unit + scores)
+
+
+def keeps_scores(config: RunConfig) -> bool:
+    """Whether the attention kernel materializes all scores: `math`, and on CPU whatever knows dropout."""
+    backend = config.model.attention_backend
+    on_cpu = config.resources.device == "cpu"
+    return backend == "math" or (backend == "auto" and on_cpu and config.model.attention_dropout > 0)
+
+
+def _ends_bytes(config: RunConfig, stage: int) -> int:
+    """The embedding's dropout mask on the first stage, the final LayerNorm's input and output on the last."""
+    per_unit = 0
+    if stage == 0 and config.model.hidden_dropout:
+        per_unit += 1
+    if stage == config.parallel.pipeline_parallel_size - 1:
+        per_unit += _stream_element(config) + _product_element(config)
+    return per_unit * config.model.seq_length * config.batch.micro_batch_size * config.model.hidden_size
+
+
+def _stream_bytes(config: RunConfig) -> int:
+    """The input of a layer, one micro batch: what activation checkpointing keeps."""
+    tokens = config.model.seq_length * config.batch.micro_batch_size
+    whole = config.parallel.tensor_parallel_size if config.parallel.sequence_parallel else 1
+    return _stream_element(config) * tokens * config.model.hidden_size // whole
+
+
+def _stream_element(config: RunConfig) -> int:
+    """Bytes of a number in the residual stream: autocast leaves it in fp32."""
+    return weight_bytes(config)
+
+
+def _product_element(config: RunConfig) -> int:
+    """Bytes of a number that goes into or comes out of a matrix product."""
+    return 4 if config.precision.dtype == "fp32" else 2
+
+
+# --- logits and workspace -------------------------------------------------------------------------------------
+
+
+def logits_bytes(config: RunConfig, stage: int) -> int:
+    """The fused linear + cross entropy of model/loss.py, on the last stage.
+
+    A chunk's logits in the products' format and its log-softmax in fp32; the fp32 gradient of the word
+    embeddings and the gradient of the hidden states, both made in the forward pass.
+    """
+    if stage != config.parallel.pipeline_parallel_size - 1:
+        return 0
+    tokens = config.model.seq_length * config.batch.micro_batch_size
+    chunk = min(config.model.cross_entropy_chunk_tokens or tokens, tokens)
+    vocabulary = config.padded_vocab_size // config.parallel.tensor_parallel_size
+    hidden = config.model.hidden_size
+    return chunk * vocabulary * (_product_element(config) + 4) + 4 * vocabulary * hidden + 4 * tokens * hidden
+
+
+def _workspace(config: RunConfig, stage: int) -> int:
+    parallel, zero = config.parallel, config.parallel.zero_stage
+    count = count_stage_parameters(config, stage).total
+    on_gpu = config.resources.device == "gpu"
+    buffers = 0
+    if zero in (1, 2):
+        # Read in DeepSpeed 0.19: stage_1_and_2.py, setup_buckets. Stage 1 reduces the fp32 sums.
+        element = 4 if zero == 1 else weight_bytes(config)
+        bucket = parallel.reduce_bucket_size if on_gpu else min(parallel.reduce_bucket_size, count)
+        if parallel.contiguous_gradients:
+            buffers += element * bucket * (2 if parallel.overlap_comm else 1)
+        # The flat fp32 gradient of this rank's share, made for the step.
+        buffers += 4 * count // parallel.data_parallel_size
+    if zero == 3:
+        buffers += weight_bytes(config) * min(count, ZERO3_MAX_LIVE_PARAMETERS)
+        buffers += weight_bytes(config) * min(parallel.reduce_bucket_size, count)
+    return buffers + (GPU_RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES)
+
+
+def _device(config: RunConfig) -> tuple[int | None, str]:
+    resources = config.resources
+    if resources.device == "gpu":
+        device = find_device(resources.gpu_type) if resources.gpu_type else None
+        return (device.memory_bytes, device.name) if device else (None, "GPU of unknown type")
+    ranks = max(1, config.world_size // resources.nodes)
+    label = "host memory" if ranks == 1 else f"host memory / {ranks} ranks"
+    if resources.memory_per_node_bytes:
+        return resources.memory_per_node_bytes // ranks, label
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // ranks, f"this machine's {label}"

@@ -1,0 +1,107 @@
+"""A plan as a picture: memory by part against the device's, and batch and learning rate over the run.
+
+matplotlib is imported when a picture is made, without pyplot: no display is needed, and nothing is kept alive.
+"""
+
+import io
+from typing import TYPE_CHECKING
+
+from nbtrain import amounts
+from nbtrain.config.devices import GIB
+from nbtrain.config.lr_schedule import LrSchedule
+from nbtrain.planner.plan import Plan
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLORS = {
+    "weights": "#1f77b4",
+    "gradients": "#5fa8d3",
+    "optimizer": "#0b3c5d",
+    "activations": "#e8710a",
+    "logits": "#f2b56b",
+    "workspace": "#9aa0a6",
+}
+BLUE, ORANGE, GREY = "#1f77b4", "#e8710a", "#6b7280"
+SCHEDULE_POINTS = 400
+
+
+def plan_picture(plan: Plan) -> "Figure":
+    """One figure with both pictures; a notebook shows it, savefig() writes it."""
+    from matplotlib.figure import Figure
+
+    class Picture(Figure):
+        """A figure that a notebook can show without pyplot."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+    figure = Picture(figsize=(11, 3.6), layout="constrained", dpi=100)
+    memory, schedule = figure.subplots(1, 2, width_ratios=(1, 1.1))
+    figure.suptitle(f"{plan.config.name}: {amounts.count(plan.parameters.total)} parameters", fontsize=12)
+    _draw_memory(memory, plan)
+    _draw_schedule(schedule, plan)
+    return figure
+
+
+def _draw_memory(axes: "Axes", plan: Plan) -> None:
+    memory = plan.memory
+    unit, name = (GIB, "GiB") if max(memory.total_bytes, memory.device_bytes or 0) > GIB else (2**20, "MiB")
+    left = 0.0
+    for part, value in memory.parts.items():
+        if value:
+            axes.barh(
+                0,
+                value / unit,
+                left=left / unit,
+                height=0.5,
+                color=COLORS[part],
+                label=f"{part} {amounts.size(value)}",
+            )
+            left += value
+    if memory.device_bytes:
+        axes.axvline(memory.device_bytes / unit, color="#b3261e", linewidth=1.5, linestyle="--")
+        axes.annotate(
+            f"{memory.device}: {amounts.size(memory.device_bytes)}",
+            (memory.device_bytes / unit, 0.42),
+            ha="right",
+            fontsize=8,
+            color="#b3261e",
+            textcoords="offset points",
+            xytext=(-4, 0),
+        )
+    axes.set_title(f"Memory of one rank: {amounts.size(memory.total_bytes)}", fontsize=10, loc="left")
+    axes.set_xlabel(name, fontsize=9)
+    axes.set_ylim(-1.1, 0.6)
+    axes.set_yticks([])
+    axes.tick_params(labelsize=8)
+    axes.legend(fontsize=8, frameon=False, ncols=2, loc="lower left")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def _draw_schedule(axes: "Axes", plan: Plan) -> None:
+    config = plan.config
+    batches, rates = config.batch_schedule, LrSchedule.of(config)
+    total = config.scheduled_steps
+    steps = sorted({round(total * point / SCHEDULE_POINTS) for point in range(SCHEDULE_POINTS + 1)})
+    tokens = [batches.tokens_after(step) for step in steps]
+    axes.plot(tokens, [rates.learning_rate(at) for at in tokens], color=BLUE, linewidth=1.5)
+    axes.set_title("Learning rate and batch", fontsize=10, loc="left")
+    axes.set_xlabel("tokens", fontsize=9)
+    axes.set_ylabel("learning rate", fontsize=9, color=BLUE)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_formatter(lambda value, _: amounts.count(value))
+    axes.grid(True, color="#d8dce1", linewidth=0.6)
+    batch = axes.twinx()
+    sizes = [batches.size_at(batches.samples_after(step)) for step in steps]
+    batch.plot(tokens, sizes, color=ORANGE, linewidth=1.2, drawstyle="steps-post")
+    batch.set_ylabel("batch, sequences", fontsize=9, color=ORANGE)
+    batch.set_ylim(0, 1.15 * max(sizes))
+    if config.train_steps < total:
+        axes.axvline(batches.tokens_after(config.train_steps), color=GREY, linestyle=":", linewidth=1)
+    for each in (axes, batch):
+        each.tick_params(labelsize=8)
+        each.spines["top"].set_visible(False)

@@ -1,0 +1,293 @@
+"""The plan of a run: everything that can be known before it starts.
+
+plan(config) -> Plan      str(plan) is a table, in a notebook it is one in HTML, to_dict() is plan.json
+"""
+
+import html
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from nbtrain import amounts
+from nbtrain.config.devices import GIB
+from nbtrain.config.flops import model_flops_per_token
+from nbtrain.config.parameters import Parameters, count_parameters
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.disk import DiskEstimate, estimate_disk
+from nbtrain.planner.duration import DurationEstimate, estimate_duration
+from nbtrain.planner.memory import MemoryEstimate, estimate_memory
+
+SCHEMA_VERSION = 1
+
+# More than four passes over the same text add little: arXiv:2305.16264, section 5.
+USEFUL_EPOCHS = 4
+# A plan above this share of the device is likely to fail: fragmentation is not estimated.
+TIGHT_MEMORY_FRACTION = 0.9
+LARGE_BUBBLE_FRACTION = 0.2
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Parameters, tokens, memory, time and disk of one run."""
+
+    config: RunConfig
+    parameters: Parameters
+    memory: MemoryEstimate
+    duration: DurationEstimate
+    disk: DiskEstimate
+    warnings: list[str] = field(default_factory=list)
+    """What does not fit or will disappoint, in numbers."""
+
+    @property
+    def fits(self) -> bool | None:
+        """Whether the device's memory suffices; None where it is not known."""
+        return self.memory.fits
+
+    @property
+    def epochs(self) -> float | None:
+        """Passes over the training split; None where the dataset is not prepared."""
+        return epochs(self.config, self.disk.dataset_tokens)
+
+    @property
+    def batch_equation(self) -> str:
+        """Tokens per step as an equation."""
+        config = self.config
+        data = config.parallel.data_parallel_size
+        return (
+            f"{config.batch.micro_batch_size} micro batch x {data} data parallel x {config.accumulation_steps} "
+            f"accumulation x {config.model.seq_length} tokens = {config.tokens_per_step:,} tokens a step"
+        )
+
+    @property
+    def layout(self) -> str:
+        """The layout as a product."""
+        parallel = self.config.parallel
+        return (
+            f"data({parallel.data_parallel_size}) * pipeline({parallel.pipeline_parallel_size}) * "
+            f"tensor({parallel.tensor_parallel_size}) = {self.config.world_size} processes, "
+            f"ZeRO {parallel.zero_stage}, {self.config.precision.dtype}"
+        )
+
+    def sections(self) -> list[tuple[str, list[tuple[str, str]]]]:
+        """(title, rows of name and value): the one source of the text and the HTML table."""
+        config, memory, duration, disk = self.config, self.memory, self.duration, self.disk
+        steps = f"{config.train_steps:,}"
+        if config.train_steps < config.scheduled_steps:
+            steps += f" of {config.scheduled_steps:,} (max_steps)"
+        ramp = config.batch.rampup
+        model = config.model
+        size = [
+            (
+                "model",
+                f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_attention_heads} heads",
+            ),
+            ("parameters", f"{self.parameters.total:,} ({amounts.count(self.parameters.total)})"),
+            *(
+                (f"  {part.replace('_', ' ')}", f"{value:,}")
+                for part, value in self.parameters.to_dict().items()
+            ),
+            ("vocabulary", f"{config.tokenizer.vocab_size:,}, padded to {config.padded_vocab_size:,}"),
+        ]
+        training = [
+            ("tokens", f"{config.batch.train_tokens:,} ({amounts.count(config.batch.train_tokens)})"),
+            ("a step", self.batch_equation),
+            ("steps", steps),
+            ("layout", self.layout),
+            ("FLOPs a token", f"{model_flops_per_token(config) / 1e6:,.1f} M, forward and backward"),
+        ]
+        if ramp:
+            training.insert(
+                3,
+                (
+                    "ramp-up",
+                    f"from {ramp.start_batch_size} by {ramp.batch_size_increment} over {ramp.ramp_samples:,} samples",
+                ),
+            )
+        if self.epochs is not None:
+            training.append(
+                ("epochs", f"{self.epochs:.2f} over {disk.dataset_tokens:,} tokens in the dataset")
+            )
+        parts = [(f"  {part}", amounts.size(value)) for part, value in memory.parts.items()]
+        where = f" (pipeline stage {memory.stage})" if config.parallel.pipeline_parallel_size > 1 else ""
+        memory_rows = [
+            (f"one {config.resources.device} rank", amounts.size(memory.total_bytes) + where),
+            *parts,
+            ("device has", self._device_line()),
+        ]
+        time_rows = [
+            ("time", amounts.duration(duration.seconds) if duration.seconds is not None else "unknown"),
+            (
+                "rate",
+                f"{duration.tokens_per_second:,.0f} tokens/s" if duration.tokens_per_second else "unknown",
+            ),
+            ("basis", duration.basis),
+        ]
+        disk_rows = [
+            ("checkpoint", amounts.size(disk.checkpoint_bytes)),
+            ("checkpoints", f"{disk.num_checkpoints} at most: {amounts.size(disk.checkpoints_bytes)}"),
+            (
+                "dataset",
+                amounts.size(disk.dataset_bytes) if disk.dataset_bytes is not None else "not prepared yet",
+            ),
+        ]
+        return [
+            ("Model", size),
+            ("Training", training),
+            ("Memory", memory_rows),
+            ("Time", time_rows),
+            ("Disk", disk_rows),
+        ]
+
+    def lines(self) -> list[str]:
+        """The plan as text, one line per figure."""
+        sections = self.sections()
+        width = max(len(name) for _, rows in sections for name, _ in rows) + 2
+        lines = [f"Plan of {self.config.name}"]
+        for title, rows in sections:
+            lines += ["", title]
+            lines += [f"  {name:<{width}}{value}" for name, value in rows]
+        if self.warnings:
+            lines += ["", "Warnings", *(f"  - {warning}" for warning in self.warnings)]
+        return lines
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines())
+
+    def _repr_html_(self) -> str:
+        rows = []
+        for title, entries in self.sections():
+            rows.append(f'<tr><th colspan="2" style="text-align:left">{html.escape(title)}</th></tr>')
+            for name, value in entries:
+                indent = 2.5 if name.startswith(" ") else 1
+                rows.append(
+                    f'<tr><td style="text-align:left;padding-left:{indent}em">{html.escape(name.strip())}</td>'
+                    f'<td style="text-align:left">{html.escape(value)}</td></tr>'
+                )
+        warnings = "".join(f"<li>{html.escape(warning)}</li>" for warning in self.warnings)
+        listed = f"<p><b>Warnings</b></p><ul>{warnings}</ul>" if warnings else ""
+        return f"<p><b>Plan of {html.escape(self.config.name)}</b></p><table>{''.join(rows)}</table>{listed}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """The content of plan.json."""
+        config = self.config
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "name": config.name,
+            "parameters": {**self.parameters.to_dict(), "total": self.parameters.total},
+            "train_tokens": config.batch.train_tokens,
+            "tokens_per_step": config.tokens_per_step,
+            "train_steps": config.train_steps,
+            "scheduled_steps": config.scheduled_steps,
+            "world_size": config.world_size,
+            "model_flops_per_token": model_flops_per_token(config),
+            "memory": {
+                **asdict(self.memory),
+                "total_bytes": self.memory.total_bytes,
+                "fits": self.memory.fits,
+            },
+            "duration": asdict(self.duration),
+            "disk": {
+                **asdict(self.disk),
+                "checkpoints_bytes": self.disk.checkpoints_bytes,
+                "total_bytes": self.disk.total_bytes,
+            },
+            "epochs": self.epochs,
+            "warnings": list(self.warnings),
+        }
+
+    def _device_line(self) -> str:
+        memory = self.memory
+        if memory.device_bytes is None:
+            return f"{memory.device}: set resources.gpu_type"
+        verdict = "fits" if memory.fits else "does not fit"
+        return f"{amounts.size(memory.device_bytes)} ({memory.device}): {verdict}"
+
+
+def plan(config: RunConfig, use_measured: bool = True) -> Plan:
+    """The plan of a checked configuration. Needs no data; a prepared dataset and an earlier job sharpen it."""
+    memory, duration, disk = (
+        estimate_memory(config),
+        estimate_duration(config, use_measured),
+        estimate_disk(config),
+    )
+    return Plan(
+        config=config,
+        parameters=count_parameters(config),
+        memory=memory,
+        duration=duration,
+        disk=disk,
+        warnings=[*_memory_warnings(config, memory), *_run_warnings(config, duration, disk)],
+    )
+
+
+def epochs(config: RunConfig, dataset_tokens: int | None) -> float | None:
+    """Passes over the training split of a dataset."""
+    if not dataset_tokens:
+        return None
+    sizes = [float(part) for part in config.data.split.split(",")]
+    return config.batch.train_tokens / (dataset_tokens * sizes[0] / sum(sizes))
+
+
+def _memory_warnings(config: RunConfig, memory: MemoryEstimate) -> list[str]:
+    if memory.device_bytes is None:
+        return ["The device is not known, so nothing says whether the run fits: set resources.gpu_type."]
+    if memory.total_bytes <= TIGHT_MEMORY_FRACTION * memory.device_bytes:
+        return []
+    verdict = "does not fit" if not memory.fits else "fits with less than 10 % to spare"
+    warning = (
+        f"{verdict}: one rank needs {amounts.size(memory.total_bytes)}, "
+        f"{memory.device} has {amounts.size(memory.device_bytes)}."
+    )
+    largest = max(memory.parts, key=lambda part: memory.parts[part])
+    return [warning[0].upper() + warning[1:] + f" Most is {largest}: {_remedy(config, largest)}."]
+
+
+def _remedy(config: RunConfig, part: str) -> str:
+    parallel = config.parallel
+    if part == "activations":
+        if parallel.activation_checkpointing.granularity == "none":
+            return (
+                "set parallel.activation_checkpointing.granularity: full, or a smaller batch.micro_batch_size"
+            )
+        return "set a smaller batch.micro_batch_size"
+    if part == "logits":
+        return f"set a smaller model.cross_entropy_chunk_tokens ({config.model.cross_entropy_chunk_tokens})"
+    if part == "workspace":
+        return "set a smaller parallel.reduce_bucket_size, or overlap_comm: false"
+    stage = {"optimizer": 1, "gradients": 2, "weights": 3}[part]
+    allowed = 1 if parallel.pipeline_parallel_size > 1 else 3
+    if parallel.data_parallel_size > 1 and parallel.zero_stage < stage <= allowed:
+        return f"set parallel.zero_stage: {stage}"
+    return "cut the model among more ranks (data_parallel_size with ZeRO, tensor or pipeline)"
+
+
+def _run_warnings(config: RunConfig, duration: DurationEstimate, disk: DiskEstimate) -> list[str]:
+    parallel, resources = config.parallel, config.resources
+    warnings = []
+    if duration.bubble_fraction > LARGE_BUBBLE_FRACTION:
+        warnings.append(
+            f"The pipeline waits {duration.bubble_fraction:.0%} of each step: {config.accumulation_steps} micro "
+            f"batches for {parallel.pipeline_parallel_size} stages. A larger global_batch_size or a smaller "
+            "micro_batch_size makes more."
+        )
+    if resources.device == "gpu" and parallel.tensor_parallel_size > resources.gpus_per_node:
+        warnings.append(
+            f"tensor_parallel_size({parallel.tensor_parallel_size}) reaches across nodes of {resources.gpus_per_node} "
+            "GPUs: every layer then waits for the network."
+        )
+    if config.lr_schedule.lr_decay_style != "constant" and config.lr_decay_tokens > config.batch.train_tokens:
+        warnings.append(
+            f"min_lr is not reached: lr_decay_tokens({config.lr_decay_tokens:,}) is more than "
+            f"train_tokens({config.batch.train_tokens:,})."
+        )
+    passes = epochs(config, disk.dataset_tokens)
+    if passes is not None and passes > USEFUL_EPOCHS:
+        warnings.append(
+            f"The run reads its training text {passes:.1f} times; more than {USEFUL_EPOCHS} add little "
+            "(arXiv:2305.16264). Take more text or fewer train_tokens."
+        )
+    if disk.checkpoint_bytes > 10 * GIB and config.checkpoint.keep_last > 5:
+        warnings.append(
+            f"{disk.num_checkpoints} checkpoints of {amounts.size(disk.checkpoint_bytes)} stay on disk; "
+            "checkpoint.keep_last decides."
+        )
+    return warnings

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from nbtrain.data.sources.base import open_source
 from nbtrain.errors import DataError
 
-KEEP_BYTES = 64 << 20
+KEEP_BYTES = 32 << 20
 
 
 class Corpus:

@@ -22,7 +22,7 @@ from nbtrain import files
 from nbtrain.config.schema import RunConfig
 from nbtrain.data.indexed import IndexedDataset, bin_path, check_vocabulary, idx_path, missing
 from nbtrain.errors import DataError
-from nbtrain.workspace import dataset_dir, display
+from nbtrain.workspace import dataset_dir, display, resolve, valid_name
 
 SCHEMA_VERSION = 1
 
@@ -64,9 +64,9 @@ class DatasetManifest:
 class DatasetFiles:
     """Owner of every path of one dataset."""
 
-    def __init__(self, directory: str | os.PathLike, json_key: str = "text"):
+    def __init__(self, directory: str | os.PathLike, json_key: str = "text", stem: str | None = None):
         self.directory = Path(directory)
-        self.json_key = json_key
+        self.stem = stem or f"{json_key}_document"
 
     @classmethod
     def named(cls, name: str, json_key: str = "text") -> "DatasetFiles":
@@ -78,12 +78,36 @@ class DatasetFiles:
         """The dataset of a run."""
         return cls.named(config.data.name, config.data.json_key)
 
+    @classmethod
+    def find(cls, target: "str | os.PathLike | RunConfig") -> "DatasetFiles":
+        """The dataset that a person means: a run's, a name in the data home, or the prefix of any .bin/.idx.
+
+        Raises DataError where there is no such dataset.
+        """
+        if isinstance(target, RunConfig):
+            return cls.of(target)
+        text = os.fspath(target)
+        if valid_name(text) and dataset_dir(text).is_dir():
+            indices = sorted(dataset_dir(text).glob("*.idx"))
+            return cls(dataset_dir(text), stem=indices[0].stem) if indices else cls.named(text)
+        # As typed first, then below the workspace.
+        for path in (Path(text).expanduser(), resolve(text)):
+            prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+            if idx_path(prefix).is_file() or bin_path(prefix).is_file():
+                return cls(prefix.parent.absolute(), stem=prefix.name)
+        root = dataset_dir("x").parent
+        known = sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.is_dir() else []
+        raise DataError(
+            f"{text}: no dataset of this name in {display(root)} and no {text}.idx. "
+            + (f"There are: {', '.join(known)}." if known else "Make one with `nbtrain prepare RUN.yaml`.")
+        )
+
     def __repr__(self) -> str:
-        return f"DatasetFiles({str(self.directory)!r}, {self.json_key!r})"
+        return f"DatasetFiles({str(self.directory)!r}, stem={self.stem!r})"
 
     @property
     def prefix(self) -> Path:
-        return self.directory / f"{self.json_key}_document"
+        return self.directory / self.stem
 
     @property
     def bin(self) -> Path:

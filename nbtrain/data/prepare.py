@@ -7,14 +7,12 @@ was made for other inputs is refused, since runs refer to it by hash: another na
 killed prepare leaves has no manifest, so it does not count and is made again.
 """
 
-import html
 import logging
 import platform
 import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,10 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.data import gpt_dataset, tokenizer
 from nbtrain.data.corpus import Corpus
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest, locked_directory, manifest_dtype
-from nbtrain.data.gpt_dataset import GPTDatasets
-from nbtrain.data.indexed import IndexedDataset, IndexedWriter, missing
+from nbtrain.data.indexed import IndexedDataset, missing
+from nbtrain.data.indexed_writer import IndexedWriter
+from nbtrain.data.inputs import FORCE, check_same_inputs, place, settings
+from nbtrain.data.prepare_report import PrepareReport, Step, split_rows
 from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.errors import DataError
 from nbtrain.progress import Progress
@@ -37,94 +37,6 @@ from nbtrain.workspace import display, tokenizer_dir
 logger = logging.getLogger(__name__)
 
 ENCODE_BYTES = 1 << 20
-FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
-
-
-@dataclass(frozen=True)
-class Step:
-    """One line of the report."""
-
-    name: str
-    action: str
-    """made, kept, or used (brought by somebody and taken as it is)."""
-    reason: str
-    seconds: float
-
-
-@dataclass
-class PrepareReport:
-    """What prepare did, why, and what there is now."""
-
-    run: str
-    steps: list[Step] = field(default_factory=list)
-    dataset: Path | None = None
-    manifest: DatasetManifest | None = None
-    splits: list[dict[str, Any]] = field(default_factory=list)
-    """name, documents, tokens, samples (in the order), epochs of each split."""
-
-    @property
-    def changed(self) -> bool:
-        """Whether anything was made."""
-        return any(step.action == "made" for step in self.steps)
-
-    @property
-    def seconds(self) -> float:
-        return sum(step.seconds for step in self.steps)
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "run": self.run,
-            "dataset": str(self.dataset),
-            "changed": self.changed,
-            "seconds": self.seconds,
-            "steps": [vars(step) for step in self.steps],
-            "splits": self.splits,
-            "manifest": self.manifest.to_dict() if self.manifest else None,
-        }
-
-    def __str__(self) -> str:
-        return (
-            "\n\n".join(_text_table(header, rows) for header, rows in self._tables())
-            + f"\n\n{self._summary()}"
-        )
-
-    def __repr__(self) -> str:
-        return str(self)
-
-    def _repr_html_(self) -> str:
-        tables = "".join(_html_table(header, rows) for header, rows in self._tables())
-        return f"{tables}<p>{html.escape(self._summary())}</p>"
-
-    def _tables(self) -> list[tuple[list[str], list[list[str]]]]:
-        steps = [[step.name, step.action, f"{step.seconds:.2f}", step.reason] for step in self.steps]
-        splits = [
-            [
-                split["name"],
-                f"{split['documents']:,}",
-                f"{split['tokens']:,}",
-                f"{split['samples']:,}",
-                f"{split['epochs']:.2f}",
-            ]
-            for split in self.splits
-        ]
-        return [
-            (["step", "", "seconds", "why"], steps),
-            (["split", "documents", "tokens", "samples", "epochs"], splits),
-        ]
-
-    def _summary(self) -> str:
-        if self.manifest is None or self.dataset is None:
-            return ""
-        counts = self.manifest.counts
-        parts = [
-            f"{display(self.dataset)}: {counts['documents']:,} documents, {counts['tokens']:,} tokens "
-            f"({self.manifest.dtype}, vocabulary {self.manifest.vocab_size:,})"
-        ]
-        if counts.get("bytes"):
-            parts.append(f"{counts['bytes'] / counts['tokens']:.2f} bytes/token")
-        dropped = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts["dropped"].items()))
-        parts.append(f"dropped: {dropped or 'nothing'}")
-        return "; ".join(parts) + "."
 
 
 def prepare(config: RunConfig, force: bool = False) -> PrepareReport:
@@ -137,7 +49,7 @@ def prepare(config: RunConfig, force: bool = False) -> PrepareReport:
     """
     report = PrepareReport(config.name)
     dataset = DatasetFiles.of(config)
-    corpus = Corpus(config.data.sources, f"{config.where('data.sources')}: data.sources")
+    corpus = Corpus(config.data.sources, place(config, "data.sources"))
     try:
         with dataset.locked():
             dataset.remove_leftovers()
@@ -150,7 +62,7 @@ def prepare(config: RunConfig, force: bool = False) -> PrepareReport:
                 report.splits = _prepare_indices(config, dataset, say)
     except OSError as error:
         raise DataError(
-            f"{display(Path(error.filename or dataset.directory))}: {error.strerror}. Free space, or set NBTRAIN_DATA "
+            f"{display(Path(error.filename or dataset.directory))}: {error.strerror or error}. Free space, or set NBTRAIN_DATA "
             "to a folder that can be written."
         ) from error
     return report
@@ -189,18 +101,11 @@ def _prepare_tokenizer(
             loaded = Tokenizer.load(directory)
             _check_trained_for(config, manifest, wanted, directory)
             trained = manifest["trained"]
-            other = trained and config.data.sources and trained["sources"] != _settings(config)["sources"]
-            how = (
-                "brought"
-                if not trained
-                else "trained on other sources"
-                if other
-                else "trained on these sources"
-            )
-            say(
-                "used" if not trained else "kept",
-                f"{display(directory)}: {loaded.vocab_size:,} entries, {how}",
-            )
+            how = "brought"
+            if trained:
+                same = trained["sources"] == settings(config)["sources"]
+                how = f"trained on {'these' if same else 'other'} sources"
+            say("kept" if trained else "used", f"{display(directory)}: {loaded.vocab_size:,} entries, {how}")
         elif not config.data.sources:
             say(
                 "used",
@@ -227,14 +132,14 @@ def _check_trained_for(
     trained = manifest["trained"]
     if not trained:
         return
-    differences = [
+    changed = [
         f"{key} = {trained[key]:,} there, {value:,} in {config.where(f'tokenizer.{key}')}"
         for key, value in wanted.items()
         if trained[key] != value
     ]
-    if differences:
+    if changed:
         raise DataError(
-            f"{display(directory)}: trained with other settings: {'; '.join(differences)}. Datasets and runs may "
+            f"{display(directory)}: trained with other settings: {'; '.join(changed)}. Datasets and runs may "
             f"refer to it: give tokenizer.name another value, or {FORCE}."
         )
 
@@ -257,7 +162,7 @@ def _train_tokenizer(config: RunConfig, directory: Path, corpus: Corpus, wanted:
     with Progress(f"tokenizer {config.tokenizer.name}", total, "B") as progress:
         texts = _counted(corpus.documents(), progress)
         trained = tokenizer.train(texts, wanted["vocab_size"], wanted["train_bytes"])
-    sources = _settings(config)["sources"]
+    sources = settings(config)["sources"]
     made = directory.with_name(f".{directory.name}.new.tmp")
     tokenizer.save(
         trained, made, {"trained": {**wanted, "sources": sources, "software": _software("tokenizers")}}
@@ -302,27 +207,27 @@ def _prepare_tokens(
         return dataset.require(config.tokenizer.vocab_size)
     assert loaded is not None
     if manifest is not None and not force:
-        note = _check_same_inputs(config, dataset, manifest, corpus)
+        note = check_same_inputs(config, dataset, manifest, corpus)
         _check_tokenizer(manifest, loaded, dataset)
-        kept = dataset.require(config.tokenizer.vocab_size)
+        dataset.require(config.tokenizer.vocab_size)
+        mark.unlink(missing_ok=True)
         say("kept", note)
-        return kept
+        return manifest
     if manifest is None and found and not mark.exists() and not force:
         raise DataError(
             f"{display(dataset.directory)}: holds {dataset.bin.name} without a manifest: nbtrain did not make it. To "
             f"use it, leave data.sources empty; to replace it, {FORCE}."
         )
-    why = (
-        "force"
-        if manifest
-        else "an earlier prepare did not end"
-        if mark.exists()
-        else "the dataset is not there"
-    )
+    why = "the dataset is not there"
+    if manifest is not None:
+        why = "force"
+    elif mark.exists():
+        why = "an earlier prepare did not end"
     files.write_text(mark, "")
     for path in (dataset.manifest_json, dataset.idx, dataset.bin, dataset.baselines_json):
         path.unlink(missing_ok=True)
-    shutil.rmtree(dataset.index_cache, ignore_errors=True)
+    if dataset.index_cache.is_dir():
+        shutil.rmtree(dataset.index_cache)
     manifest = _encode(config, dataset, corpus, loaded)
     mark.unlink()
     say("made", f"{why}: {manifest.counts['documents']:,} documents, {manifest.counts['tokens']:,} tokens")
@@ -356,7 +261,7 @@ def _encode(config: RunConfig, dataset: DatasetFiles, corpus: Corpus, loaded: To
         eod_id=loaded.eod_id,
         tokenizer_sha256=loaded.sha256,
         files=written.files,
-        settings=_settings(config),
+        settings=settings(config),
         software=_software(loaded.engine),
     )
     files.write_json(dataset.manifest_json, manifest.to_dict())
@@ -387,11 +292,8 @@ def _adopt_tokens(config: RunConfig, dataset: DatasetFiles, loaded: Tokenizer | 
     indexed = IndexedDataset(dataset.prefix)
     vocab_size = config.tokenizer.vocab_size
     indexed.verify(vocab_size)
-    last_tokens = (
-        np.unique(indexed.tokens[np.cumsum(indexed.lengths[:1000], dtype=np.int64) - 1])
-        if len(indexed)
-        else []
-    )
+    ends = np.cumsum(indexed.lengths, dtype=np.int64)[: min(len(indexed), 1000)] - 1
+    last_tokens = np.unique(indexed.tokens[ends])
     manifest = DatasetManifest(
         json_key=config.data.json_key,
         sources=[],
@@ -424,68 +326,6 @@ def _check_tokenizer(manifest: DatasetManifest, loaded: Tokenizer | None, datase
         )
 
 
-def _check_same_inputs(
-    config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest, corpus: Corpus
-) -> str:
-    """Why the dataset stays as it is. Raises DataError where it was made for other settings or other files."""
-    wanted = _settings(config)
-    differences = _differences(manifest.settings, wanted)
-    if differences:
-        raise DataError(
-            f"{display(dataset.directory)}: made with other settings than {config.where('data.sources')}: "
-            f"{'; '.join(differences)}. Runs may refer to it: give data.name another value, or {FORCE}."
-        )
-    now = corpus.fingerprint()
-    then = [source["fingerprint"] for source in manifest.sources]
-    if now == then:
-        return "same settings, same sources"
-    if all(reader.drift_is_accepted for reader, a, b in zip(corpus.readers, then, now) if a != b):
-        return f"same settings; kept though versions differ: {'; '.join(_differences(then, now))}"
-    sizes_only = [_sizes(entry) for entry in then] == [_sizes(entry) for entry in now]
-    if sizes_only and _same_text(corpus, manifest):
-        sources = [{**source, "fingerprint": entry} for source, entry in zip(manifest.sources, now)]
-        renewed = DatasetManifest(**{**vars(manifest), "sources": sources})
-        files.write_json(dataset.manifest_json, renewed.to_dict())
-        return "same settings; file times differ, the text is the same"
-    raise DataError(
-        f"{display(dataset.directory)}: the sources have changed since it was made ([bytes, time]): "
-        f"{'; '.join(_differences(then, now)[:3])}. Runs may refer to it: give data.name another value, or {FORCE}."
-    )
-
-
-def _same_text(corpus: Corpus, manifest: DatasetManifest) -> bool:
-    for _ in corpus.documents():
-        pass
-    return [source["sha256"] for source in corpus.describe()] == [
-        source["sha256"] for source in manifest.sources
-    ]
-
-
-def _sizes(fingerprint: dict[str, Any]) -> Any:
-    return {name: size for name, (size, _) in fingerprint.get("files", {}).items()}
-
-
-def _settings(config: RunConfig) -> dict[str, Any]:
-    """What decides the content of a dataset, besides the tokenizer (compared by hash)."""
-    return {
-        "sources": [source.model_dump() for source in config.data.sources],
-        "json_key": config.data.json_key,
-    }
-
-
-def _differences(there: Any, here: Any, key: str = "") -> list[str]:
-    if there == here:
-        return []
-    if isinstance(there, list) and isinstance(here, list) and len(there) == len(here) and key.count("[") == 0:
-        pairs = [(f"{key}[{index}]", a, b) for index, (a, b) in enumerate(zip(there, here))]
-    elif isinstance(there, dict) and isinstance(here, dict):
-        names = sorted(there.keys() | here.keys())
-        pairs = [(f"{key}.{name}" if key else name, there.get(name), here.get(name)) for name in names]
-    else:
-        return [f"{key} = {there!r} there, {here!r} here"]
-    return [line for name, a, b in pairs for line in _differences(a, b, name)]
-
-
 # --- indices ------------------------------------------------------------------------------------------------
 
 
@@ -500,50 +340,9 @@ def _prepare_indices(config: RunConfig, dataset: DatasetFiles, say: Any) -> list
     return split_rows(datasets)
 
 
-def split_rows(datasets: GPTDatasets) -> list[dict[str, Any]]:
-    """name, documents, tokens, samples, epochs of each split that is read."""
-    return [
-        {
-            "name": name,
-            "documents": split.num_documents,
-            "tokens": split.num_tokens,
-            "samples": split.num_samples,
-            "epochs": split.num_epochs,
-        }
-        for name, split in (("train", datasets.train), ("valid", datasets.valid), ("test", datasets.test))
-        if split is not None
-    ]
-
-
 # --- small parts --------------------------------------------------------------------------------------------
 
 
 def _software(*distributions: str) -> dict[str, str]:
     versions = {"nbtrain": nbtrain.__version__, "python": platform.python_version(), "numpy": np.__version__}
     return {**versions, **{name: metadata.version(name) for name in distributions}}
-
-
-def _text_table(header: list[str], rows: list[list[str]]) -> str:
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    lines = []
-    for row in (header, *rows):
-        cells = [
-            cell.rjust(width) if _is_number(cell) else cell.ljust(width) for cell, width in zip(row, widths)
-        ]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join(lines)
-
-
-def _html_table(header: list[str], rows: list[list[str]]) -> str:
-    def line(cells: list[str], tag: str) -> str:
-        styled = (
-            f'<{tag} style="text-align:{"right" if _is_number(cell) else "left"}">{html.escape(cell)}</{tag}>'
-            for cell in cells
-        )
-        return f"<tr>{''.join(styled)}</tr>"
-
-    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
-
-
-def _is_number(cell: str) -> bool:
-    return bool(cell) and all(character in "0123456789.,%" for character in cell)

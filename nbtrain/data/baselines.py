@@ -1,0 +1,131 @@
+"""What a model must beat: how well token counts alone predict the validation split.
+
+    plain     H = -sum_v p(v) ln p(v), p the validation split's own frequencies: no unigram model is better
+    unigram   -mean ln (c(b) + k) / (N + k V), counts c of the training split
+    bigram    -mean ln (c(a, b) + k) / (c(a) + k V), a the token before b
+
+In nats per token, as the trained model's validation loss. V is the vocabulary. For each k is the one of a fixed
+grid that suits the validation split best: in the baseline's favour, never in the model's. Pairs run over document
+ends, as samples do. Counts are of at most the first 20 million training tokens (`train_tokens` says how many).
+"""
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from nbtrain import files
+from nbtrain.config.schema import RunConfig
+from nbtrain.data.dataset_files import DatasetFiles
+from nbtrain.data.gpt_index import split_bounds
+from nbtrain.data.indexed import IndexedDataset
+from nbtrain.errors import DataError
+from nbtrain.workspace import display
+
+logger = logging.getLogger(__name__)
+
+VERSION = 1
+MAX_TRAIN_TOKENS = 20_000_000
+MAX_VALIDATION_TOKENS = 5_000_000
+K_GRID = tuple(float(k) for k in 10.0 ** np.arange(-4, 3.25, 0.25))
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Nats per token on the validation split, and how they came about."""
+
+    unigram_entropy_nats: float
+    """The validation split's own unigram entropy."""
+    unigram_nats: float
+    """Cross entropy under the training split's counts."""
+    unigram_k: float
+    bigram_nats: float
+    """Cross entropy under the training split's pair counts."""
+    bigram_k: float
+    train_tokens: int
+    """Training tokens counted."""
+    validation_tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"validation split, nats/token: unigram entropy {self.unigram_entropy_nats:.4f}, "
+            f"unigram of training counts {self.unigram_nats:.4f} (add-{self.unigram_k:.3g}), "
+            f"bigram {self.bigram_nats:.4f} (add-{self.bigram_k:.3g}); "
+            f"{self.train_tokens:,} training and {self.validation_tokens:,} validation tokens"
+        )
+
+
+def baselines(config: RunConfig) -> Baselines:
+    """The baselines of a run's data; computed once, then read from the dataset's folder.
+
+    Raises DataError where the data is not prepared or one of the two splits is too short.
+    """
+    dataset = DatasetFiles.of(config)
+    manifest = dataset.require(config.tokenizer.vocab_size)
+    key = {
+        "version": VERSION,
+        "dataset_sha256": manifest.dataset_sha256,
+        "split": config.data.split,
+        "split_rule": config.data.split_rule,
+        "max_tokens": [MAX_TRAIN_TOKENS, MAX_VALIDATION_TOKENS],
+    }
+    stored = _stored(dataset)
+    for entry in stored:
+        if entry["key"] == key:
+            return Baselines(**entry["value"])
+    indexed = IndexedDataset(dataset.prefix)
+    train, valid, _ = split_bounds(config.data.split, config.data.split_rule, len(indexed))
+    train_tokens = _tokens(indexed, train, MAX_TRAIN_TOKENS)
+    valid_tokens = _tokens(indexed, valid, MAX_VALIDATION_TOKENS)
+    if len(train_tokens) < 2 or len(valid_tokens) < 2:
+        raise DataError(
+            f"{display(dataset.prefix)}: split {config.data.split} leaves {len(train_tokens):,} training and "
+            f"{len(valid_tokens):,} validation tokens; a baseline needs 2 of each. Use more text or another data.split."
+        )
+    result = compute(train_tokens, valid_tokens, manifest.vocab_size)
+    try:
+        files.write_json(dataset.baselines_json, [*stored, {"key": key, "value": asdict(result)}])
+    except OSError as error:  # a data home that may only be read: the figures are right all the same
+        logger.info(
+            "%s: cannot be written (%s); computed again next time.", dataset.baselines_json, error.strerror
+        )
+    return result
+
+
+def compute(train: np.ndarray, valid: np.ndarray, vocab_size: int) -> Baselines:
+    """The baselines of two token streams, int64 [tokens] each, with ids below `vocab_size`."""
+    counts = np.bincount(train, minlength=vocab_size)
+    unigram_nats, unigram_k = _best(counts[valid], np.full(len(valid), len(train)), vocab_size)
+
+    pairs, pair_counts = np.unique(train[:-1] * vocab_size + train[1:], return_counts=True)
+    wanted = valid[:-1] * vocab_size + valid[1:]
+    places = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+    seen = np.where(pairs[places] == wanted, pair_counts[places], 0)
+    contexts = np.bincount(train[:-1], minlength=vocab_size)[valid[:-1]]
+    bigram_nats, bigram_k = _best(seen, contexts, vocab_size)
+
+    frequencies = np.bincount(valid) / len(valid)
+    frequencies = frequencies[frequencies > 0]
+    entropy = float(-(frequencies * np.log(frequencies)).sum())
+    return Baselines(entropy, unigram_nats, unigram_k, bigram_nats, bigram_k, len(train), len(valid))
+
+
+def _best(counts: np.ndarray, totals: np.ndarray, vocab_size: int) -> tuple[float, float]:
+    """(lowest cross entropy, its k) over the grid, for tokens with these counts out of these totals."""
+    return min((float(np.mean(np.log(totals + k * vocab_size) - np.log(counts + k))), k) for k in K_GRID)
+
+
+def _tokens(indexed: IndexedDataset, bounds: tuple[int, int], limit: int) -> np.ndarray:
+    if bounds[0] == bounds[1]:
+        return np.empty(0, np.int64)
+    start = int(indexed.pointers[bounds[0]]) // indexed.dtype.itemsize
+    length = int(indexed.lengths[bounds[0] : bounds[1]].sum(dtype=np.int64))
+    return indexed.tokens[start : start + min(length, limit)].astype(np.int64)
+
+
+def _stored(dataset: DatasetFiles) -> list[dict[str, Any]]:
+    try:
+        return files.read_json(dataset.baselines_json) or []
+    except ValueError as error:
+        raise DataError(f"{error}. Remove the file; it is computed again.") from None

@@ -1,0 +1,36 @@
+"""Small tables as text and as HTML: numbers to the right, words to the left."""
+
+import html
+
+Table = tuple[list[str], list[list[str]]]
+
+
+def text_table(header: list[str], rows: list[list[str]]) -> str:
+    """Aligned columns for a terminal."""
+    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
+    numbers = [all(is_number(row[column]) for row in rows) for column in range(len(header))]
+    return "\n".join(
+        "  ".join(
+            cell.rjust(width) if number else cell.ljust(width)
+            for cell, width, number in zip(row, widths, numbers)
+        ).rstrip()
+        for row in (header, *rows)
+    )
+
+
+def html_table(header: list[str], rows: list[list[str]]) -> str:
+    """The same as a <table>; every cell is escaped."""
+
+    def line(cells: list[str], tag: str) -> str:
+        styled = (
+            f'<{tag} style="text-align:{"right" if is_number(cell) else "left"}">{html.escape(cell)}</{tag}>'
+            for cell in cells
+        )
+        return f"<tr>{''.join(styled)}</tr>"
+
+    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell is a figure, such as 1,234 or 5.6 or 7%."""
+    return bool(cell) and all(character in "0123456789.,%-" for character in cell)

@@ -21,14 +21,15 @@ from nbtrain.server.handlers import (
     TensorBoardPageHandler,
 )
 from nbtrain.server.views import Views
-from nbtrain.workspace import NAME_PATTERN, output_root
+from nbtrain.workspace import output_root
 
 SETTING = "nbtrain_views"
 
 
 def load(server_app: Any) -> None:
     """Add the routes to a running ServerApp."""
-    name = f"(?P<name>{NAME_PATTERN.pattern})"
+    # Any text: RunDir.named refuses what is no name before a path is made of it.
+    name = "([^/]+)"
     application = server_app.web_app
     application.settings[SETTING] = Views()
 

@@ -450,10 +450,10 @@ class Panel {
     if (known(last("mfu"))) tile("MFU", (100 * last("mfu")).toFixed(1), "%");
     const use = active && resources && resources.job;
     if (use) {
-      tile("CPU", known(use.cpu_cores) ? use.cpu_cores.toFixed(2) : "–", `of ${resources.machine.num_cores} cores`);
+      tile(`CPU, of ${resources.machine.num_cores} cores`, known(use.cpu_cores) ? use.cpu_cores.toFixed(2) : "–", "cores");
       const [number, unit] = bytes(use.memory_bytes);
       const [total, totalUnit] = bytes(resources.machine.memory_total_bytes);
-      tile("memory", number, `${unit} of ${total} ${totalUnit}`);
+      tile(`memory, of ${total} ${totalUnit}`, number, unit);
       for (const gpu of resources.gpus.slice(0, 8)) {
         const [used, usedUnit] = known(gpu.memory_used_bytes) ? bytes(gpu.memory_used_bytes) : ["–", ""];
         tile(`GPU ${gpu.index}`, known(gpu.utilization_fraction) ? `${Math.round(100 * gpu.utilization_fraction)} %` : "–",
@@ -468,7 +468,7 @@ class Panel {
 
   drawPage() {
     const snap = this.snap;
-    this.tabs.events.textContent = snap.alerts.length ? `Events (${snap.alerts.length} alerts)` : "Events";
+    this.tabs.events.textContent = snap.alerts.length ? `Events (${snap.alerts.length} alert${snap.alerts.length > 1 ? "s" : ""})` : "Events";
     if (this.tab === "log") this.drawLog(snap);
     else if (this.tab === "events")
       this.table(["time", "kind", "from", "message"], [...snap.events].reverse().map((event) => ({

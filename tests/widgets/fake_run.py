@@ -99,6 +99,7 @@ class FakeJob:
         if start:
             self._purge(start + 1)
         self.phase_since = time.time()
+        self.validation_loss: float | None = None
 
     def _purge(self, step: int) -> None:
         from tensorboard.compat.proto import event_pb2
@@ -132,6 +133,7 @@ class FakeJob:
             host_memory_bytes=5.1e8 + 1e5 * self.step,
         )
         if validation is not None:
+            self.validation_loss = validation
             self.scalars(validation_loss=validation, validation_perplexity=math.exp(validation))
             self.events.write("validation", f"step {self.step}: validation loss {validation:.4f}")
         with self.job.log(0, 0).open("a", encoding="utf-8") as stream:
@@ -139,9 +141,9 @@ class FakeJob:
                 f"step {self.step:>5,} | tokens {self.step * TOKENS_PER_STEP / 1e3:.1f}k | loss {loss:.4f} "
                 f"| lr {rate:.2e} | {speed:,.0f} tokens/s\n"
             )
-        self.heartbeat("train", loss, rate, speed, validation)
+        self.heartbeat("train", loss, rate, speed)
 
-    def heartbeat(self, phase: str, loss: float, rate: float, speed: float, validation: float | None) -> None:
+    def heartbeat(self, phase: str, loss: float, rate: float, speed: float) -> None:
         """Renew the heartbeats of all ranks; this process stands for each."""
         progress = Progress(
             total_steps=self.steps,
@@ -154,7 +156,7 @@ class FakeJob:
             tokens_per_second=speed,
             samples_per_second=speed / 128,
             eta_seconds=(self.steps - self.step) * TOKENS_PER_STEP / speed,
-            validation_loss=validation,
+            validation_loss=self.validation_loss,
             num_parameters=2_600_000,
         )
         for rank in range(self.world_size):

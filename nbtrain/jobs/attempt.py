@@ -34,6 +34,8 @@ EARLY_STOP_SECONDS = 5.0
 # Between the signal to the ranks and the kill, once shutdown_timeout_seconds are over.
 TERM_GRACE_SECONDS = 3.0
 WRAPPER_GRACE_SECONDS = 3.0
+# Before its first heartbeat a rank waits for torchrun, whose import of torch may wait for a cold disk.
+BIRTH_SECONDS = 120.0
 EARLY_PHASES = frozenset({"start", "build", "load"})
 
 
@@ -143,7 +145,8 @@ class Attempt:
         stale = {
             rank: watch
             for rank, watch in self.watches.items()
-            if rank not in self.records and now - watch.heard_at > limit
+            if rank not in self.records
+            and now - watch.heard_at > (limit if watch.beat else limit + BIRTH_SECONDS)
         }
         if not stale:
             return None

@@ -62,7 +62,9 @@ def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
     old, new = dict(_leaves(before.model_dump())), dict(_leaves(now.model_dump()))
     keys = [*new, *(key for key in old if key not in new)]
     return [
-        Change(key, old.get(key), new.get(key), now.where(key)) for key in keys if old.get(key) != new.get(key)
+        Change(key, old.get(key), new.get(key), now.where(key))
+        for key in keys
+        if old.get(key) != new.get(key)
     ]
 
 

@@ -10,18 +10,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbtrain.config.parameters import count_parameters
 from nbtrain.config.schema import RunConfig
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.errors import DataError
 from nbtrain.jobs.environment import Machine, this_machine
+from nbtrain.planner.disk import estimate_disk
+from nbtrain.planner.memory import estimate_memory
 from nbtrain.rundir import RunDir
 from nbtrain.workspace import display, output_root, tokenizer_dir
 
 GIB = 1 << 30
-# A process with torch and deepspeed loaded, before it holds a model (measured: 0.5 GiB resident on CPU).
-PROCESS_BYTES = GIB // 2
+# The memory estimate is no measurement: only what is over by more than this is refused.
+ESTIMATE_SLACK = 1.1
 # Event files, logs and records of a run.
 SPARE_DISK_BYTES = 64 << 20
 # Instructions without which a 16-bit format has no matrix products on CPU (oneDNN's own requirement).
@@ -62,8 +63,18 @@ def features_are_there(config: RunConfig, machine: Machine) -> Problems:
     """Layouts that load, check and plan, but do not train yet."""
     parallel = config.parallel
     wanted = [
-        (parallel.tensor_parallel_size > 1, "parallel.tensor_parallel_size", parallel.tensor_parallel_size, "1"),
-        (parallel.pipeline_parallel_size > 1, "parallel.pipeline_parallel_size", parallel.pipeline_parallel_size, "1"),
+        (
+            parallel.tensor_parallel_size > 1,
+            "parallel.tensor_parallel_size",
+            parallel.tensor_parallel_size,
+            "1",
+        ),
+        (
+            parallel.pipeline_parallel_size > 1,
+            "parallel.pipeline_parallel_size",
+            parallel.pipeline_parallel_size,
+            "1",
+        ),
         (parallel.sequence_parallel, "parallel.sequence_parallel", "true", "false"),
         (config.batch.rampup is not None, "batch.rampup", "set", "null"),
     ]
@@ -129,29 +140,27 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Problems:
         )
 
 
-def host_memory_suffices(config: RunConfig, machine: Machine) -> Problems:
-    """The training state of all ranks on the CPU, which is a floor: activations come on top."""
-    if config.resources.device != "cpu":
-        return
-    ranks = config.world_size
-    needed = ranks * PROCESS_BYTES + state_bytes(config)
-    if needed > machine.memory_bytes:
+def memory_suffices(config: RunConfig, machine: Machine) -> Problems:
+    """The planner's peak of every rank, against the GPU it gets or the host memory they share."""
+    estimate = estimate_memory(config)
+    needed = estimate.total_bytes
+    parts = ", ".join(f"{name} {_gib(size)}" for name, size in estimate.parts.items() if size >= GIB // 20)
+    if config.resources.device == "cpu":
+        ranks = config.world_size
+        needed, present, where = needed * ranks, machine.memory_bytes, f"{ranks} rank(s) on {machine.host}"
+    else:
+        sizes = [gpu.memory_bytes for gpu in machine.gpus[: config.world_size] if gpu.memory_bytes]
+        if not sizes:
+            return
+        present, where = min(sizes), f"a rank on {machine.gpus[0].name}"
+    if needed > ESTIMATE_SLACK * present:
         yield Problem(
             "resource",
-            f"the run needs at least {_gib(needed)} of host memory ({ranks} ranks, parameters, gradients and optimizer "
-            f"state; activations come on top); {machine.host} has {_gib(machine.memory_bytes)}.",
-            "Use a machine with more memory, a smaller model, or a higher parallel.zero_stage with more machines.",
+            f"{where} will need about {_gib(needed)} of memory and there is {_gib(present)}"
+            + (f" (per rank: {parts})." if parts else "."),
+            "Lower batch.micro_batch_size or model.seq_length, set parallel.activation_checkpointing.granularity=full "
+            "or a higher parallel.zero_stage with more ranks, or use a larger machine.",
         )
-
-
-def state_bytes(config: RunConfig) -> int:
-    """Bytes of parameters, gradients and optimizer state over all ranks (ZeRO, arXiv:1910.02054, section 3)."""
-    parameters = count_parameters(config).total
-    data, stage = config.parallel.data_parallel_size, config.parallel.zero_stage
-    whole = config.precision.dtype == "fp32" or config.precision.autocast
-    weight, gradient, optimizer = (4, 4, 8) if whole else (2, 2, 12)
-    copies = [data if stage < level else 1 for level in (3, 2, 1)]
-    return parameters * sum(size * times for size, times in zip((weight, gradient, optimizer), copies))
 
 
 # --- folders and disk ----------------------------------------------------------------------------------------
@@ -162,7 +171,9 @@ def output_is_writable(config: RunConfig, machine: Machine) -> Problems:
     run = RunDir.named(config.name)
     folder = _existing(run.path)
     if not folder.is_dir():
-        yield Problem("error", f"{display(folder)} is a file, not a folder.", "Set NBTRAIN_OUTPUT to a folder.")
+        yield Problem(
+            "error", f"{display(folder)} is a file, not a folder.", "Set NBTRAIN_OUTPUT to a folder."
+        )
     elif not os.access(folder, os.W_OK | os.X_OK) or _read_only(folder):
         yield Problem(
             "error",
@@ -177,25 +188,23 @@ def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Problems:
     folder = _existing(run.path)
     if not folder.is_dir():
         return
-    one = checkpoint_bytes(config)
-    number = config.checkpoint.keep_last + 1
-    present = sum(path.stat().st_size for path in run.model.rglob("*") if path.is_file()) if run.model.is_dir() else 0
-    needed = max(0, number * one - present) + SPARE_DISK_BYTES
+    estimate = estimate_disk(config)
+    present = (
+        sum(path.stat().st_size for path in run.model.rglob("*") if path.is_file())
+        if run.model.is_dir()
+        else 0
+    )
+    needed = max(0, estimate.checkpoints_bytes - present) + SPARE_DISK_BYTES
     free = shutil.disk_usage(folder).free
     if free < needed:
+        there = f", {_size(present)} of them there already" if present else ""
         yield Problem(
             "resource",
-            f"{display(output_root())}: the disk has {_size(free)} free, but keep_last({config.checkpoint.keep_last}) + 1 "
-            f"= {number} checkpoints of {_size(one)} and logs need {_size(needed)}.",
+            f"{display(output_root())}: the disk has {_size(free)} free, but {estimate.num_checkpoints} checkpoints of "
+            f"{_size(estimate.checkpoint_bytes)} (keep_last and the one being written{there}) and logs need "
+            f"{_size(needed)}.",
             "Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a larger disk.",
         )
-
-
-def checkpoint_bytes(config: RunConfig) -> int:
-    """Bytes of one checkpoint: weights, fp32 masters and both moments of Adam."""
-    whole = config.precision.dtype == "fp32" or config.precision.autocast
-    masters = 4 if config.parallel.zero_stage else 0
-    return count_parameters(config).total * ((4 if whole else 2) + masters + 8)
 
 
 def _existing(path: Path) -> Path:
@@ -255,7 +264,7 @@ Check = Callable[[RunConfig, Machine], Problems]
 CHECKS: tuple[Check, ...] = (
     features_are_there,
     devices_suffice,
-    host_memory_suffices,
+    memory_suffices,
     output_is_writable,
     disk_holds_checkpoints,
     data_is_whole,

@@ -89,7 +89,11 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
         _tell_ignored_changes(run, config)
         return active
     newest = run.newest_job()
-    if newest and read_state(newest, time.time())[0] == SUCCEEDED and config.train_steps <= before.train_steps:
+    if (
+        newest
+        and read_state(newest, time.time())[0] == SUCCEEDED
+        and config.train_steps <= before.train_steps
+    ):
         raise SubmitError(
             f"{display(run.path)}: all {before.train_steps:,} steps are done, and the run asks for "
             f"{config.train_steps:,}. To train on: {more_to_train(run, before)}."
@@ -129,7 +133,9 @@ def refuse_foreign(run: RunDir) -> None:
     try:
         identity = run.record()
     except (ValueError, OSError) as error:
-        raise SubmitError(f"{where}/run.json cannot be read: {error}. Mend it, or choose another name.") from error
+        raise SubmitError(
+            f"{where}/run.json cannot be read: {error}. Mend it, or choose another name."
+        ) from error
     if identity is None:
         entries = set(os.listdir(run.path)) - HARMLESS_ENTRIES if run.path.is_dir() else set()
         if entries:
@@ -218,7 +224,9 @@ def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[s
     refuse_other_training(run, config)
     if problems := preflight(config):
         lines = "\n".join(f"  {problem}" for problem in problems)
-        raise SubmitError(f"{config.name} cannot start here:\n{lines}\nNothing was started and nothing written.")
+        raise SubmitError(
+            f"{config.name} cannot start here:\n{lines}\nNothing was started and nothing written."
+        )
     plan = make_plan(config)
     _make_folder(run)
     deadline = time.monotonic() + LOCK_SECONDS
@@ -349,7 +357,8 @@ def _start_supervisor(job: JobDir) -> None:
         time.sleep(0.02)
     last_words = job.supervisor_log.read_text(errors="replace").strip().splitlines()[-10:]
     raise SubmitError(
-        f"{display(job.path)}: the supervisor did not start. Its log:\n" + "\n".join(f"  {line}" for line in last_words)
+        f"{display(job.path)}: the supervisor did not start. Its log:\n"
+        + "\n".join(f"  {line}" for line in last_words)
     )
 
 

@@ -54,6 +54,7 @@ class Supervisor:
         self.stop_requested = self.stop_now = self.save_requested = False
         self.state_since = record.created_at
         self.last_beat: Heartbeat | None = None
+        self.found_step: int | None = None
         self.reached_step: int | None = None
         self.requests = 0
         self.config: RunConfig | None = None
@@ -112,6 +113,7 @@ class Supervisor:
         if self.stop_requested:
             return Verdict(CANCELLED, "stopped on request before its ranks were started")
         began = time.time()
+        self.found_step = leftovers.newest_checkpoint_step(self.run_dir)
         self.job.control_request.unlink(missing_ok=True)
         with self.job.supervisor_log.open("ab") as log:
             attempt = Attempt(self.job, self.config, self.record, self.record.attempt, self.cores, log)
@@ -214,13 +216,11 @@ class Supervisor:
         return True
 
     def note_resumed(self, attempt: Attempt) -> None:
-        """From which checkpoint the ranks went on, as rank 0 tells it."""
+        """From which checkpoint the ranks went on: the newest, or an older one where rank 0 found that torn."""
         beat = attempt.lead()
-        step = beat.progress.checkpoint_step if beat and beat.progress else None
-        if self.record.attempt == 0:
-            self.record.resumed_from_step = step
-        if step:
-            self.event("checkpoint", f"went on from the checkpoint of step {step}", step=step)
+        told = beat.progress.checkpoint_step if beat and beat.progress else None
+        steps = [step for step in (self.found_step, told) if step is not None]
+        self.record.resumed_from_step = min(steps, default=None) if self.found_step else None
 
     def tell_lost(self, verdict: Verdict) -> str:
         """What a failed attempt costs: the steps since the newest checkpoint."""

@@ -57,7 +57,9 @@ def tiny(workspace: Path, tiny_data: Path, monkeypatch: pytest.MonkeyPatch) -> C
 def fake(tiny: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
     """The tiny run with the fake rank's behaviour: fake(faults=[...], steps=20, ranks=2, backend={...})."""
 
-    def make(faults: list[dict[str, Any]] | None = None, ranks: int = 1, backend: Any = None, **fake: Any) -> RunConfig:
+    def make(
+        faults: list[dict[str, Any]] | None = None, ranks: int = 1, backend: Any = None, **fake: Any
+    ) -> RunConfig:
         env = {f"FAKE_{key.upper()}": str(value) for key, value in fake.items()}
         env["FAKE_FAULTS"] = json.dumps(faults or [])
         more = {f"backend.{key}": value for key, value in (backend or {}).items()}

@@ -65,18 +65,32 @@ def main(run_path: str) -> int:
             folder = run.checkpoint(step)
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "state.bin").write_bytes(b"x" * 100)
-            files.write_json(folder / "manifest.json", {"schema_version": 1, "files": {"state.bin": {"bytes": 100}}})
+            files.write_json(
+                folder / "manifest.json", {"schema_version": 1, "files": {"state.bin": {"bytes": 100}}}
+            )
 
     def say(outcome: str, message: str, detail: str = "") -> None:
         word = {"outcome": outcome, "step": step, "message": message, "detail": detail}
         with os.fdopen(int(os.environ["NBTRAIN_EXIT_FD"]), "w") as pipe:
             pipe.write(json.dumps(word))
 
+    def wait_for_peers() -> None:
+        """What a collective does: nobody begins a step before everybody has ended the one before."""
+        for peer in range(world):
+            while (other := Heartbeat.read(job.heartbeat(peer))) is None or (
+                other.attempt != attempt or other.step < step
+            ):
+                if job.exit_record(peer, attempt).exists():
+                    raise ConnectionError(f"connection closed by rank {peer}")
+                time.sleep(0.002)
+
     deaf = False
     done_request = 0
     beat("build")
     while step < plan["steps"]:
         beat("train")
+        if not deaf and not told:
+            wait_for_peers()
         for fault in faults:
             if fault["step"] != step:
                 continue
@@ -109,7 +123,9 @@ def main(run_path: str) -> int:
             save()
             done_request = request.request_id
             if rank == 0:
-                files.write_json(job.control_ack, {"request_id": done_request, "action": "save", "step": step})
+                files.write_json(
+                    job.control_ack, {"request_id": done_request, "action": "save", "step": step}
+                )
         time.sleep(plan["seconds"])
         step += 1
         if step % plan["save"] == 0:

@@ -56,4 +56,8 @@ def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
     record = JobRecord.read(job.job_json)
     if record is None:
         return LOST, "the submission was cut off before job.json was written"
-    return observed_state(record, now)
+    state, cause = observed_state(record, now)
+    if state == LOST and (last_word := JobRecord.read(job.job_json)) is not None:
+        # Its supervisor may have written the end and left between our two looks.
+        return observed_state(last_word, now)
+    return state, cause

@@ -6,13 +6,15 @@ are not shown twice in a notebook and are freed with their last name.
 """
 
 import html
+import io
 import math
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nbtrain import amounts
 from nbtrain.metrics import BY_TAG, SCALARS, Scalar
-from nbtrain.monitor.run_view import RunView, amount
+from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.tfevents import Series, read_scalars
 from nbtrain.rundir import RunDir
 from nbtrain.workspace import resolve
@@ -51,8 +53,16 @@ def training_curves(source: Source) -> "Figure":
     """
     from matplotlib.figure import Figure
 
+    class Curves(Figure):
+        """A figure that a notebook can show without pyplot."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
     series = scalars_of(source)
-    figure = Figure(figsize=(11, 6.2), layout="constrained", dpi=100)
+    figure = Curves(figsize=(11, 6.2), layout="constrained", dpi=100)
     (loss, perplexity), (rate, speed) = figure.subplots(2, 2)
     figure.suptitle(_title(source), fontsize=12)
 
@@ -129,7 +139,7 @@ class ScalarsTable:
 def _value(value: float, scalar: Scalar | None) -> str:
     unit = scalar.unit if scalar else ""
     if unit == "bytes":
-        return f"{value / 2**30:,.2f} GiB" if value >= 2**30 else f"{value / 2**20:,.1f} MiB"
+        return amounts.size(value)
     if unit in ("tokens", "samples", "sequences", "ranks"):
         return f"{value:,.0f} {unit}"
     text = f"{value:,.1f}" if abs(value) >= 1000 else f"{value:.5g}"
@@ -179,7 +189,7 @@ def _dress(axes: "Axes", title: str, unit: str) -> None:
     axes.set_xlabel("step", fontsize=9)
     axes.set_ylabel(unit, fontsize=9)
     axes.tick_params(labelsize=8)
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amount(value)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: amounts.count(value)))
     axes.grid(True, color="#d8dce1", linewidth=0.6)
     axes.spines[["top", "right"]].set_visible(False)
     if len(axes.get_lines()) == 0:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from nbtrain import amounts
 from nbtrain.jobstate import ACTIVE, MEANING, read_state
 from nbtrain.metrics import BY_NAME, SCALARS
 from nbtrain.monitor import logs
@@ -405,7 +406,9 @@ def progress_line(run: RunDir) -> str:
     heartbeat = view.heartbeats().get(0)
     if progress and heartbeat:
         parts.append(f"step {heartbeat.step:,}/{progress.total_steps:,}")
-        parts.append(f"tokens {amount(progress.consumed_tokens)}/{amount(progress.train_tokens)}")
+        parts.append(
+            f"tokens {amounts.count(progress.consumed_tokens)}/{amounts.count(progress.train_tokens)}"
+        )
         if progress.loss is not None:
             parts.append(f"loss {progress.loss:.4f}")
         if progress.validation_loss is not None:
@@ -444,14 +447,6 @@ def status_text(view: RunView) -> str:
             moment = time.strftime("%H:%M:%S", time.localtime(event["time"]))
             lines.append(f"  {moment} {event['kind']}: {event['message']}")
     return "\n".join(lines)
-
-
-def amount(value: float) -> str:
-    """524300000 as "524.3M"."""
-    for size, mark in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.1f}{mark}"
-    return f"{value:g}"
 
 
 def duration(seconds: float) -> str:

@@ -20,11 +20,11 @@ import traitlets
 from nbtrain.jobstate import ACTIVE
 from nbtrain.monitor.run_view import NO_JOB, RunView
 from nbtrain.notebook_parameters import is_watched
+from nbtrain.widgets.mime import bundle
 from nbtrain.widgets.static import run_html, run_text
 
 SCRIPT = Path(__file__).with_name("panel.js")
 PUSH_SECONDS = 1.0
-WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 
 RESCUE = """<div class="nbtrain-rescue" data-run="{name}" data-run-id="{run_id}" style="display:none"></div><script>
 (() => {{
@@ -81,22 +81,20 @@ class RunPanel(anywidget.AnyWidget):
 
             job = self.view.job
             if job is not None:
-                cancel(job)
+                # It waits for the job's end, which the kernel must not.
+                threading.Thread(
+                    target=cancel, args=[job], name=f"nbtrain-stop-{self.name}", daemon=True
+                ).start()
 
-    def _repr_mimebundle_(self, **arguments: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        data, metadata = super()._repr_mimebundle_(**arguments) or ({}, {})
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         snapshot = self.view.snapshot()
-        return {**data, "text/html": run_html(snapshot), "text/plain": run_text(snapshot)}, metadata
+        return bundle(self, run_html(snapshot), run_text(snapshot))
 
 
 def mimebundle(view: RunView) -> dict[str, Any]:
-    """What one output of a run holds: the widget and a picture; without a live front end the picture alone.
-
-    The widget is left out where nobody watches: exported, it would hide the picture behind a widget
-    manager from a CDN.
-    """
+    """What one output of a run holds: the panel and a picture; without a live front end the picture alone."""
     if is_watched():
-        return RunPanel(view)._repr_mimebundle_()[0]
+        return RunPanel(view)._repr_mimebundle_()
     snapshot = view.snapshot()
     return {"text/html": run_html(snapshot), "text/plain": run_text(snapshot)}
 

@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from nbtrain.monitor.run_view import amount, duration
+from nbtrain import amounts
+from nbtrain.monitor.run_view import duration
 
 BLUE, ORANGE, GREY, LINE = "#1976d2", "#e8710a", "#7a828e", "#9aa2ad"
 STATE_COLORS = {
@@ -52,7 +53,7 @@ def _head(snapshot: dict[str, Any]) -> str:
     job, config, progress = snapshot["job"], snapshot["config"], snapshot["progress"] or {}
     about = []
     if progress.get("num_parameters"):
-        about.append(f"{amount(progress['num_parameters'])} parameters")
+        about.append(f"{amounts.count(progress['num_parameters'])} parameters")
     if config:
         world_size = job["world_size"] if job else config["data_parallel_size"]
         about.append(f"{world_size} x {config['device']}, {config['precision']}, ZeRO {config['zero_stage']}")
@@ -77,7 +78,7 @@ def _bar(snapshot: dict[str, Any]) -> str:
     color = STATE_COLORS.get(snapshot["state"], GREY) if not snapshot["active"] else BLUE
     words = [
         f"step <strong>{progress['step']:,} / {progress['total_steps']:,}</strong>",
-        f"tokens <strong>{amount(progress['consumed_tokens'])} / {amount(progress['target_tokens'])}</strong>",
+        f"tokens <strong>{amounts.count(progress['consumed_tokens'])} / {amounts.count(progress['target_tokens'])}</strong>",
         f"<strong>{fraction:.1%}</strong>",
     ]
     if job:
@@ -113,9 +114,9 @@ def _figures(snapshot: dict[str, Any]) -> str:
     use = resources["job"] if resources else None
     if use:
         add("CPU", use["cpu_cores"], ".2f", "cores")
-        pairs.append(("memory", size(use["memory_bytes"])))
+        pairs.append(("memory", amounts.size(use["memory_bytes"])))
     elif curves["host_memory_bytes"]["values"]:
-        pairs.append(("memory of rank 0", size(curves["host_memory_bytes"]["values"][-1])))
+        pairs.append(("memory of rank 0", amounts.size(curves["host_memory_bytes"]["values"][-1])))
     for gpu in resources["gpus"] if resources else ():
         if gpu["utilization_fraction"] is not None:
             pairs.append((f"GPU {gpu['index']}", f"{gpu['utilization_fraction']:.0%}"))
@@ -141,7 +142,10 @@ def _curves(snapshot: dict[str, Any]) -> str:
             chart_svg([(BLUE, curves["learning_rate"], False)], 360, 88, scientific, zero=True),
             "learning rate",
         ),
-        (chart_svg([(BLUE, curves["tokens_per_second"], False)], 360, 88, amount, zero=True), "tokens/s"),
+        (
+            chart_svg([(BLUE, curves["tokens_per_second"], False)], 360, 88, amounts.count, zero=True),
+            "tokens/s",
+        ),
     ]
     if not any(svg for svg, _ in charts):
         return ""
@@ -167,7 +171,7 @@ def _ranks(snapshot: dict[str, Any]) -> str:
             str(rank["rank"]),
             rank["phase"],
             f"{rank['step']:,}" if rank["step"] is not None else "",
-            size(rank["memory_bytes"]) if rank["memory_bytes"] else "",
+            amounts.size(rank["memory_bytes"]) if rank["memory_bytes"] else "",
             rank["message"],
         )
         for rank in snapshot["ranks"][:32]
@@ -219,14 +223,6 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) ->
     )
 
 
-def size(value: float) -> str:
-    """Bytes as "1.25 GiB"."""
-    for unit, name in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
-        if value >= unit:
-            return f"{value / unit:.2f} {name}" if value < 10 * unit else f"{value / unit:.1f} {name}"
-    return f"{value:.0f} B"
-
-
 def fixed(value: float) -> str:
     return f"{value:.2f}"
 
@@ -276,7 +272,7 @@ def chart_svg(
         step = x0 + (x1 - x0) * at / (columns - 1)
         anchor = "start" if at == 0 else "end" if at == columns - 1 else "middle"
         parts.append(
-            f'<text x="{across(step):.1f}" y="{height - 4}" text-anchor="{anchor}">{amount(round(step))}</text>'
+            f'<text x="{across(step):.1f}" y="{height - 4}" text-anchor="{anchor}">{amounts.count(round(step))}</text>'
         )
     for (color, _, dotted), line in zip(lines, points):
         path = " ".join(f"{across(step):.1f},{up(value):.1f}" for step, value in line)

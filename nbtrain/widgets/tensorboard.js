@@ -1,0 +1,33 @@
+// TensorBoard in a notebook: a frame of the page that keeps it live (nbtrain/server/tensorboard.html).
+
+export default {
+  async render({ model, el }) {
+    const say = (text) => {
+      const node = document.createElement("pre");
+      node.style.cssText = "font:12px var(--jp-code-font-family,monospace);white-space:pre-wrap;margin:0";
+      node.textContent = text;
+      el.replaceChildren(node);
+    };
+    const config = document.getElementById("jupyter-config-data");
+    const base = config && JSON.parse(config.textContent).baseUrl;
+    if (!base) return say(model.get("help"));
+    const address = `${base.replace(/\/*$/, "/")}nbtrain/tensorboard/`;
+    try {
+      const response = await fetch(address, { credentials: "same-origin" });
+      if (!response.ok) return say(model.get("help"));
+    } catch {
+      return say(model.get("help"));
+    }
+    const filter = model.get("run_filter");
+    const frame = document.createElement("iframe");
+    frame.title = "TensorBoard";
+    frame.className = "nbtrain-tensorboard";
+    frame.style.cssText = `width:100%;height:${model.get("height")}px;border:1px solid var(--jp-border-color2,#d8dce1);border-radius:8px`;
+    frame.src = `${address}${filter ? `?runFilter=${encodeURIComponent(filter)}` : ""}#timeseries`;
+    el.replaceChildren(frame);
+    // A frame that is gone must not go on asking for points.
+    return () => {
+      frame.src = "about:blank";
+    };
+  },
+};

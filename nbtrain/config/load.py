@@ -79,9 +79,7 @@ def find(run: str | Path) -> Path:
         for name in names:
             if (folder / name).is_file():
                 return (folder / name).absolute()
-    known = sorted(
-        path.stem for folder in (examples, shipped) if folder.is_dir() for path in folder.glob("*.yaml")
-    )
+    known = sorted({path.stem for folder in (examples, shipped) for path in folder.glob("*.yaml")})
     near = difflib.get_close_matches(typed.stem, known, n=3)
     hint = f" Nearest: {', '.join(near)}." if near else f" Known: {', '.join(known)}." if known else ""
     raise ConfigError(f"{run}: no such run YAML, here or in {examples}.{hint}")
@@ -206,33 +204,22 @@ def unknown_keys(located: Located) -> list[str]:
 
 
 def _nearest(dotted: str, known: Iterable[str]) -> str:
-    known = list(known)
     section, _, last = dotted.rpartition(".")
-    near_here = difflib.get_close_matches(
-        dotted, [key for key in known if key.rpartition(".")[0] == section], n=1
-    )
-    # The same word in another section is what people mean most often.
-    same_word = [key for key in known if key.rpartition(".")[2] == last]
-    # A word is a hint only when it is long enough to mean something.
-    contained = [key for key in known if len(last) > 3 and last in key.rpartition(".")[2]]
-    by_word = {key.rpartition(".")[2]: key for key in known}
-    near_word = [by_word[word] for word in difflib.get_close_matches(last, by_word, n=1)]
-    for candidates in (
-        same_word,
-        near_here if _close(dotted, near_here) else [],
-        contained,
-        near_word,
-        near_here,
-    ):
-        if candidates:
-            return f" Nearest: {candidates[0]}."
-    return ""
-
-
-def _close(dotted: str, candidates: list[str]) -> bool:
-    """Whether the last words themselves look alike; a shared section name makes any two keys look alike."""
-    words = [candidate.rpartition(".")[2] for candidate in candidates]
-    return bool(difflib.get_close_matches(dotted.rpartition(".")[2], words, n=1, cutoff=0.7))
+    words: dict[str, list[str]] = {}
+    for key in known:
+        words.setdefault(key.rpartition(".")[2], []).append(key)
+    siblings = {
+        word: key for word, keys in words.items() for key in keys if key.rpartition(".")[0] == section
+    }
+    candidates = [
+        # The same word in another section is what people mean most often, a typing error comes next.
+        *words.get(last, []),
+        *(siblings[word] for word in difflib.get_close_matches(last, siblings, n=1, cutoff=0.7)),
+        # A part of a word is a hint only when it is long enough to mean something.
+        *(key for word, keys in words.items() for key in keys if len(last) > 3 and last in word),
+        *(words[word][0] for word in difflib.get_close_matches(last, words, n=1, cutoff=0.65)),
+    ]
+    return f" Nearest: {candidates[0]}." if candidates else ""
 
 
 def validate(located: Located, label: str) -> RunConfig:

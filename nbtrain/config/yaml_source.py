@@ -176,7 +176,13 @@ def parse_value(text: str) -> Any:
 
 def to_text(value: Mapping[str, Any]) -> str:
     """YAML text that read_yaml reads back to the same value."""
-    return yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+
+    def dump(allow_unicode: bool) -> str:
+        return yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False, allow_unicode=allow_unicode, width=110)
+
+    text = dump(allow_unicode=True)
+    # PyYAML writes Unicode's line ends as they are and reads them as blanks; escaped they survive.
+    return dump(allow_unicode=False) if re.search("[\x85\u2028\u2029]", text) else text
 
 
 def show(value: Any) -> str:

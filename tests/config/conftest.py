@@ -1,0 +1,36 @@
+"""Run YAMLs for the tests of the configuration."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parents[2] / "examples" / "megatron-gpt" / "training"
+
+UPSTREAM = [
+    "gpt-125m",
+    "gpt-125m-2xdp",
+    "gpt-125m-4xdp",
+    "gpt-1-3b-4xdp",
+    "gpt-1-3b-8xdp",
+    "gpt-1-3b-4xdp-4xpp",
+    "gpt-13b-4xdp-4xpp",
+    "gpt-13b-4xdp-8xpp",
+    "gpt-13b-4xdp-4xpp-4xtp",
+]
+
+
+@pytest.fixture
+def run_yaml(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a run YAML that extends an example: run_yaml("optimizer:\\n  clip_grad: 2\\n") -> its path.
+
+    The text starts at line 2.
+    """
+
+    def write(text: str, base: str | None = "gpt-tiny", name: str = "my-run.yaml") -> Path:
+        path = tmp_path / name
+        head = f"extends: {EXAMPLES / f'{base}.yaml'}\n" if base else ""
+        path.write_text(head + text)
+        return path
+
+    return write

@@ -1,0 +1,293 @@
+"""The rules that join fields: each message, and that all of them are told at once."""
+
+import pytest
+
+from nbtrain.config.check import RULES, check_config, find_problems
+from nbtrain.config.load import field_keys, load
+from nbtrain.errors import ConfigError
+
+# run, overrides -> the whole message of the one broken rule. "@" stands for the place of the key that follows,
+# or of the first override where none does.
+BROKEN = {
+    "a batch that does not divide": (
+        "gpt-125m-2xdp",
+        ["batch.global_batch_size=250"],
+        "@: batch.global_batch_size = 250\n"
+        "  must be a multiple of micro_batch_size(16) * data_parallel_size(2) = 32; nearest: 224, 256.",
+    ),
+    "a batch below the smallest": (
+        "gpt-125m-2xdp",
+        ["batch.global_batch_size=8"],
+        "@: batch.global_batch_size = 8\n"
+        "  must be a multiple of micro_batch_size(16) * data_parallel_size(2) = 32; nearest: 32.",
+    ),
+    "a ramp that starts at its end": (
+        "gpt-175b",
+        ["batch.rampup.start_batch_size=1536"],
+        "@: batch.rampup.start_batch_size = 1536\n"
+        "  must be less than global_batch_size(1536); without a ramp-up set rampup: null.",
+    ),
+    "a ramp that misses its end": (
+        "gpt-175b",
+        ["batch.rampup.batch_size_increment=18"],
+        "@: batch.rampup.batch_size_increment = 18\n"
+        "  must divide global_batch_size(1536) - start_batch_size(16) = 1520; nearest: 16, 19.",
+    ),
+    "a ramp whose steps do not divide among the ranks": (
+        "gpt-125m",
+        ["batch.rampup={start_batch_size: 16, batch_size_increment: 24, ramp_samples: 1000}"],
+        "override batch.rampup.batch_size_increment=24: batch.rampup.batch_size_increment = 24\n"
+        "  must be a multiple of micro_batch_size(16) * data_parallel_size(1) = 16; nearest: 16, 32.",
+    ),
+    "a training order that is too short": (
+        "gpt-125m",
+        ["data.index_samples=1000", "batch.max_steps=10"],
+        "@: data.index_samples = 1000\n"
+        "  must be at least 2560: 10 steps take that many sequences. Set 2560, or null.",
+    ),
+    "heads that do not divide the width": (
+        "gpt-tiny",
+        ["model.hidden_size=250"],
+        "@: model.hidden_size = 250\n  must be a multiple of num_attention_heads(4); nearest: 248, 252.",
+    ),
+    "tensor ranks that do not divide the heads": (
+        "gpt-13b-4xdp-4xpp-4xtp",
+        ["parallel.tensor_parallel_size=3", "resources.nodes=6", "model.ffn_hidden_size=15360"],
+        "@: parallel.tensor_parallel_size = 3\n  must divide num_attention_heads(40); nearest: 2, 4.",
+    ),
+    "tensor ranks that do not divide the MLP": (
+        "gpt-13b-4xdp-4xpp-4xtp",
+        ["model.ffn_hidden_size=20482"],
+        "@: the MLP's width = 20482\n  must be a multiple of tensor_parallel_size(4); nearest: 20480, 20484.",
+    ),
+    "stages that do not divide the layers": (
+        "gpt-13b-4xdp-4xpp",
+        ["parallel.pipeline_parallel_size=16", "resources.nodes=8"],
+        "@: parallel.pipeline_parallel_size = 16\n  must divide num_layers(40); nearest: 10, 20.",
+    ),
+    "a recomputed piece larger than a stage": (
+        "gpt-13b-4xdp-8xpp",
+        ["parallel.activation_checkpointing.interval_layers=6"],
+        "@: parallel.activation_checkpointing.interval_layers = 6\n"
+        "  must be at most num_layers(40) / pipeline_parallel_size(8) = 5.",
+    ),
+    "a sequence longer than the positions": (
+        "gpt-125m",
+        ["model.seq_length=4096"],
+        "@: model.seq_length = 4096\n"
+        "  must be at most max_position_embeddings(2048); set seq_length: 2048, or max_position_embeddings: 4096.",
+    ),
+    "sequence parallelism without tensor ranks": (
+        "gpt-125m",
+        ["parallel.sequence_parallel=true"],
+        "@: parallel.sequence_parallel = true\n"
+        "  needs tensor_parallel_size > 1, which is 1. Set sequence_parallel: false.",
+    ),
+    "a sequence that tensor ranks cannot cut": (
+        "gpt-13b-4xdp-4xpp-4xtp",
+        ["model.seq_length=2046", "parallel.sequence_parallel=true"],
+        "@: model.seq_length = 2046\n"
+        "  must be a multiple of tensor_parallel_size(4) with sequence_parallel; nearest: 2044, 2048.",
+    ),
+    "a layout that is larger than its machines": (
+        "gpt-1-3b-4xdp-4xpp",
+        ["resources.gpus_per_node=4"],
+        "@: data(4) * pipeline(4) * tensor(1) = 16 processes,\n"
+        "  but resources give nodes(2) * gpus_per_node(4) = 8. Set nodes: 4, or data_parallel_size: 2.",
+    ),
+    "a layout without any GPU": (
+        "gpt-125m",
+        ["resources.gpus_per_node=0"],
+        "@: data(1) * pipeline(1) * tensor(1) = 1 processes,\n"
+        "  but resources give nodes(1) * gpus_per_node(0) = 0. Set gpus_per_node: 1.",
+    ),
+    "CPU ranks that do not spread evenly": (
+        "gpt-tiny",
+        [
+            "resources.nodes=3",
+            "parallel.data_parallel_size=4",
+            "batch.micro_batch_size=4",
+            "parallel.zero_stage=1",
+        ],
+        "@: data(4) * pipeline(1) * tensor(1) = 4 processes,\n"
+        "  which do not spread evenly over nodes(3). Nearest: 2, 4.",
+    ),
+    "a GPU that no table knows": (
+        "gpt-125m",
+        ["resources.gpu_type=A100"],
+        "@: resources.gpu_type = A100\n"
+        "  is not in the device table. Nearest: A100-40GB, A100-80GB, A10. null leaves memory and peak unknown.",
+    ),
+    "ZeRO 0 with 16-bit weights": (
+        "gpt-125m",
+        ["parallel.zero_stage=0"],
+        "@: parallel.zero_stage = 0\n"
+        "  is only for fp32 weights, and precision.dtype is fp16: DeepSpeed's stage 0 starts Adam one step ahead there.\n"
+        "  Set zero_stage: 1, which costs nothing, or precision.dtype: fp32.",
+    ),
+    "ZeRO 0 with a cut model": (
+        "gpt-1-3b-4xdp-4xpp",
+        ["parallel.zero_stage=0", "precision.dtype=fp32"],
+        "@: parallel.zero_stage = 0\n"
+        "  does not go with tensor_parallel_size(1) * pipeline_parallel_size(4) > 1: "
+        "gradients would be clipped by the norm of one part.\n  Set zero_stage: 1.",
+    ),
+    "ZeRO 2 with a pipeline": (
+        "gpt-1-3b-4xdp-4xpp",
+        ["parallel.zero_stage=2"],
+        "@: parallel.zero_stage = 2\n"
+        "  does not go with pipeline_parallel_size(4): gradients must stay whole between micro batches. "
+        "Set zero_stage: 1.",
+    ),
+    "autocast in another format": (
+        "gpt-125m",
+        ["precision.autocast=true"],
+        "@: precision.autocast = true\n"
+        "  needs precision.dtype: bf16, which is fp16. Set dtype: bf16, or autocast: false.",
+    ),
+    "a loss scale that starts too low": (
+        "gpt-125m",
+        ["precision.fp16.min_loss_scale=4096"],
+        "@: precision.fp16.initial_scale_power = 11\n"
+        "  starts the loss scale at 2048, below min_loss_scale(4096).",
+    ),
+    "a fixed loss scale that is too low": (
+        "gpt-125m",
+        ["precision.fp16.loss_scale=0.5"],
+        "@: precision.fp16.loss_scale = 0.5\n  starts the loss scale at 0.5, below min_loss_scale(1).",
+    ),
+    "a DeepSpeed key that a field decides": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={optimizer: {type: Adam}}"],
+        "@: parallel.deepspeed_extra sets optimizer, which optimizer decides. Take it out, and change that.",
+    ),
+    "a DeepSpeed key that is derived": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={zero_optimization: {stage: 3}}"],
+        "@: parallel.deepspeed_extra sets zero_optimization.stage, which nbtrain derives as 2. "
+        "Take it out, and change the field it comes from.",
+    ),
+    "a rate that rises": (
+        "gpt-125m",
+        ["lr_schedule.min_lr=0.01"],
+        "@: lr_schedule.min_lr = 0.01\n  must be at most lr(0.0006).",
+    ),
+    "a warm-up without an end": (
+        "gpt-125m",
+        ["lr_schedule.lr_warmup_tokens=2.5e9"],
+        "@: lr_schedule.lr_warmup_tokens = 2500000000\n"
+        "  must be less than lr_decay_tokens(2500000000); usual is 1 % of it: 25000000.",
+    ),
+    "a warm-up longer than the run": (
+        "gpt-tiny",
+        ["batch.train_tokens=4096"],
+        "@: lr_schedule.lr_warmup_tokens = 163840\n"
+        "  must be less than train_tokens(4096); usual is 1 % of it: 40.",
+    ),
+    "checkpoints kept that are not written": (
+        "gpt-125m",
+        ["checkpoint.keep_every_steps=250"],
+        "@: checkpoint.keep_every_steps = 250\n  must be a multiple of save_interval_steps(100); nearest: 200, 300.",
+    ),
+    "a profile that does not fit": (
+        "gpt-125m",
+        ["profile.enabled=true", "batch.max_steps=4"],
+        "@: profile.enabled = true\n"
+        "  one cycle takes wait_steps(1) + warmup_steps(1) + active_steps(3) = 5 steps, but the run makes 4.",
+    ),
+    "a split in the wrong form": (
+        "gpt-125m",
+        ["data.split=90/10"],
+        "@: data.split = 90/10\n"
+        "  must be three sizes with commas, for training, validation and test, e.g. 949,50,1.",
+    ),
+    "a split without training": (
+        "gpt-125m",
+        ["data.split='0,1,1'"],
+        "@: data.split = 0,1,1\n  leaves nothing for training; the first size must be more than 0, e.g. 949,50,1.",
+    ),
+    "a split without validation": (
+        "gpt-125m",
+        ["data.split='1,0,0'"],
+        "@: data.split = 1,0,0\n  leaves nothing for validation, but eval_iters is 10. "
+        "Set evaluation.eval_iters: 0, or a split such as 949,50,1.",
+    ),
+    "an impossible name of a variable": (
+        "gpt-125m",
+        ["backend.env={2X: a}"],
+        "override backend.env: backend.env: '2X' is no name of a variable: letters, digits and _, no digit first.",
+    ),
+    "a variable of the launcher's": (
+        "gpt-125m",
+        ["backend.env={MASTER_PORT: '1'}"],
+        "override backend.env: backend.env.MASTER_PORT: nbtrain sets this for each rank itself. Take it out.",
+    ),
+    "a secret by its name": (
+        "gpt-125m",
+        ["backend.env.HF_TOKEN=abc"],
+        "override backend.env.HF_TOKEN: backend.env.HF_TOKEN looks like a secret, "
+        "and config.yaml and environment.json would show it.\n"
+        "  Take it out and set it in the shell that submits: ranks inherit that environment.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_rule_says_where_what_and_how_to_mend_it(case):
+    """The whole text of each message, and nothing beside it."""
+    run, overrides, expected = BROKEN[case]
+    config = load(run, overrides, check=False)
+    named = expected.removeprefix("@: ").partition(" = ")[0]
+    key = named if named in field_keys() else overrides[0].partition("=")[0]
+    assert find_problems(config) == [expected.replace("@", config.where(key), 1)]
+
+
+def test_all_problems_of_a_run_are_told_at_once():
+    """One error with three messages, in the order of the rules."""
+    overrides = ["batch.global_batch_size=250", "lr_schedule.min_lr=1", "parallel.zero_stage=0"]
+    with pytest.raises(ConfigError) as raised:
+        load("gpt-125m-2xdp", overrides)
+    lines = [line for line in str(raised.value).splitlines() if not line.startswith("  ")]
+    assert [line.partition(":")[0] for line in lines] == [
+        "override batch.global_batch_size=250",
+        "override parallel.zero_stage=0",
+        "override lr_schedule.min_lr=1",
+    ]
+
+
+def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
+    """In the run's own file, and in the base that it extends."""
+    path = run_yaml("batch:\n  global_batch_size: 17\n")
+    with pytest.raises(ConfigError, match=r"^my-run\.yaml:3: batch\.global_batch_size = 17\n"):
+        load(path)
+    with pytest.raises(ConfigError, match=r"^gpt-tiny\.yaml:\d+: batch\.global_batch_size = 16\n"):
+        load(run_yaml("batch:\n  micro_batch_size: 5\n"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["precision.dtype=bf16", "precision.autocast=true", "parallel.zero_stage=0"],
+        ["parallel.zero_stage=3"],
+        ["lr_schedule.lr_decay_style=constant", "lr_schedule.lr_warmup_tokens=0"],
+        ["data.split='1,0,0'", "evaluation.eval_iters=0"],
+        ["backend.env={TOKENIZERS_PARALLELISM: 'false', OMP_NUM_THREADS: '1', MAX_TOKENS: '3'}"],
+        ["parallel.deepspeed_extra={zero_optimization: {sub_group_size: 1000}}"],
+        ["data.index_samples=1220864"],
+        ["batch.max_steps=2", "batch.global_batch_size=2", "batch.micro_batch_size=1", "model.seq_length=64"],
+        ["resources.gpu_type=null"],
+        ["resources.device=cpu", "resources.gpus_per_node=0"],
+    ],
+)
+def test_what_is_allowed_passes(overrides):
+    """The rules refuse no more than they must."""
+    check_config(load("gpt-125m", overrides, check=False))
+
+
+def test_every_rule_is_broken_by_some_case():
+    """No rule is without its message in this file."""
+    broken = set()
+    for run, overrides, _ in BROKEN.values():
+        config = load(run, overrides, check=False)
+        broken |= {rule for rule in RULES if any(rule(config))}
+    assert set(RULES) - broken == set()

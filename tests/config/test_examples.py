@@ -1,0 +1,269 @@
+"""The example YAMLs: that they load and check, and that their figures are the published ones."""
+
+import pytest
+
+from nbtrain.config.batch import BatchSchedule, Rampup
+from nbtrain.config.flops import (
+    evaluation_flops_per_token,
+    hardware_flops_per_token,
+    megatron_deepspeed_tflops,
+    model_flops_per_token,
+)
+from nbtrain.config.load import load, load_resolved, to_yaml
+from nbtrain.config.lr_schedule import LrSchedule
+from nbtrain.config.parameters import count_parameters, count_stage_parameters
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import parse_value
+
+from .conftest import EXAMPLES, UPSTREAM
+
+ALL = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
+
+# name: nodes, GPUs a node, tensor, pipeline, data, ZeRO, micro, global, micro batches a step, checkpointing,
+# workers, save interval, tokens, warm-up tokens, steps
+GOLDEN = {
+    "gpt-125m": (1, 1, 1, 1, 1, 2, 16, 256, 16, "none", 2, 100, 2.5e9, 25e6, 4_769),
+    "gpt-125m-2xdp": (1, 2, 1, 1, 2, 2, 16, 256, 8, "none", 4, 100, 2.5e9, 25e6, 4_769),
+    "gpt-125m-4xdp": (1, 4, 1, 1, 4, 2, 16, 256, 4, "none", 8, 100, 2.5e9, 25e6, 4_769),
+    "gpt-1-3b-4xdp": (1, 4, 1, 1, 4, 2, 16, 512, 8, "full", 8, 1000, 26e9, 260e6, 24_796),
+    "gpt-1-3b-8xdp": (1, 8, 1, 1, 8, 2, 16, 512, 4, "full", 16, 1000, 26e9, 260e6, 24_796),
+    "gpt-1-3b-4xdp-4xpp": (2, 8, 1, 4, 4, 1, 16, 512, 8, "full", 32, 1000, 26e9, 260e6, 24_796),
+    "gpt-13b-4xdp-4xpp": (2, 8, 1, 4, 4, 1, 16, 1024, 16, "full", 32, 1000, 260e9, 2.6e9, 123_978),
+    "gpt-13b-4xdp-8xpp": (4, 8, 1, 8, 4, 1, 16, 1024, 16, "full", 32, 1000, 260e9, 2.6e9, 123_978),
+    "gpt-13b-4xdp-4xpp-4xtp": (8, 8, 4, 4, 4, 1, 16, 1024, 16, "full", 32, 1000, 260e9, 2.6e9, 123_978),
+}
+
+
+def test_the_examples_are_tiny_the_nine_upstream_names_and_175b():
+    """No file is missing and none is a base that cannot run."""
+    assert sorted(ALL) == sorted([*UPSTREAM, "gpt-tiny", "gpt-175b"])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_example_loads_and_checks_and_has_its_own_output_folder(name):
+    """The run is called as its file is: names, and so output folders, are all different."""
+    assert load(EXAMPLES / f"{name}.yaml").name == name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_resolved_example_comes_back_equal(name, tmp_path):
+    """config.yaml says everything and reads back to the same run."""
+    config = load(name)
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config))
+    assert load_resolved(path) == config
+
+
+@pytest.mark.parametrize("name", UPSTREAM)
+def test_layout_and_schedule_are_upstreams(name):
+    """Each number of the nine upstream files, their ZeRO stage as it can run."""
+    config = load(name)
+    found = (
+        config.resources.nodes,
+        config.resources.gpus_per_node,
+        config.parallel.tensor_parallel_size,
+        config.parallel.pipeline_parallel_size,
+        config.parallel.data_parallel_size,
+        config.parallel.zero_stage,
+        config.batch.micro_batch_size,
+        config.batch.global_batch_size,
+        config.accumulation_steps,
+        config.parallel.activation_checkpointing.granularity,
+        config.data.num_workers,
+        config.checkpoint.save_interval_steps,
+        config.batch.train_tokens,
+        config.lr_schedule.lr_warmup_tokens,
+        config.train_steps,
+    )
+    assert found == GOLDEN[name]
+    assert config.lr_decay_tokens == config.batch.train_tokens
+    assert (config.lr_schedule.min_lr, config.lr_schedule.lr_decay_style) == (1e-6, "cosine")
+    assert (config.optimizer.adam_beta1, config.optimizer.adam_beta2) == (0.9, 0.95)
+    assert (config.optimizer.weight_decay, config.optimizer.clip_grad) == (0.1, 1.0)
+    assert (config.precision.dtype, config.precision.fp16.initial_scale_power) == ("fp16", 11)
+    assert (config.evaluation.eval_interval_steps, config.evaluation.eval_iters) == (100, 10)
+    assert (config.data.split, config.data.seed, config.model.seed) == ("949,50,1", 1234, 1234)
+    assert config.backend.env == {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("gpt-125m", (12, 768, 12, 0.021, 6e-4)),
+        ("gpt-1-3b-4xdp", (24, 2048, 16, 0.013, 2e-4)),
+        ("gpt-13b-4xdp-4xpp", (40, 5120, 40, 0.008, 1e-4)),
+        ("gpt-175b", (96, 12288, 96, 0.006, 6e-5)),
+    ],
+)
+def test_size_initialization_and_rate_are_the_published_ones(name, model):
+    """Layers, hidden size, heads, initial deviation and peak rate."""
+    config = load(name)
+    found = (
+        config.model.num_layers,
+        config.model.hidden_size,
+        config.model.num_attention_heads,
+        config.model.init_method_std,
+        config.lr_schedule.lr,
+    )
+    assert found == model
+    assert config.model.seq_length == config.model.resolved_max_position_embeddings == 2048
+
+
+def test_gpt_tiny_is_about_4m_parameters_on_the_cpu():
+    """The demo's size and place."""
+    config = load("gpt-tiny")
+    assert count_parameters(config).total == 4_273_664
+    assert (config.resources.device, config.world_size, config.data.sources[0].kind) == (
+        "cpu",
+        1,
+        "python-docs",
+    )
+    assert config.model.hidden_dropout == config.model.attention_dropout == 0
+
+
+def test_gpt_175b_counts_the_ramp():
+    """500,000 steps and a decay of 430,000 with the ramp counted; the warm-up is 0.001 of the decay."""
+    config = load("gpt-175b")
+    assert (config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size) == (8, 16)
+    assert (config.batch.micro_batch_size, config.batch.global_batch_size) == (1, 1536)
+    assert config.train_steps == 500_000
+    schedule = BatchSchedule(1536, 2048, 1, Rampup(16, 16, 5_859_375))
+    assert config.batch.train_tokens == schedule.tokens_after(500_000) == 1_522_572_394_496
+    assert config.lr_decay_tokens == schedule.tokens_after(430_000) == 1_302_371_434_496
+    assert config.lr_schedule.lr_warmup_tokens == config.lr_decay_tokens // 1000
+
+
+# --- golden parameter counts: layers, hidden, heads, sequence, vocabulary, tensor, count -------------------------
+
+SIZES = {
+    "125M": (12, 768, 12, 2048, 52_000, 1, 126_638_592),
+    "345M": (24, 1024, 16, 1024, 50_257, 1, 354_871_296),
+    "350M": (24, 1024, 16, 2048, 50_257, 1, 355_919_872),
+    "760M": (24, 1536, 16, 2048, 50_257, 1, 760_372_224),
+    "1.3B": (24, 2048, 16, 2048, 52_000, 1, 1_319_489_536),
+    "2.7B": (32, 2560, 32, 2048, 50_257, 1, 2_651_673_600),
+    "3.7B": (32, 3072, 32, 2048, 50_257, 1, 3_785_988_096),
+    "6.7B": (32, 4096, 32, 2048, 50_257, 1, 6_658_596_864),
+    "13B": (40, 5120, 40, 2048, 52_000, 1, 12_862_801_920),
+    "175B": (96, 12288, 96, 2048, 50_257, 8, 174_615_846_912),
+}
+
+
+def sized(layers: int, hidden: int, heads: int, seq: int, vocabulary: int, tensor: int) -> RunConfig:
+    return load(
+        "gpt-125m",
+        {
+            "model": {
+                "num_layers": layers,
+                "hidden_size": hidden,
+                "num_attention_heads": heads,
+                "seq_length": seq,
+                "max_position_embeddings": seq,
+            },
+            "tokenizer.vocab_size": vocabulary,
+            "parallel.tensor_parallel_size": tensor,
+            "resources.gpus_per_node": tensor,
+        },
+    )
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_parameter_counts_are_the_published_ones(size):
+    """Every size of the GPT-3 family, to the last parameter."""
+    *shape, expected = SIZES[size]
+    assert count_parameters(sized(*shape)).total == expected
+
+
+@pytest.mark.parametrize("name", ["gpt-1-3b-4xdp-4xpp", "gpt-13b-4xdp-4xpp-4xtp", "gpt-175b"])
+def test_the_ranks_together_hold_the_model_and_the_copies(name):
+    """Stages sum to the model, the second copy of the tied embeddings and what tensor ranks repeat."""
+    config = load(name)
+    tensor, stages = config.parallel.tensor_parallel_size, config.parallel.pipeline_parallel_size
+    model, hidden = config.model, config.model.hidden_size
+    held = tensor * sum(count_stage_parameters(config, stage).total for stage in range(stages))
+    copies = config.padded_vocab_size * hidden
+    # Two row-parallel biases and four LayerNorm vectors a layer, the positions, the final LayerNorm.
+    repeated = (6 * hidden * model.num_layers + 2048 * hidden + 2 * hidden) * (tensor - 1)
+    assert held == count_parameters(config).total + copies + repeated
+
+
+# --- golden FLOPs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("samples_per_second", "logged"), [(44.780, 84.02), (44.803, 84.06), (44.855, 84.16)]
+)
+def test_the_logged_formula_gives_the_logged_figures(samples_per_second, logged):
+    """Megatron-DeepSpeed's own formula reproduces the example's log, 125M on one A100."""
+    assert megatron_deepspeed_tflops(load("gpt-125m"), samples_per_second) == pytest.approx(logged, abs=0.005)
+
+
+def test_the_right_figure_is_six_per_cent_above_the_logged_one():
+    """89.5 TFLOP/s and 28.7 % MFU where the log says 84.0: the logits were counted a quarter short."""
+    config = load("gpt-125m")
+    right = model_flops_per_token(config) * 44.780 * 2048 / 1e12
+    assert right == pytest.approx(89.52, abs=0.01)
+    assert right / 312 == pytest.approx(0.287, abs=0.0005)
+    assert right / megatron_deepspeed_tflops(config, 44.780) == pytest.approx(1.0655, abs=0.0005)
+
+
+@pytest.mark.parametrize("name", ["gpt-125m", "gpt-13b-4xdp-4xpp"])
+def test_model_flops_are_the_closed_formula(name):
+    """72 L h^2 (1 + s / 6h + V / 12Lh) a token, whether or not activations are recomputed."""
+    config = load(name)
+    layers, hidden = config.model.num_layers, config.model.hidden_size
+    closed = 72 * layers * hidden**2
+    closed *= 1 + 2048 / (6 * hidden) + 52_096 / (12 * layers * hidden)
+    assert model_flops_per_token(config) == pytest.approx(closed, rel=1e-12)
+    assert evaluation_flops_per_token(config) == pytest.approx(closed / 3, rel=1e-12)
+
+
+def test_recomputation_adds_one_forward_pass_of_the_layers():
+    """Hardware FLOPs equal model FLOPs without checkpointing, and add the layers' forward pass with it."""
+    plain = load("gpt-125m")
+    assert hardware_flops_per_token(plain) == model_flops_per_token(plain)
+    recomputed = load("gpt-125m", ["parallel.activation_checkpointing.granularity=full"])
+    layers = 12 * (24 * 768**2 + 4 * 2048 * 768)
+    assert hardware_flops_per_token(recomputed) == model_flops_per_token(plain) + layers
+    assert megatron_deepspeed_tflops(recomputed, 44.78) == pytest.approx(
+        megatron_deepspeed_tflops(plain, 44.78) * 4 / 3
+    )
+
+
+# --- golden learning rates ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("step", "logged"), [(3920, 4.7586175149639084e-05), (3930, 4.652419139289811e-05)])
+def test_the_logged_learning_rates_come_out_to_the_last_digit(step, logged):
+    """The rate of step n is that of the tokens before it: (n - 1) x 524,288."""
+    config = load("gpt-125m")
+    assert LrSchedule.of(config).learning_rate(config.batch_schedule.tokens_after(step - 1)) == logged
+
+
+def test_every_example_names_its_schema_for_the_editor():
+    """The first line points to docs/run.schema.json, relative to the file, bases included."""
+    for path in EXAMPLES.rglob("*.yaml"):
+        first = path.read_text().splitlines()[0]
+        marker, _, target = first.partition("$schema=")
+        assert marker == "# yaml-language-server: "
+        assert (path.parent / target).resolve() == EXAMPLES.parents[2] / "docs" / "run.schema.json"
+
+
+def test_every_number_of_an_upstream_example_has_its_source():
+    """Each line of the nine files and their bases that sets a number carries a comment."""
+    files = [path for path in EXAMPLES.rglob("*.yaml") if path.stem != "gpt-tiny"]
+    bare = [
+        f"{path.name}:{number}: {line}"
+        for path in files
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if isinstance(_scalar(line), int | float) and "#" not in line
+    ]
+    # The ramp's three numbers have theirs on the line of `rampup:`.
+    ramp = ("start_batch_size", "batch_size_increment", "ramp_samples")
+    assert [line for line in bare if not any(word in line for word in ramp)] == []
+
+
+def _scalar(line: str) -> object:
+    value = parse_value(line)
+    inner = next(iter(value.values()), None) if isinstance(value, dict) else None
+    return None if isinstance(inner, bool) else inner

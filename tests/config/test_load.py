@@ -1,0 +1,343 @@
+"""From a run YAML and overrides to a RunConfig: strictness, places, and every spelling of an override."""
+
+import pytest
+
+from nbtrain.config.load import find, load, load_resolved, to_yaml, unknown_keys
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import Located
+from nbtrain.errors import ConfigError
+
+
+def message_of(run, overrides=None) -> str:
+    with pytest.raises(ConfigError) as raised:
+        load(run, overrides)
+    return str(raised.value)
+
+
+# --- strictness -------------------------------------------------------------------------------------------------
+
+# text below the line `extends:`, message
+REFUSED = {
+    "a key in the wrong section": (
+        "optimizer:\n  warmup_tokens: 3\n",
+        "my-run.yaml:3: optimizer has no key `warmup_tokens`. Nearest: lr_schedule.lr_warmup_tokens.",
+    ),
+    "a key with a typing error": (
+        "optimizer:\n  weight_decy: 1\n",
+        "my-run.yaml:3: optimizer has no key `weight_decy`. Nearest: optimizer.weight_decay.",
+    ),
+    "a section with a typing error": (
+        "modle:\n  num_layers: 3\n",
+        "my-run.yaml:2: a run has no key `modle`. Nearest: model.",
+    ),
+    "a key that looks like none": ("qqq: 3\n", "my-run.yaml:2: a run has no key `qqq`."),
+    "a section's key at the top": (
+        "lr: 3\n",
+        "my-run.yaml:2: a run has no key `lr`. Nearest: lr_schedule.lr.",
+    ),
+    "a key of a source": (
+        "data:\n  sources:\n    - kind: text\n      path: x\n      paht: y\n",
+        "my-run.yaml:6: data.sources.0 has no key `paht`. Nearest: path.",
+    ),
+    "text for a number": (
+        "batch:\n  micro_batch_size: '4'\n",
+        "my-run.yaml:3: batch.micro_batch_size = '4': must be a whole number.",
+    ),
+    "a flag for a number": (
+        "batch:\n  micro_batch_size: true\n",
+        "my-run.yaml:3: batch.micro_batch_size = true: must be a whole number.",
+    ),
+    "a fraction for a count": (
+        "batch:\n  train_tokens: 1.5\n",
+        "my-run.yaml:3: batch.train_tokens = 1.5: must be a whole number.",
+    ),
+    "a number for text": (
+        "backend:\n  env:\n    A: 1\n",
+        "my-run.yaml:4: backend.env.A = 1: must be text; write it in quotes.",
+    ),
+    "a number out of range": (
+        "lr_schedule:\n  lr: -1\n",
+        "my-run.yaml:3: lr_schedule.lr = -1: must be greater than 0.",
+    ),
+    "no finite number": (
+        "lr_schedule:\n  lr: .inf\n",
+        "my-run.yaml:3: lr_schedule.lr = .inf: must be a finite number.",
+    ),
+    "a word that is none of the allowed": (
+        "lr_schedule:\n  lr_decay_style: cosin\n",
+        "my-run.yaml:3: lr_schedule.lr_decay_style = cosin: must be 'cosine', 'linear' or 'constant'.",
+    ),
+    "a value for a section": (
+        "model: 4\n",
+        "my-run.yaml:2: model = 4: must be a section: a mapping of keys.",
+    ),
+    "a mapping for a value": (
+        "model:\n  num_layers: {a: 1}\n",
+        "my-run.yaml:3: model.num_layers = {a: 1}: must be a whole number.",
+    ),
+    "a mapping for a list": (
+        "data:\n  sources: {kind: mock}\n",
+        "my-run.yaml:3: data.sources = {kind: mock}: must be a list.",
+    ),
+    "a source of no kind": (
+        "data:\n  sources:\n    - {path: x}\n",
+        "my-run.yaml:4: data.sources.0 has no `kind`; it must be one of python-docs, text, jsonl, mock.",
+    ),
+    "a source of an unknown kind": (
+        "data:\n  sources:\n    - kind: txt\n",
+        "my-run.yaml:4: data.sources.0.kind = txt: must be one of python-docs, text, jsonl, mock. Nearest: text.",
+    ),
+    "a source without its path": (
+        "data:\n  sources:\n    - kind: text\n",
+        "my-run.yaml:4: data.sources.0.path is missing; it has no default.",
+    ),
+    "an unknown backend": (
+        "backend:\n  kind: slurm\n",
+        "my-run.yaml:3: backend.kind = slurm: must be 'local'.",
+    ),
+    "a name that cannot be a folder": (
+        "name: ../GPT\n",
+        "my-run.yaml:2: name = ../GPT: must be 1 to 53 lower case letters, digits and inner dashes, "
+        "e.g. gpt-125m-2xdp.",
+    ),
+    "another version of the schema": ("schema_version: 2\n", "my-run.yaml:2: schema_version = 2: must be 1."),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_bad_value_is_told_with_its_line(case, run_yaml):
+    """Where, what was found, the rule; the nearest name where there is one."""
+    text, expected = REFUSED[case]
+    assert message_of(run_yaml(text)) == expected
+
+
+def test_all_problems_of_a_file_are_told_at_once(run_yaml):
+    """Unknown keys and wrong values of file and overrides in one error."""
+    path = run_yaml("foo: 1\nbatch:\n  micro_batch_size: x\n")
+    assert message_of(path, ["batch.bar=2", "model.num_layers=0"]).splitlines() == [
+        "override batch.bar=2: batch has no key `bar`.",
+        "my-run.yaml:2: a run has no key `foo`.",
+        "override model.num_layers=0: model.num_layers = 0: must be greater than or equal to 1.",
+        "my-run.yaml:4: batch.micro_batch_size = x: must be a whole number.",
+    ]
+
+
+def test_a_run_without_its_sections_names_what_is_missing(run_yaml):
+    """Sections without a default, in the schema's order."""
+    assert message_of(run_yaml("name: x\n", base=None)).splitlines() == [
+        f"my-run.yaml: {section} is missing; it has no default."
+        for section in ("model", "tokenizer", "data", "batch", "lr_schedule")
+    ]
+
+
+def test_the_same_word_in_another_section_is_the_nearest():
+    """A right key in a wrong place is the commonest error."""
+    located = Located({"model": {"zero_stage": 1}}, {"model.zero_stage": "a.yaml:2"})
+    assert unknown_keys(located) == ["a.yaml:2: model has no key `zero_stage`. Nearest: parallel.zero_stage."]
+
+
+# --- extends ----------------------------------------------------------------------------------------------------
+
+
+def test_a_child_wins_and_keeps_what_it_does_not_say(run_yaml):
+    """Mappings merge, values and lists are replaced whole, null takes away."""
+    base = load("gpt-tiny")
+    text = "name: mine\nmodel:\n  num_layers: 2\ndata:\n  sources: [{kind: mock}]\n"
+    config = load(run_yaml(text))
+    assert (config.name, config.model.num_layers, config.model.hidden_size) == (
+        "mine",
+        2,
+        base.model.hidden_size,
+    )
+    assert [source.kind for source in config.data.sources] == ["mock"]
+    ramp = "batch:\n  global_batch_size: 32\n  rampup: {start_batch_size: 16, batch_size_increment: 16, ramp_samples: 9}\n"
+    grandparent = run_yaml(ramp, name="ramp.yaml")
+    child = grandparent.with_name("child.yaml")
+    child.write_text("extends: ramp.yaml\nbatch:\n  rampup: null\n")
+    assert load(grandparent).batch.rampup.ramp_samples == 9
+    assert load(child).batch.rampup is None
+
+
+def test_several_parents_apply_in_order(run_yaml):
+    """The last of the list wins."""
+    first = run_yaml("optimizer: {clip_grad: 2, weight_decay: 3}\n", base=None, name="first.yaml")
+    run_yaml("optimizer: {clip_grad: 4}\n", base=None, name="second.yaml")
+    child = first.with_name("child.yaml")
+    tiny = find("gpt-tiny")
+    child.write_text(f"extends: [{tiny}, first.yaml, second.yaml]\n")
+    config = load(child)
+    assert (config.optimizer.clip_grad, config.optimizer.weight_decay) == (4, 3)
+    assert config.where("optimizer.clip_grad") == "second.yaml:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("extends: nope.yaml\n", "my-run.yaml:1: extends 'nope.yaml': no such file in {folder}."),
+        ("extends: 3\n", "my-run.yaml:1: extends must be a file name or a list of them."),
+        ("extends: [a.yaml, 3]\n", "my-run.yaml:1: extends must be a file name or a list of them."),
+        ("extends: my-run.yaml\n", "my-run.yaml: `extends` runs in a circle: my-run.yaml -> my-run.yaml."),
+    ],
+)
+def test_a_bad_extends_is_told(text, expected, run_yaml, tmp_path):
+    """A missing parent, no file name, a circle."""
+    assert message_of(run_yaml(text, base=None)) == expected.format(folder=tmp_path)
+
+
+def test_a_replaced_list_forgets_its_old_lines(run_yaml):
+    """A problem in the child's list is never blamed on the parent's file."""
+    parent = run_yaml("data:\n  sources:\n    - kind: text\n      path: x\n", name="parent.yaml")
+    child = parent.with_name("child.yaml")
+    child.write_text("extends: parent.yaml\ndata:\n  sources:\n    - kind: text\n")
+    assert message_of(child) == "child.yaml:4: data.sources.0.path is missing; it has no default."
+
+
+# --- overrides --------------------------------------------------------------------------------------------------
+
+
+def test_every_spelling_of_an_override_is_the_same_run():
+    """CLI words, one string, flow mappings, dotted and nested dicts, and a loaded run give equal configurations."""
+    words = [
+        "batch.micro_batch_size=4",
+        "batch.global_batch_size=8",
+        "lr_schedule.lr=1e-3",
+        "data.sources=[{kind: mock}]",
+    ]
+    spellings = [
+        words,
+        "batch.micro_batch_size=4 batch.global_batch_size=8 lr_schedule.lr=1e-3 'data.sources=[{kind: mock}]'",
+        ["batch={micro_batch_size: 4, global_batch_size: 8}", *words[2:]],
+        {
+            "batch.micro_batch_size": 4,
+            "batch.global_batch_size": 8,
+            "lr_schedule.lr": 1e-3,
+            "data.sources": [{"kind": "mock"}],
+        },
+        {
+            "batch": {"micro_batch_size": 4, "global_batch_size": 8},
+            "lr_schedule": {"lr": 1e-3},
+            "data": {"sources": [{"kind": "mock"}]},
+        },
+    ]
+    first, *others = [load("gpt-tiny", overrides) for overrides in spellings]
+    assert (first.batch.micro_batch_size, first.lr_schedule.lr) == (4, 1e-3)
+    for config in [*others, load(load("gpt-tiny"), words)]:
+        assert config == first
+        assert config.where("batch.micro_batch_size") == "override batch.micro_batch_size=4"
+
+
+@pytest.mark.parametrize("overrides", [None, [], {}, ""])
+def test_no_override_changes_nothing(overrides):
+    """Every way to say nothing."""
+    assert load("gpt-tiny", overrides) == load("gpt-tiny")
+
+
+def test_the_later_of_two_overrides_wins():
+    """As on every command line."""
+    assert load("gpt-tiny", ["model.seed=1", "model.seed=2"]).model.seed == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["batch.micro_batch_size"],
+            "override 'batch.micro_batch_size': must be key=value, e.g. batch.micro_batch_size=4.",
+        ),
+        (["=4"], "override '=4': must be key=value, e.g. batch.micro_batch_size=4."),
+        (["a..b=4"], "override 'a..b=4': must be key=value, e.g. batch.micro_batch_size=4."),
+        (["a=[1"], "override 'a=[1': the value is not YAML: expected ',' or ']', but got '<stream end>'."),
+        ("a='b", 'overrides "a=\'b": cannot be split into key=value: No closing quotation.'),
+        (
+            ["batch=1", "batch.max_steps=2"],
+            "override batch.max_steps=2: batch is overridden too; give one of the two.",
+        ),
+        (
+            ["batch.max_steps=2", "batch=1"],
+            "override batch=1: keys inside batch are overridden too; give one of the two.",
+        ),
+        (["extends=x.yaml"], "override extends=x.yaml: a run has no key `extends`."),
+        (
+            ["model.num_layers.foo=3"],
+            "override model.num_layers.foo=3: model.num_layers = {foo: 3}: must be a whole number.",
+        ),
+        (
+            {"lr_schedule": {"lr": object}},
+            "override lr_schedule.lr=<class 'object'>: lr_schedule.lr = <class 'object'>: must be a number.",
+        ),
+    ],
+)
+def test_a_bad_override_is_told(overrides, expected):
+    """What was typed, and what is wrong with it."""
+    assert message_of("gpt-tiny", overrides) == expected
+
+
+# --- finding and resolving --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("run", "expected"),
+    [
+        ("", "no run YAML is named; give a path, or a name such as gpt-tiny."),
+        ("gpt-tinny", "Nearest: gpt-tiny."),
+        ("/nowhere/zzz.yaml", "Known: gpt-1-3b-4xdp, "),
+    ],
+)
+def test_a_run_that_is_not_there_names_the_near_ones(run, expected):
+    """The nearest example, or all of them."""
+    assert expected in message_of(run)
+
+
+def test_a_run_is_found_by_name_by_path_and_from_the_workspace(workspace, monkeypatch, run_yaml):
+    """What exists as typed wins over the workspace, the workspace over the examples."""
+    mine = workspace / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
+    mine.parent.mkdir(parents=True)
+    mine.write_text(f"extends: {find(run_yaml(''))}\nname: mine\n")
+    monkeypatch.chdir(workspace)
+    assert load("gpt-tiny").name == "mine"
+    assert load("examples/megatron-gpt/training/gpt-tiny.yaml").name == "mine"
+    assert load(mine).name == "mine"
+    here = workspace / "below"
+    here.mkdir()
+    (here / "gpt-tiny.yaml").write_text(f"extends: {mine}\nname: here\n")
+    monkeypatch.chdir(here)
+    assert load("gpt-tiny").name == "here"
+
+
+def test_a_resolved_file_must_say_everything(tmp_path):
+    """A field that is missing or unknown in config.yaml is an error: it is written whole, and never by hand."""
+    text = to_yaml(load("gpt-tiny"))
+    path = tmp_path / "config.yaml"
+    path.write_text(text.replace("  clip_grad: 1.0\n", ""))
+    with pytest.raises(ConfigError, match=r"1 fields are missing, first optimizer\.clip_grad"):
+        load_resolved(path)
+    path.write_text(text + "foo: 1\n")
+    with pytest.raises(ConfigError, match="a run has no key `foo`"):
+        load_resolved(path)
+
+
+def test_text_that_looks_like_a_number_survives_the_round_trip(tmp_path):
+    """Values of env are text, and stay text in config.yaml."""
+    odd = {
+        "A": "6e-4",
+        "B": "1_000",
+        "C": "on",
+        "D": "0x1F",
+        "E": "",
+        "F": "a: b # c",
+        "G": "null",
+        "H": "1:30",
+    }
+    config = load("gpt-tiny", {"backend.env": odd})
+    path = tmp_path / "config.yaml"
+    path.write_text(to_yaml(config))
+    assert load_resolved(path).backend.env == odd
+
+
+def test_equal_runs_are_equal_wherever_their_values_were_written(tmp_path):
+    """Places are no part of a run."""
+    path = tmp_path / "copy.yaml"
+    path.write_text(to_yaml(load("gpt-tiny")))
+    assert load(path) == load("gpt-tiny")
+    assert load(path) != load("gpt-tiny", ["model.seed=1"])
+    assert RunConfig.model_validate(load("gpt-tiny").model_dump()) == load("gpt-tiny")

@@ -1,0 +1,135 @@
+"""YAML with places: what is read, what is refused, and that no input ends in a traceback."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbtrain.config.yaml_source import Located, parse_value, parse_yaml, read_yaml, show, to_text
+from nbtrain.errors import ConfigError
+
+
+def test_every_key_knows_its_line():
+    """Nested keys and list items, in block and flow style."""
+    located = parse_yaml("a: 1\nb:\n  c: {d: 2,\n    e: 3}\n  f:\n    - g: 4\n    - 5\n", "x.yaml")
+    assert located.value == {"a": 1, "b": {"c": {"d": 2, "e": 3}, "f": [{"g": 4}, 5]}}
+    places = {key: int(place.rpartition(":")[2]) for key, place in located.origins.items()}
+    assert places == {
+        "a": 1,
+        "b": 2,
+        "b.c": 3,
+        "b.c.d": 3,
+        "b.c.e": 4,
+        "b.f": 5,
+        "b.f.0": 6,
+        "b.f.0.g": 6,
+        "b.f.1": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("6e-4", 6e-4),
+        ("2.5e9", 2.5e9),
+        ("1E5", 1e5),
+        ("-.5", -0.5),
+        ("8_000", 8000),
+        ("'6e-4'", "6e-4"),
+        ("949,50,1", "949,50,1"),
+    ],
+)
+def test_numbers_are_read_as_people_write_them(text, value):
+    """6e-4 is a number, a quoted one is text."""
+    found = parse_value(text)
+    assert found == value
+    assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "x.yaml: the file is empty; a run YAML is a mapping with at least `extends:`."),
+        ("- 1", "x.yaml:1: a run YAML is a mapping of sections."),
+        ("a: 1\na: 2", "x.yaml:2: a is written twice; keep one."),
+        ("b:\n  a: 1\n  a: 2", "x.yaml:3: b.a is written twice; keep one."),
+        ("1: 3", "x.yaml:1: the key 1 must be text."),
+        ("[1]: 3", "x.yaml:1: the key ? must be text."),
+        ("a: [1\nb", "x.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'."),
+        ("a: &x {b: *x}", "x.yaml:1: not YAML: anchors and aliases are not read; use `extends:` to share."),
+        ("a: 2024-13-45", "x.yaml:1: not YAML: 2024-13-45: month must be in 1..12."),
+        (
+            "a: !!python/object:os.system x",
+            "x.yaml:1: not YAML: could not determine a constructor for the tag "
+            "'tag:yaml.org,2002:python/object:os.system'.",
+        ),
+        ("[" * 5000, "x.yaml: not a run YAML: nested too deeply."),
+        ("a: 1\n---\nb: 2", "x.yaml:2: not YAML: but found another document."),
+    ],
+)
+def test_what_is_no_run_yaml_is_told_with_its_line(text, expected):
+    """Each in one sentence."""
+    with pytest.raises(ConfigError) as raised:
+        parse_yaml(text, "x.yaml")
+    assert str(raised.value) == expected
+
+
+def test_files_that_cannot_be_read_are_told(tmp_path):
+    """Missing, a folder, no UTF-8, a control character."""
+    for name, content in (("latin.yaml", b"a: \xff"), ("nul.yaml", b"a: \x00")):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(
+            ConfigError, match=r"cannot be read: .*utf-8|nul\.yaml: not YAML: unacceptable character"
+        ):
+            read_yaml(tmp_path / name)
+    with pytest.raises(ConfigError, match=r"missing\.yaml: no such file\.$"):
+        read_yaml(tmp_path / "missing.yaml")
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_yaml(tmp_path)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text(alphabet=st.sampled_from("ab:-{}[]&*!|>'\"%@#, \n\t01.e?~"), max_size=40))
+def test_any_text_is_read_or_refused_in_one_sentence(text):
+    """No input reaches a traceback."""
+    try:
+        located = parse_yaml(text, "x.yaml")
+    except ConfigError as error:
+        assert str(error).startswith("x.yaml")
+    else:
+        assert isinstance(located.value, dict)
+
+
+plain = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.dictionaries(st.text(max_size=5), plain, min_size=1, max_size=3))
+def test_what_is_written_is_read_back(value):
+    """to_text and parse_yaml are inverse, for text that looks like numbers too."""
+    assert parse_yaml(to_text(value), "x.yaml").value == value
+
+
+def test_the_place_of_a_key_is_its_own_or_the_nearest():
+    """Its own, that of what lies in it, that of what it lies in."""
+    located = Located({}, {"a": "f:1", "b.c.d": "f:3"})
+    assert [located.where(key) for key in ("a", "a.x.y", "b.c", "b", "q")] == [
+        "f:1",
+        "f:1",
+        "f:3",
+        "f:3",
+        None,
+    ]
+
+
+def test_values_are_shown_in_one_short_line():
+    """As a run YAML spells them."""
+    shown = [show(value) for value in (True, None, 6e-4, "a", "1", [1, {"a": None}], "x" * 100)]
+    assert shown == ["true", "null", "0.0006", "a", "'1'", "[1, {a: null}]", "x" * 77 + "..."]

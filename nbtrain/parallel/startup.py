@@ -5,17 +5,22 @@ DeepSpeed is kept from compiling anything on CPU: its shared-memory all-reduce, 
 would build (half a minute and a compiler), serves inference only.
 """
 
+import contextlib
 import ctypes
+import io
 import logging
 import os
 import signal
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+
+logger = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 
@@ -72,6 +77,16 @@ def start(device: str, timeout_seconds: float) -> World:
     return World(dist.get_rank(), dist.get_world_size(), local_rank, target)
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what DeepSpeed prints (memory figures at each turn) out of the rank's log; debug level shows it."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        yield
+    for line in printed.getvalue().splitlines():
+        logger.debug("%s", line)
+
+
 def finish() -> None:
     """Leave the process group in step with the others.
 
@@ -89,11 +104,11 @@ def _prepare_deepspeed(device: str) -> None:
     if device == "cpu":
         os.environ.setdefault("DS_ACCELERATOR", "cpu")
     import deepspeed
-    from deepspeed.utils import logger
+    from deepspeed.utils import logger as deepspeed_logger
 
-    logger.setLevel(logging.WARNING)
+    deepspeed_logger.setLevel(logging.WARNING)
     # DeepSpeed logs to stdout; its handler keeps that stream from before any redirection.
-    for handler in logger.handlers:
+    for handler in deepspeed_logger.handlers:
         if isinstance(handler, logging.StreamHandler):
             handler.setStream(sys.stderr)
     if device == "cpu":

@@ -62,26 +62,15 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> str:
     with heartbeat.phase("start"):
         # torch takes seconds to import: the first sign of life comes before it.
         from nbtrain.parallel import startup
-        from nbtrain.train.build import build, refuse_unsupported
-        from nbtrain.train.report import make_report
-        from nbtrain.train.trainer import Trainer
+        from nbtrain.train.build import refuse_unsupported
+        from nbtrain.train.trainer import train_run
 
         refuse_unsupported(config)
         if "NBTRAIN_EXIT_FD" not in os.environ:
             startup.die_with_parent()
         world = startup.start(config.resources.device, config.parallel.process_group_timeout_seconds)
-    with heartbeat.phase("build"):
-        built = build(config, run, world, heartbeat.events)
-    with heartbeat.phase("load"):
-        built.load()
-        heartbeat.beat(built.state.step)
-    report = (
-        make_report(config, world, built.state, heartbeat, run.tensorboard) if heartbeat.rank == 0 else None
-    )
-    result = Trainer(config, world, built, requests, heartbeat, report).run()
+    result = train_run(run, config, world, requests, heartbeat)
     with heartbeat.phase("end"):
-        if report is not None:
-            report.close()
         startup.finish()
     return result
 

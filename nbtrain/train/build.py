@@ -17,7 +17,7 @@ from nbtrain.data import gpt_dataset
 from nbtrain.errors import ConfigError
 from nbtrain.model.gpt import build_model
 from nbtrain.parallel.random import seed_rank
-from nbtrain.parallel.startup import World
+from nbtrain.parallel.startup import World, quiet
 from nbtrain.rundir import EventWriter, RunDir
 from nbtrain.train.checkpoint import Checkpointer, TrainState, choose
 from nbtrain.train.optimizer import build_optimizer
@@ -95,12 +95,13 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
     if config.model.compile:
         for layer in model.layers:
             layer.compile()
-    engine, optimizer, _, _ = deepspeed.initialize(
-        model=model,
-        optimizer=build_optimizer(model, config.optimizer),
-        config=derived,
-        dist_init_required=False,
-    )
+    with quiet():
+        engine, optimizer, _, _ = deepspeed.initialize(
+            model=model,
+            optimizer=build_optimizer(model, config.optimizer),
+            config=derived,
+            dist_init_required=False,
+        )
     engine.train()
     checkpointer = Checkpointer(run, config, engine, world, datasets.manifest.tokenizer_sha256, events)
     seed_rank(config.model.seed, world.rank)

@@ -8,8 +8,6 @@ With the engine's state go the data state, the random state of every rank and un
 that a resumed run makes the same steps, bit for bit, and that DeepSpeed can convert it to another layout.
 """
 
-import contextlib
-import io
 import logging
 import platform
 import shutil
@@ -29,7 +27,7 @@ from nbtrain.data.state import DataState
 from nbtrain.errors import CheckpointError
 from nbtrain.parallel import random
 from nbtrain.parallel.agreement import broadcast_object, gather_objects
-from nbtrain.parallel.startup import World
+from nbtrain.parallel.startup import World, quiet
 from nbtrain.rundir import EventWriter, RunDir
 from nbtrain.train import checkpoint_manifest as manifests
 
@@ -118,9 +116,10 @@ class Checkpointer:
             "universal_checkpoint_info": self._universal_checkpoint_info(),
         }
         try:
-            self.engine.save_checkpoint(
-                str(self.run.model), tag=folder.name, client_state=client_state, save_latest=False
-            )
+            with quiet():
+                self.engine.save_checkpoint(
+                    str(self.run.model), tag=folder.name, client_state=client_state, save_latest=False
+                )
             names = manifests.payload(folder)
             shares = gather_objects(manifests.describe(folder, names[self.world.rank :: self.world.size]))
         except OSError as error:
@@ -155,8 +154,7 @@ class Checkpointer:
         step = manifest["step"]
         folder = self.run.checkpoint(step)
         self._check_fits(folder, manifest, data)
-        # DeepSpeed prints while it loads; a rank's log is for the person who reads it.
-        with contextlib.redirect_stdout(io.StringIO()):
+        with quiet():
             _, client_state = self.engine.load_checkpoint(
                 str(self.run.model), tag=folder.name, load_lr_scheduler_states=False
             )

@@ -12,16 +12,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from nbtrain.config.lr_schedule import LrSchedule
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.agreement import Agreement
 from nbtrain.parallel.startup import World
+from nbtrain.rundir import RunDir
 from nbtrain.train.batches import Batches, evaluation_rows, training_rows
-from nbtrain.train.build import Built
+from nbtrain.train.build import Built, build
 from nbtrain.train.evaluation import evaluate
 from nbtrain.train.heartbeat import HeartbeatWriter
-from nbtrain.train.lr_schedule import LrSchedule
 from nbtrain.train.optimizer import set_learning_rate
-from nbtrain.train.report import Report
+from nbtrain.train.report import Report, make_report
 from nbtrain.train.requests import NOTHING, STOP, Requests
 from nbtrain.train.throughput import StepTimer
 
@@ -38,6 +39,23 @@ class StepResult:
     loss_scale: float
     timer: StepTimer = field(repr=False)
     wall_seconds: float = 0.0
+
+
+def train_run(
+    run: RunDir, config: RunConfig, world: World, requests: Requests, heartbeat: HeartbeatWriter
+) -> str:
+    """Build, load, train, close: "finished" or "stopped". Called by all ranks together."""
+    with heartbeat.phase("build"):
+        built = build(config, run, world, heartbeat.events)
+    with heartbeat.phase("load"):
+        built.load()
+        heartbeat.beat(built.state.step)
+    report = make_report(config, world, built.state, heartbeat, run.tensorboard) if world.rank == 0 else None
+    try:
+        return Trainer(config, world, built, requests, heartbeat, report).run()
+    finally:
+        if report is not None:
+            report.close()
 
 
 class Trainer:

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 
 from nbtrain import files
-from nbtrain.config.load import load, to_yaml
-from nbtrain.config.schema import RunConfig
+from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
-from nbtrain.data.indexed import IndexedWriter
+from nbtrain.data.indexed_writer import IndexedWriter
 from nbtrain.rundir import JobDir, JobRecord, RunDir, new_job_id, new_run_id, read_events
 
 VOCAB_SIZE = 500
@@ -29,6 +28,7 @@ data: {{name: test, split: "90,5,5"}}
 batch: {{micro_batch_size: 2, global_batch_size: 4, train_tokens: 1024}}
 lr_schedule: {{lr: 1.0e-3, min_lr: 1.0e-5, lr_warmup_tokens: 256}}
 precision: {{dtype: fp32}}
+parallel: {{zero_stage: 1}}
 checkpoint: {{save_interval_steps: 1000}}
 evaluation: {{eval_interval_steps: 4, eval_iters: 1}}
 resources: {{device: cpu}}
@@ -64,31 +64,35 @@ def make_dataset(home: Path, name: str = "test", documents: int = 400, vocab_siz
     files.write_json(target.manifest_json, manifest.to_dict())
 
 
-def make_run(root: Path, overrides: dict[str, Any] | None = None, text: str = TINY) -> RunDir:
-    """A run directory below `root` with one job, as submit leaves it."""
-    source = root / "source.yaml"
-    source.write_text(text)
-    config = load(source, overrides, check=False)
-    run = RunDir(root / "output" / config.name)
+def make_run(root: Path, overrides: dict[str, Any] | None = None, name: str = "tiny") -> RunDir:
+    """The run directory `root`/output/`name` with one job, as submit leaves it."""
+    root.mkdir(parents=True, exist_ok=True)
+    source = root / "tiny.yaml"
+    source.write_text(TINY)
+    config = load(source, {"name": name, **(overrides or {})})
+    run = RunDir(root / "output" / name)
     run.path.mkdir(parents=True)
-    run_id = new_run_id()
-    files.write_json(
-        run.run_json, {"schema_version": 1, "run_id": run_id, "name": config.name, "parent": None}
-    )
+    record = {
+        "schema_version": 1,
+        "run_id": new_run_id(),
+        "name": name,
+        "parent": None,
+        "created_at": time.time(),
+    }
+    files.write_json(run.run_json, record)
     files.write_text(run.config_yaml, to_yaml(config))
-    new_job(run, config)
+    new_job(run)
     return run
 
 
-def new_job(run: RunDir, config: RunConfig) -> JobDir:
-    """One more job of the run."""
-    taken = set(run.job_ids())
-    moment = time.time()
-    while (job_id := new_job_id(moment)) in taken or any(job_id[:15] <= other[:15] for other in taken):
+def new_job(run: RunDir) -> JobDir:
+    """One more job of the run, after the others by its id."""
+    moment, taken = time.time(), run.job_ids()
+    while (job_id := new_job_id(moment))[:15] <= max((other[:15] for other in taken), default=""):
         moment += 1
     job = run.job(job_id)
     job.make_folders()
-    record = run.record()
+    config, record = load_resolved(run.config_yaml), run.record()
     assert record is not None
     JobRecord(job_id, record["run_id"], run.name, "RUNNING", time.time(), config.world_size).write(
         job.job_json
@@ -96,23 +100,31 @@ def new_job(run: RunDir, config: RunConfig) -> JobDir:
     return job
 
 
-def start(
-    run: RunDir, data_home: Path, ranks: int = 1, trace: bool = True, **environment: str
+def start(run: RunDir, data_home: Path, ranks: int = 1, **environment: str) -> subprocess.Popen:
+    """torchrun over the newest job, in its own session; output goes to the job's log of rank 0."""
+    return _torchrun(run, data_home, ranks, ["-m", "nbtrain.train", str(run.path)], environment)
+
+
+def start_worker(worker: Path, runs: list[RunDir], data_home: Path, ranks: int) -> subprocess.Popen:
+    """torchrun over a script that trains several runs in one process group; its log is the first run's."""
+    return _torchrun(runs[0], data_home, ranks, [str(worker), *(str(run.path) for run in runs)], {})
+
+
+def _torchrun(
+    run: RunDir, data_home: Path, ranks: int, program: list[str], environment: dict[str, str]
 ) -> subprocess.Popen:
-    """torchrun over the newest job, in its own session; output goes to the job's logs."""
     job = run.newest_job()
     assert job is not None
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
-    command += ["--master-addr", "127.0.0.1", "--master-port", str(port)]
-    command += ["-m", "nbtrain.train", str(run.path)]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(port), *program]
     variables = {
         "OMP_NUM_THREADS": "1",
         "NBTRAIN_DATA": str(data_home),
         "NBTRAIN_JOB": job.job_id,
-        "NBTRAIN_TRACE": "1" if trace else "0",
+        "NBTRAIN_TRACE": "1",
         **environment,
     }
     with job.log(0, 0).open("ab") as log:

@@ -2,10 +2,11 @@
 
 
 def count(value: float) -> str:
-    """126638592 as "126.6M"; 1000 of a unit make the next."""
-    for size, mark in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
-            return f"{value / size:.3g}{mark}" if abs(value) < 10 * size else f"{value / size:.1f}{mark}"
+    """126638592 as "126.6M", 2500000000 as "2.5B"; 1000 of a unit make the next."""
+    for unit, mark in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= unit:
+            digits = 2 if abs(value) < 10 * unit else 1
+            return f"{value / unit:.{digits}f}".rstrip("0").rstrip(".") + mark
     return f"{value:g}"
 
 
@@ -18,8 +19,8 @@ def size(num_bytes: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """28800 as "8.0 h"; two figures are all that an estimate has."""
+    """28800 as "8.0 h", 4700000 as "54 d": more figures than an estimate has would only look exact."""
     for unit, mark in ((365.25 * 86400, "years"), (86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= 1.5 * unit:
-            return f"{seconds / unit:.1f} {mark}"
+            return f"{seconds / unit:.{0 if seconds >= 10 * unit else 1}f} {mark}"
     return f"{seconds:.0f} s"

@@ -30,8 +30,9 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-Count = Annotated[int, BeforeValidator(_whole), Field(ge=0)]
-PositiveCount = Annotated[int, BeforeValidator(_whole), Field(ge=1)]
+# The bound comes first, or the JSON Schema would not hold it.
+Count = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
+PositiveCount = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN.pattern}$")]

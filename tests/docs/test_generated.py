@@ -1,0 +1,111 @@
+"""Generated pages are fresh, and the JSON Schema says what the loader says."""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from nbtrain.config.load import field_keys, load, to_yaml
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import parse_yaml, read_yaml
+from nbtrain.metrics import SCALARS
+from nbtrain.planner.docs import RUNS, editor_schema, generated, runs_table, with_table
+
+REPOSITORY = Path(__file__).parents[2]
+TRAINING = REPOSITORY / "examples" / "megatron-gpt" / "training"
+PAGES = generated(REPOSITORY)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_a_generated_page_is_fresh(path):
+    """`make docs` would change nothing."""
+    assert path.read_text(encoding="utf-8") == PAGES[path], f"{path.name} is stale: run `make docs`"
+
+
+def test_a_stale_table_is_noticed(tmp_path):
+    """One changed number in a run YAML changes the table, so that the test above fails."""
+    for source in TRAINING.rglob("*.yaml"):
+        target = tmp_path / source.relative_to(TRAINING)
+        target.parent.mkdir(exist_ok=True)
+        target.write_text(source.read_text())
+    assert runs_table(tmp_path) == runs_table(TRAINING)
+    changed = tmp_path / "common" / "gpt-1-3b-size.yaml"
+    changed.write_text(changed.read_text().replace("train_tokens: 26e9", "train_tokens: 27e9"))
+    fresh, old = runs_table(tmp_path).splitlines(), runs_table(TRAINING).splitlines()
+    assert [new.count("27B") for new in fresh if new not in old] == [1, 1, 1]
+
+
+def test_every_run_yaml_has_its_row():
+    """The table misses no file and invents none."""
+    assert sorted(RUNS) == sorted(path.stem for path in TRAINING.glob("*.yaml"))
+
+
+def test_a_page_without_its_markers_is_refused():
+    """The table is never appended somewhere."""
+    with pytest.raises(ValueError, match="the page lacks"):
+        with_table("# A page", "| a |")
+
+
+def test_the_reference_names_every_key_and_every_scalar():
+    """No field and no tag is left out of its page."""
+    config, metrics = (PAGES[REPOSITORY / "docs" / name] for name in ("config.md", "metrics.md"))
+    leaves = [key for key, section in field_keys().items() if section is None and key != "data.sources"]
+    assert [key for key in leaves if f"| `{key}` |" not in config] == []
+    assert [scalar.tag for scalar in SCALARS if f"| `{scalar.tag}` |" not in metrics] == []
+
+
+def test_every_field_says_what_it_means():
+    """A description for each key: it is the help text of the form and of the page."""
+
+    def undescribed(model, prefix=""):
+        for key, info in model.model_fields.items():
+            if not (info.description or "").strip():
+                yield prefix + key
+
+    sections = {"": RunConfig, **{f"{key}.": model for key, model in field_keys().items() if model}}
+    assert [
+        key
+        for prefix, model in sections.items()
+        for key in undescribed(model, prefix)
+        if key != "backend.kind"
+    ] == []
+
+
+@pytest.fixture(scope="module")
+def validator() -> jsonschema.Draft202012Validator:
+    jsonschema.Draft202012Validator.check_schema(editor_schema())
+    return jsonschema.Draft202012Validator(editor_schema())
+
+
+@pytest.mark.parametrize("path", sorted(TRAINING.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_the_schema_accepts_every_example(path, validator):
+    """As it is written, and resolved."""
+    validator.validate(read_yaml(path).value)
+    if path.parent == TRAINING:
+        validator.validate(json.loads(json.dumps(load(path).model_dump())))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"foo": 1},
+        {"batch": {"micro_batch": 1}},
+        {"batch": {"micro_batch_size": 0}},
+        {"batch": {"micro_batch_size": "4"}},
+        {"name": "GPT"},
+        {"extends": 3},
+        {"lr_schedule": {"lr": -1}},
+        {"data": {"sources": [{"kind": "txt"}]}},
+        {"data": {"sources": [{"kind": "text"}]}},
+        {"backend": {"kind": "slurm"}},
+    ],
+)
+def test_the_schema_refuses_what_the_loader_refuses(wrong, validator):
+    """An editor marks the same errors, before anything is run."""
+    assert not validator.is_valid(wrong)
+
+
+def test_the_resolved_text_is_what_the_schema_describes(validator):
+    """config.yaml of a run passes too."""
+    validator.validate(parse_yaml(to_yaml(load("gpt-125m")), "config.yaml").value)

@@ -1,0 +1,282 @@
+"""The plan as a whole: time, disk, warnings, and the forms it is shown in."""
+
+import json
+
+import pytest
+
+from nbtrain import amounts, files
+from nbtrain.config.load import load
+from nbtrain.planner.disk import estimate_disk, num_checkpoints
+from nbtrain.planner.duration import bubble_fraction, estimate_duration
+from nbtrain.planner.picture import plan_picture
+from nbtrain.planner.plan import plan
+from nbtrain.rundir import RunDir
+from nbtrain.workspace import dataset_dir
+
+HOUR, DAY = 3600, 86400
+
+pytestmark = pytest.mark.usefixtures("workspace")
+
+
+@pytest.fixture(autouse=True)
+def _examples(workspace, repository):
+    """The run YAMLs, below the empty workspace."""
+    (workspace / "examples").symlink_to(repository / "examples")
+
+
+# --- time -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("gpt-125m", 8 * HOUR),
+        ("gpt-125m-2xdp", 4 * HOUR),
+        ("gpt-125m-4xdp", 2 * HOUR),
+        ("gpt-1-3b-4xdp", 8 * DAY),
+        ("gpt-1-3b-8xdp", 4 * DAY),
+    ],
+)
+def test_published_times_come_out(name, published):
+    """About 8, 4 and 2 hours, 8 and 4 days: within 5 %."""
+    assert estimate_duration(load(name)).seconds == pytest.approx(published, rel=0.05)
+
+
+def test_the_bubble_is_p_minus_1_over_m_plus_p_minus_1():
+    """27 % for 4 stages and 8 micro batches; none without a pipeline; and the time grows by it."""
+    piped = load("gpt-1-3b-4xdp-4xpp")
+    assert bubble_fraction(piped) == pytest.approx(3 / 11)
+    assert bubble_fraction(load("gpt-125m")) == 0
+    four, sixteen = (
+        estimate_duration(load(name)).seconds for name in ("gpt-1-3b-4xdp", "gpt-1-3b-4xdp-4xpp")
+    )
+    assert sixteen == pytest.approx(four / 4 / (1 - 3 / 11))
+
+
+def test_a_trial_takes_its_steps_only():
+    """batch.max_steps shortens the time, not the schedule."""
+    whole, trial = load("gpt-125m"), load("gpt-125m", ["batch.max_steps=100"])
+    expected = estimate_duration(whole).seconds * 100 / 4769
+    assert estimate_duration(trial).seconds == pytest.approx(expected)
+
+
+def test_an_earlier_job_of_the_run_gives_the_rate():
+    """Its samples/s where model, batch and ranks are the same; the assumption where they are not."""
+    config = load("gpt-tiny")
+    assumed = estimate_duration(config)
+    assert "assumed" in assumed.basis
+    directory = RunDir.named("gpt-tiny")
+    directory.path.mkdir(parents=True)
+    summary = {"samples_per_second": 50.0, "seq_length": 256, "global_batch_size": 16, "world_size": 1}
+    files.write_json(directory.summary_json, summary)
+    measured = estimate_duration(config)
+    assert measured.tokens_per_second == 50 * 256
+    assert measured.basis == "12,800 tokens/s, measured by this run's last job"
+    assert measured.seconds == pytest.approx(3_276_800 / 12_800)
+    assert estimate_duration(config, use_measured=False) == assumed
+    assert "assumed" in estimate_duration(load("gpt-tiny", ["model.seq_length=128"])).basis
+
+
+@pytest.mark.parametrize(
+    ("overrides", "basis"),
+    [
+        (["resources.gpu_type=null"], "unknown: resources.gpu_type is not set"),
+        (["resources.gpu_type=T4", "precision.dtype=bf16"], "unknown: T4 has no bf16 peak"),
+    ],
+)
+def test_no_peak_no_time(overrides, basis):
+    """An unknown rate is said, not guessed."""
+    duration = estimate_duration(load("gpt-125m", overrides))
+    assert (duration.seconds, duration.basis) == (None, basis)
+
+
+# --- disk -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("overrides", "checkpoints"),
+    [
+        ([], 3),
+        (["checkpoint.keep_last=5"], 6),
+        (["checkpoint.keep_every_steps=1000"], 2 + 4 + 1),
+        (["batch.max_steps=2"], 1),
+        (["batch.max_steps=150"], 2),
+    ],
+)
+def test_checkpoints_on_disk(overrides, checkpoints):
+    """keep_last and one that is being written, those kept for ever, never more than the run writes."""
+    assert num_checkpoints(load("gpt-125m", overrides)) == checkpoints
+
+
+def test_a_checkpoint_has_14_bytes_a_parameter():
+    """16-bit weights, fp32 masters and two moments; in fp32 with ZeRO 0 12, as weights are their own masters."""
+    assert estimate_disk(load("gpt-125m")).checkpoint_bytes == 14 * 126_638_592
+    assert estimate_disk(load("gpt-tiny")).checkpoint_bytes == 12 * 4_273_664
+
+
+# --- the whole --------------------------------------------------------------------------------------------------
+
+
+def a_dataset(tokens: int) -> None:
+    """A manifest of a prepared dataset of gpt-tiny."""
+    folder = dataset_dir("python-docs-4k")
+    folder.mkdir(parents=True)
+    files.write_json(
+        folder / "manifest.json",
+        {
+            "schema_version": 1,
+            "json_key": "text",
+            "sources": [],
+            "counts": {"documents": 10, "tokens": tokens, "bytes": None, "dropped": {}},
+            "vocab_size": 4096,
+            "dtype": "uint16",
+            "eod_id": 0,
+            "tokenizer_sha256": None,
+            "files": {"text_document.bin": {"bytes": 2 * tokens, "sha256": ""}},
+        },
+    )
+
+
+def test_the_plan_of_a_prepared_dataset_counts_epochs():
+    """Bytes and epochs come from the manifest; a warning above four."""
+    unknown = plan(load("gpt-tiny"))
+    assert (unknown.epochs, unknown.disk.dataset_bytes) == (None, None)
+    a_dataset(2_000_000)
+    known = plan(load("gpt-tiny"))
+    assert known.epochs == pytest.approx(3_276_800 / 1_800_000)
+    assert known.disk.dataset_bytes == 4_000_000
+    assert known.warnings == []
+    longer = plan(load("gpt-tiny", ["batch.train_tokens=9e6"]))
+    assert longer.warnings == [
+        "The run reads its training text 5.0 times; more than 4 add little (arXiv:2305.16264). "
+        "Take more text or fewer train_tokens."
+    ]
+
+
+def test_a_damaged_manifest_is_no_reason_to_have_no_plan():
+    """Then the dataset is unknown; prepare and preflight say what is wrong with it."""
+    folder = dataset_dir("python-docs-4k")
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text("{")
+    assert plan(load("gpt-tiny")).epochs is None
+
+
+@pytest.mark.parametrize(
+    ("run", "overrides", "warning"),
+    [
+        (
+            "gpt-125m",
+            ["resources.gpu_type=T4"],
+            "Does not fit: one rank needs 15.7 GiB, T4 has 15.0 GiB. Most is activations: "
+            "set parallel.activation_checkpointing.granularity: full, or a smaller batch.micro_batch_size.",
+        ),
+        (
+            "gpt-125m",
+            ["resources.gpu_type=V100-16GB"],
+            "Fits with less than 10 % to spare: one rank needs 15.7 GiB, V100-16GB has 16.0 GiB. Most is "
+            "activations: set parallel.activation_checkpointing.granularity: full, or a smaller "
+            "batch.micro_batch_size.",
+        ),
+        (
+            "gpt-125m",
+            ["resources.gpu_type=null"],
+            "The device is not known, so nothing says whether the run fits: set resources.gpu_type.",
+        ),
+        (
+            "gpt-1-3b-4xdp-4xpp",
+            [],
+            "The pipeline waits 27% of each step: 8 micro batches for 4 stages. A larger global_batch_size or a "
+            "smaller micro_batch_size makes more.",
+        ),
+        (
+            "gpt-125m",
+            ["lr_schedule.lr_decay_tokens=3e9"],
+            "min_lr is not reached: lr_decay_tokens(3,000,000,000) is more than train_tokens(2,500,000,000).",
+        ),
+        (
+            "gpt-13b-4xdp-4xpp-4xtp",
+            ["resources.nodes=32", "resources.gpus_per_node=2"],
+            "tensor_parallel_size(4) reaches across nodes of 2 GPUs: every layer then waits for the network.",
+        ),
+    ],
+)
+def test_warnings_say_it_in_numbers(run, overrides, warning):
+    """Each the whole sentence."""
+    assert warning in plan(load(run, overrides)).warnings
+
+
+@pytest.mark.parametrize("run", ["gpt-tiny", "gpt-125m-2xdp", "gpt-13b-4xdp-4xpp-4xtp", "gpt-175b"])
+def test_a_plan_is_text_html_and_json(run):
+    """The same figures in each form, and JSON that survives."""
+    result = plan(load(run))
+    value = result.to_dict()
+    assert json.loads(json.dumps(value)) == value
+    assert value["parameters"]["total"] == result.parameters.total
+    assert value["memory"]["total_bytes"] == sum(value["memory"]["parts"].values())
+    for figure in (
+        f"{result.parameters.total:,}",
+        amounts.size(result.memory.total_bytes),
+        result.duration.basis,
+    ):
+        assert figure in str(result)
+        assert figure.replace("'", "&#x27;") in result._repr_html_()
+    assert str(result).splitlines()[0] == f"Plan of {run}"
+
+
+def test_tokens_a_step_stand_as_an_equation():
+    """Every factor with its value."""
+    assert plan(load("gpt-125m-2xdp")).batch_equation == (
+        "16 micro batch x 2 data parallel x 8 accumulation x 2048 tokens = 524,288 tokens a step"
+    )
+
+
+def test_the_picture_shows_every_part_and_the_schedule():
+    """Bars for all parts but empty ones, the device's line, the peak rate, and a PNG for the notebook."""
+    result = plan(load("gpt-175b"))
+    figure = plan_picture(result)
+    memory, schedule, batch = figure.axes
+    labels = [text.get_text().split()[0] for text in memory.get_legend().get_texts()]
+    assert labels == [part for part, value in result.memory.parts.items() if value]
+    widths = sum(bar.get_width() for bar in memory.patches)
+    assert widths == pytest.approx(result.memory.total_bytes / 2**30)
+    rates = schedule.get_lines()[0].get_ydata()
+    assert max(rates) == pytest.approx(6e-5, rel=0.01)
+    assert rates[-1] == pytest.approx(6e-6)
+    sizes = batch.get_lines()[0].get_ydata()
+    assert (sizes[0], sizes[-1]) == (16, 1536)
+    assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (2.5e9, "2.5B"),
+        (126_638_592, "126.6M"),
+        (26e9, "26B"),
+        (4_273_664, "4.27M"),
+        (999, "999"),
+        (1.52e12, "1.52T"),
+    ],
+)
+def test_counts_are_short(value, words):
+    """Three or four figures."""
+    assert amounts.count(value) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(4, "4 s"), (200, "3.3 min"), (28_800, "8.0 h"), (4_700_000, "54 d"), (1.5e8, "4.8 years")],
+)
+def test_times_are_short(seconds, words):
+    """No more figures than an estimate has."""
+    assert amounts.duration(seconds) == words
+
+
+def test_sizes_are_short():
+    """In units of 1024."""
+    assert [amounts.size(value) for value in (0, 1023, 2**20, 40 * 2**30)] == [
+        "0 B",
+        "1023 B",
+        "1.0 MiB",
+        "40.0 GiB",
+    ]

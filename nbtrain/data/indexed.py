@@ -114,7 +114,8 @@ class IndexedDataset:
         return {"prefix": self.prefix}
 
     def __setstate__(self, state: dict) -> None:
-        self.__init__(state["prefix"])
+        self.prefix = state["prefix"]
+        self._open(checked=True)
 
     def __len__(self) -> int:
         return len(self.lengths)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
-from typing import IO, Any, ClassVar
+from typing import IO, Any, ClassVar, cast
 
 from pydantic import BaseModel
 
@@ -61,7 +61,7 @@ class SourceReader(ABC):
         return None
 
 
-def open_source(config: BaseModel, where: str = "data.sources") -> SourceReader:
+def open_source(config: Any, where: str = "data.sources") -> SourceReader:
     """The reader for one entry of data.sources."""
     module, _, name = READERS[config.kind].partition(":")
     return getattr(import_module(module), name)(config, where)
@@ -113,4 +113,4 @@ class FileReader(SourceReader):
             stream = path.open("rb")
         except OSError as error:
             raise DataError(f"{self.where}: {display(path)}: cannot be read: {error.strerror}.") from error
-        return gzip.open(stream) if path.suffix == ".gz" else stream
+        return cast(IO[bytes], gzip.open(stream)) if path.suffix == ".gz" else stream

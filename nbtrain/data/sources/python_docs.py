@@ -16,6 +16,7 @@ import platform
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,6 +53,9 @@ TOPICS = "pydoc_data.topics"
 # Tests have little prose, and installations differ in whether they carry them.
 LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "lib2to3", "idlelib", "_vendor", "__pycache__"}
 ABSENT = "absent"
+
+
+Entries = list[tuple[str, Callable[[], list[str]]]]
 
 
 class Unit(NamedTuple):
@@ -154,34 +158,33 @@ def docstrings(source: bytes) -> Iterator[str]:
         stack.extend(child for child in reversed(node.body) if isinstance(child, kinds))
 
 
-def _spread(package: str, entries: list[tuple[str, Callable[[], list[str]]]]) -> Iterator[Unit]:
+def _spread(package: str, entries: Entries) -> Iterator[Unit]:
     entries.sort(key=lambda entry: hashlib.blake2b(f"{package}/{entry[0]}".encode(), digest_size=8).digest())
     for index, (name, read) in enumerate(entries):
         yield Unit((index + 0.5) / len(entries), package, name, read)
 
 
-def _files(folder: Path, read: Callable[[Path], list[str]]) -> list[tuple[str, Callable[[], list[str]]]]:
-    entries = []
+def _files(folder: Path, read: Callable[[Path], list[str]]) -> Entries:
+    entries: Entries = []
     for parent, folders, names in os.walk(folder):  # Path.walk is Python 3.12's
         folders[:] = [name for name in folders if name not in LEFT_OUT]
         for name in names:
             path = Path(parent, name)
             if name.endswith(".py") and path != folder / "pydoc_data" / "topics.py":
-                entries.append((path.relative_to(folder).as_posix(), lambda path=path: read(path)))
+                entries.append((path.relative_to(folder).as_posix(), partial(read, path)))
     return entries
 
 
-def _topics() -> list[tuple[str, Callable[[], list[str]]]]:
+def _topics() -> Entries:
     """The help topics: the strings of the dictionary in pydoc_data/topics.py."""
     path = Path(sysconfig.get_path("stdlib")) / "pydoc_data" / "topics.py"
     if not path.is_file():
         return []
-    entries = []
+    entries: Entries = []
     for node in ast.walk(ast.parse(path.read_bytes())):
         if isinstance(node, ast.Dict):
-            for key, value in zip(node.keys, node.values, strict=True):
-                texts = [ast.literal_eval(value).strip()]
-                entries.append((str(ast.literal_eval(key)), lambda texts=texts: texts))
+            for name, text in ast.literal_eval(node).items():
+                entries.append((name, partial(list, [text.strip()])))
     return entries
 
 

@@ -37,7 +37,8 @@ class TextReader(FileReader):
                 if separator is None:
                     yield 1, stream.read()
                     return
-                mark, lines, first = separator.encode(), [], 1
+                mark, first = separator.encode(), 1
+                lines: list[bytes] = []
                 for number, line in enumerate(stream, start=1):
                     if line.rstrip(b"\r\n") == mark:
                         yield first, b"".join(lines)

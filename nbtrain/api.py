@@ -243,7 +243,6 @@ def submit(
     notebook wants that is run a second time. A machine that does not suffice is refused with SubmitError;
     with too_small="explain" nothing is raised and a NotLaunched comes back.
     """
-    from nbtrain.jobs.preflight import shortages
     from nbtrain.jobs.submit import submit as submit_job
 
     if finished not in ("refuse", "open"):
@@ -256,9 +255,19 @@ def submit(
         existing = Run(directory)
         if existing.state == jobstate.SUCCEEDED:
             return existing
-    if too_small == "explain" and (missing := shortages(config)):
+    if too_small == "explain" and (missing := _shortages(config)):
         return NotLaunched(config, missing, f"nbtrain submit {run if isinstance(run, str) else config.name}")
     return Run(submit_job(config).run)
+
+
+def _shortages(config: RunConfig) -> list[str]:
+    """Everything in the way of a run, if a part of it is this machine or this release; else nothing."""
+    from nbtrain.jobs.preflight import preflight
+
+    problems = preflight(config)
+    if not any(problem.kind in ("resource", "unsupported") for problem in problems):
+        return []
+    return [str(problem) for problem in problems]
 
 
 def runs() -> "list[RunSummary]":

@@ -23,6 +23,7 @@ from nbtrain.generation.sampling import Sampling
 from nbtrain.model.gpt import build_model
 from nbtrain.rundir import RunDir
 from nbtrain.train.checkpoint import load_model_weights
+from nbtrain.train.checkpoint_manifest import newest_whole
 from nbtrain.workspace import tokenizer_dir
 
 UNFINISHED = "\ufffd"
@@ -49,7 +50,11 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     run = RunDir(Path(request["run_dir"]))
     config = load_resolved(run.config_yaml)
     tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
-    step, weights = load_model_weights(run, request.get("step"))
+    step = request.get("step")
+    if step is None:
+        # None again where there is no whole checkpoint: load_model_weights says which are torn, and why.
+        step, _ = newest_whole(run)
+    weights = load_model_weights(run.path, step)
     model = build_model(config)
     model.load_state_dict(weights)
     if torch.cuda.is_available():

@@ -65,7 +65,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     started = time.perf_counter()
     # An empty prompt starts a document, as the end-of-document token does in training.
-    prompt = list(tokenizer.encode(request["prompt"])) or [tokenizer.eod_id]
+    prompt = [int(token) for token in tokenizer.encode(request["prompt"])] or [tokenizer.eod_id]
     new_tokens = generate_tokens(
         model, prompt, sampling, request["max_new_tokens"], tokenizer.vocab_size, tokenizer.eod_id, generator
     )

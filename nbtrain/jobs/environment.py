@@ -19,11 +19,13 @@ from typing import Any
 import psutil
 
 import nbtrain
-from nbtrain import files
 from nbtrain.config.schema import RunConfig
+from nbtrain.data.dataset_files import DatasetFiles
+from nbtrain.data.tokenizer import read_manifest
+from nbtrain.errors import DataError
 from nbtrain.jobs.processes import JOB_MARKER
 from nbtrain.rundir import SCHEMA_VERSION, JobDir
-from nbtrain.workspace import data_home, dataset_dir, output_root, tokenizer_dir, workspace
+from nbtrain.workspace import data_home, output_root, tokenizer_dir, workspace
 
 RECORDED_PACKAGES = (
     "torch",
@@ -288,8 +290,8 @@ def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:
         },
         "memory_bytes": machine.memory_bytes,
         "gpus": [asdict(gpu) for gpu in machine.gpus],
-        "dataset_sha256": manifest_sha256(dataset_dir(config.data.name)),
-        "tokenizer_sha256": manifest_sha256(tokenizer_dir(config.tokenizer.name)),
+        "dataset_sha256": dataset_sha256(config),
+        "tokenizer_sha256": tokenizer_sha256(config),
         "backend_env": {name: hidden(name, value) for name, value in config.backend.env.items()},
         "debug": config.backend.debug,
         "variables": recorded_variables({**os.environ, **rank_variables(config, job, 0, machine.cores)}),
@@ -340,7 +342,19 @@ def source_commit() -> str | None:
     return f"{commit}+changes" if commit and changed else commit
 
 
-def manifest_sha256(folder: Path) -> str | None:
-    """The hash of a dataset's or tokenizer's manifest, which holds the hashes of its files; None if absent."""
-    manifest = folder / "manifest.json"
-    return files.sha256_of(manifest) if manifest.is_file() else None
+def dataset_sha256(config: RunConfig) -> str | None:
+    """The hash that checkpoints refer to the dataset by; None where it is not there or cannot be read."""
+    try:
+        manifest = DatasetFiles.of(config).manifest()
+    except DataError:
+        return None
+    return manifest.dataset_sha256 if manifest else None
+
+
+def tokenizer_sha256(config: RunConfig) -> str | None:
+    """The hash that checkpoints refer to the tokenizer by; None where it is not there or cannot be read."""
+    try:
+        manifest = read_manifest(tokenizer_dir(config.tokenizer.name))
+    except DataError:
+        return None
+    return manifest["sha256"] if manifest else None

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,7 @@ from nbtrain import files
 from nbtrain.jobs import control, processes
 from nbtrain.jobs.submit import resume
 from nbtrain.jobstate import read_state
-from nbtrain.rundir import ExitRecord, Heartbeat, JobRecord, ProcessIdentity, read_events
+from nbtrain.rundir import ExitRecord, Heartbeat, JobRecord, ProcessIdentity, RunDir, read_events
 
 pytestmark = pytest.mark.slow
 
@@ -218,11 +219,9 @@ def test_the_submitting_process_may_die(fake, tmp_path, wait_until):
         "print(job.job_id, flush=True)\n"
         "time.sleep(60)\n"
     )
-    from nbtrain.rundir import RunDir
-
     yaml = tmp_path / "it's tiny.yaml"
     yaml.write_text((RunDir.named(config.name).path.parent.parent / "tiny.yaml").read_text())
-    fake_rank = os.path.join(os.path.dirname(__file__), "fake_rank.py")
+    fake_rank = str(Path(__file__).parent / "fake_rank.py")
     kernel = subprocess.Popen(
         [sys.executable, "-c", script, str(yaml), fake_rank],
         stdout=subprocess.PIPE,

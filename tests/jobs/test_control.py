@@ -1,0 +1,113 @@
+"""Cleaning up after jobs that were killed, and acting on jobs that are no more; no job is started."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nbtrain import files
+from nbtrain.errors import JobError
+from nbtrain.jobs import control, processes
+from nbtrain.rundir import JobDir, JobRecord, ProcessIdentity, RunDir, new_job_id
+
+
+@pytest.fixture
+def job(workspace):
+    """A job of the run `run` that was RUNNING when its supervisor died."""
+    run = RunDir.named("run")
+    job = JobDir(run, new_job_id())
+    job.make_folders()
+    files.write_json(
+        run.run_json, {"schema_version": 1, "run_id": "id", "name": "run", "parent": None, "created_at": 1}
+    )
+    gone = ProcessIdentity.of(os.getpid())
+    gone.start_ticks += 1
+    JobRecord(job.job_id, "id", "run", "RUNNING", time.time(), 1, supervisor=gone).write(job.job_json)
+    return job
+
+
+@pytest.fixture
+def leftover(job, wait_until):
+    """A process that carries the job's marker and is deaf to TERM."""
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], env={**os.environ, "NBTRAIN_JOB": job.job_id}, stdout=subprocess.PIPE
+    )
+    process.stdout.readline()
+    yield process
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+def test_clean_lists_and_removes(job, leftover):
+    """Processes, temporary files, torn checkpoints and cut-off submissions go; logs and whole checkpoints stay."""
+    run = job.run
+    (job.path / "heartbeat" / ".0.json.12.tmp").write_text("{")
+    run.checkpoint(4).mkdir(parents=True)
+    (run.checkpoint(4) / "state.pt").write_bytes(b"1234")
+    files.write_json(run.checkpoint_manifest(4), {"files": {"state.pt": {"bytes": 4}}})
+    run.checkpoint(8).mkdir()
+    (run.checkpoint(8) / "state.pt").write_bytes(b"12")
+    files.write_json(run.checkpoint_manifest(8), {"files": {"state.pt": {"bytes": 4}}})
+    run.checkpoint(9).mkdir()
+    job.log(0, 0).write_text("last words")
+    cut = run.jobs / "20250101-000000-abcd"
+    cut.mkdir()
+
+    listed = control.clean(run, dry_run=True)
+    assert listed == [
+        f"process {leftover.pid}: left by an ended job",
+        f"jobs/{job.job_id}/heartbeat/.0.json.12.tmp: temporary file",
+        "model/global_step8: torn checkpoint",
+        "model/global_step9: torn checkpoint",
+        "jobs/20250101-000000-abcd: submission that was cut off",
+    ]
+    assert leftover.poll() is None
+    assert cut.exists()
+    assert control.clean(run) == listed
+    assert leftover.wait(10) == -9
+    assert run.checkpoint_steps() == [4]
+    assert job.log(0, 0).read_text() == "last words"
+    assert control.clean(run) == []
+
+
+def test_clean_leaves_an_active_run_alone(job):
+    """Under a living supervisor, or while its lock is held, nothing is touched."""
+    record = JobRecord.read(job.job_json)
+    record.supervisor = ProcessIdentity.of(os.getpid())
+    record.write(job.job_json)
+    with pytest.raises(JobError, match=r"output/run: a job is active; it cleans up after itself"):
+        control.clean(job.run)
+    record.state = "FAILED"
+    record.write(job.job_json)
+    with job.run.locked(), pytest.raises(JobError, match="a job is active"):
+        control.clean(job.run)
+    assert control.clean(job.run) == []
+
+
+def test_cancel_of_a_lost_job_ends_its_processes(job, leftover):
+    """Nobody is left to ask, so the marker finds them; TERM first, KILL where that is not heard."""
+    state, cause = control.cancel(job, now=True)
+    assert state == "LOST"
+    assert "died without a word while the job was RUNNING" in cause
+    assert leftover.wait(10) == -9
+    assert processes.marked_pids([job.job_id]) == []
+
+
+def test_a_pid_that_was_given_away_is_not_signalled(job):
+    """The record names this process's pid with another start time: a signal would end the test."""
+    with pytest.raises(JobError, match=r"job \S+ is LOST; only an active job can save"):
+        control.request_save(job)
+
+
+def test_wait_returns_at_its_timeout(job):
+    """wait gives the state as it is when the time is over, and tells changes as they come."""
+    record = JobRecord.read(job.job_json)
+    record.supervisor = ProcessIdentity.of(os.getpid())
+    record.write(job.job_json)
+    seen = []
+    assert control.wait(job, 0.3, lambda state, cause: seen.append(state)) == ("RUNNING", None)
+    assert seen == ["RUNNING"]

@@ -1,0 +1,132 @@
+"""What a job sees of the machine, what a rank gets in its environment, and what is written down of it."""
+
+import os
+
+import pytest
+
+from nbtrain.jobs import environment
+from nbtrain.rundir import JobDir, RunDir, new_job_id
+
+
+@pytest.fixture
+def job(workspace):
+    return JobDir(RunDir(workspace / "output" / "run"), new_job_id())
+
+
+def test_variables_of_a_rank(tiny, job):
+    """Marker, attempt, threads = cores / ranks, the CPU accelerator; debug and env from the YAML."""
+    config = tiny(
+        **{"parallel.data_parallel_size": 2, "backend.debug": "distributed", "backend.env": {"A": "b"}}
+    )
+    variables = environment.rank_variables(config, job, attempt=3, cores=8)
+    assert variables == {
+        "NBTRAIN_JOB": job.job_id,
+        "NBTRAIN_ATTEMPT": "3",
+        "NBTRAIN_RUN_DIR": str(job.run.path),
+        "OMP_NUM_THREADS": "4",
+        "PYTHONUNBUFFERED": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "DS_ACCELERATOR": "cpu",
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+        "A": "b",
+    }
+
+
+def test_the_yaml_has_the_last_word(tiny, job):
+    """backend.env wins over what is derived; nccl sets NCCL_DEBUG."""
+    config = tiny(**{"backend.debug": "nccl", "backend.env": {"OMP_NUM_THREADS": "1", "NCCL_DEBUG": "WARN"}})
+    variables = environment.rank_variables(config, job, attempt=0, cores=8)
+    assert (variables["OMP_NUM_THREADS"], variables["NCCL_DEBUG"]) == ("1", "WARN")
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "asked", "threads"), [(8, 2, None, 4), (2, 4, None, 1), (8, 2, 4, 2)]
+)
+def test_threads_are_cores_over_ranks(tiny, cores, ranks, asked, threads):
+    """At least one; resources.cpus_per_node counts where it is less than the machine has."""
+    config = tiny(
+        **{
+            "parallel.data_parallel_size": ranks,
+            "resources.cpus_per_node": asked,
+            "batch.global_batch_size": 8,
+        }
+    )
+    assert environment.threads_per_rank(config, cores) == threads
+
+
+def test_a_kernels_environment_is_cleaned(workspace, monkeypatch):
+    """Ranks get neither a server's tokens nor the ranks of an outer job; folders become absolute."""
+    for name in (
+        "JPY_API_TOKEN",
+        "JUPYTER_TOKEN",
+        "RANK",
+        "MASTER_PORT",
+        "MPLBACKEND",
+        "TORCHELASTIC_RUN_ID",
+    ):
+        monkeypatch.setenv(name, "x")
+    monkeypatch.setenv("MY_OWN", "kept")
+    cleaned = environment.supervisor_environment()
+    assert not {
+        "JPY_API_TOKEN",
+        "JUPYTER_TOKEN",
+        "RANK",
+        "MASTER_PORT",
+        "MPLBACKEND",
+        "TORCHELASTIC_RUN_ID",
+    } & set(cleaned)
+    assert cleaned["MY_OWN"] == "kept"
+    assert cleaned["NBTRAIN_OUTPUT"] == str(workspace / "output")
+    assert cleaned["NBTRAIN_DATA"] == str(workspace / "data")
+
+
+def test_only_listed_variables_are_recorded():
+    """What decides the arithmetic is recorded; secrets and everything unknown are not."""
+    given = {
+        "OMP_NUM_THREADS": "2",
+        "NCCL_DEBUG": "INFO",
+        "HF_TOKEN": "hf_x",
+        "NCCL_AUTH": "x",
+        "HOME": "/root",
+    }
+    assert environment.recorded_variables(given) == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
+    assert environment.hidden("MY_API_KEY", "x") == "(hidden)"
+    assert environment.hidden("MY_NUMBER", "x") == "x"
+
+
+def test_the_machine_is_seen():
+    """Cores, memory and CPU of this machine are plausible and cost no torch."""
+    machine = environment.this_machine()
+    assert 1 <= machine.cores <= len(os.sched_getaffinity(0))
+    assert 0 < machine.memory_available_bytes <= machine.memory_bytes
+    assert machine.cpu
+
+
+def test_visible_gpus_follow_cuda(monkeypatch):
+    """CUDA_VISIBLE_DEVICES picks by number, and an invalid entry hides the rest, as CUDA does it."""
+    four = tuple(environment.Gpu(f"gpu{index}", None) for index in range(4))
+    monkeypatch.setattr(environment, "_driver_gpus", lambda: four)
+
+    def names(value):
+        if value is None:
+            monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        else:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
+        return [gpu.name for gpu in environment.visible_gpus()]
+
+    assert names(None) == ["gpu0", "gpu1", "gpu2", "gpu3"]
+    assert names("2,0") == ["gpu2", "gpu0"]
+    assert names("1,9,2") == ["gpu1"]
+    assert names("") == names("-1") == []
+
+
+def test_cgroup_files_of_both_versions(tmp_path, monkeypatch):
+    """The kernel's out-of-memory counter is read where the cgroup shows one, and None is no zero."""
+    counter = tmp_path / "memory.events"
+    counter.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
+    monkeypatch.setattr(environment, "cgroup_file", lambda *names: counter)
+    assert environment.oom_kills() == 2
+    counter.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
+    assert environment.oom_kills() == 1
+    monkeypatch.setattr(environment, "cgroup_file", lambda *names: None)
+    assert environment.oom_kills() is None

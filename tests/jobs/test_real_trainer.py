@@ -1,0 +1,90 @@
+"""The whole chain with the real trainer: a run that is interrupted in every way equals one that is not.
+
+Both runs have dropout, accumulation, two ranks and ZeRO 1. Every step leaves its loss and gradient norm as
+float hex (NBTRAIN_TRACE); a step that was made again after a restart must repeat them bit for bit.
+"""
+
+import os
+import signal
+import time
+
+import pytest
+
+from nbtrain import files
+from nbtrain.jobs import control, processes
+from nbtrain.jobs.submit import resume, submit
+from nbtrain.jobstate import read_state
+from nbtrain.rundir import ExitRecord, Heartbeat, JobRecord, RunDir, read_events
+
+pytestmark = pytest.mark.slow
+
+STEPS = 240
+SETTINGS = {
+    "parallel.data_parallel_size": 2,
+    "batch.train_tokens": STEPS * 8 * 16,
+    "checkpoint.save_interval_steps": 20,
+    "evaluation.eval_interval_steps": 50,
+    "backend.env": {"NBTRAIN_TRACE": "1", "OMP_NUM_THREADS": "1"},
+}
+
+
+def trace(run: RunDir) -> dict[int, set[tuple[str, str]]]:
+    """{step: every (loss, grad norm) that any job of the run has told of it}."""
+    told: dict[int, set[tuple[str, str]]] = {}
+    for job_id in run.job_ids():
+        for event in read_events(run.job(job_id)):
+            if event["kind"] == "trace":
+                told.setdefault(event["step"], set()).add((event["loss"], event["grad_norm"]))
+    return told
+
+
+def last_step(run: RunDir) -> int:
+    return max(trace(run), default=0)
+
+
+def test_interrupted_in_every_way_is_bitwise_the_same(tiny, wait_until):
+    """kill -9 of a rank, kill -9 of the supervisor, a cancel: the same curve, weights and optimizer state."""
+    straight = submit(tiny(name="straight", **SETTINGS))
+    assert control.wait(straight, 180)[0] == "SUCCEEDED", straight.log(0, 0).read_text()
+    expected = trace(straight.run)
+    assert sorted(expected) == list(range(1, STEPS + 1))
+
+    first = submit(tiny(name="cut", **SETTINGS))
+    run = first.run
+    wait_until(lambda: last_step(run) >= 30, "step 30")
+    os.kill(Heartbeat.read(first.heartbeat(1)).process.pid, signal.SIGKILL)
+    wait_until(lambda: JobRecord.read(first.job_json).attempt == 1, "a restart")
+    assert ExitRecord.read(first.exit_record(1, 0)).signal == signal.SIGKILL
+    reached = last_step(run)
+    wait_until(lambda: last_step(run) >= reached + 30, "30 more steps")
+
+    supervisor = JobRecord.read(first.job_json).supervisor
+    os.kill(supervisor.pid, signal.SIGKILL)
+    wait_until(lambda: read_state(first, time.time())[0] == "LOST", "LOST")
+    wait_until(lambda: not processes.marked_pids([first.job_id]), "the ranks' leaving")
+    assert ExitRecord.read(first.exit_record(0, 1)).outcome == "stopped"
+
+    second = resume(run)
+    assert second.job_id != first.job_id
+    reached = last_step(run)
+    wait_until(lambda: last_step(run) >= reached + 20, "20 more steps")
+    os.kill(JobRecord.read(second.job_json).supervisor.pid, signal.SIGTERM)
+    state, cause = control.wait(second, 60)
+    assert state == "CANCELLED", cause
+    assert processes.marked_pids([second.job_id]) == []
+    assert last_step(run) < STEPS
+
+    third = resume(run)
+    assert control.wait(third, 180)[0] == "SUCCEEDED", third.log(0, 0).read_text()
+    assert trace(run) == expected
+    assert len(optimizer_hashes(run)) == 2
+    assert optimizer_hashes(run) == optimizer_hashes(straight.run)
+    assert list(run.path.rglob(".*.tmp")) == []
+    summary = files.read_json(run.summary_json)
+    assert (summary["steps"], summary["state"]) == (STEPS, "SUCCEEDED")
+
+
+def optimizer_hashes(run: RunDir) -> dict[str, str]:
+    """sha256 of the files that hold fp32 masters and moments, at the last step."""
+    manifest = files.read_json(run.checkpoint_manifest(STEPS))
+    return {name: entry["sha256"] for name, entry in manifest["files"].items() if "optim_states" in name}

@@ -1,0 +1,291 @@
+"""What submit, resume and clone find under the output root, and what they do; no process is started."""
+
+import os
+import time
+
+import pytest
+
+from nbtrain import files
+from nbtrain.config.load import load, load_resolved
+from nbtrain.errors import ConfigError, SubmitError
+from nbtrain.jobs import submit as submitting
+from nbtrain.jobs.changes import BOUND, FREE, changes_between
+from nbtrain.jobs.registry import list_runs, runs_table
+from nbtrain.jobs.submit import clone, resume, submit
+from nbtrain.rundir import Heartbeat, JobRecord, ProcessIdentity, RunDir, read_events
+
+
+@pytest.fixture(autouse=True)
+def no_supervisor(monkeypatch):
+    """Everything is written, nothing is started: the test's process stands for the supervisor."""
+
+    def become_the_supervisor(job):
+        record = JobRecord.read(job.job_json)
+        record.state, record.supervisor = "RUNNING", ProcessIdentity.of(os.getpid())
+        record.write(job.job_json)
+
+    monkeypatch.setattr(submitting, "_start_supervisor", become_the_supervisor)
+
+
+def end(job, state="SUCCEEDED", step=0):
+    """The job's end, and a heartbeat where it had come to `step`."""
+    record = JobRecord.read(job.job_json)
+    record.state, record.cause, record.ended_at = state, "it ended", time.time()
+    record.write(job.job_json)
+    if step:
+        Heartbeat(0, 0, ProcessIdentity.of(os.getpid()), time.time(), step, "end", time.time()).write(
+            job.heartbeat(0)
+        )
+
+
+def test_a_new_run_is_written_down(tiny):
+    """run.json, config.yaml, plan.json, and the job's job.json, environment.json and deepspeed.json."""
+    config = tiny(**{"backend.env": {"HOME_MADE": "1"}})
+    job = submit(config)
+    run = job.run
+    assert load_resolved(run.config_yaml) == config
+    identity = run.record()
+    assert (identity["name"], identity["parent"], identity["schema_version"]) == ("tiny", None, 1)
+    assert files.read_json(run.plan_json)
+    record = JobRecord.read(job.job_json)
+    assert (record.run_id, record.world_size, record.command) == (
+        identity["run_id"],
+        1,
+        ["-m", "nbtrain.train"],
+    )
+    environment = files.read_json(job.environment_json)
+    assert environment["backend_env"] == {"HOME_MADE": "1"}
+    assert environment["packages"]["torch"].startswith("2.")
+    assert len(environment["dataset_sha256"]) == len(environment["tokenizer_sha256"]) == 64
+    assert files.read_json(job.deepspeed_json)["train_micro_batch_size_per_gpu"] == 2
+    assert [event["message"] for event in read_events(job)] == ["submitted; trains from the beginning"]
+    # The folder can be moved: no record holds its own absolute path.
+    written = [run.run_json, run.config_yaml, run.plan_json, *job.path.glob("*.json")]
+    assert not [path.name for path in written if str(run.path.parent) in path.read_text()]
+
+
+def test_an_active_run_gives_its_job(tiny, caplog):
+    """Submitted twice: the same job, and a changed setting is said to be ignored."""
+    job = submit(tiny())
+    assert submit(tiny()).job_id == job.job_id
+    assert caplog.records == []
+    assert submit(tiny(**{"batch.train_tokens": 2560})).job_id == job.job_id
+    assert "tiny is active; this change is not applied: batch.train_tokens: 1280 -> 2560" in caplog.text
+    assert resume(job.run).job_id == job.job_id
+    assert job.run.job_ids() == [job.job_id]
+
+
+@pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
+def test_an_ended_run_is_resumed_as_a_new_job(tiny, state):
+    """The same run id, a new job that sorts after the old one, and what changed told as an event."""
+    job = submit(tiny())
+    end(job, state, step=5)
+    second = submit(tiny(**{"batch.train_tokens": 2560, "logging.log_interval_steps": 1}))
+    assert second.job_id > job.job_id
+    assert JobRecord.read(second.job_json).run_id == JobRecord.read(job.job_json).run_id
+    told = [event["message"] for event in read_events(second) if event["kind"] == "config"]
+    assert told == [
+        "changed on resume: batch.train_tokens: 1280 -> 2560",
+        "changed on resume: logging.log_interval_steps: 10 -> 1",
+    ]
+
+
+def test_a_lost_run_is_resumed(tiny):
+    """A job whose supervisor is gone counts as ended."""
+    job = submit(tiny())
+    record = JobRecord.read(job.job_json)
+    record.supervisor.start_ticks += 1
+    record.write(job.job_json)
+    assert submit(tiny()).job_id != job.job_id
+
+
+def test_a_finished_run_is_refused(tiny):
+    """SUCCEEDED: the message names resume with more tokens, and clone; resume wants more to train."""
+    job = submit(tiny())
+    end(job, step=10)
+    with pytest.raises(SubmitError) as refused:
+        submit(tiny())
+    assert str(refused.value) == (
+        "output/tiny: this run has succeeded (10 steps). "
+        "To train on: `nbtrain resume tiny batch.train_tokens=2560`. "
+        "To train again under another name: `nbtrain clone tiny NEWNAME`."
+    )
+    with pytest.raises(SubmitError) as refused:
+        resume(job.run)
+    assert str(refused.value) == (
+        "output/tiny: all 10 steps are done, and the run asks for 10. "
+        "To train on: `nbtrain resume tiny batch.train_tokens=2560`."
+    )
+    second = resume(job.run, ["batch.train_tokens=2560"])
+    assert load_resolved(second.run.config_yaml).batch.train_tokens == 2560
+
+
+def test_a_finished_trial_names_its_own_limit(tiny):
+    """After batch.max_steps the way on is to take it away."""
+    job = submit(tiny(**{"batch.max_steps": 2}))
+    end(job, step=2)
+    with pytest.raises(SubmitError, match=r"`nbtrain resume tiny batch.max_steps=null`"):
+        submit(tiny())
+    assert resume(job.run, ["batch.max_steps=null"]).job_id != job.job_id
+
+
+def test_another_training_is_refused_by_name(tiny):
+    """Architecture, tokenizer, data and layout are bound by what was trained; each is told with its place."""
+    job = submit(tiny())
+    end(job, "FAILED", step=5)
+    before = job.run.config_yaml.read_text()
+    with pytest.raises(SubmitError) as refused:
+        submit(
+            tiny(
+                **{
+                    "model.num_layers": 4,
+                    "data.seed": 7,
+                    "parallel.zero_stage": 2,
+                    "batch.train_tokens": 2560,
+                }
+            )
+        )
+    assert str(refused.value) == (
+        "output/tiny holds another training; these settings cannot change on resume:\n"
+        "  model.num_layers: 2 -> 4  (override model.num_layers=4)\n"
+        "  data.seed: 1234 -> 7  (override data.seed=7)\n"
+        "  parallel.zero_stage: 1 -> 2  (override parallel.zero_stage=2)\n"
+        "Nothing was written. `nbtrain resume tiny` goes on with its own settings; "
+        "another `name:` trains these as a new run."
+    )
+    assert job.run.config_yaml.read_text() == before
+    assert job.run.job_ids() == [job.job_id]
+
+
+def test_before_the_first_step_everything_may_change(tiny):
+    """A run that failed before it trained is bound to nothing."""
+    job = submit(tiny())
+    end(job, "FAILED")
+    second = submit(tiny(**{"model.num_layers": 4}))
+    assert load_resolved(second.run.config_yaml).model.num_layers == 4
+
+
+def test_bound_fields_exist(tiny):
+    """The list names fields of the schema, so that renaming one cannot open a hole."""
+    from nbtrain.config.load import field_keys
+
+    assert set(BOUND) | set(FREE) <= set(field_keys())
+
+
+def test_changes_are_fields(tiny):
+    """One change for a field, with free-form mappings as one value."""
+    changes = changes_between(tiny(), tiny(**{"backend.env": {"A": "1"}, "model.compile": True}))
+    assert [(change.key, change.before, change.now, change.bound) for change in changes] == [
+        ("model.compile", False, True, False),
+        ("backend.env", {}, {"A": "1"}, False),
+    ]
+
+
+def test_a_foreign_folder_is_refused(tiny):
+    """A folder with other content is not touched, and is named with what it holds."""
+    run = RunDir.named("tiny")
+    run.path.mkdir(parents=True)
+    (run.path / "thesis.tex").write_text("precious")
+    with pytest.raises(SubmitError) as refused:
+        submit(tiny())
+    assert str(refused.value) == (
+        "output/tiny is not a run directory of nbtrain: it has no run.json but holds thesis.tex. Nothing was "
+        "written. Choose another `name:`, or move that folder away."
+    )
+    assert [path.name for path in run.path.iterdir()] == ["thesis.tex"]
+
+
+def test_the_folder_of_another_run_is_refused(tiny):
+    """A run directory under another name: how to resume or clone it is said."""
+    job = submit(tiny())
+    end(job, "FAILED", step=3)
+    job.run.path.rename(job.run.path.with_name("renamed"))
+    with pytest.raises(SubmitError) as refused:
+        submit(tiny(name="renamed"))
+    assert str(refused.value) == (
+        "output/renamed is the directory of another run, 'tiny' (run.json). "
+        "`nbtrain resume` continues a run under its own name: rename the folder to 'tiny'. "
+        "`nbtrain clone tiny NEWNAME` makes a new one from it."
+    )
+
+
+def test_executed_notebooks_do_not_make_a_folder_foreign(tiny):
+    """papermill writes output/<run>/notebooks/ before anything is submitted."""
+    (RunDir.named("tiny").notebooks).mkdir(parents=True)
+    assert submit(tiny()).run.exists()
+
+
+def test_every_problem_is_told_at_once(tiny, monkeypatch):
+    """SubmitError lists what preflight found; nothing is written."""
+    monkeypatch.setenv("NBTRAIN_DATA", str(RunDir.named("tiny").path.parent / "nowhere"))
+    with pytest.raises(SubmitError) as refused:
+        submit(tiny(**{"resources.device": "gpu", "resources.gpus_per_node": 1}))
+    told = str(refused.value)
+    assert told.startswith("tiny cannot start here:\n")
+    assert "needs 1 GPUs" in told
+    assert "text_document.bin: no such file" in told
+    assert told.endswith("Nothing was started and nothing written.")
+    assert not RunDir.named("tiny").path.exists()
+
+
+def test_clone_makes_a_run_with_a_parent(tiny):
+    """A clone is a run directory of its own that names its parent; submitted, it trains from the beginning."""
+    job = submit(tiny())
+    config = clone(job.run, "sibling", ["lr_schedule.lr=2e-3"])
+    assert (config.name, config.lr_schedule.lr) == ("sibling", 0.002)
+    target = RunDir.named("sibling")
+    assert target.record()["parent"] == job.run.record()["run_id"]
+    assert target.job_ids() == []
+    states = {entry.name: entry.state for entry in list_runs()}
+    assert states == {"tiny": "RUNNING", "sibling": "NEW"}
+    assert submit(config).run.record() == target.record()
+    with pytest.raises(
+        SubmitError, match=r"output/sibling is there already\. Choose another name for the clone."
+    ):
+        clone(job.run, "sibling")
+    with pytest.raises(ConfigError, match="name"):
+        clone(job.run, "Not A Name")
+
+
+def test_resume_of_nothing(workspace):
+    """A run that is not there cannot be resumed or cloned."""
+    with pytest.raises(
+        SubmitError, match=r"output/none: there is no run to resume. `nbtrain runs` lists the runs"
+    ):
+        resume(RunDir.named("none"))
+    with pytest.raises(SubmitError, match="output/none: there is no run to clone"):
+        clone(RunDir.named("none"), "other")
+
+
+def test_runs_are_listed_newest_first(tiny):
+    """`nbtrain runs`: state, step, cause; an empty root says how to start."""
+    assert runs_table(list_runs()).startswith("No runs under ")
+    first = submit(tiny(name="first"))
+    end(first, "FAILED", step=5)
+    time.sleep(0.01)
+    submit(tiny(name="second"))
+    entries = list_runs()
+    assert [(entry.name, entry.state, entry.step) for entry in entries] == [
+        ("second", "RUNNING", None),
+        ("first", "FAILED", 5),
+    ]
+    assert entries[1].to_dict()["cause"] == "it ended"
+    table = runs_table(entries).splitlines()
+    assert table[0].split()[:3] == ["NAME", "STATE", "STEP"]
+    assert table[2].split()[:3] == ["first", "FAILED", "5"]
+
+
+def test_an_unreadable_identity_is_refused(tiny):
+    """A run.json that is no JSON is not overwritten."""
+    run = RunDir.named("tiny")
+    run.path.mkdir(parents=True)
+    run.run_json.write_text("{")
+    with pytest.raises(SubmitError, match=r"output/tiny/run.json cannot be read: .*run.json:1: not JSON"):
+        submit(tiny())
+
+
+def test_rules_come_before_everything(tiny, workspace):
+    """A configuration that breaks a rule is a ConfigError, whatever is on disk."""
+    config = load(workspace / "tiny.yaml", {"batch.global_batch_size": 7}, check=False)
+    with pytest.raises(ConfigError, match="must be a multiple of micro_batch_size"):
+        submit(config)

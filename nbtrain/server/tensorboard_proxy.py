@@ -55,6 +55,7 @@ def tensorboard_entry() -> dict[str, Any]:
             "title": "TensorBoard",
             "icon_path": str(Path(__file__).with_name("tensorboard.svg")),
             "path_info": PAGE_PATH,
-            "category": "Other",
+            # JupyterLab draws an icon given by address only in the groups Notebook and Console.
+            "category": "Notebook",
         },
     }

@@ -138,9 +138,14 @@ class Draft:
     def line(self) -> str:
         """The call that does what the form's button does."""
         if not self.overrides:
-            return f"nb.submit({self.run!r})"
-        changes = ", ".join(f"{key!r}: {value!r}" for key, value in self.overrides.items())
-        return f"nb.submit({self.run!r}, {{{changes}}})"
+            return f"nb.submit({_python(self.run)})"
+        changes = ", ".join(f"{_python(key)}: {_python(value)}" for key, value in self.overrides.items())
+        return f"nb.submit({_python(self.run)}, {{{changes}}})"
+
+
+def _python(value: Any) -> str:
+    """As a formatter writes it: text in double quotes."""
+    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else repr(value)
 
 
 def run_yamls() -> list[str]:

@@ -30,7 +30,10 @@ STYLE = """<style>
 .nbtrain-form .nbf-changed input,.nbtrain-form .nbf-changed select{border-color:var(--jp-brand-color1,#1976d2)!important;
  box-shadow:inset 3px 0 0 var(--jp-brand-color1,#1976d2)}
 .nbtrain-form .nbf-changed .widget-label{color:var(--jp-brand-color1,#1976d2)}
-.nbtrain-form .nbf-side{font-size:12.5px;line-height:1.45;font-variant-numeric:tabular-nums}
+.nbtrain-form .lm-TabBar-tab,.nbtrain-form .p-TabBar-tab{flex:0 0 auto!important;min-width:0!important;padding:0 9px!important}
+.nbtrain-form .nbf-side{padding-left:14px;font-variant-numeric:tabular-nums}
+.nbtrain-form .nbf-side .widget-html-content{font-size:12.5px;line-height:1.45}
+.nbtrain-form .nbf-side p{margin:8px 0 2px}
 .nbtrain-form .nbf-side table{border-collapse:collapse;margin:2px 0 8px;font-size:12px}
 .nbtrain-form .nbf-side td,.nbtrain-form .nbf-side th{text-align:left;padding:1px 14px 1px 0;vertical-align:top;
  background:transparent;border:0}

@@ -7,7 +7,6 @@ matplotlib picture.
 import base64
 import html
 import io
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ class TensorBoardPanel(anywidget.AnyWidget):
         self.view = view
         inside = view is not None and view.run.path.parent == output_root()
         super().__init__(
-            run_filter=f"^{re.escape(view.name)}/" if view is not None and inside else "",
+            run_filter=f"^{view.name}/" if view is not None and inside else "",
             help=how_to_start(view),
             **arguments,
         )

@@ -167,7 +167,7 @@ def page(browser: Any) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1400, "height": 1000})
     page = context.new_page()
     lines: list[str] = []
-    page.set_default_timeout(int(os.environ.get("NBT_TO", "60000")))
+    page.set_default_timeout(60_000)
     page.on("console", lambda message: lines.append(f"{message.type}: {message.text}"))
     yield page
     screenshot(page, "last")
@@ -302,3 +302,73 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
 
 def saved(lab: Lab, name: str) -> str:
     return (lab.root / "notebooks" / name).read_text()
+
+
+def test_form_checks_plans_and_submits(lab: Lab, page: Any) -> None:
+    """The form shows plan, difference and line at once, refuses a batch that does not divide, and takes it back."""
+    write_notebook(lab, "form.ipynb", 'import nbtrain as nb\n\nnb.launcher("gpt-tiny")')
+    open_notebook(page, lab, "form.ipynb")
+    run_cell(page, 0)
+    form = page.locator(".nbtrain-form")
+    form.locator("text=Plan of gpt-tiny").wait_for()
+    assert 'nb.submit("gpt-tiny")' in form.locator(".nbf-line").inner_text()
+    tabs = form.locator(".lm-TabBar-tabLabel")
+    expected = ["Distributed", "Model", "Training", "Parallel", "Data", "Evaluation", "Logging"]
+    assert tabs.all_inner_texts() == expected
+    screenshot(page, "form")
+
+    tabs.get_by_text("Training").click()
+    field = form.locator(".widget-text", has=page.locator("text=micro_batch_size")).locator("input").first
+    field.fill("5")
+    field.press("Enter")
+    form.locator("text=must be a multiple of micro_batch_size(5)").wait_for()
+    assert form.locator("button", has_text="Submit").is_disabled()
+    screenshot(page, "form-refuses")
+
+    field.fill("4")
+    field.press("Enter")
+    form.locator(".nbf-line", has_text='nb.submit("gpt-tiny", {"batch.micro_batch_size": 4})').wait_for()
+    form.locator("text=Changed against the YAML").wait_for()
+    assert form.locator("button", has_text="Submit").is_enabled()
+    screenshot(page, "form-changed")
+
+
+def test_tensorboard_shows_new_points_by_itself(lab: Lab, page: Any) -> None:
+    """The launcher's tile opens a live TensorBoard; nb.tensorboard shows one of the run in the notebook."""
+    write_notebook(lab, "board.ipynb", 'import nbtrain as nb\n\nnb.tensorboard("gpt-board")')
+    with fake_job(lab, "gpt-board", "--steps", "4000"):
+        open_notebook(page, lab, "board.ipynb")
+        command(page, "launcher:create")
+        tile = page.locator(".jp-LauncherCard", has_text="TensorBoard")
+        tile.wait_for()
+        page.wait_for_function(
+            "(tile) => { const icon = tile.querySelector('img'); return icon?.complete && icon.naturalWidth > 0; }",
+            arg=tile.element_handle(),
+        )
+        screenshot(page, "launcher-tile")
+        tile.click()
+        board = page.frame_locator(".jp-ServerProxy iframe").frame_locator("iframe[title=TensorBoard]")
+        assert_points_advance(board)
+        screenshot(page, "tensorboard-tile")
+
+        command(page, "application:close")
+        page.locator(".jp-ServerProxy").wait_for(state="detached")
+        run_cell(page, 0)
+        board = page.frame_locator("iframe.nbtrain-tensorboard").frame_locator("iframe[title=TensorBoard]")
+        assert_points_advance(board)
+        screenshot(page, "tensorboard-notebook")
+
+
+def last_step(board: Any) -> int:
+    """The step that the first card's table names: that of its newest point."""
+    text = board.locator("card-view").first.inner_text()
+    found = re.search(r"([\d,]+)\s+Run\s", text)
+    return int(found[1].replace(",", "")) if found else 0
+
+
+def assert_points_advance(board: Any) -> None:
+    """Two reloads bring later points, and nobody touches anything."""
+    board.locator("card-view").first.wait_for(timeout=90_000)
+    first = wait_for(lambda: last_step(board), 60, lambda: "TensorBoard shows no step")
+    second = wait_for(lambda: (now := last_step(board)) > first and now, 40, lambda: f"stays at step {first}")
+    wait_for(lambda: last_step(board) > second, 40, lambda: f"stays at step {second}")

@@ -85,16 +85,6 @@ class DataState:
         begins = ranges[:, 0] - skipped[:-1]
         return samples + skipped[np.searchsorted(begins, samples, side="right")]
 
-    def check_resumes(self, current: "DataState") -> None:
-        """Raises DataError unless `current` (of the dataset on disk) has the same order as this checkpoint's."""
-        for name in ("dataset_sha256", "seed", "split", "split_rule", "index_samples"):
-            was, now = getattr(self, name), getattr(current, name)
-            if was != now:
-                raise DataError(
-                    f"the checkpoint was trained on data with {name} = {was}, this run has {now}: it would go on in "
-                    "another order. Restore the data or setting, or clone the run."
-                )
-
 
 def rank_positions(
     positions: np.ndarray, micro_batch_size: int, data_parallel_rank: int, data_parallel_size: int

@@ -31,12 +31,15 @@ def test_golden_bytes(prefix):
     """Two documents in uint16 are these bytes: what megatron-core and Megatron-DeepSpeed write for them."""
     write(prefix, [[1, 2, 3], [258]], vocab_size=300)
     assert read_bytes(prefix, ".bin").hex() == "010002000300090002010900"
-    assert read_bytes(prefix, ".idx").hex() == (
-        "4d4d494449445800000100000000000000" + "08"  # magic, version 1, uint16
-        "0200000000000000" + "0300000000000000"  # 2 sequences, 3 entries of the document array
-        "04000000" + "02000000"  # lengths, EOD counted
-        "0000000000000000" + "0800000000000000"  # byte offsets
-        "0000000000000000" + "0100000000000000" + "0200000000000000"
+    assert (
+        read_bytes(prefix, ".idx").hex()
+        == (
+            "4d4d494449445800000100000000000000" + "08"  # magic, version 1, uint16
+            "0200000000000000" + "0300000000000000"  # 2 sequences, 3 entries of the document array
+            "04000000" + "02000000"  # lengths, EOD counted
+            "0000000000000000" + "0800000000000000"  # byte offsets
+            "0000000000000000" + "0100000000000000" + "0200000000000000"
+        )
     )
 
 
@@ -282,10 +285,14 @@ def test_verify_finds_ids_of_another_tokenizer(prefix):
 def test_missing_file(prefix):
     """A missing file names the command that makes it."""
     refuses(
-        "data/text_document.idx: no such file. Make it with `nbtrain prepare RUN.yaml`.", IndexedDataset, prefix
+        "data/text_document.idx: no such file. Make it with `nbtrain prepare RUN.yaml`.",
+        IndexedDataset,
+        prefix,
     )
     write(prefix, [[1]])
     prefix.with_suffix(".bin").unlink()
     refuses(
-        "data/text_document.bin: no such file. Make it with `nbtrain prepare RUN.yaml`.", IndexedDataset, prefix
+        "data/text_document.bin: no such file. Make it with `nbtrain prepare RUN.yaml`.",
+        IndexedDataset,
+        prefix,
     )

@@ -85,15 +85,3 @@ def test_a_step_that_does_not_divide():
     assert str(caught.value) == (
         "a step of 10 samples must be a multiple of micro_batch_size(4) * data_parallel_size(2) = 8."
     )
-
-
-def test_another_order_is_no_continuation():
-    """A checkpoint of other data, seed, split or index size is refused; consumed samples do not matter."""
-    saved = state(consumed_samples=50)
-    saved.check_resumes(state())
-    with pytest.raises(DataError) as caught:
-        saved.check_resumes(state(dataset_sha256="cd"))
-    assert str(caught.value) == (
-        "the checkpoint was trained on data with dataset_sha256 = ab, this run has cd: it would go on in another "
-        "order. Restore the data or setting, or clone the run."
-    )

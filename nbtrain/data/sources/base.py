@@ -110,7 +110,6 @@ class FileReader(SourceReader):
     def open(self, path: Path) -> IO[bytes]:
         """The file's bytes, unpacked. Raises DataError where it cannot be opened."""
         try:
-            stream = path.open("rb")
+            return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
         except OSError as error:
             raise DataError(f"{self.where}: {display(path)}: cannot be read: {error.strerror}.") from error
-        return cast(IO[bytes], gzip.open(stream)) if path.suffix == ".gz" else stream

@@ -205,10 +205,9 @@ def _version(distribution: str) -> str:
 
 def _licence(distribution: str) -> str:
     entry = metadata.metadata(distribution)
-    named = entry.get("License-Expression") or (entry.get("License") or "").strip().split("\n")[0]
-    classifiers = [
-        line.rpartition(" :: ")[2]
-        for line in entry.get_all("Classifier") or []
-        if line.startswith("License ::")
-    ]
-    return named or ", ".join(classifiers) or "not stated"
+    # Three generations of metadata say it in three places.
+    for field in ("License-Expression", "License"):
+        if field in entry and entry[field].strip():
+            return entry[field].strip().split("\n")[0]
+    classifiers = [line for line in entry.get_all("Classifier") or [] if line.startswith("License ::")]
+    return ", ".join(line.rpartition(" :: ")[2] for line in classifiers) or "not stated"

@@ -148,19 +148,19 @@ def as_megatron_deepspeed(name: str, stage: int) -> float:
     return total / GIB
 
 
-def test_the_logged_peak_of_125m_is_met_within_5_per_cent():
-    """28.07 GB of allocated memory in the example's log."""
-    assert as_megatron_deepspeed("gpt-125m", 0) == pytest.approx(28.07, rel=0.05)
+def test_the_logged_peak_of_125m_is_met_within_2_per_cent():
+    """28.07 GB of allocated memory in the example's log (DeepSpeed's GB are GiB); the count is 27.95."""
+    assert as_megatron_deepspeed("gpt-125m", 0) == pytest.approx(28.07, rel=0.02)
 
 
 @pytest.mark.parametrize(
     ("name", "published", "at_least"),
-    [("gpt-125m", 31, 0.88), ("gpt-1-3b-4xdp", 39, 0.75), ("gpt-13b-4xdp-4xpp", 70, 0.62)],
+    [("gpt-125m", 31, 0.90), ("gpt-1-3b-4xdp", 39, 0.77), ("gpt-13b-4xdp-4xpp", 70, 0.73)],
 )
 def test_published_peaks_are_above_the_count_by_the_allocators_share(name, published, at_least):
     """31, 39 and 70 GB are of whole devices: the allocator's free blocks, CUDA and NCCL lie in them.
 
-    The count of what a step needs must stay below, and at 125M, 1.3B and 13B reaches 89, 76 and 62 % of them.
+    The count of what a step needs must stay below, and at 125M, 1.3B and 13B reaches 90, 78 and 73 % of them.
     """
     stages = range(load(name).parallel.pipeline_parallel_size)
     counted = max(as_megatron_deepspeed(name, stage) for stage in stages)
@@ -196,7 +196,12 @@ def test_a_cpu_rank_has_its_share_of_the_host():
     """memory_per_node_bytes divided by the ranks on the node; this machine's memory where none is asked for."""
     two = load(
         "gpt-tiny",
-        ["parallel.data_parallel_size=2", "resources.memory_per_node_bytes=8e9", "parallel.zero_stage=1"],
+        [
+            "parallel.data_parallel_size=2",
+            "batch.micro_batch_size=8",
+            "resources.memory_per_node_bytes=8e9",
+            "parallel.zero_stage=1",
+        ],
     )
     memory = estimate_memory(two)
     assert (memory.device_bytes, memory.device) == (4_000_000_000, "host memory / 2 ranks")

@@ -19,8 +19,8 @@ from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.errors import ConfigError, JobError, JobFailed, SubmitError
-from nbtrain.notebook_parameters import is_watched
 from nbtrain.rundir import JobDir, RunDir
+from nbtrain.widgets.watched import is_watched
 from nbtrain.workspace import display, output_root, resolve
 
 if TYPE_CHECKING:

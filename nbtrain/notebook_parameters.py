@@ -1,4 +1,4 @@
-"""What a notebook asks about itself: who watches it, and whether its parameters are its own.
+"""Whether the parameters that a notebook was given are its own.
 
 papermill only warns about a parameter that the notebook does not have, so a typo would train the default
 run. `check_parameters()` in a notebook makes it an error, however the notebook was started.
@@ -6,30 +6,10 @@ run. `check_parameters()` in a notebook makes it an error, however the notebook 
 
 import ast
 import difflib
-import sys
 
 from nbtrain.errors import ConfigError
 
 INJECTED_MARK = "# Parameters"
-
-
-def is_watched() -> bool:
-    """Whether a live front end shows this kernel, by the message that is being answered.
-
-    A front end with a person behind it allows input() in the cells it runs; papermill, nbclient and
-    nbconvert do not. A widget's message comes only from a live front end.
-    """
-    if "ipykernel" not in sys.modules:
-        return False
-    from IPython import get_ipython
-
-    kernel = getattr(get_ipython(), "kernel", None)
-    if kernel is None:
-        return False
-    message = kernel.get_parent()
-    if message.get("header", {}).get("msg_type", "").startswith("comm_"):
-        return True
-    return bool(message.get("content", {}).get("allow_stdin"))
 
 
 def check_parameters() -> None:

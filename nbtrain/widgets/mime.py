@@ -8,7 +8,7 @@ from typing import Any
 
 from ipywidgets import DOMWidget
 
-from nbtrain.notebook_parameters import is_watched
+from nbtrain.widgets.watched import is_watched
 
 WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
 

@@ -19,9 +19,9 @@ import traitlets
 
 from nbtrain.jobstate import ACTIVE
 from nbtrain.monitor.run_view import NO_JOB, RunView
-from nbtrain.notebook_parameters import is_watched
 from nbtrain.widgets.mime import bundle
 from nbtrain.widgets.static import run_html, run_text
+from nbtrain.widgets.watched import is_watched
 
 SCRIPT = Path(__file__).with_name("panel.js")
 PUSH_SECONDS = 1.0

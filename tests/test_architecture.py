@@ -1,6 +1,7 @@
 """The walls of ARCHITECTURE.md: who may import whom, what loads torch, and what `import nbtrain` costs."""
 
 import ast
+import functools
 import graphlib
 import json
 import os
@@ -88,11 +89,14 @@ def room(module: str) -> str:
     return parts[1] if len(parts) > 1 else "__init__"
 
 
-def arrows() -> Iterator[tuple[str, str]]:
+@functools.cache
+def arrows() -> tuple[tuple[str, str], ...]:
     """(module, imported dotted name) for every import of nbtrain, those inside functions too."""
-    for module, path in MODULES.items():
-        for imported in imports_of(path, everywhere=True):
-            yield module, imported
+    return tuple(
+        (module, imported)
+        for module, path in MODULES.items()
+        for imported in imports_of(path, everywhere=True)
+    )
 
 
 def test_every_package_has_its_row():

@@ -43,7 +43,7 @@ def megatron_deepspeed_tflops(config: RunConfig, samples_per_second: float) -> f
     model = config.model
     layers, hidden, seq = model.num_layers, model.hidden_size, model.seq_length
     factor = 4 if config.parallel.activation_checkpointing.granularity == "full" else 3
-    per_token = 24 * factor * layers * hidden**2
+    per_token = 24.0 * factor * layers * hidden**2
     per_token *= 1 + seq / (6 * hidden) + config.padded_vocab_size / (16 * layers * hidden)
     return per_token * seq * samples_per_second / config.world_size / 1e12
 

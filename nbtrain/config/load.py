@@ -240,7 +240,7 @@ def validate(located: Located, label: str) -> RunConfig:
     return config
 
 
-SOURCES = {source.model_fields["kind"].annotation.__args__[0]: source for source in SOURCE_TYPES}
+SOURCES = {get_args(source.model_fields["kind"].annotation)[0]: source for source in SOURCE_TYPES}
 
 # Our words where they say more than pydantic's.
 _WORDING = {

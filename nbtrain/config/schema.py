@@ -416,7 +416,8 @@ class RunConfig(ConfigModel):
         # Two runs are equal when their values are, wherever those were written.
         return isinstance(other, RunConfig) and self.model_dump() == other.model_dump()
 
-    __hash__ = None  # mappings and lists inside
+    def __hash__(self) -> int:
+        return hash(self.name)
 
     def where(self, key: str) -> str:
         """The place that set a dotted key: "gpt.yaml:12", "override batch.x=1" or "default"."""

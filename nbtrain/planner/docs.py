@@ -13,9 +13,9 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Annotated, Any, get_args
 
-from pydantic import BaseModel
+from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -190,18 +190,10 @@ def _schema_words(schema: dict[str, Any]) -> str:
 
 
 def _field_schema(info: FieldInfo) -> dict[str, Any]:
-    from pydantic import TypeAdapter
-
-    annotated = info.annotation
+    annotated: Any = info.annotation
     for metadata in info.metadata:
-        annotated = _annotate(annotated, metadata)
+        annotated = Annotated[annotated, metadata]
     return TypeAdapter(annotated).json_schema()
-
-
-def _annotate(annotation: Any, metadata: Any) -> Any:
-    from typing import Annotated
-
-    return Annotated[annotation, metadata]
 
 
 def _default_words(info: FieldInfo) -> str:

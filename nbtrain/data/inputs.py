@@ -25,6 +25,12 @@ def settings(config: RunConfig) -> dict[str, Any]:
     }
 
 
+def origin(config: RunConfig, key: str) -> str:
+    """Where a key was set: 'gpt.yaml:12', or 'this run' where no file set it."""
+    where = config.where(key)
+    return "this run" if where == "default" else where
+
+
 def place(config: RunConfig, key: str) -> str:
     """'gpt.yaml:12: data.sources', or the key alone where no file set it."""
     where = config.where(key)

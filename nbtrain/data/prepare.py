@@ -27,7 +27,7 @@ from nbtrain.data.corpus import Corpus
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest, locked_directory, manifest_dtype
 from nbtrain.data.indexed import IndexedDataset, missing
 from nbtrain.data.indexed_writer import IndexedWriter
-from nbtrain.data.inputs import FORCE, check_same_inputs, place, settings
+from nbtrain.data.inputs import FORCE, check_same_inputs, origin, place, settings
 from nbtrain.data.prepare_report import PrepareReport, Step, split_rows
 from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.errors import DataError
@@ -119,7 +119,7 @@ def _prepare_tokenizer(
             say("made", f"{why}: {loaded.vocab_size:,} entries")
     if loaded.vocab_size > config.tokenizer.vocab_size:
         raise DataError(
-            f"{display(directory)}: {loaded.vocab_size:,} entries, but {config.where('tokenizer.vocab_size')} sets "
+            f"{display(directory)}: {loaded.vocab_size:,} entries, but {origin(config, 'tokenizer.vocab_size')} sets "
             f"tokenizer.vocab_size = {config.tokenizer.vocab_size:,}, for which the model is built. Set it to "
             f"{loaded.vocab_size}, or name another tokenizer."
         )
@@ -133,7 +133,7 @@ def _check_trained_for(
     if not trained:
         return
     changed = [
-        f"{key} = {trained[key]:,} there, {value:,} in {config.where(f'tokenizer.{key}')}"
+        f"{key} = {trained[key]:,} there, {value:,} in {origin(config, f'tokenizer.{key}')}"
         for key, value in wanted.items()
         if trained[key] != value
     ]
@@ -287,7 +287,7 @@ def _adopt_tokens(config: RunConfig, dataset: DatasetFiles, loaded: Tokenizer | 
         if not path.is_file():
             error = missing(path)
             raise DataError(
-                f"{error} It makes data from data.sources, which {config.where('data.sources')} leaves empty."
+                f"{error} It makes data from data.sources, which {origin(config, 'data.sources')} leaves empty."
             )
     indexed = IndexedDataset(dataset.prefix)
     vocab_size = config.tokenizer.vocab_size

@@ -1,0 +1,342 @@
+"""prepare: does what is missing, says why, refuses to replace, and survives being killed."""
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nbtrain.data.dataset_files import DatasetFiles
+from nbtrain.data.indexed import IndexedDataset
+from nbtrain.data.prepare import prepare
+from nbtrain.data.tokenizer import Tokenizer
+from nbtrain.errors import DataError
+from nbtrain.workspace import data_home, tokenizer_dir
+
+
+def steps(report):
+    return [(step.name, step.action, step.reason) for step in report.steps]
+
+
+def everything(folder):
+    """{relative path: sha256} of all files below a folder."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def refusal(config, **keywords):
+    with pytest.raises(DataError) as caught:
+        prepare(config, **keywords)
+    return str(caught.value)
+
+
+def test_texts_come_back_from_the_dataset(make_config, texts):
+    """Every document of the source is in the .bin in order, EOD at its end, and decodes to its text."""
+    config = make_config()
+    report = prepare(config)
+    indexed = IndexedDataset(DatasetFiles.of(config).prefix)
+    loaded = Tokenizer.load(tokenizer_dir("small"))
+    assert [loaded.decode(indexed[index][:-1]) for index in range(len(indexed))] == texts
+    assert all(indexed[index][-1] == loaded.eod_id for index in range(len(indexed)))
+    assert report.manifest.counts == {
+        "documents": 120,
+        "tokens": indexed.num_tokens,
+        "bytes": sum(map(len, texts)),
+        "dropped": {},
+    }
+    assert report.manifest.tokenizer_sha256 == loaded.sha256
+
+
+def test_second_call_does_nothing_and_says_so(make_config):
+    """The second call changes no byte, gives a reason for each step, and takes well under a second."""
+    config = make_config()
+    first = prepare(config)
+    before = everything(data_home())
+    begun = time.perf_counter()
+    second = prepare(config)
+    assert time.perf_counter() - begun < 1
+    assert everything(data_home()) == before
+    assert (first.changed, second.changed) == (True, False)
+    assert steps(first) == [
+        ("tokenizer", "made", "data/tokenizer/small is not there: 300 entries"),
+        (
+            "encode",
+            "made",
+            f"the dataset is not there: 120 documents, {first.manifest.counts['tokens']:,} tokens",
+        ),
+        ("index", "made", "3 of the indices of train, valid and test were not in index-cache/"),
+    ]
+    assert steps(second) == [
+        ("tokenizer", "kept", "data/tokenizer/small: 300 entries, trained on these sources"),
+        ("encode", "kept", "same settings, same sources"),
+        ("index", "kept", "index-cache/ holds them for this dataset, split, seed and length"),
+    ]
+    assert second.manifest == first.manifest
+    assert second.splits == first.splits
+
+
+def test_report_shows_itself(make_config):
+    """As text, as HTML with everything escaped, and as JSON values."""
+    report = prepare(make_config())
+    assert "tokenizer  made" in str(report)
+    assert "data/dataset/small: 120 documents" in str(report)
+    assert report._repr_html_().count("<table>") == 2
+    assert (
+        json.loads(json.dumps(report.to_dict()))["manifest"]["dataset_sha256"]
+        == report.manifest.dataset_sha256
+    )
+
+
+def test_other_settings_under_the_same_name(make_config, workspace):
+    """Another source, or another tokenizer size, is refused with both values; force makes it again."""
+    prepare(make_config())
+    before = everything(data_home())
+    (workspace / "more.jsonl").write_text('{"text": "another text"}\n')
+    other = make_config(data={"sources": [{"kind": "jsonl", "path": "more.jsonl"}]})
+    assert refusal(other) == (
+        "data/dataset/small: made with other settings than data.sources: sources[0].path = 'texts.jsonl' there, "
+        "'more.jsonl' here. Runs may refer to it: give data.name another value, or make it again with `nbtrain prepare "
+        "RUN.yaml --force`."
+    )
+    assert refusal(make_config(tokenizer={"vocab_size": 290})) == (
+        "data/tokenizer/small: trained with other settings: vocab_size = 300 there, 290 in this run. Datasets and runs "
+        "may refer to it: give tokenizer.name another value, or make it again with `nbtrain prepare RUN.yaml --force`."
+    )
+    assert everything(data_home()) == before
+    forced = prepare(make_config(tokenizer={"vocab_size": 290}), force=True)
+    assert [step[1:] for step in steps(forced)][:2] == [
+        ("made", "force: 290 entries"),
+        ("made", f"force: 120 documents, {forced.manifest.counts['tokens']:,} tokens"),
+    ]
+    assert not list(data_home().rglob("*.tmp"))
+
+
+def test_changed_source_file(make_config, workspace):
+    """A touched file is compared by its text; a changed one is refused, not silently taken or left."""
+    config = make_config()
+    prepare(config)
+    source = workspace / "texts.jsonl"
+    os.utime(source, ns=(10, 10))
+    assert steps(prepare(config))[1][1:] == ("kept", "same settings; file times differ, the text is the same")
+    assert steps(prepare(config))[1][1:] == ("kept", "same settings, same sources")
+    size = source.stat().st_size
+    with source.open("a") as stream:
+        stream.write('{"text": "one more"}\n')
+    os.utime(source, ns=(11, 11))
+    assert refusal(config) == (
+        "data/dataset/small: the sources have changed since it was made ([bytes, time]): sources[0].files.texts.jsonl "
+        f"= [{size}, 10] there, [{size + 21}, 11] here. Runs may refer to it: give data.name another value, or make it "
+        "again with `nbtrain prepare RUN.yaml --force`."
+    )
+
+
+def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
+    """python-docs of other versions is kept and the versions are told: nobody asked for other data."""
+    from nbtrain.data.sources import python_docs
+
+    config = make_config(data={"sources": [{"kind": "python-docs", "max_bytes": 30_000}]})
+    prepare(config)
+    real = python_docs._version
+    monkeypatch.setattr(python_docs, "_version", lambda name: "99.0" if name == "torch" else real(name))
+    name, action, reason = steps(prepare(config))[1]
+    assert (name, action) == ("encode", "kept")
+    assert reason == (
+        "same settings; kept though versions differ: sources[0].versions.torch = "
+        f"{real('torch')!r} there, '99.0' here"
+    )
+
+
+def test_two_datasets_share_a_tokenizer(make_config, workspace):
+    """A second dataset is encoded with the tokenizer that is there, and the report says on what it was trained."""
+    prepare(make_config())
+    (workspace / "more.jsonl").write_text(
+        '{"text": "the other text"}\n' * 2 + '{"text": "and one more text"}\n'
+    )
+    other = make_config(
+        data={"name": "other", "sources": [{"kind": "jsonl", "path": "more.jsonl"}], "split": "1,1,0"},
+    )
+    report = prepare(other)
+    assert steps(report)[0] == (
+        "tokenizer",
+        "kept",
+        "data/tokenizer/small: 300 entries, trained on other sources",
+    )
+    assert report.manifest.counts["dropped"] == {"duplicate": 1}
+
+
+def test_another_tokenizer_under_the_same_name(make_config):
+    """A dataset whose tokenizer was replaced is refused: its ids would be decoded wrongly."""
+    prepare(make_config())
+    shutil.rmtree(tokenizer_dir("small"))
+    message = refusal(make_config(tokenizer={"vocab_size": 290}))
+    assert message.startswith(
+        "data/dataset/small: encoded with another tokenizer than data/tokenizer/small (sha256 "
+    )
+
+
+def test_brought_tokenizer(make_config, workspace, texts):
+    """vocab.json and merges.txt that somebody puts there are used as they are, also under force."""
+    prepare(make_config())
+    for name in ("vocab.json", "merges.txt"):
+        (tokenizer_dir("mine")).mkdir(exist_ok=True)
+        shutil.copy(tokenizer_dir("small") / name, tokenizer_dir("mine") / name)
+    config = make_config(tokenizer={"name": "mine", "vocab_size": 512}, data={"name": "mine"})
+    assert steps(prepare(config))[0] == (
+        "tokenizer",
+        "used",
+        "vocab.json and merges.txt were in data/tokenizer/mine: 300 entries",
+    )
+    assert steps(prepare(config, force=True))[0] == (
+        "tokenizer",
+        "used",
+        "data/tokenizer/mine: 300 entries, brought",
+    )
+    assert refusal(make_config(tokenizer={"name": "mine", "vocab_size": 280}, data={"name": "mine"})) == (
+        "data/tokenizer/mine: 300 entries, but this run sets tokenizer.vocab_size = 280, for which the model is built. "
+        "Set it to 300, or name another tokenizer."
+    )
+    (tokenizer_dir("half")).mkdir()
+    shutil.copy(tokenizer_dir("small") / "vocab.json", tokenizer_dir("half"))
+    assert refusal(make_config(tokenizer={"name": "half"}, data={"name": "half"})) == (
+        "data/tokenizer/half/merges.txt: no such file. A brought tokenizer is vocab.json and merges.txt; put both "
+        "there, or remove the folder to have one trained."
+    )
+
+
+def test_brought_dataset(make_config):
+    """.bin/.idx without a manifest are used where data.sources is empty, and not written over where it is not."""
+    prepared = prepare(make_config()).manifest
+    dataset = DatasetFiles.named("small")
+    dataset.manifest_json.unlink()
+    assert refusal(make_config()) == (
+        "data/dataset/small: holds text_document.bin without a manifest: nbtrain did not make it. To use it, leave "
+        "data.sources empty; to replace it, make it again with `nbtrain prepare RUN.yaml --force`."
+    )
+    brought = make_config(data={"sources": []})
+    report = prepare(brought)
+    assert steps(report)[1] == (
+        "encode",
+        "used",
+        "data/dataset/small/text_document.bin was there and data.sources is empty: "
+        f"{prepared.counts['tokens']:,} tokens",
+    )
+    assert report.manifest.dataset_sha256 == prepared.dataset_sha256
+    assert report.manifest.eod_id == prepared.eod_id
+    assert steps(prepare(brought))[1][1] == "kept"
+
+
+def test_nothing_to_make_data_from(make_config):
+    """No source and no files: the missing file, and which setting is empty."""
+    assert refusal(make_config(data={"sources": []})) == (
+        "data/dataset/small/text_document.bin: no such file. Make it with `nbtrain prepare RUN.yaml`. It makes data "
+        "from data.sources, which this run leaves empty."
+    )
+
+
+def test_data_home_that_cannot_be_written(make_config, workspace, monkeypatch):
+    """A data home that is no folder is an error in words."""
+    (workspace / "file").write_text("")
+    monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "file"))
+    assert refusal(make_config()) == (
+        "file/dataset/small: cannot be made or opened: Not a directory. Set NBTRAIN_DATA to a folder that can be "
+        "written."
+    )
+
+
+RUN = """
+import sys
+from nbtrain.config.schema import RunConfig
+from nbtrain.data import prepare, indexed_writer, tokenizer, gpt_dataset
+from nbtrain import files
+import json, os, signal
+point = int(sys.argv[2])
+calls = 0
+def counting(function):
+    def call(*arguments, **keywords):
+        global calls
+        calls += 1
+        if calls == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **keywords)
+    return call
+# Every place where something gets its final name or is appended: the moments between which a kill matters.
+files.fsync_directory = counting(files.fsync_directory)
+indexed_writer.IndexedWriter.add_batch = counting(indexed_writer.IndexedWriter.add_batch)
+tokenizer.save = counting(tokenizer.save)
+prepare.ENCODE_BYTES = 1000
+prepare.prepare(RunConfig.model_validate(json.loads(sys.argv[1])))
+print(calls)
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment(make_config, tmp_path, monkeypatch):
+    """After kill -9 at each of many moments, the next prepare ends with the bytes of an undisturbed one."""
+    config = make_config()
+    argument = config.model_dump_json()
+
+    def run(home, point):
+        return subprocess.run(
+            [sys.executable, "-c", RUN, argument, str(point)],
+            env={**os.environ, "NBTRAIN_DATA": str(home)},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    whole = run(tmp_path / "whole", 0)
+    assert whole.returncode == 0, whole.stderr
+    moments = int(whole.stdout)
+    expected = everything(tmp_path / "whole")
+    assert moments > 12
+    for point in range(1, moments + 1):
+        home = tmp_path / f"killed {point}"
+        assert run(home, point).returncode == -signal.SIGKILL
+        monkeypatch.setenv("NBTRAIN_DATA", str(home))
+        prepare(config)
+        assert everything(home) == expected, point
+        shutil.rmtree(home)
+
+
+STREAM = """
+import json, resource, sys
+from nbtrain.config.schema import RunConfig
+from nbtrain.data.prepare import prepare
+report = prepare(RunConfig.model_validate(json.loads(sys.argv[1])))
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_follow_the_corpus(make_config, workspace):
+    """Eight times the text (160 MB in place of 20) takes at most 40 MiB more, and less than 250 MiB in all."""
+    line = "".join(
+        chr(97 + (7 * place + place // 11) % 26) + " " * (place % 6 == 0) for place in range(20_000)
+    )
+    peaks = []
+    for name, documents in (("few", 1000), ("many", 8000)):
+        with (workspace / f"{name}.jsonl").open("w") as stream:
+            for number in range(documents):
+                stream.write(json.dumps({"text": f"{number} {line[: -number % 97 - 1]}"}) + "\n")
+        config = make_config(
+            tokenizer={"name": "stream", "train_bytes": 1_000_000},
+            data={"name": name, "sources": [{"kind": "jsonl", "path": f"{name}.jsonl"}]},
+        )
+        answer = subprocess.run(
+            [sys.executable, "-c", STREAM, config.model_dump_json()],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert answer.returncode == 0, answer.stderr
+        peaks.append(int(answer.stdout) * 1024)
+    assert peaks[1] - peaks[0] < 40 << 20
+    assert peaks[1] < 250 << 20

@@ -66,6 +66,7 @@ class Attempt:
     records: dict[int, ExitRecord] = field(default_factory=dict)
     hang: str | None = None
     killed: bool = False
+    trained: bool = False
     stop_now: bool = False
     stop_asked_at: float | None = None
     failed_at: float | None = None
@@ -130,9 +131,15 @@ class Attempt:
         return self.watches[0].beat if self.watches else None
 
     def training(self) -> bool:
-        """Whether rank 0 is past loading."""
-        beat = self.lead()
-        return beat is not None and beat.phase not in EARLY_PHASES
+        """Whether rank 0 has come past loading."""
+        beat, record = self.lead(), self.records.get(0)
+        # Kept: between two phases a heartbeat shows the outer one, which is `start`.
+        self.trained = (
+            self.trained
+            or (beat is not None and beat.phase not in EARLY_PHASES)
+            or (record is not None and record.outcome in ("finished", "stopped"))
+        )
+        return self.trained
 
     def reached_step(self) -> int | None:
         """The furthest step that any rank told of."""
@@ -169,7 +176,7 @@ class Attempt:
         patience = self.config.backend.shutdown_timeout_seconds
         if not self.training():
             patience = min(patience, EARLY_STOP_SECONDS)
-        if now - self.stop_asked_at < patience:
+        if now - (self.stop_asked_at or now) < patience:
             return
         if self.training() and self.signalled_at is None:
             self._signal_ranks()

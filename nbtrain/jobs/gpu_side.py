@@ -39,6 +39,7 @@ def stream(package: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             text=True,
             encoding="utf-8",
         )
+        assert process.stdin and process.stdout
         try:
             _send(process.stdin, request)
             for line in process.stdout:
@@ -73,8 +74,9 @@ def _parsed(line: str) -> dict[str, Any] | None:
 
 def _named_error(answer: dict[str, Any]) -> NbtrainError:
     kind = getattr(errors, str(answer.get("error")), None)
-    known = isinstance(kind, type) and issubclass(kind, NbtrainError)
-    return (kind if known else NbtrainError)(str(answer.get("message")))
+    if not (isinstance(kind, type) and issubclass(kind, NbtrainError)):
+        kind = NbtrainError
+    return kind(str(answer.get("message")))
 
 
 def _last_words(package: str, code: int, said: IO[bytes]) -> str:
@@ -93,4 +95,5 @@ def _end(process: subprocess.Popen) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-    process.stdout.close()
+    if process.stdout:
+        process.stdout.close()

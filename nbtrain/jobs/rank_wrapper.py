@@ -27,6 +27,7 @@ from nbtrain.jobs.processes import child_setup, die_with_parent, signal_name
 from nbtrain.rundir import ExitRecord, JobDir, RunDir
 
 EXIT_FD = "NBTRAIN_EXIT_FD"
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 OUTCOMES = ("finished", "stopped", "failed")
 # The rank's word holds a traceback at most; more than this is no word of ours.
 MAX_WORD_BYTES = 1 << 20
@@ -38,7 +39,7 @@ def main(command: list[str]) -> int:
     rank, attempt = int(os.environ["RANK"]), int(os.environ["NBTRAIN_ATTEMPT"])
     job = JobDir(RunDir(os.environ["NBTRAIN_RUN_DIR"]), os.environ["NBTRAIN_JOB"])
     early: list[int] = []
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in FORWARDED:
         signal.signal(number, lambda received, frame: early.append(received))
 
     reader, writer = os.pipe()
@@ -64,10 +65,10 @@ def main(command: list[str]) -> int:
     def forward(number: int, frame: object) -> None:
         child.send_signal(number)
 
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+    for number in FORWARDED:
         signal.signal(number, forward)
-    for number in early:
-        child.send_signal(number)
+    for received in early:
+        child.send_signal(received)
     word = read_until_exit(child, reader)
     record = write_record(job, rank, attempt, child.returncode, word)
     return 0 if record.outcome in ("finished", "stopped") else 1
@@ -89,8 +90,9 @@ def read_until_exit(child: subprocess.Popen, reader: int) -> dict:
     open_pipe = True
     while child.poll() is None:
         # The timeout only covers a SIGCHLD between the poll and the select.
-        ready, _, _ = select.select([waker, reader] if open_pipe else [waker], [], [], 5.0)
-        if waker in ready:
+        watched = [waker.fileno(), reader] if open_pipe else [waker.fileno()]
+        ready, _, _ = select.select(watched, [], [], 5.0)
+        if waker.fileno() in ready:
             waker.recv(4096)
         if reader in ready:
             open_pipe = drain(reader, content)

@@ -48,8 +48,6 @@ class Supervisor:
         if record is None:
             raise FileNotFoundError(f"{job.job_json} is missing; a job is made by nbtrain submit")
         self.record = record
-        self.record.supervisor = ProcessIdentity.of(os.getpid())
-        self.record.started_at = time.time()
         self.events = EventWriter(job, "supervisor")
         self.stop_requested = self.stop_now = self.save_requested = False
         self.state_since = record.created_at
@@ -57,16 +55,27 @@ class Supervisor:
         self.found_step: int | None = None
         self.reached_step: int | None = None
         self.requests = 0
-        self.config: RunConfig | None = None
-        self.record.write(job.job_json)
+        self.known_config: RunConfig | None = None
+
+    @property
+    def config(self) -> RunConfig:
+        assert self.known_config is not None, "supervise() reads it first"
+        return self.known_config
 
     # --- the story --------------------------------------------------------------------------------------
+
+    def take_over(self) -> None:
+        """Own the job from here on. Whoever reads this identity may signal it, so it listens first."""
+        self.listen()
+        self.record.supervisor = ProcessIdentity.of(os.getpid())
+        self.record.started_at = time.time()
+        self.record.write(self.job.job_json)
 
     def supervise(self) -> int:
         """Take the job to its end. Returns the process's exit code."""
         with self.run_dir.locked():
             try:
-                self.config = load_resolved(self.run_dir.config_yaml)
+                self.known_config = load_resolved(self.run_dir.config_yaml)
                 self.cores = usable_cores()
                 self.wait_for_predecessors()
                 verdict = self.attempts()
@@ -121,10 +130,10 @@ class Supervisor:
             attempt.start()
             while attempt.poll():
                 self.obey(attempt)
-                if self.record.state == STARTING and attempt.training():
-                    self.note_resumed(attempt)
-                    self.set_state(RUNNING)
+                self.tell_running(attempt)
                 time.sleep(POLL_SECONDS)
+            # An attempt may be shorter than a look at it.
+            self.tell_running(attempt)
             verdict = attempt.finish()
         self.last_beat = attempt.lead() or self.last_beat
         self.reached_step = attempt.reached_step()
@@ -215,12 +224,18 @@ class Supervisor:
             return False
         return True
 
-    def note_resumed(self, attempt: Attempt) -> None:
-        """From which checkpoint the ranks went on: the newest, or an older one where rank 0 found that torn."""
+    def tell_running(self, attempt: Attempt) -> None:
+        """STARTING ends when rank 0 is past loading.
+
+        It says from which checkpoint it went on: the newest, or an older one where it found that torn.
+        """
+        if self.record.state != STARTING or not attempt.training():
+            return
         beat = attempt.lead()
         told = beat.progress.checkpoint_step if beat and beat.progress else None
         steps = [step for step in (self.found_step, told) if step is not None]
         self.record.resumed_from_step = min(steps, default=None) if self.found_step else None
+        self.set_state(RUNNING)
 
     def tell_lost(self, verdict: Verdict) -> str:
         """What a failed attempt costs: the steps since the newest checkpoint."""
@@ -255,7 +270,7 @@ class Supervisor:
     def end(self, verdict: Verdict) -> None:
         """The last words: summary.json, then the final state, so that whoever waits finds both."""
         cause = verdict.cause
-        if verdict.state == SUCCEEDED and self.config:
+        if verdict.state == SUCCEEDED and self.known_config:
             steps, scheduled = self.config.train_steps, self.config.scheduled_steps
             cause += f": {steps:,} steps" + (
                 f" of {scheduled:,} (batch.max_steps ends it here)" if steps < scheduled else ""
@@ -265,7 +280,7 @@ class Supervisor:
         previous, self.record.state, self.record.cause = self.record.state, verdict.state, cause
         self.record.ended_at = time.time()
         for _ in range(LAST_WORD_TRIES):
-            summed = not self.config or self.try_write(lambda: self.summary(verdict.state, cause))
+            summed = not self.known_config or self.try_write(lambda: self.summary(verdict.state, cause))
             if summed and self.try_write(lambda: self.record.write(self.job.job_json)):
                 break
             time.sleep(0.5)
@@ -298,7 +313,7 @@ def main(run_dir: str, job_id: str) -> int:
     processes.adopt_orphans()
     job = JobDir(RunDir(Path(run_dir)), job_id)
     supervisor = Supervisor(job)
-    supervisor.listen()
+    supervisor.take_over()
     return supervisor.supervise()
 
 

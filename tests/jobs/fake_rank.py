@@ -17,7 +17,7 @@ import sys
 import time
 
 from nbtrain import files
-from nbtrain.rundir import ControlRequest, Heartbeat, JobDir, ProcessIdentity, Progress, RunDir
+from nbtrain.rundir import ControlRequest, ExitRecord, Heartbeat, JobDir, ProcessIdentity, Progress, RunDir
 
 
 def main(run_path: str) -> int:
@@ -77,11 +77,13 @@ def main(run_path: str) -> int:
     def wait_for_peers() -> None:
         """What a collective does: nobody begins a step before everybody has ended the one before."""
         for peer in range(world):
-            while (other := Heartbeat.read(job.heartbeat(peer))) is None or (
-                other.attempt != attempt or other.step < step
-            ):
-                if job.exit_record(peer, attempt).exists():
+            while True:
+                end = ExitRecord.read(job.exit_record(peer, attempt))
+                if end and end.outcome in ("failed", "killed"):
                     raise ConnectionError(f"connection closed by rank {peer}")
+                other = Heartbeat.read(job.heartbeat(peer))
+                if told or end or (other and other.attempt == attempt and other.step >= step):
+                    break
                 time.sleep(0.002)
 
     deaf = False
@@ -89,7 +91,7 @@ def main(run_path: str) -> int:
     beat("build")
     while step < plan["steps"]:
         beat("train")
-        if not deaf and not told:
+        if not deaf:
             wait_for_peers()
         for fault in faults:
             if fault["step"] != step:

@@ -177,9 +177,8 @@ def test_cancel_now_and_cancel_while_starting(fake, start, wait_until):
 
 
 def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
-    """kill -9 of the supervisor: LOST with a cause, the ranks save and leave, resume goes on after them."""
-    config = fake(ranks=2, steps=1000)
-    job = start(config)
+    """kill -9 of the supervisor: LOST with a cause; the ranks save and leave, and the next job waits for that."""
+    job = start(fake(ranks=2, steps=1000, step_seconds=0.5))
     wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "RUNNING")
     pid = JobRecord.read(job.job_json).supervisor.pid
     os.kill(pid, signal.SIGKILL)
@@ -187,13 +186,16 @@ def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
     state, cause = read_state(job, time.time())
     assert state == "LOST"
     assert cause.startswith(f"its supervisor (pid {pid}) died without a word while the job was RUNNING")
-    wait_until(lambda: not processes.marked_pids([job.job_id]), "the ranks' leaving", 30)
-    assert ExitRecord.read(job.exit_record(0, 0)).outcome == "stopped"
-    step = max(job.run.checkpoint_steps())
-    second = start(fake(ranks=2, steps=step + 2))
+    # Submitted at once, while the lost job's ranks are still at their last step.
+    second = start(fake(ranks=2, steps=8))
     assert second.job_id != job.job_id
     assert control.wait(second, 60)[0] == "SUCCEEDED"
-    assert JobRecord.read(second.job_json).resumed_from_step == step
+    assert processes.marked_pids([job.job_id]) == []
+    left = ExitRecord.read(job.exit_record(0, 0))
+    assert left.outcome == "stopped"
+    starting = next(event for event in read_events(second) if event.get("state") == "STARTING")
+    assert left.time < starting["time"]
+    assert JobRecord.read(second.job_json).resumed_from_step == left.step > 0
 
 
 def test_cancel_of_a_lost_job_ends_what_is_left(fake, start, wait_until):

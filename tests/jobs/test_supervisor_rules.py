@@ -17,7 +17,7 @@ def supervisor(tiny, workspace):
     job.make_folders()
     JobRecord(job.job_id, "id", "tiny", "QUEUED", time.time(), world_size=1).write(job.job_json)
     supervisor = Supervisor(job)
-    supervisor.config = config
+    supervisor.known_config = config
     supervisor.told = []
     supervisor.attempt = lambda: supervisor.told.pop(0)
     return supervisor

@@ -23,7 +23,8 @@ COLORS = {
     "logits": "#f2b56b",
     "workspace": "#9aa0a6",
 }
-BLUE, ORANGE, GREY = "#1f77b4", "#e8710a", "#6b7280"
+BLUE, ORANGE, GREY, RED = "#1f77b4", "#e8710a", "#6b7280", "#b3261e"
+LARGEST_RATIO = 5
 SCHEDULE_POINTS = 400
 
 
@@ -49,31 +50,33 @@ def plan_picture(plan: Plan) -> "Figure":
 
 def _draw_memory(axes: "Axes", plan: Plan) -> None:
     memory = plan.memory
-    unit, name = (GIB, "GiB") if max(memory.total_bytes, memory.device_bytes or 0) > GIB else (2**20, "MiB")
+    device = memory.device_bytes
+    # A bar that the device's line would squeeze to nothing is drawn alone; the title gives the device.
+    has_line = device is not None and device <= LARGEST_RATIO * memory.total_bytes
+    unit, name = (GIB, "GiB") if memory.total_bytes > GIB else (2**20, "MiB")
     left = 0.0
     for part, value in memory.parts.items():
         if value:
-            axes.barh(
-                0,
-                value / unit,
-                left=left / unit,
-                height=0.5,
-                color=COLORS[part],
-                label=f"{part} {amounts.size(value)}",
-            )
-            left += value
-    if memory.device_bytes:
-        axes.axvline(memory.device_bytes / unit, color="#b3261e", linewidth=1.5, linestyle="--")
+            width, label = value / unit, f"{part} {amounts.size(value)}"
+            axes.barh(0, width, left=left, height=0.5, color=COLORS[part], label=label)
+            left += width
+    if device is not None and has_line:
+        axes.axvline(device / unit, color=RED, linewidth=1.5, linestyle="--")
         axes.annotate(
-            f"{memory.device}: {amounts.size(memory.device_bytes)}",
-            (memory.device_bytes / unit, 0.42),
+            memory.device,
+            (device / unit, 0.42),
             ha="right",
             fontsize=8,
-            color="#b3261e",
+            color=RED,
             textcoords="offset points",
             xytext=(-4, 0),
         )
-    axes.set_title(f"Memory of one rank: {amounts.size(memory.total_bytes)}", fontsize=10, loc="left")
+    of_device = f" of {amounts.size(device)}" if device is not None else ""
+    axes.set_title(
+        f"Memory of one rank: {amounts.size(memory.total_bytes)}{of_device} ({memory.device})",
+        fontsize=10,
+        loc="left",
+    )
     axes.set_xlabel(name, fontsize=9)
     axes.set_ylim(-1.1, 0.6)
     axes.set_yticks([])
@@ -83,6 +86,8 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
 
 
 def _draw_schedule(axes: "Axes", plan: Plan) -> None:
+    from matplotlib.ticker import MaxNLocator
+
     config = plan.config
     batches, rates = config.batch_schedule, LrSchedule.of(config)
     total = config.scheduled_steps
@@ -94,12 +99,14 @@ def _draw_schedule(axes: "Axes", plan: Plan) -> None:
     axes.set_ylabel("learning rate", fontsize=9, color=BLUE)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_formatter(lambda value, _: amounts.count(value))
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.grid(True, color="#d8dce1", linewidth=0.6)
     batch = axes.twinx()
     sizes = [batches.size_at(batches.samples_after(step)) for step in steps]
     batch.plot(tokens, sizes, color=ORANGE, linewidth=1.2, drawstyle="steps-post")
     batch.set_ylabel("batch, sequences", fontsize=9, color=ORANGE)
     batch.set_ylim(0, 1.15 * max(sizes))
+    batch.yaxis.set_major_locator(MaxNLocator(integer=True))
     if config.train_steps < total:
         axes.axvline(batches.tokens_after(config.train_steps), color=GREY, linestyle=":", linewidth=1)
     for each in (axes, batch):

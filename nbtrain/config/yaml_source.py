@@ -70,19 +70,30 @@ def _merge(
 ) -> dict[str, Any]:
     merged = dict(base)
     for key, value in over.items():
-        old = merged.get(key)
+        old, dotted = merged.get(key), f"{prefix}{key}"
+        if isinstance(old, list) and _is_part_of(value, old):
+            # data.sources.0.path=x: the entries as a mapping by their number, and back.
+            entries = {str(index): entry for index, entry in enumerate(old)}
+            merged[key] = list(_merge(entries, value, f"{dotted}.", origins).values())
         # Another kind of backend or source is another set of keys: replace it whole.
-        if (
+        elif (
             isinstance(value, dict)
             and isinstance(old, dict)
             and value.get("kind", old.get("kind")) == old.get("kind")
         ):
-            merged[key] = _merge(old, value, f"{prefix}{key}.", origins)
-            continue
-        merged[key] = value
-        for known in [known for known in origins if f"{known}.".startswith(f"{prefix}{key}.")]:
-            del origins[known]
+            merged[key] = _merge(old, value, f"{dotted}.", origins)
+        else:
+            merged[key] = value
+            for known in [known for known in origins if f"{known}.".startswith(f"{dotted}.")]:
+                del origins[known]
     return merged
+
+
+def _is_part_of(value: Any, entries: list[Any]) -> bool:
+    """Whether `value` names entries of a list by their numbers."""
+    return (
+        isinstance(value, dict) and bool(value) and all(key in map(str, range(len(entries))) for key in value)
+    )
 
 
 def read_yaml(path: Path, label: str | None = None) -> Located:

@@ -226,6 +226,19 @@ def test_every_spelling_of_an_override_is_the_same_run():
         assert config.where("batch.micro_batch_size") == "override batch.micro_batch_size=4"
 
 
+def test_an_entry_of_a_list_is_overridden_by_its_number(run_yaml):
+    """What the override does not name stays; a number that is not there is an error."""
+    path = run_yaml("data:\n  sources:\n    - {kind: mock, seed: 5}\n    - {kind: text, path: a}\n")
+    config = load(path, ["data.sources.1.path=b", "data.sources.0.num_documents=7"])
+    mock, text = config.data.sources
+    assert (mock.seed, mock.num_documents, text.path) == (5, 7, "b")
+    assert load(config, {"data": {"sources": {"1": {"path": "c"}}}}).data.sources[1].path == "c"
+    expected = "override data.sources.2.path=x: data.sources = {'2': {path: x}}: must be a list."
+    assert message_of(path, ["data.sources.2.path=x"]) == expected
+    wrong = "override data.sources.0.seed=x: data.sources.0.seed = x: must be a whole number."
+    assert message_of(path, ["data.sources.0.seed=x"]) == wrong
+
+
 @pytest.mark.parametrize("overrides", [None, [], {}, ""])
 def test_no_override_changes_nothing(overrides):
     """Every way to say nothing."""

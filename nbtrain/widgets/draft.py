@@ -189,5 +189,4 @@ def _kind(info: FieldInfo) -> tuple[str, tuple[Any, ...]]:
         return "switch", ()
     if get_origin(annotation) is Literal:
         return "choice", get_args(annotation)
-    plain = {annotation, *get_args(annotation)} - {NoneType}
-    return ("text", ()) if plain == {str} else ("yaml", ())
+    return ("text", ()) if annotation in (str, str | None) else ("yaml", ())

@@ -95,7 +95,7 @@ class Launcher(widgets.VBox):
         self.result = widgets.VBox()
         self._fill_pages()
 
-        wide = widgets.Layout(display="flex", flex_flow="row wrap", align_items="flex-start", gap="12px")
+        wide = widgets.Layout(display="flex", flex_flow="row wrap", align_items="flex-start")
         top = widgets.Layout(display="flex", flex_flow="row wrap", margin="0 0 8px")
         foot = widgets.Layout(display="flex", flex_flow="row wrap", align_items="center", margin="8px 0 0")
         super().__init__(

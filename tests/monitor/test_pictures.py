@@ -1,0 +1,100 @@
+"""Figures and the table of scalars, of a run and of any folder of event files."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from nbtrain.errors import DataError
+from nbtrain.monitor.pictures import scalars_of, scalars_table, throughput, training_curves
+from nbtrain.monitor.run_view import RunView
+from nbtrain.rundir import RunDir
+from tests.monitor.test_tfevents import EventFile
+from tests.widgets.fake_run import FakeJob
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=60)
+    for _ in range(60):
+        job.one_step()
+    job.finish("SUCCEEDED", "all tokens are done and saved")
+    return job.run
+
+
+def drawn(figure) -> dict[str, list[tuple[list[float], list[float]]]]:
+    """{title: (x, y) of each line}."""
+    return {
+        axes.get_title(loc="left"): [
+            (list(line.get_xdata()), list(line.get_ydata())) for line in axes.get_lines()
+        ]
+        for axes in figure.axes
+    }
+
+
+def test_curves_of_a_run_are_its_points(run: RunDir) -> None:
+    """Four pictures; what is drawn is what was written; the smooth line lies within the points."""
+    lines = drawn(training_curves(RunView(run)))
+    assert list(lines) == ["Loss", "Validation perplexity", "Learning rate", "Throughput"]
+    points, mean, validation = lines["Loss"]
+    series = RunView(run).scalars("loss")
+    assert points == (series.steps, series.values)
+    assert mean[1][0] == series.values[0]
+    assert min(series.values) <= mean[1][-1] <= max(series.values)
+    assert mean[1][-1] == pytest.approx(sum(series.values[-2:]) / 2)
+    assert validation[0] == [10, 20, 30, 40, 50, 60]
+    (perplexity,) = lines["Validation perplexity"]
+    assert perplexity[1] == pytest.approx([math.exp(loss) for loss in validation[1]], rel=1e-5)
+
+
+def test_figure_shows_itself_without_pyplot(run: RunDir) -> None:
+    """A notebook gets a PNG from the figure alone, with no display and no inline backend."""
+    assert training_curves(run)._repr_png_().startswith(b"\x89PNG")
+
+
+def test_folder_of_megatron_deepspeed_is_drawn(tmp_path: Path) -> None:
+    """Its tags are ours; tokens per second come from batch size, sequence length and iteration time."""
+    file = EventFile(tmp_path / "megatron", 100)
+    for step in (1, 2):
+        file.scalar(step, 9.0 / step, 100 + step)
+        file.scalar(step, 256, 100 + step, "batch-size/batch-size")
+        file.scalar(step, 2048, 100 + step, "seqlen/actual_seq_length")
+        file.scalar(step, 4.0, 100 + step, "iteration-time/iteration-time")
+        file.scalar(step, 0.5, 100 + step, "steps-vs-tokens/lm loss")
+    folder = tmp_path / "megatron"
+    assert set(scalars_of(folder)) == {
+        "loss",
+        "batch_size",
+        "seq_length",
+        "iteration_time",
+        "steps-vs-tokens/lm loss",
+    }
+    assert throughput(scalars_of(folder)).values == [131072.0, 131072.0]
+    lines = drawn(training_curves(folder))
+    assert lines["Loss"] == [([1, 2], [9.0, 4.5])]
+    assert lines["Throughput"] == [([1, 2], [131072.0, 131072.0])]
+    assert lines["Validation perplexity"] == []
+
+
+def test_run_folder_by_path_and_a_folder_without_events(run: RunDir, tmp_path: Path) -> None:
+    """A run directory may be named by its path; a folder that holds nothing is told."""
+    assert len(scalars_of(str(run.path))["loss"]) == 60
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="holds no TensorBoard event file"):
+        training_curves(tmp_path / "empty")
+
+
+def test_table_has_the_newest_value_with_its_unit(run: RunDir) -> None:
+    """Each scalar once, with unit, step and meaning; markup in a tag does not become markup."""
+    table = scalars_table(run)
+    rows = {name: (value, step) for name, value, step, _ in table.rows}
+    assert rows["host_memory_bytes"] == ("492.1 MiB", "60")
+    assert rows["tokens_per_second"][0].endswith(" tokens/s")
+    assert rows["validation_loss"][0].endswith(" nats")
+    assert "mfu" not in rows
+    file = EventFile(run.tensorboard.parent / "other", 100)
+    file.scalar(1, 2.0, 101, "<script>alert(1)</script>")
+    table = scalars_table(run.path / "other")
+    assert "<script>" not in table._repr_html_()
+    assert repr(table).startswith("<script>alert(1)</script>")
+    assert repr(table).endswith("step 1")

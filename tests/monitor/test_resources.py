@@ -1,0 +1,56 @@
+"""CPU and memory of process trees; GPUs as the driver tells them."""
+
+import os
+import subprocess
+import sys
+import time
+
+from nbtrain.monitor import nvml
+from nbtrain.monitor.resources import ResourceSampler
+from nbtrain.rundir import ProcessIdentity
+
+BUSY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
+
+
+def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
+    """A parent that only waits has the CPU time of its child; this process is not in it."""
+    parent = subprocess.Popen([sys.executable, "-c", BUSY], start_new_session=True)
+    try:
+        sampler = ResourceSampler()
+        identity = ProcessIdentity.of(parent.pid)
+        deadline = time.monotonic() + 20
+        while (first := sampler.sample([identity], {0: identity}))["job"]["num_processes"] < 2:
+            assert time.monotonic() < deadline, first
+            time.sleep(0.05)
+        sampler.sample([identity], {0: identity})
+        time.sleep(0.5)
+        use = sampler.sample([identity], {0: identity})
+        assert 0.2 < use["job"]["cpu_cores"] < 1.3
+        assert use["ranks"]["0"]["num_processes"] == 2
+        assert 5e6 < use["job"]["memory_bytes"] < 5e8
+        assert use["machine"]["num_cores"] == os.cpu_count()
+        assert use["machine"]["memory_used_bytes"] < use["machine"]["memory_total_bytes"]
+        assert use["history"]["cpu_cores"][-1] == round(use["job"]["cpu_cores"], 3)
+    finally:
+        os.killpg(parent.pid, 9)
+        parent.wait()
+
+
+def test_a_process_that_is_gone_is_not_counted() -> None:
+    """Neither an ended process nor another one that has got its pid."""
+    ended = subprocess.Popen([sys.executable, "-c", "pass"])
+    identity = ProcessIdentity.of(ended.pid)
+    ended.wait()
+    someone_else = ProcessIdentity(os.getpid(), start_ticks=1, boot_id="another boot")
+    use = ResourceSampler().sample([someone_else], {0: identity} if identity else {})
+    assert use["job"] is None
+    assert use["ranks"] == {}
+
+
+def test_gpus_are_those_of_the_driver_and_none_without_one() -> None:
+    """Each GPU has its index and plausible figures; a machine without a driver has none, and nothing is raised."""
+    found = nvml.gpus()
+    assert [gpu.index for gpu in found] == list(range(len(found)))
+    for gpu in found:
+        assert gpu.memory_used_bytes is None or 0 <= gpu.memory_used_bytes <= gpu.memory_total_bytes
+        assert gpu.utilization_fraction is None or 0 <= gpu.utilization_fraction <= 1

@@ -1,0 +1,254 @@
+"""A run as a reader sees it: states, progress, curves, ranks, and one JSON object of all."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nbtrain.monitor import run_view
+from nbtrain.monitor.run_view import SNAPSHOT_KEYS, RunView, duration, progress_line, status_text, thin
+from nbtrain.rundir import ExitRecord, Heartbeat, ProcessIdentity, RunDir
+from tests.widgets.fake_run import TOKENS_PER_STEP, FakeJob
+
+
+@pytest.fixture(autouse=True)
+def fresh_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_view, "SNAPSHOT_AGE_SECONDS", -1.0)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path / "gpt-fake")
+
+
+def test_snapshot_of_a_running_job(run: RunDir) -> None:
+    """State, job, progress, curves, resources, ranks, log and events stand in one JSON object."""
+    job = FakeJob(run, steps=40, world_size=2)
+    for _ in range(20):
+        job.one_step()
+    job.events.write("alert", "host memory 91 % is over max_host_memory_fraction = 90 %")
+    view = RunView(run)
+    snapshot = view.snapshot()
+    assert tuple(snapshot) == SNAPSHOT_KEYS
+    assert json.loads(json.dumps(snapshot, allow_nan=False)) == snapshot
+    assert (snapshot["state"], snapshot["active"], snapshot["cause"]) == ("RUNNING", True, None)
+    assert snapshot["run_id"] == run.record()["run_id"]
+    assert snapshot["job"]["job_id"] == job.job.job_id
+    assert snapshot["config"]["data_parallel_size"] == 2
+    progress = snapshot["progress"]
+    assert (progress["step"], progress["total_steps"]) == (20, 40)
+    assert progress["fraction"] == 0.5
+    assert progress["consumed_tokens"] == 20 * TOKENS_PER_STEP
+    assert progress["eta_seconds"] > 0
+    assert progress["validation_perplexity"] == pytest.approx(math.exp(progress["validation_loss"]))
+    assert snapshot["curves"]["loss"]["steps"] == list(range(1, 21))
+    assert snapshot["curves"]["validation_loss"]["steps"] == [10, 20]
+    assert snapshot["curves"]["learning_rate"]["values"][-1] == pytest.approx(5.5e-4, rel=1e-5)
+    assert [(rank["rank"], rank["phase"], rank["step"]) for rank in snapshot["ranks"]] == [
+        (0, "train", 20),
+        (1, "train", 20),
+    ]
+    assert snapshot["ranks"][0]["memory_bytes"] > 0
+    assert snapshot["resources"]["job"]["num_processes"] >= 1
+    assert snapshot["log"]["source"] == "rank 0"
+    assert snapshot["log"]["lines"][-1].startswith("step    20 | tokens 20.5k | loss ")
+    assert [alert["message"] for alert in snapshot["alerts"]] == [
+        "host memory 91 % is over max_host_memory_fraction = 90 %"
+    ]
+    job.tensorboard.close()
+
+
+def test_later_snapshots_follow_the_run(run: RunDir) -> None:
+    """The same view sees new steps, and the end with its cause; figures of a dead job's processes are gone."""
+    job = FakeJob(run, steps=10)
+    job.one_step()
+    view = RunView(run)
+    assert view.snapshot()["progress"]["step"] == 1
+    for _ in range(9):
+        job.one_step()
+    job.finish("SUCCEEDED", "all 10,240 tokens are done and saved")
+    snapshot = view.snapshot()
+    assert (snapshot["state"], snapshot["cause"]) == ("SUCCEEDED", "all 10,240 tokens are done and saved")
+    assert snapshot["progress"]["fraction"] == 1.0
+    assert snapshot["progress"]["eta_seconds"] is None
+    assert snapshot["curves"]["loss"]["num_points"] == 10
+    assert snapshot["resources"] is None
+    assert snapshot["ranks"][0]["phase"] == "finished"
+    assert view.state == "SUCCEEDED"
+    assert not view.active
+    assert view.progress.consumed_tokens == 10 * TOKENS_PER_STEP
+
+
+def test_snapshots_within_a_moment_are_one(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Several panels of one run cost one reading."""
+    monkeypatch.setattr(run_view, "SNAPSHOT_AGE_SECONDS", 60.0)
+    job = FakeJob(run, steps=10)
+    job.one_step()
+    view = RunView(run)
+    first = view.snapshot()
+    job.one_step()
+    assert view.snapshot() is first
+    job.finish("CANCELLED", "stopped on request after step 2")
+
+
+def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
+    """A job whose supervisor has vanished is LOST with its cause, whatever job.json says."""
+    code = (
+        "import sys, os; from nbtrain.rundir import RunDir; from tests.widgets.fake_run import FakeJob\n"
+        "job = FakeJob(RunDir(sys.argv[1]), steps=10); job.one_step(); os._exit(9)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    subprocess.run([sys.executable, "-c", code, str(run.path)], check=False, env=environment)
+    snapshot = RunView(run).snapshot()
+    assert snapshot["state"] == "LOST"
+    assert "died without a word while the job was RUNNING" in snapshot["cause"]
+    assert not snapshot["active"]
+    assert snapshot["ranks"][0]["phase"] == "gone"
+
+
+def test_silent_rank_is_named_and_a_killed_one_says_how(run: RunDir) -> None:
+    """A heartbeat that is too old marks its rank; an exit record gives outcome, signal and last words."""
+    job = FakeJob(run, steps=10, world_size=3)
+    job.one_step()
+    beat = Heartbeat.read(job.job.heartbeat(1))
+    beat.time -= 100
+    beat.write(job.job.heartbeat(1))
+    ExitRecord(2, 0, time.time(), None, 9, "killed", 1, "killed by SIGKILL").write(job.job.exit_record(2, 0))
+    ranks = RunView(run).snapshot()["ranks"]
+    assert [rank["stale"] for rank in ranks] == [False, True, False]
+    assert (ranks[2]["phase"], ranks[2]["signal"], ranks[2]["message"]) == ("killed", 9, "killed by SIGKILL")
+    job.finish("FAILED", "rank 2 was killed by SIGKILL")
+
+
+def test_rank_that_has_not_spoken_waits(run: RunDir) -> None:
+    """Before the first heartbeat there is a row for each rank of the job, and no progress."""
+    job = FakeJob(run, steps=10, world_size=2)
+    snapshot = RunView(run).snapshot()
+    assert [rank["phase"] for rank in snapshot["ranks"]] == ["waiting", "waiting"]
+    assert snapshot["progress"] is None
+    job.finish("CANCELLED", "stopped before the first step")
+
+
+def test_trial_fills_its_bar(run: RunDir) -> None:
+    """With max_steps the fraction is of what the trial trains, not of train_tokens."""
+    from nbtrain.config.load import to_yaml
+    from tests.widgets.fake_run import run_config
+
+    job = FakeJob(run, steps=5)
+    config = run_config("gpt-fake", 1000)
+    trial = config.model_copy(update={"batch": config.batch.model_copy(update={"max_steps": 5})})
+    run.config_yaml.write_text(to_yaml(trial))
+    for _ in range(5):
+        job.one_step()
+    progress = RunView(run).snapshot()["progress"]
+    assert progress["target_tokens"] == 5 * TOKENS_PER_STEP
+    assert progress["fraction"] == 1.0
+    job.finish("SUCCEEDED", "max_steps = 5 are done")
+
+
+def test_resumed_run_has_one_point_per_step_and_both_jobs(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second job's steps replace the first one's; both stand in the list of jobs."""
+    first = FakeJob(run, steps=20)
+    for _ in range(12):
+        first.one_step()
+    first.finish("FAILED", "rank 0 failed: out of memory")
+    monkeypatch.setattr(time, "gmtime", lambda now=None, real=time.gmtime, at=time.time: real(at() + 5))
+    second = FakeJob(run, steps=20, start=10)
+    for _ in range(3):
+        second.one_step()
+    snapshot = RunView(run).snapshot()
+    assert snapshot["curves"]["loss"]["steps"] == list(range(1, 14))
+    assert [(job["state"], job["resumed_from_step"]) for job in snapshot["jobs"]] == [
+        ("FAILED", None),
+        ("RUNNING", 10),
+    ]
+    assert snapshot["job"]["job_id"] == second.job.job_id
+    second.finish("CANCELLED", "stopped on request after step 13")
+
+
+def test_run_without_a_job(run: RunDir) -> None:
+    """A run directory in which nothing was submitted is shown as such."""
+    run.path.mkdir()
+    snapshot = RunView(run).snapshot()
+    assert (snapshot["state"], snapshot["job"], snapshot["ranks"]) == ("NO JOB", None, [])
+    assert snapshot["cause"] == "nothing was submitted yet"
+
+
+def test_numbers_that_json_lacks_are_null(run: RunDir) -> None:
+    """A loss that is NaN or infinite is drawn as a gap."""
+    job = FakeJob(run, steps=10)
+    job.step = 1
+    job.scalars(loss=math.nan)
+    job.step = 2
+    job.scalars(loss=math.inf)
+    job.step = 3
+    job.scalars(loss=2.0)
+    assert RunView(run).snapshot()["curves"]["loss"]["values"] == [None, None, 2.0]
+    job.finish("FAILED", "the loss is NaN")
+
+
+def test_scalars_by_name(run: RunDir) -> None:
+    """A scalar is found by its name in metrics.SCALARS; another name is told with those there are."""
+    job = FakeJob(run, steps=10)
+    job.one_step()
+    view = RunView(run)
+    assert view.scalars("grad_norm").steps == [1]
+    assert len(view.scalars("mfu")) == 0
+    with pytest.raises(KeyError, match="'lm loss' is no scalar of nbtrain; there are: loss, validation_loss"):
+        view.scalars("lm loss")
+    job.finish("CANCELLED", "stopped")
+
+
+def test_thinning_keeps_ends_spikes_and_order() -> None:
+    """Of 10,000 points 300 stay, among them the first, the last, the one spike and the one dip."""
+    values = [math.sin(at / 500) for at in range(10_000)]
+    values[4321], values[777] = 50.0, -50.0
+    steps, thinned = thin(list(range(10_000)), values, 300)
+    assert len(steps) <= 300
+    assert (steps[0], steps[-1]) == (0, 9999)
+    assert (max(thinned), min(thinned)) == (50.0, -50.0)
+    assert steps == sorted(steps)
+    assert thin([1, 2], [3.0, 4.0], 300) == ([1, 2], [3.0, 4.0])
+
+
+def test_progress_line_and_status_text(run: RunDir) -> None:
+    """One line for a log, one screen for a terminal; an end says its cause."""
+    job = FakeJob(run, steps=4, world_size=2)
+    for _ in range(2):
+        job.one_step()
+    line = progress_line(run)
+    assert line.startswith("gpt-fake RUNNING | step 2/4 | tokens 2.05k/4.1k | loss ")
+    assert line.endswith(" tokens/s | 0 s left")
+    text = status_text(RunView(run))
+    assert f"job {job.job.job_id}: 2 rank(s) on backend local, " in text
+    assert "  rank 1: train, step 2, heard 0 s ago" in text
+    job.finish("FAILED", "rank 1 was killed by SIGKILL")
+    assert progress_line(run).endswith(" tokens/s | rank 1 was killed by SIGKILL")
+    assert "state: FAILED: rank 1 was killed by SIGKILL" in status_text(RunView(run))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (7260, "2 h 1 min"), (90000, "1 d 1 h")],
+)
+def test_duration(seconds: float, text: str) -> None:
+    """Two units, as on a clock."""
+    assert duration(seconds) == text
+
+
+def test_other_process_with_the_pid_is_not_the_rank(run: RunDir) -> None:
+    """A rank whose pid now belongs to another process is gone."""
+    job = FakeJob(run, steps=10)
+    job.one_step()
+    beat = Heartbeat.read(job.job.heartbeat(0))
+    beat.process = ProcessIdentity(os.getpid(), 1, beat.process.boot_id)
+    beat.write(job.job.heartbeat(0))
+    assert RunView(run).snapshot()["ranks"][0]["phase"] == "gone"
+    job.finish("CANCELLED", "stopped")

@@ -8,6 +8,7 @@ so the set of samples of a step depends on the data state alone, not on the numb
 processes read ahead; the order is the same.
 """
 
+import signal
 import time
 from collections.abc import Iterator
 from typing import Protocol
@@ -17,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from nbtrain.data.state import DataState, rank_positions
+from nbtrain.parallel.startup import die_with_parent
 
 
 class Samples(Protocol):
@@ -54,6 +56,7 @@ class Batches:
                 batch_sampler=_Rows(rows),
                 collate_fn=_stack,
                 num_workers=num_workers,
+                worker_init_fn=_start_worker,
                 pin_memory=device.type == "cuda",
                 # The loader seeds its workers from this one and leaves the dropout's generator alone.
                 generator=torch.Generator().manual_seed(0),
@@ -86,6 +89,12 @@ class _Rows(torch.utils.data.Sampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         return self._rows
+
+
+def _start_worker(number: int) -> None:
+    # A stop signals the whole process group: the rank still needs its batches to finish the step.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    die_with_parent(signal.SIGKILL)
 
 
 def _stack(samples: list[np.ndarray]) -> torch.Tensor:

@@ -75,6 +75,23 @@ def _refuse_compile(config: RunConfig) -> None:
         )
 
 
+def _refuse_format(config: RunConfig) -> None:
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator, dtype = get_accelerator(), config.precision.dtype
+    supported = {
+        "fp32": True,
+        "bf16": accelerator.is_bf16_supported(),
+        "fp16": accelerator.is_fp16_supported(),
+    }
+    if not supported[dtype]:
+        usable = ", ".join(name for name, can in supported.items() if can)
+        raise ConfigError(
+            f"{config.where('precision.dtype')}: precision.dtype = {dtype} is not supported by DeepSpeed on this "
+            f"{accelerator.device_name()}; here it can be {usable}."
+        )
+
+
 def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | None) -> Built:
     """Data, model and engine; load() comes next. Called by all ranks together."""
     import deepspeed
@@ -84,6 +101,7 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
             f"the run needs {config.world_size} ranks (parallel.data_parallel_size = "
             f"{config.parallel.data_parallel_size}), but {world.size} were started."
         )
+    _refuse_format(config)
     manifest = choose(run, world, events)
     index_samples = manifest["data_state"]["index_samples"] if manifest else None
     datasets = _build_data(config, index_samples, world)

@@ -1,0 +1,184 @@
+"""The model: names, initial weights, causality, cache, recomputation."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nbtrain.config.load import load
+from nbtrain.config.parameters import count_parameters
+from nbtrain.model.gpt import GPT, GPTConfig, build_model
+from nbtrain.model.names import optimizer_group
+
+CONFIG = GPTConfig(
+    num_layers=2,
+    hidden_size=32,
+    num_attention_heads=4,
+    ffn_hidden_size=128,
+    padded_vocab_size=64,
+    max_position_embeddings=16,
+)
+
+
+@pytest.fixture
+def tokens():
+    return torch.randint(64, (2, 17), generator=torch.Generator().manual_seed(3))
+
+
+def test_parameters_have_canonical_names():
+    """These names are in every checkpoint: a change here makes old ones unreadable."""
+    assert {name: tuple(value.shape) for name, value in GPT(CONFIG).named_parameters()} == {
+        "word_embeddings.weight": (64, 32),
+        "position_embeddings.weight": (16, 32),
+        **{
+            f"layers.{index}.{name}": shape
+            for index in range(2)
+            for name, shape in {
+                "input_layernorm.weight": (32,),
+                "input_layernorm.bias": (32,),
+                "attention.query_key_value.weight": (96, 32),
+                "attention.query_key_value.bias": (96,),
+                "attention.dense.weight": (32, 32),
+                "attention.dense.bias": (32,),
+                "post_attention_layernorm.weight": (32,),
+                "post_attention_layernorm.bias": (32,),
+                "mlp.dense_h_to_4h.weight": (128, 32),
+                "mlp.dense_h_to_4h.bias": (128,),
+                "mlp.dense_4h_to_h.weight": (32, 128),
+                "mlp.dense_4h_to_h.bias": (32,),
+            }.items()
+        },
+        "final_layernorm.weight": (32,),
+        "final_layernorm.bias": (32,),
+    }
+
+
+def test_layer_list_holds_every_parameter_once_in_running_order():
+    """A pipeline is cut along this list."""
+    model = GPT(CONFIG)
+    listed = [parameter for layer in model.layer_list() for parameter in layer.parameters()]
+    assert [id(parameter) for parameter in listed] == [id(parameter) for parameter in model.parameters()]
+
+
+def test_count_is_the_planners():
+    """The planner's arithmetic and the model agree, padding included."""
+    config = load("gpt-tiny", {"tokenizer.vocab_size": 1000, "model.hidden_size": 64, "model.num_layers": 3})
+    assert config.padded_vocab_size == 1024
+    assert sum(value.numel() for value in build_model(config).parameters()) == count_parameters(config).total
+
+
+def test_initial_weights():
+    """Matrices and embeddings std, residual projections std / sqrt(2 L), LayerNorm 1, biases 0."""
+    model = GPT(GPTConfig(8, 128, 4, 512, 1024, 256, init_method_std=0.02))
+    residual = 0.02 / math.sqrt(16)
+    for name, value in model.state_dict().items():
+        if optimizer_group(name) == "no_decay":
+            expected = 1.0 if name.endswith("layernorm.weight") else 0.0
+            assert (value == expected).all(), name
+        else:
+            std = residual if name.endswith(("attention.dense.weight", "dense_4h_to_h.weight")) else 0.02
+            # The standard error of a standard deviation of n numbers is std / sqrt(2 n); five of them.
+            assert float(value.std()) == pytest.approx(std, rel=5 / math.sqrt(2 * value.numel())), name
+            assert abs(float(value.mean())) < 5 * std / math.sqrt(value.numel()), name
+
+
+def test_initial_weights_depend_on_seed_and_name_only():
+    """A deeper model with the same scale starts its first layers as a shallow one: no draw moves another."""
+    one, again, other = GPT(CONFIG), GPT(CONFIG), GPT(GPTConfig(**{**vars(CONFIG), "seed": 5}))
+    for name, value in one.named_parameters():
+        assert torch.equal(value, again.get_parameter(name))
+    weight = "layers.1.attention.query_key_value.weight"
+    assert not torch.equal(one.get_parameter(weight), other.get_parameter(weight))
+    deeper = GPT(GPTConfig(**{**vars(CONFIG), "num_layers": 3}))
+    assert torch.equal(one.get_parameter(weight), deeper.get_parameter(weight))
+    assert not torch.equal(deeper.get_parameter(weight), deeper.get_parameter(weight.replace("1", "2", 1)))
+
+
+def test_loss_is_cross_entropy_of_the_logits(tokens):
+    model = GPT(CONFIG)
+    logits = model(tokens[:, :-1])
+    expected = F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
+    loss = model(tokens[:, :-1], tokens[:, 1:])
+    assert loss.dtype == torch.float32
+    torch.testing.assert_close(loss, expected)
+
+
+def test_no_position_sees_a_later_one(tokens):
+    model = GPT(CONFIG).eval()
+    changed = tokens[:, :16].clone()
+    changed[:, 9:] = (changed[:, 9:] + 1) % 64
+    with torch.no_grad():
+        before, after = model(tokens[:, :16]), model(changed)
+    assert torch.equal(before[:, :9], after[:, :9])
+    assert not torch.equal(before[:, 9:], after[:, 9:])
+
+
+@pytest.mark.parametrize("pieces", [[16], [1] * 16, [5, 4, 1, 6]])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_cache_gives_the_logits_of_the_whole_sequence(tokens, pieces, autocast):
+    """Prompt at once, token by token, or in pieces; kernels for other shapes round in the last bits."""
+    model = GPT(GPTConfig(**{**vars(CONFIG), "autocast": autocast})).eval()
+    with torch.no_grad():
+        whole = model(tokens[:, :16])
+        cache, parts, start = model.new_cache(2), [], 0
+        for size in pieces:
+            parts.append(model(tokens[:, start : start + size], cache=cache))
+            start += size
+    tolerance = 2e-2 if autocast else 1e-5
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=tolerance, atol=tolerance)
+    assert cache.length == 16
+
+
+def test_last_token_only(tokens):
+    model = GPT(CONFIG).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            model(tokens[:, :8], last_token_only=True), model(tokens[:, :8])[:, -1:], rtol=1e-5, atol=1e-6
+        )
+
+
+def test_more_tokens_than_positions_are_refused(tokens):
+    with pytest.raises(ValueError, match="17 tokens are more than the 16 positions there are"):
+        GPT(CONFIG)(tokens)
+    model = GPT(CONFIG).eval()
+    with torch.no_grad(), pytest.raises(ValueError, match="6 tokens are more than the 5 positions there are"):
+        model(tokens[:, :6], cache=model.new_cache(2, max_tokens=5))
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+def test_recomputation_changes_no_bit(tokens, interval):
+    """With dropout: the second forward pass draws the numbers of the first."""
+    results = []
+    for setting in (0, interval):
+        config = {**vars(CONFIG), "hidden_dropout": 0.2, "attention_dropout": 0.2}
+        model = GPT(GPTConfig(**{**config, "checkpoint_interval_layers": setting}))
+        torch.manual_seed(7)
+        loss = model(tokens[:, :-1], tokens[:, 1:])
+        loss.backward()
+        results.append((loss, [value.grad for value in model.parameters()]))
+    assert torch.equal(results[0][0], results[1][0])
+    assert all(torch.equal(kept, again) for kept, again in zip(results[0][1], results[1][1]))
+
+
+@pytest.mark.parametrize("backend", ["auto", "flash", "math"])
+def test_attention_backends_agree(tokens, backend):
+    model = GPT(GPTConfig(**{**vars(CONFIG), "attention_backend": backend})).eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens[:, :16]), GPT(CONFIG).eval()(tokens[:, :16]))
+
+
+def test_packed_rows_lie_head_by_head(tokens):
+    """The rows of half of the heads, with their columns of the projection, are half of a tensor-parallel pair."""
+    whole = GPT(CONFIG).layers[0].attention
+    x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(0))
+    halves = []
+    for rank in range(2):
+        part = GPT(CONFIG).layers[0].attention
+        rows, columns = slice(48 * rank, 48 * rank + 48), slice(16 * rank, 16 * rank + 16)
+        part.query_key_value.weight = torch.nn.Parameter(whole.query_key_value.weight[rows])
+        part.query_key_value.bias = torch.nn.Parameter(whole.query_key_value.bias[rows])
+        part.dense.weight = torch.nn.Parameter(whole.dense.weight[:, columns])
+        part.dense.bias = torch.nn.Parameter(whole.dense.bias / 2)
+        halves.append(part(x))
+    torch.testing.assert_close(halves[0] + halves[1], whole(x))

@@ -1,0 +1,93 @@
+"""The fused linear + cross entropy against torch's own."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from nbtrain.model.loss import linear_cross_entropy
+
+TOKENS, HIDDEN, VOCAB = 30, 16, 50
+
+
+def tensors(dtype: torch.dtype = torch.float32):
+    generator = torch.Generator().manual_seed(1)
+    hidden = torch.randn(TOKENS, HIDDEN, generator=generator).to(dtype).requires_grad_()
+    weight = torch.randn(VOCAB, HIDDEN, generator=generator).to(dtype).requires_grad_()
+    labels = torch.randint(VOCAB, (TOKENS,), generator=generator)
+    return hidden, weight, labels
+
+
+@pytest.mark.parametrize("chunk_tokens", [0, 1, 7, 30, 1000])
+def test_loss_and_gradients_are_those_of_cross_entropy(chunk_tokens):
+    """Whatever the chunk; fp32 sums in another order differ in the last bits only."""
+    hidden, weight, labels = tensors()
+    loss = linear_cross_entropy(hidden, weight, labels, chunk_tokens)
+    expected = F.cross_entropy(hidden @ weight.T, labels)
+    torch.testing.assert_close(loss, expected)
+    # A factor as gradient accumulation and loss scaling bring one.
+    for ours, theirs in zip(
+        torch.autograd.grad(loss * 8, (hidden, weight)), torch.autograd.grad(expected * 8, (hidden, weight))
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_loss_is_fp32_with_16_bit_weights(dtype):
+    """The softmax is taken in fp32; logits and gradients carry the rounding of the products, 2^-8 or 2^-11."""
+    hidden, weight, labels = tensors(dtype)
+    loss = linear_cross_entropy(hidden, weight, labels, 7)
+    assert loss.dtype == torch.float32
+    exact = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
+    expected = F.cross_entropy(exact[0] @ exact[1].T, labels)
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(loss, expected, rtol=tolerance, atol=tolerance)
+    gradients = torch.autograd.grad(loss, (hidden, weight))
+    for ours, theirs in zip(gradients, torch.autograd.grad(expected, exact)):
+        assert ours.dtype == dtype
+        torch.testing.assert_close(
+            ours.float(), theirs, rtol=0, atol=tolerance * float(theirs.abs().max()) * 4
+        )
+
+
+def test_small_gradients_do_not_underflow_in_fp16():
+    """1/n is applied after the products, so that tiny probabilities keep their gradient."""
+    hidden, weight, labels = tensors(torch.float16)
+    loss = linear_cross_entropy(hidden, weight, labels, 0)
+    (gradient,) = torch.autograd.grad(loss * 2.0**11, hidden)
+    assert torch.isfinite(gradient).all() and (gradient != 0).all()
+
+
+def test_autocast_takes_the_products_in_bf16_and_keeps_fp32_gradients():
+    hidden, weight, labels = tensors()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = linear_cross_entropy(hidden, weight, labels, 7)
+    rounded = F.cross_entropy((hidden.bfloat16() @ weight.bfloat16().T).float(), labels)
+    torch.testing.assert_close(loss, rounded)
+    loss.backward()
+    assert hidden.grad.dtype == weight.grad.dtype == torch.float32
+
+
+def test_no_gradient_is_computed_under_no_grad():
+    hidden, weight, labels = tensors()
+    with torch.no_grad():
+        loss = linear_cross_entropy(hidden, weight, labels, 7)
+    assert not loss.requires_grad
+    torch.testing.assert_close(loss, F.cross_entropy(hidden @ weight.T, labels).detach())
+
+
+def test_logits_of_one_chunk_only_exist_at_a_time():
+    """The largest tensor of a forward and backward pass is a chunk's logits, not all of them."""
+    hidden, weight, labels = tensors()
+    largest = 0
+
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            nonlocal largest
+            result = function(*args, **(kwargs or {}))
+            if isinstance(result, torch.Tensor):
+                largest = max(largest, result.numel())
+            return result
+
+    with Largest():
+        linear_cross_entropy(hidden, weight, labels, 2).backward()
+    assert largest == VOCAB * HIDDEN < TOKENS * VOCAB

@@ -1,0 +1,29 @@
+"""Canonical names: the optimizer's groups and the map to and from a pipeline's numbering."""
+
+import pytest
+
+from nbtrain.model.gpt import GPT, GPTConfig
+from nbtrain.model.names import canonical_name, optimizer_group, piped_name
+
+MODEL = GPT(GPTConfig(3, 16, 2, 32, 32, 8))
+NAMES = [name for name, _ in MODEL.named_parameters()]
+
+
+def test_matrices_and_embeddings_decay_biases_and_layernorms_do_not():
+    """By name it is the split that the number of dimensions gives in an undivided model."""
+    for name, value in MODEL.named_parameters():
+        assert optimizer_group(name) == ("decay" if value.dim() > 1 else "no_decay"), name
+
+
+def test_a_pipelines_names_map_to_canonical_ones_and_back():
+    piped = [piped_name(name, 3) for name in NAMES]
+    assert len(set(piped)) == len(NAMES)
+    assert [canonical_name(name, 3) for name in piped] == NAMES
+    assert piped_name("word_embeddings.weight", 3) == "tied_modules.word_embeddings.weight"
+    assert piped_name("layers.2.mlp.dense_4h_to_h.bias", 3) == "4.mlp.dense_4h_to_h.bias"
+
+
+@pytest.mark.parametrize("name", ["6.weight", "lm_head.weight", "0.weight"])
+def test_other_names_are_refused(name):
+    with pytest.raises(ValueError, match="is no parameter of a pipeline of 3 layers"):
+        canonical_name(name, 3)

@@ -1,0 +1,86 @@
+"""When a checkpoint counts, and which ones stay."""
+
+import json
+
+import pytest
+
+from nbtrain import files
+from nbtrain.rundir import RunDir
+from nbtrain.train import checkpoint_manifest as manifests
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir(tmp_path / "it's a run")
+
+
+def write(run: RunDir, step: int, content: bytes = b"weights") -> None:
+    folder = run.checkpoint(step)
+    folder.mkdir(parents=True)
+    (folder / "mp_rank_00_model_states.pt").write_bytes(content)
+    described = manifests.describe(folder, manifests.payload(folder))
+    files.write_json(folder / "manifest.json", {"schema_version": 1, "step": step, "files": described})
+
+
+def test_a_written_checkpoint_is_whole(run):
+    write(run, 10)
+    assert manifests.problem(run.checkpoint(10)) is None
+    assert manifests.newest_whole(run) == (10, [])
+
+
+@pytest.mark.parametrize(
+    "damage, reason",
+    [
+        (
+            lambda folder: (folder / "manifest.json").unlink(),
+            "it has no manifest.json: its writing was cut off",
+        ),
+        (lambda folder: (folder / "manifest.json").write_text('{"schema'), "manifest.json is not JSON"),
+        (
+            lambda folder: (folder / "manifest.json").write_text(json.dumps({"schema_version": 9})),
+            "manifest.json has schema_version 9; this nbtrain reads 1",
+        ),
+        (
+            lambda folder: (folder / "mp_rank_00_model_states.pt").unlink(),
+            "mp_rank_00_model_states.pt is missing",
+        ),
+        (
+            lambda folder: (folder / "mp_rank_00_model_states.pt").write_bytes(b"wei"),
+            "mp_rank_00_model_states.pt has 3 bytes; its manifest says 7",
+        ),
+        (
+            lambda folder: (folder / "mp_rank_00_model_states.pt").write_bytes(b"weighty"),
+            "mp_rank_00_model_states.pt does not have the SHA-256 that its manifest says",
+        ),
+    ],
+)
+def test_a_torn_checkpoint_is_passed_over_with_its_reason(run, damage, reason):
+    write(run, 10)
+    write(run, 20)
+    damage(run.checkpoint(20))
+    assert manifests.newest_whole(run) == (10, [(20, reason)])
+
+
+def test_no_whole_checkpoint(run):
+    assert manifests.newest_whole(run) == (None, [])
+    run.checkpoint(5).mkdir(parents=True)
+    assert manifests.newest_whole(run) == (None, [(5, "it has no manifest.json: its writing was cut off")])
+
+
+@pytest.mark.parametrize(
+    "keep_last, keep_every_steps, left", [(1, None, [50]), (2, None, [40, 50]), (1, 20, [20, 40, 50])]
+)
+def test_pruning_keeps_the_newest_and_the_multiples(run, keep_last, keep_every_steps, left):
+    for step in (10, 20, 30, 40, 50):
+        write(run, step)
+    run.checkpoint(45).mkdir()
+    removed = manifests.prune(run, 50, keep_last, keep_every_steps)
+    assert run.checkpoint_steps() == left
+    assert sorted(removed) == sorted({10, 20, 30, 40, 45, 50} - set(left))
+
+
+def test_pruning_leaves_newer_folders_alone(run):
+    """After a resume from an older checkpoint, a torn newer one is overwritten in its turn, not removed."""
+    write(run, 10)
+    run.checkpoint(30).mkdir()
+    assert manifests.prune(run, 10, 1, None) == []

@@ -1,0 +1,103 @@
+"""What rank 0 tells: the log line, alerts, units."""
+
+import logging
+
+import pytest
+import torch
+
+from nbtrain.config.load import load
+from nbtrain.config.parameters import count_parameters
+from nbtrain.data.state import DataState
+from nbtrain.parallel.startup import World
+from nbtrain.rundir import EventWriter, Progress, RunDir, read_events
+from nbtrain.train.checkpoint import TrainState
+from nbtrain.train.metrics_writer import MetricsWriter
+from nbtrain.train.report import Alerts, Report, _short
+from nbtrain.train.throughput import StepTimer
+from nbtrain.train.trainer import StepResult
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def job(tmp_path):
+    return RunDir(tmp_path / "run").job("20261121-031500-a1b2")
+
+
+@pytest.fixture
+def config():
+    return load("gpt-tiny", {"logging.log_interval_steps": 2})
+
+
+@pytest.fixture
+def report(job, config, tmp_path):
+    state = TrainState(0, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000))
+    writer = MetricsWriter(tmp_path / "tensorboard", 0, 0, 0)
+    report = Report(
+        config, World(0, 1, 0, CPU), state, Progress(800, 3_276_800), EventWriter(job, "rank0"), writer
+    )
+    yield report
+    report.close()
+
+
+def add_step(report, config, step, loss=4.5):
+    data = DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16 * step)
+    result = StepResult(step, 2e-3, torch.tensor(loss), 0.84321, 1.0, StepTimer(CPU), wall_seconds=2.0)
+    report.add_step(result, TrainState(step, data))
+
+
+def test_log_line(report, config, caplog):
+    """Every log_interval_steps, one line in the order of interest."""
+    caplog.set_level(logging.INFO, "nbtrain")
+    for step in (1, 2):
+        add_step(report, config, step)
+    assert caplog.messages == [
+        "step      2 | tokens 8.2k / 3.3M | loss 4.5000 | lr 2.00e-03 | grad norm 0.84 | 2.00 s | 2.0k tokens/s"
+    ]
+
+
+def test_progress_follows_the_steps(report, config):
+    for step in (1, 2, 3):
+        add_step(report, config, step, loss=5.0 - step)
+    progress = report.progress
+    assert (progress.consumed_samples, progress.consumed_tokens) == (48, 48 * 256)
+    assert (progress.loss, progress.grad_norm, progress.learning_rate) == (2.0, 0.84321, 2e-3)
+    assert progress.samples_per_second == 8.0
+    assert progress.tokens_per_second == 2048.0
+    # 797 steps of 2 s are left.
+    assert progress.eta_seconds == pytest.approx(1594)
+    assert progress.num_parameters == count_parameters(config).total
+
+
+def test_a_loss_that_is_no_number_raises_an_alert(report, config, job):
+    add_step(report, config, 1, loss=float("nan"))
+    assert [event["message"] for event in read_events(job) if event["kind"] == "alert"] == [
+        "step 1: the loss is nan"
+    ]
+
+
+def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept(job, config):
+    alerts = Alerts(config, EventWriter(job, "rank0"))
+    for step, used in enumerate((0.5, 0.95, 0.96, 0.5, 0.91), start=1):
+        alerts.check_all(step, None, used, None, CPU)
+    assert [event["message"] for event in read_events(job)] == [
+        "step 2: host memory 95.0% is above 90% (logging.alerts.max_host_memory_fraction)",
+        "step 5: host memory 91.0% is above 90% (logging.alerts.max_host_memory_fraction)",
+    ]
+
+
+def test_a_threshold_below_and_one_turned_off(job):
+    config = load("gpt-tiny", {"logging.alerts.max_host_memory_fraction": None})
+    alerts = Alerts(config, EventWriter(job, "rank0"))
+    alerts.check_all(3, 0.2, 0.99, None, CPU)
+    assert [(event["alert"], event["message"]) for event in read_events(job)] == [
+        ("min_mfu", "step 3: MFU 20.0% is below 50% (logging.alerts.min_mfu)")
+    ]
+
+
+@pytest.mark.parametrize(
+    "amount, text",
+    [(12, "12"), (999, "999"), (86_800, "86.8k"), (524_288_000, "524.3M"), (2.5e9, "2.5B"), (3.5e12, "3.5T")],
+)
+def test_short_numbers(amount, text):
+    assert _short(amount) == text

@@ -1,0 +1,73 @@
+"""What a rank is asked from outside, and its last word."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+
+from nbtrain import files
+from nbtrain.rundir import ControlRequest, RunDir
+from nbtrain.train import outcome
+from nbtrain.train.requests import NOTHING, SAVE, STOP, Requests
+
+
+@pytest.fixture
+def job(tmp_path):
+    job = RunDir(tmp_path / "run").job("20261121-031500-a1b2")
+    job.make_folders()
+    return job
+
+
+@pytest.fixture(autouse=True)
+def _handler():
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def ask(job, request_id, action):
+    ControlRequest(request_id, action, "a test", time.time()).write(job.control_request)
+
+
+def test_a_request_is_wished_until_it_is_done(job):
+    """Once done it is acknowledged and not wished again, by this process or the next."""
+    requests = Requests(job, 0)
+    assert requests.wish() == NOTHING
+    ask(job, 1, "save")
+    assert requests.wish() == requests.wish() == SAVE
+    requests.acknowledge(12)
+    acknowledged = files.read_json(job.control_ack)
+    assert (acknowledged["request_id"], acknowledged["action"], acknowledged["step"]) == (1, "save", 12)
+    assert requests.wish() == NOTHING
+    assert Requests(job, 0).wish() == NOTHING
+    ask(job, 2, "stop")
+    assert requests.wish() == STOP
+    assert requests.reason == "a test"
+
+
+def test_other_ranks_do_not_read_the_file(job):
+    ask(job, 1, "stop")
+    assert Requests(job, 1).wish() == NOTHING
+
+
+def test_sigterm_means_stop_on_any_rank(job):
+    requests = Requests(job, 3)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert requests.wish() == STOP
+    assert requests.reason == "SIGTERM"
+
+
+def test_the_last_word_goes_through_the_pipe(monkeypatch):
+    reader, writer = os.pipe()
+    monkeypatch.setenv("NBTRAIN_EXIT_FD", str(writer))
+    outcome.report("stopped", 7, "stopped at step 7")
+    with os.fdopen(reader) as pipe:
+        word = json.loads(pipe.read())
+    assert word == {"outcome": "stopped", "step": 7, "message": "stopped at step 7", "detail": ""}
+
+
+def test_without_a_wrapper_there_is_nobody_to_tell(monkeypatch):
+    monkeypatch.delenv("NBTRAIN_EXIT_FD", raising=False)
+    outcome.report("finished", 7, "finished at step 7")

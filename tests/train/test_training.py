@@ -1,0 +1,243 @@
+"""Whole runs of a tiny model under torchrun: resume bit for bit, torn checkpoints, requests, refusals."""
+
+import signal
+import time
+from pathlib import Path
+
+import launch
+import pytest
+import torch
+
+from nbtrain import files
+from nbtrain.config.load import load_resolved, to_yaml
+from nbtrain.errors import CheckpointError
+from nbtrain.model.gpt import build_model
+from nbtrain.rundir import ControlRequest, Heartbeat, RunDir, read_events
+from nbtrain.train.checkpoint import load_model_weights
+
+pytestmark = pytest.mark.slow
+
+STEPS = 24
+# Dropout (the schema's 0.1) and accumulation (4 sequences in micro batches of 2) are on.
+RUN = {
+    "batch.train_tokens": STEPS * 4 * 32,
+    "checkpoint.save_interval_steps": 10,
+    "checkpoint.keep_last": 5,
+    "evaluation.eval_interval_steps": 7,
+}
+
+
+def events(run: RunDir, kind: str) -> list[dict]:
+    return [event for job in run.job_ids() for event in read_events(run.job(job)) if event["kind"] == kind]
+
+
+def assert_same_state(one: Path, other: Path) -> int:
+    """Every tensor of two checkpoints is equal, bit for bit: weights, fp32 masters, moments. Returns how many."""
+    names = sorted(path.name for path in one.glob("*.pt"))
+    assert names == sorted(path.name for path in other.glob("*.pt"))
+    return sum(
+        _compare(*(torch.load(folder / name, weights_only=False) for folder in (one, other)), name)
+        for name in names
+    )
+
+
+def _compare(one, other, path: str) -> int:
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), path
+        return 1
+    if isinstance(one, dict):
+        return sum(_compare(one[key], other[key], f"{path}.{key}") for key in one)
+    if isinstance(one, list | tuple):
+        return sum(
+            _compare(*pair, f"{path}.{index}") for index, pair in enumerate(zip(one, other, strict=True))
+        )
+    return 0
+
+
+def stop_at(run: RunDir, data_home: Path, step: int, ranks: int) -> int:
+    """Start, SIGTERM once `step` is done, wait for the end; the step that it stopped at."""
+    process = launch.start(run, data_home, ranks)
+    deadline = time.monotonic() + 120
+    while len(launch.trace(run)) < step and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    launch.end(process)
+    return max(run.checkpoint_steps())
+
+
+@pytest.mark.parametrize(
+    "ranks, overrides",
+    [
+        (1, {"precision.dtype": "bf16"}),
+        (2, {"precision.dtype": "fp32", "parallel.zero_stage": 2, "parallel.data_parallel_size": 2,
+             "batch.global_batch_size": 8, "data.num_workers": 1}),
+    ],
+)  # fmt: skip
+def test_a_stopped_and_resumed_run_is_bitwise_the_same(tmp_path, data_home, ranks, overrides):
+    """SIGTERM between two checkpoints, on from where it stopped, with one more evaluation and save in between:
+    loss and gradient norm of each step, and all that is in the last checkpoint, are those of a straight run."""
+    overrides = {**RUN, **overrides}
+    steps = overrides["batch.train_tokens"] // 32 // overrides.get("batch.global_batch_size", 4)
+    straight = launch.make_run(tmp_path, overrides, "straight")
+    launch.train(straight, data_home, ranks)
+    cut = launch.make_run(tmp_path, overrides, "cut")
+    stopped = stop_at(cut, data_home, 3, ranks)
+    assert 3 <= stopped < steps
+    launch.new_job(cut)
+    launch.train(cut, data_home, ranks)
+
+    expected = launch.trace(straight)
+    assert sorted(expected) == list(range(1, steps + 1))
+    assert launch.trace(cut) == expected
+    tensors = assert_same_state(straight.checkpoint(steps), cut.checkpoint(steps))
+    assert tensors > 30
+    for run in (straight, cut):
+        validated = [event["step"] for event in events(run, "validation")]
+        assert validated == [step for step in range(1, steps + 1) if step % 7 == 0 or step == steps]
+    assert [event["loss"] for event in events(straight, "test")] == [
+        event["loss"] for event in events(cut, "test")
+    ]
+    assert launch.manifest(cut, steps)["data_state"]["consumed_samples"] == STEPS * 4
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, data_home) -> RunDir:
+    """A run of 24 steps with checkpoints at 10, 20 and 24; copy it before you break it."""
+    run = launch.make_run(tmp_path_factory.mktemp("finished"), RUN)
+    launch.train(run, data_home)
+    return run
+
+
+@pytest.fixture
+def copy(finished, tmp_path) -> RunDir:
+    """A copy of the finished run: a run directory can be moved."""
+    import shutil
+
+    shutil.copytree(finished.path, tmp_path / "tiny")
+    return RunDir(tmp_path / "tiny")
+
+
+def test_a_finished_run_has_what_readers_expect(finished):
+    """Checkpoints with whole manifests, a hint to the newest, progress, phases in order, all steps traced."""
+    assert finished.checkpoint_steps() == [10, 20, 24]
+    assert finished.latest.read_text() == "global_step24"
+    manifest = launch.manifest(finished, 24)
+    assert manifest["run_id"] == finished.record()["run_id"]
+    assert manifest["layout"] == {
+        "data_parallel_size": 1,
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "zero_stage": 1,
+        "weights": "fp32",
+    }
+    assert "mp_rank_00_model_states.pt" in manifest["files"]
+    job = finished.newest_job()
+    beat = Heartbeat.read(job.heartbeat(0))
+    assert (beat.step, beat.progress.total_steps, beat.progress.consumed_tokens) == (24, 24, 24 * 4 * 32)
+    assert beat.progress.checkpoint_step == 24
+    assert beat.progress.validation_loss == events(finished, "validation")[-1]["loss"]
+    assert beat.progress.test_loss == events(finished, "test")[0]["loss"]
+    phases = [event["phase"] for event in events(finished, "phase")]
+    assert phases[:3] == ["start", "build", "load"] and phases[-3:] == ["train", "test", "end"]
+    assert "DeepSpeed" not in launch.log_of(finished) and "MA " not in launch.log_of(finished)
+
+
+def test_the_newest_checkpoints_weights_load_without_a_process_group(finished, data_home):
+    """By canonical name, into a model that then gives the validation loss that the run reported."""
+    import nbtrain.data.gpt_dataset as gpt_dataset
+
+    config = load_resolved(finished.config_yaml)
+    weights = load_model_weights(finished.path)
+    model = build_model(config)
+    assert list(weights) == [name for name, _ in model.named_parameters()]
+    model.load_state_dict(weights)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBTRAIN_DATA", str(data_home))
+        valid = gpt_dataset.build(config).valid
+    sequences = torch.from_numpy(valid.batch(range(4)))
+    with torch.no_grad():
+        loss = model.eval()(sequences[:, :-1], sequences[:, 1:]).item()
+    assert loss == pytest.approx(events(finished, "validation")[-1]["loss"], abs=1e-5)
+    with pytest.raises(
+        CheckpointError, match=r"global_step7: it has no manifest.json.*Checkpoints there: 10, 20, 24"
+    ):
+        load_model_weights(finished.path, 7)
+
+
+def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, data_home):
+    """One without manifest, one with a flipped byte; the run goes on from the one before and ends the same."""
+    expected = launch.trace(copy)
+    copy.checkpoint_manifest(24).unlink()
+    weights = copy.checkpoint(20) / "mp_rank_00_model_states.pt"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    launch.new_job(copy)
+    log = launch.train(copy, data_home)
+    said = [event["message"] for event in events(copy, "warning")]
+    assert said == [
+        "checkpoint global_step24 is not used: it has no manifest.json: its writing was cut off; trying the one "
+        "before it",
+        "checkpoint global_step20 is not used: mp_rank_00_model_states.pt does not have the SHA-256 that its "
+        "manifest says; trying the one before it",
+    ]
+    assert all(message in log for message in said)
+    assert "resumed from the checkpoint of step 10" in [
+        event["message"] for event in events(copy, "checkpoint")
+    ]
+    assert launch.trace(copy) == expected
+    assert copy.checkpoint_steps() == [10, 20, 24]
+
+
+def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, data_home):
+    """Another vocabulary, another layout and another tokenizer: refused, each named, nothing overwritten."""
+    config = load_resolved(copy.config_yaml)
+    other = config.model_copy(
+        update={
+            "tokenizer": config.tokenizer.model_copy(update={"vocab_size": 600}),
+            "parallel": config.parallel.model_copy(update={"zero_stage": 2}),
+            "data": config.data.model_copy(update={"seed": 7}),
+        }
+    )
+    files.write_text(copy.config_yaml, to_yaml(other))
+    launch.new_job(copy)
+    process = launch.start(copy, data_home)
+    assert launch.end(process) != 0
+    log = launch.log_of(copy)
+    folder = copy.checkpoint(24)
+    assert (
+        f"CheckpointError: {folder}: does not fit this run:\n"
+        "  architecture.padded_vocab_size is 512 in the checkpoint and 640 in the run\n"
+        "  layout.zero_stage is 1 in the checkpoint and 2 in the run\n"
+        "  data: seed is 1234 in the checkpoint, 7 now\n"
+        "Restore the setting, or train the new one as another run."
+    ) in log
+    assert copy.checkpoint_steps() == [10, 20, 24]
+
+
+def test_a_save_request_is_carried_out_and_the_run_goes_on(tmp_path, data_home):
+    """control/request.json: a checkpoint at the next boundary, an acknowledgement, then on; a stop ends it."""
+    run = launch.make_run(
+        tmp_path, {**RUN, "batch.train_tokens": 4 * 32 * 20_000, "checkpoint.save_interval_steps": 10**6}
+    )
+    job = run.newest_job()
+    process = launch.start(run, data_home)
+    try:
+        wait_for(lambda: len(launch.trace(run)) > 2, process)
+        ControlRequest(1, "save", "a test", time.time()).write(job.control_request)
+        wait_for(lambda: files.read_json(job.control_ack) is not None, process)
+        step = files.read_json(job.control_ack)["step"]
+        assert run.checkpoint_manifest(step).exists()
+        wait_for(lambda: max(launch.trace(run)) > step, process)
+        ControlRequest(2, "stop", "a test", time.time()).write(job.control_request)
+    finally:
+        code = launch.end(process, 60)
+    assert code == 0
+    assert max(run.checkpoint_steps()) == max(launch.trace(run))
+
+
+def wait_for(condition, process, seconds: float = 90) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)

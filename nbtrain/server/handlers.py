@@ -17,6 +17,7 @@ from jupyter_server.utils import url_path_join
 from tornado import web
 
 from nbtrain.errors import NbtrainError
+from nbtrain.jobstate import LOST
 from nbtrain.monitor import logs
 from nbtrain.monitor.run_view import RunView
 from nbtrain.server.tensorboard_proxy import PROXY_NAME
@@ -111,6 +112,9 @@ class StopHandler(NbtrainHandler):
         view = await self.view(name)
         if (job := view.job) is None:
             raise web.HTTPError(409, f"{name} has no job to stop.")
+        if not view.active and view.state != LOST:
+            self.finish({"state": view.state, "cause": view.cause})
+            return
         task = asyncio.ensure_future(asyncio.to_thread(cancel, job))
         self._stopping.add(task)
         task.add_done_callback(functools.partial(self._ended, name, self.log))

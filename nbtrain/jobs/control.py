@@ -9,6 +9,8 @@ import signal
 import time
 from collections.abc import Callable
 
+from nbtrain import files
+from nbtrain.config.load import load_resolved
 from nbtrain.errors import JobError
 from nbtrain.jobs import leftovers, processes
 from nbtrain.jobstate import ACTIVE, LOST, read_state
@@ -19,6 +21,8 @@ POLL_SECONDS = 0.1
 SLOW_POLL_SECONDS = 1.0
 # A submission whose supervisor is just coming up can be signalled as soon as it has said who it is.
 SUPERVISOR_START_SECONDS = 30.0
+# What a supervisor takes beyond shutdown_timeout_seconds, on a busy machine.
+SUPERVISOR_SECONDS = 60.0
 # Ranks of a lost job were told by the kernel to save and leave.
 LOST_GRACE_SECONDS = 5.0
 
@@ -28,13 +32,14 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
 
     The ranks save a checkpoint and leave; those that have not after `backend.shutdown_timeout_seconds` are
     killed. `now` kills them at once. A job that has ended is left as it is. Of a LOST job, whose supervisor
-    is gone, leftover processes are ended. `wait_seconds` None waits as long as the job may take.
+    is gone, leftover processes are ended. `wait_seconds` None waits as long as the supervisor may take.
 
     Raises JobError where the job is still there after `wait_seconds`.
     """
     state, cause = read_state(job, time.time())
     if state in ACTIVE:
         if _signal_supervisor(job, signal.SIGQUIT if now else signal.SIGTERM):
+            wait_seconds = _patience(job) if wait_seconds is None else wait_seconds
             state, cause = wait(job, wait_seconds)
         else:
             state, cause = read_state(job, time.time())
@@ -135,9 +140,12 @@ def clean(run: RunDir, dry_run: bool = False) -> list[str]:
         return lines
 
 
-def _acknowledged(job: JobDir) -> dict | None:
-    from nbtrain import files
+def _patience(job: JobDir) -> float:
+    """The longest an orderly stop takes: the ranks' time to save, and the supervisor's to kill and tell."""
+    return load_resolved(job.run.config_yaml).backend.shutdown_timeout_seconds + SUPERVISOR_SECONDS
 
+
+def _acknowledged(job: JobDir) -> dict | None:
     return files.read_json(job.control_ack)
 
 

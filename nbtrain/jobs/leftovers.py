@@ -36,13 +36,14 @@ def cut_off_submissions(run: RunDir) -> list[Path]:
     return [run.job(job_id).path for job_id in run.job_ids() if not run.job(job_id).job_json.exists()]
 
 
-def sweep(run: RunDir, killed_since: float | None) -> list[str]:
+def sweep(run: RunDir, killed_since: float | None, keep: Path | None = None) -> list[str]:
     """Remove temporary files and checkpoints that were being written when their ranks were killed.
 
     `killed_since` is the time from which ranks may have been killed, None where none was. An older torn
-    checkpoint stays, as evidence. Returns what was removed, relative to the run directory.
+    checkpoint stays, as evidence. `keep` is the caller's own. Returns what was removed, relative to the run
+    directory.
     """
-    removed = temporaries(run)
+    removed = [path for path in temporaries(run) if path != keep]
     if killed_since is not None:
         unfinished = [run.checkpoint(step) for step in run.checkpoint_steps()]
         removed += [

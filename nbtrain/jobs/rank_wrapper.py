@@ -24,6 +24,7 @@ import time
 from pathlib import Path
 
 from nbtrain.jobs.processes import child_setup, die_with_parent, signal_name
+from nbtrain.jobs.reserve import Reserve
 from nbtrain.rundir import ExitRecord, JobDir, RunDir
 
 EXIT_FD = "NBTRAIN_EXIT_FD"
@@ -31,6 +32,8 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 OUTCOMES = ("finished", "stopped", "failed")
 # The rank's word holds a traceback at most; more than this is no word of ours.
 MAX_WORD_BYTES = 1 << 20
+# The end of a traceback says most, and the record must fit into its reserve.
+MAX_DETAIL_CHARACTERS = 12_000
 
 
 def main(command: list[str]) -> int:
@@ -43,8 +46,8 @@ def main(command: list[str]) -> int:
         signal.signal(number, lambda received, frame: early.append(received))
 
     reader, writer = os.pipe()
-    log = job.log(rank, attempt)
-    with log.open("ab", buffering=0) as stream:
+    reserve = Reserve(job.exit_record(rank, attempt).parent, f"{rank}.{attempt}")
+    with job.log(rank, attempt).open("ab", buffering=0) as stream:
         try:
             child = subprocess.Popen(
                 command,
@@ -58,7 +61,8 @@ def main(command: list[str]) -> int:
                 process_group=0,
             )
         except OSError as error:
-            write_record(job, rank, attempt, None, {"outcome": "failed", "message": f"cannot start: {error}"})
+            word = {"outcome": "failed", "message": f"cannot start: {error}"}
+            write_record(job, rank, attempt, None, word, reserve)
             return 1
     os.close(writer)
 
@@ -70,7 +74,7 @@ def main(command: list[str]) -> int:
     for received in early:
         child.send_signal(received)
     word = read_until_exit(child, reader)
-    record = write_record(job, rank, attempt, child.returncode, word)
+    record = write_record(job, rank, attempt, child.returncode, word, reserve)
     return 0 if record.outcome in ("finished", "stopped") else 1
 
 
@@ -119,7 +123,9 @@ def drain(reader: int, content: bytearray) -> bool:
             content += chunk
 
 
-def write_record(job: JobDir, rank: int, attempt: int, returncode: int | None, word: dict) -> ExitRecord:
+def write_record(
+    job: JobDir, rank: int, attempt: int, returncode: int | None, word: dict, reserve: Reserve
+) -> ExitRecord:
     """Merge the kernel's truth with the rank's word and write the exit record."""
     killed_by = -returncode if returncode is not None and returncode < 0 else None
     exit_code = None if killed_by else returncode
@@ -142,11 +148,10 @@ def write_record(job: JobDir, rank: int, attempt: int, returncode: int | None, w
         outcome=outcome,
         step=step if isinstance(step, int) else None,
         message=message,
-        detail=str(word.get("detail") or ""),
+        detail=str(word.get("detail") or "")[-MAX_DETAIL_CHARACTERS:],
     )
-    path = job.exit_record(rank, attempt)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    record.write(path)
+    reserve.write(lambda: record.write(job.exit_record(rank, attempt)))
+    reserve.release()
     return record
 
 

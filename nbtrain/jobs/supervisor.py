@@ -13,7 +13,6 @@ and readers see the job as LOST.
 """
 
 import contextlib
-import errno
 import os
 import shutil
 import signal
@@ -28,13 +27,14 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs import leftovers, processes
 from nbtrain.jobs.attempt import POLL_SECONDS, Attempt
 from nbtrain.jobs.environment import usable_cores
+from nbtrain.jobs.reserve import FULL, Reserve
 from nbtrain.jobs.summary import write_summary
 from nbtrain.jobs.verdict import Verdict
 from nbtrain.jobstate import CANCELLED, FAILED, RESTARTING, RUNNING, STARTING, SUCCEEDED
 from nbtrain.rundir import ControlRequest, EventWriter, Heartbeat, JobDir, JobRecord, ProcessIdentity, RunDir
 
 LONGEST_BACKOFF_SECONDS = 300.0
-# A full disk may get room again when torn files are removed: the last words are tried this often.
+# Whoever filled the disk may take the reserve too: the last words are tried this often.
 LAST_WORD_TRIES = 20
 
 
@@ -74,6 +74,7 @@ class Supervisor:
     def supervise(self) -> int:
         """Take the job to its end. Returns the process's exit code."""
         with self.run_dir.locked():
+            self.reserve = Reserve(self.job.path, "supervisor")
             try:
                 self.known_config = load_resolved(self.run_dir.config_yaml)
                 self.cores = usable_cores()
@@ -82,8 +83,9 @@ class Supervisor:
             except Exception as error:
                 # The last line of defence: whatever broke, no rank stays and the job has a cause.
                 traceback.print_exc()
-                processes.end_marked([self.job.job_id], 0.0)
-                verdict = Verdict(FAILED, f"the supervisor failed: {type(error).__name__}: {error}")
+                verdict = Verdict(
+                    FAILED, f"the supervisor failed: {type(error).__name__}: {error}{self.end_all()}"
+                )
             self.end(verdict)
         return 0 if verdict.state in (SUCCEEDED, CANCELLED) else 1
 
@@ -137,9 +139,18 @@ class Supervisor:
             verdict = attempt.finish()
         self.last_beat = attempt.lead() or self.last_beat
         self.reached_step = attempt.reached_step()
-        for path in leftovers.sweep(self.run_dir, killed_since=began if attempt.killed else None):
+        since = began if attempt.killed else None
+        for path in leftovers.sweep(self.run_dir, since, keep=self.reserve.path):
             self.event("warning", f"removed {path}, left half-written by a killed process")
         return verdict
+
+    def end_all(self) -> str:
+        """Kill whatever is left of the job; words where that did not do."""
+        try:
+            processes.end_marked([self.job.job_id], 0.0)
+        except TimeoutError as error:
+            return f"; {error}"
+        return ""
 
     # --- what is asked of it -------------------------------------------------------------------------------
 
@@ -191,8 +202,8 @@ class Supervisor:
     def set_state(self, state: str, cause: str | None = None) -> None:
         """Write the state to job.json and tell it as an event with the seconds spent in the one before."""
         previous, self.record.state, self.record.cause = self.record.state, state, cause
-        self.try_write(lambda: self.record.write(self.job.job_json))
         self.tell_state(previous)
+        self.try_write(lambda: self.record.write(self.job.job_json))
 
     def tell_state(self, previous: str) -> None:
         now, state, cause = time.time(), self.record.state, self.record.cause
@@ -219,7 +230,7 @@ class Supervisor:
         try:
             write()
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
             return False
         return True
@@ -264,11 +275,11 @@ class Supervisor:
             )
             killed = processes.end_marked(others, seconds)
             self.event("warning", f"they are gone, {len(killed)} of them killed")
-        for path in leftovers.sweep(self.run_dir, killed_since=None):
+        for path in leftovers.sweep(self.run_dir, None, keep=self.reserve.path):
             self.event("warning", f"removed {path}, left half-written by an earlier job")
 
     def end(self, verdict: Verdict) -> None:
-        """The last words: summary.json, then the final state, so that whoever waits finds both."""
+        """The last words: event, summary.json, and then the state, so that whoever waits for it finds all."""
         cause = verdict.cause
         if verdict.state == SUCCEEDED and self.known_config:
             steps, scheduled = self.config.train_steps, self.config.scheduled_steps
@@ -279,12 +290,13 @@ class Supervisor:
             cause += self.disk_note()
         previous, self.record.state, self.record.cause = self.record.state, verdict.state, cause
         self.record.ended_at = time.time()
+        self.reserve.release()
+        self.tell_state(previous)
         for _ in range(LAST_WORD_TRIES):
             summed = not self.known_config or self.try_write(lambda: self.summary(verdict.state, cause))
             if summed and self.try_write(lambda: self.record.write(self.job.job_json)):
                 break
             time.sleep(0.5)
-        self.tell_state(previous)
 
     def summary(self, state: str, cause: str) -> None:
         write_summary(

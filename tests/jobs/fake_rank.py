@@ -5,8 +5,9 @@ python fake_rank.py <run dir>        behaviour by environment, set through backe
 FAKE_STEPS          steps to make (default: those of the run's plan)
 FAKE_STEP_SECONDS   how long one takes (default 0.02)
 FAKE_SAVE_EVERY     a checkpoint every so many steps (default 5)
-FAKE_FAULTS         JSON list of {"rank", "attempt", "step", "do", ...}; do is one of exit (code), raise (message),
-                    word (outcome, message), kill (signal), stop (SIGSTOP), hang, ignore-stop, silent
+FAKE_FAULTS         JSON list of {"rank", "attempt", "step", "do", ...}; do is one of exit (code), word (outcome,
+                    message), kill (signal), stop (SIGSTOP), hang, ignore-stop, torn (killed while it writes), fill
+                    (the disk), devour (memory)
 A checkpoint is a folder with a manifest; training goes on from the newest.
 """
 
@@ -111,6 +112,19 @@ def main(run_path: str) -> int:
                     time.sleep(1)
             if what == "ignore-stop":
                 deaf = True
+            if what == "fill":
+                try:
+                    with (run.path / "ballast").open("wb") as stream:
+                        while True:
+                            stream.write(bytes(4096))
+                            stream.flush()
+                except OSError as error:
+                    say("failed", f"OSError: {error}", f"Traceback ...\nOSError: {error}")
+                    return 1
+            if what == "devour":
+                held = []
+                while True:
+                    held.append(bytearray(b"x" * (16 << 20)))
             if what == "torn":
                 (run.checkpoint(step) / "half").parent.mkdir(parents=True, exist_ok=True)
                 (job.path / "heartbeat" / f".{rank}.json.99.tmp").write_text("{")

@@ -34,6 +34,7 @@ def test_a_job_goes_to_its_end(fake, start, states_of):
     assert (state, cause) == ("SUCCEEDED", "all steps are trained and saved: 10 steps")
     assert seen[-1] == "SUCCEEDED"
     assert states_of(job) == ["QUEUED", "STARTING", "RUNNING", "SUCCEEDED"]
+    assert [event["message"] for event in read_events(job) if event["kind"] in ("warning", "error")] == []
     changes = [event for event in read_events(job) if "previous_state" in event]
     assert [event["previous_state"] for event in changes] == ["QUEUED", "STARTING", "RUNNING"]
     assert all(event["seconds"] >= 0 for event in changes)

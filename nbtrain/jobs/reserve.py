@@ -1,0 +1,35 @@
+"""A little of the disk, kept for last words: how something ended must be written even when the disk is full."""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+RESERVED_BYTES = 64 << 10
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Reserve:
+    """A hidden file of zeros, given up when a write finds no room. Leaves nothing behind after release()."""
+
+    def __init__(self, folder: Path, owner: str):
+        self.path = folder / f".{owner}.reserve.tmp"
+        # Nothing to keep where there is no room even now; the write may still find some later.
+        with contextlib.suppress(OSError), self.path.open("wb") as stream:
+            stream.write(bytes(RESERVED_BYTES))
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def write(self, write: Callable[[], object]) -> None:
+        """Call `write`; where the disk is full, free the reserve and call it again. Raises what that raises."""
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            self.release()
+            write()
+
+    def release(self) -> None:
+        self.path.unlink(missing_ok=True)

@@ -1,0 +1,114 @@
+"""A full disk and no memory, for real: a tmpfs and a memory cgroup, both of which need root."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nbtrain.jobs import control
+from nbtrain.jobs.environment import cgroup_file
+from nbtrain.jobs.reserve import RESERVED_BYTES, Reserve
+from nbtrain.rundir import ExitRecord, RunDir
+
+pytestmark = pytest.mark.root
+
+
+@pytest.fixture
+def small_disk(root, tmp_path):
+    """A disk of 2 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(folder)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_the_reserve_is_room_for_last_words(small_disk):
+    """On a disk that is filled to the last block a record can still be written, and no file is left."""
+    reserve = Reserve(small_disk, "rank")
+    with pytest.raises(OSError), (small_disk / "ballast").open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(4096))
+    word = small_disk / "word"
+    with pytest.raises(OSError):
+        word.write_bytes(b"x" * 8192)
+    reserve.write(lambda: word.write_bytes(b"x" * (RESERVED_BYTES // 2)))
+    assert word.stat().st_size == RESERVED_BYTES // 2
+    assert not reserve.path.exists()
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_told(fake, start, small_disk, monkeypatch):
+    """The disk fills while the run trains: FAILED, with the disk as the cause, and every record is whole."""
+    from nbtrain.jobs import submit as submitting
+
+    config = fake([{"step": 7, "do": "fill"}], steps=1000)
+    monkeypatch.setenv("NBTRAIN_OUTPUT", str(small_disk))
+    # The plan would rightly refuse 2 MiB; it is the fill during the run that is looked at.
+    monkeypatch.setattr(submitting, "preflight", lambda config: [])
+    job = start(config)
+    state, cause = control.wait(job, 60)
+    assert state == "FAILED"
+    assert cause.startswith(
+        "rank 0 failed at step 7: the disk is full: OSError: [Errno 28] No space left on device"
+    )
+    assert cause.endswith("GiB free)")
+    assert ExitRecord.read(job.exit_record(0, 0)).outcome == "failed"
+    assert list(job.run.path.rglob(".*.tmp")) == []
+
+
+@pytest.fixture
+def memory_group(root):
+    """A memory cgroup of 400 MiB below this process's own, by whichever version the kernel has."""
+    own = cgroup_file("memory", "memory.max", "memory.limit_in_bytes")
+    if own is None:
+        pytest.skip("no memory cgroup is visible here")
+    group = own.parent / "nbtrain-test"
+    try:
+        group.mkdir()
+        (group / own.name).write_text(str(400 << 20))
+    except OSError as error:
+        if group.is_dir():
+            group.rmdir()
+        pytest.skip(f"cgroups cannot be made here: {error}")
+    yield group
+    group.rmdir()
+
+
+@pytest.mark.slow
+def test_out_of_memory_is_told_from_a_kill(fake, memory_group, workspace, tiny_data):
+    """A rank that the kernel's out-of-memory killer ended: the cause says memory, not "killed by somebody"."""
+    config = fake([{"step": 3, "do": "devour"}], steps=1000, backend={"max_restarts": 0})
+    fake_rank = str(Path(__file__).parent / "fake_rank.py")
+    script = (
+        "import os, pathlib, sys\n"
+        "pathlib.Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
+        "from nbtrain.config.load import load_resolved\n"
+        "from nbtrain.jobs.submit import submit\n"
+        "print(submit(load_resolved(sys.argv[2]), command=(sys.argv[3],)).job_id)\n"
+    )
+    from nbtrain.config.load import to_yaml
+
+    yaml = workspace / "resolved.yaml"
+    yaml.write_text(to_yaml(config))
+    # What is measured is the kill, so torchrun's own import of torch must fit beside the rank.
+    answer = subprocess.run(
+        [sys.executable, "-c", script, str(memory_group), str(yaml), fake_rank],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    job = RunDir.named(config.name).job(answer.stdout.strip())
+    state, cause = control.wait(job, 60)
+    # Cancelling what has ended waits for its supervisor to be gone, and with it the last process in the cgroup.
+    assert control.cancel(job) == (state, cause)
+    assert state == "FAILED"
+    assert cause == (
+        "rank 0 was killed: out of host memory: the kernel ended it (SIGKILL, counted by its cgroup); "
+        "not tried again: backend.max_restarts = 0 is used up"
+    )

@@ -57,7 +57,7 @@ def start(device: str, timeout_seconds: float) -> World:
             f"{', '.join(missing)} not set: start the ranks with `torchrun --nproc-per-node N -m nbtrain.train RUN`."
         )
     local_rank = int(os.environ["LOCAL_RANK"])
-    _prepare_deepspeed(device)
+    prepare_deepspeed(device)
     import deepspeed
 
     if device == "gpu":
@@ -97,7 +97,8 @@ def finish() -> None:
         dist.destroy_process_group()
 
 
-def _prepare_deepspeed(device: str) -> None:
+def prepare_deepspeed(device: str) -> None:
+    """Import DeepSpeed without its noise and, on cpu, without its probing for compilers."""
     # Deprecations of DeepSpeed's own calls into torch: nothing a user can mend.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed|deepspeed")
     warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed")

@@ -27,7 +27,7 @@ from nbtrain.data.state import DataState
 from nbtrain.errors import CheckpointError
 from nbtrain.parallel import random
 from nbtrain.parallel.agreement import broadcast_object, gather_objects
-from nbtrain.parallel.startup import World, quiet
+from nbtrain.parallel.startup import World, prepare_deepspeed, quiet
 from nbtrain.rundir import EventWriter, RunDir
 from nbtrain.train import checkpoint_manifest as manifests
 
@@ -301,12 +301,17 @@ def load_model_weights(run_dir: str | Path, step: int | None = None) -> dict[str
 
 def _gathered_zero3(folder: Path) -> dict[str, torch.Tensor]:
     """ZeRO 3 keeps each parameter cut over the ranks: rank k holds the k-th of equal, padded parts."""
+    prepare_deepspeed("gpu" if torch.cuda.is_available() else "cpu")
+    from deepspeed.runtime.fp16.loss_scaler import LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+
     shapes = _load(folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")["param_shapes"]
     ranks = len(list(folder.glob("*zero_pp_rank_*_mp_rank_00_optim_states.pt")))
     parts = []
     for rank in range(ranks):
         (path,) = folder.glob(f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
-        parts.append(_load(path)["optimizer_state_dict"]["fp32_flat_groups"])
+        with torch.serialization.safe_globals([LossScaler, ZeroStageEnum]):
+            parts.append(_load(path)["optimizer_state_dict"]["fp32_flat_groups"])
     weights = {}
     for group, group_shapes in enumerate(shapes):
         offset = 0

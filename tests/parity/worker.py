@@ -1,9 +1,14 @@
-"""One rank that trains several runs, one after the other, in one process group: torchrun -m is paid once.
+"""One rank that trains several runs, one after the other, in one process group: its start is paid once.
 
 python worker.py RUN_DIR ...; each run as `python -m nbtrain.train` trains it, but for start and end.
 """
 
+import os
 import sys
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+
+from deepspeed.accelerator import get_accelerator
 
 from nbtrain.config.load import load_resolved
 from nbtrain.parallel import startup
@@ -17,6 +22,8 @@ from nbtrain.train.trainer import train_run
 def main(paths: list[str]) -> None:
     startup.die_with_parent()
     world = startup.start("cpu", 120)
+    # DeepSpeed asks the processor for fp16 instructions; torch computes without them, slowly.
+    get_accelerator().is_fp16_supported = lambda: True
     for path in paths:
         run = RunDir(path)
         job = run.newest_job()

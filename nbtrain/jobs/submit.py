@@ -203,6 +203,17 @@ def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
     return changes
 
 
+def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
+    """Raises SubmitError where the newest checkpoint lies beyond the run's last step."""
+    step = leftovers.newest_checkpoint_step(run)
+    if step is not None and step > config.train_steps:
+        key = "batch.max_steps" if config.train_steps < config.scheduled_steps else "batch.train_tokens"
+        raise SubmitError(
+            f"{config.where(key)}: {key} ends the run after {config.train_steps:,} steps, but "
+            f"{display(run.path)} has come to step {step:,}. Ask for more, or train anew under another `name:`."
+        )
+
+
 def _has_trained(run: RunDir) -> bool:
     if run.checkpoint_steps():
         return True
@@ -222,6 +233,7 @@ def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[s
     from nbtrain.planner.plan import plan as make_plan
 
     refuse_other_training(run, config)
+    refuse_less_than_done(run, config)
     if problems := preflight(config):
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise SubmitError(
@@ -302,6 +314,13 @@ def _write_job(
         for change in changes:
             logger.info("%s: changed on resume: %s", run.name, change)
             events.write("config", f"changed on resume: {change}", key=change.key, now=change.now)
+        if step and config.lr_schedule.lr_decay_tokens is None:
+            for change in (change for change in changes if change.key == "batch.train_tokens"):
+                events.write(
+                    "warning",
+                    f"lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate now falls over "
+                    f"{change.now:,} tokens, {change.before:,} before",
+                )
         JobRecord(
             job_id=job.job_id,
             run_id=run_id,

@@ -90,6 +90,35 @@ def test_an_ended_run_is_resumed_as_a_new_job(tiny, state):
     ]
 
 
+def test_a_longer_run_stretches_its_decay(tiny):
+    """More tokens with lr_decay_tokens null move the learning rate: said as a warning, once there is a checkpoint."""
+    job = submit(tiny())
+    end(job, "CANCELLED", step=5)
+    job.run.checkpoint(5).mkdir(parents=True)
+    files.write_json(job.run.checkpoint_manifest(5), {"files": {}})
+    second = submit(tiny(**{"batch.train_tokens": 2560}))
+    assert [event["message"] for event in read_events(second)] == [
+        "submitted; trains from the checkpoint of step 5",
+        "changed on resume: batch.train_tokens: 1280 -> 2560",
+        "lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate now falls over 2,560 tokens, "
+        "1,280 before",
+    ]
+
+
+def test_less_than_what_is_done_is_refused(tiny):
+    """A limit before the newest checkpoint would train nothing: refused with both steps."""
+    job = submit(tiny())
+    end(job, "CANCELLED", step=5)
+    job.run.checkpoint(5).mkdir(parents=True)
+    files.write_json(job.run.checkpoint_manifest(5), {"files": {}})
+    with pytest.raises(SubmitError) as refused:
+        resume(job.run, ["batch.max_steps=3"])
+    assert str(refused.value) == (
+        "override batch.max_steps=3: batch.max_steps ends the run after 3 steps, but output/tiny has come to step 5. "
+        "Ask for more, or train anew under another `name:`."
+    )
+
+
 def test_a_lost_run_is_resumed(tiny):
     """A job whose supervisor is gone counts as ended."""
     job = submit(tiny())

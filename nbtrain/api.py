@@ -12,7 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Union
+from typing import TYPE_CHECKING, Any, Literal, Union, overload
 
 from nbtrain import jobstate
 from nbtrain.config.load import Overrides
@@ -232,6 +232,21 @@ def plan(run: RunLike, overrides: Overrides = None) -> "Plan":
     from nbtrain.planner.plan import plan as make_plan
 
     return make_plan(load(run, overrides))
+
+
+@overload
+def submit(
+    run: RunLike,
+    overrides: Overrides = None,
+    finished: str = "refuse",
+    too_small: Literal["refuse"] = "refuse",
+) -> Run: ...
+
+
+@overload
+def submit(
+    run: RunLike, overrides: Overrides = None, finished: str = "refuse", *, too_small: str
+) -> Run | NotLaunched: ...
 
 
 def submit(

@@ -1,7 +1,7 @@
 """Notebooks with nobody watching: one through papermill, the demo, and JupyterLab itself.
 
-    run_notebook   parameters checked -> papermill -> executed .ipynb and .html -> the first error raised
-    run_demo       notebooks 01 to 05 for one run -> a summary; what is done is not done again
+run_notebook   parameters checked -> papermill -> executed .ipynb and .html -> the first error raised
+run_demo       notebooks 01 to 05 for one run -> a summary; what is done is not done again
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ from nbtrain import files
 from nbtrain.errors import ConfigError, JobError
 from nbtrain.notebook_parameters import assigned_names
 from nbtrain.rundir import RunDir
-from nbtrain.workspace import bundled, display, workspace
+from nbtrain.workspace import bundled, display, output_root, valid_name, workspace
 
 DEMO_NOTEBOOKS = ("01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate")
 SAMPLE_PROMPT = "Return the "
@@ -57,7 +57,8 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
     check_parameter_names(source, parameters)
     if output is None:
         run = parameters.get("run")
-        folder = RunDir.named(run).notebooks if _is_run_name(run) else workspace() / "output" / "notebooks"
+        named = isinstance(run, str) and valid_name(run)
+        folder = RunDir.named(str(run)).notebooks if named else output_root() / "notebooks"
         output = folder / source.name
     output.parent.mkdir(parents=True, exist_ok=True)
     from papermill.exceptions import PapermillExecutionError
@@ -83,12 +84,6 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
     finally:
         html = write_html(output) if output.is_file() else output.with_suffix(".html")
     return ExecutedNotebook(output, html)
-
-
-def _is_run_name(run: Any) -> bool:
-    from nbtrain.workspace import valid_name
-
-    return isinstance(run, str) and valid_name(run)
 
 
 def check_parameter_names(source: Path, parameters: Mapping[str, Any]) -> None:
@@ -244,6 +239,9 @@ def lab_command(rest: list[str]) -> list[str]:
 
 def open_lab(rest: list[str]) -> int:
     """Become JupyterLab; does not return."""
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
     command = lab_command(rest)
     os.execve(command[0], command, environment)

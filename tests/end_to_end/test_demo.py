@@ -1,0 +1,61 @@
+"""The demo, as `make demo` runs it: gpt-tiny at its full length, and again.
+
+python -m pytest tests/end_to_end/test_demo.py
+"""
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nbtrain import api
+from nbtrain.data.baselines import baselines
+
+
+def demo(workspace) -> str:
+    """What `nbtrain demo` says; the empty home holds nothing that could help."""
+    home = workspace / "home"
+    home.mkdir(exist_ok=True)
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"}
+    done = subprocess.run(
+        [sys.executable, "-m", "nbtrain.cli", "demo"],
+        env={**environment, "HOME": str(home)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_the_demo_trains_a_model_that_knows_its_text(workspace):
+    """Losses well under unigram and bigram, the pages are there, and a second call redoes nothing."""
+    summary = demo(workspace)
+    run = api.open_run("gpt-tiny")
+    base = baselines(run.config)
+    loss = run.summary()["last_validation_loss"]
+    assert run.state == "SUCCEEDED"
+    assert loss <= base.unigram_nats - 1.3
+    assert loss < base.bigram_nats
+    assert f"validation loss    {loss:.4f}" in summary
+    assert f"bigram model       {base.bigram_nats:.4f}" in summary
+    assert re.search(r"speed +[\d,]+ tokens/s", summary)
+    for name in ("01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate"):
+        page = (run.directory.notebooks / f"{name}.html").read_text()
+        assert "https://" not in re.sub(r"<a [^>]*>", "", page).partition("<body")[2], (
+            f"{name} needs a network"
+        )
+        assert name in summary
+
+    jobs = run.directory.job_ids()
+    before = {path: path.stat().st_mtime_ns for path in run.directory.path.rglob("*") if path.is_file()}
+    started = time.monotonic()
+    again = demo(workspace)
+    print(f"second call: {time.monotonic() - started:.1f} s")
+    assert f"validation loss    {loss:.4f}" in again
+    assert run.directory.job_ids() == jobs
+    after = {path: path.stat().st_mtime_ns for path in run.directory.path.rglob("*") if path.is_file()}
+    assert after == before, "the second call wrote over something"

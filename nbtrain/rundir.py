@@ -251,7 +251,7 @@ def boot_id() -> str:
 
 @dataclass
 class JobRecord:
-    """job.json. States and who may set them: jobs/state.py."""
+    """job.json. States and who may set them: jobstate.py."""
 
     job_id: str
     run_id: str
@@ -265,9 +265,11 @@ class JobRecord:
     attempt: int = 0
     restarts: int = 0
     resumed_from_step: int | None = None
+    """The checkpoint that the newest attempt went on from; None where it began at step 0."""
     supervisor: ProcessIdentity | None = None
     backend: str = "local"
     command: list[str] = field(default_factory=list)
+    """What a rank runs: arguments of Python, to which the run directory is added."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -387,7 +389,7 @@ class ControlRequest:
 class EventWriter:
     """Appends to events/<writer>.jsonl: {"sequence", "time", "writer", "kind", "message", ...data}.
 
-    kind is a lower-case word: state, phase, checkpoint, validation, alert, restart, warning, error.
+    kind is a lower-case word: state, phase, checkpoint, validation, alert, restart, config, warning, error.
     A phase event is written when the phase ends and carries "phase" and "seconds".
     Order within a file is by sequence, never by the clock; a new process goes on from the last number.
     """

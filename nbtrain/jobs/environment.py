@@ -289,6 +289,7 @@ def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:
             "threads_per_rank": threads_per_rank(config, machine.cores),
         },
         "memory_bytes": machine.memory_bytes,
+        "memory_available_bytes": machine.memory_available_bytes,
         "gpus": [asdict(gpu) for gpu in machine.gpus],
         "dataset_sha256": dataset_sha256(config),
         "tokenizer_sha256": tokenizer_sha256(config),

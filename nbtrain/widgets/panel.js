@@ -49,14 +49,13 @@ const CSS = `
 .nbtrain-panel .nbt-steps{display:flex;flex-wrap:wrap;gap:2px 18px;padding:5px 14px 10px;font-size:12px;color:var(--nbt-dim)}
 .nbtrain-panel .nbt-steps b{color:var(--nbt-fg);font-weight:600}
 .nbtrain-panel .nbt-steps .nbt-eta{margin-left:auto}
-.nbtrain-panel .nbt-tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(108px,1fr));border-top:1px solid var(--nbt-line);
- gap:1px;background:var(--nbt-line)}
-.nbtrain-panel .nbt-tile{background:var(--nbt-bg);padding:7px 14px 8px;min-width:0}
+.nbtrain-panel .nbt-tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(126px,1fr));border-top:1px solid var(--nbt-line);overflow:hidden}
+.nbtrain-panel .nbt-tile{padding:7px 14px 8px;min-width:0;margin:0 -1px -1px 0;border:solid var(--nbt-line);border-width:0 1px 1px 0}
 .nbtrain-panel .nbt-tile span{display:block;font-size:11px;color:var(--nbt-dim);white-space:nowrap}
 .nbtrain-panel .nbt-tile strong{font-size:16px;font-weight:600;white-space:nowrap}
 .nbtrain-panel .nbt-tile small{font-size:11px;color:var(--nbt-dim);margin-left:3px;font-weight:400}
 .nbtrain-panel .nbt-charts{display:grid;grid-template-columns:minmax(0,2fr) minmax(0,1fr);gap:1px;background:var(--nbt-line);
- border-top:1px solid var(--nbt-line)}
+ position:relative;border-top:1px solid var(--nbt-line)}
 .nbtrain-panel .nbt-chart{background:var(--nbt-bg);padding:8px 10px 4px 14px;min-width:0;position:relative}
 .nbtrain-panel .nbt-chart:first-child{grid-row:span 2}
 .nbtrain-panel .nbt-chart header{display:flex;gap:12px;font-size:11px;color:var(--nbt-dim)}

@@ -86,15 +86,15 @@ class RunPanel(anywidget.AnyWidget):
                     target=cancel, args=[job], name=f"nbtrain-stop-{self.name}", daemon=True
                 ).start()
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         snapshot = self.view.snapshot()
-        return bundle(self, run_html(snapshot), run_text(snapshot))
+        return bundle(self, run_html(snapshot), run_text(snapshot)), {}
 
 
 def mimebundle(view: RunView) -> dict[str, Any]:
     """What one output of a run holds: the panel and a picture; without a live front end the picture alone."""
     if is_watched():
-        return RunPanel(view)._repr_mimebundle_()
+        return RunPanel(view)._repr_mimebundle_()[0]
     snapshot = view.snapshot()
     return {"text/html": run_html(snapshot), "text/plain": run_text(snapshot)}
 

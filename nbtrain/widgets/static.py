@@ -7,6 +7,7 @@ executed notebook from papermill is one.
 
 import base64
 import html
+import math
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -136,7 +137,7 @@ def _curves(snapshot: dict[str, Any]) -> str:
     charts = [
         (
             chart_svg(loss, 560, 190, fixed),
-            "training loss (blue) and validation loss (orange), nats per step",
+            "training loss (blue) and validation loss (orange), nats",
         ),
         (
             chart_svg([(BLUE, curves["learning_rate"], False)], 360, 88, scientific, zero=True),
@@ -259,8 +260,7 @@ def chart_svg(
         return top + (y1 - value) / (y1 - y0) * (height - top - bottom)
 
     parts = []
-    for at in range(rows := 5 if height > 120 else 3):
-        value = y0 + (y1 - y0) * at / (rows - 1)
+    for value in ticks(y0, y1, 5 if height > 120 else 2):
         y = up(value)
         parts.append(
             f'<line x1="{left}" x2="{width - right}" y1="{y:.1f}" y2="{y:.1f}" stroke="{LINE}" opacity=".4"/>'
@@ -268,11 +268,10 @@ def chart_svg(
         parts.append(
             f'<text x="{left - 5}" y="{y + 3:.1f}" text-anchor="end">{html.escape(form(value))}</text>'
         )
-    for at in range(columns := 5 if width > 400 else 3):
-        step = x0 + (x1 - x0) * at / (columns - 1)
-        anchor = "start" if at == 0 else "end" if at == columns - 1 else "middle"
+    for step in ticks(x0, x1, 6 if width > 400 else 3):
+        anchor = "end" if across(step) > width - 25 else "middle"
         parts.append(
-            f'<text x="{across(step):.1f}" y="{height - 4}" text-anchor="{anchor}">{amounts.count(round(step))}</text>'
+            f'<text x="{across(step):.1f}" y="{height - 4}" text-anchor="{anchor}">{amounts.count(step)}</text>'
         )
     for (color, _, dotted), line in zip(lines, points):
         path = " ".join(f"{across(step):.1f},{up(value):.1f}" for step, value in line)
@@ -285,3 +284,12 @@ def chart_svg(
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" font-size="10" '
         f'font-family="sans-serif" fill="{GREY}">{"".join(parts)}</svg>'
     )
+
+
+def ticks(low: float, high: float, count: int) -> list[float]:
+    """About `count` round numbers from `low` to `high`: multiples of 1, 2 or 5 times a power of ten."""
+    rough = (high - low) / count
+    power = 10 ** math.floor(math.log10(rough))
+    step = next(size * power for size in (1, 2, 5, 10) if size * power >= rough * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [round(at * step, 12) for at in range(first, math.floor(high / step + 1e-9) + 1)]

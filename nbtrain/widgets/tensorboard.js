@@ -11,10 +11,15 @@ export default {
     const config = document.getElementById("jupyter-config-data");
     const base = config && JSON.parse(config.textContent).baseUrl;
     if (!base) return say(model.get("help"));
-    const address = `${base.replace(/\/*$/, "/")}nbtrain/tensorboard/`;
+    const root = `${base.replace(/\/*$/, "/")}nbtrain/`;
+    const address = `${root}tensorboard/`;
+    const name = model.get("name");
     try {
-      const response = await fetch(address, { credentials: "same-origin" });
+      const ask = (path) => fetch(root + path, { credentials: "same-origin", cache: "no-store" });
+      const response = await ask(name ? `run/${name}?no_track_activity=1` : "tensorboard/");
       if (!response.ok) return say(model.get("help"));
+      // A server with another output root has another TensorBoard, without this run.
+      if (name && (await response.json()).run_id !== model.get("run_id")) return say(model.get("help"));
     } catch {
       return say(model.get("help"));
     }

@@ -25,6 +25,8 @@ class TensorBoardPanel(anywidget.AnyWidget):
     """TensorBoard of one run, or of every run under the output root. New points appear by themselves."""
 
     _esm = Path(__file__).with_name("tensorboard.js").read_text(encoding="utf-8")
+    name = traitlets.Unicode().tag(sync=True)
+    run_id = traitlets.Unicode().tag(sync=True)
     run_filter = traitlets.Unicode().tag(sync=True)
     """A regular expression over TensorBoard's run names, which are paths below the output root."""
     height = traitlets.Int(HEIGHT_PIXELS).tag(sync=True)
@@ -32,9 +34,11 @@ class TensorBoardPanel(anywidget.AnyWidget):
 
     def __init__(self, view: RunView | None = None, **arguments: Any):
         self.view = view
-        inside = view is not None and view.run.path.parent == output_root()
+        record = view.run.record() if view is not None else None
         super().__init__(
-            run_filter=f"^{view.name}/" if view is not None and inside else "",
+            name=view.name if view is not None else "",
+            run_id=record["run_id"] if record else "",
+            run_filter=f"^{view.name}/" if view is not None else "",
             help=how_to_start(view),
             **arguments,
         )
@@ -42,8 +46,8 @@ class TensorBoardPanel(anywidget.AnyWidget):
     def __repr__(self) -> str:
         return self.help
 
-    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
-        return bundle(self, self.static_html(), self.help)
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return bundle(self, self.static_html(), self.help), {}
 
     def static_html(self) -> str:
         """The curves of the run as a picture, and how to see them live."""

@@ -10,7 +10,7 @@ import pytest
 
 from nbtrain.monitor.run_view import RunView
 from nbtrain.rundir import RunDir
-from nbtrain.widgets.static import chart_svg, fixed, run_html, run_text
+from nbtrain.widgets.static import chart_svg, fixed, run_html, run_text, ticks
 from tests.widgets.fake_run import FakeJob
 
 
@@ -104,3 +104,18 @@ def test_chart_of_one_point_and_of_gaps() -> None:
     gap = chart_svg([("#000", {"steps": [1, 2, 3], "values": [1.0, None, 2.0]}, True)], 300, 100, fixed)
     assert gap.count("<circle") == 2
     assert chart_svg([("#000", {"steps": [], "values": []}, False)], 300, 100, fixed) == ""
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "expected"),
+    [
+        (0, 10, 5, [0, 2, 4, 6, 8, 10]),
+        (2.63, 8.43, 5, [4.0, 6.0, 8.0]),
+        (0.0, 1.06e-3, 2, [0.0, 1e-3]),
+        (-1.0, 1.0, 4, [-1.0, -0.5, 0.0, 0.5, 1.0]),
+        (119.9, 120.1, 2, [119.9, 120.0, 120.1]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, count: int, expected: list[float]) -> None:
+    """Multiples of 1, 2 or 5, inside the range."""
+    assert ticks(low, high, count) == pytest.approx(expected)

@@ -40,9 +40,9 @@ def test_plain_script_is_told_how_to_start_it(view: RunView) -> None:
 def test_static_picture_has_the_curves(view: RunView, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where nobody watches: a PNG of the curves and the command, and no widget."""
     panel = TensorBoardPanel(view)
-    bundle = panel._repr_mimebundle_()
+    bundle, _ = panel._repr_mimebundle_()
     assert set(bundle) == {"text/html", "text/plain"}
     assert "data:image/png;base64,iVBOR" in bundle["text/html"]
     monkeypatch.setattr(mime, "is_watched", lambda: True)
-    assert mime.WIDGET_MIME in panel._repr_mimebundle_()
+    assert mime.WIDGET_MIME in panel._repr_mimebundle_()[0]
     panel.close()

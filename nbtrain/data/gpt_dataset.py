@@ -134,7 +134,7 @@ def build(config: RunConfig, index_samples: int | None = None) -> GPTDatasets:
         index_samples = config.data.index_samples or config.train_samples
     evaluation_samples = config.evaluation.eval_iters * config.batch.global_batch_size
     wanted = {
-        "train": (index_samples, max(index_samples, config.train_samples)),
+        "train": (index_samples, max(index_samples, config.batch_schedule.samples_after(config.train_steps))),
         "valid": (evaluation_samples, evaluation_samples),
         "test": (evaluation_samples, evaluation_samples),
     }

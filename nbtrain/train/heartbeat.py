@@ -30,6 +30,7 @@ class HeartbeatWriter:
         self.step = 0
         self._identity = ProcessIdentity.of(os.getpid())
         self._written = 0.0
+        self._depth = 0
         self._inner_seconds = 0.0
         self._phase = "start"
         self._since = time.time()
@@ -41,6 +42,7 @@ class HeartbeatWriter:
         outer, outer_inner = self._phase, self._inner_seconds
         started = time.monotonic()
         self._inner_seconds = 0.0
+        self._depth += 1
         self._enter(name)
         try:
             yield
@@ -51,7 +53,10 @@ class HeartbeatWriter:
                 )
         finally:
             self._inner_seconds = outer_inner + time.monotonic() - started
-            self._enter(outer)
+            self._depth -= 1
+            # Behind an outermost phase stands the next one, or nothing: the last word stays "end".
+            if self._depth:
+                self._enter(outer)
 
     def beat(self, step: int | None = None) -> None:
         """Say that this rank is alive; cheap enough for every micro batch."""

@@ -110,9 +110,10 @@ def test_weights_of_every_stage_load_by_name(curves, name):
     """The generator and the exporter read one state dict, however the optimizer cut it."""
     ours, theirs = (load_model_weights(curves[one].path) for one in (name, "reference"))
     assert sorted(ours) == sorted(theirs)
+    # Masters and weights after 12 steps of at most lr = 1e-3: fp32 differs in last bits (measured 2e-6), bf16 by
+    # the rounding of the weights it computes with, 2^-9 of those near 1 (measured 4e-3, in the mean 7e-4).
+    worst, mean = (2e-2, 2e-3) if name.endswith("bf16") else (2e-5, 1e-6)
     for key, value in theirs.items():
-        # Adam divides by the root of the second moment: where a gradient is almost 0, its last bits decide
-        # the direction of a step. 12 steps of at most lr = 1e-3 bound it; typical is far less.
         difference = (ours[key].float() - value).abs()
-        assert float(difference.max()) < 5e-3, key
-        assert float(difference.mean()) < (2e-4 if name.endswith("bf16") else 2e-5), key
+        assert float(difference.max()) < worst, key
+        assert float(difference.mean()) < mean, key

@@ -35,14 +35,23 @@ resources: {{device: cpu}}
 """
 
 
-def make_dataset(home: Path, name: str = "test", documents: int = 400, vocab_size: int = VOCAB_SIZE) -> None:
-    """A dataset in the data home `home`: random walks over the vocabulary, so that there is something to learn."""
+def make_dataset(
+    home: Path,
+    name: str = "test",
+    documents: int = 400,
+    document_tokens: tuple[int, int] = (20, 80),
+    vocab_size: int = VOCAB_SIZE,
+) -> None:
+    """A dataset in the data home `home`: random walks over the vocabulary, so that there is something to learn.
+
+    Each document has a random length in [first, last), and the end-of-document token.
+    """
     target = DatasetFiles(home / "dataset" / name)
     target.directory.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(0)
     with IndexedWriter(target.prefix, vocab_size, eod_id=0) as writer:
         for _ in range(documents):
-            steps = generator.integers(1, 4, size=generator.integers(20, 80))
+            steps = generator.integers(1, 4, size=generator.integers(*document_tokens))
             writer.add_document((np.cumsum(steps) + generator.integers(vocab_size)) % vocab_size)
     written = writer.written
     assert written is not None
@@ -64,11 +73,15 @@ def make_dataset(home: Path, name: str = "test", documents: int = 400, vocab_siz
     files.write_json(target.manifest_json, manifest.to_dict())
 
 
-def make_run(root: Path, overrides: dict[str, Any] | None = None, name: str = "tiny") -> RunDir:
-    """The run directory `root`/output/`name` with one job, as submit leaves it."""
+def make_run(
+    root: Path, overrides: dict[str, Any] | None = None, name: str = "tiny", source: str | None = None
+) -> RunDir:
+    """The run directory `root`/output/`name` with one job, as submit leaves it; of TINY or of a run YAML."""
     root.mkdir(parents=True, exist_ok=True)
-    source = root / "tiny.yaml"
-    source.write_text(TINY)
+    if source is None:
+        tiny = root / "tiny.yaml"
+        tiny.write_text(TINY)
+        source = str(tiny)
     config = load(source, {"name": name, **(overrides or {})})
     run = RunDir(root / "output" / name)
     run.path.mkdir(parents=True)

@@ -72,3 +72,4 @@ def test_a_phases_event_has_its_own_seconds(job, clock):
         clock.now += 4
     events = [(event["phase"], event["seconds"]) for event in read_events(job)]
     assert events == [("evaluate", 1.0), ("train", 7.0)]
+    assert Heartbeat.read(job.heartbeat(0)).phase == "train"

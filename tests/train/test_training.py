@@ -241,3 +241,57 @@ def wait_for(condition, process, seconds: float = 90) -> None:
     while not condition():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
+
+
+def test_one_batch_is_learned_by_heart(tmp_path):
+    """127 tokens and their end are exactly four samples of 32: every step sees the same batch. No dropout."""
+    launch.make_dataset(tmp_path / "data", documents=1, document_tokens=(127, 128))
+    overrides = {
+        "data.split": "98,1,1",
+        "evaluation.eval_iters": 0,
+        "model.hidden_dropout": 0.0,
+        "model.attention_dropout": 0.0,
+        "batch.train_tokens": 4 * 32 * 200,
+        "batch.micro_batch_size": 4,
+        "lr_schedule.lr": 5e-3,
+        "precision.dtype": "bf16",
+    }
+    run = launch.make_run(tmp_path, overrides)
+    launch.train(run, tmp_path / "data")
+    losses = launch.losses(run)
+    assert losses[0] > 6.0
+    assert losses[-1] < 0.02
+
+
+def test_gpt_125m_trains_two_steps_at_full_size_saves_and_resumes(tmp_path, data_home):
+    """The upstream file's model, 126 million parameters, with a small batch and sequence; the second step is made
+    after a stop and a resume. Its optimizer state alone is 1.5 GB."""
+    overrides = {
+        "name": "gpt-125m",
+        "data.name": "test",
+        "model.seq_length": 32,
+        "batch.micro_batch_size": 1,
+        "batch.global_batch_size": 2,
+        "batch.max_steps": 2,
+        "data.index_samples": 100,
+        "data.num_workers": 0,
+        "evaluation.eval_iters": 1,
+        "precision.dtype": "bf16",
+        "resources.device": "cpu",
+        "checkpoint.save_interval_steps": 1,
+        "checkpoint.keep_last": 1,
+    }
+    run = launch.make_run(tmp_path, overrides, "gpt-125m", source="gpt-125m")
+    assert stop_at(run, data_home, 1, ranks=1) == 1
+    launch.new_job(run)
+    launch.train(run, data_home)
+    assert run.checkpoint_steps() == [2]
+    manifest = launch.manifest(run, 2)
+    assert manifest["consumed_tokens"] == 2 * 2 * 32
+    assert manifest["architecture"]["hidden_size"] == 768 and manifest["architecture"]["num_layers"] == 12
+    weights = load_model_weights(run.path)
+    assert sum(value.numel() for value in weights.values()) == 126_638_592
+    assert "resumed from the checkpoint of step 1" in [
+        event["message"] for event in events(run, "checkpoint")
+    ]
+    assert sorted(launch.trace(run)) == [1, 2]

@@ -63,7 +63,10 @@ def fake(tiny: Callable[..., RunConfig]) -> Callable[..., RunConfig]:
         env = {f"FAKE_{key.upper()}": str(value) for key, value in fake.items()}
         env["FAKE_FAULTS"] = json.dumps(faults or [])
         more = {f"backend.{key}": value for key, value in (backend or {}).items()}
-        return tiny(**{"parallel.data_parallel_size": ranks, "backend.env": env, **more})
+        tokens = fake.get("steps", 20) * 8 * 16
+        return tiny(
+            **{"parallel.data_parallel_size": ranks, "batch.train_tokens": tokens, "backend.env": env, **more}
+        )
 
     return make
 

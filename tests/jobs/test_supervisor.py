@@ -135,17 +135,15 @@ def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
     # Cancelling again changes nothing.
     assert control.cancel(job) == (state, cause)
 
-    second = resume(
-        job.run, {"backend.env": {"FAKE_STEPS": str(step + 4), "FAKE_FAULTS": "[]"}}, command=job_command(job)
-    )
+    more = {
+        "backend.env": {"FAKE_STEPS": str(step + 4), "FAKE_FAULTS": "[]"},
+        "batch.train_tokens": (step + 4) * 128,
+    }
+    second = resume(job.run, more, command=tuple(JobRecord.read(job.job_json).command))
     assert second.job_id > job.job_id
     assert control.wait(second, 60)[0] == "SUCCEEDED"
     assert JobRecord.read(second.job_json).resumed_from_step == step
     assert any("changed on resume: backend.env" in event["message"] for event in read_events(second))
-
-
-def job_command(job):
-    return tuple(JobRecord.read(job.job_json).command)
 
 
 def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
@@ -188,7 +186,7 @@ def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
     assert state == "LOST"
     assert cause.startswith(f"its supervisor (pid {pid}) died without a word while the job was RUNNING")
     # Submitted at once, while the lost job's ranks are still at their last step.
-    second = start(fake(ranks=2, steps=8))
+    second = start(fake(ranks=2, steps=30))
     assert second.job_id != job.job_id
     assert control.wait(second, 60)[0] == "SUCCEEDED"
     assert processes.marked_pids([job.job_id]) == []

@@ -43,7 +43,7 @@ SNAPSHOT_KEYS = (
     "alerts",
     "warnings",
 )
-NO_JOB = "NO JOB"
+NO_JOB = "NEW"
 
 CURVES = (
     "loss",
@@ -91,7 +91,7 @@ class RunView:
 
     @property
     def state(self) -> str:
-        """State of the newest job (jobstate.py), or "NO JOB"."""
+        """State of the newest job (jobstate.py), or "NEW"."""
         return self._state_and_cause()[0]
 
     @property

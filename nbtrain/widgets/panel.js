@@ -245,7 +245,7 @@ class Chart {
       parts.push(svg("line", { class: "nbt-grid", x1: left, x2: width - right, y1: Y(y), y2: Y(y) }));
       parts.push(svg("text", { x: left - 6, y: Y(y) + 3, "text-anchor": "end" }, this.format(y, y1 - y0)));
     }
-    for (const x of ticks(x0, x1, width > 400 ? 6 : 3)) {
+    for (const x of ticks(x0, x1, width > 400 ? 6 : 4)) {
       const anchor = X(x) > width - 30 ? "end" : "middle";
       parts.push(svg("text", { x: X(x), y: height - 4, "text-anchor": anchor }, si(x, x >= 1e4 ? 0 : 1)));
     }

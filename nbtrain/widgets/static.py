@@ -268,7 +268,7 @@ def chart_svg(
         parts.append(
             f'<text x="{left - 5}" y="{y + 3:.1f}" text-anchor="end">{html.escape(form(value))}</text>'
         )
-    for step in ticks(x0, x1, 6 if width > 400 else 3):
+    for step in ticks(x0, x1, 6 if width > 400 else 4):
         anchor = "end" if across(step) > width - 25 else "middle"
         parts.append(
             f'<text x="{across(step):.1f}" y="{height - 4}" text-anchor="{anchor}">{amounts.count(step)}</text>'

@@ -177,7 +177,7 @@ def test_run_without_a_job(run: RunDir) -> None:
     """A run directory in which nothing was submitted is shown as such."""
     run.path.mkdir()
     snapshot = RunView(run).snapshot()
-    assert (snapshot["state"], snapshot["job"], snapshot["ranks"]) == ("NO JOB", None, [])
+    assert (snapshot["state"], snapshot["job"], snapshot["ranks"]) == ("NEW", None, [])
     assert snapshot["cause"] == "nothing was submitted yet"
 
 

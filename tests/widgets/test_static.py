@@ -93,7 +93,7 @@ def test_run_without_a_job_is_shown_too(tmp_path: Path) -> None:
     run.path.mkdir()
     snapshot = RunView(run).snapshot()
     assert "nothing was submitted yet" in run_html(snapshot)
-    assert run_text(snapshot) == "gpt-new: NO JOB\nnothing was submitted yet"
+    assert run_text(snapshot) == "gpt-new: NEW\nnothing was submitted yet"
 
 
 def test_chart_of_one_point_and_of_gaps() -> None:

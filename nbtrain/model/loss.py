@@ -56,22 +56,27 @@ def _forward(ctx, hidden, weight, labels, chunk_tokens, dtype, needs_gradient):
     hidden_gradient = weight_gradient = None
     if needs_gradient:
         hidden_gradient = torch.empty_like(hidden)
+    # On a CPU the passes over a block stay in its cache; a GPU wants few, large kernels.
+    softmax_rows = 32 if hidden.device.type == "cpu" else chunk_tokens
     for start in range(0, tokens, chunk_tokens):
         chunk = slice(start, min(start + chunk_tokens, tokens))
         product_hidden = hidden[chunk].to(dtype)
-        target = labels[chunk].unsqueeze(1)
-        log_probabilities = F.log_softmax(product_hidden @ product_weight.T, dim=-1, dtype=torch.float32)
-        total -= log_probabilities.gather(1, target).sum()
-        if not needs_gradient:
-            continue
-        # d loss / d logits = softmax - onehot. Not divided by n: in fp16 that would underflow.
-        gradient = log_probabilities.exp_()
-        gradient.scatter_add_(1, target, torch.full_like(target, -1, dtype=torch.float32))
-        gradient = gradient.to(dtype)
-        hidden_gradient[chunk] = gradient @ product_weight
-        part = gradient.T @ product_hidden
-        # Chunks are summed in fp32 whatever the format of the products.
-        weight_gradient = part.float() if weight_gradient is None else weight_gradient.add_(part)
+        logits = product_hidden @ product_weight.T
+        for rows in range(0, len(logits), softmax_rows):
+            block = logits[rows : rows + softmax_rows]
+            target = labels[start + rows : start + rows + len(block)].unsqueeze(1)
+            log_probabilities = F.log_softmax(block, dim=-1, dtype=torch.float32)
+            total -= log_probabilities.gather(1, target).sum()
+            if needs_gradient:
+                # d loss / d logits = softmax - onehot. Not divided by n: in fp16 that would underflow.
+                gradient = log_probabilities.exp_()
+                gradient.scatter_add_(1, target, torch.full_like(target, -1, dtype=torch.float32))
+                block.copy_(gradient)
+        if needs_gradient:
+            hidden_gradient[chunk] = logits @ product_weight
+            part = logits.T @ product_hidden
+            # Chunks are summed in fp32 whatever the format of the products.
+            weight_gradient = part.float() if weight_gradient is None else weight_gradient.add_(part)
     if needs_gradient:
         ctx.save_for_backward(hidden_gradient, weight_gradient)
         ctx.mean_factor = 1.0 / tokens

@@ -8,7 +8,6 @@ run.wait()
 nb.generate(run, "def ")
 """
 
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -99,19 +98,18 @@ class Run:
             if timeout_seconds is not None and now - started > timeout_seconds:
                 raise JobError(f"{self.name} is still {self.state} after {timeout_seconds:g} s; it goes on.")
             if now >= next_line:
-                print(self.progress_line(), file=sys.stderr, flush=True)
+                print(self.progress_line(), flush=True)
                 next_line = now + WAIT_LINE_SECONDS
             time.sleep(WAIT_POLL_SECONDS)
-        print(self.progress_line(), file=sys.stderr, flush=True)
+        print(self.progress_line(), flush=True)
         if self.state in (jobstate.FAILED, jobstate.LOST):
             raise JobFailed(self.failure())
         return self
 
-    def wait_if(self, wait: str) -> "Run":
+    def wait_if(self, wait: str) -> None:
         """wait() for "yes"; for "auto" only where nobody watches (papermill); nothing for "no"."""
         if wait_wanted(wait):
             self.wait()
-        return self
 
     def report(self) -> Any:
         """The state as a static picture that stays in a saved notebook."""

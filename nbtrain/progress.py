@@ -21,7 +21,8 @@ class Progress:
         self.unit = unit
         self.done = 0.0
         self.figures = ""
-        self._stream = stream or sys.stderr
+        # A notebook paints what goes to stderr as an error.
+        self._stream = stream or (sys.stdout if "ipykernel" in sys.modules else sys.stderr)
         self._started = self._last_line = time.monotonic()
         self._lines = 0
         self._bar = None

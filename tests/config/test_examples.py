@@ -112,7 +112,7 @@ def test_size_initialization_and_rate_are_the_published_ones(name, model):
 def test_gpt_tiny_is_about_4m_parameters_on_the_cpu():
     """The demo's size and place."""
     config = load("gpt-tiny")
-    assert count_parameters(config).total == 4_273_664
+    assert count_parameters(config).total == 3_487_232
     assert (config.resources.device, config.world_size, config.data.sources[0].kind) == (
         "cpu",
         1,

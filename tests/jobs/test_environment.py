@@ -27,6 +27,7 @@ def test_variables_of_a_rank(tiny, job):
         "PYTHONUNBUFFERED": "1",
         "GLOO_SOCKET_IFNAME": "lo",
         "DS_ACCELERATOR": "cpu",
+        "OMP_WAIT_POLICY": "PASSIVE",
         "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
         "A": "b",
     }

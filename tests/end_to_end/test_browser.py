@@ -8,6 +8,7 @@ NBTRAIN_SCREENSHOTS=DIR              keep a picture of each station
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -107,6 +108,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         "JUPYTERLAB_WORKSPACES_DIR": str(root / "workspaces"),
         "IPYTHONDIR": str(root / "ipython"),
         "NBTRAIN_OUTPUT": str(output),
+        "NBTRAIN_DATA": str(root / "datasets"),
         "NBTRAIN_WORKSPACE": str(REPOSITORY),
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
@@ -313,6 +315,47 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
 
 def saved(lab: Lab, name: str) -> str:
     return (lab.root / "notebooks" / name).read_text()
+
+
+# gpt-tiny on random words, small enough for 50 steps a second, long enough to be watched.
+WATCHED = (
+    "name=watched model.num_layers=1 model.hidden_size=32 model.seq_length=32 batch.micro_batch_size=4 "
+    "batch.global_batch_size=4 batch.max_steps=9000 evaluation.eval_iters=0 checkpoint.save_interval_steps=5000 "
+    "tokenizer.name=mock tokenizer.vocab_size=512 data.name=mock 'data.sources=[{kind: mock}]'"
+)
+
+
+def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, page: Any) -> None:
+    """03_launch as shipped: a real job; the panel advances while the notebook waits and after a reload; Stop saves."""
+    import nbformat
+    from papermill.iorw import load_notebook_node
+    from papermill.parameterize import parameterize_notebook
+
+    prepare = [sys.executable, "-m", "nbtrain.cli", "prepare", "gpt-tiny", *shlex.split(WATCHED)]
+    subprocess.run(prepare, env=lab.environment, check=True, capture_output=True)
+    notebook = load_notebook_node(str(REPOSITORY / "notebooks" / "03_launch.ipynb"))
+    notebook = parameterize_notebook(notebook, {"overrides": WATCHED, "wait": "yes"})
+    nbformat.write(notebook, lab.root / "notebooks" / "03_launch.ipynb")
+
+    open_notebook(page, lab, "03_launch.ipynb")
+    command(page, "notebook:run-all-cells")
+    page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
+    wait_for(lambda: shown_step(page) > 0, 60, lambda: "no step was made")
+    assert kernel_busy(lab), "the waiting cell should be running"
+    assert_step_advances(page)
+    screenshot(page, "launch-notebook")
+    command(page, "docmanager:save")
+    wait_for(
+        lambda: "nbtrain-rescue" in saved(lab, "03_launch.ipynb"), 20, lambda: "the notebook was not saved"
+    )
+    page.reload()
+    page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
+    assert_step_advances(page)
+    assert kernel_busy(lab)
+    page.locator(".nbtrain-panel .nbt-stop").first.click()
+    page.locator(".nbtrain-panel[data-state=CANCELLED]").first.wait_for()
+    wait_for(lambda: not kernel_busy(lab), 30, lambda: "the notebook still waits for a job that is stopped")
+    assert list((lab.output / "watched" / "model").glob("global_step*/manifest.json"))
 
 
 def test_form_checks_plans_and_submits(lab: Lab, page: Any) -> None:

@@ -122,7 +122,8 @@ class Checkpointer:
                 )
             names = manifests.payload(folder)
             shares = gather_objects(manifests.describe(folder, names[self.world.rank :: self.world.size]))
-        except OSError as error:
+        except (OSError, RuntimeError) as error:
+            # torch reports a full disk as a RuntimeError.
             raise CheckpointError(f"{folder}: the checkpoint could not be written: {error}") from error
         if self.world.rank == 0:
             described = {name: entry for share in shares for name, entry in share.items()}

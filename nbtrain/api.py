@@ -238,23 +238,34 @@ def submit(
     overrides: Overrides = None,
     finished: str = "refuse",
     too_small: Literal["refuse"] = "refuse",
+    prepared: bool = True,
 ) -> Run: ...
 
 
 @overload
 def submit(
-    run: RunLike, overrides: Overrides = None, finished: str = "refuse", *, too_small: str
+    run: RunLike,
+    overrides: Overrides = None,
+    finished: str = "refuse",
+    *,
+    too_small: str,
+    prepared: bool = True,
 ) -> Run | NotLaunched: ...
 
 
 def submit(
-    run: RunLike, overrides: Overrides = None, finished: str = "refuse", too_small: str = "refuse"
+    run: RunLike,
+    overrides: Overrides = None,
+    finished: str = "refuse",
+    too_small: str = "refuse",
+    prepared: bool = True,
 ) -> Run | NotLaunched:
     """Start a run as a detached job, join it if it is active, resume it if it ended early.
 
     A run that has succeeded is refused; with finished="open" it is opened instead, which is what a
     notebook wants that is run a second time. A machine that does not suffice is refused with SubmitError;
-    with too_small="explain" nothing is raised and a NotLaunched comes back.
+    with too_small="explain" nothing is raised and a NotLaunched comes back. With prepared=False, data that
+    is missing is prepared first instead of being refused.
     """
     from nbtrain.jobs.submit import submit as submit_job
 
@@ -264,12 +275,17 @@ def submit(
         raise SubmitError(f'too_small = {too_small!r} must be "refuse" or "explain".')
     config = load(run, overrides)
     directory = RunDir.named(config.name)
-    if finished == "open" and directory.exists() and directory.newest_job():
+    if directory.exists() and directory.newest_job():
         existing = Run(directory)
-        if existing.state == jobstate.SUCCEEDED:
+        if finished == "open" and existing.state == jobstate.SUCCEEDED:
             return existing
+        if existing.state in jobstate.ACTIVE:
+            # An active job has passed these checks, and holds the memory that they would look for.
+            return Run(submit_job(config).run)
     if too_small == "explain" and (missing := _shortages(config)):
         return NotLaunched(config, missing, f"nbtrain submit {run if isinstance(run, str) else config.name}")
+    if not prepared:
+        prepare(config)
     return Run(submit_job(config).run)
 
 

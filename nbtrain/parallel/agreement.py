@@ -33,6 +33,11 @@ class Agreement:
         self._work = None
         return int(self._wish.item())
 
+    def now(self, wish: Callable[[], int]) -> int:
+        """Vote and wait, between two steps."""
+        self.begin(wish)
+        return self.finish(wish)
+
 
 def broadcast_object(value: object, source: int = 0) -> object:
     """`value` of rank `source` on every rank; small things only."""

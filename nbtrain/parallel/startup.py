@@ -110,7 +110,7 @@ def prepare_deepspeed(device: str) -> None:
     deepspeed_logger.setLevel(logging.WARNING)
     # DeepSpeed logs to stdout; its handler keeps that stream from before any redirection.
     for handler in deepspeed_logger.handlers:
-        if isinstance(handler, logging.StreamHandler):
+        if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
             handler.setStream(sys.stderr)
     if device == "cpu":
         # Probing for compilable ops starts compilers; an empty table says that there are none.

@@ -102,6 +102,8 @@ class Trainer:
                     or self.state.step % self.config.checkpoint.save_interval_steps == 0
                 ):
                     self._save()
+                    # A stop that came while saving must not wait for one more step.
+                    wish = max(wish, self.agreement.now(self.requests.wish))
                 self.requests.acknowledge(self.state.step)
                 if wish == STOP and not done:
                     return "stopped"

@@ -26,7 +26,15 @@ def job(tmp_path):
 
 @pytest.fixture
 def config():
-    return load("gpt-tiny", {"logging.log_interval_steps": 2})
+    overrides = {
+        "logging.log_interval_steps": 2,
+        "model.seq_length": 256,
+        "batch.micro_batch_size": 16,
+        "batch.global_batch_size": 16,
+        "batch.train_tokens": 800 * 16 * 256,
+        "lr_schedule.lr_warmup_tokens": 4096,
+    }
+    return load("gpt-tiny", overrides)
 
 
 @pytest.fixture

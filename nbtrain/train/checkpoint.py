@@ -318,7 +318,7 @@ def _gathered_zero3(folder: Path) -> dict[str, torch.Tensor]:
         offset = 0
         for name, shape in group_shapes.items():
             share = -(-shape.numel() // ranks)
-            pieces = [part[group][offset : offset + share] for part in parts]
+            pieces = [part[group].detach()[offset : offset + share] for part in parts]
             weights[name] = torch.cat(pieces)[: shape.numel()].view(shape)
             offset += share
     return weights

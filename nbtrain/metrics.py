@@ -78,6 +78,12 @@ SCALARS: tuple[Scalar, ...] = (
     Scalar("forward_seconds", "time/forward", "s", "Forward passes."),
     Scalar("backward_seconds", "time/backward", "s", "Backward passes, gradient reduction included."),
     Scalar("optimizer_seconds", "time/optimizer", "s", "Clipping and optimizer step."),
+    Scalar(
+        "communication_seconds",
+        "time/communication",
+        "s",
+        "Collectives of one step, measured one by one without overlap; on logged steps of several ranks.",
+    ),
     Scalar("evaluation_seconds", "time/evaluation", "s", "One validation pass."),
     Scalar("checkpoint_seconds", "time/checkpoint", "s", "One checkpoint, as the training loop feels it."),
     # ours: memory

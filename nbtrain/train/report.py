@@ -157,6 +157,7 @@ class Report:
             forward_seconds=seconds["forward"],
             backward_seconds=seconds["backward"],
             optimizer_seconds=seconds["optimizer"],
+            communication_seconds=result.communication_seconds,
             host_memory_bytes=resident,
             host_memory_fraction=used,
             device_memory_bytes=device_bytes,
@@ -180,8 +181,14 @@ class Report:
         ]
         logger.info("%s", " | ".join(part for part in parts if part))
         self.writer.flush()
+        communication = result.communication_seconds
         self.alerts.check_all(
-            result.step, self._mfu, host_memory()[1], self._device_memory()[1], self.world.device
+            result.step,
+            self._mfu,
+            communication / result.wall_seconds if communication is not None else None,
+            host_memory()[1],
+            self._device_memory()[1],
+            self.world.device,
         )
 
     # --- state -----------------------------------------------------------------------------------------------
@@ -222,13 +229,16 @@ def make_report(
     writer.text("config", to_yaml(config))
     writer.text("deepspeed", json.dumps(deepspeed_config(config), indent=2))
     report = Report(config, world, state, heartbeat.progress, heartbeat.events, writer)
+    stops = config.train_steps < config.scheduled_steps
+    early = f" (max_steps stops it after {config.train_steps:,})" if stops else ""
     logger.info(
-        "%s: %s parameters, %s tokens in %s steps of %s, %d x %s, %s",
+        "%s: %s parameters, %s tokens in %s steps of %s%s, %d x %s, %s",
         config.name,
         _short(count_parameters(config).total),
         _short(config.batch.train_tokens),
-        f"{config.train_steps:,}",
+        f"{config.scheduled_steps:,}",
         _short(config.tokens_per_step),
+        early,
         world.size,
         torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU",
         f"from step {state.step}" if state.step else "from the start",
@@ -256,6 +266,7 @@ class Alerts:
         self,
         step: int,
         mfu: float | None,
+        communication_fraction: float | None,
         host_fraction: float,
         device_fraction: float | None,
         device: torch.device,
@@ -264,6 +275,13 @@ class Alerts:
         limits = self._limits
         figures: list[tuple[str, str, float | None, float | None, bool]] = [
             ("min_mfu", "MFU", mfu, limits.min_mfu, False),
+            (
+                "max_communication_fraction",
+                "communication",
+                communication_fraction,
+                limits.max_communication_fraction,
+                True,
+            ),
             ("max_host_memory_fraction", "host memory", host_fraction, limits.max_host_memory_fraction, True),
             (
                 "max_device_memory_fraction",

@@ -6,6 +6,7 @@ Every rank makes every step, evaluation and save together; rank 0 alone logs, wr
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +20,11 @@ from nbtrain.parallel.startup import World
 from nbtrain.rundir import RunDir
 from nbtrain.train.batches import Batches, evaluation_rows, training_rows
 from nbtrain.train.build import Built, build
+from nbtrain.train.communication import CommunicationTimer
 from nbtrain.train.evaluation import evaluate
 from nbtrain.train.heartbeat import HeartbeatWriter
 from nbtrain.train.optimizer import set_learning_rate
+from nbtrain.train.profiler import profiling
 from nbtrain.train.report import Report, make_report
 from nbtrain.train.requests import NOTHING, STOP, Requests
 from nbtrain.train.throughput import StepTimer
@@ -39,6 +42,8 @@ class StepResult:
     loss_scale: float
     timer: StepTimer = field(repr=False)
     wall_seconds: float = 0.0
+    communication_seconds: float | None = None
+    """None where this step was not measured."""
 
 
 def train_run(
@@ -52,7 +57,9 @@ def train_run(
         heartbeat.beat(built.state.step)
     report = make_report(config, world, built.state, heartbeat, run.tensorboard) if world.rank == 0 else None
     try:
-        return Trainer(config, world, built, requests, heartbeat, report).run()
+        first_step, events = built.state.step, heartbeat.events
+        with profiling(config.profile, run, world.rank, first_step, events) as profile_step:
+            return Trainer(config, world, built, requests, heartbeat, report, profile_step).run()
     finally:
         if report is not None:
             report.close()
@@ -69,6 +76,7 @@ class Trainer:
         requests: Requests,
         heartbeat: HeartbeatWriter,
         report: Report | None,
+        profile_step: Callable[[], None],
     ):
         self.config = config
         self.world = world
@@ -80,6 +88,8 @@ class Trainer:
         self.requests = requests
         self.heartbeat = heartbeat
         self.report = report
+        self.profile_step = profile_step
+        self.communication = CommunicationTimer()
         self.schedule = LrSchedule.of(config)
         self.agreement = Agreement()
 
@@ -91,7 +101,12 @@ class Trainer:
             batches = self._training_batches()
             while self.state.step < self.config.train_steps:
                 self.agreement.begin(self.requests.wish)
-                self._step(batches)
+                with self.communication.measured(self.world, self._log_due()):
+                    result = self._step(batches)
+                result.communication_seconds = self.communication.seconds
+                self.profile_step()
+                if self.report is not None:
+                    self.report.add_step(result, self.state)
                 wish = self.agreement.finish(self.requests.wish)
                 done = self.state.step == self.config.train_steps
                 if wish != STOP and self._evaluation_due():
@@ -110,7 +125,7 @@ class Trainer:
         self._test()
         return "finished"
 
-    def _step(self, batches: Batches) -> None:
+    def _step(self, batches: Batches) -> StepResult:
         started = time.perf_counter()
         engine, timer = self.engine, StepTimer(self.world.device)
         consumed_tokens = self.state.data.consumed_samples * self.config.model.seq_length
@@ -142,21 +157,22 @@ class Trainer:
         self.state.step += 1
         self.state.data = self.state.data.advanced(self.config.batch.global_batch_size)
         self.heartbeat.beat(self.state.step)
-        if self.report is not None:
-            self.report.add_step(
-                StepResult(
-                    self.state.step,
-                    learning_rate,
-                    total,
-                    norm,
-                    float(getattr(self.optimizer, "cur_scale", 1.0)),
-                    timer,
-                    time.perf_counter() - started,
-                ),
-                self.state,
-            )
+        return StepResult(
+            self.state.step,
+            learning_rate,
+            total,
+            norm,
+            float(getattr(self.optimizer, "cur_scale", 1.0)),
+            timer,
+            time.perf_counter() - started,
+        )
 
     # --- every N steps ---------------------------------------------------------------------------------------
+
+    def _log_due(self) -> bool:
+        """Whether the step that comes next will be logged."""
+        step = self.state.step + 1
+        return step % self.config.logging.log_interval_steps == 0 or step == self.config.train_steps
 
     def _evaluation_due(self) -> bool:
         step, evaluation = self.state.step, self.config.evaluation

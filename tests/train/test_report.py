@@ -87,7 +87,7 @@ def test_a_loss_that_is_no_number_raises_an_alert(report, config, job):
 def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept(job, config):
     alerts = Alerts(config, EventWriter(job, "rank0"))
     for step, used in enumerate((0.5, 0.95, 0.96, 0.5, 0.91), start=1):
-        alerts.check_all(step, None, used, None, CPU)
+        alerts.check_all(step, None, None, used, None, CPU)
     assert [event["message"] for event in read_events(job)] == [
         "step 2: host memory 95.0% is above 90% (logging.alerts.max_host_memory_fraction)",
         "step 5: host memory 91.0% is above 90% (logging.alerts.max_host_memory_fraction)",
@@ -97,7 +97,7 @@ def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept(job, c
 def test_a_threshold_below_and_one_turned_off(job):
     config = load("gpt-tiny", {"logging.alerts.max_host_memory_fraction": None})
     alerts = Alerts(config, EventWriter(job, "rank0"))
-    alerts.check_all(3, 0.2, 0.99, None, CPU)
+    alerts.check_all(3, 0.2, None, 0.99, None, CPU)
     assert [(event["alert"], event["message"]) for event in read_events(job)] == [
         ("min_mfu", "step 3: MFU 20.0% is below 50% (logging.alerts.min_mfu)")
     ]

@@ -384,6 +384,15 @@ SECRET_NAMES = re.compile(
 SECRET_VALUES = re.compile(r"(hf_|ghp_|github_pat_|glpat-|sk-|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}")
 
 
+def json_key_names_a_file(config: RunConfig) -> Problems:
+    """The key is part of a file's name inside the dataset's folder."""
+    if not re.fullmatch(r"\w[\w.-]*", config.data.json_key):
+        yield (
+            f"{_found(config, 'data.json_key')}\n"
+            "  is part of a file's name: letters, digits, '_', '.' and '-' only, e.g. text."
+        )
+
+
 def environment_is_safe(config: RunConfig) -> Problems:
     """Names that a process can have, none of nbtrain's own, and no secret: the values are written down."""
     for name, value in config.backend.env.items():
@@ -422,6 +431,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     kept_checkpoints_exist,
     profile_fits_run,
     split_is_readable,
+    json_key_names_a_file,
     environment_is_safe,
 )
 

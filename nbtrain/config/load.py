@@ -72,7 +72,9 @@ def find(run: str | Path) -> Path:
     if not str(run).strip():
         raise ConfigError("no run YAML is named; give a path, or a name such as gpt-tiny.")
     typed = Path(run).expanduser()
-    names = [typed] if typed.suffix in (".yaml", ".yml") else [typed.with_name(typed.name + ".yaml"), typed]
+    names = [typed]
+    if typed.name and typed.suffix not in (".yaml", ".yml"):
+        names.insert(0, typed.with_name(typed.name + ".yaml"))
     examples = workspace() / "examples" / "megatron-gpt" / "training"
     shipped = bundled("examples/megatron-gpt") / "training"
     for folder in (Path(), workspace(), examples, shipped):

@@ -106,7 +106,7 @@ BROKEN = {
         [
             "resources.nodes=3",
             "parallel.data_parallel_size=4",
-            "batch.micro_batch_size=4",
+            "batch.micro_batch_size=2",
             "parallel.zero_stage=1",
         ],
         "@: data(4) * pipeline(1) * tensor(1) = 4 processes,\n"
@@ -181,7 +181,7 @@ BROKEN = {
     "a warm-up longer than the run": (
         "gpt-tiny",
         ["batch.train_tokens=4096"],
-        "@: lr_schedule.lr_warmup_tokens = 163840\n"
+        "@: lr_schedule.lr_warmup_tokens = 61440\n"
         "  must be less than train_tokens(4096); usual is 1 % of it: 40.",
     ),
     "checkpoints kept that are not written": (
@@ -200,6 +200,12 @@ BROKEN = {
         ["data.split=90/10"],
         "@: data.split = 90/10\n"
         "  must be three sizes with commas, for training, validation and test, e.g. 949,50,1.",
+    ),
+    "a key that is no part of a file's name": (
+        "gpt-125m",
+        ["data.json_key=../text"],
+        "@: data.json_key = ../text\n"
+        "  is part of a file's name: letters, digits, '_', '.' and '-' only, e.g. text.",
     ),
     "a split without training": (
         "gpt-125m",
@@ -260,7 +266,7 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
     path = run_yaml("batch:\n  global_batch_size: 17\n")
     with pytest.raises(ConfigError, match=r"^my-run\.yaml:3: batch\.global_batch_size = 17\n"):
         load(path)
-    with pytest.raises(ConfigError, match=r"^gpt-tiny\.yaml:\d+: batch\.global_batch_size = 16\n"):
+    with pytest.raises(ConfigError, match=r"^gpt-tiny\.yaml:\d+: batch\.global_batch_size = 8\n"):
         load(run_yaml("batch:\n  micro_batch_size: 5\n"))
 
 

@@ -293,6 +293,8 @@ def test_a_bad_override_is_told(overrides, expected):
     [
         ("", "no run YAML is named; give a path, or a name such as gpt-tiny."),
         ("gpt-tinny", "Nearest: gpt-tiny."),
+        (".", ".: no such run YAML"),
+        ("..", "..: no such run YAML"),
         ("/nowhere/zzz.yaml", "Known: gpt-1-3b-4xdp, "),
     ],
 )

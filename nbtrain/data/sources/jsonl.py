@@ -3,6 +3,7 @@
 import gzip
 import logging
 import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 
 import orjson
@@ -31,7 +32,9 @@ class JsonlReader(FileReader):
             with self.open(path) as stream:
                 try:
                     for number, line in enumerate(stream, start=1):
-                        if line.isspace():
+                        if number == 1:
+                            line = line.removeprefix(BOM_UTF8)
+                        if not line or line.isspace():
                             continue
                         lines += 1
                         text, problem = _text(line, key)

@@ -55,6 +55,14 @@ def test_text_that_is_not_utf8(workspace):
     )
 
 
+def test_jsonl_with_a_byte_order_mark(workspace):
+    """As editors on Windows write it: the first line counts like the others."""
+    (workspace / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\r\n{"text": "two"}\r\n')
+    reader = jsonl("a.jsonl")
+    assert list(reader.documents()) == ["one", "two"]
+    assert not reader.dropped
+
+
 def test_jsonl_and_gz(workspace):
     """Documents come from the chosen key of .jsonl and .jsonl.gz; blank lines are nothing."""
     (workspace / "in").mkdir()

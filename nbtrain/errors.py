@@ -4,6 +4,7 @@
       ConfigError        change the run YAML or the override
       DataError          mend or prepare the data
       CheckpointError    choose another checkpoint, or free space
+      RecordError        restore or remove a damaged file of a run
       JobError           look at the job
         SubmitError      it was not started: the reason is known before launch
         JobFailed        it was started and ended badly; carries the cause and the log's end
@@ -40,6 +41,10 @@ class CheckpointError(NbtrainError):
     """A checkpoint is missing, torn or does not fit the run."""
 
     exit_code = 4
+
+
+class RecordError(NbtrainError, ValueError):
+    """A JSON file that nbtrain or DeepSpeed wrote is damaged."""
 
 
 class JobError(NbtrainError):

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from nbtrain.errors import RecordError
+
 
 @contextlib.contextmanager
 def atomic_writer(path: Path, mode: str = "wb") -> Iterator[IO]:
@@ -76,7 +78,7 @@ def write_json_unsynced(path: Path, value: Any) -> None:
 def read_json(path: Path) -> Any | None:
     """The JSON value of a file, or None where there is no such file.
 
-    Raises ValueError, naming the file, where the content is not JSON.
+    Raises RecordError (a ValueError), naming the file, where the content is not JSON.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -85,7 +87,7 @@ def read_json(path: Path) -> Any | None:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+        raise RecordError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
 
 
 def sha256_of(path: Path) -> str:

@@ -2,15 +2,17 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from nbtrain.errors import RecordError
 from nbtrain.jobstate import read_state
 from nbtrain.rundir import Heartbeat, JobRecord, RunDir
 from nbtrain.workspace import output_root
 
 NO_JOB = "NEW"
+DAMAGED = "DAMAGED"
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class RunSummary:
     run_id: str | None
     parent: str | None
     state: str
-    """The newest job's, as a reader must see it; NEW where nothing was submitted yet."""
+    """The newest job's, as a reader must see it; NEW where nothing was submitted yet, DAMAGED where a record of
+    the run cannot be read (`cause` names it)."""
     cause: str | None
     job_id: str | None
     num_jobs: int
@@ -46,7 +49,22 @@ def list_runs(root: Path | None = None) -> list[RunSummary]:
         return []
     runs = [RunDir(folder) for folder in root.iterdir() if (folder / "run.json").is_file()]
     now = time.time()
-    return sorted((summary_of(run, now) for run in runs), key=lambda entry: (-entry.created_at, entry.name))
+    return sorted(
+        (_summary_or_damage(run, now) for run in runs), key=lambda entry: (-entry.created_at, entry.name)
+    )
+
+
+def _summary_or_damage(run: RunDir, now: float) -> RunSummary:
+    try:
+        return summary_of(run, now)
+    except RecordError as error:
+        # One damaged file must not hide every other run.
+        unknown = dict.fromkeys(field.name for field in fields(RunSummary))
+        return RunSummary(
+            **unknown
+            | {"name": run.name, "state": DAMAGED, "cause": str(error)}
+            | {"num_jobs": len(run.job_ids()), "created_at": run.run_json.stat().st_mtime, "restarts": 0}
+        )
 
 
 def summary_of(run: RunDir, now: float) -> RunSummary:

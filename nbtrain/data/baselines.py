@@ -47,6 +47,10 @@ class Baselines:
     """Training tokens counted."""
     validation_tokens: int
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's plain text."""
+        printer.text(str(self))
+
     def __str__(self) -> str:
         return (
             f"validation split, nats/token: unigram entropy {self.unigram_entropy_nats:.4f}, "

@@ -149,6 +149,10 @@ class Plan:
             lines += ["", "Warnings", *(f"  - {warning}" for warning in self.warnings)]
         return lines
 
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's plain text."""
+        printer.text(str(self))
+
     def __str__(self) -> str:
         return "\n".join(self.lines())
 

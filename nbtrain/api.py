@@ -8,6 +8,7 @@ run.wait()
 nb.generate(run, "def ")
 """
 
+import logging
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +37,8 @@ RunLike = Union[str, Path, RunConfig, "Run"]
 LOG_TAIL_LINES = 30
 WAIT_POLL_SECONDS = 0.5
 WAIT_LINE_SECONDS = 10.0
+
+logger = logging.getLogger(__name__)
 
 
 class Run:
@@ -377,6 +380,14 @@ def generate_stream(
     """The new text of `generate`, piece by piece as it is made."""
     from nbtrain.jobs.gpu_side import stream
 
+    if max_new_tokens < 0:
+        raise ConfigError(f"max_new_tokens = {max_new_tokens} must be at least 0.")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"the prompt is not Unicode text: character {error.start} is half of one."
+        ) from None
     request = {
         "run_dir": str(open_run(run).directory.path),
         "prompt": prompt,
@@ -390,6 +401,8 @@ def generate_stream(
     for answer in stream("generation", request):
         if answer["kind"] == "text":
             yield answer["text"]
+        elif answer["kind"] == "note":
+            logger.warning("%s", answer["message"])
 
 
 def data_card(data: "str | RunConfig | Run") -> "DataCard":

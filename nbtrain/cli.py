@@ -23,11 +23,12 @@ from typing import Any
 
 from nbtrain import __version__
 from nbtrain.errors import ConfigError, NbtrainError
+from nbtrain.jobstate import SUCCEEDED
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; every NbtrainError becomes its message and exit code."""
-    options = parser().parse_args(arguments)
+    options = parse(arguments)
     try:
         return options.verb(options) or 0
     except NbtrainError as error:
@@ -39,6 +40,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # `nbtrain logs | head`: the reader has seen enough.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        # A full disk, a folder without rights, a FILE that names a folder: the words of the system say which.
+        print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The options of one call. Overrides may stand behind flags too, where argparse alone refuses them."""
+    options, rest = parser().parse_known_args(arguments)
+    late = [word for word in rest if "=" in word and not word.startswith("-")]
+    if late and late == rest and "overrides" in options:
+        options.overrides += late
+    elif rest:
+        parser().error(f"unrecognized arguments: {' '.join(rest)}")
+    return options
 
 
 def parser() -> argparse.ArgumentParser:
@@ -189,7 +205,7 @@ def plan(options: argparse.Namespace) -> None:
     if options.picture:
         from nbtrain.planner.picture import plan_picture
 
-        plan_picture(result).savefig(options.picture)
+        _save_picture(plan_picture(result), options.picture)
 
 
 def prepare(options: argparse.Namespace) -> None:
@@ -225,11 +241,20 @@ def _data_target(text: str) -> Any:
     """A run YAML as its configuration; a dataset's name or prefix as it is."""
     from nbtrain.config.load import find, load
 
+    if text.endswith((".bin", ".idx")):
+        return text[:-4]
     try:
         find(text)
     except ConfigError:
         return text
     return load(text)
+
+
+def _save_picture(figure: Any, path: Path) -> None:
+    formats = figure.canvas.get_supported_filetypes()
+    if path.suffix[1:].lower() not in formats:
+        raise ConfigError(f"{path}: no picture format of this ending; write .png or .svg.")
+    figure.savefig(path)
 
 
 # --- a run --------------------------------------------------------------------------------------------------
@@ -283,6 +308,11 @@ def logs(options: argparse.Namespace) -> None:
     from nbtrain.monitor.logs import follow
 
     run = api.open_run(options.run)
+    if options.lines < 0:
+        raise ConfigError(f"--lines {options.lines}: must be at least 0.")
+    ranks = run.config.world_size
+    if not 0 <= options.rank < ranks:
+        raise ConfigError(f"--rank {options.rank}: {run.name} has {ranks} rank(s), 0 to {ranks - 1}.")
     for line in run.log(options.lines, options.rank):
         print(line)
     if options.follow:
@@ -302,7 +332,8 @@ def cancel(options: argparse.Namespace) -> None:
 
     run = api.open_run(options.run)
     run.stop(now=options.now)
-    print(f"{run.name}: {run.state}. `nbtrain resume {run.name}` goes on from its newest checkpoint.")
+    advice = f" `nbtrain resume {run.name}` goes on from its newest checkpoint."
+    print(f"{run.name}: {run.state}.{'' if run.state == SUCCEEDED else advice}")
 
 
 def save(options: argparse.Namespace) -> None:
@@ -330,7 +361,7 @@ def clean(options: argparse.Namespace) -> None:
 def curves(options: argparse.Namespace) -> None:
     from nbtrain import api
 
-    api.open_run(options.run).curves().savefig(options.output)
+    _save_picture(api.open_run(options.run).curves(), options.output)
     print(options.output)
 
 
@@ -347,7 +378,9 @@ def generate(options: argparse.Namespace) -> None:
         options.seed,
         options.step,
     )
-    print(options.prompt, end="", flush=True)
+    # An error comes before the first piece: then nothing is printed but its message.
+    first = next(pieces, "")
+    print(options.prompt + first, end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
     print()

@@ -40,6 +40,48 @@ def test_errors_are_a_message_and_a_code(workspace, arguments, code, message, ca
     assert "Traceback" not in error
 
 
+def test_overrides_may_stand_behind_a_flag(workspace, capsys):
+    """`check RUN a=1 --resolved b=2` takes both; what is no override is refused."""
+    assert cli.main(["check", "gpt-tiny", "batch.max_steps=3", "--resolved", "data.seed=7"]) == 0
+    resolved = capsys.readouterr().out
+    assert "max_steps: 3" in resolved and "seed: 7" in resolved
+    with pytest.raises(SystemExit) as end:
+        cli.main(["check", "gpt-tiny", "--resolved", "batch.max_steps=3", "--no-such-flag"])
+    assert end.value.code == 2
+    assert "unrecognized arguments: batch.max_steps=3 --no-such-flag" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("plan.xyz", 2, "plan.xyz: no picture format of this ending; write .png or .svg."),
+        ("none/plan.png", 1, "FileNotFoundError: [Errno 2] No such file or directory: "),
+    ],
+)
+def test_a_picture_that_cannot_be_written(workspace, name, code, message, capsys):
+    """The file's ending or its folder is told, without a traceback."""
+    assert cli.main(["plan", "gpt-tiny", "--picture", str(workspace / name)]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_half_of_a_dataset_means_the_pair(workspace, capsys):
+    """`data verify x.bin` looks at x.bin and x.idx."""
+    assert cli.main(["data", "verify", str(workspace / "x.bin")]) == 3
+    assert "x.idx" in capsys.readouterr().err
+
+
+def test_generate_prints_nothing_before_it_fails(workspace, capsys):
+    """A wrong request shows its message alone, without the prompt."""
+    assert cli.main(["generate", "no-such-run", "-p", "def "]) == 5
+    assert capsys.readouterr().out == ""
+    for wrong, message in (
+        (["-p", "a", "-n", "-1"], "max_new_tokens = -1 must be at least 0."),
+        (["-p", "\udcff"], "the prompt is not Unicode text: character 0 is half of one."),
+    ):
+        assert cli.main(["generate", "no-such-run", *wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
 def test_a_closed_pipe_is_no_error(workspace):
     """`nbtrain schema | head -1` ends quietly."""
     command = f"{sys.executable} -m nbtrain.cli schema"

@@ -2,6 +2,7 @@
 
 request   {"run_dir", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "step"}
 answers   {"kind": "text", "text"} ...            new text as it is made
+          {"kind": "note", "message"}               a torn checkpoint that is passed over
           {"kind": "end", "step", "new_tokens", "seconds", "tokens_per_second"}
           {"kind": "error", "error", "message"}   an NbtrainError's class and words
 """
@@ -17,14 +18,15 @@ import torch
 
 from nbtrain.config.load import load_resolved
 from nbtrain.data.tokenizer import Tokenizer
-from nbtrain.errors import NbtrainError
+from nbtrain.errors import DataError, NbtrainError
+from nbtrain.files import read_json
 from nbtrain.generation.decode import generate_tokens
 from nbtrain.generation.sampling import Sampling
 from nbtrain.model.gpt import build_model
 from nbtrain.rundir import RunDir
 from nbtrain.train.checkpoint import load_model_weights
-from nbtrain.train.checkpoint_manifest import newest_whole
-from nbtrain.workspace import tokenizer_dir
+from nbtrain.train.checkpoint_manifest import MANIFEST, newest_whole
+from nbtrain.workspace import display, tokenizer_dir
 
 UNFINISHED = "\ufffd"
 
@@ -53,8 +55,16 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     step = request.get("step")
     if step is None:
         # None again where there is no whole checkpoint: load_model_weights says which are torn, and why.
-        step, _ = newest_whole(run)
+        step, torn = newest_whole(run)
+        for number, reason in torn:
+            yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {reason}"}
     weights = load_model_weights(run.path, step)
+    trained_with = (read_json(run.checkpoint(step) / MANIFEST) or {}).get("tokenizer_sha256")
+    if trained_with not in (None, tokenizer.sha256):
+        raise DataError(
+            f"{display(tokenizer.directory)} is {tokenizer.sha256[:12]}..., but this run was trained with "
+            f"{trained_with[:12]}...: ids would mean other text. Restore the tokenizer it was trained with."
+        )
     model = build_model(config)
     model.load_state_dict(weights)
     if torch.cuda.is_available():

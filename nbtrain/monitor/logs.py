@@ -72,7 +72,8 @@ def read_log(path: Path, offset_bytes: int | None = None, limit_bytes: int = REA
 def tail_lines(path: Path, num_lines: int) -> list[str]:
     """The last lines of a log, without line ends. A progress bar's redrawn line counts once, as last drawn."""
     text = read_log(path, limit_bytes=min(READ_LIMIT_BYTES, 1024 * max(1, num_lines))).text
-    return [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n") if line.strip()][-num_lines:]
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n") if line.strip()]
+    return lines[-num_lines:] if num_lines > 0 else []
 
 
 def follow(run: RunDir, rank: int | str = 0) -> Iterator[str]:

@@ -30,6 +30,7 @@ from nbtrain.parallel.agreement import broadcast_object, gather_objects
 from nbtrain.parallel.startup import World, prepare_deepspeed, quiet
 from nbtrain.rundir import EventWriter, RunDir
 from nbtrain.train import checkpoint_manifest as manifests
+from nbtrain.workspace import display
 
 logger = logging.getLogger(__name__)
 
@@ -291,7 +292,7 @@ def load_model_weights(run_dir: str | Path, step: int | None = None) -> dict[str
             raise CheckpointError(f"{run.model}: holds no whole checkpoint; train the run first.{reasons}")
     elif reason := manifests.problem(run.checkpoint(step)):
         known = ", ".join(str(known) for known in run.checkpoint_steps()) or "none"
-        raise CheckpointError(f"{run.checkpoint(step)}: {reason}. Checkpoints there: {known}.")
+        raise CheckpointError(f"{display(run.checkpoint(step))}: {reason}. Checkpoints there: {known}.")
     folder = run.checkpoint(step)
     manifest = files.read_json(folder / manifests.MANIFEST)
     assert manifest is not None

@@ -40,6 +40,8 @@ def describe(folder: Path, names: list[Path]) -> dict[str, dict[str, Any]]:
 
 def size_problem(folder: Path) -> str | None:
     """Why the checkpoint is not whole, as far as names and sizes tell; None where they are right. Cheap."""
+    if not folder.is_dir():
+        return "there is no such checkpoint"
     try:
         manifest = files.read_json(folder / MANIFEST)
     except ValueError:

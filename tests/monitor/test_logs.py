@@ -46,6 +46,8 @@ def test_redrawn_progress_bar_counts_as_its_last_state(tmp_path: Path) -> None:
     path = tmp_path / "0.0.log"
     path.write_text("10%\r50%\r100%\r\ndone\n")
     assert logs.tail_lines(path, 5) == ["100%", "done"]
+    assert logs.tail_lines(path, 1) == ["done"]
+    assert logs.tail_lines(path, 0) == []
 
 
 def test_newest_attempt_of_a_rank_is_shown(tmp_path: Path) -> None:

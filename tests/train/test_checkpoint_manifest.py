@@ -61,6 +61,11 @@ def test_a_torn_checkpoint_is_passed_over_with_its_reason(run, damage, reason):
     assert manifests.newest_whole(run) == (10, [(20, reason)])
 
 
+def test_a_step_that_was_never_saved(run):
+    """Not the same as one whose writing was cut off."""
+    assert manifests.problem(run.checkpoint(7)) == "there is no such checkpoint"
+
+
 def test_no_whole_checkpoint(run):
     assert manifests.newest_whole(run) == (None, [])
     run.checkpoint(5).mkdir(parents=True)

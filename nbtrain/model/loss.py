@@ -72,7 +72,7 @@ def _forward(ctx, hidden, weight, labels, chunk_tokens, dtype, needs_gradient):
                 gradient = log_probabilities.exp_()
                 gradient.scatter_add_(1, target, torch.full_like(target, -1, dtype=torch.float32))
                 block.copy_(gradient)
-        if needs_gradient:
+        if hidden_gradient is not None:
             hidden_gradient[chunk] = logits @ product_weight
             part = logits.T @ product_hidden
             # Chunks are summed in fp32 whatever the format of the products.

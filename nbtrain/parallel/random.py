@@ -19,12 +19,12 @@ def seed_rank(seed: int, data_parallel_rank: int) -> None:
 def get_state() -> dict:
     """The state of every generator, as tensors and plain values that torch.load(weights_only=True) reads."""
     version, words, gauss = random.getstate()
-    name, keys, position, has_gauss, cached = np.random.get_state()
+    name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
         "python": [version, list(words), gauss],
-        "numpy": [name, keys.tolist(), int(position), int(has_gauss), float(cached)],
+        "numpy": [name, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
     }
 
 

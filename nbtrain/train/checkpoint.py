@@ -104,8 +104,8 @@ class Checkpointer:
         """Write the checkpoint of `state.step`. Raises CheckpointError where the disk is too small."""
         folder = self.run.checkpoint(state.step)
         problem = self._prepare(folder) if self.world.rank == 0 else None
-        if problem := broadcast_object(problem):
-            raise CheckpointError(str(problem))
+        if agreed := broadcast_object(problem):
+            raise CheckpointError(str(agreed))
         if self._is_whole(folder):
             return
         started = time.monotonic()

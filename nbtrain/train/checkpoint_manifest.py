@@ -78,7 +78,7 @@ def newest_whole(
     run: RunDir, check: Callable[[Path], str | None] = problem
 ) -> tuple[int | None, list[tuple[int, str]]]:
     """(step of the newest whole checkpoint or None, [(step, reason) of newer ones that are not])."""
-    skipped = []
+    skipped: list[tuple[int, str]] = []
     for step in reversed(run.checkpoint_steps()):
         reason = check(run.checkpoint(step))
         if reason is None:

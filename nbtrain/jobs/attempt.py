@@ -214,9 +214,14 @@ class Attempt:
                 killed_by_us=self.killed,
                 hang=self.hang,
                 oom_kills=counted,
+                launcher_signal=self._launcher_signal(),
                 launcher_message=f"torchrun ended with code {self.torchrun.returncode}; see logs/supervisor.log",
             ),
         )
+
+    def _launcher_signal(self) -> int | None:
+        code = self.torchrun.returncode
+        return -code if code is not None and code < 0 and not self.killed and not self.signalled_at else None
 
 
 def _whereabouts(watch: RankWatch, now: float) -> str:

@@ -27,7 +27,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.errors import SubmitError
 from nbtrain.jobs import leftovers
 from nbtrain.jobs.changes import Change, changes_between
-from nbtrain.jobs.environment import environment_record, supervisor_environment
+from nbtrain.jobs.environment import dataset_sha256, environment_record, supervisor_environment
 from nbtrain.jobs.preflight import preflight
 from nbtrain.jobstate import ACTIVE, QUEUED, SUCCEEDED, read_state
 from nbtrain.rundir import (
@@ -214,6 +214,21 @@ def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
         )
 
 
+def refuse_other_data(run: RunDir, config: RunConfig) -> None:
+    """Raises SubmitError where the dataset was made anew since the newest checkpoint: its order means other text."""
+    step, now = leftovers.newest_checkpoint_step(run), dataset_sha256(config)
+    if step is None or now is None:
+        return
+    manifest = files.read_json(run.checkpoint_manifest(step)) or {}
+    then = manifest.get("data_state", {}).get("dataset_sha256")
+    if then not in (None, now):
+        raise SubmitError(
+            f"{display(run.path)} was trained on dataset {config.data.name} {then[:12]}..., which has been made anew "
+            f"since and is {now[:12]}...: the checkpoint of step {step:,} does not go on with it. Restore the "
+            "dataset, or train on the new one under another `name:`."
+        )
+
+
 def _has_trained(run: RunDir) -> bool:
     if run.checkpoint_steps():
         return True
@@ -234,6 +249,7 @@ def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[s
 
     refuse_other_training(run, config)
     refuse_less_than_done(run, config)
+    refuse_other_data(run, config)
     if problems := preflight(config):
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise SubmitError(

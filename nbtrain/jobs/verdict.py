@@ -29,6 +29,8 @@ class Circumstances:
     """Which ranks hung and since when, where that is why they were killed."""
     oom_kills: int | None = None
     """Kills that the kernel counted in this cgroup during the attempt; None where it does not tell."""
+    launcher_signal: int | None = None
+    """The signal that killed torchrun, where one did and it was not the supervisor's."""
     launcher_message: str = ""
     """The launcher's last words, for an attempt that no rank lived to see."""
 
@@ -60,6 +62,14 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     if not missing and outcomes <= {"finished", "stopped"}:
         if around.stop_requested:
             return Verdict(CANCELLED, f"stopped on request{_at(step)}; saved", step=step)
+        if around.launcher_signal is not None:
+            # Its death tells the ranks to stop, and they save; nobody wanted the run to end.
+            return Verdict(
+                FAILED,
+                f"torchrun was killed by signal {around.launcher_signal}, so its ranks stopped{_at(step)}; saved",
+                retry=True,
+                step=step,
+            )
         return Verdict(
             CANCELLED, f"its ranks were told to stop by a signal from outside{_at(step)}; saved", step=step
         )

@@ -239,9 +239,9 @@ class Checkpointer:
                 )
         if found:
             raise CheckpointError(
-                f"{folder}: does not fit this run:\n  "
-                + "\n  ".join(found)
-                + "\nRestore the setting, or train the new one as another run."
+                # One line: the first line of a rank's error is the cause of its job's end.
+                f"{folder}: does not fit this run: {'; '.join(found)}. "
+                "Restore the setting, or train the new one as another run."
             )
 
 

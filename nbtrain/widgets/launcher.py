@@ -162,7 +162,8 @@ class Launcher(widgets.VBox):
 
     def close(self) -> None:
         """Take the form and its panel away."""
-        for panel in self.result.children:
+        # ipywidgets closes what is collected, also a form whose run could not be read.
+        for panel in self.result.children if hasattr(self, "result") else ():
             panel.close()
         super().close()
 

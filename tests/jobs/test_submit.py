@@ -10,6 +10,7 @@ from nbtrain.config.load import load, load_resolved
 from nbtrain.errors import ConfigError, SubmitError
 from nbtrain.jobs import submit as submitting
 from nbtrain.jobs.changes import BOUND, FREE, changes_between
+from nbtrain.jobs.environment import dataset_sha256
 from nbtrain.jobs.registry import list_runs, runs_table
 from nbtrain.jobs.submit import clone, resume, submit
 from nbtrain.rundir import Heartbeat, JobRecord, ProcessIdentity, RunDir, read_events
@@ -117,6 +118,27 @@ def test_less_than_what_is_done_is_refused(tiny):
         "override batch.max_steps=3: batch.max_steps ends the run after 3 steps, but output/tiny has come to step 5. "
         "Ask for more, or train anew under another `name:`."
     )
+
+
+def test_data_made_anew_is_refused(tiny):
+    """The checkpoint's sample order belongs to the dataset it was trained on: refused before a job starts."""
+    job = submit(tiny())
+    end(job, "CANCELLED", step=5)
+    job.run.checkpoint(5).mkdir(parents=True)
+    manifest = {"files": {}, "data_state": {"dataset_sha256": "0" * 64}}
+    files.write_json(job.run.checkpoint_manifest(5), manifest)
+    with pytest.raises(SubmitError) as refused:
+        resume(job.run)
+    now = dataset_sha256(tiny())
+    assert str(refused.value) == (
+        f"output/tiny was trained on dataset mock 000000000000..., which has been made anew since and is {now[:12]}...: "
+        "the checkpoint of step 5 does not go on with it. Restore the dataset, or train on the new one under another "
+        "`name:`."
+    )
+    assert job.run.job_ids() == [job.job_id]
+    manifest["data_state"]["dataset_sha256"] = now
+    files.write_json(job.run.checkpoint_manifest(5), manifest)
+    assert resume(job.run).job_id != job.job_id
 
 
 def test_a_lost_run_is_resumed(tiny):

@@ -44,6 +44,15 @@ def test_stopped_is_cancelled(asked, cause):
     assert (verdict.state, verdict.cause) == ("CANCELLED", cause)
 
 
+def test_a_killed_torchrun_is_tried_again():
+    """Its death made the ranks save and stop, but nobody asked for an end; a request to stop still wins."""
+    verdict = judged(record(0, "stopped"), record(1, "stopped"), launcher_signal=9)
+    assert (verdict.state, verdict.retry) == ("FAILED", True)
+    assert verdict.cause == "torchrun was killed by signal 9, so its ranks stopped at step 7; saved"
+    verdict = judged(record(0, "stopped"), record(1, "stopped"), launcher_signal=9, stop_requested=True)
+    assert (verdict.state, verdict.retry) == ("CANCELLED", False)
+
+
 def test_a_stop_that_did_not_save_says_so():
     """Killed during a stop, or failed while stopping: CANCELLED with what was missed."""
     killed = judged(record(0, "killed", signal=9, code=None), stop_requested=True, killed_by_us=True)

@@ -206,10 +206,10 @@ def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, data_ho
     log = launch.log_of(copy)
     folder = copy.checkpoint(24)
     assert (
-        f"CheckpointError: {folder}: does not fit this run:\n"
-        "  architecture.padded_vocab_size is 512 in the checkpoint and 640 in the run\n"
-        "  layout.zero_stage is 1 in the checkpoint and 2 in the run\n"
-        "  data: seed is 1234 in the checkpoint, 7 now\n"
+        f"CheckpointError: {folder}: does not fit this run: "
+        "architecture.padded_vocab_size is 512 in the checkpoint and 640 in the run; "
+        "layout.zero_stage is 1 in the checkpoint and 2 in the run; "
+        "data: seed is 1234 in the checkpoint, 7 now. "
         "Restore the setting, or train the new one as another run."
     ) in log
     assert copy.checkpoint_steps() == [10, 20, 24]

@@ -50,7 +50,7 @@ def test_broken_rule_locks_the_button_until_it_is_mended(form: Launcher) -> None
     assert form.submit_button.disabled
     control(form, "batch.micro_batch_size").value = "4"
     assert "must be a multiple" not in form.side.value
-    assert "<s>16</s></td><td><strong>4</strong>" in form.side.value
+    assert "<s>8</s></td><td><strong>4</strong>" in form.side.value
     assert "batch.micro_batch_size&quot;: 4" in form.line.value
     assert not form.submit_button.disabled
     assert "nbf-changed" in control(form, "batch.micro_batch_size")._dom_classes
@@ -63,7 +63,7 @@ def test_unreadable_value_locks_the_button(form: Launcher) -> None:
     assert form.submit_button.disabled
     control(form, "model.compile").value = True
     assert form.submit_button.disabled
-    control(form, "batch.micro_batch_size").value = "16"
+    control(form, "batch.micro_batch_size").value = "8"
     assert form.answer.value == ""
     assert not form.submit_button.disabled
 

@@ -198,7 +198,7 @@ def test_a_cpu_rank_has_its_share_of_the_host():
         "gpt-tiny",
         [
             "parallel.data_parallel_size=2",
-            "batch.micro_batch_size=8",
+            "batch.micro_batch_size=4",
             "resources.memory_per_node_bytes=8e9",
             "parallel.zero_stage=1",
         ],

@@ -67,12 +67,12 @@ def test_an_earlier_job_of_the_run_gives_the_rate():
     assert "assumed" in assumed.basis
     directory = RunDir.named("gpt-tiny")
     directory.path.mkdir(parents=True)
-    summary = {"samples_per_second": 50.0, "seq_length": 256, "global_batch_size": 16, "world_size": 1}
+    summary = {"samples_per_second": 50.0, "seq_length": 256, "global_batch_size": 8, "world_size": 1}
     files.write_json(directory.summary_json, summary)
     measured = estimate_duration(config)
     assert measured.tokens_per_second == 50 * 256
     assert measured.basis == "12,800 tokens/s, measured by this run's last job"
-    assert measured.seconds == pytest.approx(3_276_800 / 12_800)
+    assert measured.seconds == pytest.approx(1_228_800 / 12_800)
     assert estimate_duration(config, use_measured=False) == assumed
     assert "assumed" in estimate_duration(load("gpt-tiny", ["model.seq_length=128"])).basis
 
@@ -111,7 +111,7 @@ def test_checkpoints_on_disk(overrides, checkpoints):
 def test_a_checkpoint_has_14_bytes_a_parameter():
     """16-bit weights, fp32 masters and two moments; in fp32 with ZeRO 0 12, as weights are their own masters."""
     assert estimate_disk(load("gpt-125m")).checkpoint_bytes == 14 * 126_638_592
-    assert estimate_disk(load("gpt-tiny")).checkpoint_bytes == 12 * 4_273_664
+    assert estimate_disk(load("gpt-tiny")).checkpoint_bytes == 12 * 3_487_232
 
 
 # --- the whole --------------------------------------------------------------------------------------------------
@@ -119,7 +119,7 @@ def test_a_checkpoint_has_14_bytes_a_parameter():
 
 def a_dataset(tokens: int) -> None:
     """A manifest of a prepared dataset of gpt-tiny."""
-    folder = dataset_dir("python-docs-4k")
+    folder = dataset_dir("python-docs-1k")
     folder.mkdir(parents=True)
     files.write_json(
         folder / "manifest.json",
@@ -128,7 +128,7 @@ def a_dataset(tokens: int) -> None:
             "json_key": "text",
             "sources": [],
             "counts": {"documents": 10, "tokens": tokens, "bytes": None, "dropped": {}},
-            "vocab_size": 4096,
+            "vocab_size": 1024,
             "dtype": "uint16",
             "eod_id": 0,
             "tokenizer_sha256": None,
@@ -143,7 +143,7 @@ def test_the_plan_of_a_prepared_dataset_counts_epochs():
     assert (unknown.epochs, unknown.disk.dataset_bytes) == (None, None)
     a_dataset(2_000_000)
     known = plan(load("gpt-tiny"))
-    assert known.epochs == pytest.approx(3_276_800 / 1_800_000)
+    assert known.epochs == pytest.approx(1_228_800 / 1_800_000)
     assert known.disk.dataset_bytes == 4_000_000
     assert known.warnings == []
     longer = plan(load("gpt-tiny", ["batch.train_tokens=9e6"]))
@@ -155,7 +155,7 @@ def test_the_plan_of_a_prepared_dataset_counts_epochs():
 
 def test_a_damaged_manifest_is_no_reason_to_have_no_plan():
     """Then the dataset is unknown; prepare and preflight say what is wrong with it."""
-    folder = dataset_dir("python-docs-4k")
+    folder = dataset_dir("python-docs-1k")
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("{")
     assert plan(load("gpt-tiny")).epochs is None
@@ -253,7 +253,7 @@ def test_the_picture_shows_every_part_and_the_schedule():
         (2.5e9, "2.5B"),
         (126_638_592, "126.6M"),
         (26e9, "26B"),
-        (4_273_664, "4.27M"),
+        (3_487_232, "3.49M"),
         (999, "999"),
         (1.52e12, "1.52T"),
     ],

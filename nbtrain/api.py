@@ -9,6 +9,7 @@ nb.generate(run, "def ")
 """
 
 import logging
+import shlex
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -286,7 +287,7 @@ def submit(
             # An active job has passed these checks, and holds the memory that they would look for.
             return Run(submit_job(config).run)
     if too_small == "explain" and (missing := _shortages(config)):
-        return NotLaunched(config, missing, f"nbtrain submit {run if isinstance(run, str) else config.name}")
+        return NotLaunched(config, missing, f"nbtrain submit {shlex.join(config.as_arguments)}")
     if not prepared:
         prepare(config)
     return Run(submit_job(config).run)

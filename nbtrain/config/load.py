@@ -32,13 +32,14 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
     Raises ConfigError with every problem found.
     """
     if isinstance(run, RunConfig):
-        located, label = Located(run.model_dump(), dict(run._origins)), run.name
+        located, label, name = Located(run.model_dump(), dict(run._origins)), run.name, run._run
     else:
         path = find(run)
-        located, label = read_with_parents(path), path.name
+        located, label, name = read_with_parents(path), path.name, str(run)
     layer = override_layer(overrides)
     if layer.value or not isinstance(run, RunConfig):
         config = validate(located.merged_with(layer), label)
+        config._run = name
     else:
         config = run
     if check:

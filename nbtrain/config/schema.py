@@ -411,6 +411,7 @@ class RunConfig(ConfigModel):
 
     # Where each dotted key was written ("file.yaml:12" or "override a.b=c"); set by load.py.
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
+    _run: str | None = PrivateAttr(default=None)
 
     def __eq__(self, other: object) -> bool:
         # Two runs are equal when their values are, wherever those were written.
@@ -426,6 +427,12 @@ class RunConfig(ConfigModel):
                 return self._origins[key]
             key = key.rpartition(".")[0]
         return "default"
+
+    @property
+    def as_arguments(self) -> list[str]:
+        """What stands behind a verb of the command line to mean this configuration: RUN and its overrides."""
+        places = dict.fromkeys(self._origins.values())
+        return [self._run or self.name, *(place[9:] for place in places if place.startswith("override "))]
 
     @property
     def topology(self) -> Topology:

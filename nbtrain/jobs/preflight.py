@@ -5,6 +5,7 @@ whether it is a mistake to mend or a machine that does not suffice.
 """
 
 import os
+import shlex
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -222,7 +223,7 @@ def _read_only(folder: Path) -> bool:
 def data_is_whole(config: RunConfig, machine: Machine) -> Problems:
     """The .bin/.idx are there, of the size their index counts, and hold this vocabulary; hashes fit."""
     tokenizer = manifest = None
-    prepare = f"`nbtrain prepare {config.name}` makes what is missing."
+    prepare = f"`nbtrain prepare {shlex.join(config.as_arguments)}` makes what is missing."
     try:
         tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
     except DataError as error:
@@ -245,7 +246,7 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Problems:
             "error",
             f"dataset {config.data.name} was encoded with the tokenizer {manifest.tokenizer_sha256[:12]}..., but "
             f"{display(tokenizer.directory)} is {tokenizer.sha256[:12]}...: ids would mean other text.",
-            f"Name the tokenizer it was made with, or make the data again: `nbtrain prepare {config.name} --force`.",
+            f"Name the tokenizer it was made with, or make the data again: `nbtrain prepare {shlex.join(config.as_arguments)} --force`.",
         )
 
 

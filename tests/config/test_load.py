@@ -245,6 +245,22 @@ def test_no_override_changes_nothing(overrides):
     assert load("gpt-tiny", overrides) == load("gpt-tiny")
 
 
+def test_a_run_names_the_arguments_that_make_it_again():
+    """RUN as it was given and each override once, the later one; both ways lead to an equal run."""
+    config = load(
+        "gpt-tiny", ["batch.max_steps=3", "name=trial", "data.sources=[{kind: mock, num_documents: 9}]"]
+    )
+    config = load(config, {"batch.max_steps": 7})
+    run, *overrides = config.as_arguments
+    assert run == "gpt-tiny"
+    assert sorted(override.partition("=")[0] for override in overrides) == [
+        "batch.max_steps",
+        "data.sources",
+        "name",
+    ]
+    assert load(run, overrides) == config
+
+
 def test_the_later_of_two_overrides_wins():
     """As on every command line."""
     assert load("gpt-tiny", ["model.seed=1", "model.seed=2"]).model.seed == 2

@@ -1,6 +1,8 @@
 """What stops a run on this machine, told with numbers, kind and fix; machines are described, not needed."""
 
 import os
+import re
+import shlex
 import shutil
 from dataclasses import replace
 
@@ -121,14 +123,16 @@ def own_data(tiny_data, tmp_path, monkeypatch):
 
 def test_missing_data(tiny, own_data):
     """Nothing prepared: both halves are told, with the command."""
-    config = tiny()
+    config = tiny(**{"batch.max_steps": 3})
     shutil.rmtree(own_data / "dataset")
     shutil.rmtree(own_data / "tokenizer")
     told = found(config)
     assert [kind for kind, _ in told] == ["data", "data"]
     assert "the tokenizer is not ready" in told[0][1]
     assert "text_document.bin: no such file." in told[1][1]
-    assert told[1][1].endswith("`nbtrain prepare tiny` makes what is missing.")
+    [command] = re.findall(r"`nbtrain prepare ([^`]*)` makes what is missing\.$", told[1][1])
+    run, *overrides = shlex.split(command)
+    assert load(run, overrides) == config
 
 
 def test_a_truncated_bin(tiny, own_data):

@@ -166,7 +166,7 @@ class DemoSummary:
     steps: int
     loss: float | None
     validation_loss: float | None
-    unigram_nats: float
+    unigram_entropy_nats: float
     bigram_nats: float
     tokens_per_second: float | None
     sample: str
@@ -184,8 +184,8 @@ class DemoSummary:
 
   training loss      {figure(self.loss, ".4f")} nats per token
   validation loss    {figure(self.validation_loss, ".4f")}
-  bigram model       {self.bigram_nats:.4f}   (add-k, same data)
-  unigram entropy    {self.unigram_nats:.4f}
+  bigram model       {self.bigram_nats:.4f}   (add-k, the same tokens)
+  unigram entropy    {self.unigram_entropy_nats:.4f}
   speed              {figure(self.tokens_per_second, ",.0f")} tokens/s
 
   a sample:
@@ -213,7 +213,7 @@ def demo_summary(run: Any, executed: list[ExecutedNotebook], seconds: float) -> 
         steps=end.get("steps", 0),
         loss=end.get("loss"),
         validation_loss=end.get("last_validation_loss"),
-        unigram_nats=base.unigram_nats,
+        unigram_entropy_nats=base.unigram_entropy_nats,
         bigram_nats=base.bigram_nats,
         tokens_per_second=samples_per_second * sequence if samples_per_second else None,
         sample=api.generate(run, SAMPLE_PROMPT, max_new_tokens=60),

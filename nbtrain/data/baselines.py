@@ -1,12 +1,12 @@
-"""What a model must beat: how well token counts alone predict the validation split.
+"""What a model must beat: how well token counts alone predict what the run's validation predicts.
 
-    plain     H = -sum_v p(v) ln p(v), p the validation split's own frequencies: no unigram model is better
+    plain     H = -sum_v p(v) ln p(v), p the validation tokens' own frequencies: no unigram model is better
     unigram   -mean ln (c(b) + k) / (N + k V), counts c of the training split
     bigram    -mean ln (c(a, b) + k) / (c(a) + k V), a the token before b
 
-In nats per token, as the trained model's validation loss. V is the vocabulary. For each k is the one of a fixed
-grid that suits the validation split best: in the baseline's favour, never in the model's. Pairs run over document
-ends, as samples do. Counts are of at most the first 20 million training tokens (`train_tokens` says how many).
+In nats per token, over the very samples that the run's validation reads, so that the figures and the trained
+model's validation loss are of the same tokens. V is the vocabulary. For each k is the one of a fixed grid that
+suits these tokens best: in the baseline's favour, never in the model's. Pairs run over document ends, as samples do. Counts are of at most the first 20 million training tokens (`train_tokens` says how many).
 """
 
 import logging
@@ -18,6 +18,7 @@ import numpy as np
 from nbtrain import files
 from nbtrain.config.schema import RunConfig
 from nbtrain.data.dataset_files import DatasetFiles
+from nbtrain.data.gpt_dataset import build
 from nbtrain.data.gpt_index import split_bounds
 from nbtrain.data.indexed import IndexedDataset
 from nbtrain.errors import DataError
@@ -25,7 +26,7 @@ from nbtrain.workspace import display
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 MAX_TRAIN_TOKENS = 20_000_000
 MAX_VALIDATION_TOKENS = 5_000_000
 K_GRID = tuple(float(k) for k in 10.0 ** np.arange(-4, 3.25, 0.25))
@@ -33,10 +34,10 @@ K_GRID = tuple(float(k) for k in 10.0 ** np.arange(-4, 3.25, 0.25))
 
 @dataclass(frozen=True)
 class Baselines:
-    """Nats per token on the validation split, and how they came about."""
+    """Nats per token on the run's validation samples, and how they came about."""
 
     unigram_entropy_nats: float
-    """The validation split's own unigram entropy."""
+    """The validation tokens' own unigram entropy."""
     unigram_nats: float
     """Cross entropy under the training split's counts."""
     unigram_k: float
@@ -46,6 +47,7 @@ class Baselines:
     train_tokens: int
     """Training tokens counted."""
     validation_tokens: int
+    """Tokens predicted."""
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """IPython's plain text."""
@@ -53,7 +55,7 @@ class Baselines:
 
     def __str__(self) -> str:
         return (
-            f"validation split, nats/token: unigram entropy {self.unigram_entropy_nats:.4f}, "
+            f"validation samples, nats/token: unigram entropy {self.unigram_entropy_nats:.4f}, "
             f"unigram of training counts {self.unigram_nats:.4f} (add-{self.unigram_k:.3g}), "
             f"bigram {self.bigram_nats:.4f} (add-{self.bigram_k:.3g}); "
             f"{self.train_tokens:,} training and {self.validation_tokens:,} validation tokens"
@@ -72,7 +74,10 @@ def baselines(config: RunConfig) -> Baselines:
         "dataset_sha256": manifest.dataset_sha256,
         "split": config.data.split,
         "split_rule": config.data.split_rule,
-        "max_tokens": [MAX_TRAIN_TOKENS, MAX_VALIDATION_TOKENS],
+        "seed": config.data.seed,
+        "seq_length": config.model.seq_length,
+        "validation_samples": validation_samples(config),
+        "max_train_tokens": MAX_TRAIN_TOKENS,
     }
     stored = _stored(dataset)
     for entry in stored:
@@ -81,13 +86,12 @@ def baselines(config: RunConfig) -> Baselines:
     indexed = IndexedDataset(dataset.prefix)
     train, valid, _ = split_bounds(config.data.split, config.data.split_rule, len(indexed))
     train_tokens = _tokens(indexed, train, MAX_TRAIN_TOKENS)
-    valid_tokens = _tokens(indexed, valid, MAX_VALIDATION_TOKENS)
-    if len(train_tokens) < 2 or len(valid_tokens) < 2:
+    if len(train_tokens) < 2 or valid[0] == valid[1]:
         raise DataError(
-            f"{display(dataset.prefix)}: split {config.data.split} leaves {len(train_tokens):,} training and "
-            f"{len(valid_tokens):,} validation tokens; a baseline needs 2 of each. Use more text or another data.split."
+            f"{display(dataset.prefix)}: split {config.data.split} leaves {len(train_tokens):,} training tokens and "
+            f"{valid[1] - valid[0]:,} validation documents; a baseline needs both. Use more text or another data.split."
         )
-    result = compute(train_tokens, valid_tokens, manifest.vocab_size)
+    result = compute(train_tokens, _validation_rows(config, indexed, valid), manifest.vocab_size)
     try:
         files.write_json(dataset.baselines_json, [*stored, {"key": key, "value": asdict(result)}])
     except OSError as error:  # a data home that may only be read: the figures are right all the same
@@ -97,22 +101,39 @@ def baselines(config: RunConfig) -> Baselines:
     return result
 
 
-def compute(train: np.ndarray, valid: np.ndarray, vocab_size: int) -> Baselines:
-    """The baselines of two token streams, int64 [tokens] each, with ids below `vocab_size`."""
+def validation_samples(config: RunConfig) -> int:
+    """Samples that one validation of the run reads."""
+    return config.evaluation.eval_iters * config.batch.global_batch_size
+
+
+def _validation_rows(config: RunConfig, indexed: IndexedDataset, bounds: tuple[int, int]) -> np.ndarray:
+    """[samples, seq_length + 1]; where the run never validates, the whole split as one row."""
+    samples = build(config).valid
+    if samples is None or not validation_samples(config):
+        return _tokens(indexed, bounds, MAX_VALIDATION_TOKENS)[np.newaxis]
+    return np.stack([samples[number] for number in range(validation_samples(config))])
+
+
+def compute(train: np.ndarray, rows: np.ndarray, vocab_size: int) -> Baselines:
+    """The baselines of training tokens [tokens] on samples [samples, seq_length + 1], ids below `vocab_size`.
+
+    In each row every token but the first is predicted, from nothing or from the one before it.
+    """
+    context, target = rows[:, :-1].ravel(), rows[:, 1:].ravel()
     counts = np.bincount(train, minlength=vocab_size)
-    unigram_nats, unigram_k = _best(counts[valid], np.full(len(valid), len(train)), vocab_size)
+    unigram_nats, unigram_k = _best(counts[target], np.full(len(target), len(train)), vocab_size)
 
     pairs, pair_counts = np.unique(train[:-1] * vocab_size + train[1:], return_counts=True)
-    wanted = valid[:-1] * vocab_size + valid[1:]
+    wanted = context * vocab_size + target
     places = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
     seen = np.where(pairs[places] == wanted, pair_counts[places], 0)
-    contexts = np.bincount(train[:-1], minlength=vocab_size)[valid[:-1]]
+    contexts = np.bincount(train[:-1], minlength=vocab_size)[context]
     bigram_nats, bigram_k = _best(seen, contexts, vocab_size)
 
-    frequencies = np.bincount(valid) / len(valid)
+    frequencies = np.bincount(target) / len(target)
     frequencies = frequencies[frequencies > 0]
     entropy = float(-(frequencies * np.log(frequencies)).sum())
-    return Baselines(entropy, unigram_nats, unigram_k, bigram_nats, bigram_k, len(train), len(valid))
+    return Baselines(entropy, unigram_nats, unigram_k, bigram_nats, bigram_k, len(train), len(target))
 
 
 def _best(counts: np.ndarray, totals: np.ndarray, vocab_size: int) -> tuple[float, float]:

@@ -17,7 +17,7 @@ def test_uniform_tokens_have_the_entropy_of_a_die():
     """Tokens without structure: entropy, unigram and bigram are all ln V."""
     generator = np.random.RandomState(0)
     train, valid = generator.randint(0, 8, 200_000), generator.randint(0, 8, 50_000)
-    result = compute(train, valid, 8)
+    result = compute(train, valid[np.newaxis], 8)
     for value in (result.unigram_entropy_nats, result.unigram_nats, result.bigram_nats):
         assert value == pytest.approx(math.log(8), abs=0.002)
 
@@ -25,24 +25,26 @@ def test_uniform_tokens_have_the_entropy_of_a_die():
 def test_a_cycle_is_known_to_the_bigram_alone():
     """0 1 2 3 0 1 2 3: unigram knows nothing (ln 4), bigram everything (nearly 0)."""
     tokens = np.arange(40_000) % 4
-    result = compute(tokens, tokens[:4_000], 4)
+    result = compute(tokens, tokens[:4_001][np.newaxis], 4)
     assert result.unigram_entropy_nats == pytest.approx(math.log(4))
     assert result.bigram_nats < 1e-6
 
 
 def test_equals_the_definition():
-    """The vectorised figures equal the formulas written with dictionaries, with the best k of the grid."""
+    """Over rows, the vectorised figures equal the formulas written with dictionaries, with the best k of the grid."""
     generator = np.random.RandomState(3)
-    train, valid = generator.zipf(1.5, 3000) % 50, generator.zipf(1.4, 400) % 60
+    train, valid = generator.zipf(1.5, 3000) % 50, generator.zipf(1.4, (8, 50)) % 60
     vocab = 60
     counts, pairs = Counter(train.tolist()), Counter(zip(train[:-1].tolist(), train[1:].tolist()))
     contexts = Counter(train[:-1].tolist())
 
     def unigram(k):
-        return -np.mean([math.log((counts[b] + k) / (len(train) + k * vocab)) for b in valid.tolist()])
+        return -np.mean(
+            [math.log((counts[b] + k) / (len(train) + k * vocab)) for b in valid[:, 1:].ravel().tolist()]
+        )
 
     def bigram(k):
-        steps = zip(valid[:-1].tolist(), valid[1:].tolist())
+        steps = zip(valid[:, :-1].ravel().tolist(), valid[:, 1:].ravel().tolist())
         return -np.mean([math.log((pairs[a, b] + k) / (contexts[a] + k * vocab)) for a, b in steps])
 
     result = compute(train, valid, vocab)
@@ -53,17 +55,19 @@ def test_equals_the_definition():
 
 
 def test_cached_for_this_data_and_split(make_config, monkeypatch):
-    """Computed once for a dataset and split; another split has its own figures beside them."""
+    """Computed once for a dataset, split and number of samples; another has its own figures beside them."""
     config = make_config()
     prepare(config)
     first = baselines(config)
     other_config = make_config(data={"split": "50,40,10"})
     other = baselines(other_config)
-    assert other.validation_tokens > first.validation_tokens
+    samples = config.evaluation.eval_iters * config.batch.global_batch_size
+    assert first.validation_tokens == other.validation_tokens == samples * config.model.seq_length
+    assert other.bigram_nats != first.bigram_nats
     monkeypatch.setattr(module, "compute", None)
     assert baselines(config) == first
     assert baselines(other_config) == other
-    assert str(first).startswith("validation split, nats/token: unigram entropy ")
+    assert str(first).startswith("validation samples, nats/token: unigram entropy ")
     DatasetFiles.of(config).baselines_json.write_text("{")
     with pytest.raises(DataError, match=r"not JSON.*Remove the file; it is computed again\.$"):
         baselines(config)
@@ -76,6 +80,6 @@ def test_no_validation_tokens(make_config):
     with pytest.raises(DataError) as caught:
         baselines(config)
     assert str(caught.value) == (
-        f"data/dataset/small/text_document: split 1,0,0 leaves {tokens:,} training and 0 validation tokens; a baseline "
-        "needs 2 of each. Use more text or another data.split."
+        f"data/dataset/small/text_document: split 1,0,0 leaves {tokens:,} training tokens and 0 validation "
+        "documents; a baseline needs both. Use more text or another data.split."
     )

@@ -336,11 +336,11 @@ def _directory_of(run: str) -> RunDir:
         return RunDir(output_root() / run)
 
 
-def launcher(run: str | None = None) -> "Launcher":
-    """The launch form: pick a YAML, edit it, see checks, plan and diff, submit."""
+def launcher(run: str | None = None, overrides: Overrides = None) -> "Launcher":
+    """The launch form: pick a YAML, edit it, see checks, plan and diff, submit. It opens with `overrides` made."""
     from nbtrain.widgets.launcher import Launcher
 
-    return Launcher(run) if run else Launcher()
+    return Launcher(run or "gpt-tiny", overrides)
 
 
 def tensorboard(run: RunLike | None = None) -> "TensorBoardPanel":

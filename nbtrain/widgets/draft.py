@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from nbtrain.config.check import find_problems
-from nbtrain.config.load import FREE_FORM, field_keys, load
+from nbtrain.config.load import FREE_FORM, Overrides, field_keys, load
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value, show
 from nbtrain.errors import ConfigError, NbtrainError
@@ -77,10 +77,11 @@ class Assessment:
 class Draft:
     """A run YAML with changes. Every change is an override, as in nb.submit's second argument."""
 
-    def __init__(self, run: str | Path):
+    def __init__(self, run: str | Path, overrides: Overrides = None):
         self.run = str(run)
         self.base = load(run, check=False)
-        self.overrides: dict[str, Any] = {}
+        changed = changes_between(self.base, load(self.base, overrides, check=False))
+        self.overrides: dict[str, Any] = {change.key: change.now for change in changed}
 
     def value(self, key: str) -> Any:
         """The value of a dotted key as it stands."""

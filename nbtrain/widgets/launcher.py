@@ -15,6 +15,7 @@ from typing import Any
 
 import ipywidgets as widgets
 
+from nbtrain.config.load import Overrides
 from nbtrain.config.yaml_source import show
 from nbtrain.errors import NbtrainError
 from nbtrain.jobs.changes import Change
@@ -50,8 +51,8 @@ STYLE = """<style>
 class Launcher(widgets.VBox):
     """The form of one run. `draft` holds what is typed; `view` the run, once it is submitted."""
 
-    def __init__(self, run: str = "gpt-tiny"):
-        self.draft = Draft(run)
+    def __init__(self, run: str = "gpt-tiny", overrides: Overrides = None):
+        self.draft = Draft(run, overrides)
         self.view: RunView | None = None
         self.assessment: Assessment = self.draft.assess()
         self._controls: dict[str, tuple[Field, Any]] = {}
@@ -72,7 +73,7 @@ class Launcher(widgets.VBox):
             layout=widgets.Layout(width="260px"),
         )
         self.name = widgets.Text(
-            value=self.draft.base.name,
+            value=self.draft.value("name"),
             continuous_update=False,
             description="name",
             tooltip="The run's folder under the output root.",

@@ -145,3 +145,13 @@ def test_static_picture_where_nobody_watches(form: Launcher, monkeypatch: pytest
     assert bundle["text/plain"] == 'nb.submit("gpt-tiny", {"batch.micro_batch_size": 4})'
     monkeypatch.setattr(mime, "is_watched", lambda: True)
     assert form._repr_mimebundle_()[mime.WIDGET_MIME]["model_id"] == form.model_id
+
+
+def test_the_form_opens_with_overrides():
+    """They stand in the fields and in the line, so that the button submits what the line says."""
+    form = Launcher("gpt-tiny", "name=trial batch.max_steps=3 'data.sources=[{kind: mock}]'")
+    assert form.name.value == "trial"
+    assert control(form, "batch.max_steps").value == "3"
+    assert form.draft.overrides["data.sources"] == [{"kind": "mock", "num_documents": 1000, "seed": 1234}]
+    assert form.assessment.config.name == "trial"
+    assert form.assessment.config.train_steps == 3

@@ -173,10 +173,18 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def init(options: argparse.Namespace) -> None:
+    from nbtrain import files
+    from nbtrain.planner.docs import editor_schema
     from nbtrain.workspace_init import copy_workspace
 
     for path in copy_workspace(options.folder):
         print(path)
+    # Where the first line of the example YAMLs leads an editor.
+    schema_json = options.folder / "docs" / "run.schema.json"
+    if not schema_json.exists():
+        schema_json.parent.mkdir(exist_ok=True)
+        files.write_text(schema_json, json.dumps(editor_schema(), indent=2) + "\n")
+        print(schema_json)
     print(f"\nNext: cd {options.folder} && nbtrain lab")
 
 

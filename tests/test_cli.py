@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -80,6 +81,16 @@ def test_generate_prints_nothing_before_it_fails(workspace, capsys):
     ):
         assert cli.main(["generate", "no-such-run", *wrong]) == 2
         assert message in capsys.readouterr().err
+
+
+def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):
+    """Editors of the copied YAMLs find docs/run.schema.json by the path in their first line."""
+    assert cli.main(["init", str(tmp_path / "mine")]) == 0
+    yaml = tmp_path / "mine" / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
+    named = yaml.read_text().splitlines()[0].partition("$schema=")[2]
+    repository = Path(__file__).parents[1]
+    assert (yaml.parent / named).read_text() == (repository / "docs" / "run.schema.json").read_text()
+    assert "run.schema.json" in capsys.readouterr().out
 
 
 def test_a_closed_pipe_is_no_error(workspace):

@@ -85,7 +85,7 @@ def features_are_there(config: RunConfig, machine: Machine) -> Problems:
                 "unsupported",
                 f"{config.where(key)}: {key} = {value}: this release trains data-parallel runs only; "
                 f"{_feature(key)} is missing.",
-                f"It plans already (`nbtrain plan {config.name}`); to train here set {key}={plain} and a layout that fits.",
+                f"It plans already (`nbtrain plan {shlex.join(config.as_arguments)}`); to train here set {key}={plain} and a layout that fits.",
             )
 
 

@@ -47,10 +47,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options of one call. Overrides may stand behind flags too, where argparse alone refuses them."""
+    """The options of one call.
+
+    Overrides may stand behind flags too, where argparse alone refuses them; what `lab` does not know is JupyterLab's.
+    """
     options, rest = parser().parse_known_args(arguments)
     late = [word for word in rest if "=" in word and not word.startswith("-")]
-    if late and late == rest and "overrides" in options:
+    if options.verb is lab:
+        options.rest = rest
+    elif late and late == rest and "overrides" in options:
         options.overrides += late
     elif rest:
         parser().error(f"unrecognized arguments: {' '.join(rest)}")
@@ -155,8 +160,7 @@ def parser() -> argparse.ArgumentParser:
     for action in one._actions:
         if action.dest == "run":
             action.nargs, action.default = "?", "gpt-tiny"
-    one = verb("lab", lab, "Open JupyterLab on the notebooks: loopback, token, TensorBoard tile.")
-    one.add_argument("rest", nargs=argparse.REMAINDER, help="further arguments of jupyter lab")
+    verb("lab", lab, "Open JupyterLab on the notebooks: loopback, token, TensorBoard tile; takes its options too.")
     return top
 
 

@@ -99,3 +99,11 @@ def test_a_closed_pipe_is_no_error(workspace):
     done = subprocess.run(["sh", "-c", f"{command} | head -1"], capture_output=True, text=True)
     assert done.stdout == "{\n"
     assert done.stderr == ""
+
+
+def test_lab_hands_jupyterlabs_own_options_on():
+    """`nbtrain lab --no-browser --port 8899` is no usage error; other verbs refuse what they do not know."""
+    options = cli.parse(["lab", "--no-browser", "--port", "8899"])
+    assert options.rest == ["--no-browser", "--port", "8899"]
+    with pytest.raises(SystemExit):
+        cli.parse(["doctor", "--no-browser"])

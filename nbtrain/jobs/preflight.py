@@ -217,6 +217,20 @@ def _read_only(folder: Path) -> bool:
     return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
 
 
+def compiler_is_there(config: RunConfig, machine: Machine) -> Problems:
+    """torch.compile on CPU calls a C++ compiler; ranks inherit this environment."""
+    if not config.model.compile or config.resources.device != "cpu":
+        return
+    named = os.environ.get("CXX")
+    if not any(shutil.which(name) for name in ([named] if named else ["g++", "clang++"])):
+        yield Problem(
+            "error",
+            f"{config.where('model.compile')}: model.compile = true needs a C++ compiler on CPU, and neither $CXX nor "
+            "g++ nor clang++ was found.",
+            "Install one (Debian: apt-get install g++), or set model.compile=false.",
+        )
+
+
 # --- data ----------------------------------------------------------------------------------------------------
 
 
@@ -268,5 +282,6 @@ CHECKS: tuple[Check, ...] = (
     memory_suffices,
     output_is_writable,
     disk_holds_checkpoints,
+    compiler_is_there,
     data_is_whole,
 )

@@ -121,6 +121,21 @@ def own_data(tiny_data, tmp_path, monkeypatch):
     return folder
 
 
+def test_compile_without_a_compiler(tiny, monkeypatch):
+    """Refused before a job starts; $CXX counts where it is set."""
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setattr(checks.shutil, "which", lambda name: None)
+    [(kind, told)] = found(tiny(**{"model.compile": True}))
+    assert (kind, told) == (
+        "error",
+        "override model.compile=true: model.compile = true needs a C++ compiler on CPU, and neither $CXX nor g++ nor "
+        "clang++ was found. Install one (Debian: apt-get install g++), or set model.compile=false.",
+    )
+    monkeypatch.setattr(checks.shutil, "which", lambda name: name if name == "/opt/c++" else None)
+    monkeypatch.setenv("CXX", "/opt/c++")
+    assert found(tiny(**{"model.compile": True})) == []
+
+
 def test_missing_data(tiny, own_data):
     """Nothing prepared: both halves are told, with the command."""
     config = tiny(**{"batch.max_steps": 3})

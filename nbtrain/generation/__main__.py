@@ -59,6 +59,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         for number, reason in torn:
             yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {reason}"}
     weights = load_model_weights(run.path, step)
+    assert step is not None  # without a whole checkpoint there are no weights
     trained_with = (read_json(run.checkpoint(step) / MANIFEST) or {}).get("tokenizer_sha256")
     if trained_with not in (None, tokenizer.sha256):
         raise DataError(

@@ -59,7 +59,7 @@ def _summary_or_damage(run: RunDir, now: float) -> RunSummary:
         return summary_of(run, now)
     except RecordError as error:
         # One damaged file must not hide every other run.
-        unknown = dict.fromkeys(field.name for field in fields(RunSummary))
+        unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(RunSummary))
         return RunSummary(
             **unknown
             | {"name": run.name, "state": DAMAGED, "cause": str(error)}

@@ -9,7 +9,7 @@
     nbtrain generate RUN -p TEXT         text from the newest checkpoint
 
 RUN is a YAML's path, an example's name (gpt-tiny) or, once submitted, the run's name or folder.
-Exit codes: 0 done, 2 config or usage, 3 data, 4 checkpoint, 5 job, 6 not submitted, 7 job failed, 130 interrupted.
+Exit codes: 0 done, 2 config or usage, 3 data, 4 checkpoint, 5 job, 6 not submitted, 7 job failed or was stopped, 130 interrupted.
 """
 
 import argparse
@@ -160,7 +160,11 @@ def parser() -> argparse.ArgumentParser:
     for action in one._actions:
         if action.dest == "run":
             action.nargs, action.default = "?", "gpt-tiny"
-    verb("lab", lab, "Open JupyterLab on the notebooks: loopback, token, TensorBoard tile; takes its options too.")
+    verb(
+        "lab",
+        lab,
+        "Open JupyterLab on the notebooks: loopback, token, TensorBoard tile; takes its options too.",
+    )
     return top
 
 
@@ -272,22 +276,20 @@ def _save_picture(figure: Any, path: Path) -> None:
 # --- a run --------------------------------------------------------------------------------------------------
 
 
-def submit(options: argparse.Namespace) -> None:
+def submit(options: argparse.Namespace) -> int:
     from nbtrain import api
 
     run = api.submit(options.run, options.overrides)
     print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
-    if options.wait:
-        run.wait()
+    return _waited(run) if options.wait else 0
 
 
-def resume(options: argparse.Namespace) -> None:
+def resume(options: argparse.Namespace) -> int:
     from nbtrain import api
 
     run = api.open_run(options.run).resume(options.overrides)
     print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
-    if options.wait:
-        run.wait()
+    return _waited(run) if options.wait else 0
 
 
 def clone(options: argparse.Namespace) -> None:
@@ -295,6 +297,14 @@ def clone(options: argparse.Namespace) -> None:
 
     run = api.submit(api.open_run(options.run).clone(options.name, options.overrides))
     print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
+
+
+def _waited(run: Any) -> int:
+    """0 where the run succeeds; a batch script must see that a run was stopped."""
+    from nbtrain.errors import JobFailed
+    from nbtrain.jobstate import SUCCEEDED
+
+    return 0 if run.wait().state == SUCCEEDED else JobFailed.exit_code
 
 
 def runs(options: argparse.Namespace) -> None:
@@ -333,10 +343,10 @@ def logs(options: argparse.Namespace) -> None:
         print(run.progress_line())
 
 
-def wait(options: argparse.Namespace) -> None:
+def wait(options: argparse.Namespace) -> int:
     from nbtrain import api
 
-    api.open_run(options.run).wait()
+    return _waited(api.open_run(options.run))
 
 
 def cancel(options: argparse.Namespace) -> None:

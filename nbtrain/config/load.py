@@ -70,6 +70,8 @@ def to_yaml(config: RunConfig) -> str:
 
 def find(run: str | Path) -> Path:
     """The file that `run` means: as typed, below the workspace, or a bundled example by name."""
+    if not isinstance(run, str | Path):
+        raise ConfigError(f"run = {run!r} must be the path of a run YAML, or a name such as gpt-tiny.")
     if not str(run).strip():
         raise ConfigError("no run YAML is named; give a path, or a name such as gpt-tiny.")
     typed = Path(run).expanduser()
@@ -102,6 +104,10 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
     base = Located()
     for parent in parents:
         parent_path = path.parent / parent
+        if not parent_path.suffix:
+            # A name, as on the command line: one beside this file, of the workspace, or a shipped one.
+            beside = parent_path.with_name(f"{parent_path.name}.yaml")
+            parent_path = beside if beside.is_file() else find(parent)
         if not parent_path.is_file():
             raise ConfigError(f"{own.origins['extends']}: extends {parent!r}: no such file in {path.parent}.")
         base = base.merged_with(read_with_parents(parent_path.absolute(), (*seen, path)))

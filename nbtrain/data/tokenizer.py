@@ -11,6 +11,7 @@ the writer. Both engines are told so, and give the same ids.
 
 import hashlib
 import logging
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 EOD_TOKEN = "<|endoftext|>"
 SCHEMA_VERSION = 1
+LONG_WORD = re.compile(r"\S{1000}")
 SMALLEST_VOCABULARY = 257  # every byte, and EOD
 CONTENT_FILES = ("merges.txt", "vocab.json")
 TRAIN_BATCH = 256
@@ -151,16 +153,24 @@ def train(texts: Iterable[str], vocab_size: int, train_bytes: int) -> Any:
 
 
 def _batches(texts: Iterable[str], train_bytes: int) -> Iterator[list[str]]:
+    """Lists of texts of `train_bytes` in all; the last text is cut where it would pass them.
+
+    Training a BPE is quadratic in the length of a word: one word of 3 MB (base64, a sequence of genes) would
+    take an hour. So longer words are cut, for training only; they are encoded whole.
+    """
     batch: list[str] = []
     left = train_bytes
     for text in texts:
-        left -= len(text.encode())
-        if left < 0:
-            break
-        batch.append(text)
-        if len(batch) == TRAIN_BATCH:
+        encoded = text.encode()
+        if len(encoded) > left:
+            text = encoded[:left].decode(errors="ignore")
+        left -= len(encoded)
+        batch.append(LONG_WORD.sub(r"\g<0> ", text))
+        if left <= 0 or len(batch) == TRAIN_BATCH:
             yield batch
             batch = []
+        if left <= 0:
+            return
     if batch:
         yield batch
 

@@ -45,7 +45,7 @@ class Problem:
     """What to do."""
 
     def __str__(self) -> str:
-        return f"{self.message} {self.fix}"
+        return f"{self.message} {self.fix}".rstrip()
 
 
 Problems = Iterator[Problem]
@@ -247,7 +247,8 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Problems:
     try:
         manifest = DatasetFiles.of(config).require(config.tokenizer.vocab_size)
     except DataError as error:
-        yield Problem("data", str(error), prepare)
+        # Damaged data is not missing: its message says how it is made again, with --force.
+        yield Problem("data", str(error), "" if "--force" in str(error) else prepare)
     if tokenizer and tokenizer.vocab_size > config.tokenizer.vocab_size:
         yield Problem(
             "error",

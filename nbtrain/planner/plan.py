@@ -92,7 +92,7 @@ class Plan:
             ("a step", self.batch_equation),
             ("steps", steps),
             ("layout", self.layout),
-            ("FLOPs a token", f"{model_flops_per_token(config) / 1e6:,.1f} M, forward and backward"),
+            ("FLOPs a token", f"{amounts.count(model_flops_per_token(config))}, forward and backward"),
         ]
         if ramp:
             training.insert(

@@ -372,3 +372,15 @@ def test_equal_runs_are_equal_wherever_their_values_were_written(tmp_path):
     assert load(path) == load("gpt-tiny")
     assert load(path) != load("gpt-tiny", ["model.seed=1"])
     assert RunConfig.model_validate(load("gpt-tiny").model_dump()) == load("gpt-tiny")
+
+
+def test_extends_takes_a_name_as_the_command_line_does(run_yaml):
+    """`extends: gpt-tiny` is the shipped example."""
+    assert load(run_yaml("extends: gpt-tiny\nname: mine\n", base=None)).model == load("gpt-tiny").model
+
+
+def test_what_is_no_path_is_refused():
+    """Python's own misuse gets a message too."""
+    with pytest.raises(ConfigError) as error:
+        load(None)
+    assert str(error.value) == "run = None must be the path of a run YAML, or a name such as gpt-tiny."

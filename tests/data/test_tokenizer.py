@@ -154,3 +154,16 @@ def test_gpt2(workspace, shared_data):
     for ours, theirs in zip(fast.encode_batch(texts), reference.encode_batch(texts)):
         assert np.array_equal(ours, theirs)
     assert [fast.decode(fast.encode(text)) for text in texts[::9]] == texts[::9]
+
+
+def test_one_huge_word_does_not_stall_training():
+    """300 kB without a blank: cut for training (quadratic in a word's length), so it takes seconds, not minutes."""
+    word = "".join(np.random.RandomState(0).choice(list("ABCDEFGHIJ+/"), 300_000))
+    trained = tokenizer.train(["some text " * 20, word], 300, 1_000_000)
+    assert trained.get_vocab_size() == 300
+
+
+def test_the_last_text_is_cut_at_the_limit():
+    """A single document longer than train_bytes is read up to there, and not passed over."""
+    cut = tokenizer.train(["ab" * 400 + "cd" * 400], 258, 800)
+    assert set(cut.get_vocab()) - set(tokenizer.train(["x"], 258, 1).get_vocab()) == {"ab"}

@@ -112,9 +112,7 @@ def test_assessment_of_a_broken_rule() -> None:
     assert not found.ready
     assert found.plan is None
     (problem,) = found.problems
-    assert (
-        "must be a multiple of micro_batch_size(5) * data_parallel_size(1) = 5; nearest: 5, 10." in problem
-    )
+    assert "must be a multiple of micro_batch_size(5) * data_parallel_size(1) = 5; nearest: 5, 10." in problem
 
 
 def test_assessment_of_a_wrong_type() -> None:

@@ -9,7 +9,7 @@ import logging
 import math
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
@@ -23,10 +23,8 @@ from nbtrain.rundir import EventWriter, Progress
 from nbtrain.train.checkpoint import TrainState
 from nbtrain.train.heartbeat import HeartbeatWriter
 from nbtrain.train.metrics_writer import MetricsWriter
+from nbtrain.train.step_result import StepResult
 from nbtrain.train.throughput import Rate, compute_dtype, host_memory, measure_matmul_flops, peak_flops
-
-if TYPE_CHECKING:
-    from nbtrain.train.trainer import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -57,7 +55,7 @@ class Report:
         self._pending: list[StepResult] = []
         self._follow(state)
 
-    def add_step(self, result: "StepResult", state: TrainState) -> None:
+    def add_step(self, result: StepResult, state: TrainState) -> None:
         """A step is done (or, on a GPU, under way)."""
         self._pending.append(result)
         self._rate.add(self.config.batch.global_batch_size, result.wall_seconds)
@@ -111,7 +109,7 @@ class Report:
 
     # --- one step --------------------------------------------------------------------------------------------
 
-    def _write(self, result: "StepResult") -> None:
+    def _write(self, result: StepResult) -> None:
         loss = float(result.loss)
         norm = float(result.grad_norm) if result.grad_norm is not None else None
         if self._trace:
@@ -166,7 +164,7 @@ class Report:
         if not math.isfinite(loss):
             self.alerts.check("loss", True, f"step {result.step}: the loss is {loss}", result.step)
 
-    def _log(self, result: "StepResult") -> None:
+    def _log(self, result: StepResult) -> None:
         progress, config = self.progress, self.config
         done = self._step * config.tokens_per_step
         parts = [

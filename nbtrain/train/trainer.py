@@ -7,7 +7,6 @@ Every rank makes every step, evaluation and save together; rank 0 alone logs, wr
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,23 +26,8 @@ from nbtrain.train.optimizer import set_learning_rate
 from nbtrain.train.profiler import profiling
 from nbtrain.train.report import Report, make_report
 from nbtrain.train.requests import NOTHING, STOP, Requests
+from nbtrain.train.step_result import StepResult
 from nbtrain.train.throughput import StepTimer
-
-
-@dataclass
-class StepResult:
-    """What one step left behind; tensors may still be on their way."""
-
-    step: int
-    learning_rate: float
-    loss: torch.Tensor
-    """Mean over this step's micro batches and all ranks."""
-    grad_norm: torch.Tensor | float | None
-    loss_scale: float
-    timer: StepTimer = field(repr=False)
-    wall_seconds: float = 0.0
-    communication_seconds: float | None = None
-    """None where this step was not measured."""
 
 
 def train_run(

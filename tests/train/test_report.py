@@ -13,8 +13,8 @@ from nbtrain.rundir import EventWriter, Progress, RunDir, read_events
 from nbtrain.train.checkpoint import TrainState
 from nbtrain.train.metrics_writer import MetricsWriter
 from nbtrain.train.report import Alerts, Report, _short
+from nbtrain.train.step_result import StepResult
 from nbtrain.train.throughput import StepTimer
-from nbtrain.train.trainer import StepResult
 
 CPU = torch.device("cpu")
 

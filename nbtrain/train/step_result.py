@@ -1,0 +1,23 @@
+"""What one training step leaves behind for the report."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from nbtrain.train.throughput import StepTimer
+
+
+@dataclass
+class StepResult:
+    """What one step left behind; tensors may still be on their way."""
+
+    step: int
+    learning_rate: float
+    loss: torch.Tensor
+    """Mean over this step's micro batches and all ranks."""
+    grad_norm: torch.Tensor | float | None
+    loss_scale: float
+    timer: StepTimer = field(repr=False)
+    wall_seconds: float = 0.0
+    communication_seconds: float | None = None
+    """None where this step was not measured."""

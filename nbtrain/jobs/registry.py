@@ -42,16 +42,26 @@ class RunSummary:
         return asdict(self)
 
 
-def list_runs(root: Path | None = None) -> list[RunSummary]:
+class RunList(list[RunSummary]):
+    """Runs that print, and show in a cell, as the table of `nbtrain runs`."""
+
+    def __repr__(self) -> str:
+        return runs_table(self)
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's plain text."""
+        printer.text(repr(self))
+
+
+def list_runs(root: Path | None = None) -> RunList:
     """Every run under the output root (or `root`), the one with the newest job first."""
     root = output_root() if root is None else root
     if not root.is_dir():
-        return []
+        return RunList()
     runs = [RunDir(folder) for folder in root.iterdir() if (folder / "run.json").is_file()]
     now = time.time()
-    return sorted(
-        (_summary_or_damage(run, now) for run in runs), key=lambda entry: (-entry.created_at, entry.name)
-    )
+    found = (_summary_or_damage(run, now) for run in runs)
+    return RunList(sorted(found, key=lambda entry: (-entry.created_at, entry.name)))
 
 
 def _summary_or_damage(run: RunDir, now: float) -> RunSummary:

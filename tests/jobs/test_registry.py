@@ -24,3 +24,8 @@ def test_the_status_of_a_damaged_run_is_a_message(workspace, capsys):
     (workspace / "output" / "torn" / "run.json").write_text("{")
     assert cli.main(["status", "torn"]) == 1
     assert "torn/run.json:1: not JSON: Expecting property name" in capsys.readouterr().err
+
+
+def test_a_list_of_runs_shows_as_a_table(workspace):
+    """print(nb.runs()) and a cell that ends in it say what `nbtrain runs` says."""
+    assert repr(list_runs()) == runs_table([])

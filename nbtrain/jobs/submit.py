@@ -154,7 +154,7 @@ def refuse_foreign(run: RunDir) -> None:
         raise SubmitError(
             f"{where} is the directory of another run, {identity.get('name')!r} (run.json). "
             f"`nbtrain resume` continues a run under its own name: rename the folder to {identity.get('name')!r}. "
-            f"`nbtrain clone {identity.get('name')} NEWNAME` makes a new one from it."
+            f"`nbtrain clone {run.name} NEWNAME` makes a new one from it."
         )
 
 

@@ -256,7 +256,7 @@ def test_the_folder_of_another_run_is_refused(tiny):
     assert str(refused.value) == (
         "output/renamed is the directory of another run, 'tiny' (run.json). "
         "`nbtrain resume` continues a run under its own name: rename the folder to 'tiny'. "
-        "`nbtrain clone tiny NEWNAME` makes a new one from it."
+        "`nbtrain clone renamed NEWNAME` makes a new one from it."
     )
 
 

@@ -308,11 +308,12 @@ def test_kill_9_at_any_moment(make_config, tmp_path):
 
 
 STREAM = """
-import json, resource, sys
+import json, re, sys
 from nbtrain.config.schema import RunConfig
 from nbtrain.data.prepare import prepare
 report = prepare(RunConfig.model_validate(json.loads(sys.argv[1])))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+# Not ru_maxrss: that of a child begins with the peak of the process that started it.
+print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 """
 
 

@@ -306,12 +306,15 @@ class Alerts:
 
 
 def _device_utilization(device: torch.device) -> float | None:
-    """Share of time the GPU was busy, by NVML; None without a GPU or without nvidia-ml-py."""
+    """Share of time the GPU was busy, by NVML; None without a GPU, or where the driver's library is not to be had."""
     if device.type != "cuda":
         return None
+    import pynvml
+
     try:
         return torch.cuda.utilization(device) / 100
-    except (ModuleNotFoundError, RuntimeError):
+    except pynvml.NVMLError as error:
+        logger.warning("the GPU's utilization is not known: %s", error)
         return None
 
 

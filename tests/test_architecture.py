@@ -43,7 +43,10 @@ ALLOWED = {
     "server": ({"monitor", "jobs"}, {"jupyter_server", "tornado"}),
     "parallel": (set(), {"torch", "deepspeed", "numpy"}),
     "model": ({"parallel"}, {"torch"}),
-    "train": ({"model", "parallel", "config", "data"}, {"torch", "deepspeed", "numpy", "tensorboard", "pynvml"}),
+    "train": (
+        {"model", "parallel", "config", "data"},
+        {"torch", "deepspeed", "numpy", "tensorboard", "pynvml"},
+    ),
     "generation": ({"train", "model", "parallel", "config", "data"}, {"torch"}),
     "export": ({"train", "model", "parallel", "config", "data"}, {"torch"}),
 }

@@ -8,34 +8,14 @@ periods in `_interval_steps`.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
+from pydantic import Field, PrivateAttr
 
 from nbtrain.config.batch import BatchSchedule, Rampup
+from nbtrain.config.data_section import DataConfig, TokenizerConfig
+from nbtrain.config.fields import ConfigModel, Count, Fraction, Name, PositiveCount, PositiveFloat
 from nbtrain.topology import Topology
-from nbtrain.workspace import NAME_PATTERN
 
 SCHEMA_VERSION = 1
-
-
-class ConfigModel(BaseModel):
-    """Frozen, strict, and no key that is not in the schema."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
-    )
-
-
-def _whole(value: Any) -> Any:
-    # 2.5e9 is how people write token counts; YAML makes it a float.
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-# The bound comes first, or the JSON Schema would not hold it.
-Count = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
-PositiveCount = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN.pattern}$")]
 
 
 class ModelConfig(ConfigModel):
@@ -79,82 +59,6 @@ class ModelConfig(ConfigModel):
     @property
     def resolved_max_position_embeddings(self) -> int:
         return self.max_position_embeddings or self.seq_length
-
-
-class TokenizerConfig(ConfigModel):
-    """A byte-level BPE in data/tokenizer/<name>/, trained on the corpus when it is not there."""
-
-    name: Name
-    """Folder under data/tokenizer/."""
-    vocab_size: PositiveCount
-    """Entries, <|endoftext|> included; trained to at most this many, and the model is built for this many."""
-    train_bytes: PositiveCount = 100_000_000
-    """At most this much text is read for training the tokenizer."""
-
-
-class PythonDocsSource(ConfigModel):
-    """Docstrings of the standard library and of installed packages, read with ast, never imported."""
-
-    kind: Literal["python-docs"]
-    max_bytes: PositiveCount = 8_000_000
-    """Stop after this many bytes of text."""
-
-
-class TextSource(ConfigModel):
-    """Plain text: a file, or a folder of .txt files."""
-
-    kind: Literal["text"]
-    path: str
-    """File or folder, relative to the workspace."""
-    document_separator: str | None = None
-    """A line that ends a document; null makes each file one document."""
-
-
-class JsonlSource(ConfigModel):
-    """One JSON object per line."""
-
-    kind: Literal["jsonl"]
-    path: str
-    """File or folder of .jsonl and .jsonl.gz files, relative to the workspace."""
-    text_key: str = "text"
-    """The key whose string is the document."""
-    max_broken_fraction: Fraction = 0.01
-    """Stop with an error when more than this share of the lines cannot be read."""
-
-
-class MockSource(ConfigModel):
-    """Seeded random words: no meaning, any size."""
-
-    kind: Literal["mock"]
-    num_documents: PositiveCount = 1000
-    """Documents to make."""
-    seed: Count = 1234
-    """Seed of the words."""
-
-
-SOURCE_TYPES = (PythonDocsSource, TextSource, JsonlSource, MockSource)
-Source = Annotated[PythonDocsSource | TextSource | JsonlSource | MockSource, Field(discriminator="kind")]
-
-
-class DataConfig(ConfigModel):
-    """The dataset in data/dataset/<name>/ and how samples are cut from it."""
-
-    name: Name
-    """Folder under data/dataset/."""
-    sources: list[Source] = []
-    """Where the text comes from, in order; empty when the .bin/.idx are there already."""
-    json_key: str = "text"
-    """The files are <json_key>_document.bin and .idx, as in Megatron."""
-    split: str = "949,50,1"
-    """Relative sizes of training, validation and test."""
-    split_rule: Literal["megatron-deepspeed", "megatron-core"] = "megatron-deepspeed"
-    """How the split is rounded to documents; the two differ by a document for a quarter of all sizes."""
-    seed: Count = 1234
-    """Seed of the document and sample order."""
-    index_samples: PositiveCount | None = None
-    """Training samples the order is built for; null means as many as train_tokens needs, fixed at first launch."""
-    num_workers: Count = 0
-    """Processes that read ahead for each rank; 0 reads in the training process."""
 
 
 class RampupConfig(ConfigModel):

@@ -1,115 +1,116 @@
-"""What every source of text is: a stream of documents, and what must be known about them.
+"""What every source of text is: parts, each read by itself as a stream of records.
 
-A reader is made from its section of the run YAML. `documents()` streams; it may be called again and gives the
-same again. `dropped` counts what the last pass left out, by reason. `fingerprint()` is cheap and changes when
-the documents would. `describe()` goes into the dataset's manifest.
+A reader is made from its entry in data.sources and is picklable: workers get it and a part. `parts()` is cheap
+and gives the same parts whenever the source is the same; `read(part)` gives the same records. `fingerprint()`
+is cheap and changes when the records would. `describe()` goes into the dataset's manifest.
 """
 
-import gzip
 from abc import ABC, abstractmethod
-from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
-from typing import IO, Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from nbtrain.errors import DataError
-from nbtrain.workspace import display, resolve
+from nbtrain.data.records import Part, Record, Tally
 
 # kind -> module:class. A table of names, so that a run imports only the readers it uses.
 READERS = {
+    "alpaca": "nbtrain.data.sources.instructions:AlpacaReader",
+    "chat": "nbtrain.data.sources.instructions:ChatReader",
+    "hf-dataset": "nbtrain.data.sources.hf_dataset:HfDatasetReader",
     "jsonl": "nbtrain.data.sources.jsonl:JsonlReader",
     "mock": "nbtrain.data.sources.mock:MockReader",
+    "parquet": "nbtrain.data.sources.parquet:ParquetReader",
+    "prompt-completion": "nbtrain.data.sources.instructions:PromptCompletionReader",
     "python-docs": "nbtrain.data.sources.python_docs:PythonDocsReader",
     "text": "nbtrain.data.sources.text:TextReader",
+    "tokens": "nbtrain.data.sources.tokens:TokensReader",
+    "wiki": "nbtrain.data.sources.wiki:WikiReader",
+    "wikiextractor": "nbtrain.data.sources.jsonl:WikiextractorReader",
 }
 
 
 class SourceReader(ABC):
-    """One source of a run. `where` names it in messages (e.g. "gpt-tiny.yaml:12: data.sources[0]")."""
+    """One source of a run.
+
+    `where` names it in messages (e.g. "gpt-tiny.yaml:12: data.sources[0]"); `extra_keys` are data.extra_json_keys,
+    for which readers of several keys give Texts in place of str. Making a reader touches no file.
+    """
 
     kind: ClassVar[str]
     drift_is_accepted: ClassVar[bool] = False
     """Whether a dataset stays good when the fingerprint has changed without anybody asking for it."""
+    is_extracted: ClassVar[bool] = False
+    """Reading costs so much that its text is kept on disk (data/corpus/) once it is read."""
+    has_extra_keys: ClassVar[bool] = False
+    """Whether records have keys by name, so that extra_json_keys can be met."""
 
-    def __init__(self, config: BaseModel, where: str = "data.sources"):
+    def __init__(self, config: BaseModel, where: str = "data.sources", extra_keys: tuple[str, ...] = ()):
         self.config: Any = config
         self.where = where
-        self.dropped: Counter[str] = Counter()
+        self.extra_keys = extra_keys
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.config.name or self.config.kind
 
     @abstractmethod
-    def documents(self) -> Iterator[str]:
-        """The documents, in a fixed order. Raises DataError where the source cannot be read."""
+    def parts(self) -> Iterator[Part]:
+        """The source in pieces of about PART_BYTES, in order. Raises DataError where it cannot be read."""
+
+    @abstractmethod
+    def read(self, part: Part, tally: Tally) -> Iterator[Record]:
+        """The records of one part, streamed; what is left out is counted in `tally`.
+
+        A broken record is counted and named and never ends the reading. Raises DataError where the rest of the
+        part cannot be read (a damaged file).
+        """
 
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
-        """JSON values that change when the documents would: versions, or sizes and times of files."""
+        """JSON values that change when the records would: versions, or sizes and times of files."""
+
+    def download(self) -> str | None:
+        """Fetch what is not on this disk yet; a sentence on what was done, None where there is nothing to fetch."""
+        return None
+
+    def check_dependencies(self) -> None:
+        """Raises DataError, with the pip command, where an optional package is missing."""
+
+    def licence(self) -> Any:
+        """Of the text, as far as the source itself knows it; None where it does not."""
+        return None
+
+    def attribution(self) -> str | None:
+        """Whom to credit, as far as the source itself knows it."""
+        return None
 
     def describe(self) -> dict[str, Any]:
-        """For the manifest: settings, licence and attribution, versions."""
+        """For the manifest: settings, licence and attribution, versions. No secret of an address."""
         return {
             **self.config.model_dump(),
-            "licence": None,
-            "attribution": None,
+            "licence": self.config.licence or self.licence(),
+            "attribution": self.config.attribution or self.attribution(),
             "fingerprint": self.fingerprint(),
         }
 
     def total_bytes(self) -> int | None:
-        """About how much text will come, for a progress bar; None where unknown."""
+        """The sum of all parts' size_bytes, for a progress bar; None where unknown."""
         return None
 
+    def documents(self, tally: Tally | None = None) -> Iterator[Record]:
+        """All records in order, read by this process."""
+        tally = Tally() if tally is None else tally
+        for part in self.parts():
+            yield from self.read(part, tally)
 
-def open_source(config: Any, where: str = "data.sources") -> SourceReader:
+
+PART_BYTES = 32 << 20
+
+
+def open_source(config: Any, where: str = "data.sources", extra_keys: tuple[str, ...] = ()) -> SourceReader:
     """The reader for one entry of data.sources."""
     module, _, name = READERS[config.kind].partition(":")
-    return getattr(import_module(module), name)(config, where)
-
-
-class FileReader(SourceReader):
-    """A source that is a file, or a folder searched for `suffixes`, in the order of relative paths."""
-
-    suffixes: ClassVar[tuple[str, ...]]
-
-    def files(self) -> list[Path]:
-        """The files, in reading order. Raises DataError where there is none."""
-        path = resolve(self.config.path)
-        if path.is_file():
-            return [path]
-        if not path.is_dir():
-            raise DataError(
-                f"{self.where}: path = {self.config.path!r}: no such file or folder ({display(path)}). Relative "
-                "paths start at the workspace."
-            )
-        found = [entry for entry in path.rglob("*") if entry.name.endswith(self.suffixes) and entry.is_file()]
-        if not found:
-            raise DataError(
-                f"{self.where}: path = {self.config.path!r}: the folder holds no {' or '.join(self.suffixes)} file."
-            )
-        return sorted(found, key=lambda entry: entry.relative_to(path).as_posix())
-
-    def fingerprint(self) -> dict[str, Any]:
-        root = resolve(self.config.path)
-        entries = {}
-        for path in self.files():
-            status = path.stat()
-            name = path.name if path == root else path.relative_to(root).as_posix()
-            entries[name] = [status.st_size, status.st_mtime_ns]
-        return {"files": entries}
-
-    def total_bytes(self) -> int | None:
-        paths = self.files()
-        # A compressed file does not say how long its text is.
-        return (
-            None
-            if any(path.suffix == ".gz" for path in paths)
-            else sum(path.stat().st_size for path in paths)
-        )
-
-    def open(self, path: Path) -> IO[bytes]:
-        """The file's bytes, unpacked. Raises DataError where it cannot be opened."""
-        try:
-            return cast(IO[bytes], gzip.open(path)) if path.suffix == ".gz" else path.open("rb")
-        except OSError as error:
-            raise DataError(f"{self.where}: {display(path)}: cannot be read: {error.strerror}.") from error
+    return getattr(import_module(module), name)(config, where, extra_keys)

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from nbtrain.data.records import Part, Tally
 from nbtrain.data.sources.base import SourceReader
 
 SYLLABLES = (
@@ -33,8 +34,11 @@ class MockReader(SourceReader):
 
     kind = "mock"
 
-    def documents(self) -> Iterator[str]:
-        self.dropped.clear()
+    def parts(self) -> Iterator[Part]:
+        # One generator makes all of it, so it is one part.
+        yield Part("mock")
+
+    def read(self, part: Part, tally: Tally) -> Iterator[str]:
         # RandomState: its stream is frozen, so that the same seed gives the same text with any NumPy.
         generator = np.random.RandomState(self.config.seed % 2**32)
         words = ["".join(generator.choice(SYLLABLES, size=generator.randint(1, 4))) for _ in range(NUM_WORDS)]
@@ -47,5 +51,8 @@ class MockReader(SourceReader):
     def fingerprint(self) -> dict[str, Any]:
         return {"generator": 1}
 
-    def describe(self) -> dict[str, Any]:
-        return {**super().describe(), "licence": "CC0-1.0", "attribution": "made by nbtrain"}
+    def licence(self) -> str:
+        return "CC0-1.0"
+
+    def attribution(self) -> str:
+        return "made by nbtrain"

@@ -21,6 +21,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from nbtrain.data.records import Part, Tally
 from nbtrain.data.sources.base import SourceReader
 
 # Packages of nbtrain's dependency tree with much English in their docstrings; fixed and sorted. distribution -> import.
@@ -71,23 +72,28 @@ class PythonDocsReader(SourceReader):
     """Docstrings and help topics; duplicates are left out before the cap is applied."""
 
     kind = "python-docs"
+    is_extracted = True
     # An upgraded package is no reason to refuse the dataset that was made before.
     drift_is_accepted = True
 
-    def documents(self) -> Iterator[str]:
-        self.dropped.clear()
+    def parts(self) -> Iterator[Part]:
+        # Duplicates and the cap are decided over all of it, so it is one part.
+        yield Part("python-docs", size_bytes=self.config.max_bytes)
+
+    def read(self, part: Part, tally: Tally) -> Iterator[str]:
         seen: set[bytes] = set()
         num_bytes = 0
-        for unit in self._units():
+        for unit in self._units(tally):
             for text in unit.read():
+                tally.records += 1
                 try:
                     content = text.encode()
                 except UnicodeEncodeError:
-                    self.dropped["not_unicode"] += 1
+                    tally.dropped["not_unicode"] += 1
                     continue
                 digest = hashlib.blake2b(content, digest_size=16).digest()
                 if digest in seen:
-                    self.dropped["duplicate"] += 1
+                    tally.dropped["duplicate"] += 1
                     continue
                 seen.add(digest)
                 num_bytes += len(content)
@@ -95,22 +101,23 @@ class PythonDocsReader(SourceReader):
                     return
                 yield text
 
-    def _units(self) -> list[Unit]:
+    def _units(self, tally: Tally) -> list[Unit]:
+        read = partial(self._docstrings, tally)
         units = [
-            *_spread(STANDARD_LIBRARY, _files(Path(sysconfig.get_path("stdlib")), self._docstrings)),
+            *_spread(STANDARD_LIBRARY, _files(Path(sysconfig.get_path("stdlib")), read)),
             *_spread(TOPICS, _topics()),
         ]
         for package in PACKAGES.values():
             if (folder := _folder(package)) is not None:
-                units += _spread(package, _files(folder, self._docstrings))
+                units += _spread(package, _files(folder, read))
         return sorted(units, key=lambda unit: (unit.place, unit.package, unit.name))
 
-    def _docstrings(self, path: Path) -> list[str]:
+    def _docstrings(self, tally: Tally, path: Path) -> list[str]:
         try:
             return list(docstrings(path.read_bytes()))
         except (SyntaxError, ValueError, RecursionError):
             # Template files and files for another Python version are expected; they are counted.
-            self.dropped["unparsable_file"] += 1
+            tally.dropped["unparsable_file"] += 1
             return []
 
     def fingerprint(self) -> dict[str, Any]:
@@ -118,16 +125,15 @@ class PythonDocsReader(SourceReader):
             "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
         }
 
-    def describe(self) -> dict[str, Any]:
+    def licence(self) -> dict[str, str]:
         licences = {"python": "PSF-2.0"}
         for name in PACKAGES:
             if _version(name) != ABSENT:
                 licences[name] = _licence(name)
-        return {
-            **super().describe(),
-            "licence": licences,
-            "attribution": "Docstrings of the Python standard library and of the named packages, by their authors.",
-        }
+        return licences
+
+    def attribution(self) -> str:
+        return "Docstrings of the Python standard library and of the named packages, by their authors."
 
     def total_bytes(self) -> int | None:
         return self.config.max_bytes

@@ -1,0 +1,189 @@
+"""Entries of data.sources: where text comes from, one model per kind."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from nbtrain.config.fields import ConfigModel, Count, Fraction, Name, PositiveCount, PositiveFloat
+
+
+class SourceModel(ConfigModel):
+    """What every source may say of itself."""
+
+    name: Name | None = None
+    """What reports, the data card and per-source losses call it; null means its kind."""
+    licence: str | None = None
+    """Licence of the text, for the manifest; null means what the source itself knows."""
+    attribution: str | None = None
+    """Whom to credit, for the manifest; null means what the source itself knows."""
+
+
+class FileSourceModel(SourceModel):
+    """A file, or a folder that is searched."""
+
+    path: str
+    """File or folder, relative to the workspace."""
+    max_broken_fraction: Fraction | None = 0.01
+    """Stop with an error when more than this share of the records cannot be read; null sets no limit."""
+
+
+class PythonDocsSource(SourceModel):
+    """Docstrings of the standard library and of installed packages, read with ast, never imported."""
+
+    kind: Literal["python-docs"]
+    max_bytes: PositiveCount = 8_000_000
+    """Stop after this many bytes of text."""
+
+
+class TextSource(FileSourceModel):
+    """Plain text: a file, or a folder of .txt files (.gz and .zst too)."""
+
+    kind: Literal["text"]
+    document_separator: str | None = None
+    """A line that ends a document; null makes each file one document."""
+
+
+class JsonlSource(FileSourceModel):
+    """One JSON object per line: .jsonl, .jsonl.gz, .jsonl.zst."""
+
+    kind: Literal["jsonl"]
+    text_key: str = "text"
+    """The key whose string is the document."""
+
+
+class ParquetSource(FileSourceModel):
+    """Parquet files; one column is read, row group by row group."""
+
+    kind: Literal["parquet"]
+    text_key: str = "text"
+    """The column whose string is the document."""
+
+
+class HfDatasetSource(FileSourceModel):
+    """A Hugging Face dataset as save_to_disk writes it: Arrow files, read batch by batch."""
+
+    kind: Literal["hf-dataset"]
+    split: str | None = None
+    """Which split of a dataset that has several, e.g. train; null where it has one."""
+    text_key: str = "text"
+    """The column whose string is the document."""
+
+
+class WikiextractorSource(FileSourceModel):
+    """What wikiextractor --json has written: folders AA, AB, ... of files wiki_00, wiki_01, ..."""
+
+    kind: Literal["wikiextractor"]
+    text_key: str = "text"
+    """The key whose string is the document."""
+
+
+class WikiSource(SourceModel):
+    """A Wikipedia dump, pages-articles: a local file, or downloaded with resume and checksum."""
+
+    kind: Literal["wiki"]
+    path: str | None = None
+    """A dump on disk (.xml or .xml.bz2), relative to the workspace; null downloads one."""
+    language: Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,23}$")] = "en"
+    """Which Wikipedia is downloaded: en, bg, simple, zh-min-nan, ..."""
+    date: Annotated[str, Field(pattern="^([0-9]{8}|latest)$")] = "latest"
+    """Which dump: YYYYMMDD, or latest."""
+    mirror: str = "https://dumps.wikimedia.org"
+    """Where dumps lie: the part of the address before /<language>wiki/<date>/."""
+    sha1: Annotated[str, Field(pattern="^[0-9a-f]{40}$")] | None = None
+    """SHA-1 of the dump; null asks the dump's own list of checksums, or checks nothing where path is set."""
+    namespaces: list[Count] = [0]
+    """Which pages are read; 0 is articles."""
+    max_articles: PositiveCount | None = None
+    """Stop after this many kept articles; null reads all."""
+    max_broken_fraction: Fraction | None = 0.01
+    """Stop with an error when more than this share of the pages cannot be parsed; null sets no limit."""
+
+
+class TokensSource(FileSourceModel):
+    """Documents that are token ids already: .jsonl(.gz, .zst) or .parquet."""
+
+    kind: Literal["tokens"]
+    input_ids_key: str = "input_ids"
+    """The key or column that holds the ids."""
+    labels_key: str | None = None
+    """The key or column that holds labels, -100 where a token bears no loss; null learns every token."""
+    append_eod: bool = True
+    """Append the end-of-document token where a document does not end in it."""
+
+
+class FineTuningSourceModel(FileSourceModel):
+    """Examples of which only a part is learnt."""
+
+    weight: PositiveFloat = 1.0
+    """How often an epoch goes through these examples: 1 is once, 0.5 every second one, 2 twice."""
+
+
+class PromptCompletionSource(FineTuningSourceModel):
+    """A prompt and the completion that is learnt: .jsonl, .json or .parquet."""
+
+    kind: Literal["prompt-completion"]
+    prompt_key: str = "prompt"
+    """The key of the prompt."""
+    completion_key: str = "completion"
+    """The key of the completion."""
+
+
+class AlpacaSource(FineTuningSourceModel):
+    """Alpaca's instruction, input, output; the output is learnt."""
+
+    kind: Literal["alpaca"]
+    template: str | None = None
+    """Text with {instruction} and {input}, behind which the output stands; null means Alpaca's own two."""
+
+
+class ChatSource(FineTuningSourceModel):
+    """Conversations: `messages` of role and content, or ShareGPT's `conversations` of from and value."""
+
+    kind: Literal["chat"]
+    messages_key: str | None = None
+    """The key of the list; null takes messages, else conversations."""
+    template: str = "<|{role}|>\n{content}\n"
+    """Text of one message, with {role} and {content}; content of learnt roles bears the loss."""
+    learn_roles: list[str] = ["assistant"]
+    """Roles whose content is learnt; ShareGPT's gpt is assistant, human is user."""
+
+
+class MockSource(SourceModel):
+    """Seeded random words: no meaning, any size."""
+
+    kind: Literal["mock"]
+    num_documents: PositiveCount = 1000
+    """Documents to make."""
+    seed: Count = 1234
+    """Seed of the words."""
+
+
+Source = Annotated[
+    PythonDocsSource
+    | TextSource
+    | JsonlSource
+    | ParquetSource
+    | HfDatasetSource
+    | WikiextractorSource
+    | WikiSource
+    | TokensSource
+    | PromptCompletionSource
+    | AlpacaSource
+    | ChatSource
+    | MockSource,
+    Field(discriminator="kind"),
+]
+SOURCE_TYPES = (
+    PythonDocsSource,
+    TextSource,
+    JsonlSource,
+    ParquetSource,
+    HfDatasetSource,
+    WikiSource,
+    WikiextractorSource,
+    TokensSource,
+    PromptCompletionSource,
+    AlpacaSource,
+    ChatSource,
+    MockSource,
+)

@@ -1,0 +1,25 @@
+"""One training sequence, as a dataset gives it and a batch stacks it."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Sample(NamedTuple):
+    """Arrays of one sequence; T is model.seq_length. None stands for what a plain sample is."""
+
+    tokens: np.ndarray
+    """int64 [T]."""
+    labels: np.ndarray
+    """int64 [T]: the token that follows each."""
+    loss_mask: np.ndarray | None = None
+    """float32 [T]: 1 where the label is learnt; None: everywhere."""
+    position_ids: np.ndarray | None = None
+    """int64 [T]; None: 0 .. T-1."""
+    cu_seqlens: np.ndarray | None = None
+    """int32 [T + 1]: where each document of the sequence begins, then T to the end; None: one document.
+
+    As megatron-core pads it: cumulative lengths need no EOD in the text and no T x T mask.
+    """
+    dataset: int = 0
+    """Which of the run's named datasets it comes from: the row of its own loss."""

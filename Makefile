@@ -43,10 +43,12 @@ $(BIN)/python:
 # torch goes in first, alone and pinned: deepspeed's build looks for it, and no later resolution may replace it.
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) torch
-	$(PIP) -e .
+	$(PIP) -e '.[data]'
 	@$(BIN)/nbtrain doctor || true
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e '.[test]'
+	@# Megatron's own reader and indices, to compare with; its dependencies are not needed for that.
+	$(PIP) --no-deps megatron-core || echo 'megatron-core cannot be had: its tests are skipped'
 	@touch $@

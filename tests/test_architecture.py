@@ -19,7 +19,18 @@ PACKAGE = REPOSITORY / "nbtrain"
 # Files of the ground, and what of others they may import.
 GROUND = {
     **dict.fromkeys(
-        ("rundir", "jobstate", "metrics", "topology", "workspace", "files", "errors", "amounts"), ()
+        (
+            "rundir",
+            "jobstate",
+            "metrics",
+            "topology",
+            "workspace",
+            "files",
+            "errors",
+            "amounts",
+            "parent_death",
+        ),
+        (),
     ),
     "progress": ("tqdm",),
     "notebook_parameters": ("IPython",),
@@ -32,7 +43,11 @@ GPU_SIDE = ("parallel", "model", "train", "generation", "export")
 # package: (packages of ours, packages of others) that it may import, besides the ground and itself
 ALLOWED = {
     "config": (set(), {"pydantic", "pydantic_core", "yaml"}),
-    "data": ({"config"}, {"pydantic", "numpy", "tokenizers", "fastokens", "orjson", "matplotlib"}),
+    "data": (
+        {"config"},
+        {"pydantic", "numpy", "tokenizers", "fastokens", "orjson", "matplotlib", "loky"}
+        | {"lxml", "mwparserfromhell", "zstandard", "pyarrow", "ftfy", "rensa", "rustbpe", "sentencex"},
+    ),
     "planner": ({"config", "data"}, {"matplotlib", "pydantic", "pydantic_core"}),
     "jobs": ({"config", "data", "planner"}, {"psutil"}),
     "monitor": ({"config"}, {"psutil", "tensorboard", "google", "matplotlib"}),

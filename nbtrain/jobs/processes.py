@@ -1,4 +1,4 @@
-"""Processes: death signals, orphans, the marker of a job. Standard library, Linux.
+"""Processes: death signals, orphans, the marker of a job. Linux.
 
 How the tree of a job ends, whoever dies first:
 
@@ -17,28 +17,16 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from nbtrain.parent_death import die_with_parent, prctl
+
 JOB_MARKER = "NBTRAIN_JOB"
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-
-# Loaded before any fork: a child between fork and exec must not load libraries.
-_LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def _prctl(option: int, value: int) -> None:
-    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, f"prctl({option}, {value}): {os.strerror(number)}")
-
-
-def die_with_parent(number: int) -> None:
-    """Ask the kernel to send this process the signal `number` when its parent dies."""
-    _prctl(PR_SET_PDEATHSIG, number)
+PR_GET_CHILD_SUBREAPER = 37
 
 
 def adopt_orphans() -> None:
     """Become the parent of every descendant whose own parent dies, so that it can be seen and reaped."""
-    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def child_setup(death_signal: int) -> Callable[[], None]:
@@ -156,5 +144,5 @@ def reap_orphans() -> None:
 
 def _adopts_orphans() -> bool:
     answer = ctypes.c_int(0)
-    _LIBC.prctl(37, ctypes.byref(answer), 0, 0, 0)  # PR_GET_CHILD_SUBREAPER
+    prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(answer))
     return bool(answer.value)

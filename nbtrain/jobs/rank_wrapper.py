@@ -23,8 +23,9 @@ import sys
 import time
 from pathlib import Path
 
-from nbtrain.jobs.processes import child_setup, die_with_parent, signal_name
+from nbtrain.jobs.processes import child_setup, signal_name
 from nbtrain.jobs.reserve import Reserve
+from nbtrain.parent_death import die_with_parent
 from nbtrain.rundir import ExitRecord, JobDir, RunDir
 
 EXIT_FD = "NBTRAIN_EXIT_FD"

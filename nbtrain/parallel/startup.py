@@ -6,11 +6,9 @@ would build (half a minute and a compiler), serves inference only.
 """
 
 import contextlib
-import ctypes
 import io
 import logging
 import os
-import signal
 import sys
 import warnings
 from collections.abc import Iterator
@@ -22,8 +20,6 @@ import torch.distributed as dist
 
 logger = logging.getLogger(__name__)
 
-_PR_SET_PDEATHSIG = 1
-
 
 @dataclass(frozen=True)
 class World:
@@ -33,13 +29,6 @@ class World:
     size: int
     local_rank: int
     device: torch.device
-
-
-def die_with_parent(number: int = signal.SIGTERM) -> None:
-    """Have the kernel send `number` to this process when its parent goes, however it goes."""
-    # The thread that started this process counts as its parent: launchers start ranks from their main thread.
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def start(device: str, timeout_seconds: float) -> World:

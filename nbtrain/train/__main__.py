@@ -13,6 +13,7 @@ import traceback
 
 from nbtrain.config.load import load_resolved
 from nbtrain.errors import JobError, NbtrainError
+from nbtrain.parent_death import die_with_parent
 from nbtrain.rundir import EventWriter, JobDir, Progress, RunDir
 from nbtrain.train import outcome
 from nbtrain.train.heartbeat import HeartbeatWriter
@@ -67,7 +68,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> str:
 
         refuse_unsupported(config)
         if "NBTRAIN_EXIT_FD" not in os.environ:
-            startup.die_with_parent()
+            die_with_parent()
         world = startup.start(config.resources.device, config.parallel.process_group_timeout_seconds)
     result = train_run(run, config, world, requests, heartbeat)
     with heartbeat.phase("end"):

@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from nbtrain.data.state import DataState, rank_positions
-from nbtrain.parallel.startup import die_with_parent
+from nbtrain.parent_death import die_with_parent
 
 
 class Samples(Protocol):

@@ -12,6 +12,7 @@ from deepspeed.accelerator import get_accelerator
 
 from nbtrain.config.load import load_resolved
 from nbtrain.parallel import startup
+from nbtrain.parent_death import die_with_parent
 from nbtrain.rundir import EventWriter, Progress, RunDir
 from nbtrain.train.build import refuse_unsupported
 from nbtrain.train.heartbeat import HeartbeatWriter
@@ -20,7 +21,7 @@ from nbtrain.train.trainer import train_run
 
 
 def main(paths: list[str]) -> None:
-    startup.die_with_parent()
+    die_with_parent()
     world = startup.start("cpu", 120)
     # DeepSpeed asks the processor for fp16 instructions; torch computes without them, slowly.
     get_accelerator().is_fp16_supported = lambda: True

@@ -1,0 +1,23 @@
+"""A process that ends when its parent does. Standard library, Linux; the constant is of linux/prctl.h."""
+
+import ctypes
+import os
+import signal
+from typing import Any
+
+PR_SET_PDEATHSIG = 1
+
+# Loaded before any fork: a child between fork and exec must not load libraries.
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def prctl(option: int, value: Any) -> None:
+    """The system call of that name. Raises OSError."""
+    if _LIBC.prctl(option, value, 0, 0, 0) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"prctl({option}, {value}): {os.strerror(number)}")
+
+
+def die_with_parent(number: int = signal.SIGTERM) -> None:
+    """Ask the kernel to send this process the signal `number` when the thread that started it ends."""
+    prctl(PR_SET_PDEATHSIG, int(number))

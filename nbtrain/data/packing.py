@@ -1,0 +1,88 @@
+"""Which examples share a sequence: best-fit-decreasing bin packing, in integers.
+
+    lengths, longest first -> each into the open bin with the least room that still holds it, else a new bin
+
+Open bins stand in a list sorted by their room (one entry for each different room, a stack of bins behind it), so
+a placement costs one bisection. Equal lengths go into a bin together: after the first of them that bin has the
+least room of all that hold the next. Price: 0.1 to 0.2 CPU seconds for 200,000 lengths, and a fill of 99.9 % on
+the lengths of natural text; tests/benchmarks/packing.py.
+"""
+
+from bisect import bisect_left, insort
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Packed(NamedTuple):
+    """Bins of items: bin b holds items[offsets[b]:offsets[b + 1]], the longest first."""
+
+    items: np.ndarray
+    """int64 [items]: every item once."""
+    offsets: np.ndarray
+    """int64 [bins + 1]."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packed:
+    """Items of these `lengths`, each 1 to `capacity`, in bins of `capacity`. The same input gives the same bins.
+
+    Items of one length are taken in the order given. Raises ValueError for a length that is outside.
+    """
+    lengths = np.asarray(lengths, np.int64)
+    if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= capacity:
+        raise ValueError(
+            f"lengths {lengths.min()} to {lengths.max()}: must be 1 to the capacity of {capacity}"
+        )
+    order = np.argsort(-lengths, kind="stable")
+    values, counts = np.unique(lengths, return_counts=True)
+    rooms: list[int] = []
+    """Different rooms of open bins, ascending."""
+    stacks: dict[int, list[int]] = {}
+    """Bins of each room."""
+    num_bins = 0
+    chosen: list[int] = []
+    taken: list[int] = []
+    for length, left in zip(values[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        while left:
+            place = bisect_left(rooms, length)
+            if place == len(rooms):
+                # No bin holds it. Whole new bins are alike: all but the last are filled at one go.
+                each = capacity // length
+                whole, rest = divmod(left, each)
+                chosen.extend(range(num_bins, num_bins + whole))
+                taken.extend([each] * whole)
+                _open(rooms, stacks, capacity - each * length, range(num_bins, num_bins + whole))
+                num_bins += whole
+                if rest:
+                    chosen.append(num_bins)
+                    taken.append(rest)
+                    _open(rooms, stacks, capacity - rest * length, range(num_bins, num_bins + 1))
+                    num_bins += 1
+                break
+            room = rooms[place]
+            stack = stacks[room]
+            number = stack.pop()
+            if not stack:
+                del rooms[place], stacks[room]
+            fitting = min(left, room // length)
+            chosen.append(number)
+            taken.append(fitting)
+            _open(rooms, stacks, room - fitting * length, range(number, number + 1))
+            left -= fitting
+    bins = np.repeat(np.array(chosen, np.int64), np.array(taken, np.int64))
+    by_bin = np.argsort(bins, kind="stable")
+    offsets = np.zeros(num_bins + 1, np.int64)
+    np.cumsum(np.bincount(bins, minlength=num_bins), out=offsets[1:])
+    return Packed(order[by_bin], offsets)
+
+
+def _open(rooms: list[int], stacks: dict[int, list[int]], room: int, numbers: range) -> None:
+    if not room or not numbers:
+        return
+    if room not in stacks:
+        insort(rooms, room)
+        stacks[room] = []
+    stacks[room].extend(numbers)

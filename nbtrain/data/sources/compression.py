@@ -1,0 +1,124 @@
+"""Compressed files as streams of bytes: .gz, .zst and .bz2, of several members (frames) too.
+
+The standard library's readers and zstandard's own disagree about files that are cut short (one raises EOFError,
+one ends quietly) and do not say how far in the file they are. Here all three behave alike.
+"""
+
+import bz2
+import io
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nbtrain.data.sources.optional import optional
+from nbtrain.errors import DataError
+from nbtrain.workspace import display
+
+CHECKS = {".gz": "gzip -t", ".zst": "zstd -t", ".bz2": "bzip2 -t"}
+SUFFIXES = tuple(CHECKS)
+BLOCK_BYTES = 1 << 20
+# How much is fed at once follows the ratio met so far: 512 bytes of a bomb are 20 MB at most.
+SMALLEST_FEED_BYTES = 512
+LARGEST_FEED_BYTES = 256 << 10
+# Frames made with `zstd --long=31` ask for this window; only such frames cost the memory.
+LARGEST_WINDOW_BYTES = 1 << 31
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether its name says so."""
+    return path.suffix in CHECKS
+
+
+def open_bytes(path: Path, where: str) -> io.BufferedReader:
+    """The file's bytes, unpacked where its name ends in .gz, .zst or .bz2.
+
+    Reading raises DataError where it is damaged. Raises DataError where it cannot be opened.
+    """
+    try:
+        file = path.open("rb", buffering=0)
+    except OSError as error:
+        raise DataError(f"{where}: {display(path)}: cannot be read: {error.strerror}.") from error
+    if not is_compressed(path):
+        return io.BufferedReader(file, BLOCK_BYTES)
+    return io.BufferedReader(Unpacked(file, path, where), BLOCK_BYTES)
+
+
+class Unpacked(io.RawIOBase):
+    """What a compressed file holds, as a raw stream that can only be read forward."""
+
+    def __init__(self, file: BinaryIO | io.FileIO, path: Path, where: str):
+        super().__init__()
+        self.consumed_bytes = 0
+        """Compressed bytes read so far."""
+        self._file, self._path, self._where = file, path, where
+        self._make, self._errors = _decompressor(path.suffix, where)
+        self._member: Any = self._make()
+        self._left = b""  # compressed bytes that belong to the next member
+        self._has_begun = False  # whether the member under way has got a byte
+        self._num_members = 0
+        self._unpacked_bytes = 0
+        self._feed_bytes = SMALLEST_FEED_BYTES
+        self._block = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._block:
+            block = self._next()
+            if block is None:
+                return 0
+            self._block = memoryview(block)
+        count = min(len(buffer), len(self._block))
+        buffer[:count] = self._block[:count]
+        self._block = self._block[count:]
+        return count
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+    def _next(self) -> bytes | None:
+        """The next unpacked bytes, perhaps none; None at the end."""
+        packed = self._left or self._file.read(self._feed_bytes)
+        if not self._left:
+            self.consumed_bytes += len(packed)
+        self._left = b""
+        if not packed:
+            if self._has_begun or not self._num_members:
+                raise self._damaged("it ends in the middle")
+            return None
+        if not self._has_begun and self._num_members and not packed.strip(b"\0"):
+            return b""  # zeros that pad a file on tape
+        self._has_begun = True
+        try:
+            block = self._member.decompress(packed)
+        except self._errors as error:
+            raise self._damaged(str(error)) from error
+        self._unpacked_bytes += len(block)
+        wanted = len(packed) * BLOCK_BYTES // max(len(block), 1)
+        self._feed_bytes = max(SMALLEST_FEED_BYTES, min(wanted, 2 * self._feed_bytes, LARGEST_FEED_BYTES))
+        if self._member.eof:
+            self._left = self._member.unused_data
+            self._member, self._has_begun = self._make(), False
+            self._num_members += 1
+        return block
+
+    def _damaged(self, reason: str) -> DataError:
+        name, check = display(self._path), CHECKS[self._path.suffix]
+        return DataError(
+            f"{self._where}: {name}: damaged {self._path.suffix} file: {reason}, after {self.consumed_bytes:,} bytes "
+            f"({self._unpacked_bytes:,} unpacked). Copy or download it again; `{check}` checks it."
+        )
+
+
+def _decompressor(suffix: str, where: str) -> tuple[Callable[[], Any], tuple[type[Exception], ...]]:
+    """(what makes the decompressor of one member, the errors that it raises)."""
+    if suffix == ".gz":
+        return lambda: zlib.decompressobj(wbits=31), (zlib.error,)
+    if suffix == ".bz2":
+        return bz2.BZ2Decompressor, (OSError, ValueError)
+    zstandard = optional("zstandard", where, "a .zst file")
+    decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)
+    return decompressor.decompressobj, (zstandard.ZstdError,)

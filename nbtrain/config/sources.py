@@ -115,7 +115,7 @@ class FineTuningSourceModel(FileSourceModel):
     """Examples of which only a part is learnt."""
 
     weight: PositiveFloat = 1.0
-    """How often an epoch goes through these examples: 1 is once, 0.5 every second one, 2 twice."""
+    """How often an epoch goes through these examples: 1 is once, 0.5 half of them in turn, 2 twice."""
 
 
 class PromptCompletionSource(FineTuningSourceModel):
@@ -129,23 +129,23 @@ class PromptCompletionSource(FineTuningSourceModel):
 
 
 class AlpacaSource(FineTuningSourceModel):
-    """Alpaca's instruction, input, output; the output is learnt."""
+    """Alpaca's instruction, input, output, the output learnt: .jsonl, .json or .parquet."""
 
     kind: Literal["alpaca"]
-    template: str | None = None
+    template: Annotated[str, Field(pattern=r"\{instruction\}")] | None = None
     """Text with {instruction} and {input}, behind which the output stands; null means Alpaca's own two."""
 
 
 class ChatSource(FineTuningSourceModel):
-    """Conversations: `messages` of role and content, or ShareGPT's `conversations` of from and value."""
+    """Conversations, .jsonl, .json or .parquet: `messages` of role and content, or ShareGPT's `conversations` of from and value."""
 
     kind: Literal["chat"]
     messages_key: str | None = None
     """The key of the list; null takes messages, else conversations."""
-    template: str = "<|{role}|>\n{content}\n"
-    """Text of one message, with {role} and {content}; content of learnt roles bears the loss."""
-    learn_roles: list[str] = ["assistant"]
-    """Roles whose content is learnt; ShareGPT's gpt is assistant, human is user."""
+    template: Annotated[str, Field(pattern=r"\{content\}")] = "<|{role}|>\n{content}\n"
+    """Text of one message, with {role} and {content}; of learnt roles, what is in front of {content} bears no loss."""
+    learn_roles: Annotated[list[str], Field(min_length=1)] = ["assistant"]
+    """Roles that are learnt: system, user, assistant, tool or others; ShareGPT's gpt is assistant, its human user."""
 
 
 class MockSource(SourceModel):

@@ -1,0 +1,57 @@
+"""Templates of fine-tuning text: fields in braces are replaced, every other brace is text.
+
+A template is cut at its fields once; values are put between the pieces and never looked into. So a value may hold
+braces, and no field reaches an attribute or an index, as str.format would.
+"""
+
+import re
+from collections.abc import Mapping
+
+# Stanford Alpaca's two prompts, letter for letter: models that learnt on one are asked with the same.
+ALPACA_WITH_INPUT = (
+    "Below is an instruction that describes a task, paired with an input that provides further context. "
+    "Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:"
+)
+ALPACA_WITHOUT_INPUT = (
+    "Below is an instruction that describes a task. "
+    "Write a response that appropriately completes the request.\n\n"
+    "### Instruction:\n{instruction}\n\n### Response:"
+)
+
+
+class Template:
+    """Text with fields, e.g. Template("<|{role}|>\\n{content}\\n", ("role", "content"))."""
+
+    def __init__(self, text: str, fields: tuple[str, ...]):
+        # A group in the pattern keeps the fields: text, field, text, field, ..., text.
+        pieces = re.split(r"\{(" + "|".join(map(re.escape, fields)) + r")\}", text)
+        self._texts, self._fields = pieces[::2], pieces[1::2]
+
+    @property
+    def fields(self) -> frozenset[str]:
+        """The fields that it holds."""
+        return frozenset(self._fields)
+
+    def render(self, values: Mapping[str, str]) -> str:
+        """The text with every field replaced. Raises KeyError for a field without a value."""
+        parts = [self._texts[0]]
+        for name, text in zip(self._fields, self._texts[1:], strict=True):
+            parts += [values[name], text]
+        return "".join(parts)
+
+    def before(self, field: str) -> "Template":
+        """What stands in front of the first `field`."""
+        return self._slice(0, self._fields.index(field))
+
+    def from_on(self, field: str) -> "Template":
+        """The first `field` and what stands behind it."""
+        place = self._fields.index(field)
+        rest = self._slice(place, len(self._fields))
+        rest._texts[0] = ""
+        return rest
+
+    def _slice(self, start: int, stop: int) -> "Template":
+        part = Template("", ("field",))
+        part._texts, part._fields = self._texts[start : stop + 1], self._fields[start:stop]
+        return part

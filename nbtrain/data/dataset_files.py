@@ -1,17 +1,20 @@
 """The files of one dataset in the data home, and the manifest that says what they are.
 
 data/dataset/<name>/
-  <key>_document.bin, .idx    indexed.py
-  manifest.json               written last: without it the dataset does not count
-  index-cache/                gpt_dataset.py
-  baselines.json              baselines.py
+  <key>_document.bin, .idx              indexed.py; one pair a key of data.json_key and data.extra_json_keys
+  <key>_sentence.bin, .idx              in its place where data.split_sentences cuts documents into sequences
+  <key>_document_loss_mask.bin, .idx    uint8 beside each token: 1 where it is learnt; absent: everywhere
+  manifest.json                         written last: without it the dataset does not count
+  index-cache/                          gpt_dataset.py
+  baselines.json                        baselines.py
+  .encode/                              shards of an encoding that has not ended
 """
 
 import contextlib
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -25,6 +28,8 @@ from nbtrain.errors import DataError
 from nbtrain.workspace import dataset_dir, display, resolve, valid_name
 
 SCHEMA_VERSION = 1
+MASK_SUFFIX = "_loss_mask"
+LEVELS = ("document", "sentence")
 
 
 @dataclass(frozen=True)
@@ -32,16 +37,18 @@ class DatasetManifest:
     """manifest.json of a dataset."""
 
     json_key: str
+    """The key whose pair is trained on; others may lie beside it."""
     sources: list[dict[str, Any]]
-    """Each with its settings, licence, attribution, versions, documents, bytes and sha256; empty: brought as it is."""
+    """Each with its settings, name, licence, attribution, versions, documents, bytes, tokens, sha256 and the
+    sequences [first, last) that hold it; empty: brought as it is."""
     counts: dict[str, Any]
-    """documents, tokens (EOD counted), bytes (of text; None where unknown), dropped {reason: count}."""
+    """Of json_key's pair: documents, tokens (EOD counted), bytes (of text; None where unknown), dropped {reason: count}."""
     vocab_size: int
     dtype: str
     eod_id: int | None
     tokenizer_sha256: str | None
     files: dict[str, dict[str, Any]]
-    """{name: {bytes, sha256}}."""
+    """{name: {bytes, sha256}}, of all pairs."""
     settings: dict[str, Any] = field(default_factory=dict)
     """What decided the content; prepare compares it with the run's."""
     software: dict[str, str] = field(default_factory=dict)
@@ -49,8 +56,20 @@ class DatasetManifest:
     schema_version: int = SCHEMA_VERSION
 
     @property
+    def stem(self) -> str:
+        """The pair that is trained on, without its ending."""
+        known = [f"{self.json_key}_{level}" for level in LEVELS]
+        return next((stem for stem in (*known, *self.stems) if f"{stem}.bin" in self.files), known[0])
+
+    @property
+    def stems(self) -> list[str]:
+        """Every pair of token ids, without its ending; loss masks are not among them."""
+        stems = sorted(Path(name).stem for name in self.files if name.endswith(".bin"))
+        return [stem for stem in stems if not is_mask(stem, stems)]
+
+    @property
     def dataset_sha256(self) -> str:
-        """One hash for .bin and .idx: what runs and checkpoints refer to."""
+        """One hash for all .bin and .idx: what runs and checkpoints refer to."""
         lines = "".join(
             f"{Path(name).suffix} {entry['sha256']}\n" for name, entry in sorted(self.files.items())
         )
@@ -75,8 +94,8 @@ class DatasetFiles:
 
     @classmethod
     def of(cls, config: RunConfig) -> "DatasetFiles":
-        """The dataset of a run."""
-        return cls.named(config.data.name, config.data.json_key)
+        """The pair that a run trains on; of a blend none is."""
+        return cls(dataset_dir(config.data.name), stem=stem_of(config, config.data.json_key))
 
     @classmethod
     def find(cls, target: "str | os.PathLike | RunConfig") -> "DatasetFiles":
@@ -88,8 +107,7 @@ class DatasetFiles:
             return cls.of(target)
         text = os.fspath(target)
         if valid_name(text) and dataset_dir(text).is_dir():
-            indices = sorted(dataset_dir(text).glob("*.idx"))
-            return cls(dataset_dir(text), stem=indices[0].stem) if indices else cls.named(text)
+            return cls.in_folder(dataset_dir(text))
         # As typed first, then below the workspace.
         for path in (Path(text).expanduser(), resolve(text)):
             prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
@@ -102,8 +120,36 @@ class DatasetFiles:
             + (f"There are: {', '.join(known)}." if known else "Make one with `nbtrain prepare RUN.yaml`.")
         )
 
+    @classmethod
+    def in_folder(cls, directory: Path) -> "DatasetFiles":
+        """The pair of a folder that its manifest trains on; without a manifest the first that is there."""
+        manifest = cls(directory).manifest()
+        if manifest is not None:
+            return cls(directory, stem=manifest.stem)
+        stems = sorted(path.stem for path in directory.glob("[!.]*.idx"))
+        return cls(directory, stem=next((stem for stem in stems if not is_mask(stem, stems)), None))
+
     def __repr__(self) -> str:
         return f"DatasetFiles({str(self.directory)!r}, stem={self.stem!r})"
+
+    def pair(self, stem: str) -> "DatasetFiles":
+        """Another pair of the same folder and manifest."""
+        return DatasetFiles(self.directory, stem=stem)
+
+    @property
+    def loss_mask(self) -> "DatasetFiles":
+        """The pair that says which tokens of this one are learnt; it need not exist."""
+        return self.pair(self.stem + MASK_SUFFIX)
+
+    @property
+    def has_loss_mask(self) -> bool:
+        """Whether a loss mask lies beside this pair; without one every token is learnt."""
+        return self.loss_mask.bin.is_file() or self.loss_mask.idx.is_file()
+
+    @property
+    def work(self) -> Path:
+        """Where an encoding keeps its shards until they are merged."""
+        return self.directory / ".encode"
 
     @property
     def prefix(self) -> Path:
@@ -137,6 +183,8 @@ class DatasetFiles:
             raise DataError(f"{error}. Make the dataset again: `nbtrain prepare RUN.yaml --force`.") from None
         if value is None:
             return None
+        if not isinstance(value, dict):
+            value = {}
         if value.get("schema_version") != SCHEMA_VERSION:
             raise DataError(
                 f"{display(self.manifest_json)}: schema_version {value.get('schema_version')}, must be "
@@ -144,8 +192,13 @@ class DatasetFiles:
             )
         known = {entry.name for entry in fields(DatasetManifest)}
         try:
-            return DatasetManifest(**{key: entry for key, entry in value.items() if key in known})
-        except TypeError as error:
+            manifest = DatasetManifest(**{key: entry for key, entry in value.items() if key in known})
+            if not all({"bytes", "sha256"} <= entry.keys() for entry in manifest.files.values()):
+                raise TypeError("files must hold bytes and sha256 of each")
+            if not {"documents", "tokens", "bytes", "dropped"} <= manifest.counts.keys():
+                raise TypeError("counts must hold documents, tokens, bytes and dropped")
+            return manifest
+        except (TypeError, AttributeError) as error:
             raise DataError(
                 f"{display(self.manifest_json)}: not a whole manifest ({error}). Make the dataset again: "
                 "`nbtrain prepare RUN.yaml --force`."
@@ -178,7 +231,21 @@ class DatasetFiles:
                     f"{display(self.directory / name)}: {found}, its manifest says {entry['bytes']:,}. Restore it, or "
                     "make the dataset again: `nbtrain prepare RUN.yaml --force`."
                 )
+        if self.has_loss_mask:
+            self.open_loss_mask(dataset)
         return manifest
+
+    def open_loss_mask(self, dataset: IndexedDataset) -> IndexedDataset:
+        """The loss mask of this pair, token by token beside it. Raises DataError where it is of another pair."""
+        mask = IndexedDataset(self.loss_mask.prefix)
+        found = (mask.dtype.name, len(mask), mask.num_tokens)
+        if found != ("uint8", len(dataset), dataset.num_tokens):
+            raise DataError(
+                f"{display(self.loss_mask.idx)}: {found[1]:,} sequences, {found[2]:,} {found[0]} entries; the mask of "
+                f"{display(self.idx)} has {len(dataset):,} sequences, {dataset.num_tokens:,} uint8 entries. The two are "
+                "not of one dataset: copy both again, or prepare it again."
+            )
+        return mask
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -191,6 +258,16 @@ class DatasetFiles:
         for folder in (self.directory, self.index_cache):
             for path in folder.glob(".*.tmp"):
                 path.unlink(missing_ok=True)
+
+
+def stem_of(config: RunConfig, json_key: str) -> str:
+    """The stem of one key's pair, by Megatron's naming: documents, or sentences where a run cuts them."""
+    return f"{json_key}_{'sentence' if config.data.split_sentences else 'document'}"
+
+
+def is_mask(stem: str, stems: Container[str]) -> bool:
+    """Whether a stem is the loss mask of another of `stems`."""
+    return stem.endswith(MASK_SUFFIX) and stem.removesuffix(MASK_SUFFIX) in stems
 
 
 @contextlib.contextmanager

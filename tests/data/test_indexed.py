@@ -1,12 +1,14 @@
 """The .bin/.idx format: golden bytes, round trips, and every kind of damage told in words."""
 
+import hashlib
 import pickle
 
 import numpy as np
 import pytest
 
+from nbtrain.data import indexed, indexed_writer
 from nbtrain.data.indexed import DTYPES, HEADER, IndexedDataset, check_vocabulary, optimal_dtype
-from nbtrain.data.indexed_writer import IndexedWriter, repair_uncounted_eod, write_index
+from nbtrain.data.indexed_writer import IndexedWriter, write_index
 from nbtrain.errors import DataError
 
 
@@ -174,46 +176,6 @@ def test_bin_of_another_pair(prefix):
     )
 
 
-def uncounted(prefix, documents):
-    """What Megatron-DeepSpeed's --append-eod writes: EOD in the .bin, not in the lengths."""
-    written = write(prefix, documents)
-    assert written.num_documents == len(documents)
-    lengths = np.array([len(document) for document in documents])
-    write_index(prefix.with_suffix(".idx"), np.uint16, lengths)
-
-
-def test_uncounted_eod_is_detected_and_repaired(prefix):
-    """Megatron-DeepSpeed's uncounted EOD is named; the repair gives the index that ours would have been."""
-    write(prefix, [[1, 2, 3], [4]])
-    right = read_bytes(prefix, ".idx")
-    uncounted(prefix, [[1, 2, 3], [4]])
-    refuses(
-        "data/text_document.bin: 2 tokens more than the index counts, one per document: Megatron-DeepSpeed's "
-        "--append-eod writes the end-of-document token without counting it, so document k would start k tokens "
-        f'early. Mend the index with nbtrain.data.indexed_writer.repair_uncounted_eod("{prefix}"), or prepare the data '
-        "again.",
-        IndexedDataset,
-        prefix,
-    )
-    assert repair_uncounted_eod(prefix) == 2
-    assert read_bytes(prefix, ".idx") == right
-
-
-def test_repair_refuses_another_damage(prefix):
-    """Where documents would not end in one token, the repair changes nothing."""
-    uncounted(prefix, [[1, 2, 3], [4]])
-    binary = prefix.with_suffix(".bin")
-    binary.write_bytes(np.arange(6, dtype="<u2").tobytes())
-    before = read_bytes(prefix, ".idx")
-    refuses(
-        "data/text_document.bin: documents would end in 2 different tokens, not in one EOD. This is another damage: "
-        "make it again.",
-        repair_uncounted_eod,
-        prefix,
-    )
-    assert read_bytes(prefix, ".idx") == before
-
-
 def damaged_index(prefix, change):
     write(prefix, [[1, 2, 3], [4]])
     index = prefix.with_suffix(".idx")
@@ -255,19 +217,20 @@ def put(offset, value):
         ),
         (
             put(HEADER.size + 8, b"\2"),
-            "data/text_document.idx: 1 of 2 offsets are not the running sum of the lengths; first: sequence 0 starts "
-            "at byte 2, must be 0. Make the index again.",
+            "data/text_document.idx: sequence 0 starts at byte 2, must be 0: offsets are the running sum of the "
+            "lengths. Copy the file again, or make the index again.",
         ),
         (
             put(HEADER.size + 24, b"\1"),
-            "data/text_document.idx: the document array must rise from 0 to 2 (sequences). Make the index again.",
+            "data/text_document.idx: the document array must rise from 0 to 2 (sequences). Copy the "
+            "file again, or make the index again.",
         ),
     ],
 )
 def test_damaged_index(prefix, change, message):
     """Each damage of an .idx has its own sentence with the numbers."""
     damaged_index(prefix, change)
-    refuses(message, lambda: IndexedDataset(prefix).verify())
+    refuses(message, IndexedDataset, prefix)
 
 
 def test_verify_finds_ids_of_another_tokenizer(prefix):
@@ -296,3 +259,191 @@ def test_missing_file(prefix):
         IndexedDataset,
         prefix,
     )
+
+
+# --- hostile indices ----------------------------------------------------------------------------------------
+
+HUGE = (2**64 - 1).to_bytes(8, "little")
+LENGTHS, POINTERS, DOCUMENTS = HEADER.size, HEADER.size + 8, HEADER.size + 24
+
+
+def int64(value):
+    return (value % 2**64).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # 12 * S is a multiple of 2**64: in 64 bits it would be 0.
+        (put(18, int64(2**62)), r"its header names 4,611,686,018,427,387,904 sequences"),
+        (put(18, HUGE), r"its header names 18,446,744,073,709,551,615 sequences"),
+        (put(26, HUGE), r"and 18,446,744,073,709,551,615 document entries"),
+        (
+            lambda content: put(26, int64(0))(content)[:-24],
+            r"the document array must rise from 0 to 2 \(sequences\)",
+        ),
+        (put(LENGTHS, int64(-1)[:4]), r"sequence 0 has the length -1\."),
+        (put(LENGTHS + 4, (2**31 - 1).to_bytes(4, "little")), r"text_document\.bin: truncated: 12 bytes"),
+        (put(LENGTHS + 4, (2**31).to_bytes(4, "little")), r"sequence 1 has the length -2,147,483,648\."),
+        (put(POINTERS, int64(-8)), r"sequence 0 starts at byte -8, must be 0"),
+        (put(POINTERS + 8, int64(-2)), r"sequence 1 starts at byte -2, must be a multiple of 2 below"),
+        (put(POINTERS + 8, int64(7)), r"sequence 1 starts at byte 7, must be a multiple of 2 below"),
+        (put(POINTERS + 8, int64(2**63 - 2)), r"sequence 1 starts at byte 9,223,372,036,854,775,806"),
+        (put(POINTERS + 8, int64(2**40)), r"truncated: 12 bytes, but .* counts 549,755,813,890 tokens"),
+        (put(DOCUMENTS + 8, int64(3)), r"the document array must rise from 0 to 2"),
+        (put(DOCUMENTS + 8, int64(-1)), r"the document array must rise from 0 to 2"),
+        (put(DOCUMENTS + 16, int64(3)), r"the document array must rise from 0 to 2"),
+    ],
+)
+def test_hostile_index(prefix, change, message):
+    """Whatever the header, a length, an offset or a document entry says, opening refuses it in words."""
+    damaged_index(prefix, change)
+    with pytest.raises(DataError, match=message):
+        IndexedDataset(prefix)
+
+
+def test_a_block_is_checked_when_it_is_first_read(prefix, monkeypatch):
+    """What opening does not read of a large index is checked before the first token comes out of it."""
+    monkeypatch.setattr(indexed, "BLOCK_BITS", 2)
+    monkeypatch.setattr(indexed, "BLOCK", 4)
+    monkeypatch.setattr(indexed, "OPENED_BLOCKS", 1)
+    documents = [[number] * (number % 5 + 1) for number in range(30)]
+    write(prefix, documents)
+    index = prefix.with_suffix(".idx")
+    whole = index.read_bytes()
+    pointer = HEADER.size + 4 * 30 + 8 * 17
+    moved = int.from_bytes(whole[pointer : pointer + 8], "little") + 2
+    index.write_bytes(bytes(put(pointer, moved.to_bytes(8, "little"))(bytearray(whole))))
+    dataset = IndexedDataset(prefix)
+    for number in (0, 15, 20, 29, -1):
+        assert dataset[number].tolist() == [*documents[number], 9]
+    for number in (16, 17, 19, -13):
+        with pytest.raises(DataError, match=r"sequence 17 starts at byte 132, must be 130"):
+            dataset[number]
+    # Shifted from the edge of a block on: both sides of the edge are held together.
+    content = bytearray(whole)
+    for number in range(16, 20):
+        at = HEADER.size + 4 * 30 + 8 * number
+        put(at, (int.from_bytes(content[at : at + 8], "little") + 2).to_bytes(8, "little"))(content)
+    index.write_bytes(bytes(content))
+    dataset = IndexedDataset(prefix)
+    for number, first in ((17, 16), (13, 16), (20, 20)):
+        with pytest.raises(DataError, match=rf"sequence {first} starts at byte"):
+            dataset[number]
+    document = HEADER.size + 12 * 30 + 8 * 17
+    index.write_bytes(bytes(put(document, int64(5))(bytearray(whole))))
+    with pytest.raises(DataError, match="the document array must rise from 0 to 30"):
+        _ = IndexedDataset(prefix).document_indices
+
+
+def test_never_fewer_tokens_than_asked_for(prefix):
+    """A part that a sequence does not hold is refused, not cut short; a sequence that is not there is IndexError."""
+    write(prefix, [[1, 2, 3, 4], [5, 6]])
+    dataset = IndexedDataset(prefix)
+    refuses(
+        "data/text_document.bin: sequence 0 holds 5 tokens; 3 from 3 on were asked for. The index that asks was made "
+        "of other data: remove index-cache/.",
+        dataset.get,
+        0,
+        3,
+        3,
+    )
+    for offset, length in ((6, None), (-1, 1), (0, -1), (0, 2**70)):
+        with pytest.raises(DataError, match="sequence 0 holds 5 tokens"):
+            dataset.get(0, offset, length)
+    assert dataset.get(np.int32(1), 3).tolist() == []
+    assert [part.tolist() for part in dataset] == [[1, 2, 3, 4, 9], [5, 6, 9]]
+    assert dataset[-2].tolist() == [1, 2, 3, 4, 9]
+    for sequence in (2, -3, 2**16, 2**70):
+        with pytest.raises(IndexError):
+            dataset[sequence]
+
+
+# --- several sequences in a document, loss masks, other data --------------------------------------------------
+
+
+def test_sentences_of_documents(prefix):
+    """Several sequences per document: EOD behind the last that has tokens, as Megatron puts it; empty ones go."""
+    with IndexedWriter(prefix, 100, 9) as writer:
+        # Documents [1 | 2 3 | -], [-], [4], in one batch; then [5 | 6] in another, then [7] as one sequence.
+        writer.add_batch(
+            np.array([1, 2, 3, 4]), np.array([0, 1, 3, 3, 3, 4]), document_ends=np.array([3, 4, 5])
+        )
+        writer.add_batch(np.array([5, 6]), np.array([0, 1, 2]), document_ends=np.array([2]))
+        writer.add_batch(np.array([7]), np.array([0, 1]))
+    dataset = IndexedDataset(prefix)
+    assert [part.tolist() for part in dataset] == [[1], [2, 3, 9], [4, 9], [5], [6, 9], [7, 9]]
+    assert dataset.document_indices.tolist() == [0, 2, 3, 5, 6]
+    written = writer.written
+    assert (written.num_documents, written.num_sequences, written.num_empty) == (4, 6, 1)
+    dataset.verify(100)
+
+
+def test_plain_documents_then_sentences(prefix):
+    """Documents before the first batch of sentences keep their places in the document array."""
+    with IndexedWriter(prefix, 100, None) as writer:
+        writer.add_batch(np.array([1, 2]), np.array([0, 1, 2]))
+        writer.add_batch(np.array([3, 4]), np.array([0, 1, 2]), document_ends=np.array([2]))
+        writer.add_batch(np.array([], np.uint32), np.array([0, 0]), document_ends=np.array([1]))
+    assert IndexedDataset(prefix).document_indices.tolist() == [0, 1, 2, 4]
+    assert writer.written.num_empty == 1
+
+
+@pytest.mark.parametrize(
+    ("offsets", "ends"), [([0, 1], None), ([1, 3], None), ([0, 2, 1, 3], None), ([0, 3], [2])]
+)
+def test_arrays_that_do_not_fit_are_our_own_mistake(prefix, offsets, ends):
+    """Offsets that leave ids out, and document ends that leave sequences out, are no data that came from outside."""
+    with pytest.raises(ValueError, match="must rise"), IndexedWriter(prefix, 100, 9) as writer:
+        writer.add_batch(np.arange(3), np.array(offsets), None if ends is None else np.array(ends))
+    assert list(prefix.parent.iterdir()) == []
+
+
+def test_loss_mask_beside_the_tokens(prefix):
+    """The mask pair has the tokens' lengths and documents; EOD is learnt, and no mask given means all."""
+    with IndexedWriter(prefix, 100, 9, loss_mask=True) as writer:
+        writer.add_batch(np.array([1, 2, 3]), np.array([0, 2, 3]), learnt=np.array([False, True, False]))
+        writer.add_batch(np.array([4]), np.array([0, 1]))
+    mask = IndexedDataset(f"{prefix}_loss_mask")
+    assert mask.dtype == np.uint8
+    assert [part.tolist() for part in mask] == [[0, 1, 1], [0, 1], [1, 1]]
+    assert [part.tolist() for part in IndexedDataset(prefix)] == [[1, 2, 9], [3, 9], [4, 9]]
+    assert sorted(writer.written.files) == sorted(path.name for path in prefix.parent.iterdir())
+    assert len(writer.written.files) == 4
+
+
+def test_values_that_do_not_fit_are_refused(prefix):
+    """Without a vocabulary the dtype is the limit: nothing is cast to another number."""
+    for dtype, value, message in (
+        ("uint8", 256, "data/text_document.bin: 256 does not fit uint8 (0 to 255). Choose a larger dtype."),
+        ("int16", -32_769, "data/text_document.bin: -32,769 does not fit int16 (-32,768 to 32,767). Choose a "
+         "larger dtype."),
+    ):  # fmt: skip
+        with pytest.raises(DataError) as caught, IndexedWriter(prefix, None, None, dtype) as writer:
+            writer.add_document(np.array([value]))
+        assert str(caught.value) == message
+
+
+def test_floats_are_readable_but_no_token_ids(prefix):
+    """A float pair opens and reads; as GPT data it is refused by name."""
+    with IndexedWriter(prefix, None, None, "float64") as writer:
+        writer.add_document(np.array([0.5, np.nan]))
+    dataset = IndexedDataset(prefix)
+    assert dataset[0][0] == 0.5
+    assert dataset.verify() == -1
+    refuses(
+        "data/text_document.bin: token ids are stored as float64; GPT data must be an integer type.",
+        dataset.verify,
+        10,
+    )
+
+
+def test_index_in_pieces(prefix, monkeypatch):
+    """Written in pieces, an index has the bytes that one piece gives."""
+    lengths, documents = np.arange(1, 24, dtype=np.int32), np.array([0, 3, 3, 17, 23])
+    expected = write_index(prefix.with_suffix(".idx"), np.int32, lengths, documents)
+    content = read_bytes(prefix, ".idx")
+    monkeypatch.setattr(indexed_writer, "CHUNK", 4)
+    assert write_index(prefix.with_suffix(".idx"), np.int32, lengths, documents) == expected
+    assert read_bytes(prefix, ".idx") == content
+    assert hashlib.sha256(content).hexdigest() == expected

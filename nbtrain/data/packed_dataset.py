@@ -29,7 +29,6 @@ from nbtrain.data.packed_index import (
     build_pass,
     build_pieces,
     epochs_per_pass,
-    loss_mask_of,
     mixed_sources,
     of_split,
 )
@@ -68,7 +67,7 @@ class PackedDataset:
         self.seed = seed
         self.pad_id = manifest.eod_id or 0
         self.indexed = IndexedDataset(files_.prefix)
-        self.mask = loss_mask_of(files_, manifest, self.indexed)
+        self.mask = files_.open_loss_mask(self.indexed) if files_.has_loss_mask else None
         self.dataset_names = tuple(dict.fromkeys(source.name for source in sources))
         self._dataset_of_source = np.array(
             [self.dataset_names.index(source.name) for source in sources], np.int16

@@ -24,7 +24,7 @@ import numpy as np
 
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
 from nbtrain.data.gpt_index import SPLIT_NAMES, split_bounds
-from nbtrain.data.indexed import IndexedDataset, idx_path
+from nbtrain.data.indexed import IndexedDataset
 from nbtrain.data.packing import pack_best_fit
 from nbtrain.errors import DataError
 from nbtrain.workspace import display
@@ -254,23 +254,3 @@ def _chosen(source_offsets: np.ndarray, weights: list[float], seed: int, epoch: 
             chosen.append(first + taken)
             start += len(taken)
     return np.concatenate(chosen)
-
-
-def loss_mask_of(
-    files_: DatasetFiles, manifest: DatasetManifest, indexed: IndexedDataset
-) -> IndexedDataset | None:
-    """<stem>_loss_mask.bin/.idx, 1 where a token is learnt as a label; None where all of the dataset is.
-
-    Raises DataError where it is not the mask of this .bin/.idx.
-    """
-    prefix = files_.prefix.with_name(f"{files_.prefix.name}_loss_mask")
-    if f"{prefix.name}.bin" not in manifest.files and not idx_path(prefix).is_file():
-        return None
-    mask = IndexedDataset(prefix)
-    if mask.dtype != np.uint8 or not np.array_equal(mask.lengths, indexed.lengths):
-        raise DataError(
-            f"{display(idx_path(prefix))}: not the loss mask of {display(files_.idx)}: it has {len(mask):,} sequences of "
-            f"{mask.dtype.name}, must have the same {len(indexed):,} lengths in uint8. Make the dataset again: "
-            "`nbtrain prepare RUN.yaml --force`."
-        )
-    return mask

@@ -354,13 +354,10 @@ def test_places_and_masks_of_another_dataset(write):
     manifest.sources[0]["sequences"] = [0, 8]
     with IndexedWriter(f"{files_.prefix}_loss_mask", None, None, dtype="u1") as writer:
         writer.add_document(np.ones(3))
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(
+        DataError, match=r"text_document_loss_mask.idx: 1 sequences, 3 uint8 entries; the mask of"
+    ):
         build((files_, manifest))
-    assert str(caught.value) == (
-        "data/dataset/tuning/text_document_loss_mask.idx: not the loss mask of "
-        "data/dataset/tuning/text_document.idx: it has 1 sequences of uint8, must have the same 8 lengths in uint8. "
-        "Make the dataset again: `nbtrain prepare RUN.yaml --force`."
-    )
 
 
 def test_mask_is_read_in_chunks(write, monkeypatch):

@@ -88,7 +88,7 @@ class FileReader(base.SourceReader):
         group: list[Path] = []
         group_bytes = 0
         for path in self.files():
-            num_bytes = path.stat().st_size * (USUAL_RATIO if is_compressed(path) else 1)
+            num_bytes = self.size_as_text(path)
             if group and group_bytes + num_bytes > base.PART_BYTES:
                 yield _grouped(group)
                 group, group_bytes = [], 0
@@ -99,6 +99,10 @@ class FileReader(base.SourceReader):
                 group_bytes += num_bytes
         if group:
             yield _grouped(group)
+
+    def size_as_text(self, path: Path) -> int:
+        """About how many bytes of text a file holds, to tell small files from large ones."""
+        return path.stat().st_size * (USUAL_RATIO if is_compressed(path) else 1)
 
     @abstractmethod
     def pieces(self, path: Path) -> Iterator[Part]:

@@ -71,6 +71,11 @@ def kinds_of(text: str) -> np.ndarray:
     return kinds()[np.frombuffer(text.encode("utf-32-le", "surrogatepass"), "<u4")]
 
 
+def is_unspaced(character: str) -> bool:
+    """Whether a character is a letter of a script that puts no blank between words."""
+    return bool(kinds()[ord(character)] == UNSPACED)
+
+
 def words(text: str) -> list[str]:
     """The words of a text in order, as they are written."""
     return (ASCII_WORD if text.isascii() else _any_word()).findall(text)

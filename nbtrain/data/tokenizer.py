@@ -11,8 +11,7 @@ the writer. Both engines are told so, and give the same ids.
 
 import hashlib
 import logging
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,10 +26,7 @@ logger = logging.getLogger(__name__)
 
 EOD_TOKEN = "<|endoftext|>"
 SCHEMA_VERSION = 1
-LONG_WORD = re.compile(r"\S{1000}")
-SMALLEST_VOCABULARY = 257  # every byte, and EOD
 CONTENT_FILES = ("merges.txt", "vocab.json")
-TRAIN_BATCH = 256
 
 
 class Tokenizer:
@@ -127,52 +123,10 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
 
 
 def train(texts: Iterable[str], vocab_size: int, train_bytes: int) -> Any:
-    """A byte-level BPE of at most `vocab_size` entries from the first `train_bytes` of text.
+    """tokenizer_training.train with HF tokenizers, for callers of before."""
+    from nbtrain.data import tokenizer_training
 
-    `<|endoftext|>` is entry 0. The texts are read no further than needed. Returns a tokenizers.Tokenizer.
-    Raises DataError for a vocabulary that cannot hold every byte.
-    """
-    if vocab_size < SMALLEST_VOCABULARY:
-        raise DataError(
-            f"tokenizer.vocab_size = {vocab_size}: must be at least {SMALLEST_VOCABULARY}: 256 bytes and {EOD_TOKEN}."
-        )
-    import tokenizers
-    from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import ByteLevel
-    from tokenizers.trainers import BpeTrainer
-
-    trained = _byte_level(tokenizers.Tokenizer(BPE()))
-    trainer = BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=[EOD_TOKEN],
-        initial_alphabet=ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    trained.train_from_iterator(_batches(texts, train_bytes), trainer)
-    return trained
-
-
-def _batches(texts: Iterable[str], train_bytes: int) -> Iterator[list[str]]:
-    """Lists of texts of `train_bytes` in all; the last text is cut where it would pass them.
-
-    Training a BPE is quadratic in the length of a word: one word of 3 MB (base64, a sequence of genes) would
-    take an hour. So longer words are cut, for training only; they are encoded whole.
-    """
-    batch: list[str] = []
-    left = train_bytes
-    for text in texts:
-        encoded = text.encode()
-        if len(encoded) > left:
-            text = encoded[:left].decode(errors="ignore")
-        left -= len(encoded)
-        batch.append(LONG_WORD.sub(r"\g<0> ", text))
-        if left <= 0 or len(batch) == TRAIN_BATCH:
-            yield batch
-            batch = []
-        if left <= 0:
-            return
-    if batch:
-        yield batch
+    return tokenizer_training.train(texts, vocab_size, train_bytes=train_bytes)
 
 
 def from_vocabulary(vocab: Path, merges: Path) -> Any:
@@ -182,7 +136,7 @@ def from_vocabulary(vocab: Path, merges: Path) -> Any:
 
     try:
         # Both raise bare Exceptions from Rust.
-        built = _byte_level(tokenizers.Tokenizer(BPE.from_file(str(vocab), str(merges))))
+        built = byte_level(tokenizers.Tokenizer(BPE.from_file(str(vocab), str(merges))))
     except Exception as error:
         raise DataError(f"{display(vocab)}, {display(merges)}: not a byte-level BPE: {error}.") from error
     if built.token_to_id(EOD_TOKEN) is None:
@@ -191,7 +145,8 @@ def from_vocabulary(vocab: Path, merges: Path) -> Any:
     return built
 
 
-def _byte_level(tokenizer: Any) -> Any:
+def byte_level(tokenizer: Any) -> Any:
+    """GPT-2's rule for words and its letters for bytes, put into a tokenizers.Tokenizer."""
     from tokenizers.decoders import ByteLevel as ByteLevelDecoder
     from tokenizers.pre_tokenizers import ByteLevel
 

@@ -75,6 +75,12 @@ class Unpacked(io.RawIOBase):
         self._block = self._block[count:]
         return count
 
+    def readall(self) -> bytes:
+        blocks, self._block = [bytes(self._block)], memoryview(b"")
+        while (block := self._next()) is not None:
+            blocks.append(block)
+        return b"".join(blocks)
+
     def close(self) -> None:
         self._file.close()
         super().close()

@@ -22,7 +22,7 @@ from nbtrain.data.sources.optional import optional
 from nbtrain.errors import DataError
 from nbtrain.workspace import display, resolve
 
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 64 << 10
 # What text shrinks to, for the decision which compressed files are small.
 USUAL_RATIO = 4
 
@@ -109,9 +109,9 @@ class FileReader(base.SourceReader):
         """The parts of a file that is larger than a part."""
 
     def opened(self, part: Part) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """(file as messages show it, its lines) for each file of a part of lines.
+        """(file as messages show it, its lines with their ends) for each file of a part of lines.
 
-        Lines may lack their ends. Raises DataError where a file is damaged or has become shorter.
+        Raises DataError where a file is damaged or has become shorter.
         """
         if part.content is not None:
             yield part.path or part.name, io.BytesIO(part.content)
@@ -129,27 +129,20 @@ class FileReader(base.SourceReader):
         path = Path(part.details[0])
         with open_bytes(path, self.where) as stream:
             stream.seek(part.start)
-            left = part.stop - part.start
-            if part.start == 0 and stream.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
-                left -= len(stream.read(len(BOM_UTF8)))
-            begun: list[bytes] = []  # of the line that no block has ended yet
-            while left:
-                block = stream.read(min(BLOCK_BYTES, left))
-                if not block:
-                    raise DataError(
-                        f"{self.where}: {part.path}: has become shorter while it was read. Let nothing write to it, "
-                        "and start again."
-                    )
-                left -= len(block)
-                first, *others = block.split(b"\n")
-                begun.append(first)
-                if others:
-                    last = others.pop()
-                    yield _joined(begun)
-                    yield from others
-                    begun.append(last)
-            if any(begun):
-                yield _joined(begun)
+            at = part.start
+            if at == 0 and stream.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
+                at = len(stream.read(len(BOM_UTF8)))
+            for line in stream:
+                at += len(line)
+                yield line
+                line = b""
+                if at >= part.stop:
+                    return
+            if at < part.stop:
+                raise DataError(
+                    f"{self.where}: {part.path}: has become shorter while it was read. Let nothing write to it, and "
+                    "start again."
+                )
 
 
 def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[Part]:
@@ -179,7 +172,7 @@ def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | 
         return num_bytes
     at -= 1
     stream.seek(at)
-    while block := stream.read(BLOCK_BYTES if separator is None else 1 << 16):
+    while block := stream.read(BLOCK_BYTES):
         found = block.find(b"\n")
         if found >= 0:
             at += found + 1
@@ -230,7 +223,7 @@ def _piece(stream: io.BufferedReader, separator: bytes | None) -> bytes:
             pieces.append(line)
             if is_separator(line, separator):
                 break
-    return _joined(pieces) if len(pieces) > 1 else content
+    return joined(pieces) if len(pieces) > 1 else content
 
 
 def _grouped(paths: list[Path]) -> Part:
@@ -252,7 +245,7 @@ def _without_mark(stream: io.BufferedReader) -> io.BufferedReader:
     return stream
 
 
-def _joined(pieces: list[bytes]) -> bytes:
+def joined(pieces: list[bytes]) -> bytes:
     """All of them as one; the list is emptied, so that a long line is not held twice."""
     joined = b"".join(pieces)
     pieces.clear()

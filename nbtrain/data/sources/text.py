@@ -1,50 +1,73 @@
 """Plain text: each file one document, or cut at a line that separates documents."""
 
-import gzip
-import zlib
-from collections.abc import Iterator
+from codecs import BOM_UTF8
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from nbtrain.data.sources.base import FileReader
-from nbtrain.errors import DataError
+from nbtrain.data.records import Part, Tally
+from nbtrain.data.sources.compression import open_bytes
+from nbtrain.data.sources.files import FileReader, is_separator, joined, line_pieces, with_compressed
 from nbtrain.workspace import display
 
 
 class TextReader(FileReader):
-    """UTF-8 .txt files (also .txt.gz). A file is streamed only where a separator cuts it."""
+    """UTF-8 .txt files, compressed ones too. A file is streamed where a separator cuts it, else read whole.
+
+    A document that is not UTF-8 is broken; the line of its first wrong byte is named.
+    """
 
     kind = "text"
-    suffixes = (".txt", ".txt.gz")
+    suffixes = with_compressed(".txt")
 
-    def documents(self) -> Iterator[str]:
-        self.dropped.clear()
-        for path in self.files():
-            for number, raw in self._pieces(path):
-                try:
-                    yield raw.decode("utf-8-sig" if number == 1 else "utf-8")
-                except UnicodeDecodeError as error:
-                    line = number + raw.count(b"\n", 0, error.start)
-                    raise DataError(
-                        f"{self.where}: {display(path)}:{line}: not UTF-8 (byte 0x{raw[error.start]:02x}). Convert "
-                        "the file, e.g. with iconv -t UTF-8."
-                    ) from None
+    def pieces(self, path: Path) -> Iterator[Part]:
+        if self._separator is None:
+            yield Part(display(path), size_bytes=path.stat().st_size, details=(str(path),))
+        else:
+            yield from line_pieces(path, self.where, self._separator)
 
-    def _pieces(self, path: Path) -> Iterator[tuple[int, bytes]]:
-        """(number of its first line, bytes) of each document."""
+    def read(self, part: Part, tally: Tally) -> Iterator[str]:
+        if self._separator is None:
+            for name in part.details:
+                path = Path(name)
+                with open_bytes(path, self.where) as stream:
+                    content = stream.read()
+                if content:
+                    yield from _text(content.removeprefix(BOM_UTF8), display(path), 1, tally)
+            return
+        for shown, lines in self.opened(part):
+            lines_before = tally.lines
+            for first, last, content in _documents(lines, self._separator):
+                tally.lines = lines_before + (last if part.path else 0)
+                yield from _text(content, shown, first, tally)
+
+    @property
+    def _separator(self) -> bytes | None:
         separator = self.config.document_separator
-        with self.open(path) as stream:
-            try:
-                if separator is None:
-                    yield 1, stream.read()
-                    return
-                mark, first = separator.encode(), 1
-                lines: list[bytes] = []
-                for number, line in enumerate(stream, start=1):
-                    if line.rstrip(b"\r\n") == mark:
-                        yield first, b"".join(lines)
-                        lines, first = [], number + 1
-                    else:
-                        lines.append(line)
-                yield first, b"".join(lines)
-            except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-                raise DataError(f"{self.where}: {display(path)}: damaged gzip file: {error}.") from error
+        return None if separator is None else separator.encode()
+
+
+def _documents(lines: Iterable[bytes], separator: bytes) -> Iterator[tuple[int, int, bytes]]:
+    """(number of its first line, number of lines read so far, bytes) of each document."""
+    first, number = 1, 0
+    begun: list[bytes] = []
+    for number, line in enumerate(lines, start=1):
+        if line.startswith(separator) and is_separator(line, separator):
+            yield first, number, joined(begun)
+            first = number + 1
+        else:
+            begun.append(line)
+    if begun:
+        yield first, number, joined(begun)
+
+
+def _text(content: bytes, path: str, first: int, tally: Tally) -> Iterator[str]:
+    tally.records += 1
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        line = first + content.count(b"\n", 0, error.start)
+        what = f"not UTF-8 (byte 0x{content[error.start]:02x}); convert the file, e.g. with iconv -t UTF-8"
+        tally.add_broken(path, line, what)
+        return
+    del content
+    yield text

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from nbtrain.config.schema import SOURCE_TYPES, ConfigModel, RunConfig
+from nbtrain.config.schema import ConfigModel, RunConfig
+from nbtrain.config.sources import SOURCE_TYPES
 from nbtrain.config.yaml_source import Located, parse_value, read_yaml, show, to_text
 from nbtrain.errors import ConfigError
 from nbtrain.workspace import NAME_RULE, bundled, workspace

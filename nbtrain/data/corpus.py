@@ -1,106 +1,145 @@
-"""All sources of a dataset as one stream of documents, each text once.
+"""All sources of a dataset as one numbered sequence of parts, and what reading them met.
 
-    sources in order -> drop what is empty or not Unicode -> drop exact duplicates (blake2b, 16 bytes a document)
-
-The corpus is gone through twice, by the tokenizer's training and by the encoding; a small one is kept in memory
-after the first pass, so that its sources are read once.
+sources in order -> parts in order -> (number, source, part): the unit of extraction, encoding and resuming
 """
 
-import hashlib
+import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
-from nbtrain.data.sources.base import open_source
+from nbtrain.data.cleaning import Cleaner
+from nbtrain.data.records import NAMED_PROBLEMS, Example, Part, Record, Tally, Texts, TokenIds
+from nbtrain.data.sources.base import SourceReader, open_source
 from nbtrain.errors import DataError
 
-KEEP_BYTES = 32 << 20
+logger = logging.getLogger(__name__)
+
+
+class Task(NamedTuple):
+    """One part, its number in the whole corpus and the number of its source."""
+
+    number: int
+    source: int
+    part: Part
 
 
 class Corpus:
-    """The documents of `sources`; the counts are those of the last whole pass.
+    """The readers of data.sources; `where` names that section in messages."""
 
-    `where` names data.sources in messages.
-    """
-
-    def __init__(self, sources: Sequence[BaseModel], where: str = "data.sources"):
+    def __init__(self, readers: Sequence[SourceReader], where: str = "data.sources"):
+        self.readers = list(readers)
         self.where = where
-        self.readers = [open_source(source, f"{where}[{index}]") for index, source in enumerate(sources)]
-        self.dropped: Counter[str] = Counter()
-        self.num_documents = 0
-        self.num_bytes = 0
-        self._kept: list[str] | None = None
-        self._of_source: list[dict[str, Any]] = []
 
-    def documents(self) -> Iterator[str]:
-        """Every document once. Raises DataError where a source cannot be read, or nothing is left."""
-        if self._kept is not None:
-            yield from self._kept
-            return
-        dropped: Counter[str] = Counter()
-        seen: set[bytes] = set()
-        kept: list[str] | None = []
-        of_source = []
-        total_documents = total_bytes = 0
-        for reader in self.readers:
-            digest_of_source = hashlib.sha256()
-            num_documents = num_bytes = 0
-            for text in reader.documents():
-                if not text or text.isspace():
-                    dropped["empty"] += 1
-                    continue
-                try:
-                    content = text.encode()
-                except UnicodeEncodeError:  # a lone surrogate
-                    dropped["not_unicode"] += 1
-                    continue
-                digest = hashlib.blake2b(content, digest_size=16).digest()
-                if digest in seen:
-                    dropped["duplicate"] += 1
-                    continue
-                seen.add(digest)
-                digest_of_source.update(len(content).to_bytes(8, "little") + content)
-                num_documents += 1
-                num_bytes += len(content)
-                if kept is not None:
-                    if total_bytes + num_bytes <= KEEP_BYTES:
-                        kept.append(text)
-                    else:
-                        kept = None
-                yield text
-            total_documents += num_documents
-            total_bytes += num_bytes
-            dropped.update(reader.dropped)
-            of_source.append(
-                {"documents": num_documents, "bytes": num_bytes, "sha256": digest_of_source.hexdigest()}
-            )
-        if not total_documents:
-            reasons = (
-                ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items()))
-                or "nothing read"
-            )
-            raise DataError(
-                f"{self.where}: the corpus is empty: no document is left ({reasons}). Name a source."
-            )
-        self.dropped, self._of_source, self._kept = dropped, of_source, kept
-        self.num_documents, self.num_bytes = total_documents, total_bytes
+    @classmethod
+    def open(
+        cls, sources: Sequence[BaseModel], where: str = "data.sources", extra_keys: tuple[str, ...] = ()
+    ) -> "Corpus":
+        """The corpus of a run. Raises DataError where an optional package or a key is not to be had."""
+        readers = [
+            open_source(source, f"{where}[{index}]", extra_keys) for index, source in enumerate(sources)
+        ]
+        for reader in readers:
+            reader.check_dependencies()
+            if extra_keys and not reader.has_extra_keys:
+                raise DataError(
+                    f"{reader.where}: data.extra_json_keys = {list(extra_keys)}, but records of kind {reader.kind} have "
+                    "no keys by name. Leave extra_json_keys empty, or use jsonl, parquet or hf-dataset."
+                )
+        return cls(readers, where)
+
+    def tasks(self) -> Iterator[Task]:
+        """Every part, numbered. Raises DataError where a source cannot be read."""
+        number = 0
+        for source, reader in enumerate(self.readers):
+            for part in reader.parts():
+                yield Task(number, source, part)
+                number += 1
 
     def fingerprint(self) -> list[dict[str, Any]]:
         """What would change the documents, source by source; reads no text."""
         return [reader.fingerprint() for reader in self.readers]
 
-    def describe(self) -> list[dict[str, Any]]:
-        """For the manifest: each source with settings, licence, versions, counts and sha256 of its documents."""
-        return [
-            {**reader.describe(), **counts}
-            for reader, counts in zip(self.readers, self._of_source, strict=True)
-        ]
-
     def total_bytes(self) -> int | None:
-        """About how much text there is, for a progress bar; None where a source cannot say."""
-        if self._kept is not None:
-            return self.num_bytes
+        """The sum of all parts' sizes, for a progress bar; None where a source cannot say."""
         sizes = [reader.total_bytes() for reader in self.readers]
         return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def cleaned(records: Iterator[Record], cleaner: Cleaner, tally: Tally) -> Iterator[tuple[Record, bytes]]:
+    """Records that stay, each with the bytes that tell it from others; drops are counted in `tally`.
+
+    Text is cleaned; examples and token ids are taken as they are, since their boundaries mean something.
+    """
+    trivial = cleaner.is_trivial
+    for record in records:
+        if isinstance(record, TokenIds):
+            if not len(record.ids):
+                tally.dropped["empty"] += 1
+                continue
+            yield record, record.ids.tobytes()
+            continue
+        if isinstance(record, Example):
+            text = "\x1f".join(piece for piece, _ in record.pieces)
+        else:
+            text = record.text if isinstance(record, Texts) else record
+            if not text or text.isspace():
+                tally.dropped["empty"] += 1
+                continue
+            if not trivial:
+                text, reason = cleaner(text)
+                if reason:
+                    tally.dropped[reason] += 1
+                    continue
+                record = record._replace(text=text) if isinstance(record, Texts) else text
+        try:
+            content = text.encode()
+        except UnicodeEncodeError:  # a lone surrogate
+            tally.dropped["not_unicode"] += 1
+            continue
+        yield record, content
+
+
+@dataclass
+class SourceCounts:
+    """What all parts of one source have met so far."""
+
+    records: int = 0
+    broken: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    named: list[str] = field(default_factory=list)
+    """The first broken records: place and reason."""
+    _lines: Counter[str] = field(default_factory=Counter)
+
+    def absorb(self, tally: Tally, path: str | None) -> None:
+        """Add one part's tally; parts must come in order, for the numbers of lines."""
+        for problem in tally.problems:
+            line = "" if problem.line is None else f":{problem.line + self._lines[problem.path]}"
+            if len(self.named) < NAMED_PROBLEMS:
+                self.named.append(f"{problem.path}{line}: {problem.what}")
+                logger.warning("%s; the record is left out.", self.named[-1])
+        if path is not None:
+            self._lines[path] += tally.lines
+        self.records += tally.records
+        self.broken += tally.broken
+        self.dropped.update(tally.dropped)
+
+    def check_broken(self, reader: SourceReader) -> None:
+        """Raises DataError where more records are broken than the source allows."""
+        limit = getattr(reader.config, "max_broken_fraction", None)
+        if limit is None or not self.records or self.broken / self.records <= limit:
+            return
+        raise DataError(
+            f"{reader.where}: {self.broken:,} of {self.records:,} records ({self.broken / self.records:.2%}) cannot be "
+            f"read, at most max_broken_fraction = {limit:.2%} may be. First: {'; '.join(self.named)}. "
+            "Mend the source, or set its keys or max_broken_fraction."
+        )
+
+
+def empty_error(where: str, dropped: Counter[str]) -> DataError:
+    """The error for a corpus of which nothing is left."""
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items())) or "nothing read"
+    return DataError(f"{where}: the corpus is empty: no document is left ({reasons}). Name a source.")

@@ -4,25 +4,78 @@ Settings must be equal. Files must be the same text; that their times differ doe
 installed packages may differ: nobody asked for the data to change.
 """
 
+import contextlib
+import hashlib
+import platform
 from dataclasses import replace
+from importlib import metadata
 from typing import Any
 
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+import nbtrain
 from nbtrain import files
+from nbtrain.config.data_section import DataConfig
 from nbtrain.config.schema import RunConfig
-from nbtrain.data.corpus import Corpus
+from nbtrain.config.sources import Source
+from nbtrain.data.cleaning import Cleaner
+from nbtrain.data.corpus import Corpus, cleaned
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
+from nbtrain.data.dedup import digest
+from nbtrain.data.records import Tally
 from nbtrain.errors import DataError
 from nbtrain.workspace import display
 
 FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
 
 
+# What a source is called, who may use it, how often it is gone through: none of it changes the text.
+BESIDE_THE_TEXT = ("name", "licence", "attribution", "weight", "max_broken_fraction")
+_SOURCES: TypeAdapter[list[Any]] = TypeAdapter(list[Source])
+
+
 def settings(config: RunConfig) -> dict[str, Any]:
     """What decides the content of a dataset, besides the tokenizer (compared by hash)."""
+    data = config.data
     return {
-        "sources": [source.model_dump() for source in config.data.sources],
-        "json_key": config.data.json_key,
+        "sources": [source_settings(source) for source in data.sources],
+        "cleaning": data.cleaning.model_dump(),
+        "json_key": data.json_key,
+        "extra_json_keys": data.extra_json_keys,
+        "split_sentences": data.split_sentences,
     }
+
+
+def source_settings(source: Any) -> dict[str, Any]:
+    """What decides the text of one source."""
+    return {key: value for key, value in source.model_dump().items() if key not in BESIDE_THE_TEXT}
+
+
+def _with_defaults(there: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a manifest that was written before a key existed."""
+    data = DataConfig(name="x")
+    filled = {
+        "cleaning": {},
+        **{key: getattr(data, key) for key in ("extra_json_keys", "split_sentences")},
+        **there,
+    }
+    filled["cleaning"] = {**data.cleaning.model_dump(), **filled["cleaning"]}
+    # What a version wrote that knew other kinds stays as it is: the comparison will name it.
+    with contextlib.suppress(KeyError, ValidationError):
+        filled["sources"] = [source_settings(source) for source in _SOURCES.validate_python(there["sources"])]
+    return filled
+
+
+def same_sources(there: list[dict[str, Any]], config: RunConfig) -> bool:
+    """Whether sources that were written down are those of a run."""
+    return _with_defaults({"sources": there})["sources"] == settings(config)["sources"]
+
+
+def software(*distributions: str) -> dict[str, str]:
+    """Versions of what makes data."""
+    versions = {"nbtrain": nbtrain.__version__, "python": platform.python_version(), "numpy": np.__version__}
+    return {**versions, **{name: metadata.version(name) for name in distributions}}
 
 
 def origin(config: RunConfig, key: str) -> str:
@@ -59,7 +112,7 @@ def check_same_inputs(
 ) -> str:
     """Why the dataset stays as it is. Raises DataError where it was made for other settings or other files."""
     wanted = settings(config)
-    changed = differences(manifest.settings, wanted)
+    changed = differences(_with_defaults(manifest.settings), wanted)
     if changed:
         raise DataError(
             f"{display(dataset.directory)}: made with other settings than {place(config, 'data.sources')}: "
@@ -72,7 +125,7 @@ def check_same_inputs(
     if all(reader.drift_is_accepted for reader, a, b in zip(corpus.readers, then, now) if a != b):
         return f"same settings; kept though versions differ: {'; '.join(differences(then, now, 'sources'))}"
     sizes_only = [_sizes(entry) for entry in then] == [_sizes(entry) for entry in now]
-    if sizes_only and _same_text(corpus, manifest):
+    if sizes_only and _same_text(config, corpus, manifest):
         sources = [{**source, "fingerprint": entry} for source, entry in zip(manifest.sources, now)]
         renewed = replace(manifest, sources=sources)
         files.write_json(dataset.manifest_json, renewed.to_dict())
@@ -83,12 +136,16 @@ def check_same_inputs(
     )
 
 
-def _same_text(corpus: Corpus, manifest: DatasetManifest) -> bool:
-    for _ in corpus.documents():
-        pass
-    return [source["sha256"] for source in corpus.describe()] == [
-        source["sha256"] for source in manifest.sources
-    ]
+def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest) -> bool:
+    """Whether the sources still give the documents that the manifest has hashed; reads all of them."""
+    cleaner = Cleaner(config.data.cleaning)
+    for reader, source in zip(corpus.readers, manifest.sources, strict=True):
+        digests, tally = hashlib.sha256(), Tally()
+        for _, content in cleaned(reader.documents(tally), cleaner, tally):
+            digests.update(digest(content))
+        if digests.hexdigest() != source["sha256"]:
+            return False
+    return True
 
 
 def _sizes(fingerprint: dict[str, Any]) -> Any:

@@ -79,6 +79,16 @@ class Tally:
     dropped: Counter[str] = field(default_factory=Counter)
     """Left out by rule or because they are broken, by reason."""
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {**vars(self), "problems": [list(problem) for problem in self.problems]}
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> "Tally":
+        """The inverse of to_dict."""
+        problems = [Problem(*problem) for problem in value["problems"]]
+        return cls(**{**value, "problems": problems, "dropped": Counter(value["dropped"])})
+
     def add_broken(self, path: str, line: int | None, what: str, reason: str = "broken_record") -> None:
         """Count a broken record; the first few are named."""
         self.broken += 1

@@ -8,6 +8,7 @@ the caller's main module again (a notebook has none, a script may have no guard)
 
 import logging
 import os
+import re
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -93,10 +94,9 @@ def _pooled(
 
 
 def _reason(error: BaseException) -> str:
-    """loky's words on how it died: the signal's name stands in braces at the end of a long sentence."""
-    text = str(error)
-    start = text.rfind("{")
-    return text[start:].strip("{}. \n") if start >= 0 else text.splitlines()[0]
+    """How it died, e.g. SIGKILL(-9): loky names exit codes in braces in a long sentence."""
+    codes = re.search(r"\{([^}]+)\}", str(error))
+    return ", ".join(sorted(set(codes[1].split(", ")))) if codes else str(error).partition("\n")[0]
 
 
 def _initialize(make: Callable[[], Callable[[Any], Any]]) -> None:

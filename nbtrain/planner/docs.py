@@ -22,7 +22,8 @@ from pydantic_core import PydanticUndefined
 from nbtrain import amounts, files
 from nbtrain.config.load import load
 from nbtrain.config.parameters import count_parameters
-from nbtrain.config.schema import SOURCE_TYPES, ConfigModel, RunConfig
+from nbtrain.config.schema import ConfigModel, RunConfig
+from nbtrain.config.sources import SOURCE_TYPES
 from nbtrain.config.yaml_source import show
 from nbtrain.metrics import SCALARS
 from nbtrain.planner.duration import estimate_duration

@@ -43,6 +43,12 @@ class SourceReader(ABC):
     """Whether a dataset stays good when the fingerprint has changed without anybody asking for it."""
     is_extracted: ClassVar[bool] = False
     """Reading costs so much that its text is kept on disk (data/corpus/) once it is read."""
+
+    @property
+    def is_downloaded(self) -> bool:
+        """Whether it comes from elsewhere: download() fetches it."""
+        return False
+
     has_extra_keys: ClassVar[bool] = False
     """Whether records have keys by name, so that extra_json_keys can be met."""
 

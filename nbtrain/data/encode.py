@@ -1,0 +1,402 @@
+"""One part of a corpus -> one shard: tokens, lengths and what decides about duplicates, in a work folder.
+
+    <work>/000012.bin          tokens of data.json_key, EOD included
+           000012-<key>.bin    the same of each of data.extra_json_keys
+           000012-mask.bin     uint8 per token: is it learnt (datasets that hold unlearnt tokens)
+           000012.npz          lengths, and per document: digest, text bytes, sequences, MinHash signature
+           000012.json         ShardRecord; written last: without it the shard does not count
+
+A shard depends on its part and the settings alone, so any number of workers in any order makes the same ones, and
+a killed run goes on with those that are there. shards.py joins them.
+"""
+
+import contextlib
+import io
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbtrain import files
+from nbtrain.config.data_section import CleaningConfig
+from nbtrain.data.cleaning import Cleaner
+from nbtrain.data.corpus import Task, cleaned
+from nbtrain.data.dedup import NearIndex, digest
+from nbtrain.data.records import Example, Record, Tally, Texts, TokenIds
+from nbtrain.data.sentences import sentences
+from nbtrain.data.sources.base import SourceReader
+from nbtrain.data.tokenizer import Tokenizer
+from nbtrain.errors import DataError
+
+# Text that is in memory as tokens at one time.
+BATCH_CHARS = 2 << 20
+LARGEST_SEQUENCE_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class EncodeSettings:
+    """Everything that decides a shard, besides its part."""
+
+    work: Path
+    readers: tuple[SourceReader, ...]
+    cleaning: CleaningConfig
+    tokenizer_directory: Path | None
+    """None where every source is token ids already."""
+    engine: str | None
+    vocab_size: int
+    eod_id: int | None
+    dtype: str
+    extra_keys: tuple[str, ...] = ()
+    sentence_language: str | None = None
+    with_mask: bool = False
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What a shard holds and what reading its part met."""
+
+    number: int
+    source: int
+    part: str
+    size_bytes: int
+    documents: int
+    tokens: int
+    text_bytes: int
+    path: str | None
+    tally: dict[str, Any]
+    files: dict[str, int]
+    """Name: size in bytes."""
+
+    @classmethod
+    def read(cls, work: Path, number: int) -> "ShardRecord | None":
+        """The record of a finished shard whose files are whole, or None."""
+        value = files.read_json(record_path(work, number))
+        if value is None:
+            return None
+        record = cls(**value)
+        whole = all(
+            (work / name).is_file() and (work / name).stat().st_size == size
+            for name, size in record.files.items()
+        )
+        return record if whole else None
+
+
+def record_path(work: Path, number: int) -> Path:
+    """Where the record of a shard lies."""
+    return work / f"{number:06d}.json"
+
+
+def arrays_path(work: Path, number: int) -> Path:
+    """Where the arrays of a shard lie."""
+    return work / f"{number:06d}.npz"
+
+
+def tokens_path(work: Path, number: int, what: str = "") -> Path:
+    """Tokens of a shard: of the main key, or of an extra key, or "mask"."""
+    return work / (f"{number:06d}-{what}.bin" if what else f"{number:06d}.bin")
+
+
+class Encoder:
+    """encoder(task) makes one shard. Each worker has one; `on_chars` is told of progress inside a part."""
+
+    def __init__(self, settings: EncodeSettings, on_chars: Callable[[int], None] | None = None):
+        self.settings = settings
+        self._cleaner = Cleaner(settings.cleaning)
+        self._on_chars = on_chars or (lambda chars: None)
+        near = settings.cleaning.near_dedup
+        self._near = NearIndex(near) if near.enabled else None
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        directory = self.settings.tokenizer_directory
+        assert directory is not None
+        return Tokenizer.load(directory, self.settings.engine)
+
+    def __call__(self, task: Task) -> ShardRecord:
+        """Raises DataError where the part cannot be read or holds an id outside the vocabulary."""
+        settings, tally = self.settings, Tally()
+        reader = settings.readers[task.source]
+        with contextlib.ExitStack() as stack:
+            shard = _Shard(settings, task.number, stack)
+            batch: list[Record] = []
+            contents: list[bytes] = []
+            chars = 0
+            for record, content in cleaned(reader.read(task.part, tally), self._cleaner, tally):
+                batch.append(record)
+                contents.append(content)
+                chars += len(content)
+                if chars >= BATCH_CHARS:
+                    self._add(shard, batch, contents, reader)
+                    self._on_chars(chars)
+                    batch, contents, chars = [], [], 0
+                    # The loop's own names would keep a large document alive through the next one.
+                    record, content = "", b""
+            if batch:
+                self._add(shard, batch, contents, reader)
+            shard.write_arrays()
+        if shard.num_without_tokens:
+            tally.dropped["no_token"] += shard.num_without_tokens
+        names = shard.file_names()
+        made = ShardRecord(
+            task.number,
+            task.source,
+            task.part.name,
+            task.part.size_bytes,
+            shard.num_documents,
+            shard.num_tokens,
+            shard.num_bytes,
+            task.part.path,
+            tally.to_dict(),
+            {name: (settings.work / name).stat().st_size for name in names},
+        )
+        files.write_json(record_path(settings.work, task.number), asdict(made))
+        return made
+
+    def _add(self, shard: "_Shard", batch: list[Record], contents: list[bytes], reader: SourceReader) -> None:
+        tokens = self._tokens(batch, reader)
+        present = (
+            np.diff(tokens.offsets)
+            if tokens.document_ends is None
+            else np.diff(tokens.document_ends, prepend=0)
+        )
+        if not present.all() and not tokens.may_be_empty:
+            # A tokenizer that normalizes can leave nothing of a text.
+            shard.num_without_tokens += int((present == 0).sum())
+            left = np.flatnonzero(present).tolist()
+            batch, contents = [batch[index] for index in left], [contents[index] for index in left]
+            if not batch:
+                return
+            tokens = self._tokens(batch, reader)
+        signatures = self._signatures(contents)
+        sizes = [len(content) for content in contents]
+        digests = b"".join(map(digest, contents))
+        contents.clear()
+        extras = [
+            self._of_texts([record.extras[index] for record in batch])  # type: ignore[union-attr]
+            for index in range(len(self.settings.extra_keys))
+        ]
+        batch.clear()
+        shard.add(tokens, extras, sizes, digests, signatures)
+
+    def _tokens(self, batch: list[Record], reader: SourceReader) -> "_Tokens":
+        first = batch[0]
+        if isinstance(first, TokenIds):
+            return self._of_ids(batch, reader)
+        if isinstance(first, Example):
+            return self._of_examples(batch)
+        if self.settings.sentence_language:
+            return self._of_sentences(batch)
+        return self._of_texts([record.text if isinstance(record, Texts) else record for record in batch])  # type: ignore[misc]
+
+    def _signatures(self, contents: list[bytes]) -> np.ndarray | None:
+        if self._near is None:
+            return None
+        # Token ids have no text to compare: their bytes stand for it.
+        return np.stack([self._near.signature(content.decode(errors="replace")) for content in contents])
+
+    def _of_texts(self, texts: list[str]) -> "_Tokens":
+        ids, offsets = self._tokenizer.encode_batch(texts)
+        return _Tokens(ids, offsets)
+
+    def _of_sentences(self, batch: list[Record]) -> "_Tokens":
+        language = self.settings.sentence_language
+        assert language is not None
+        cut = [
+            sentences(record.text if isinstance(record, Texts) else record, language)  # type: ignore[arg-type]
+            for record in batch
+        ]
+        ids, offsets = self._tokenizer.encode_batch([sentence for document in cut for sentence in document])
+        ends = np.fromiter(accumulate(map(len, cut)), np.int64, len(cut))
+        return _Tokens(ids, offsets, ends)
+
+    def _of_examples(self, batch: list[Record]) -> "_Tokens":
+        pieces = [piece for record in batch for piece in record.pieces]  # type: ignore[union-attr]
+        ids, piece_offsets = self._tokenizer.encode_batch([text for text, _ in pieces])
+        learnt = np.repeat(np.array([learn for _, learn in pieces], bool), np.diff(piece_offsets))
+        counts = [len(record.pieces) for record in batch]  # type: ignore[union-attr]
+        ends = np.fromiter(accumulate(counts), np.int64, len(counts))
+        offsets = np.concatenate([[0], piece_offsets[ends]])
+        end_learnt = np.array([pieces[end - 1][1] for end in ends.tolist()], bool)
+        return _Tokens(ids, offsets, None, learnt, end_learnt)
+
+    def _of_ids(self, batch: list[Record], reader: SourceReader) -> "_Tokens":
+        eod_id = self.settings.eod_id
+        arrays: list[np.ndarray] = []
+        masks: list[np.ndarray] = []
+        for record in batch:
+            assert isinstance(record, TokenIds)
+            ids = record.ids
+            learnt = np.ones(len(ids), bool) if record.learnt is None else record.learnt
+            if reader.config.append_eod and eod_id is not None and int(ids[-1]) == eod_id:
+                # It has its own: the one that is put below takes its place.
+                ids, learnt = ids[:-1], learnt[:-1]
+            arrays.append(ids)
+            masks.append(learnt)
+        offsets = np.zeros(len(arrays) + 1, np.int64)
+        np.cumsum([len(ids) for ids in arrays], out=offsets[1:])
+        end_learnt = np.array([bool(len(learnt)) and bool(learnt[-1]) for learnt in masks])
+        return _Tokens(
+            np.concatenate(arrays),
+            offsets,
+            None,
+            np.concatenate(masks),
+            end_learnt,
+            put_eod=reader.config.append_eod,
+            may_be_empty=True,
+        )
+
+
+@dataclass
+class _Tokens:
+    """Sequences ids[offsets[i]:offsets[i + 1]] without EOD."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    document_ends: np.ndarray | None = None
+    """Number of sequences up to the end of each document; None: one each."""
+    learnt: np.ndarray | None = None
+    """bool per id; None: all."""
+    end_learnt: np.ndarray | None = None
+    """Whether the EOD of each document is learnt; None: all."""
+    put_eod: bool = True
+    may_be_empty: bool = False
+
+
+class _Shard:
+    """The open files of one shard."""
+
+    def __init__(self, settings: EncodeSettings, number: int, stack: contextlib.ExitStack):
+        self.settings, self.number = settings, number
+        self.dtype = np.dtype(settings.dtype)
+        keys = ("", *settings.extra_keys)
+        self._streams = [
+            stack.enter_context(files.atomic_writer(tokens_path(settings.work, number, key))) for key in keys
+        ]
+        self._mask = None
+        if settings.with_mask:
+            self._mask = stack.enter_context(files.atomic_writer(tokens_path(settings.work, number, "mask")))
+        self._lengths = [array("i") for _ in keys]
+        self._sequences = array("i")
+        self._bytes = array("q")
+        self._digests = bytearray()
+        self._signatures: list[np.ndarray] = []
+        self.num_documents = self.num_tokens = self.num_bytes = self.num_without_tokens = 0
+
+    def add(
+        self,
+        tokens: _Tokens,
+        extras: Sequence[_Tokens],
+        sizes: list[int],
+        digests: bytes,
+        signatures: np.ndarray | None,
+    ) -> None:
+        """Documents of one batch."""
+        counts = np.ones(len(sizes), np.int32)
+        if tokens.document_ends is not None:
+            counts = np.diff(tokens.document_ends, prepend=0).astype(np.int32)
+        written = self._write(0, tokens)
+        if self._mask is not None:
+            self._mask.write(self._flat_mask(tokens))
+        for index, extra in enumerate(extras, start=1):
+            self._write(index, extra)
+        self._sequences.frombytes(counts.astype(np.intc).tobytes())
+        self._bytes.extend(sizes)
+        self._digests += digests
+        if signatures is not None:
+            self._signatures.append(signatures)
+        self.num_documents += len(sizes)
+        self.num_tokens += written
+        self.num_bytes += sum(sizes)
+
+    def _write(self, index: int, tokens: _Tokens) -> int:
+        settings, ids = self.settings, tokens.ids
+        if len(ids):
+            smallest, largest = int(ids.min()), int(ids.max())
+            if smallest < 0 or largest >= settings.vocab_size:
+                raise DataError(
+                    f"token id {smallest if smallest < 0 else largest:,} is outside the vocabulary of "
+                    f"{settings.vocab_size:,} entries. The tokenizer and these ids do not belong together."
+                )
+        lengths = np.diff(tokens.offsets)
+        last = tokens.document_ends - 1 if tokens.document_ends is not None else np.arange(len(lengths))
+        eod_id = settings.eod_id if tokens.put_eod else None
+        if eod_id is None:
+            flat = ids.astype(self.dtype)
+        else:
+            flat = insert_at(ids, tokens.offsets[last + 1], np.full(len(last), eod_id), self.dtype)
+            lengths = lengths.copy()
+            lengths[last] += 1
+        if len(lengths) and int(lengths.max()) > LARGEST_SEQUENCE_TOKENS:
+            raise DataError(
+                f"a document of {int(lengths.max()):,} tokens; the format holds at most "
+                f"{LARGEST_SEQUENCE_TOKENS:,}. Cut it into several documents."
+            )
+        self._lengths[index].frombytes(lengths.astype(np.intc).tobytes())
+        self._streams[index].write(flat.data)
+        return len(flat)
+
+    def _flat_mask(self, tokens: _Tokens) -> bytes:
+        learnt = np.ones(len(tokens.ids), np.uint8) if tokens.learnt is None else tokens.learnt
+        lengths = np.diff(tokens.offsets)
+        last = tokens.document_ends - 1 if tokens.document_ends is not None else np.arange(len(lengths))
+        if self.settings.eod_id is None or not tokens.put_eod:
+            return learnt.astype(np.uint8).tobytes()
+        ends = np.ones(len(last), np.uint8) if tokens.end_learnt is None else tokens.end_learnt
+        return insert_at(learnt, tokens.offsets[last + 1], ends, np.dtype(np.uint8)).tobytes()
+
+    def write_arrays(self) -> None:
+        """The .npz beside the tokens."""
+        arrays = {
+            "sequences": np.frombuffer(self._sequences, np.intc),
+            "bytes": np.frombuffer(self._bytes, np.int64),
+            "digests": np.frombuffer(bytes(self._digests), np.uint64).reshape(-1, 2),
+            **{f"lengths{index}": np.frombuffer(each, np.intc) for index, each in enumerate(self._lengths)},
+        }
+        if self._signatures:
+            arrays["signatures"] = np.concatenate(self._signatures)
+        content = io.BytesIO()
+        np.savez(content, **arrays)  # type: ignore[arg-type]
+        files.write_bytes(arrays_path(self.settings.work, self.number), content.getbuffer())
+
+    def file_names(self) -> list[str]:
+        """All files but the record."""
+        work, number = self.settings.work, self.number
+        names = [tokens_path(work, number, key).name for key in ("", *self.settings.extra_keys)]
+        if self._mask is not None:
+            names.append(tokens_path(work, number, "mask").name)
+        return [*names, arrays_path(work, number).name]
+
+
+def insert_at(values: np.ndarray, ends: np.ndarray, inserted: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """`values` with inserted[k] put before values[ends[k]], as `dtype`; `ends` ascend."""
+    flat = np.empty(len(values) + len(ends), dtype)
+    if len(values) > LONG_SLICE * len(ends):
+        start = 0
+        for number, end in enumerate(ends.tolist()):
+            flat[start + number : end + number] = values[start:end]
+            start = end
+        flat[start + len(ends) :] = values[start:]
+        flat[ends + np.arange(len(ends))] = inserted
+        return flat
+    places = ends + np.arange(len(ends))
+    kept = np.ones(len(flat), bool)
+    kept[places] = False
+    flat[kept] = values
+    flat[places] = inserted
+    return flat
+
+
+# Values per insertion from which copying slices is faster than a mask.
+LONG_SLICE = 64
+
+
+def finished(work: Path, tasks: Iterator[Task]) -> Iterator[tuple[Task, ShardRecord | None]]:
+    """Every task with its shard where that is there already."""
+    for task in tasks:
+        record = ShardRecord.read(work, task.number)
+        yield task, record if record and record.part == task.part.name else None

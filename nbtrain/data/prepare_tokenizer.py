@@ -1,0 +1,188 @@
+"""The tokenizer step of prepare: kept, brought, or trained on a sample of the corpus."""
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nbtrain import amounts, files
+from nbtrain.config.schema import RunConfig
+from nbtrain.data import tokenizer, tokenizer_training
+from nbtrain.data.cleaning import Cleaner
+from nbtrain.data.corpus import Corpus, empty_error
+from nbtrain.data.dataset_files import locked_directory
+from nbtrain.data.inputs import FORCE, origin, same_sources, settings, software
+from nbtrain.data.prepare_dataset import Say
+from nbtrain.data.tokenizer import Tokenizer
+from nbtrain.errors import DataError
+from nbtrain.progress import Progress
+from nbtrain.workspace import display, resolve, tokenizer_dir
+
+logger = logging.getLogger(__name__)
+
+
+def is_trained(config: RunConfig) -> bool:
+    """Whether the tokenizer needs no text: made before, or brought."""
+    directory = tokenizer_dir(config.tokenizer.name)
+    return (
+        config.tokenizer.path is not None
+        or tokenizer.read_manifest(directory) is not None
+        or any((directory / name).is_file() for name in tokenizer.CONTENT_FILES)
+    )
+
+
+def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Tokenizer | None:
+    """The tokenizer of a run; None where nothing needs one and there is none. Raises DataError."""
+    directory = tokenizer_dir(config.tokenizer.name)
+    with locked_directory(directory.parent):
+        for leftover in directory.parent.glob(f".{directory.name}.*.tmp"):
+            shutil.rmtree(leftover)
+        loaded = _ready(config, directory, corpus, force, say)
+    if loaded is not None and loaded.vocab_size > config.tokenizer.vocab_size:
+        raise DataError(
+            f"{display(directory)}: {loaded.vocab_size:,} entries, but {origin(config, 'tokenizer.vocab_size')} sets "
+            f"tokenizer.vocab_size = {config.tokenizer.vocab_size:,}, for which the model is built. Set it to "
+            f"{loaded.vocab_size}, or name another tokenizer."
+        )
+    return loaded
+
+
+def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say: Say) -> Tokenizer | None:
+    manifest = tokenizer.read_manifest(directory)
+    path = config.tokenizer.path
+    if (
+        manifest is None
+        and path is None
+        and any((directory / name).is_file() for name in tokenizer.CONTENT_FILES)
+    ):
+        path = str(directory)
+    if path is not None:
+        known = manifest is not None
+        tokenizer.adopt(resolve(path), config.tokenizer.eod_token, directory)
+        loaded = Tokenizer.load(directory)
+        what = f"{display(directory)}: {loaded.vocab_size:,} entries, brought from {display(resolve(path))}"
+        if resolve(path) == directory:
+            what = f"vocab.json and merges.txt were in {display(directory)}: {loaded.vocab_size:,} entries"
+        say("kept" if known else "used", what)
+        return loaded
+    if manifest is not None and not (force and manifest["trained"] and config.data.sources):
+        loaded = Tokenizer.load(directory)
+        _check_trained_for(config, manifest, directory)
+        trained = manifest["trained"]
+        how = "brought"
+        if trained:
+            how = f"trained on {'these' if same_sources(trained['sources'], config) else 'other'} sources"
+        say("kept" if trained else "used", f"{display(directory)}: {loaded.vocab_size:,} entries, {how}")
+        return loaded
+    if not config.data.sources:
+        say(
+            "used", f"none: data.sources is empty and {display(directory)} is not there; text cannot be shown"
+        )
+        return None
+    if all(source.kind == "tokens" for source in config.data.sources):
+        say(
+            "used",
+            f"none: every source is token ids and {display(directory)} is not there; text cannot be shown",
+        )
+        return None
+    why = "force" if manifest else f"{display(directory)} is not there"
+    note = _train(config, directory, corpus)
+    loaded = Tokenizer.load(directory)
+    say("made", f"{why}: {loaded.vocab_size:,} entries{note}")
+    return loaded
+
+
+def _wanted(config: RunConfig) -> dict[str, Any]:
+    wanted = config.tokenizer
+    return {
+        "vocab_size": wanted.vocab_size,
+        "train_bytes": wanted.train_bytes,
+        "trainer": wanted.trainer,
+        "train_seed": wanted.train_seed,
+        "eod_token": wanted.eod_token,
+    }
+
+
+def _check_trained_for(config: RunConfig, manifest: dict[str, Any], directory: Path) -> None:
+    trained = manifest["trained"]
+    if not trained:
+        return
+    # What a manifest of before could not say was the default.
+    defaults = {
+        key: type(config.tokenizer).model_fields[key].default
+        for key in ("trainer", "train_seed", "eod_token")
+    }
+    changed = [
+        f"{key} = {_shown(found)} there, {_shown(value)} in {origin(config, f'tokenizer.{key}')}"
+        for key, value in _wanted(config).items()
+        if (found := trained.get(key, defaults.get(key))) != value
+    ]
+    if changed:
+        raise DataError(
+            f"{display(directory)}: trained with other settings: {'; '.join(changed)}. Datasets and runs may "
+            f"refer to it: give tokenizer.name another value, or {FORCE}."
+        )
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _train(config: RunConfig, directory: Path, corpus: Corpus) -> str:
+    """Train and put in place; a clause on the sample for the report."""
+    wanted = _wanted(config)
+    total = corpus.total_bytes()
+    sample_bytes = min(total, wanted["train_bytes"]) if total else wanted["train_bytes"]
+    tokenizer_training.check_memory(sample_bytes, wanted["trainer"])
+    sample = tokenizer_training.sample_texts(corpus.readers, wanted["train_bytes"], wanted["train_seed"])
+    with Progress(f"tokenizer {config.tokenizer.name}", sample_bytes, "B") as progress:
+        texts = _Counted(sample, Cleaner(config.data.cleaning), progress)
+        trained = tokenizer_training.train(
+            iter(texts), wanted["vocab_size"], wanted["trainer"], wanted["eod_token"]
+        )
+    if not texts.documents:
+        raise empty_error(corpus.where, texts.dropped)
+    record = {
+        **wanted,
+        "sample_bytes": texts.bytes,
+        "sources": settings(config)["sources"],
+        "software": software(wanted["trainer"]),
+    }
+    made = directory.with_name(f".{directory.name}.new.tmp")
+    tokenizer.save(trained, made, {"trained": record, "eod_token": wanted["eod_token"]})
+    if directory.is_dir():
+        # A folder cannot be renamed over one that holds files.
+        old = directory.with_name(f".{directory.name}.old.tmp")
+        directory.rename(old)
+        made.rename(directory)
+        shutil.rmtree(old)
+    else:
+        made.rename(directory)
+    files.fsync_directory(directory.parent)
+    return "" if total and total <= wanted["train_bytes"] else f" from {amounts.size(texts.bytes)} of text"
+
+
+class _Counted:
+    """The cleaned texts of a sample, counted as they pass."""
+
+    def __init__(self, texts: Iterator[str], cleaner: Cleaner, progress: Progress):
+        self._texts, self._cleaner, self._progress = texts, cleaner, progress
+        self.documents = self.bytes = 0
+        self.dropped: Counter[str] = Counter()
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts:
+            if not text or text.isspace():
+                self.dropped["empty"] += 1
+                continue
+            text, reason = self._cleaner(text)
+            if reason:
+                self.dropped[reason] += 1
+                continue
+            self.documents += 1
+            # Characters, not bytes, on the bar: counting bytes would encode all of the text once more.
+            self.bytes += len(text)
+            self._progress.update(len(text))
+            yield text

@@ -1,0 +1,196 @@
+"""Shards of a corpus -> one .bin/.idx pair per key, without the documents that have come before.
+
+    digests and signatures of all shards, in order -> which documents stay
+    tokens of each shard, copied in runs of documents that stay -> .bin, hashed on the way; lengths -> .idx
+
+Memory is a few bytes per document; tokens pass in pieces of COPY_BYTES.
+"""
+
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from nbtrain import files
+from nbtrain.config.data_section import CleaningConfig
+from nbtrain.data.dedup import ExactIndex, NearIndex
+from nbtrain.data.encode import EncodeSettings, ShardRecord, arrays_path, tokens_path
+from nbtrain.data.indexed import bin_path, idx_path
+from nbtrain.data.indexed_writer import write_index
+
+COPY_BYTES = 4 << 20
+
+
+@dataclass
+class SourceTotals:
+    """What of one source stands in the dataset."""
+
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    """As duplicates; other reasons are in the shards' tallies."""
+    first_sequence: int = 0
+    last_sequence: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+    """Of the digests of all its documents, duplicates included: tells one text from another."""
+
+
+@dataclass
+class Joined:
+    """The pairs that were written."""
+
+    sources: list[SourceTotals]
+    files: dict[str, dict[str, int | str]]
+
+
+def join(
+    settings: EncodeSettings,
+    records: Sequence[ShardRecord],
+    prefixes: Sequence[Path],
+    mask_prefix: Path | None,
+    on_bytes: Callable[[int], None],
+) -> Joined:
+    """Write the pairs of `prefixes` (the main key, then the extra ones) and the mask's from finished shards."""
+    totals = [SourceTotals() for _ in settings.readers]
+    stays = _without_duplicates(settings.work, records, settings.cleaning, totals)
+    dtype = np.dtype(settings.dtype)
+    written: dict[str, dict[str, int | str]] = {}
+    for index, prefix in enumerate(prefixes):
+        key = settings.extra_keys[index - 1] if index else ""
+        pair = _Pair(prefix, dtype)
+        with pair.opened() as stream:
+            for record, stay in zip(records, stays, strict=True):
+                arrays = np.load(arrays_path(settings.work, record.number), allow_pickle=False)
+                lengths = arrays[f"lengths{index}"]
+                counts = arrays["sequences"] if index == 0 else np.ones(record.documents, np.intc)
+                tokens = pair.append(
+                    stream, tokens_path(settings.work, record.number, key), lengths, counts, stay, on_bytes
+                )
+                if index == 0:
+                    total = totals[record.source]
+                    if not total.last_sequence:
+                        total.first_sequence = pair.num_sequences_before
+                    total.last_sequence = pair.num_sequences
+                    total.tokens += tokens
+                    total.documents += record.documents if stay is None else int(stay.sum())
+                    sizes = arrays["bytes"]
+                    total.bytes += int(sizes.sum() if stay is None else sizes[stay].sum())
+        written |= pair.finish(settings.sentence_language is not None and index == 0)
+        if index == 0 and mask_prefix is not None:
+            # The mask's lengths are the main pair's: one byte per token.
+            mask = _Pair(mask_prefix, np.dtype(np.uint8))
+            with mask.opened() as stream:
+                for record, stay in zip(records, stays, strict=True):
+                    arrays = np.load(arrays_path(settings.work, record.number), allow_pickle=False)
+                    path = tokens_path(settings.work, record.number, "mask")
+                    mask.append(stream, path, arrays["lengths0"], arrays["sequences"], stay, on_bytes)
+            written |= mask.finish(settings.sentence_language is not None)
+    return Joined(totals, written)
+
+
+def _without_duplicates(
+    work: Path, records: Sequence[ShardRecord], cleaning: CleaningConfig, totals: list[SourceTotals]
+) -> list[np.ndarray | None]:
+    """bool [documents] per shard: does it stay; None where all do."""
+    exact = ExactIndex() if cleaning.exact_dedup else None
+    near = NearIndex(cleaning.near_dedup) if cleaning.near_dedup.enabled else None
+    stays: list[np.ndarray | None] = []
+    for record in records:
+        arrays = np.load(arrays_path(work, record.number), allow_pickle=False)
+        digests = arrays["digests"]
+        total = totals[record.source]
+        total.digest.update(digests.tobytes())
+        stay = np.ones(len(digests), bool)
+        if exact is not None and len(digests):
+            stay = exact.add_all(digests)
+            total.dropped["duplicate"] += int(len(stay) - stay.sum())
+        if near is not None and len(digests):
+            left = np.flatnonzero(stay)
+            fresh = near.add(arrays["signatures"][left])
+            stay[left[~fresh]] = False
+            total.dropped["near_duplicate"] += int(len(left) - fresh.sum())
+        stays.append(None if stay.all() else stay)
+        total.dropped = +total.dropped
+    return stays
+
+
+class _Pair:
+    """One .bin that is being joined, and the lengths of its .idx."""
+
+    def __init__(self, prefix: Path, dtype: np.dtype):
+        self.prefix, self.dtype = prefix, dtype.newbyteorder("<")
+        self.digest = hashlib.sha256()
+        self.num_bytes = 0
+        self.num_sequences_before = 0
+        self._lengths = array("i")
+        self._counts = array("i")
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._lengths)
+
+    def opened(self) -> Any:
+        return files.atomic_writer(bin_path(self.prefix))
+
+    def append(
+        self,
+        stream: IO[bytes],
+        source: Path,
+        lengths: np.ndarray,
+        counts: np.ndarray,
+        stay: np.ndarray | None,
+        on_bytes: Callable[[int], None],
+    ) -> int:
+        """Copy the documents of one shard that stay; returns their tokens."""
+        self.num_sequences_before = len(self._lengths)
+        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        # Token offset of each document's beginning, and the end.
+        documents = ends[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])]
+        if stay is None:
+            runs = [(0, len(counts))]
+        else:
+            edges = np.flatnonzero(np.diff(stay, prepend=False, append=False))
+            runs = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+            sequence_stays = np.repeat(stay, counts)
+            lengths, counts = lengths[sequence_stays], counts[stay]
+        copied = 0
+        with source.open("rb") as content:
+            for first, last in runs:
+                start, stop = int(documents[first]), int(documents[last])
+                content.seek(start * self.dtype.itemsize)
+                self._copy(content, stream, (stop - start) * self.dtype.itemsize, on_bytes)
+                copied += stop - start
+        self._lengths.frombytes(lengths.astype(np.intc).tobytes())
+        self._counts.frombytes(counts.astype(np.intc).tobytes())
+        return copied
+
+    def _copy(
+        self, content: IO[bytes], stream: IO[bytes], num_bytes: int, on_bytes: Callable[[int], None]
+    ) -> None:
+        while num_bytes:
+            piece = content.read(min(num_bytes, COPY_BYTES))
+            if not piece:
+                raise OSError(None, "a shard has become shorter while it was read", content.name)
+            self.digest.update(piece)
+            stream.write(piece)
+            num_bytes -= len(piece)
+            self.num_bytes += len(piece)
+            on_bytes(len(piece))
+
+    def finish(self, several_sequences: bool) -> dict[str, dict[str, int | str]]:
+        """Write the .idx; the manifest's entries of both files."""
+        index = idx_path(self.prefix)
+        documents = None
+        if several_sequences:
+            documents = np.concatenate([[0], np.cumsum(np.frombuffer(self._counts, np.intc), dtype=np.int64)])
+        sha256 = write_index(index, self.dtype, np.frombuffer(self._lengths, np.intc), documents)
+        return {
+            bin_path(self.prefix).name: {"bytes": self.num_bytes, "sha256": self.digest.hexdigest()},
+            index.name: {"bytes": index.stat().st_size, "sha256": sha256},
+        }

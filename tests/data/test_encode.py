@@ -1,0 +1,362 @@
+"""Parts become shards and shards one dataset: the same bytes for any number of workers and after any kill."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import numpy as np
+import pytest
+
+from nbtrain import files
+from nbtrain.config.data_section import CleaningConfig, NearDedupConfig
+from nbtrain.config.sources import JsonlSource
+from nbtrain.data import workers
+from nbtrain.data.corpus import Corpus
+from nbtrain.data.dataset_files import DatasetFiles
+from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord, insert_at
+from nbtrain.data.indexed import IndexedDataset
+from nbtrain.data.prepare import prepare
+from nbtrain.data.sources import base, files as source_files
+from nbtrain.data.sources import jsonl
+from nbtrain.data.tokenizer import Tokenizer
+from nbtrain.errors import DataError
+from nbtrain.workspace import data_home, dataset_dir, tokenizer_dir
+
+
+def content(folder):
+    """{name: bytes} of the pairs of a dataset."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".bin", ".idx")}
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Parts of 2 kB: the texts of a test make several."""
+    for module in (base, source_files, jsonl):
+        if hasattr(module, "PART_BYTES"):
+            monkeypatch.setattr(module, "PART_BYTES", 2_000)
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.mark.parametrize("num_values", [0, 1, 5, 1000])
+@pytest.mark.parametrize("num_inserted", [0, 1, 4])
+def test_insert_at_equals_numpy(num_values, num_inserted):
+    """Both of its ways give what numpy.insert gives."""
+    generator = np.random.default_rng(num_values)
+    values = generator.integers(0, 1000, num_values).astype(np.uint32)
+    ends = np.sort(generator.integers(0, num_values + 1, num_inserted))
+    inserted = generator.integers(1000, 2000, num_inserted)
+    found = insert_at(values, ends, inserted, np.dtype(np.uint16))
+    assert found.dtype == np.uint16
+    assert found.tolist() == np.insert(values, ends, inserted).tolist()
+
+
+def test_one_part_or_many(make_config, small_parts, monkeypatch):
+    """The dataset does not depend on where parts end."""
+    config = make_config()
+    prepare(config)
+    many = content(dataset_dir("small"))
+    parts = len(list(Corpus.open(config.data.sources).tasks()))
+    monkeypatch.undo()
+    assert parts > 3
+    prepare(config, force=True)
+    assert content(dataset_dir("small")) == many
+
+
+@pytest.mark.slow
+def test_any_number_of_workers(make_config, small_parts):
+    """1 and 3 processes write the same bytes and the same manifest."""
+    prepare(make_config(data={"num_prepare_workers": 1}))
+    one, manifest = content(dataset_dir("small")), DatasetFiles.named("small").manifest()
+    prepare(make_config(data={"num_prepare_workers": 3}), force=True)
+    assert content(dataset_dir("small")) == one
+    assert DatasetFiles.named("small").manifest() == manifest
+
+
+def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch):
+    """What is whole stays; the rest, and a shard that was cut short, is made; the bytes are the undisturbed ones."""
+    config = make_config()
+    prepare(config)
+    expected = content(dataset_dir("small"))
+    shutil.rmtree(dataset_dir("small"))
+    calls = []
+    encode = Encoder.__call__
+
+    def dying(self, task):
+        calls.append(task.number)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(self, task)
+
+    monkeypatch.setattr(Encoder, "__call__", dying)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config)
+    work = DatasetFiles.named("small").work
+    assert sorted(path.name for path in work.glob("*.json")) == ["000000.json", "000001.json", "inputs.json"]
+    assert not list(dataset_dir("small").glob("*.bin"))
+    with (work / "000001.bin").open("r+b") as stream:
+        stream.truncate(10)
+    assert ShardRecord.read(work, 1) is None
+    calls.clear()
+    calls.append(-1)
+    calls.append(-1)
+    calls.append(-1)
+    prepare(config)
+    assert calls[3:5] == [1, 2]
+    assert content(dataset_dir("small")) == expected
+    assert not work.exists()
+
+
+def test_shards_of_other_inputs_are_not_used(make_config, workspace, small_parts):
+    """A work folder that was begun for another text is emptied."""
+    config = make_config()
+    work = DatasetFiles.named("small").work
+    work.mkdir(parents=True)
+    files.write_json(work / "inputs.json", {"settings": "others"})
+    (work / "000000.json").write_text("not looked at")
+    prepare(config)
+    assert DatasetFiles.named("small").manifest().counts["documents"] == 120
+
+
+def test_a_forced_prepare_that_fails_leaves_the_dataset(make_config, workspace):
+    """The old dataset gives way only when the new one is there."""
+    config = make_config()
+    prepare(config)
+    before = content(dataset_dir("small"))
+    (workspace / "texts.jsonl").write_text("\n\n")
+    with pytest.raises(DataError, match="the corpus is empty"):
+        prepare(config, force=True)
+    assert content(dataset_dir("small")) == before
+    assert DatasetFiles.named("small").manifest() is not None
+
+
+def test_duplicates_over_parts_and_sources(make_config, workspace, small_parts):
+    """The first of equal texts stays, wherever the others are; counted by source."""
+    texts = [f"text number {number}, " * 20 for number in range(12)]
+    write_jsonl(workspace / "one.jsonl", [{"text": text} for text in [*texts, texts[0]]])
+    write_jsonl(workspace / "two.jsonl", [{"text": texts[5]}, {"text": "a new one"}])
+    sources = [{"kind": "jsonl", "path": "one.jsonl", "name": "first"}, {"kind": "jsonl", "path": "two.jsonl"}]
+    config = make_config(data={"sources": sources})
+    manifest = prepare(config).manifest
+    assert manifest.counts["documents"] == 13
+    assert manifest.counts["dropped"] == {"duplicate": 2}
+    one, two = manifest.sources
+    assert (one["name"], one["documents"], one["sequences"], one["dropped"]) == ("first", 12, [0, 12], {"duplicate": 1})
+    assert (two["name"], two["documents"], two["sequences"]) == ("jsonl", 1, [12, 13])
+    assert one["tokens"] + two["tokens"] == manifest.counts["tokens"]
+    indexed = IndexedDataset(DatasetFiles.of(config).prefix)
+    decode = Tokenizer.load(tokenizer_dir("small")).decode
+    assert [decode(indexed[number][:-1]) for number in range(13)] == [*texts, "a new one"]
+    kept = make_config(data={"sources": sources, "cleaning": {"exact_dedup": False}, "name": "kept"})
+    assert prepare(kept).manifest.counts["documents"] == 15
+
+
+def test_near_duplicates_over_parts(make_config, workspace, small_parts):
+    """Of texts that share nearly all words the first stays, over parts too."""
+    generator = np.random.default_rng(1)
+    words = [f"word{number}" for number in range(500)]
+    texts = [" ".join(generator.choice(words, 120)) for _ in range(10)]
+    near = texts[2].rsplit(" ", 1)[0] + " other"
+    write_jsonl(workspace / "near.jsonl", [{"text": text} for text in [*texts, near]])
+    cleaning = {"near_dedup": {"enabled": True, "threshold": 0.7}}
+    config = make_config(data={"sources": [{"kind": "jsonl", "path": "near.jsonl"}], "cleaning": cleaning})
+    manifest = prepare(config).manifest
+    assert manifest.counts["documents"] == 10
+    assert manifest.counts["dropped"] == {"near_duplicate": 1}
+
+
+def test_several_keys(make_config, workspace, small_parts):
+    """Each key has its pair; document k of each is the same record; an empty extra is a lone EOD."""
+    records = [{"text": f"body {number} " * 9, "title": f"title {number}"} for number in range(30)]
+    records[4]["title"] = ""
+    records.append(records[7])
+    write_jsonl(workspace / "keys.jsonl", records)
+    data = {"sources": [{"kind": "jsonl", "path": "keys.jsonl"}], "extra_json_keys": ["title"]}
+    manifest = prepare(make_config(data=data)).manifest
+    loaded = Tokenizer.load(tokenizer_dir("small"))
+    for key in ("text", "title"):
+        indexed = IndexedDataset(DatasetFiles.named("small", key).prefix)
+        assert len(indexed) == 30
+        assert [loaded.decode(indexed[k][:-1]) for k in range(30)] == [record[key] for record in records[:30]]
+        assert indexed[4][-1] == loaded.eod_id
+    assert sorted(manifest.files) == [
+        "text_document.bin",
+        "text_document.idx",
+        "title_document.bin",
+        "title_document.idx",
+    ]
+
+
+def test_sentences(make_config, workspace):
+    """With split_sentences a document is several sequences, EOD behind its last one."""
+    write_jsonl(workspace / "s.jsonl", [{"text": "One is here. Two is there. Three?"}, {"text": "Only one."}])
+    config = make_config(
+        data={"sources": [{"kind": "jsonl", "path": "s.jsonl"}], "split_sentences": "en", "split": "100,0,0"},
+        evaluation={"eval_iters": 0},
+    )
+    prepare(config)
+    indexed = IndexedDataset(dataset_dir("small") / "text_sentence")
+    loaded = Tokenizer.load(tokenizer_dir("small"))
+    assert indexed.document_indices.tolist() == [0, 3, 4]
+    assert [int(indexed[k][-1] == loaded.eod_id) for k in range(4)] == [0, 0, 1, 1]
+    assert loaded.decode(indexed.tokens).count("<|endoftext|>") == 2
+    assert "".join(loaded.decode(indexed[k]) for k in range(3)).startswith("One is here. Two is there. Three?")
+
+
+def test_token_ids(make_config, workspace):
+    """Ids go in as they are; labels become the mask; an EOD that is there is not doubled."""
+    prepare(make_config())
+    eod = Tokenizer.load(tokenizer_dir("small")).eod_id
+    records = [
+        {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]},
+        {"input_ids": [9, 10, eod], "labels": [9, 10, eod]},
+    ]
+    write_jsonl(workspace / "ids.jsonl", records)
+    source = {"kind": "tokens", "path": "ids.jsonl", "labels_key": "labels"}
+    config = make_config(
+        data={"sources": [source], "name": "ids", "split": "100,0,0"}, evaluation={"eval_iters": 0}
+    )
+    prepare(config, through="encode")
+    dataset = DatasetFiles.of(config)
+    indexed, mask = IndexedDataset(dataset.prefix), IndexedDataset(dataset.loss_mask.prefix)
+    assert [indexed[k].tolist() for k in range(2)] == [[5, 6, 7, 8, eod], [9, 10, eod]]
+    assert [mask[k].tolist() for k in range(2)] == [[0, 0, 1, 1, 1], [1, 1, 1]]
+    write_jsonl(workspace / "ids.jsonl", [{"input_ids": [5, 300]}])
+    high = make_config(data={"sources": [{"kind": "tokens", "path": "ids.jsonl"}], "name": "high"})
+    with pytest.raises(DataError, match="token id 300 is outside the vocabulary of 300 entries"):
+        prepare(high, through="encode")
+
+
+def test_ordered_map_in_this_process():
+    """One worker is no pool: `make` is called once, and results come one by one."""
+    made = []
+
+    def make():
+        made.append(1)
+        return lambda task: task * 2
+
+    results = workers.ordered_map(make, iter([1, 2, 3]), 1)
+    assert next(results) == 2
+    assert list(results) == [4, 6]
+    assert made == [1]
+
+
+POOL = """
+import os, signal, sys, time
+from functools import partial
+from pathlib import Path
+from nbtrain.data.workers import ordered_map
+
+def work(folder, task):
+    mark = Path(folder) / str(task)
+    if task in KILLED and (ALWAYS or not mark.exists()):
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if SLEEP:
+        time.sleep(SLEEP)
+    return os.getpid(), task
+
+def make(folder):
+    return partial(work, folder)
+
+print([task for _, task in ordered_map(partial(make, sys.argv[1]), range(8), 2)], flush=True)
+"""
+
+
+def pool(tmp_path, killed="()", always=False, sleep=0):
+    """Start POOL as a script without a main guard: its workers must not run it again."""
+    script = tmp_path / "script.py"
+    script.write_text(f"KILLED, ALWAYS, SLEEP = {killed}, {always}, {sleep}\n{textwrap.dedent(POOL)}")
+    return subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced(tmp_path):
+    """kill -9 of two workers: their tasks are done again, in order, and it says so."""
+    process = pool(tmp_path, "(0, 7)")
+    out, err = process.communicate(timeout=120)
+    assert out == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
+    assert err.count("A worker process died: SIGKILL(-9). Its work is done again.") == 2
+
+
+@pytest.mark.slow
+def test_a_task_that_always_kills(tmp_path):
+    """Three deaths at one place end it with a reason and what to do."""
+    out, err = pool(tmp_path, "(3,)", always=True).communicate(timeout=120)
+    assert out == ""
+    assert "DataError: a worker process died 3 times at the same place: SIGKILL(-9). Often" in err
+    assert "set data.num_prepare_workers lower. What is done is kept: run it again." in err
+
+
+@pytest.mark.slow
+def test_workers_die_with_their_parent(tmp_path):
+    """kill -9 of the parent leaves no worker behind."""
+    process = pool(tmp_path, sleep=60)
+    import psutil
+
+    deadline = time.monotonic() + 60
+    children = []
+    while len(children) < 3 and time.monotonic() < deadline:
+        children = psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.1)
+    time.sleep(1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+
+
+PREPARE = """
+import sys
+from nbtrain.config.load import load
+from nbtrain.data.sources import base, files, jsonl
+for module in (base, files, jsonl):
+    if hasattr(module, "PART_BYTES"):
+        module.PART_BYTES = 2_000
+from nbtrain.data.prepare import prepare
+prepare(load(sys.argv[1], sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_seconds", [0.3, 0.6, 0.9, 1.2])
+def test_kill_of_the_parent_at_any_moment(make_config, workspace, delay_seconds):
+    """kill -9, then again: the bytes of an undisturbed run, and nothing half-written under a final name."""
+    from nbtrain.config.load import to_yaml
+
+    config = make_config(data={"num_prepare_workers": 2})
+    (workspace / "run.yaml").write_text(to_yaml(config))
+    prepare(config)
+    expected = content(dataset_dir("small"))
+    command = [sys.executable, "-c", PREPARE, "run.yaml"]
+    other = {**os.environ, "NBTRAIN_DATA": str(workspace / "other")}
+    process = subprocess.Popen(command, env=other, stderr=subprocess.DEVNULL)
+    time.sleep(1.0 + delay_seconds)
+    process.kill()
+    process.wait()
+    folder = workspace / "other" / "dataset" / "small"
+    if (folder / "manifest.json").exists():
+        assert content(folder) == expected
+    subprocess.run(command, env=other, check=True, capture_output=True, timeout=120)
+    assert content(folder) == expected
+    assert not list(folder.glob(".*"))
+    assert data_home() != workspace / "other"
+
+
+def test_settings_travel(tmp_path, workspace, texts):
+    """What a worker gets can be pickled, readers included."""
+    import pickle
+
+    corpus = Corpus.open([JsonlSource(kind="jsonl", path="texts.jsonl")])
+    cleaning = CleaningConfig(near_dedup=NearDedupConfig(enabled=True))
+    settings = EncodeSettings(tmp_path, tuple(corpus.readers), cleaning, None, None, 300, None, "<u2")
+    assert pickle.loads(pickle.dumps(settings)).readers[0].config == corpus.readers[0].config

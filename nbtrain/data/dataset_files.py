@@ -94,7 +94,11 @@ class DatasetFiles:
 
     @classmethod
     def of(cls, config: RunConfig) -> "DatasetFiles":
-        """The pair that a run trains on; of a blend none is."""
+        """The pair that a run trains on; the datasets of its blend as one."""
+        if config.data.blend:
+            from nbtrain.data.blend_files import BlendFiles  # which is made of this class
+
+            return BlendFiles.of(config)
         return cls(dataset_dir(config.data.name), stem=stem_of(config, config.data.json_key))
 
     @classmethod

@@ -47,6 +47,10 @@ class RecordFileReader(FileReader):
         """Which columns of a .parquet are read -> the setting that names each; None reads all that there are."""
         return None
 
+    def table_rows(self, batch: Any) -> Iterator[dict[str, Any]]:
+        """The rows of a pyarrow.RecordBatch."""
+        yield from batch.to_pylist()
+
     def check_dependencies(self) -> None:
         super().check_dependencies()
         if any(path.suffix == SUFFIX for path in self.files()):
@@ -127,7 +131,7 @@ class RecordFileReader(FileReader):
             check_columns(file.schema, columns or {}, f"{self.where}: {name}")
             try:
                 for batch in file.batches(wanted, part.start, part.stop):
-                    for record in batch.to_pylist():
+                    for record in self.table_rows(batch):
                         number += 1
                         yield Row(name, number, record)
             finally:

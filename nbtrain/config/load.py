@@ -18,7 +18,7 @@ from nbtrain.config.schema import ConfigModel, RunConfig
 from nbtrain.config.sources import SOURCE_TYPES
 from nbtrain.config.yaml_source import Located, parse_value, read_yaml, show, to_text
 from nbtrain.errors import ConfigError
-from nbtrain.workspace import NAME_RULE, bundled, workspace
+from nbtrain.workspace import NAME_PATTERN, NAME_RULE, bundled, workspace
 
 Overrides: TypeAlias = Mapping[str, Any] | Iterable[str] | None
 
@@ -261,8 +261,12 @@ _WORDING = {
     "list_type": "must be a list",
     "dict_type": "must be a mapping",
     "model_type": "must be a section: a mapping of keys",
-    "string_pattern_mismatch": NAME_RULE,
     "finite_number": "must be a finite number",
+}
+_PATTERNS = {
+    f"^{NAME_PATTERN.pattern}$": NAME_RULE,
+    r"\{content\}": "must hold {content}",
+    r"\{instruction\}": "must hold {instruction}",
 }
 
 
@@ -286,6 +290,10 @@ def _problem(entry: Any, located: Located, label: str) -> str:
         near = difflib.get_close_matches(str(context["tag"]), SOURCES, n=1)
         hint = f" Nearest: {near[0]}." if near else ""
         return f"{where}: {dotted}.kind = {context['tag']}: must be one of {', '.join(SOURCES)}.{hint}"
+    if kind == "string_pattern_mismatch":
+        pattern = context["pattern"]
+        rule = _PATTERNS.get(pattern, f"must match {pattern}")
+        return f"{where}: {dotted} = {show(entry['input'])}: {rule}."
     rule = _WORDING.get(kind) or re.sub(r"^Input should be ", "must be ", entry["msg"])
     return f"{where}: {dotted} = {show(entry['input'])}: {rule[:1].lower()}{rule[1:].rstrip('.')}."
 

@@ -131,7 +131,9 @@ def test_files_that_are_no_vocabulary(workspace):
     (workspace / "vocab.json").write_text('{"a": 0}')
     with pytest.raises(DataError) as caught:
         tokenizer.from_vocabulary(workspace / "vocab.json", workspace / "merges.txt")
-    assert str(caught.value) == "vocab.json: has no <|endoftext|>, which ends every document."
+    assert str(caught.value) == (
+        "vocab.json: has no <|endoftext|>, which ends every document. Set tokenizer.eod_token to an entry that it has."
+    )
 
 
 def test_gpt2(workspace, shared_data):

@@ -81,11 +81,11 @@ REFUSED = {
     ),
     "a source of no kind": (
         "data:\n  sources:\n    - {path: x}\n",
-        "my-run.yaml:4: data.sources.0 has no `kind`; it must be one of python-docs, text, jsonl, mock.",
+        "my-run.yaml:4: data.sources.0 has no `kind`; it must be one of python-docs, text, jsonl, parquet, hf-dataset, wiki, wikiextractor, tokens, prompt-completion, alpaca, chat, mock.",
     ),
     "a source of an unknown kind": (
         "data:\n  sources:\n    - kind: txt\n",
-        "my-run.yaml:4: data.sources.0.kind = txt: must be one of python-docs, text, jsonl, mock. Nearest: text.",
+        "my-run.yaml:4: data.sources.0.kind = txt: must be one of python-docs, text, jsonl, parquet, hf-dataset, wiki, wikiextractor, tokens, prompt-completion, alpaca, chat, mock. Nearest: text.",
     ),
     "a source without its path": (
         "data:\n  sources:\n    - kind: text\n",

@@ -310,8 +310,8 @@ def test_workers_die_with_their_parent(tmp_path):
         time.sleep(0.1)
     time.sleep(1)
     process.send_signal(signal.SIGKILL)
-    process.wait()
-    gone, alive = psutil.wait_procs(children, timeout=20)
+    process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=20)
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
@@ -352,10 +352,11 @@ def test_kill_of_the_parent_at_any_moment(make_config, workspace, delay_seconds)
     assert data_home() != workspace / "other"
 
 
-def test_settings_travel(tmp_path, workspace, texts):
+def test_settings_travel(tmp_path, make_config):
     """What a worker gets can be pickled, readers included."""
     import pickle
 
+    make_config()
     corpus = Corpus.open([JsonlSource(kind="jsonl", path="texts.jsonl")])
     cleaning = CleaningConfig(near_dedup=NearDedupConfig(enabled=True))
     settings = EncodeSettings(tmp_path, tuple(corpus.readers), cleaning, None, None, 300, None, "<u2")

@@ -1,0 +1,99 @@
+"""docs/finetuning-data.md: its run is prepared from its files, and learns what the page says, token by token."""
+
+import itertools
+import re
+
+import numpy as np
+import pytest
+
+from nbtrain.config.load import load
+from nbtrain.data.dataset_files import DatasetFiles
+from nbtrain.data.indexed import IndexedDataset
+from nbtrain.data.packed_dataset import build_split
+from nbtrain.data.prepare import prepare
+from nbtrain.data.tokenizer import Tokenizer
+from nbtrain.workspace import tokenizer_dir
+
+FILES = ("questions.jsonl", "tasks.json", "conversations.jsonl")
+
+
+@pytest.fixture
+def blocks(repository):
+    """{language: its code blocks, in order}."""
+    page = (repository / "docs" / "finetuning-data.md").read_text()
+    found: dict[str, list[str]] = {}
+    for language, text in re.findall(r"^```(\w+)\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL):
+        found.setdefault(language, []).append(text)
+    return found
+
+
+@pytest.fixture
+def prepared(workspace, blocks):
+    """(config, files) of the page's run on the page's files, with the demo's model."""
+    for name, text in zip(FILES, blocks["json"], strict=True):
+        (workspace / name).write_text(text + "\n")
+    (workspace / "run.yaml").write_text("extends: gpt-tiny\nname: page\n" + blocks["yaml"][0])
+    config = load(
+        workspace / "run.yaml",
+        {
+            "tokenizer.name": "page",
+            "tokenizer.vocab_size": 400,
+            "data.split": "1,0,0",
+            "data.num_prepare_workers": 1,
+            "evaluation.eval_iters": 0,
+            "model.seq_length": 128,
+        },
+    )
+    prepare(config)
+    return config, DatasetFiles.of(config)
+
+
+def shown(tokenizer: Tokenizer, ids: np.ndarray, learnt: np.ndarray) -> str:
+    """The text of a sequence, what is learnt between [[ and ]]."""
+    text = ""
+    for is_learnt, group in itertools.groupby(zip(ids, learnt), key=lambda pair: bool(pair[1])):
+        tokens = [int(token) for token, _ in group]
+        decoded = tokenizer.decode(tokens).replace("<|endoftext|>", "<EOD>")
+        text += f"[[{decoded}]]" if is_learnt else decoded
+    return text
+
+
+def test_the_page_shows_what_is_learnt(prepared, blocks):
+    """Every example of the page, read back from .bin and its mask, is the text that the page shows."""
+    config, files_ = prepared
+    tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
+    indexed = IndexedDataset(files_.prefix)
+    mask = files_.open_loss_mask(indexed)
+    assert [shown(tokenizer, indexed[place], mask[place]) for place in range(len(indexed))] == blocks["text"]
+
+
+def test_the_pages_run_is_packed_and_mixed_as_it_says(prepared):
+    """Names are those of the losses; in two epochs questions come twice, tasks once each, conversations four times."""
+    config, files_ = prepared
+    dataset = build_split(files_, files_.require(), "train", config, 1, 1)
+    assert dataset.dataset_names == ("questions", "tasks", "conversations")
+    assert [source.weight for source in dataset.sources] == [1.0, 0.5, 2.0]
+    index = dataset._passes[0]
+    items = index.items[: index.offsets[index.epoch_ends[1]]]
+    assert np.bincount(dataset.pieces.rows[items, 0]).tolist() == [2, 1, 1, 4, 4]
+
+
+def test_the_example_run_is_prepared(workspace, repository):
+    """examples/megatron-gpt/finetuning/: loads, reads every example of its files, and packs them."""
+    folder = "examples/megatron-gpt/finetuning"
+    (workspace / "examples" / "megatron-gpt").mkdir(parents=True)
+    (workspace / folder).symlink_to(repository / folder)
+    config = load(repository / folder / "gpt-tiny-instructions.yaml")
+    assert config.name == "gpt-tiny-instructions"
+    prepare(config)
+    files_ = DatasetFiles.of(config)
+    manifest = files_.require(config.tokenizer.vocab_size)
+    assert [(source["name"], source["documents"]) for source in manifest.sources] == [
+        ("questions", 8),
+        ("tasks", 8),
+        ("conversations", 6),
+    ]
+    assert manifest.counts["dropped"] == {}
+    for split, documents in (("train", 17), ("valid", 5)):
+        dataset = build_split(files_, manifest, split, config, 1, 1)
+        assert (dataset.num_documents, len(dataset.dataset_names)) == (documents, 3)

@@ -1,21 +1,21 @@
 """The rules that join fields: one function per rule, every problem told at once.
 
 Each rule yields messages: where the value was set, what was found, the rule with its numbers, what to change.
-Nothing here looks at a file, a device or the network: what needs the machine is jobs/preflight.py.
+Rules of the data section stand in check_data.py. Nothing here looks at a file, a device or the network: what needs the machine is jobs/preflight.py.
 Most of these would else surface minutes later, on GPUs already taken, as a reshape error, a hang or, worst,
 as a run that trains wrongly without a word.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
+from nbtrain.config.check_data import RULES as DATA_RULES
+from nbtrain.config.check_wording import Problems
+from nbtrain.config.check_wording import found as _found
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.devices import DEVICES, find_device, nearest_device_names
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.yaml_source import show
 from nbtrain.errors import ConfigError
-
-Problems = Iterator[str]
 
 
 def check_config(config: RunConfig) -> None:
@@ -73,19 +73,6 @@ def rampup_is_whole(config: RunConfig) -> Problems:
                 f"  must be a multiple of micro_batch_size({batch.micro_batch_size}) * data_parallel_size({data})"
                 f" = {unit}; nearest: {_join(_nearest_multiples(value, unit))}."
             )
-
-
-def order_is_long_enough(config: RunConfig) -> Problems:
-    """A training order built once must hold every sample of the run."""
-    index = config.data.index_samples
-    if index is None:
-        return
-    needed = config.batch_schedule.samples_after(config.train_steps)
-    if index < needed:
-        yield (
-            f"{_found(config, 'data.index_samples')}\n"
-            f"  must be at least {needed}: {config.train_steps} steps take that many sequences. Set {needed}, or null."
-        )
 
 
 # --- model and layout -----------------------------------------------------------------------------------------
@@ -384,15 +371,6 @@ SECRET_NAMES = re.compile(
 SECRET_VALUES = re.compile(r"(hf_|ghp_|github_pat_|glpat-|sk-|xox[bp]-|AKIA)[A-Za-z0-9_-]{12,}")
 
 
-def json_key_names_a_file(config: RunConfig) -> Problems:
-    """The key is part of a file's name inside the dataset's folder."""
-    if not re.fullmatch(r"\w[\w.-]*", config.data.json_key):
-        yield (
-            f"{_found(config, 'data.json_key')}\n"
-            "  is part of a file's name: letters, digits, '_', '.' and '-' only, e.g. text."
-        )
-
-
 def environment_is_safe(config: RunConfig) -> Problems:
     """Names that a process can have, none of nbtrain's own, and no secret: the values are written down."""
     for name, value in config.backend.env.items():
@@ -414,7 +392,6 @@ def environment_is_safe(config: RunConfig) -> Problems:
 RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     global_batch_divides,
     rampup_is_whole,
-    order_is_long_enough,
     heads_divide,
     layers_divide,
     sequence_fits_positions,
@@ -431,20 +408,12 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     kept_checkpoints_exist,
     profile_fits_run,
     split_is_readable,
-    json_key_names_a_file,
     environment_is_safe,
+    *DATA_RULES,
 )
 
 
 # --- wording --------------------------------------------------------------------------------------------------
-
-
-def _found(config: RunConfig, key: str) -> str:
-    """ "gpt.yaml:22: batch.global_batch_size = 250"."""
-    value = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return f"{config.where(key)}: {key} = {show(value)}"
 
 
 def _nearest_multiples(value: int, unit: int) -> list[int]:

@@ -39,12 +39,6 @@ BROKEN = {
         "override batch.rampup.batch_size_increment=24: batch.rampup.batch_size_increment = 24\n"
         "  must be a multiple of micro_batch_size(16) * data_parallel_size(1) = 16; nearest: 16, 32.",
     ),
-    "a training order that is too short": (
-        "gpt-125m",
-        ["data.index_samples=1000", "batch.max_steps=10"],
-        "@: data.index_samples = 1000\n"
-        "  must be at least 2560: 10 steps take that many sequences. Set 2560, or null.",
-    ),
     "heads that do not divide the width": (
         "gpt-tiny",
         ["model.hidden_size=250"],
@@ -207,6 +201,87 @@ BROKEN = {
         "@: data.json_key = ../text\n"
         "  is part of a file's name: letters, digits, '_', '.' and '-' only, e.g. text.",
     ),
+    "an extra key that is no part of a file's name": (
+        "gpt-125m",
+        ["data.extra_json_keys=[title, a/b]"],
+        "@: data.extra_json_keys = [title, a/b]\n"
+        "  has a/b, which is part of a file's name: letters, digits, '_', '.' and '-' only, e.g. text.",
+    ),
+    "a key that is encoded twice": (
+        "gpt-125m",
+        ["data.extra_json_keys=[title, text]"],
+        "@: data.extra_json_keys = [title, text]\n"
+        "  names text twice, data.json_key(text) counted; each key is encoded once.",
+    ),
+    "an entry of a blend that is no dataset": (
+        "gpt-125m",
+        ["data.blend=[{weight: 1}]"],
+        "override data.blend=[{weight: 1}]: data.blend[0] has neither name nor prefix; give one: name for a dataset in "
+        "data/dataset/, prefix for any .bin/.idx.",
+    ),
+    "an entry of a blend that is two": (
+        "gpt-125m",
+        ["data.blend=[{name: a, prefix: b, weight: 1}]"],
+        "override data.blend=[{name: a, prefix: b, weight: 1}]: data.blend[0] has both name and prefix; give one: name "
+        "for a dataset in data/dataset/, prefix for any .bin/.idx.",
+    ),
+    "a blend of itself": (
+        "gpt-125m",
+        ["data.blend=[{name: wiki-en, weight: 1}]"],
+        "override data.blend=[{name: wiki-en, weight: 1}]: data.blend[0].name = wiki-en is data.name too, the folder "
+        "that keeps the blend's own index. Call the blend otherwise.",
+    ),
+    "a blend beside sources": (
+        "gpt-tiny",
+        ["data.blend=[{name: a, weight: 1}]"],
+        "override data.blend=[{name: a, weight: 1}]: data.blend mixes datasets that are there, and data.sources makes "
+        "one from text: a run has one of them.\n"
+        "  Prepare the sources under a name of their own and blend that, or set blend: [].",
+    ),
+    "packing with an option of streams": (
+        "gpt-125m",
+        ["data.inter_document_masking=true", "data.packing=best_fit"],
+        "@: data.inter_document_masking = true\n"
+        "  is for packing: stream; best_fit keeps examples apart in attention, positions and loss by itself. "
+        "Set it to false.",
+    ),
+    "packing a blend": (
+        "gpt-125m",
+        ["data.packing=best_fit", "data.blend=[{name: a, weight: 1}]"],
+        "@: data.packing = best_fit\n"
+        "  packs the examples of data.sources, each with its weight, and does not read data.blend. Set packing: "
+        "stream, or list the sources.",
+    ),
+    "packing with a shuffle of streams": (
+        "gpt-125m",
+        ["data.shuffle=per_epoch", "data.packing=best_fit"],
+        "@: data.shuffle = per_epoch\n"
+        "  is for packing: stream; best_fit packs and shuffles each epoch by itself always. Leave it out.",
+    ),
+    "an order that depends on no number": (
+        "gpt-125m",
+        ["data.index_samples=5", "data.shuffle=per_epoch"],
+        "@: data.index_samples = 5\n"
+        "  has no say with shuffle: per_epoch, whose order does not depend on a number of samples. Leave it null.",
+    ),
+    "a kernel without a mask": (
+        "gpt-125m",
+        ["model.attention_backend=flash", "data.inter_document_masking=true"],
+        "@: model.attention_backend = flash\n"
+        "  does not go with data.inter_document_masking = true: that kernel takes no mask between documents. Set "
+        "attention_backend: auto, which has flash attention over each document where it can.",
+    ),
+    "a dump on disk that is downloaded": (
+        "gpt-125m",
+        ["data.sources=[{kind: wiki, path: x.xml, date: '20260101'}]"],
+        "override data.sources=[{kind: wiki, path: x.xml, date: '20260101'}]: data.sources[0] has a path, and date for "
+        "a download. Leave out path to download, or the others to read the file.",
+    ),
+    "documents that are too short and too long": (
+        "gpt-125m",
+        ["data.cleaning.min_bytes=100", "data.cleaning.max_bytes=100"],
+        "@: data.cleaning.min_bytes = 100\n  must be less than max_bytes(100), or no document stays.",
+    ),
     "a split without training": (
         "gpt-125m",
         ["data.split='0,1,1'"],
@@ -280,8 +355,14 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
         ["backend.env={TOKENIZERS_PARALLELISM: 'false', OMP_NUM_THREADS: '1', MAX_TOKENS: '3'}"],
         ["parallel.deepspeed_extra={zero_optimization: {sub_group_size: 1000}}"],
         ["data.index_samples=1220864"],
+        ["data.index_samples=1000", "batch.max_steps=10"],
         ["batch.max_steps=2", "batch.global_batch_size=2", "batch.micro_batch_size=1", "model.seq_length=64"],
         ["resources.gpu_type=null"],
+        [
+            "data.blend=[{name: a, weight: 1}, {prefix: x/y_document, weight: 2}]",
+            "data.inter_document_masking=true",
+        ],
+        ["data.packing=best_fit", "data.sources=[{kind: alpaca, path: x}]", "data.cleaning.max_bytes=10"],
         ["resources.device=cpu", "resources.gpus_per_node=0"],
     ],
 )

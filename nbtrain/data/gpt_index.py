@@ -12,7 +12,7 @@ nothing else, so the arrays equal those of megatron-core and Megatron-DeepSpeed.
 import itertools
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from nbtrain.errors import ConfigError, DataError
 SPLIT_NAMES = ("train", "valid", "test")
 SEPARATE_LAST_EPOCH_BELOW = 0.80
 LARGEST_INDEX_BYTES = 16 << 30
+# Rows worked on at a time: a few MiB of passing arrays.
+CHUNK_DOCUMENTS = 1 << 18
 
 
 def split_bounds(split: str, rule: str, num_sequences: int) -> list[tuple[int, int]]:
@@ -103,13 +105,31 @@ class GPTIndex:
         return len(self.shuffle_index)
 
 
+class Allocate(Protocol):
+    """Makes the array `name` of an index, to be filled: in memory, or in a file (index_files.py)."""
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray: ...
+
+
+def in_memory(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The plain way to allocate."""
+    return np.empty(shape, dtype)
+
+
 def build_gpt_index(
-    lengths: np.ndarray, first: int, last: int, seq_length: int, num_samples: int, seed: int
+    lengths: np.ndarray,
+    first: int,
+    last: int,
+    seq_length: int,
+    num_samples: int,
+    seed: int,
+    allocate: Allocate = in_memory,
 ) -> GPTIndex:
     """Indices over the sequences [first, last) with these `lengths` (of all sequences), for `num_samples`.
 
-    Raises DataError where the split has no token, or where so many epochs are asked for that the document
-    index alone would pass 16 GiB.
+    Besides the arrays, which `allocate` gives, memory for one epoch's document numbers is taken, however many
+    epochs there are. Raises DataError where the split has no token, or where so many epochs are asked for that
+    the document index alone would pass 16 GiB.
     """
     own_lengths = np.asarray(lengths[first:last])
     tokens = int(own_lengths.sum(dtype=np.int64))
@@ -121,52 +141,72 @@ def build_gpt_index(
         raise DataError(
             f"{num_samples:,} samples of {seq_length:,} tokens are {epochs.num_epochs:,} epochs of {tokens:,} tokens; "
             f"their document index would take {entries * 4 / 2**30:,.0f} GiB (at most "
-            f"{LARGEST_INDEX_BYTES >> 30} GiB). Use more text, or set data.index_samples: the order is then built "
-            "for that many and repeated with another seed."
+            f"{LARGEST_INDEX_BYTES >> 30} GiB). Use more text, set data.shuffle: per_epoch, which has one epoch's at a "
+            "time, or set data.index_samples: the order is then built for that many and repeated with another seed."
         )
     generator = np.random.RandomState(seed)
-    documents = np.arange(first, last, dtype=np.int32)
-    document_index = _document_index(documents, epochs, generator)
-    sample_index = _sample_index(own_lengths, first, document_index, epochs.num_samples, seq_length)
-    shuffle_index = _shuffle_index(epochs, generator)
+    document_index = allocate("document_index", (entries,), np.dtype(np.int32))
+    _fill_document_index(_plain(document_index), first, last, epochs, generator)
+    narrow = max(entries, int(own_lengths.max())) <= np.iinfo(np.int32).max
+    sample_index = allocate(
+        "sample_index", (epochs.num_samples + 1, 2), np.dtype(np.int32 if narrow else np.int64)
+    )
+    _fill_sample_index(_plain(sample_index), own_lengths, first, _plain(document_index), seq_length)
+    small = epochs.num_samples < 2**32 - 2
+    shuffle_index = allocate(
+        "shuffle_index", (epochs.num_samples,), np.dtype(np.uint32 if small else np.int64)
+    )
+    _fill_shuffle_index(_plain(shuffle_index), epochs, generator)
     return GPTIndex(document_index, sample_index, shuffle_index)
 
 
-def _document_index(documents: np.ndarray, epochs: Epochs, generator: np.random.RandomState) -> np.ndarray:
+def _plain(array: np.ndarray) -> np.ndarray:
+    # RandomState.shuffle has one loop for ndarray itself and another, a hundred times slower, for memmap.
+    return np.asarray(array)
+
+
+def _fill_document_index(
+    index: np.ndarray, first: int, last: int, epochs: Epochs, generator: np.random.RandomState
+) -> None:
+    index.reshape(epochs.num_epochs, last - first)[:] = np.arange(first, last, dtype=np.int32)
     if not epochs.separate_last_epoch:
-        index = np.tile(documents, epochs.num_epochs)
         generator.shuffle(index)
-        return index
-    index = np.tile(documents, epochs.num_epochs)
-    cut = (epochs.num_epochs - 1) * len(documents)
+        return
+    cut = (epochs.num_epochs - 1) * (last - first)
     generator.shuffle(index[:cut])
     generator.shuffle(index[cut:])
-    return index
 
 
-def _sample_index(
-    own_lengths: np.ndarray, first: int, document_index: np.ndarray, num_samples: int, seq_length: int
-) -> np.ndarray:
-    gathered = own_lengths[document_index - first]
-    ends = np.cumsum(gathered, dtype=np.int64)
-    starts = np.arange(num_samples + 1, dtype=np.int64) * seq_length
-    # side="right" steps over documents of length zero and to the next one at an exact end.
-    places = np.searchsorted(ends, starts, side="right")
-    offsets = starts - (ends[places] - gathered[places])
-    widest = max(len(document_index), int(own_lengths.max()))
-    index = np.empty((num_samples + 1, 2), np.int32 if widest <= np.iinfo(np.int32).max else np.int64)
-    index[:, 0], index[:, 1] = places, offsets
+def _fill_sample_index(
+    index: np.ndarray, own_lengths: np.ndarray, first: int, document_index: np.ndarray, seq_length: int
+) -> None:
+    """Rows by stretches of the document index: the samples that start in a stretch are found in it alone."""
+    row, begun = 0, 0
+    for place in range(0, len(document_index), CHUNK_DOCUMENTS):
+        gathered = own_lengths[document_index[place : place + CHUNK_DOCUMENTS] - first]
+        ends = np.cumsum(gathered, dtype=np.int64)
+        ends += begun
+        begun = int(ends[-1])
+        # Samples whose first token lies before the stretch's end; long documents hold many.
+        stop = min(len(index), -(-begun // seq_length))
+        for start in range(row, stop, CHUNK_DOCUMENTS):
+            end = min(start + CHUNK_DOCUMENTS, stop)
+            tokens = np.arange(start, end, dtype=np.int64) * seq_length
+            # side="right" steps over documents of length zero and to the next one at an exact end.
+            places = np.searchsorted(ends, tokens, side="right")
+            index[start:end, 0] = places + place
+            index[start:end, 1] = tokens - (ends[places] - gathered[places])
+        row = max(row, stop)
     # Upstream starts at document 0 even where that one is empty.
     index[0] = 0
-    return index
 
 
-def _shuffle_index(epochs: Epochs, generator: np.random.RandomState) -> np.ndarray:
-    dtype = np.uint32 if epochs.num_samples < 2**32 - 2 else np.int64
-    index = np.arange(epochs.num_samples, dtype=dtype)
+def _fill_shuffle_index(index: np.ndarray, epochs: Epochs, generator: np.random.RandomState) -> None:
+    for start in range(0, len(index), CHUNK_DOCUMENTS):
+        end = min(start + CHUNK_DOCUMENTS, len(index))
+        index[start:end] = np.arange(start, end, dtype=index.dtype)
     if not epochs.separate_last_epoch:
         generator.shuffle(index)
     else:
         generator.shuffle(index[: epochs.samples_before_last])
         generator.shuffle(index[epochs.samples_before_last :])
-    return index

@@ -32,6 +32,10 @@ class DataState:
     """Samples trained on."""
     skipped_sample_ranges: tuple[tuple[int, int], ...] = ()
     """[first, last) positions of the order that are passed over, ascending and apart."""
+    shuffle: str = "megatron"
+    """How epochs are shuffled: data.shuffle."""
+    packing: str = "stream"
+    """How documents become samples: data.packing."""
 
     def __post_init__(self) -> None:
         ranges = tuple((int(first), int(last)) for first, last in self.skipped_sample_ranges)

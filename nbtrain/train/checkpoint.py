@@ -232,7 +232,7 @@ class Checkpointer:
         if manifest["tokenizer_sha256"] != self.tokenizer_sha256:
             found.append("the tokenizer is another one (its sha256 differs)")
         saved = DataState.from_dict(manifest["data_state"])
-        for key in ("dataset_sha256", "seed", "split", "split_rule", "index_samples"):
+        for key in ("dataset_sha256", "seed", "split", "split_rule", "index_samples", "shuffle", "packing"):
             if getattr(saved, key) != getattr(data, key):
                 found.append(
                     f"data: {key} is {getattr(saved, key)!r} in the checkpoint, {getattr(data, key)!r} now"

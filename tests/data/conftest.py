@@ -1,10 +1,15 @@
 """Small runs on small texts, each in a workspace of its own."""
 
 import json
+from collections.abc import Callable
 
+import numpy as np
 import pytest
 
+from nbtrain import files
 from nbtrain.config.schema import RunConfig
+from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
+from nbtrain.data.indexed_writer import IndexedWriter
 
 WORDS = ["the", "model", "reads", "a", "text", "and", "is", "cut", "into", "tokens", "one", "by"]
 
@@ -46,3 +51,44 @@ def make_config(workspace, texts):
         return RunConfig.model_validate(base)
 
     return make
+
+
+@pytest.fixture
+def write_dataset(workspace) -> Callable[..., DatasetFiles]:
+    """A function that writes the dataset `name`, as prepare leaves one: random documents that end in token 0."""
+
+    def write(
+        name: str = "small",
+        documents: int = 120,
+        seed: int = 0,
+        tokens: tuple[int, int] = (5, 60),
+        **manifest,
+    ) -> DatasetFiles:
+        target = DatasetFiles.named(name)
+        target.directory.mkdir(parents=True)
+        generator = np.random.default_rng(seed)
+        with IndexedWriter(target.prefix, 300, eod_id=0) as writer:
+            for _ in range(documents):
+                writer.add_document(generator.integers(1, 300, size=generator.integers(*tokens)))
+        written = writer.written
+        counts = {
+            "documents": written.num_documents,
+            "tokens": written.num_tokens,
+            "bytes": None,
+            "dropped": {},
+        }
+        values = {
+            "json_key": "text",
+            "sources": [],
+            "counts": counts,
+            "vocab_size": 300,
+            "dtype": writer.dtype.name,
+            "eod_id": 0,
+            "tokenizer_sha256": "0" * 64,
+            "files": written.files,
+            **manifest,
+        }
+        files.write_json(target.manifest_json, DatasetManifest(**values).to_dict())
+        return target
+
+    return write

@@ -1,12 +1,13 @@
-"""Document, sample and shuffle index and the two split rules: golden arrays, a slow twin, and megatron-core itself."""
+"""Document, sample and shuffle index and the two split rules: golden arrays and a slow twin."""
 
-import warnings
+import io
 
 import numpy as np
 import pytest
 
-from nbtrain.data.gpt_index import GPTIndex, build_gpt_index, epochs_needed, split_bounds, split_weights
-from nbtrain.data.indexed_writer import IndexedWriter
+from nbtrain.data import gpt_index
+from nbtrain.data.gpt_index import build_gpt_index, epochs_needed, split_bounds, split_weights
+from nbtrain.data.index_files import cached_arrays, store
 from nbtrain.errors import ConfigError, DataError
 
 LENGTHS = np.array([5, 3, 0, 9, 2, 7], np.int32)
@@ -143,8 +144,8 @@ def test_index_that_would_fill_the_memory():
         build_gpt_index(np.full(100_000, 2, np.int32), 0, 100_000, 2048, 10_000_000, seed=0)
     assert str(caught.value) == (
         "10,000,000 samples of 2,048 tokens are 102,401 epochs of 200,000 tokens; their document index would take "
-        "38 GiB (at most 16 GiB). Use more text, or set data.index_samples: the order is then built for that many "
-        "and repeated with another seed."
+        "38 GiB (at most 16 GiB). Use more text, set data.shuffle: per_epoch, which has one epoch's at a time, or set "
+        "data.index_samples: the order is then built for that many and repeated with another seed."
     )
 
 
@@ -180,45 +181,61 @@ def test_split_texts():
         split_bounds("1,1,1", "other", 10)
 
 
-@pytest.mark.slow
-def test_equals_megatron_core(tmp_path):
-    """Bounds, indices and dtypes are those of the megatron-core that is installed, on our own files."""
-    pytest.importorskip("megatron.core", reason="megatron-core is not installed")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
-        from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+def test_stretches_of_any_size_give_the_same_rows(monkeypatch):
+    """The sample index is found stretch by stretch of the document index: where they end is of no account."""
+    lengths = np.random.RandomState(3).randint(0, 40, size=50).astype(np.int32)
+    lengths[0], lengths[20] = 3, 500
+    whole = build_gpt_index(lengths, 0, 50, 7, 900, seed=4)
+    for size in (1, 2, 13, 150):
+        monkeypatch.setattr(gpt_index, "CHUNK_DOCUMENTS", size)
+        cut = build_gpt_index(lengths, 0, 50, 7, 900, seed=4)
+        for name in whole.__dataclass_fields__:
+            assert np.array_equal(getattr(cut, name), getattr(whole, name))
 
-    class Names:
-        vocab_size, eod, pad, unique_identifiers = 1000, 0, -1, {}
 
-    generator = np.random.RandomState(7)
-    lengths = generator.randint(1, 90, size=60)
-    with IndexedWriter(tmp_path / "x_document", 1000, 0) as writer:
-        for length in lengths:
-            writer.add_document(generator.randint(1, 1000, length))
-    for seq_length, split, sizes in [
-        (32, "80,15,5", (5, 3, 2)),
-        (32, "70,20,10", (300, 60, 20)),
-        (16, "70,20,10", (250, 77, 31)),
-    ]:
-        settings = GPTDatasetConfig(
-            random_seed=1234,
-            sequence_length=seq_length,
-            blend=([str(tmp_path / "x_document")], None),
-            split=split,
-            path_to_cache=str(tmp_path / "cache"),
-            reset_position_ids=False,
-            reset_attention_mask=False,
-            eod_mask_loss=False,
-            tokenizer=Names(),
-        )
-        theirs = BlendedMegatronDatasetBuilder(GPTDataset, list(sizes), lambda: True, settings).build()
-        bounds = split_bounds(split, "megatron-core", len(lengths))
-        for (first, last), size, core in zip(bounds, sizes, theirs, strict=True):
-            assert (core is None) == (first == last)
-            if core is not None:
-                ours = build_gpt_index((lengths + 1).astype(np.int32), first, last, seq_length, size, 1234)
-                for name in GPTIndex.__dataclass_fields__:
-                    assert getattr(ours, name).dtype == getattr(core, name).dtype
-                    assert np.array_equal(getattr(ours, name), getattr(core, name))
+NAMES = ("document_index", "sample_index", "shuffle_index")
+
+
+def test_files_hold_what_numpy_saves_of_arrays_in_memory(tmp_path):
+    """Filled in the mapped file, shuffles included, and written from memory: the same bytes."""
+    lengths = np.random.RandomState(1).randint(1, 30, size=80).astype(np.int32)
+    arguments = (lengths, 5, 75, 16, 400, 9)
+    key = store(tmp_path, {"a": 1}, NAMES, lambda allocate: build_gpt_index(*arguments, allocate))
+    expected = build_gpt_index(*arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [f"{key}.json", *(f"{key}-{name}.npy" for name in NAMES)]
+    )
+    for name in NAMES:
+        saved = io.BytesIO()
+        np.save(saved, getattr(expected, name))
+        assert (tmp_path / f"{key}-{name}.npy").read_bytes() == saved.getvalue()
+    assert len(expected.shuffle_index) > 400 and expected.document_index.shape[0] > 70
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path):
+    """An error while arrays are filled removes what was begun; the next call builds."""
+    lengths = np.full(10, 9, np.int32)
+
+    def failing(allocate):
+        allocate("document_index", (10,), np.dtype(np.int32))
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        store(tmp_path, {}, NAMES, failing)
+    assert list(tmp_path.iterdir()) == []
+    arrays = cached_arrays(
+        tmp_path, {}, NAMES, lambda allocate: build_gpt_index(lengths, 0, 10, 4, 5, 0, allocate)
+    )
+    assert arrays["shuffle_index"].shape == (22,)
+
+
+def test_space_is_taken_before_the_array_is_mapped(tmp_path, monkeypatch):
+    """A full disk is an error with its name, not a signal that kills the process at the first write."""
+
+    def full(descriptor, offset, length):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        store(tmp_path, {}, ("a",), lambda allocate: allocate("a", (1 << 20,), np.dtype(np.int64)))
+    assert list(tmp_path.iterdir()) == []

@@ -45,12 +45,7 @@ class Cleaner:
             or config.max_digit_fraction is not None
             or config.max_word_chars is not None
         )
-
-    @property
-    def is_trivial(self) -> bool:
-        """Whether nothing but empty documents is dropped and nothing is mended."""
-        config = self.config
-        return not (
+        self.is_trivial = not (
             config.ftfy
             or config.min_bytes
             or config.max_bytes is not None
@@ -58,6 +53,7 @@ class Cleaner:
             or config.max_duplicate_line_fraction is not None
             or config.max_top_word_fraction is not None
         )
+        """Whether nothing but empty documents is dropped and nothing is mended."""
 
     def __call__(self, text: str) -> tuple[str, str | None]:
         """(text, None) for a document that stays; (text, reason) for one that goes, reason one of REASONS."""

@@ -18,9 +18,9 @@ from nbtrain.workspace import display
 CHECKS = {".gz": "gzip -t", ".zst": "zstd -t", ".bz2": "bzip2 -t"}
 SUFFIXES = tuple(CHECKS)
 BLOCK_BYTES = 1 << 20
-# How much is fed at once follows the ratio met so far: 512 bytes of a bomb are 20 MB at most.
-SMALLEST_FEED_BYTES = 512
-LARGEST_FEED_BYTES = 256 << 10
+FEED_BYTES = 64 << 10
+# zstandard's object cannot be told how much to unpack at once; 4 KiB are at most 128 MiB.
+ZSTD_FEED_BYTES = 4 << 10
 # Frames made with `zstd --long=31` ask for this window; only such frames cost the memory.
 LARGEST_WINDOW_BYTES = 1 << 31
 
@@ -41,7 +41,11 @@ def open_bytes(path: Path, where: str) -> io.BufferedReader:
         raise DataError(f"{where}: {display(path)}: cannot be read: {error.strerror}.") from error
     if not is_compressed(path):
         return io.BufferedReader(file, BLOCK_BYTES)
-    return io.BufferedReader(Unpacked(file, path, where), BLOCK_BYTES)
+    try:
+        return io.BufferedReader(Unpacked(file, path, where), BLOCK_BYTES)
+    except DataError:
+        file.close()
+        raise
 
 
 class Unpacked(io.RawIOBase):
@@ -58,7 +62,12 @@ class Unpacked(io.RawIOBase):
         self._has_begun = False  # whether the member under way has got a byte
         self._num_members = 0
         self._unpacked_bytes = 0
-        self._feed_bytes = SMALLEST_FEED_BYTES
+        is_zstd = path.suffix == ".zst"
+        self._feed_bytes = ZSTD_FEED_BYTES if is_zstd else FEED_BYTES
+        self._limit: tuple[int, ...] = () if is_zstd else (BLOCK_BYTES,)
+        self._is_full = (
+            False  # whether the last block was as large as may be, and more may come without input
+        )
         self._block = memoryview(b"")
 
     def readable(self) -> bool:
@@ -87,24 +96,26 @@ class Unpacked(io.RawIOBase):
 
     def _next(self) -> bytes | None:
         """The next unpacked bytes, perhaps none; None at the end."""
-        packed = self._left or self._file.read(self._feed_bytes)
-        if not self._left:
-            self.consumed_bytes += len(packed)
-        self._left = b""
-        if not packed:
-            if self._has_begun or not self._num_members:
-                raise self._damaged("it ends in the middle")
-            return None
-        if not self._has_begun and self._num_members and not packed.strip(b"\0"):
-            return b""  # zeros that pad a file on tape
+        if self._is_full:
+            packed = getattr(self._member, "unconsumed_tail", b"")
+        else:
+            packed, self._left = self._left, b""
+            if not packed:
+                packed = self._file.read(self._feed_bytes)
+                self.consumed_bytes += len(packed)
+            if not packed:
+                if self._has_begun or not self._num_members:
+                    raise self._damaged("it ends in the middle")
+                return None
+            if not self._has_begun and self._num_members and not packed.strip(b"\0"):
+                return b""  # zeros that pad a file on tape
         self._has_begun = True
         try:
-            block = self._member.decompress(packed)
+            block = self._member.decompress(packed, *self._limit)
         except self._errors as error:
             raise self._damaged(str(error)) from error
         self._unpacked_bytes += len(block)
-        wanted = len(packed) * BLOCK_BYTES // max(len(block), 1)
-        self._feed_bytes = max(SMALLEST_FEED_BYTES, min(wanted, 2 * self._feed_bytes, LARGEST_FEED_BYTES))
+        self._is_full = not self._member.eof and len(block) == BLOCK_BYTES
         if self._member.eof:
             self._left = self._member.unused_data
             self._member, self._has_begun = self._make(), False

@@ -247,6 +247,6 @@ def _without_mark(stream: io.BufferedReader) -> io.BufferedReader:
 
 def joined(pieces: list[bytes]) -> bytes:
     """All of them as one; the list is emptied, so that a long line is not held twice."""
-    joined = b"".join(pieces)
+    whole = b"".join(pieces)
     pieces.clear()
-    return joined
+    return whole

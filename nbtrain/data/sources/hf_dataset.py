@@ -57,7 +57,8 @@ class HfDatasetReader(FileReader):
 
     def files(self) -> list[Path]:
         folder = self.folder()
-        names = [entry["filename"] for entry in self._json(folder / "state.json", "_data_files")]
+        entries = self._json(folder / "state.json", "_data_files")
+        names = [str(entry.get("filename")) if isinstance(entry, dict) else str(entry) for entry in entries]
         if not names:
             raise DataError(f"{self.where}: {display(folder)}: the dataset has no rows.")
         for name in names:

@@ -5,6 +5,7 @@ is most often a list that was shifted by one: such a record is broken.
 """
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -58,7 +59,7 @@ def _lists(column: Any) -> list[Any]:
     if not is_plain or column.values.null_count or column.null_count:
         return column.to_pylist()
     values, bounds = column.values.to_numpy(), column.offsets.to_numpy()
-    return [values[start:stop] for start, stop in zip(bounds[:-1], bounds[1:])]
+    return [values[start:stop] for start, stop in pairwise(bounds)]
 
 
 def _integers(record: dict[str, Any], key: str) -> np.ndarray:

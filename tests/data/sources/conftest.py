@@ -1,0 +1,89 @@
+"""How the tests of sources read them: part by part, with the lines of a file numbered through all of its parts."""
+
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from nbtrain.data.records import Record, Tally
+from nbtrain.data.sources import base
+from nbtrain.data.sources.base import SourceReader, open_source
+from nbtrain.errors import DataError
+
+WHERE = "run.yaml:7: data.sources[0]"
+
+
+@dataclass
+class Found:
+    """What a whole pass over a source gave."""
+
+    records: list[Record] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """As they are shown: file:line: what."""
+    counts: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    parts: list[str] = field(default_factory=list)
+    part_bytes: list[int] = field(default_factory=list)
+
+
+def read_all(reader: SourceReader) -> Found:
+    """Each part with a tally of its own, as workers read them."""
+    found = Found()
+    lines: Counter[str] = Counter()
+    for part in reader.parts():
+        tally = Tally()
+        found.records += list(reader.read(part, tally))
+        found.parts.append(part.name)
+        found.part_bytes.append(part.size_bytes)
+        for problem in tally.problems:
+            line = "" if problem.line is None else f":{problem.line + lines[problem.path]}"
+            found.problems.append(f"{problem.path}{line}: {problem.what}")
+        if part.path is not None:
+            lines[part.path] += tally.lines
+        found.counts.update(records=tally.records, broken=tally.broken)
+        found.dropped.update(tally.dropped)
+    assert sum(found.part_bytes) == reader.total_bytes()
+    assert len(set(found.parts)) == len(found.parts)
+    return found
+
+
+@pytest.fixture
+def read():
+    """A function from a section of data.sources to what its reader finds."""
+
+    def read_source(config, extra_keys: tuple[str, ...] = ()) -> Found:
+        return read_all(open_source(config, WHERE, extra_keys))
+
+    return read_source
+
+
+@pytest.fixture
+def refusal(read):
+    """A function from a section of data.sources to the message of the DataError that reading it ends in."""
+
+    def refuse(config, extra_keys: tuple[str, ...] = ()) -> str:
+        with pytest.raises(DataError) as caught:
+            read(config, extra_keys)
+        return str(caught.value)
+
+    return refuse
+
+
+@pytest.fixture
+def part_bytes(monkeypatch):
+    """A function that sets how large parts are."""
+    return lambda size: monkeypatch.setattr(base, "PART_BYTES", size)
+
+
+@pytest.fixture
+def unreadable():
+    """A function that takes away the right to read a file; skips for root, who has it anyway."""
+
+    def forbid(path: Path) -> None:
+        path.chmod(0)
+        if os.access(path, os.R_OK):
+            pytest.skip("root may read every file")
+
+    return forbid

@@ -48,7 +48,7 @@ def fsync_file(stream: IO) -> None:
     os.fsync(stream.fileno())
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
     """Write a whole file atomically."""
     with atomic_writer(path) as stream:
         stream.write(content)

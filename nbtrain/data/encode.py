@@ -1,7 +1,7 @@
 """One part of a corpus -> one shard: tokens, lengths and what decides about duplicates, in a work folder.
 
     <work>/000012.bin          tokens of data.json_key, EOD included
-           000012-<key>.bin    the same of each of data.extra_json_keys
+           000012-key-<key>.bin  the same of each of data.extra_json_keys
            000012-mask.bin     uint8 per token: is it learnt (datasets that hold unlearnt tokens)
            000012.npz          lengths, and per document: digest, text bytes, sequences, MinHash signature
            000012.json         ShardRecord; written last: without it the shard does not count
@@ -13,7 +13,7 @@ a killed run goes on with those that are there. shards.py joins them.
 import contextlib
 import io
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -97,8 +97,13 @@ def arrays_path(work: Path, number: int) -> Path:
 
 
 def tokens_path(work: Path, number: int, what: str = "") -> Path:
-    """Tokens of a shard: of the main key, or of an extra key, or "mask"."""
+    """Tokens of a shard: of the main key, or "key-<extra key>", or "mask"."""
     return work / (f"{number:06d}-{what}.bin" if what else f"{number:06d}.bin")
+
+
+def token_files(work: Path, number: int, extra_keys: Sequence[str]) -> list[Path]:
+    """Tokens of a shard: of the main key, then of each extra key."""
+    return [tokens_path(work, number, f"key-{key}" if key else "") for key in ("", *extra_keys)]
 
 
 class Encoder:
@@ -273,14 +278,12 @@ class _Shard:
     def __init__(self, settings: EncodeSettings, number: int, stack: contextlib.ExitStack):
         self.settings, self.number = settings, number
         self.dtype = np.dtype(settings.dtype)
-        keys = ("", *settings.extra_keys)
-        self._streams = [
-            stack.enter_context(files.atomic_writer(tokens_path(settings.work, number, key))) for key in keys
-        ]
+        paths = token_files(settings.work, number, settings.extra_keys)
+        self._streams = [stack.enter_context(files.atomic_writer(path)) for path in paths]
         self._mask = None
         if settings.with_mask:
             self._mask = stack.enter_context(files.atomic_writer(tokens_path(settings.work, number, "mask")))
-        self._lengths = [array("i") for _ in keys]
+        self._lengths = [array("i") for _ in paths]
         self._sequences = array("i")
         self._bytes = array("q")
         self._digests = bytearray()
@@ -366,7 +369,7 @@ class _Shard:
     def file_names(self) -> list[str]:
         """All files but the record."""
         work, number = self.settings.work, self.number
-        names = [tokens_path(work, number, key).name for key in ("", *self.settings.extra_keys)]
+        names = [path.name for path in token_files(work, number, self.settings.extra_keys)]
         if self._mask is not None:
             names.append(tokens_path(work, number, "mask").name)
         return [*names, arrays_path(work, number).name]
@@ -395,8 +398,3 @@ def insert_at(values: np.ndarray, ends: np.ndarray, inserted: np.ndarray, dtype:
 LONG_SLICE = 64
 
 
-def finished(work: Path, tasks: Iterator[Task]) -> Iterator[tuple[Task, ShardRecord | None]]:
-    """Every task with its shard where that is there already."""
-    for task in tasks:
-        record = ShardRecord.read(work, task.number)
-        yield task, record if record and record.part == task.part.name else None

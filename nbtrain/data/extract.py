@@ -109,7 +109,8 @@ def extracted(
 
 
 def _extract(reader: SourceReader, folder: Path, num_workers: int) -> tuple[int, list[str]]:
-    counts, documents, names = SourceCounts(), 0, []
+    counts, documents = SourceCounts(), 0
+    names: list[str] = []
     with Progress(f"extract {reader.name}", reader.total_bytes(), "B") as progress:
         make: Callable[[], Any] = partial(_Extractor, reader, folder)
         if num_workers <= 1:
@@ -172,4 +173,9 @@ class _Extractor:
 
 
 def _read_tally(path: Path) -> Tally:
-    return Tally.from_dict(files.read_json(path)["tally"])
+    value = files.read_json(path)
+    if value is None:
+        raise DataError(
+            f"{display(path)}: is missing. Remove {display(path.parent)}; it is made again by itself."
+        )
+    return Tally.from_dict(value["tally"])

@@ -52,21 +52,10 @@ def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) 
 def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say: Say) -> Tokenizer | None:
     manifest = tokenizer.read_manifest(directory)
     path = config.tokenizer.path
-    if (
-        manifest is None
-        and path is None
-        and any((directory / name).is_file() for name in tokenizer.CONTENT_FILES)
-    ):
+    if manifest is None and path is None and _holds_files(directory):
         path = str(directory)
     if path is not None:
-        known = manifest is not None
-        tokenizer.adopt(resolve(path), config.tokenizer.eod_token, directory)
-        loaded = Tokenizer.load(directory)
-        what = f"{display(directory)}: {loaded.vocab_size:,} entries, brought from {display(resolve(path))}"
-        if resolve(path) == directory:
-            what = f"vocab.json and merges.txt were in {display(directory)}: {loaded.vocab_size:,} entries"
-        say("kept" if known else "used", what)
-        return loaded
+        return _brought(config, resolve(path), directory, manifest, force, say)
     if manifest is not None and not (force and manifest["trained"] and config.data.sources):
         loaded = Tokenizer.load(directory)
         _check_trained_for(config, manifest, directory)
@@ -92,6 +81,65 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
     loaded = Tokenizer.load(directory)
     say("made", f"{why}: {loaded.vocab_size:,} entries{note}")
     return loaded
+
+
+def _brought(
+    config: RunConfig, path: Path, directory: Path, manifest: dict[str, Any] | None, force: bool, say: Say
+) -> Tokenizer:
+    eod_token = config.tokenizer.eod_token
+    if path == directory:
+        tokenizer.adopt(path, eod_token, directory)
+        loaded = Tokenizer.load(directory)
+        say("used", f"vocab.json and merges.txt were in {display(directory)}: {loaded.vocab_size:,} entries")
+        return loaded
+    made = directory.with_name(f".{directory.name}.new.tmp")
+    try:
+        found = tokenizer.adopt(path, eod_token, made)
+        same = manifest is not None and (manifest["sha256"], manifest["eod_id"]) == (
+            found["sha256"],
+            found["eod_id"],
+        )
+        if manifest is not None and not same and not force:
+            raise DataError(
+                f"{display(directory)}: holds another tokenizer (sha256 {manifest['sha256'][:12]}) than {display(path)} "
+                f"(sha256 {found['sha256'][:12]}). Datasets and runs may refer to it: give tokenizer.name another value, "
+                f"or {FORCE}."
+            )
+        if not same:
+            _put_in_place(made, directory)
+    finally:
+        if made.is_dir():
+            shutil.rmtree(made)
+    loaded = Tokenizer.load(directory)
+    say(
+        "kept" if same else "used",
+        f"{display(directory)}: {loaded.vocab_size:,} entries, brought from {display(path)}",
+    )
+    return loaded
+
+
+def _put_in_place(made: Path, directory: Path) -> None:
+    if directory.is_dir():
+        # A folder cannot be renamed over one that holds files.
+        old = directory.with_name(f".{directory.name}.old.tmp")
+        directory.rename(old)
+        made.rename(directory)
+        shutil.rmtree(old)
+    else:
+        made.rename(directory)
+    files.fsync_directory(directory.parent)
+
+
+def _holds_files(directory: Path) -> bool:
+    """Whether somebody put vocab.json and merges.txt there. Raises DataError for one without the other."""
+    present = [name for name in tokenizer.CONTENT_FILES if (directory / name).is_file()]
+    if present and len(present) < len(tokenizer.CONTENT_FILES):
+        lacking = next(name for name in tokenizer.CONTENT_FILES if name not in present)
+        raise DataError(
+            f"{display(directory / lacking)}: no such file. A brought tokenizer is vocab.json and merges.txt; put both "
+            "there, or remove the folder to have one trained."
+        )
+    return bool(present)
 
 
 def _wanted(config: RunConfig) -> dict[str, Any]:
@@ -152,15 +200,7 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> str:
     }
     made = directory.with_name(f".{directory.name}.new.tmp")
     tokenizer.save(trained, made, {"trained": record, "eod_token": wanted["eod_token"]})
-    if directory.is_dir():
-        # A folder cannot be renamed over one that holds files.
-        old = directory.with_name(f".{directory.name}.old.tmp")
-        directory.rename(old)
-        made.rename(directory)
-        shutil.rmtree(old)
-    else:
-        made.rename(directory)
-    files.fsync_directory(directory.parent)
+    _put_in_place(made, directory)
     return "" if total and total <= wanted["train_bytes"] else f" from {amounts.size(texts.bytes)} of text"
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from nbtrain import files
 from nbtrain.config.data_section import CleaningConfig
 from nbtrain.data.dedup import ExactIndex, NearIndex
-from nbtrain.data.encode import EncodeSettings, ShardRecord, arrays_path, tokens_path
+from nbtrain.data.encode import EncodeSettings, ShardRecord, arrays_path, token_files, tokens_path
 from nbtrain.data.indexed import bin_path, idx_path
 from nbtrain.data.indexed_writer import write_index
 
@@ -62,16 +62,14 @@ def join(
     dtype = np.dtype(settings.dtype)
     written: dict[str, dict[str, int | str]] = {}
     for index, prefix in enumerate(prefixes):
-        key = settings.extra_keys[index - 1] if index else ""
         pair = _Pair(prefix, dtype)
         with pair.opened() as stream:
             for record, stay in zip(records, stays, strict=True):
                 arrays = np.load(arrays_path(settings.work, record.number), allow_pickle=False)
                 lengths = arrays[f"lengths{index}"]
                 counts = arrays["sequences"] if index == 0 else np.ones(record.documents, np.intc)
-                tokens = pair.append(
-                    stream, tokens_path(settings.work, record.number, key), lengths, counts, stay, on_bytes
-                )
+                path = token_files(settings.work, record.number, settings.extra_keys)[index]
+                tokens = pair.append(stream, path, lengths, counts, stay, on_bytes)
                 if index == 0:
                     total = totals[record.source]
                     if not total.last_sequence:

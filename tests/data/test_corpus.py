@@ -1,65 +1,105 @@
-"""One stream of different documents out of all sources, with what was dropped and why."""
+"""All sources as numbered parts, cleaned record by record, with an account of what was left out."""
 
-import json
+from collections import Counter
 
+import numpy as np
 import pytest
 
-from nbtrain.config.schema import JsonlSource, MockSource
-from nbtrain.data import corpus as corpus_module
-from nbtrain.data.corpus import Corpus
+from nbtrain.config.data_section import CleaningConfig
+from nbtrain.config.sources import JsonlSource, MockSource
+from nbtrain.data.cleaning import Cleaner
+from nbtrain.data.corpus import Corpus, SourceCounts, cleaned, empty_error
+from nbtrain.data.records import Example, Part, Problem, Tally, Texts, TokenIds
 from nbtrain.errors import DataError
 
-
-def write(path, texts):
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return JsonlSource(kind="jsonl", path=path.name, max_broken_fraction=1.0)
+NO_CLEANING = Cleaner(CleaningConfig())
 
 
-def test_duplicates_empty_and_unreadable_texts(workspace):
-    """Exact duplicates are dropped within and between sources, empty texts too; all are counted."""
-    first = write(workspace / "a.jsonl", ["one", "two", "one", "", " \n"])
-    (workspace / "b.jsonl").write_text('{"text": "two"}\n{"text": "three"}\nbroken\n')
-    second = JsonlSource(kind="jsonl", path="b.jsonl", max_broken_fraction=1.0)
-    corpus = Corpus([first, second])
-    assert list(corpus.documents()) == ["one", "two", "three"]
-    assert corpus.dropped == {"duplicate": 2, "empty": 2, "broken_line": 1}
-    assert (corpus.num_documents, corpus.num_bytes) == (3, 11)
-    described = corpus.describe()
-    assert [(source["path"], source["documents"], source["bytes"]) for source in described] == [
-        ("a.jsonl", 2, 6),
-        ("b.jsonl", 1, 5),
-    ]
+def test_parts_are_numbered_over_all_sources(workspace):
+    """Numbers go on from source to source."""
+    (workspace / "a.jsonl").write_text('{"text": "a"}\n')
+    source = JsonlSource(kind="jsonl", path="a.jsonl")
+    corpus = Corpus.open([source, MockSource(kind="mock"), source])
+    assert [(task.number, task.source) for task in corpus.tasks()] == [(0, 0), (1, 1), (2, 2)]
+    assert corpus.total_bytes() is None
+    assert Corpus.open([source, source]).total_bytes() == 28
 
 
-def test_second_pass_is_from_memory_when_small(workspace, monkeypatch):
-    """A small corpus is read once; a larger one is streamed again and gives the same."""
-    source = write(workspace / "a.jsonl", ["one", "two", "one"])
-    small, large = Corpus([source]), Corpus([source])
-    whole = list(small.documents())
-    (workspace / "a.jsonl").rename(workspace / "gone.jsonl")
-    assert list(small.documents()) == whole
-    (workspace / "gone.jsonl").rename(workspace / "a.jsonl")
-    monkeypatch.setattr(corpus_module, "KEEP_BYTES", 4)
-    assert list(large.documents()) == list(large.documents()) == whole
-    (workspace / "a.jsonl").unlink()
-    with pytest.raises(DataError, match="no such file"):
-        list(large.documents())
-
-
-def test_a_pass_that_is_not_finished_counts_nothing():
-    """Training a tokenizer on the beginning does not make the beginning the corpus."""
-    corpus = Corpus([MockSource(kind="mock", num_documents=50)])
-    passing = corpus.documents()
-    next(passing)
-    passing.close()
-    assert len(list(corpus.documents())) == corpus.num_documents == 50
-
-
-def test_empty_corpus(workspace):
-    """Nothing left is an error that says what went where."""
-    source = write(workspace / "a.jsonl", ["", " ", 5])
+def test_extra_keys_need_keys(workspace):
+    """A source without named keys cannot meet extra_json_keys."""
     with pytest.raises(DataError) as caught:
-        list(Corpus([source], "run.yaml:3: data.sources").documents())
+        Corpus.open([MockSource(kind="mock")], "run.yaml:3: data.sources", ("title",))
     assert str(caught.value) == (
-        "run.yaml:3: data.sources: the corpus is empty: no document is left (broken_line 1, empty 2). Name a source."
+        "run.yaml:3: data.sources[0]: data.extra_json_keys = ['title'], but records of kind mock have no keys by name. "
+        "Leave extra_json_keys empty, or use jsonl, parquet or hf-dataset."
     )
+
+
+def test_what_stays_and_what_tells_it_from_others():
+    """Empty and unencodable records go, counted; each kind has its bytes."""
+    records = [
+        "one",
+        " \n",
+        "",
+        "\ud800",
+        Texts("two", ("title",)),
+        Example((("a", False), ("b", True))),
+        TokenIds(np.array([1, 2], np.uint32)),
+        TokenIds(np.array([], np.uint32)),
+    ]
+    tally = Tally()
+    found = list(cleaned(iter(records), NO_CLEANING, tally))
+    assert [content for _, content in found[:3]] == [b"one", b"two", b"a\x1fb"]
+    assert [record for record, _ in found] == [records[index] for index in (0, 4, 5, 6)]
+    assert tally.dropped == {"empty": 3, "not_unicode": 1}
+
+
+def test_cleaning_counts_its_reasons():
+    """What the rules drop is counted by reason; extras of a record stay with it."""
+    tally = Tally()
+    cleaner = Cleaner(CleaningConfig(min_bytes=4))
+    records = ["long enough", "no", Texts("also long", ("x",))]
+    assert [record for record, _ in cleaned(iter(records), cleaner, tally)] == [records[0], records[2]]
+    assert tally.dropped == {"too_short": 1}
+
+
+def test_lines_are_counted_over_the_parts_of_a_file(caplog):
+    """A broken line of a later part is named by its line in the file; the first three are named."""
+    counts = SourceCounts()
+    for _ in range(5):
+        tally = Tally(records=10, lines=10)
+        tally.add_broken("a.jsonl", 4, "not JSON")
+        counts.absorb(tally, "a.jsonl")
+    assert counts.named == ["a.jsonl:4: not JSON", "a.jsonl:14: not JSON", "a.jsonl:24: not JSON"]
+    assert caplog.records[0].getMessage() == "a.jsonl:4: not JSON; the record is left out."
+    assert (counts.records, counts.broken, counts.dropped) == (50, 5, {"broken_record": 5})
+
+
+def test_too_many_broken_records(workspace):
+    """The share is checked with its numbers; null sets no limit."""
+    (workspace / "a.jsonl").write_text("")
+    counts = SourceCounts(records=200, broken=3, named=["a.jsonl:1: not JSON"])
+    reader = Corpus.open([JsonlSource(kind="jsonl", path="a.jsonl")]).readers[0]
+    with pytest.raises(DataError) as caught:
+        counts.check_broken(reader)
+    assert str(caught.value) == (
+        "data.sources[0]: 3 of 200 records (1.50%) cannot be read, at most max_broken_fraction = 1.00% may be. First: "
+        "a.jsonl:1: not JSON. Mend the source, or set its keys or max_broken_fraction."
+    )
+    free = Corpus.open([JsonlSource(kind="jsonl", path="a.jsonl", max_broken_fraction=None)]).readers[0]
+    counts.check_broken(free)
+
+
+def test_empty_corpus():
+    """Nothing left is an error that says what went where."""
+    error = empty_error("run.yaml:3: data.sources", Counter(broken_record=1, empty=2))
+    assert str(error) == (
+        "run.yaml:3: data.sources: the corpus is empty: no document is left (broken_record 1, empty 2). Name a source."
+    )
+
+
+def test_a_tally_travels():
+    """As JSON and back."""
+    tally = Tally(3, 4, 1, [Problem("a", None, "bad")], Counter(x=2))
+    assert Tally.from_dict(tally.to_dict()) == tally
+    assert Part("a").size_bytes == 0

@@ -37,6 +37,35 @@ def refusal(config, **keywords):
     return str(caught.value)
 
 
+def test_a_tokenizer_from_elsewhere(make_config, workspace):
+    """tokenizer.path is taken over once; another one under the same name is refused with both hashes."""
+    prepare(make_config())
+    shutil.copytree(tokenizer_dir("small"), workspace / "brought")
+    (workspace / "brought" / "manifest.json").unlink()
+    own = {"name": "taken", "path": "brought", "vocab_size": 300}
+    config = make_config(tokenizer=own, data={"name": "taken"})
+    assert steps(prepare(config))[0] == (
+        "tokenizer",
+        "used",
+        "data/tokenizer/taken: 300 entries, brought from brought",
+    )
+    before = everything(data_home())
+    assert steps(prepare(config))[0][1] == "kept"
+    assert everything(data_home()) == before
+    (workspace / "other.jsonl").write_text('{"text": "quite other words in this text, quite other"}\n')
+    sources = [{"kind": "jsonl", "path": "other.jsonl"}]
+    prepare(
+        make_config(tokenizer={"name": "other"}, data={"name": "other", "sources": sources, "split": "1,0,0"})
+    )
+    assert refusal(
+        make_config(tokenizer={**own, "path": "data/tokenizer/other"}, data={"name": "taken"})
+    ).startswith("data/tokenizer/taken: holds another tokenizer (sha256 ")
+    assert refusal(make_config(tokenizer={**own, "eod_token": "</s>"}, data={"name": "taken"})).startswith(
+        "brought"
+    )
+    assert not list(data_home().rglob("*.tmp"))
+
+
 def test_texts_come_back_from_the_dataset(make_config, texts):
     """Every document of the source is in the .bin in order, EOD at its end, and decodes to its text."""
     config = make_config()
@@ -145,7 +174,8 @@ def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
     prepare(config)
     real = python_docs._version
     monkeypatch.setattr(python_docs, "_version", lambda name: "99.0" if name == "torch" else real(name))
-    name, action, reason = steps(prepare(config))[1]
+    extract, _, (name, action, reason), _ = steps(prepare(config))
+    assert extract == ("extract", "kept", "nothing to read: tokenizer and dataset are there")
     assert (name, action) == ("encode", "kept")
     assert reason == (
         "same settings; kept though versions differ: sources[0].versions.torch = "

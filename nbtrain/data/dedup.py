@@ -2,7 +2,7 @@
 
 Both indices answer in document order and do not care how the documents are cut into batches.
 
-    exact   blake2b of 16 bytes, kept as sorted runs: 16 bytes a document, and 0.2 GB to merge runs
+    exact   blake2b of 16 bytes, kept as sorted runs: 16 bytes and 1.3 us a document (of 50 M), and 0.2 GB to merge
     near    shingles of words -> MinHash (rensa) -> bands; 330 bytes a document that stays, at 128 hash functions
             and threshold 0.8
 

@@ -8,8 +8,6 @@ epochs. A pass is a fixed number of epochs and is stored as one index; more pass
 and no pass depends on how many samples a run asks for.
 """
 
-import hashlib
-import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -17,9 +15,10 @@ from typing import TypeVar
 
 import numpy as np
 
-from nbtrain import files
 from nbtrain.config.schema import RunConfig
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
+from nbtrain.data.gpt_index import Allocate
+from nbtrain.data.index_files import cached_arrays
 from nbtrain.data.indexed import IndexedDataset
 from nbtrain.data.packed_index import (
     COUNTS,
@@ -72,11 +71,7 @@ class PackedDataset:
         self._dataset_of_source = np.array(
             [self.dataset_names.index(source.name) for source in sources], np.int16
         )
-        self.pieces, is_new = cached_arrays(
-            files_.index_cache, self._description(), Pieces, self._build_pieces
-        )
-        if is_new and (left_out := _left_out(self.counts, seq_length)):
-            logger.warning("%s: %s.", display(files_.prefix), left_out)
+        self.pieces = _cached(files_.index_cache, self._description(), Pieces, self._build_pieces)
         self._weights = [source.weight for source in sources]
         self.epochs_per_pass = epochs_per_pass(self.pieces, self._weights, seq_length)
         self._passes: list[PackedIndex] = []
@@ -179,12 +174,14 @@ class PackedDataset:
 
     def _build_pieces(self) -> Pieces:
         pieces = build_pieces(self.indexed, self.mask, self.sources, self.seq_length)
+        left_out = _left_out(counts_of(pieces), self.seq_length)
         if not len(pieces.rows):
-            left_out = _left_out(counts_of(pieces), self.seq_length)
             raise DataError(
                 f"{display(self.files.prefix)}: nothing of {', '.join(self.dataset_names)} can be learnt: {left_out}. "
                 f"Raise model.seq_length = {self.seq_length:,}, or mend the sources."
             )
+        if left_out:
+            logger.warning("%s: %s.", display(self.files.prefix), left_out)
         return pieces
 
     def _pass(self, number: int) -> PackedIndex:
@@ -201,7 +198,7 @@ class PackedDataset:
                 self.pieces, self._weights, self.seq_length, self.seed, first, self.epochs_per_pass
             )
 
-        return cached_arrays(self.files.index_cache, description, PackedIndex, build)[0]
+        return _cached(self.files.index_cache, description, PackedIndex, build)
 
 
 def counts_of(pieces: Pieces) -> dict[str, int]:
@@ -232,7 +229,7 @@ def build_split(
     `manifest` is a whole one (DatasetFiles.require). Raises DataError where the data does not fit together.
     """
     num_sequences = len(IndexedDataset(files_.prefix))
-    sources = mixed_sources(files_, manifest, num_sequences)
+    sources = mixed_sources(files_, manifest, config.data.sources, num_sequences)
     own = of_split(sources, config.data.split, config.data.split_rule, split)
     if not any(len(source) for source in own):
         return None
@@ -241,35 +238,11 @@ def build_split(
     )
 
 
-def cached_arrays(
-    folder: Path, description: dict, kind: type[Index], build: Callable[[], Index]
-) -> tuple[Index, bool]:
-    """(the named tuple of arrays that `description` decides, memory-mapped from `folder`; whether it was built).
+def _cached(folder: Path, description: dict, kind: type[Index], build: Callable[[], Index]) -> Index:
+    """The named tuple of arrays that `description` decides, memory-mapped from `folder`."""
 
-    The description is stored last, so arrays without one do not count. Two processes that build the same at one
-    time write the same bytes, each by rename. Raises DataError where stored arrays cannot be read.
-    """
-    text = json.dumps(description, sort_keys=True)
-    key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    paths = {name: folder / f"{key}-{name}.npy" for name in kind._fields}
-    is_new = files.read_json(folder / f"{key}.json") != description or not all(
-        path.is_file() for path in paths.values()
-    )
-    if is_new:
-        folder.mkdir(parents=True, exist_ok=True)
-        built = build()
-        for name, path in paths.items():
-            with files.atomic_writer(path) as stream:
-                np.save(stream, getattr(built, name), allow_pickle=False)
-        files.write_json(folder / f"{key}.json", description)
-    try:
-        # asarray: the same memory as a plain array, without memmap's price at every row.
-        arrays = {
-            name: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for name, path in paths.items()
-        }
-    except ValueError as error:
-        raise DataError(
-            f"{display(folder / key)}-*.npy: a cached index cannot be read ({error}). Remove {display(folder)}; it is "
-            "built again by itself."
-        ) from error
-    return kind(**arrays), is_new
+    def fill(allocate: Allocate) -> None:
+        for name, array in build()._asdict().items():
+            allocate(name, array.shape, array.dtype)[...] = array
+
+    return kind(**cached_arrays(folder, description, kind._fields, fill))

@@ -15,10 +15,10 @@ next, and no epoch depends on how many are asked for.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -46,17 +46,26 @@ class MixedSource:
         return self.last - self.first
 
 
-def mixed_sources(files_: DatasetFiles, manifest: DatasetManifest, num_sequences: int) -> list[MixedSource]:
+def mixed_sources(
+    files_: DatasetFiles, manifest: DatasetManifest, configured: Sequence[Any], num_sequences: int
+) -> list[MixedSource]:
     """The sources that a manifest names; one called like the dataset where it names none with their places.
 
-    Raises DataError where their places are not those of this .idx.
+    Names and weights are those of `configured`, the run's data.sources: they are no part of the prepared text, so a
+    run may change them. A run without sources takes the manifest's. Raises DataError where the three do not agree.
     """
-    if not manifest.sources or any("sequences" not in source for source in manifest.sources):
+    places: list[Any] = [source.get("sequences") for source in manifest.sources]
+    if not places or None in places:
         return [MixedSource(files_.directory.name, 0, num_sequences)]
+    if configured and len(configured) != len(places):
+        raise DataError(
+            f"{display(files_.manifest_json)}: was made from {len(places)} sources, data.sources has {len(configured)}. "
+            "Prepare the dataset again: `nbtrain prepare RUN.yaml`."
+        )
+    settings = [source.model_dump() for source in configured] or manifest.sources
     sources = []
     end = 0
-    for number, source in enumerate(manifest.sources):
-        first, last = source["sequences"]
+    for number, ((first, last), own) in enumerate(zip(places, settings, strict=True)):
         if not end == first <= last <= num_sequences:
             raise DataError(
                 f"{display(files_.manifest_json)}: sources[{number}].sequences = {[first, last]} must begin at {end:,}, "
@@ -64,8 +73,7 @@ def mixed_sources(files_: DatasetFiles, manifest: DatasetManifest, num_sequences
                 f"{display(files_.idx)}. Make the dataset again."
             )
         end = last
-        name = source.get("name") or source.get("kind") or f"source-{number}"
-        sources.append(MixedSource(name, first, last, source.get("weight", 1.0)))
+        sources.append(MixedSource(own.get("name") or own["kind"], first, last, own.get("weight", 1.0)))
     if end != num_sequences:
         raise DataError(
             f"{display(files_.manifest_json)}: its sources hold {end:,} sequences, {display(files_.idx)} has "

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from nbtrain.config.sources import AlpacaSource
 from nbtrain.data import packed_dataset
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
 from nbtrain.data.indexed_writer import IndexedWriter
@@ -56,9 +57,9 @@ def examples(first: int, count: int) -> list[tuple[list[int], list[int]]]:
     return [example(number, 1 + number % 4, 1 + number % 6) for number in range(first, first + count)]
 
 
-def config(split="1", seed=7, seq_length=SEQ, rule="megatron-deepspeed"):
+def config(split="1", seed=7, seq_length=SEQ, rule="megatron-deepspeed", sources=()):
     """The three sections that build_split reads."""
-    data = SimpleNamespace(split=split, split_rule=rule, seed=seed)
+    data = SimpleNamespace(split=split, split_rule=rule, seed=seed, sources=sources)
     return SimpleNamespace(data=data, model=SimpleNamespace(seq_length=seq_length))
 
 
@@ -238,6 +239,26 @@ def test_text_is_learnt_everywhere_and_loses_no_label(write, with_mask):
         labels.update(sample.labels[sample.loss_mask > 0].tolist())
     assert labels == Counter(token for one in ids for token in one[1:])
     assert dataset.counts["cut"] == 7 and dataset.counts["truncated"] == 0
+
+
+def test_names_and_weights_are_the_runs(write):
+    """A run may rename and weigh what is prepared; the number of sources is the dataset's."""
+    written = write({"a": (1.0, examples(1, 8)), "b": (1.0, examples(11, 8))})
+    sources = [
+        AlpacaSource(kind="alpaca", path="a", weight=2.0),
+        AlpacaSource(kind="alpaca", path="b", name="other"),
+    ]
+    dataset = build(written, sources=sources)
+    assert [(source.name, source.weight) for source in dataset.sources] == [("alpaca", 2.0), ("other", 1.0)]
+    assert epochs_of(dataset, 1)[0] == Counter(
+        {number: 2 if number < 11 else 1 for number in [*range(1, 9), *range(11, 19)]}
+    )
+    with pytest.raises(DataError) as caught:
+        build(written, sources=sources[:1])
+    assert str(caught.value) == (
+        "data/dataset/tuning/manifest.json: was made from 2 sources, data.sources has 1. Prepare the dataset again: "
+        "`nbtrain prepare RUN.yaml`."
+    )
 
 
 def test_a_dataset_without_places_is_one_source(write):

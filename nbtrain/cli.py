@@ -21,7 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbtrain import __version__
+from nbtrain import __version__, cli_data
 from nbtrain.errors import ConfigError, NbtrainError
 from nbtrain.jobstate import SUCCEEDED
 
@@ -94,25 +94,13 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument("--json", action="store_true", help="as JSON")
     one.add_argument("--picture", type=Path, metavar="FILE", help="also draw it: .png or .svg")
     one = with_config(
-        verb("prepare", prepare, "Make what is missing of a run's tokenizer, dataset and indices.")
+        verb("prepare", cli_data.prepare, "Make what is missing of a run's tokenizer, dataset and indices.")
     )
     one.add_argument("--force", action="store_true", help="make it anew")
 
-    data = verbs.add_parser("data", help="Datasets: prepare, inspect, verify, card.")
+    data = verbs.add_parser("data", help="Datasets: prepare, inspect, verify, card, merge, repair.")
     data_verbs = data.add_subparsers(required=True, metavar="VERB", title="verbs")
-    one = with_config(verb("prepare", prepare, "The same as `nbtrain prepare`.", data_verbs))
-    one.add_argument("--force", action="store_true", help="make it anew")
-    for name, function, text in (
-        ("inspect", data_inspect, "Header, counts and a few documents of a .bin/.idx pair."),
-        ("verify", data_verify, "Check a .bin/.idx pair and its manifest from end to end."),
-        ("card", data_card, "Documents, tokens, lengths and samples of a dataset."),
-    ):
-        one = verb(name, function, text, data_verbs)
-        one.add_argument(
-            "data", metavar="DATA", help="a dataset's name, a run YAML, or the prefix of a .bin/.idx"
-        )
-        if name == "card":
-            one.add_argument("--html", type=Path, metavar="FILE", help="write it as a page")
+    cli_data.add_verbs(data_verbs, verb, with_config)
 
     one = with_config(verb("submit", submit, "Start a run as a detached job, join it, or resume it."))
     one.add_argument("--wait", action="store_true", help="wait for its end; exit 7 where it fails")
@@ -222,48 +210,6 @@ def plan(options: argparse.Namespace) -> None:
         from nbtrain.planner.picture import plan_picture
 
         _save_picture(plan_picture(result), options.picture)
-
-
-def prepare(options: argparse.Namespace) -> None:
-    from nbtrain.config.load import load
-    from nbtrain.data.prepare import prepare as prepare_data
-
-    print(prepare_data(load(options.run, options.overrides), force=options.force))
-
-
-def data_card(options: argparse.Namespace) -> None:
-    from nbtrain import files
-    from nbtrain.data.card import data_card as make_card
-
-    card = make_card(_data_target(options.data))
-    print(card)
-    if options.html:
-        files.write_text(options.html, card.to_html())
-
-
-def data_inspect(options: argparse.Namespace) -> None:
-    from nbtrain.data.inspect import inspect
-
-    print(inspect(_data_target(options.data)))
-
-
-def data_verify(options: argparse.Namespace) -> None:
-    from nbtrain.data.inspect import verify
-
-    print(verify(_data_target(options.data)))
-
-
-def _data_target(text: str) -> Any:
-    """A run YAML as its configuration; a dataset's name or prefix as it is."""
-    from nbtrain.config.load import find, load
-
-    if text.endswith((".bin", ".idx")):
-        return text[:-4]
-    try:
-        find(text)
-    except ConfigError:
-        return text
-    return load(text)
 
 
 def _save_picture(figure: Any, path: Path) -> None:

@@ -184,6 +184,14 @@ class IndexedDataset:
         self.check_documents()
         return self._document_indices
 
+    def document_bounds(self) -> np.ndarray:
+        """int64 [documents + 1]: the token at which each document begins, then the number of tokens."""
+        firsts = self.document_indices
+        bounds = np.full(len(firsts), self.num_tokens, np.int64)
+        inside = firsts < len(self)
+        bounds[inside] = self.pointers[firsts[inside]] // self._itemsize
+        return bounds
+
     def check(self) -> None:
         """Read the whole index. Raises DataError where lengths, offsets or the document array are not right."""
         for block in range(len(self._checked)):
@@ -302,13 +310,11 @@ class IndexedDataset:
             for first in range(0, len(documents) - 1, BLOCK)
         )
 
-    def verify(
-        self, vocab_size: int | None = None, report: Callable[[int], object] = lambda tokens: None
-    ) -> int:
+    def verify(self, vocab_size: int | None = None, seen: Callable[[np.ndarray], object] = len) -> int:
         """Read everything: offsets, document array and, given `vocab_size`, the range of every id.
 
-        Returns the largest id (-1 where there are no tokens, or no integers). `report` is called with the tokens of
-        each piece. Raises DataError.
+        Returns the largest id (-1 where there are no tokens, or no integers). `seen` is called with each
+        piece of the stream, in order. Raises DataError.
         """
         self.check()
         binary = display(bin_path(self.prefix))
@@ -316,7 +322,7 @@ class IndexedDataset:
             check_vocabulary(self.dtype, 1, binary)  # refuses what holds no integers
         largest = -1
         for chunk in self.chunks():
-            report(len(chunk))
+            seen(chunk)
             if self.dtype.kind == "f":
                 continue
             largest = max(largest, int(chunk.max()))

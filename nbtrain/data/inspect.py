@@ -1,17 +1,27 @@
 """A .bin/.idx pair looked at from outside: what its header says, and whether all of it is right."""
 
-from dataclasses import asdict, dataclass
+import contextlib
+import hashlib
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 
 from nbtrain import files
 from nbtrain.config.schema import RunConfig
-from nbtrain.data.dataset_files import DatasetFiles
-from nbtrain.data.indexed import IndexedDataset
-from nbtrain.data.tables import html_table, text_table
+from nbtrain.data.browser import Browser, manifest_of_pair
+from nbtrain.data.dataset_files import MASK_SUFFIX, DatasetFiles, DatasetManifest
+from nbtrain.data.indexed import BLOCK, IndexedDataset
+from nbtrain.data.tables import Table, html_table, source_rows, text_table
 from nbtrain.errors import DataError
+from nbtrain.progress import Progress
 from nbtrain.workspace import display
+
+SAMPLE_TOKENS = 80
+PROGRESS_BYTES = 64 << 20
+"""Files that are read for longer than a blink have a bar."""
 
 
 @dataclass(frozen=True)
@@ -21,35 +31,65 @@ class Inspection:
     prefix: str
     facts: dict[str, str]
     checks: list[str]
+    sources: list[list[str]] = field(default_factory=list)
+    """Rows of tables.source_rows."""
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """document, tokens, text of the first, middle and last document (token ids where no tokenizer is known)."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [self.prefix, "", text_table(["", ""], self._rows())]
-        return "\n".join([*lines, "", *(f"ok: {check}" for check in self.checks)]).rstrip()
+        parts = [self.prefix, *(text_table(*table) for table in self._tables())]
+        parts += [
+            f"document {sample['document']:,} ({sample['tokens']:,} tokens)\n{_indented(sample['text'])}"
+            for sample in self.samples
+        ]
+        parts.append("\n".join(f"ok: {check}" for check in self.checks))
+        return "\n\n".join(part for part in parts if part)
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        return html_table([self.prefix, ""], self._rows() + [["ok", check] for check in self.checks])
+        header, rows = self._tables()[0]
+        first = html_table([self.prefix, *header[1:]], rows + [["ok", check] for check in self.checks])
+        rest = [html_table(*table) for table in self._tables()[1:]]
+        samples = [[f"document {sample['document']:,}", sample["text"]] for sample in self.samples]
+        return "".join([first, *rest, html_table(["", "text"], samples) if samples else ""])
 
-    def _rows(self) -> list[list[str]]:
-        return [[name, value] for name, value in self.facts.items()]
+    def _tables(self) -> list[Table]:
+        tables: list[Table] = [(["", ""], [[name, value] for name, value in self.facts.items()])]
+        if self.sources:
+            tables.append((["source", "documents", "bytes", "tokens", "bytes/token"], self.sources))
+        return tables
 
 
-def inspect(target: str | RunConfig) -> Inspection:
-    """What the header and the manifest of a dataset say; reads no token.
+def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> Inspection:
+    """What the header and the manifest of a dataset say, and its first, middle and last document decoded.
 
-    Raises DataError where it is missing, truncated, or written by Megatron-DeepSpeed with uncounted EOD.
+    `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError where the dataset is
+    missing, truncated, or written by Megatron-DeepSpeed with uncounted EOD.
     """
-    dataset = DatasetFiles.find(target)
-    indexed = IndexedDataset(dataset.prefix)
-    manifest = dataset.manifest()
+    browser = Browser(target, tokenizer)
+    last = browser.num_documents - 1
+    samples = browser.documents(sorted({0, last // 2, last}) if last >= 0 else [], SAMPLE_TOKENS)
+    return Inspection(
+        display(browser.dataset.prefix),
+        _facts(browser.dataset, browser.indexed, browser.manifest, browser.tokenizer),
+        [],
+        source_rows(browser.manifest.sources) if browser.manifest else [],
+        [sample.to_dict() for sample in samples],
+    )
+
+
+def _facts(
+    dataset: DatasetFiles, indexed: IndexedDataset, manifest: DatasetManifest | None, tokenizer: str | None
+) -> dict[str, str]:
+    empty = indexed.num_documents - indexed.num_filled_documents()
     facts = {
         "sequences": f"{len(indexed):,}",
-        "documents": f"{len(indexed.document_indices) - 1:,}",
+        "documents": f"{indexed.num_documents:,}" + (f", {empty:,} of them empty" if empty else ""),
         "tokens": f"{indexed.num_tokens:,}",
         "dtype": indexed.dtype.name,
         ".bin bytes": f"{dataset.bin.stat().st_size:,}",
@@ -58,43 +98,132 @@ def inspect(target: str | RunConfig) -> Inspection:
         "EOD id": str(manifest.eod_id) if manifest else "no manifest",
         "dataset sha256": manifest.dataset_sha256 if manifest else "no manifest",
         "tokenizer sha256": str(manifest.tokenizer_sha256) if manifest else "no manifest",
+        "tokenizer": tokenizer or "not in the data home",
     }
-    return Inspection(display(dataset.prefix), facts, [])
+    if dataset.has_loss_mask:
+        facts["loss mask"] = dataset.loss_mask.stem
+    others = [stem for stem in manifest.stems if stem != dataset.stem] if manifest else []
+    if others:
+        facts["beside it"] = ", ".join(others)
+    return facts
 
 
-def verify(target: str | RunConfig) -> Inspection:
-    """As inspect, and every byte is read: offsets, ids, EOD at each document's end, sha256 of the manifest.
+def verify(target: str | os.PathLike | RunConfig) -> Inspection:
+    """Every byte is read: offsets, ids, EOD at each document's end, loss masks, sha256 of all files of the manifest.
 
-    Raises DataError at the first thing that is wrong.
+    Shows how far it is where that takes long. Raises DataError at the first thing that is wrong.
     """
-    seen = inspect(target)
     dataset = DatasetFiles.find(target)
     indexed = IndexedDataset(dataset.prefix)
-    manifest = dataset.manifest()
-    largest = indexed.verify(manifest.vocab_size if manifest else None)
+    manifest = manifest_of_pair(dataset)
+    pairs = [(dataset, False)]
+    if manifest is not None:
+        pairs += [(dataset.pair(stem), False) for stem in manifest.stems if stem != dataset.stem]
+    pairs += [(pair.loss_mask, True) for pair, _ in pairs if pair.has_loss_mask]
+    digests: dict[str, str] = {}
+    checks: list[str] = []
+    total = sum(path.stat().st_size for pair, _ in pairs for path in (pair.bin, pair.idx) if path.is_file())
+    bar = Progress(f"verify {dataset.stem}", total, "B") if total > PROGRESS_BYTES else None
+    with bar or contextlib.nullcontext():
+        advance = bar.update if bar else lambda amount: None
+        for pair, of_mask in pairs:
+            told = _verify_pair(pair, of_mask, manifest, digests, advance)
+            checks += told if pair is dataset else [f"{pair.stem}: {check}" for check in told]
+        if manifest is not None:
+            checks.append(_check_sha256(dataset, manifest, digests, advance))
+    return Inspection(display(dataset.prefix), _facts(dataset, indexed, manifest, None), checks)
+
+
+def _verify_pair(
+    pair: DatasetFiles,
+    of_mask: bool,
+    manifest: DatasetManifest | None,
+    digests: dict[str, str],
+    advance: Callable[[float], object],
+) -> list[str]:
+    indexed = IndexedDataset(pair.prefix)
+    vocab_size = manifest.vocab_size if manifest and not of_mask else None
+    digest = hashlib.sha256()
+    learnt = 0
+
+    def seen(chunk: np.ndarray) -> None:
+        nonlocal learnt
+        digest.update(chunk.data)
+        if of_mask:
+            learnt += int(np.count_nonzero(chunk))
+        advance(chunk.nbytes)
+
+    largest = indexed.verify(vocab_size, seen)
+    digests[pair.bin.name] = digest.hexdigest()
+    if of_mask:
+        if largest > 1:
+            raise DataError(f"{display(pair.bin)}: holds {largest}; a loss mask holds 0 and 1. Encode again.")
+        main = pair.pair(pair.stem.removesuffix(MASK_SUFFIX))
+        tokens = IndexedDataset(main.prefix)
+        main.open_loss_mask(tokens)
+        _check_same_lengths(main, tokens, indexed)
+        return [f"{learnt:,} of {indexed.num_tokens:,} tokens are learnt"]
     checks = ["header, sizes, offsets and document array agree", f"largest token id {largest:,}"]
     if manifest:
         checks[-1] += f", vocabulary {manifest.vocab_size:,}"
         if manifest.eod_id is not None:
-            checks.append(_check_eod(dataset, indexed, manifest.eod_id))
-        for name, entry in manifest.files.items():
-            found = files.sha256_of(dataset.directory / name)
-            if found != entry["sha256"]:
-                raise DataError(
-                    f"{display(dataset.directory / name)}: sha256 {found[:16]}, its manifest says "
-                    f"{entry['sha256'][:16]}: the content has changed. Restore it, or make the dataset again with "
-                    "`nbtrain prepare RUN.yaml --force`."
-                )
-        checks.append("sha256 of both files is the manifest's")
-    return Inspection(seen.prefix, seen.facts, checks)
+            checks.append(_check_eod(pair, indexed, manifest.eod_id))
+    return checks
+
+
+def _check_same_lengths(main: DatasetFiles, tokens: IndexedDataset, mask: IndexedDataset) -> None:
+    for first in range(0, len(tokens), BLOCK):
+        differ = np.flatnonzero(tokens.lengths[first : first + BLOCK] != mask.lengths[first : first + BLOCK])
+        if differ.size:
+            at = first + int(differ[0])
+            raise DataError(
+                f"{display(main.loss_mask.idx)}: sequence {at:,} has {int(mask.lengths[at]):,} entries, "
+                f"{display(main.idx)} has {int(tokens.lengths[at]):,} tokens there. The two are not of one dataset: "
+                "copy both again, or prepare it again."
+            )
 
 
 def _check_eod(dataset: DatasetFiles, indexed: IndexedDataset, eod_id: int) -> str:
-    ends = np.cumsum(indexed.lengths, dtype=np.int64)[np.asarray(indexed.document_indices)[1:] - 1] - 1
-    without = int((indexed.tokens[ends] != eod_id).sum())
+    bounds = indexed.document_bounds()
+    without = found = 0
+    for first in range(0, len(bounds) - 1, BLOCK):
+        part = bounds[first : first + BLOCK + 1]
+        ends = part[1:][part[1:] > part[:-1]] - 1
+        found += len(ends)
+        without += int((indexed.tokens[ends] != eod_id).sum())
     if without:
         raise DataError(
-            f"{display(dataset.bin)}: {without:,} of {len(ends):,} documents do not end in EOD (id {eod_id}). Encode "
+            f"{display(dataset.bin)}: {without:,} of {found:,} documents do not end in EOD (id {eod_id}). Encode "
             "again with it: a model that never sees the end of a document cannot end one."
         )
     return f"every document ends in EOD (id {eod_id})"
+
+
+def _check_sha256(
+    dataset: DatasetFiles,
+    manifest: DatasetManifest,
+    digests: dict[str, str],
+    advance: Callable[[float], object],
+) -> str:
+    for name, entry in manifest.files.items():
+        path = dataset.directory / name
+        if not path.is_file():
+            raise DataError(
+                f"{display(path)}: is missing; its manifest names it. Restore it, or make the dataset again with "
+                "`nbtrain prepare RUN.yaml --force`."
+            )
+        found = digests.get(name)
+        if found is None:
+            found = files.sha256_of(path)
+            advance(path.stat().st_size)
+        if found != entry["sha256"]:
+            raise DataError(
+                f"{display(path)}: sha256 {found[:16]}, its manifest says "
+                f"{entry['sha256'][:16]}: the content has changed. Restore it, or make the dataset again with "
+                "`nbtrain prepare RUN.yaml --force`."
+            )
+    return f"sha256 of all {len(manifest.files)} files is the manifest's"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.splitlines())

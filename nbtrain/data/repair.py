@@ -121,8 +121,8 @@ def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None
         counted_tokens=broken.num_tokens,
         found_tokens=len(broken.tokens),
         endings=[
-            " ".join(map(str, broken.tokens[max(0, end - SHOWN_TOKENS + 1) : end + 1].tolist()))
-            for end in ends[:3].tolist()
+            " ".join(map(str, broken.tokens[max(begin, end - SHOWN_TOKENS + 1) : end + 1].tolist()))
+            for begin, end in zip([0, *(ends[:2] + 1).tolist()], ends[:3].tolist())
         ],
     )
 

@@ -1,6 +1,8 @@
 """Small tables as text and as HTML: numbers to the right, words to the left."""
 
 import html
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 Table = tuple[list[str], list[list[str]]]
 
@@ -34,3 +36,18 @@ def html_table(header: list[str], rows: list[list[str]]) -> str:
 def is_number(cell: str) -> bool:
     """Whether a cell is a figure, such as 1,234 or 5.6 or 7%."""
     return bool(cell) and all(character in "0123456789.,%-" for character in cell)
+
+
+def source_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """name, documents, bytes, tokens, bytes/token of each source of a manifest; "" for what it does not say."""
+
+    def figure(value: Any) -> str:
+        return f"{value:,}" if value is not None else ""
+
+    rows = []
+    for source in sources:
+        num_bytes, tokens = source.get("bytes"), source.get("tokens")
+        rate = f"{num_bytes / tokens:.3f}" if num_bytes and tokens else ""
+        name = source.get("name") or source.get("kind") or ""
+        rows.append([name, figure(source.get("documents")), figure(num_bytes), figure(tokens), rate])
+    return rows

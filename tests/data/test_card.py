@@ -1,24 +1,28 @@
-"""The data card, inspection and verification: right figures, readable text, and damage found."""
+"""The data card: right figures, readable text, pictures and pages that need nothing beside them."""
 
 import json
 import re
 import shutil
 
+import numpy as np
 import pytest
 
+from nbtrain import cli
+from nbtrain.data import duplicates
 from nbtrain.data.card import data_card
 from nbtrain.data.dataset_files import DatasetFiles
-from nbtrain.data.inspect import inspect, verify
-from nbtrain.data.prepare import prepare
+from nbtrain.data.indexed import IndexedDataset
+from nbtrain.data.indexed_writer import IndexedWriter
 from nbtrain.errors import DataError
+from tests.data.dataset_maker import make_dataset, make_tokenizer
 
 
 def test_card_of_a_run(make_config, texts):
     """Counts, lengths, splits and documents are the dataset's; the samples are its texts."""
     config = make_config()
-    report = prepare(config)
+    manifest = make_dataset(config, texts)
     card = data_card(config)
-    assert (card.documents, card.tokens) == (120, report.manifest.counts["tokens"])
+    assert (card.documents, card.tokens) == (120, manifest.counts["tokens"])
     assert card.bytes_per_token == sum(map(len, texts)) / card.tokens
     assert sum(card.histogram["counts"]) == 120
     assert [(split["name"], split["documents"]) for split in card.splits] == [
@@ -32,11 +36,10 @@ def test_card_of_a_run(make_config, texts):
     assert json.loads(json.dumps(card.to_dict()))["tokens"] == card.tokens
 
 
-def test_card_shows_itself(make_config, workspace):
+def test_card_shows_itself(make_config):
     """Text and HTML carry the figures; HTML escapes the documents and is the same every time."""
-    (workspace / "tags.jsonl").write_text('{"text": "<script>alert(1)</script> text"}\n')
-    config = make_config(data={"sources": [{"kind": "jsonl", "path": "tags.jsonl"}], "split": "1,0,0"})
-    prepare(config)
+    config = make_config(data={"split": "1,0,0"})
+    make_dataset(config, ["<script>alert(1)</script> text"])
     card = data_card(config)
     assert re.search(r"documents +1\n", str(card))
     assert "<script>" not in card.to_html()
@@ -44,10 +47,10 @@ def test_card_shows_itself(make_config, workspace):
     assert card.to_html() == card._repr_html_() == data_card(config).to_html()
 
 
-def test_card_by_name_and_by_prefix(make_config, workspace):
+def test_card_by_name_and_by_prefix(make_config, texts, workspace):
     """A name in the data home, a prefix and a file of the pair mean the same dataset."""
     config = make_config()
-    prepare(config)
+    make_dataset(config, texts)
     by_name = data_card("small")
     prefix = DatasetFiles.of(config).prefix
     for target in (prefix, prefix.with_suffix(".bin"), "data/dataset/small/text_document"):
@@ -60,9 +63,9 @@ def test_card_by_name_and_by_prefix(make_config, workspace):
     assert re.fullmatch(r"[\d ]+( \.\.\.)?", card.samples[0]["text"])
 
 
-def test_unknown_dataset(make_config):
+def test_unknown_dataset(make_config, texts):
     """A name that is not there tells the ones that are."""
-    prepare(make_config())
+    make_dataset(make_config(), texts)
     with pytest.raises(DataError) as caught:
         data_card("smal")
     assert (
@@ -71,56 +74,196 @@ def test_unknown_dataset(make_config):
     )
 
 
-def test_inspect_and_verify(make_config):
-    """inspect tells the header; verify names what it has found right."""
-    config = make_config()
-    tokens = prepare(config).manifest.counts["tokens"]
-    assert inspect(config).facts["tokens"] == f"{tokens:,}"
-    seen = verify("small")
-    assert seen.checks == [
-        "header, sizes, offsets and document array agree",
-        "largest token id 299, vocabulary 300",
-        "every document ends in EOD (id 0)",
-        "sha256 of both files is the manifest's",
-    ]
-    assert "ok: every document ends in EOD (id 0)" in str(seen)
-    assert "<table>" in seen._repr_html_()
-
-
-def test_verify_finds_one_changed_byte(make_config):
-    """A token that changed on disk is found by the hash, an EOD that is gone by its place."""
-    config = make_config()
-    prepare(config)
-    binary = DatasetFiles.of(config).bin
-    content = bytearray(binary.read_bytes())
-    content[0] ^= 1
-    binary.write_bytes(content)
-    with pytest.raises(
-        DataError, match=r"^data/dataset/small/text_document\.bin: sha256 .* the content has changed\."
-    ):
-        verify(config)
-    content[-2:] = b"\5\0"
-    binary.write_bytes(content)
-    with pytest.raises(DataError) as caught:
-        verify(config)
-    assert str(caught.value) == (
-        "data/dataset/small/text_document.bin: 1 of 120 documents do not end in EOD (id 0). Encode again with it: a "
-        "model that never sees the end of a document cannot end one."
-    )
-
-
-def test_damaged_manifest(make_config):
+def test_damaged_manifest(make_config, texts):
     """A manifest that is no JSON, of another version, or not whole names the way out."""
     config = make_config()
-    prepare(config)
+    make_dataset(config, texts)
     manifest = DatasetFiles.of(config).manifest_json
+    whole = json.loads(manifest.read_text())
     for content, said in (
         ("{", "not JSON"),
         ('{"schema_version": 7}', "schema_version 7, must be 1"),
         ('{"schema_version": 1}', "not a whole manifest"),
+        ("[1]", "schema_version None, must be 1"),
+        (json.dumps({**whole, "files": {"x.bin": {"bytes": 1}}}), "files must hold bytes and sha256 of each"),
+        (json.dumps({**whole, "files": 3}), "not a whole manifest"),
+        (json.dumps({**whole, "counts": {}}), "counts must hold documents, tokens, bytes and dropped"),
     ):
         manifest.write_text(content)
         with pytest.raises(DataError) as caught:
             data_card(config)
         assert said in str(caught.value)
         assert str(caught.value).endswith("Make the dataset again: `nbtrain prepare RUN.yaml --force`.")
+
+
+def test_epochs_and_the_warning(make_config, texts):
+    """Samples, tokens and epochs of each split; above four epochs a warning with its source."""
+    config = make_config()
+    make_dataset(config, texts)
+    card = data_card(config)
+    train, valid, _ = card.splits
+    assert train["samples"] == 30 * 4
+    assert train["epochs"] == 120 * 16 / train["tokens"] < 4
+    assert valid["samples"] == 2 * 4
+    assert card.warnings == []
+    longer = make_config(batch={"train_tokens": 16 * 4 * 400})
+    train = data_card(longer).splits[0]
+    assert data_card(longer).warnings == [
+        f"training goes {1600 * 16 / train['tokens']:.1f} times through {train['tokens']:,} tokens: beyond 4 epochs "
+        "repeated text adds less and less (arXiv:2305.16264). Use more text, or fewer train_tokens."
+    ]
+    assert "<b>warning</b>: training goes" in data_card(longer).to_html()
+    assert "warning: training goes" in str(data_card(longer))
+
+
+SOURCES = [
+    {
+        "kind": "jsonl",
+        "name": "books",
+        "documents": 20,
+        "bytes": 3000,
+        "sequences": [0, 20],
+        "licence": "CC0",
+    },
+    {
+        "kind": "text",
+        "documents": 100,
+        "bytes": 9000,
+        "tokens": 3000,
+        "licence": None,
+        "attribution": "A. Writer",
+    },
+]
+
+
+def test_sources(make_config, texts):
+    """Bytes/token of each source, tokens counted by its sequences where the manifest does not say; a picture."""
+    config = make_config()
+    make_dataset(config, texts, sources=SOURCES, dropped={"empty": 3, "duplicate": 2})
+    card = data_card("small")
+    lengths = IndexedDataset(DatasetFiles.of(config).prefix).lengths
+    assert [source["tokens"] for source in card.sources] == [int(lengths[:20].sum()), 3000]
+    text = str(card)
+    assert re.search(r"source +documents +bytes +tokens +bytes/token +licence +attribution\n", text)
+    assert re.search(r"\ntext +100 +9,000 +3,000 +3\.000 +not stated +A\. Writer\n", text)
+    assert re.search(r"dropped: duplicate +2\n", text)
+    assert card.to_html().count("data:image/svg+xml;base64,") == 2
+
+
+def test_duplicates_are_found_in_the_bin(make_config, texts, monkeypatch):
+    """Copies among the documents are counted from their tokens, in all or in a sample of them."""
+    config = make_config()
+    make_dataset(config, [*texts, texts[3], texts[3], texts[7]])
+    assert data_card("small").duplicates == {"copies": 3, "checked": 123, "documents": 123}
+    assert re.search(r"exact duplicates +3 of 123 documents\n", str(data_card("small")))
+    monkeypatch.setattr(duplicates, "MAX_DOCUMENTS", 50)
+    found = data_card("small").duplicates
+    assert found["checked"] <= 50
+    assert f"among {found['checked']} documents drawn at random of 123" in str(data_card("small"))
+    monkeypatch.setattr(duplicates, "MAX_HASHED_BYTES", 0)
+    monkeypatch.setattr(duplicates, "MAX_DOCUMENTS", 1000)
+    # What cannot be hashed any more does not count as looked at.
+    assert data_card("small").duplicates == {"copies": 0, "checked": 118, "documents": 123}
+
+
+def test_documents_of_several_sequences(make_config, texts):
+    """Lengths are those of documents, whatever they are cut into; sequences are told beside them."""
+    config = make_config(data={"split_sentences": "en"})
+    make_dataset(config, ["one.\ntwo.\n", "three.\n"])
+    card = data_card(config)
+    assert (card.documents, card.sequences) == (2, 3)
+    assert card.lengths["maximum"] + card.lengths["minimum"] == card.tokens
+    assert [sample["text"] for sample in card.samples] == ["one.\ntwo.\n", "three.\n"]
+    assert card.prefix.endswith("text_sentence")
+
+
+def test_learnt_tokens_are_shown(make_config, texts):
+    """With a loss mask the card tells how much is learnt and colours it in the documents."""
+    config = make_config()
+    make_dataset(config, texts, learnt_from=[3] * 120)
+    card = data_card(config)
+    assert card.learnt_tokens == card.tokens - 3 * 120
+    first = card.samples[0]
+    assert [piece["learnt"] for piece in first["pieces"]] == [False, True]
+    assert "".join(piece["text"] for piece in first["pieces"]) == first["text"] == texts[first["document"]]
+    assert "background-color:rgba(46,158,79,.18)" in card.to_html()
+    assert re.search(rf"learnt tokens +{card.learnt_tokens:,} \(\d\d\.\d%\)\n", str(card))
+
+
+def test_another_pair_beside_it(make_config, texts):
+    """The pair of another key is described without the text figures of the main one."""
+    config = make_config()
+    whole = make_dataset(config, texts)
+    dataset = DatasetFiles.of(config)
+    other = dataset.pair("title_document")
+    with IndexedWriter(other.prefix, 300, 0) as writer:
+        writer.add_document(np.array([5, 6]))
+    value = {**whole.to_dict(), "files": {**whole.files, **writer.written.files}}
+    dataset.manifest_json.write_text(json.dumps(value))
+    assert data_card("small").documents == 120
+    card = data_card(str(other.prefix))
+    assert (card.documents, card.text_bytes, card.vocab_size) == (1, None, whole.vocab_size)
+
+
+def test_another_tokenizer_by_name(make_config, texts, workspace):
+    """A tokenizer named by hand decodes; one that is too small, or not there, is told."""
+    config = make_config()
+    make_dataset(config, texts)
+    make_tokenizer("tiny", ["x"], 257)
+    path = workspace / "data" / "tokenizer" / "small" / "tokenizer.json"
+    card = data_card("small", str(path))
+    assert card.tokenizer == "data/tokenizer/small/tokenizer.json"
+    assert [sample["text"] for sample in card.samples] == [
+        texts[sample["document"]] for sample in card.samples
+    ]
+    with pytest.raises(DataError) as caught:
+        data_card("small", "tiny")
+    assert re.fullmatch(
+        r"data/dataset/small/text_document\.bin: holds token id \d+, but data/tokenizer/tiny has 257 entries: it was "
+        r"encoded with another tokenizer\. Name that one\.",
+        str(caught.value),
+    )
+    with pytest.raises(DataError, match=r"^none: no tokenizer of this name in data/tokenizer, and no such"):
+        data_card("small", "none")
+
+
+def test_page_stands_by_itself(make_config, texts, workspace, capsys):
+    """`data card` writes a whole page in UTF-8 and JSON; nothing in it is fetched."""
+    config = make_config()
+    make_dataset(config, ["naïve café 東京", *texts])
+    page, values = workspace / "card.html", workspace / "card.json"
+    assert cli.main(["data", "card", "small", "--html", str(page), "--json", str(values)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert '<meta charset="utf-8">' in text
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", text)
+    assert json.loads(values.read_text())["documents"] == 121
+    assert "bytes/token" in capsys.readouterr().out
+
+
+def test_card_of_a_blend(make_config, texts):
+    """Shares by weight, samples and epochs of each dataset, a warning for the one that is read too often."""
+    make_dataset(make_config(), texts)
+    make_dataset(make_config(), texts[:20], dataset=DatasetFiles.named("few"))
+    config = make_config(
+        data={
+            "name": "mix",
+            "sources": [],
+            "blend": [{"name": "small", "weight": 1}, {"name": "few", "weight": 3}],
+        },
+        batch={"train_tokens": 16 * 4 * 100},
+    )
+    card = data_card(config)
+    assert [(entry["name"], entry["share"], entry["samples"]) for entry in card.entries] == [
+        ("small", 0.25, 100),
+        ("few", 0.75, 300),
+    ]
+    few = card.entries[1]
+    assert few["epochs"] == 300 * 16 / few["train_tokens"]
+    assert [
+        warning for warning in card.warnings if "tokens of few: beyond 4 epochs" in warning
+    ] == card.warnings
+    assert [each.documents for each in card.cards] == [120, 20]
+    assert re.search(r"\nfew +3 +75\.0% ", str(card))
+    assert json.loads(json.dumps(card.to_dict()))["entries"] == card.entries
+    assert card.to_page().startswith("<!doctype html>")

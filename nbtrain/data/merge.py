@@ -1,0 +1,318 @@
+"""Several .bin/.idx pairs as one, in the order given.
+
+    .bin       one behind the other
+    lengths    one behind the other; offsets anew
+    documents  each moved by the sequences before it; the leading 0 of all but the first is dropped
+
+The bytes are those of megatron-core's IndexedDatasetBuilder.add_index. Files pass in pieces and are hashed on the
+way, so memory does not grow with them. Loss masks are merged beside the tokens; a pair without one is learnt whole.
+"""
+
+import hashlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import nbtrain
+from nbtrain import files
+from nbtrain.amounts import size
+from nbtrain.config.schema import RunConfig
+from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest, manifest_dtype
+from nbtrain.data.indexed import HEADER, IndexedDataset
+from nbtrain.data.indexed_writer import CHUNK, write_index_chunks
+from nbtrain.data.tables import html_table, text_table
+from nbtrain.errors import DataError
+from nbtrain.progress import Progress
+from nbtrain.workspace import dataset_dir, display, resolve, valid_name
+
+COPY_TOKENS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What was merged, and what it gave. Shows itself."""
+
+    prefix: str
+    inputs: list[dict[str, Any]]
+    """prefix, sequences, documents, tokens of each."""
+    sequences: int
+    documents: int
+    tokens: int
+    manifest: bool
+    """Whether a manifest was written: it is where each input has one."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        said = (
+            ""
+            if self.manifest
+            else "\nNo manifest: not every input has one. `nbtrain prepare` makes it on use."
+        )
+        return text_table(*self._table()) + said
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._table())
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        rows = [*self.inputs, {**asdict(self)}]
+        return ["", "sequences", "documents", "tokens"], [
+            [row["prefix"], *(f"{row[name]:,}" for name in ("sequences", "documents", "tokens"))]
+            for row in rows
+        ]
+
+
+def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunConfig]) -> Merged:
+    """Write the pairs of `targets`, in order, as the new pair `output`; the manifest last.
+
+    `output` is a new dataset's name in the data home, or a prefix. Raises DataError, before anything is written:
+    an input that is damaged, of another dtype or of another tokenizer, an output that is there, too little space.
+    """
+    inputs = [DatasetFiles.find(target) for target in targets]
+    pairs = [IndexedDataset(dataset.prefix) for dataset in inputs]
+    for pair in pairs:
+        pair.check()
+    manifests = [_manifest_of(dataset) for dataset in inputs]
+    _check_dtypes(inputs, pairs)
+    _check_tokenizers(inputs, manifests)
+    masks = [
+        dataset.open_loss_mask(pair) if dataset.has_loss_mask else None
+        for dataset, pair in zip(inputs, pairs)
+    ]
+    for mask in masks:
+        if mask is not None:
+            mask.check()
+    target = _output_files(output, inputs[0].stem)
+    masked = any(mask is not None for mask in masks)
+    num_bytes = _check_space(target, pairs, masked)
+    with target.locked():
+        _check_free(target)
+        try:
+            with Progress(f"merge {target.stem}", num_bytes, "B") as progress:
+                written: dict[str, dict[str, int | str]] = {}
+                if masked:
+                    chunks = _mask_chunks(pairs, masks)
+                    written |= _write(target.loss_mask, pairs, chunks, np.dtype("u1"), progress)
+                tokens = (chunk for pair in pairs for chunk in pair.chunks())
+                written |= _write(target, pairs, tokens, pairs[0].dtype, progress)
+            whole = [manifest for manifest in manifests if manifest is not None]
+            if len(whole) == len(manifests):
+                manifest = _joined_manifest(target, inputs, pairs, whole, written)
+                files.write_json(target.manifest_json, manifest.to_dict())
+        except BaseException as error:
+            for path in _outputs(target):
+                path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise DataError(
+                    f"{display(target.directory)}: {error.strerror or error}. Free space, or merge to another disk."
+                ) from error
+            raise
+    return Merged(
+        prefix=display(target.prefix),
+        inputs=[
+            {
+                "prefix": display(dataset.prefix),
+                "sequences": len(pair),
+                "documents": pair.num_documents,
+                "tokens": pair.num_tokens,
+            }
+            for dataset, pair in zip(inputs, pairs)
+        ],
+        sequences=sum(len(pair) for pair in pairs),
+        documents=sum(pair.num_documents for pair in pairs),
+        tokens=sum(pair.num_tokens for pair in pairs),
+        manifest=len(whole) == len(manifests),
+    )
+
+
+# --- refusals -----------------------------------------------------------------------------------------------
+
+
+def _manifest_of(dataset: DatasetFiles) -> DatasetManifest | None:
+    """The manifest where it is this pair's: a folder may hold several."""
+    manifest = dataset.manifest()
+    return manifest if manifest is not None and manifest.stem == dataset.stem else None
+
+
+def _check_dtypes(inputs: Sequence[DatasetFiles], pairs: Sequence[IndexedDataset]) -> None:
+    for dataset, pair in zip(inputs, pairs):
+        if pair.dtype != pairs[0].dtype:
+            raise DataError(
+                f"{display(dataset.prefix)}: holds {pair.dtype.name}, {display(inputs[0].prefix)} holds "
+                f"{pairs[0].dtype.name}. Pairs of different dtypes cannot be merged: encode one again with the "
+                "other's."
+            )
+
+
+def _check_tokenizers(inputs: Sequence[DatasetFiles], manifests: Sequence[DatasetManifest | None]) -> None:
+    known = [(dataset, manifest) for dataset, manifest in zip(inputs, manifests) if manifest is not None]
+    for dataset, manifest in known:
+        first_dataset, first = known[0]
+        for name in ("tokenizer_sha256", "eod_id"):
+            here, there = getattr(manifest, name), getattr(first, name)
+            if here != there:
+                raise DataError(
+                    f"{display(dataset.prefix)}: {name} is {str(here)[:12]}, {display(first_dataset.prefix)} has "
+                    f"{str(there)[:12]}: the same ids would mean different text. Encode one again with the other's "
+                    "tokenizer."
+                )
+
+
+def _output_files(output: str | os.PathLike, stem: str) -> DatasetFiles:
+    text = os.fspath(output)
+    if valid_name(text):
+        target = DatasetFiles(dataset_dir(text), stem=stem)
+    else:
+        path = Path(text).expanduser()
+        if path.suffix in (".bin", ".idx"):
+            path = path.with_suffix("")
+        # As typed where that folder is there, else below the workspace.
+        path = path.absolute() if path.parent.is_dir() else resolve(path)
+        target = DatasetFiles(path.parent, stem=path.name)
+    _check_free(target)
+    return target
+
+
+def _check_free(target: DatasetFiles) -> None:
+    for path in _outputs(target):
+        if path.exists():
+            raise DataError(
+                f"{display(path)}: there already. Merge to another name or folder, or move it away."
+            )
+
+
+def _outputs(target: DatasetFiles) -> list[Path]:
+    mask = target.loss_mask
+    return [target.bin, target.idx, mask.bin, mask.idx, target.manifest_json]
+
+
+def _check_space(target: DatasetFiles, pairs: Sequence[IndexedDataset], masked: bool) -> int:
+    """The bytes of tokens and masks. Raises DataError where the disk has less than all files need."""
+    num_tokens = sum(pair.num_tokens for pair in pairs)
+    num_bytes = num_tokens * (pairs[0].dtype.itemsize + masked)
+    index = HEADER.size + sum(12 * len(pair) + 8 * pair.num_documents for pair in pairs) + 8
+    needed = num_bytes + index * (1 + masked)
+    folder = target.directory
+    while not folder.is_dir():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise DataError(
+            f"{display(target.directory)}: merging needs {size(needed)}, {size(free)} are free. Free "
+            f"{size(needed - free)}, or merge to another disk."
+        )
+    return num_bytes
+
+
+# --- writing ------------------------------------------------------------------------------------------------
+
+
+def _write(
+    target: DatasetFiles,
+    pairs: Sequence[IndexedDataset],
+    chunks: Iterator[np.ndarray],
+    dtype: np.dtype,
+    progress: Progress,
+) -> dict[str, dict[str, int | str]]:
+    """Write one pair and return its entries for the manifest."""
+    digest = hashlib.sha256()
+    num_bytes = 0
+    with files.atomic_writer(target.bin) as stream:
+        for chunk in chunks:
+            content = chunk.data
+            digest.update(content)
+            stream.write(content)
+            num_bytes += content.nbytes
+            progress.update(content.nbytes)
+    sha256 = write_index_chunks(
+        target.idx,
+        dtype,
+        sum(len(pair) for pair in pairs),
+        1 + sum(pair.num_documents for pair in pairs),
+        _lengths_of(pairs),
+        lambda: _documents(pairs),
+    )
+    return {
+        target.bin.name: {"bytes": num_bytes, "sha256": digest.hexdigest()},
+        target.idx.name: {"bytes": target.idx.stat().st_size, "sha256": sha256},
+    }
+
+
+def _lengths_of(pairs: Sequence[IndexedDataset]) -> Callable[[], Iterator[np.ndarray]]:
+    return lambda: (
+        pair.lengths[first : first + CHUNK] for pair in pairs for first in range(0, len(pair), CHUNK)
+    )
+
+
+def _documents(pairs: Sequence[IndexedDataset]) -> Iterator[np.ndarray]:
+    sequences = 0
+    yield np.zeros(1, np.int64)
+    for pair in pairs:
+        documents = pair.document_indices
+        for first in range(1, len(documents), CHUNK):
+            yield documents[first : first + CHUNK] + sequences
+        sequences += len(pair)
+
+
+def _mask_chunks(
+    pairs: Sequence[IndexedDataset], masks: Sequence[IndexedDataset | None]
+) -> Iterator[np.ndarray]:
+    for pair, mask in zip(pairs, masks):
+        if mask is not None:
+            yield from mask.chunks()
+            continue
+        for first in range(0, pair.num_tokens, COPY_TOKENS):
+            yield np.ones(min(COPY_TOKENS, pair.num_tokens - first), np.uint8)
+
+
+def _joined_manifest(
+    target: DatasetFiles,
+    inputs: Sequence[DatasetFiles],
+    pairs: Sequence[IndexedDataset],
+    manifests: Sequence[DatasetManifest],
+    written: dict[str, dict[str, int | str]],
+) -> DatasetManifest:
+    sources: list[dict[str, Any]] = []
+    dropped: Counter[str] = Counter()
+    sequences = 0
+    for pair, manifest in zip(pairs, manifests):
+        for source in manifest.sources:
+            if "sequences" in source:
+                source = {**source, "sequences": [sequences + end for end in source["sequences"]]}
+            sources.append(source)
+        dropped.update(manifest.counts["dropped"])
+        sequences += len(pair)
+    texts = [manifest.counts["bytes"] for manifest in manifests]
+    stem = target.stem
+    return DatasetManifest(
+        json_key=stem.removesuffix("_document").removesuffix("_sentence"),
+        sources=sources,
+        counts={
+            "documents": sum(pair.num_documents for pair in pairs),
+            "tokens": sum(pair.num_tokens for pair in pairs),
+            "bytes": None if None in texts else sum(texts),
+            "dropped": dict(dropped),
+        },
+        vocab_size=max(manifest.vocab_size for manifest in manifests),
+        dtype=manifest_dtype(pairs[0].dtype),
+        eod_id=manifests[0].eod_id,
+        tokenizer_sha256=manifests[0].tokenizer_sha256,
+        files=written,
+        settings={
+            "merged": [
+                {"prefix": display(dataset.prefix), "dataset_sha256": manifest.dataset_sha256}
+                for dataset, manifest in zip(inputs, manifests)
+            ]
+        },
+        software={"nbtrain": nbtrain.__version__, "numpy": np.__version__},
+    )

@@ -1,0 +1,191 @@
+"""Merging: the same bytes as one writer and as megatron-core, masks and manifests along, refusals before any write."""
+
+import hashlib
+import importlib.util
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nbtrain import cli
+from nbtrain.data import merge as module
+from nbtrain.data.dataset_files import DatasetFiles
+from nbtrain.data.indexed import IndexedDataset
+from nbtrain.data.indexed_writer import IndexedWriter, write_index
+from nbtrain.data.inspect import verify
+from nbtrain.data.merge import merge
+from nbtrain.errors import DataError
+from tests.data.dataset_maker import make_dataset
+
+MEGATRON_MERGE = """
+import sys
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+output, *prefixes = sys.argv[1:]
+builder = IndexedDatasetBuilder(output + ".bin", dtype=IndexedDataset(prefixes[0]).index.dtype)
+for prefix in prefixes:
+    builder.add_index(prefix)
+builder.finalize(output + ".idx")
+"""
+
+
+@pytest.fixture
+def folder(workspace):
+    (workspace / "data").mkdir()
+    return workspace / "data"
+
+
+def pair(folder, name, documents, dtype="uint16"):
+    with IndexedWriter(folder / name, None, 9, dtype) as writer:
+        for document in documents:
+            writer.add_document(np.array(document))
+    return folder / name
+
+
+def content(prefix):
+    return [prefix.with_suffix(suffix).read_bytes() for suffix in (".bin", ".idx")]
+
+
+def test_merged_is_what_one_writer_writes(folder, monkeypatch):
+    """Three pairs, one of them empty, in pieces: the bytes of a writer that had all documents."""
+    monkeypatch.setattr(module, "CHUNK", 2)
+    documents = [[1, 2], [3], [4, 5, 6], [7], [8, 8]]
+    parts = [pair(folder, "a", documents[:3]), pair(folder, "b", []), pair(folder, "c", documents[3:])]
+    merged = merge(folder / "all", parts)
+    assert content(folder / "all") == content(pair(folder, "whole", documents))
+    assert (merged.documents, merged.tokens, merged.manifest) == (5, 14, False)
+    assert str(merged) == (
+        "          sequences  documents  tokens\n"
+        "data/a            3          3       9\n"
+        "data/b            0          0       0\n"
+        "data/c            2          2       5\n"
+        "data/all          5          5      14\n"
+        "No manifest: not every input has one. `nbtrain prepare` makes it on use."
+    )
+
+
+def several(folder, name, first):
+    """A pair of int32 with documents of two sequences, an empty one, and one of one sequence."""
+    prefix = folder / name
+    prefix.with_suffix(".bin").write_bytes((np.arange(6, dtype="<i4") + first).tobytes())
+    write_index(prefix.with_suffix(".idx"), np.int32, np.array([1, 2, 3]), np.array([0, 2, 2, 3]))
+    return prefix
+
+
+def test_documents_keep_their_sequences(folder):
+    """Documents of several sequences and repeated entries of empty ones are moved, not lost."""
+    merge(folder / "all", [several(folder, "a", 0), several(folder, "b", 100)])
+    merged = IndexedDataset(folder / "all")
+    assert merged.document_indices.tolist() == [0, 2, 2, 3, 5, 5, 6]
+    assert [part.tolist() for part in merged][3:] == [[100], [101, 102], [103, 104, 105]]
+    merged.verify()
+
+
+@pytest.mark.slow
+def test_equals_megatron_core(folder):
+    """IndexedDatasetBuilder.add_index of the same pairs writes the same bytes."""
+    if importlib.util.find_spec("megatron") is None:
+        pytest.skip("megatron-core is not installed")
+    parts = [several(folder, "a", 0), several(folder, "b", 100), several(folder, "c", 7)]
+    merge(folder / "ours", parts)
+    command = [sys.executable, "-c", MEGATRON_MERGE, str(folder / "theirs"), *map(str, parts)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert content(folder / "ours") == content(folder / "theirs")
+
+
+def test_manifests_and_masks_are_merged(make_config, texts, workspace):
+    """Counts added, sources moved, a mask of ones where a pair has none; the result verifies."""
+    config = make_config()
+    masked = DatasetFiles.named("masked")
+    source = {"kind": "jsonl", "name": "one", "documents": 120, "bytes": 7, "sequences": [0, 120]}
+    whole = make_dataset(config, texts, sources=[source], dropped={"empty": 2})
+    make_dataset(
+        config, texts[:30], dataset=masked, learnt_from=[2] * 30, sources=[source], dropped={"empty": 1}
+    )
+    merged = merge("both", [config, "masked"])
+    target = DatasetFiles.named("both")
+    manifest = target.require()
+    assert (merged.documents, merged.manifest) == (150, True)
+    assert manifest.counts["documents"] == 150
+    assert manifest.counts["dropped"] == {"empty": 3}
+    assert manifest.counts["bytes"] == whole.counts["bytes"] + sum(len(text) for text in texts[:30])
+    assert [entry["sequences"] for entry in manifest.sources] == [[0, 120], [120, 240]]
+    assert manifest.tokenizer_sha256 == whole.tokenizer_sha256
+    assert manifest.settings["merged"][0]["dataset_sha256"] == whole.dataset_sha256
+    for name, entry in manifest.files.items():
+        written = (target.directory / name).read_bytes()
+        assert entry == {"bytes": len(written), "sha256": hashlib.sha256(written).hexdigest()}
+    mask = IndexedDataset(target.loss_mask.prefix)
+    assert all(mask[number].all() for number in range(120))
+    assert [mask[number][:3].tolist() for number in range(120, 150)] == [[0, 0, 1]] * 30
+    verify("both")
+
+
+def refuses(message, *arguments):
+    with pytest.raises(DataError) as caught:
+        merge(*arguments)
+    assert str(caught.value) == message
+
+
+def test_refusals_write_nothing(folder, monkeypatch):
+    """Another dtype, an output that is there and a full disk are told with numbers, before anything is written."""
+    a, b = pair(folder, "a", [[1, 2]]), pair(folder, "b", [[1]], "int32")
+    before = sorted(folder.iterdir())
+    refuses(
+        "data/b: holds int32, data/a holds uint16. Pairs of different dtypes cannot be merged: encode one again with "
+        "the other's.",
+        folder / "all",
+        [a, b],
+    )
+    refuses("data/a.bin: there already. Merge to another name or folder, or move it away.", a, [a, a])
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=60))
+    refuses(
+        "data: merging needs 94 B, 60 B are free. Free 34 B, or merge to another disk.",
+        folder / "all",
+        [a, a],
+    )
+    assert sorted(folder.iterdir()) == before
+
+
+def test_another_tokenizer_is_refused(make_config, texts):
+    """Ids of two tokenizers are never put into one file."""
+    config = make_config()
+    make_dataset(config, texts)
+    other = make_config(tokenizer={"name": "other", "vocab_size": 280})
+    manifest = make_dataset(other, texts, dataset=DatasetFiles.named("other"))
+    mine = DatasetFiles.of(config).manifest()
+    refuses(
+        f"data/dataset/other/text_document: tokenizer_sha256 is {manifest.tokenizer_sha256[:12]}, "
+        f"data/dataset/small/text_document has {mine.tokenizer_sha256[:12]}: the same ids would mean different text. "
+        "Encode one again with the other's tokenizer.",
+        "all",
+        ["small", "other"],
+    )
+    assert not DatasetFiles.named("all").directory.exists()
+
+
+def test_verb(folder, capsys):
+    """`data merge OUT A B` prints the table."""
+    a = pair(folder, "a", [[1, 2]])
+    assert cli.main(["data", "merge", str(folder / "all"), str(a), f"{a}.bin"]) == 0
+    assert "data/all          2          2       6" in capsys.readouterr().out
+    assert cli.main(["data", "merge", str(folder / "all"), str(a)]) == 3
+    assert "there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_an_interrupted_merge_leaves_nothing(folder, monkeypatch, error):
+    """A failure in the middle leaves no file; a full disk is told in words."""
+    a = pair(folder, "a", [[1, 2]])
+    before = sorted(folder.iterdir())
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(module, "write_index_chunks", fail)
+    told = r"data: No space left on device\. Free space" if isinstance(error, OSError) else None
+    with pytest.raises(DataError if told else KeyboardInterrupt, match=told):
+        merge(folder / "all", [a, a])
+    assert sorted(folder.iterdir()) == before

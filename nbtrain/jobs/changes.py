@@ -4,6 +4,7 @@ A checkpoint binds the architecture, the tokenizer, the order of the data, the s
 over the ranks. Everything else may change on resume, and is told.
 """
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,6 +37,8 @@ BOUND = (
     "parallel.sequence_parallel",
     "parallel.zero_stage",
 )
+# A source's share of packed data decides the order; its other settings change the dataset itself, or nothing.
+WEIGHT = re.compile(r"data\.sources\.\d+\.weight")
 # How the model is computed, not what it is.
 FREE = ("model.attention_backend", "model.cross_entropy_chunk_tokens", "model.compile")
 
@@ -53,6 +56,8 @@ class Change:
     @property
     def bound(self) -> bool:
         """Whether it makes another run of it."""
+        if WEIGHT.fullmatch(self.key):
+            return True
         inside = any(self.key == bound or self.key.startswith(f"{bound}.") for bound in BOUND)
         return inside and self.key not in FREE
 
@@ -61,14 +66,24 @@ class Change:
 
 
 def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
-    """Every field that differs, in the schema's order."""
+    """Every field that differs, in the schema's order, then the weights of packed sources one by one."""
     old, new = dict(_leaves(before.model_dump())), dict(_leaves(now.model_dump()))
+    if before.data.packing == now.data.packing == "best_fit":
+        old |= _weights(before)
+        new |= _weights(now)
     keys = [*new, *(key for key in old if key not in new)]
     return [
         Change(key, old.get(key), new.get(key), now.where(key))
         for key in keys
         if old.get(key) != new.get(key)
     ]
+
+
+def _weights(config: RunConfig) -> dict[str, Any]:
+    return {
+        f"data.sources.{number}.weight": getattr(source, "weight", 1.0)
+        for number, source in enumerate(config.data.sources)
+    }
 
 
 def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:

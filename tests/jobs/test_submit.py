@@ -232,6 +232,24 @@ def test_changes_are_fields(tiny):
     ]
 
 
+def test_weights_of_packed_sources_are_bound(tiny):
+    """They decide the order of packed data; a stream does not look at them."""
+
+    def changed(packing):
+        def run(*weights):
+            sources = [{"kind": "alpaca", "path": "tasks.json", "weight": weight} for weight in weights]
+            return tiny(**{"data.packing": packing, "data.sources": sources})
+
+        return [
+            (change.key, change.before, change.now)
+            for change in changes_between(run(1.0, 1.0), run(1.0, 0.5))
+            if change.bound
+        ]
+
+    assert changed("best_fit") == [("data.sources.1.weight", 1.0, 0.5)]
+    assert changed("stream") == []
+
+
 def test_a_foreign_folder_is_refused(tiny):
     """A folder with other content is not touched, and is named with what it holds."""
     run = RunDir.named("tiny")

@@ -107,10 +107,20 @@ def token_files(work: Path, number: int, extra_keys: Sequence[str]) -> list[Path
 
 
 class Encoder:
-    """encoder(task) makes one shard. Each worker has one; `on_chars` is told of progress inside a part."""
+    """encoder(task) makes one shard. Each worker has one; `on_chars` is told of progress inside a part.
 
-    def __init__(self, settings: EncodeSettings, on_chars: Callable[[int], None] | None = None):
+    `tokenizer` is the one of the settings where it is loaded already: 70 MiB that are not needed twice.
+    """
+
+    def __init__(
+        self,
+        settings: EncodeSettings,
+        on_chars: Callable[[int], None] | None = None,
+        tokenizer: Tokenizer | None = None,
+    ):
         self.settings = settings
+        if tokenizer is not None:
+            self._tokenizer = tokenizer
         self._cleaner = Cleaner(settings.cleaning)
         self._on_chars = on_chars or (lambda chars: None)
         near = settings.cleaning.near_dedup

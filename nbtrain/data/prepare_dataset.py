@@ -184,7 +184,7 @@ class _Encoding:
             account = _Account(self, records, progress)
             make: Callable[[], Any] = partial(Encoder, self.settings)
             if num_workers == 1:
-                make = partial(Encoder, self.settings, account.add_chars)
+                make = partial(Encoder, self.settings, account.add_chars, self.loaded)
             for record in ordered_map(make, self._unfinished(account), num_workers):
                 account.add(record, account.left if num_workers == 1 else record.size_bytes)
         for source, reader in enumerate(self.corpus.readers):

@@ -165,14 +165,14 @@ class Tokenizer:
         """
         if self.engine != "fastokens":
             return None
-        if self._fast is None:
-            return self._no_fast
         difference = tokenizer_exactness.first_difference(
             self._encode,
-            Tokenizer(self.directory, self.manifest, "tokenizers")._encode,
+            lambda texts: Tokenizer(self.directory, self.manifest, "tokenizers")._encode(texts),
             sample_texts,
             self.eod_token,
         )
+        if self._fast is None:
+            return self._no_fast
         if difference is None:
             return None
         self.engine = "tokenizers"
@@ -253,7 +253,7 @@ def adopt(path: str | Path, eod_token: str, directory: str | Path) -> dict[str, 
     for source in (vocab, merges):
         if not (directory / source.name).exists() or not source.samefile(directory / source.name):
             files.write_bytes(directory / source.name, source.read_bytes())
-    return save(built, directory, {"trained": None, "source": display(path)}, eod_token)
+    return save(built, directory, {"eod_token": eod_token, "trained": None, "source": display(path)})
 
 
 def _is_own(folder: Path) -> bool:
@@ -369,11 +369,13 @@ def byte_level(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def save(tokenizer: Any, directory: Path, made: dict[str, Any], eod_token: str = EOD_TOKEN) -> dict[str, Any]:
-    """Write the four files into `directory`, the manifest last, and return it. `made` says how it was made.
+def save(tokenizer: Any, directory: Path, made: dict[str, Any]) -> dict[str, Any]:
+    """Write the four files into `directory`, the manifest last, and return it.
 
-    Files that are there already (a vocabulary that somebody brought) are left as they are.
+    `made` says how it was made and goes into the manifest; its eod_token is EOD_TOKEN where it names none. Files
+    that are there already (a vocabulary that somebody brought) are left as they are.
     """
+    eod_token = made.get("eod_token", EOD_TOKEN)
     directory.mkdir(parents=True, exist_ok=True)
     if not all((directory / name).is_file() for name in CONTENT_FILES):
         tokenizer.model.save(str(directory))

@@ -1,17 +1,18 @@
 """A seeded sample of the texts of all sources, of a stated size, read as a stream at constant memory.
 
-A corpus that is no larger than the sample is taken whole and in order. Of a larger one every source gives its
-share, in proportion to its bytes:
+Every source gives its share, in proportion to its bytes. A source no larger than its share, which is so for all
+when the corpus is no larger than the sample, gives all of its texts in order; of a larger one are taken
 
-    parts that can be entered anywhere   up to 2,048 parts in a seeded order, each an equal piece from its beginning:
-                                         cheap, for no part is read further; what ends its part is seen less
-    parts of compressed files            every document by a seeded hash of its running number, at the rate that
-                                         fills the share; exact, but all of it is decompressed
-    a source of unknown size             from its beginning up to its share, which is that of a source as large as
-                                         the sample: what stands late in it is not seen
+    from parts that can be entered anywhere   up to 2,048 of them in a seeded order, a piece of each by its size:
+                                              cheap, for a part is read no further; what ends a part is seen less
+    from parts of compressed files            documents by a seeded hash of their running number, at the rate that
+                                              fills the share; no bias, but all of the file is decompressed
+    from a source of unknown size             its beginning, up to the share of a source as large as the sample:
+                                              what stands late in it is not seen
 
-A document that would pass the end of its piece is cut there. Empty texts, such as are no Unicode and such as came
-before are left out, as when encoding.
+Where a byte of a source holds more than one of text (compressed columns), so do the pieces, and the share is what
+ends them. A document that would pass the end of its piece is cut there. Empty texts, such as are no Unicode
+and such as came before are left out, as when encoding.
 """
 
 import hashlib
@@ -39,11 +40,6 @@ def sample_texts(
     sizes = [reader.total_bytes() for reader in readers]
     weights = [num_bytes if size is None else size for size in sizes]
     admit = _Admission(clean)
-    if sum(weights) <= num_bytes:
-        for reader in readers:
-            for part in reader.parts():
-                yield from admit.texts(reader.read(part, Tally()))
-        return
     for number, (reader, size, weight) in enumerate(zip(readers, sizes, weights, strict=True)):
         share = num_bytes * weight // sum(weights)
         yield from _sample_source(reader, size, share, f"{seed}:{number}", admit)
@@ -136,12 +132,15 @@ def _sample_source(
 def _sample_parts(
     reader: SourceReader, parts: list[Part], share: int, seed: str, admit: _Admission
 ) -> Iterator[str]:
-    """An equal piece from the beginning of each of up to MAX_PARTS parts; what one lacks the next ones give."""
-    random.Random(seed).shuffle(parts)
-    chosen = parts[: max(1, min(MAX_PARTS, share // SMALLEST_PIECE_BYTES))]
+    """A piece of each part from its beginning, by its size; what one lacks the next ones give."""
+    if sum(part.size_bytes for part in parts) > share:
+        random.Random(seed).shuffle(parts)
+        parts = parts[: max(1, min(MAX_PARTS, share // SMALLEST_PIECE_BYTES))]
     left = share
-    for number, part in enumerate(chosen):
-        piece_left = left // (len(chosen) - number)
+    ahead = sum(part.size_bytes for part in parts)
+    for part in parts:
+        piece_left = left * part.size_bytes // max(1, ahead)
+        ahead -= part.size_bytes
         if piece_left <= 0:
             continue
         for text in admit.texts(reader.read(part, Tally())):

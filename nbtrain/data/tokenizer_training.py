@@ -10,6 +10,7 @@ pairs differently, so their ids differ; which one trained is recorded.
 import importlib.metadata
 import re
 from collections.abc import Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -23,6 +24,7 @@ __all__ = [
     "available_memory_bytes",
     "check_memory",
     "memory_estimate_bytes",
+    "peek",
     "sample_texts",
     "software",
     "train",
@@ -212,6 +214,16 @@ def unspaced_fraction(texts: Iterable[str]) -> float:
     return num_unspaced / max(1, num_bytes)
 
 
+def peek(texts: Iterable[str], num_bytes: int = 1 << 20) -> tuple[list[str], Iterator[str]]:
+    """(what the texts begin with, up to `num_bytes` and one text, and all of them again)."""
+    rest = iter(texts)
+    first: list[str] = []
+    while num_bytes > 0 and (text := next(rest, None)) is not None:
+        first.append(text)
+        num_bytes -= len(text.encode())
+    return first, chain(first, rest)
+
+
 def check_memory(
     train_bytes: int,
     trainer: Trainer,
@@ -220,7 +232,7 @@ def check_memory(
 ) -> str:
     """One sentence on what training will take and what there is, to be shown before it.
 
-    `first_texts` is what the sample begins with, a MB or so: by it the scripts are known. Raises DataError where
+    `first_texts` is what the sample begins with (`peek`): by it the scripts are known. Raises DataError where
     training would not fit; `where` names the setting in it.
     """
     fraction = unspaced_fraction(first_texts)

@@ -9,6 +9,7 @@ and no pass depends on how many samples a run asks for.
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -38,6 +39,8 @@ from nbtrain.workspace import display
 logger = logging.getLogger(__name__)
 
 INDEX_VERSION = 1
+# A step reads from one pass, or where one ends from two. Each open array holds a file descriptor.
+OPEN_PASSES = 2
 Index = TypeVar("Index", Pieces, PackedIndex)
 
 
@@ -74,11 +77,10 @@ class PackedDataset:
         self.pieces = _cached(files_.index_cache, self._description(), Pieces, self._build_pieces)
         self._weights = [source.weight for source in sources]
         self.epochs_per_pass = epochs_per_pass(self.pieces, self._weights, seq_length)
-        self._passes: list[PackedIndex] = []
+        self._open: OrderedDict[int, PackedIndex] = OrderedDict()
         ends = [0]
-        while ends[-1] < self.num_samples or not self._passes:
-            self._passes.append(self._pass(len(self._passes)))
-            ends.append(ends[-1] + len(self._passes[-1]))
+        while ends[-1] < self.num_samples or len(ends) == 1:
+            ends.append(ends[-1] + len(self._pass(len(ends) - 1)))
         self._ends = np.array(ends, np.int64)
 
     def __len__(self) -> int:
@@ -101,13 +103,13 @@ class PackedDataset:
     @property
     def samples_per_pass(self) -> int:
         """Of the first pass; others have about as many."""
-        return len(self._passes[0])
+        return int(self._ends[1])
 
     @property
     def num_epochs(self) -> float:
         """How often num_samples go through the examples, each by its weight."""
         number, row = self._locate(self.num_samples - 1)
-        index = self._passes[number]
+        index = self._pass(number)
         epoch = int(np.searchsorted(index.epoch_ends, row, side="right"))
         first = int(index.epoch_ends[epoch - 1]) if epoch else 0
         part = (row + 1 - first) / (int(index.epoch_ends[epoch]) - first)
@@ -121,14 +123,14 @@ class PackedDataset:
     @property
     def fill(self) -> float:
         """Share of the first pass that is no padding."""
-        index = self._passes[0]
+        index = self._pass(0)
         slots = int(self.pieces.rows[index.items, 2].sum(dtype=np.int64))
         return slots / (len(index) * self.seq_length)
 
     def sample(self, position: int) -> Sample:
         """The sample at a position of the run's order. Raises IndexError behind the end."""
         number, row = self._locate(position)
-        index = self._passes[number]
+        index = self._pass(number)
         items = index.items[index.offsets[row] : index.offsets[row + 1]]
         length = self.seq_length
         tokens, labels = np.full(length, self.pad_id, np.int64), np.full(length, self.pad_id, np.int64)
@@ -185,6 +187,14 @@ class PackedDataset:
         return pieces
 
     def _pass(self, number: int) -> PackedIndex:
+        index = self._open.get(number)
+        if index is None:
+            index = self._open[number] = self._stored(number)
+            if len(self._open) > OPEN_PASSES:
+                self._open.popitem(last=False)
+        return index
+
+    def _stored(self, number: int) -> PackedIndex:
         first = number * self.epochs_per_pass
         description = {
             **self._description(),

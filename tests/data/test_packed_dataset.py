@@ -86,7 +86,7 @@ def numbers_of(dataset, start, stop) -> Counter:
 
 
 def epochs_of(dataset, count):
-    ends = dataset._passes[0].epoch_ends.tolist()
+    ends = dataset._pass(0).epoch_ends.tolist()
     return [numbers_of(dataset, first, last) for first, last in zip([0, *ends], ends[:count])]
 
 
@@ -95,7 +95,7 @@ def test_each_segment_is_one_example_and_learns_exactly_its_completion(write):
     whole = examples(1, 30)
     dataset = build(write({"a": (1.0, whole)}))
     seen = Counter()
-    for position in range(dataset._passes[0].epoch_ends[0]):
+    for position in range(dataset._pass(0).epoch_ends[0]):
         sample = dataset.sample(position)
         assert [value.dtype for value in sample[:5]] == [np.int64, np.int64, np.float32, np.int64, np.int32]
         assert [len(value) for value in sample[:5]] == [SEQ, SEQ, SEQ, SEQ, SEQ + 1]
@@ -172,7 +172,7 @@ def test_each_label_knows_its_dataset(write):
     dataset = build((files_, manifest))
     assert dataset.dataset_names == ("a", "b")
     mixed = 0
-    for position in range(dataset._passes[0].epoch_ends[0]):
+    for position in range(dataset._pass(0).epoch_ends[0]):
         sample = dataset.sample(position)
         assert sample.dataset_ids.dtype == np.int16 and len(sample.dataset_ids) == SEQ
         mixed += len(set(sample.dataset_ids[sample.loss_mask > 0].tolist())) == 2
@@ -234,7 +234,7 @@ def test_text_is_learnt_everywhere_and_loses_no_label(write, with_mask):
     files_, manifest = write({"a": (1.0, [(one, [1] * len(one)) for one in ids])}, with_mask)
     dataset = build((files_, manifest))
     labels = Counter()
-    for position in range(dataset._passes[0].epoch_ends[0]):
+    for position in range(dataset._pass(0).epoch_ends[0]):
         sample = dataset.sample(position)
         labels.update(sample.labels[sample.loss_mask > 0].tolist())
     assert labels == Counter(token for one in ids for token in one[1:])
@@ -276,16 +276,19 @@ def test_more_samples_never_change_earlier_positions(write, monkeypatch):
     written = write({"a": (1.0, examples(1, 20)), "b": (0.5, examples(21, 9))})
     short = build(written, 10)
     longer = build(written, 300)
-    assert len(short) >= 10 and len(longer) >= 300 and len(longer._passes) > 3
+    assert len(short) >= 10 and len(longer) >= 300 and len(longer._ends) > 4
     for position in range(len(short)):
         assert all(
             np.array_equal(one, other) for one, other in zip(short.sample(position), longer.sample(position))
         )
+    assert len(longer._open) == packed_dataset.OPEN_PASSES, (
+        "a long run would need a file descriptor for each array"
+    )
     assert longer.num_samples == 300 and short.num_epochs < longer.num_epochs
     # Every epoch has its own order, over the ends of passes too.
     per_pass = longer.epochs_per_pass
     assert per_pass > 1
-    bounds = [0, *longer._passes[0].epoch_ends, *(len(short) + longer._passes[1].epoch_ends)]
+    bounds = [0, *longer._pass(0).epoch_ends, *(len(short) + longer._pass(1).epoch_ends)]
     orders = [
         tuple(tuple(sorted(numbers_of(longer, place, place + 1))) for place in range(start, stop))
         for start, stop in itertools.pairwise(bounds)
@@ -298,7 +301,7 @@ def test_more_samples_never_change_earlier_positions(write, monkeypatch):
 def test_epochs_are_counted(write):
     """num_epochs at the last sample of an epoch is whole."""
     written = write({"a": (1.0, examples(1, 20))})
-    per_epoch = int(build(written)._passes[0].epoch_ends[0])
+    per_epoch = int(build(written)._pass(0).epoch_ends[0])
     assert build(written, per_epoch).num_epochs == 1
     assert build(written, 2 * per_epoch).num_epochs == pytest.approx(2, abs=0.2)
     assert build(written, 1).num_epochs == pytest.approx(1 / per_epoch)

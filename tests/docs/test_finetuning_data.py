@@ -73,7 +73,7 @@ def test_the_pages_run_is_packed_and_mixed_as_it_says(prepared):
     dataset = build_split(files_, files_.require(), "train", config, 1, 1)
     assert dataset.dataset_names == ("questions", "tasks", "conversations")
     assert [source.weight for source in dataset.sources] == [1.0, 0.5, 2.0]
-    index = dataset._passes[0]
+    index = dataset._pass(0)
     items = index.items[: index.offsets[index.epoch_ends[1]]]
     assert np.bincount(dataset.pieces.rows[items, 0]).tolist() == [2, 1, 1, 4, 4]
 

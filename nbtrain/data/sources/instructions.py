@@ -11,6 +11,8 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
+from pydantic import BaseModel
+
 from nbtrain.data.records import Example, Part, Tally
 from nbtrain.data.sources.record_files import RecordFileReader
 from nbtrain.data.sources.templates import ALPACA_WITH_INPUT, ALPACA_WITHOUT_INPUT, Template
@@ -58,8 +60,8 @@ class AlpacaReader(ExampleReader):
 
     kind = "alpaca"
 
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
+    def __init__(self, config: BaseModel, where: str = "data.sources", extra_keys: tuple[str, ...] = ()):
+        super().__init__(config, where, extra_keys)
         fields = ("instruction", "input")
         own = self.config.template
         self._with_input = Template(own or ALPACA_WITH_INPUT, fields)
@@ -83,8 +85,8 @@ class ChatReader(ExampleReader):
 
     kind = "chat"
 
-    def __init__(self, *arguments: Any):
-        super().__init__(*arguments)
+    def __init__(self, config: BaseModel, where: str = "data.sources", extra_keys: tuple[str, ...] = ()):
+        super().__init__(config, where, extra_keys)
         template = Template(self.config.template, ("role", "content"))
         self._header, self._body = template.before("content"), template.from_on("content")
         self._learnt = {SHAREGPT_ROLES.get(role, role) for role in self.config.learn_roles}

@@ -185,6 +185,8 @@ def _rustbpe() -> Any:
 
 # --- memory -------------------------------------------------------------------------------------------------
 
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
 # (bytes at no text, bytes per byte of text with blanks between words, the same without), peak resident memory,
 # 52,000 entries. tokenizers 0.23.3: books 104, 127, 140 and 149 MiB at 5, 10, 20 and 29 MB, 313 at 100 MB; 388
 # languages 213 MiB at 4 MB; Chinese 192, 313 and 536 MiB at 1.25, 2.5 and 5 MB. rustbpe 0.1.0: books 100, 110, 125
@@ -254,18 +256,17 @@ def check_memory(
 def available_memory_bytes() -> int | None:
     """What this process may still take: of the machine and of its control group; None where neither says."""
     found = []
-    fields = _key_values(Path("/proc/meminfo"))
+    fields = _key_values(MEMINFO)
     if "MemAvailable:" in fields:
         found.append(fields["MemAvailable:"] * 1024)
     for limit, usage, stat in (
         ("memory.max", "memory.current", "memory.stat"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
     ):
-        root = Path("/sys/fs/cgroup")
-        most, used = _number(root / limit), _number(root / usage)
+        most, used = _number(CGROUP / limit), _number(CGROUP / usage)
         if most is not None and used is not None:
             # Cached file pages are given back when memory is short.
-            cached = _key_values(root / stat).get("inactive_file", 0)
+            cached = _key_values(CGROUP / stat).get("inactive_file", 0)
             found.append(max(0, most - used + cached))
     return min(found, default=None)
 

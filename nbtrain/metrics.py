@@ -6,7 +6,7 @@ so that its users' dashboards keep working; those marked `by_tokens` are also wr
 "<tag> vs tokens" and "<tag> vs samples", with that count in place of the step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -102,5 +102,39 @@ SCALARS: tuple[Scalar, ...] = (
     Scalar("test_perplexity", "lm-loss-test/lm loss test ppl", "", "exp(test loss)."),
 )
 
+FAMILIES: tuple[Scalar, ...] = (
+    Scalar(
+        "loss/<dataset>",
+        "lm-loss-training/lm loss/<dataset>",
+        "nats",
+        "Training loss of one named dataset of a blend or a mixture: mean over its learnt tokens in the global batch.",
+        True,
+    ),
+)
+"""Scalars of which a run may have several: <dataset> stands for a name."""
+
 BY_NAME = {scalar.name: scalar for scalar in SCALARS}
 BY_TAG = {scalar.tag: scalar for scalar in SCALARS}
+
+
+def scalar(name: str) -> Scalar:
+    """The row of a scalar by its name, for one of a family with the name filled in. Raises KeyError."""
+    if name in BY_NAME:
+        return BY_NAME[name]
+    for family in FAMILIES:
+        before = family.name.partition("<")[0]
+        if name.startswith(before) and name != before:
+            tag = family.tag.partition("<")[0] + name.removeprefix(before)
+            return replace(family, name=name, tag=tag)
+    raise KeyError(name)
+
+
+def name_of(tag: str) -> str | None:
+    """The name of the scalar with this tag, one of a family's too; None where it is none of ours."""
+    if tag in BY_TAG:
+        return BY_TAG[tag].name
+    for family in FAMILIES:
+        before = family.tag.partition("<")[0]
+        if tag.startswith(before) and tag != before and not tag.endswith((" vs tokens", " vs samples")):
+            return family.name.partition("<")[0] + tag.removeprefix(before)
+    return None

@@ -240,6 +240,8 @@ class GPTDatasets:
     """Where a fresh run begins."""
     names: tuple[str, ...] = ()
     """Of the datasets that samples number (Sample.dataset); empty where there is one only."""
+    is_masked: bool = False
+    """Whether samples have a loss_mask."""
 
 
 def build(config: RunConfig, index_samples: int | None = None) -> GPTDatasets:
@@ -294,7 +296,16 @@ def build(config: RunConfig, index_samples: int | None = None) -> GPTDatasets:
         manifest,
         state,
         names if len(names) > 1 else (),
+        _is_masked(splits["train"]),
     )
+
+
+def _is_masked(dataset: Any) -> bool:
+    if isinstance(dataset, BlendedDataset):
+        return any(_is_masked(part) for part in dataset.datasets)
+    if isinstance(dataset, GPTDataset):
+        return dataset.options.eod_mask_loss or dataset.mask is not None
+    return True  # packed: padding is not learnt
 
 
 class _Builder(Protocol):

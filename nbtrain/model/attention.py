@@ -1,10 +1,15 @@
 """Causal self-attention through torch's scaled_dot_product_attention, with a key-value cache for decoding.
 
-Shapes: b sequences, s tokens of this call, p tokens in the cache before it, n heads, d head size
+A sequence of several documents is kept apart by a boolean mask [b, 1, s, s], causal and block-diagonal, or, on CUDA in
+16-bit formats without dropout, by torch's kernel for sequences of varying lengths, which never looks outside a block.
+
+Shapes: b sequences, s tokens of this call, p tokens in the cache before it, n heads, d head size, m documents
 """
 
 import contextlib
+import inspect
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -20,30 +25,97 @@ BACKENDS = {
 BLOCK_ROWS = 128
 
 
+class Documents(NamedTuple):
+    """Where documents begin and end in b sequences; one of the two forms that attention takes."""
+
+    mask: torch.Tensor | None
+    """bool [b, 1, s, s]: which keys a query sees."""
+    cu_seqlens: torch.Tensor | None = None
+    """int32 [m + 1], where there is no mask: cumulative lengths of the documents of all sequences."""
+    max_seqlen: int = 0
+    """The longest of them."""
+
+
+def documents_of(
+    cu_seqlens: torch.Tensor, max_seqlen: int, batch: int, tokens: int, as_lengths: bool
+) -> Documents:
+    """From cumulative lengths over the b * s tokens, int32 [m + 1]; each sequence begins a document.
+
+    Several equal entries, such as padding at the end, stand for documents without a token.
+    """
+    if as_lengths:
+        return Documents(None, cu_seqlens, max_seqlen)
+    begins = torch.zeros(batch * tokens + 1, dtype=torch.int32, device=cu_seqlens.device)
+    begins.index_fill_(0, cu_seqlens.long(), 1)
+    numbers = begins[:-1].cumsum(0).view(batch, tokens)
+    return Documents((numbers[:, :, None] == numbers[:, None, :]).tril_().unsqueeze(1))
+
+
+def takes_lengths(device: str, dtype: torch.dtype, dropout: float, backend: str) -> bool:
+    """Whether torch's kernel for varying lengths can serve; else a mask has to be made."""
+    return (
+        device == "cuda"
+        and dtype in (torch.bfloat16, torch.float16)
+        and dropout == 0
+        and backend == "auto"
+        and _varlen_kernel() is not None
+    )
+
+
+def _varlen_kernel():
+    try:
+        from torch.nn.attention.varlen import varlen_attn  # since torch 2.10
+    except ImportError:
+        return None
+    return varlen_attn if "window_size" in inspect.signature(varlen_attn).parameters else None
+
+
 def causal_attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     dropout: float = 0.0,
     backend: str = "auto",
+    documents: Documents | None = None,
 ) -> torch.Tensor:
     """softmax(q k^T / sqrt(d), causal) v.  query [b, n, s, d], key and value [b, n, p + s, d] -> [b, n, s, d].
 
     `backend` is one of auto, flash, efficient, math; torch raises RuntimeError where a named one cannot
-    serve the device, the dtype or the dropout (no CPU kernel but math knows dropout).
+    serve the device, the dtype, a mask or the dropout (no CPU kernel but math knows dropout).
     """
     queries, keys = query.shape[-2], key.shape[-2]
-    if backend == "auto" and dropout == 0 and queries == keys and _cpu_bf16_training(query):
+    if documents is not None and documents.cu_seqlens is not None:
+        return _varlen_attention(query, key, value, documents.cu_seqlens, documents.max_seqlen)
+    if (
+        documents is None
+        and backend == "auto"
+        and dropout == 0
+        and queries == keys
+        and _cpu_bf16_training(query)
+    ):
         return _BlockedBackward.apply(query, key, value)
     # A single query sees the whole cache; several queries behind a cache need the offset triangle.
-    mask = None
-    if 1 < queries < keys:
+    mask = documents.mask if documents is not None else None
+    if mask is None and 1 < queries < keys:
         mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
+    is_causal = mask is None and queries == keys and queries > 1
     chosen = contextlib.nullcontext() if backend == "auto" else sdpa_kernel(BACKENDS[backend])
     with chosen:
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=queries == keys and queries > 1
+            query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal
         )
+
+
+def _varlen_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int
+) -> torch.Tensor:
+    batch, _, tokens, _ = query.shape
+    # [b, n, s, d] -> [b s, n, d]
+    query, key, value = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))
+    kernel = _varlen_kernel()
+    assert kernel is not None
+    attended = kernel(query, key, value, cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, window_size=(-1, 0))
+    return attended.unflatten(0, (batch, tokens)).transpose(1, 2)
 
 
 def _cpu_bf16_training(query: torch.Tensor) -> bool:

@@ -4,6 +4,7 @@
 
     build_model(config)                       GPT with the initial weights of a RunConfig
     model(tokens, labels)                     mean loss, fp32; what training calls
+    model(tokens, labels, cu_seqlens=...)     the same, documents apart from each other (train/batches.py: Batch)
     model(tokens)                             logits of every position
     model(tokens, cache=model.new_cache(1))   the same, behind the tokens that the cache holds
 
@@ -19,7 +20,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from nbtrain.model.attention import KVCache, LayerCache
+from nbtrain.model.attention import Documents, KVCache, LayerCache, documents_of, takes_lengths
 from nbtrain.model.initialization import Initializer
 from nbtrain.model.layers import LayerNorm, PositionEmbedding, TransformerLayer, WordEmbedding
 from nbtrain.model.loss import linear_cross_entropy
@@ -121,19 +122,37 @@ class GPT(nn.Module):
         labels: torch.Tensor | None = None,
         cache: KVCache | None = None,
         last_token_only: bool = False,
+        *,
+        position_ids: torch.Tensor | None = None,
+        cu_seqlens: torch.Tensor | None = None,
+        max_seqlen: int = 0,
+        loss_mask: torch.Tensor | None = None,
+        loss_denominator: torch.Tensor | None = None,
+        token_losses: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Mean loss (fp32 scalar) where labels [b, s] are given, else logits [b, s, v], or [b, 1, v].
 
-        tokens [b, s] stand behind the cache.length tokens that the cache holds, and are added to it.
-        Raises ValueError where they pass the positions or the cache.
+        tokens [b, s] stand behind the cache.length tokens that the cache holds, and are added to it. Without a
+        cache: position_ids [b, s] where they are not 0 .. s-1; cu_seqlens, int32 cumulative lengths over the b * s
+        tokens, with the longest of them, to keep documents apart (attention.documents_of). loss_mask [b, s],
+        loss_denominator and token_losses [b, s] as loss.linear_cross_entropy has them.
+        Raises ValueError where tokens pass the positions or the cache.
         """
         with self._precision(tokens.device.type):
-            hidden = self._hidden(tokens, cache)
+            documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
+            hidden = self._hidden(tokens, cache, position_ids, documents)
             # ZeRO 3 gathers a weight for the module that owns it; the output matrix is used outside of it.
             weight = self.word_embeddings.weight
             if labels is not None:
                 return linear_cross_entropy(
-                    hidden.flatten(0, 1), weight, labels.flatten(), self.config.cross_entropy_chunk_tokens
+                    hidden.flatten(0, 1),
+                    weight,
+                    labels.flatten(),
+                    self.config.cross_entropy_chunk_tokens,
+                    loss_mask.flatten() if loss_mask is not None else None,
+                    loss_denominator,
+                    # A view: what is filled must be the caller's.
+                    token_losses.view(-1) if token_losses is not None else None,
                 )
             if last_token_only:
                 hidden = hidden[:, -1:]
@@ -159,14 +178,26 @@ class GPT(nn.Module):
             ],
         )
 
-    def _hidden(self, tokens: torch.Tensor, cache: KVCache | None) -> torch.Tensor:
+    def _hidden(
+        self,
+        tokens: torch.Tensor,
+        cache: KVCache | None,
+        position_ids: torch.Tensor | None,
+        documents: Documents | None,
+    ) -> torch.Tensor:
         start = cache.length if cache is not None else 0
         end = start + tokens.shape[1]
         limit = self.config.max_position_embeddings
         limit = min(limit, cache.max_tokens) if cache is not None else limit
         if end > limit:
             raise ValueError(f"{end} tokens are more than the {limit} positions there are")
-        hidden = self.position_embeddings(self.word_embeddings(tokens), start)
+        if cache is not None and (position_ids is not None or documents is not None):
+            raise ValueError(
+                "a cache holds one document from position 0 on; give no position_ids or cu_seqlens"
+            )
+        hidden = self.position_embeddings(self.word_embeddings(tokens), start, position_ids)
+        # Said only where there are some: a compiled layer of a plain run is called as ever.
+        apart = {} if documents is None else {"documents": documents}
         if cache is not None:
             for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
                 hidden = layer(hidden, layer_cache, start)
@@ -174,11 +205,18 @@ class GPT(nn.Module):
         elif (interval := self.config.checkpoint_interval_layers) and torch.is_grad_enabled():
             for first in range(0, len(self.layers), interval):
                 piece = self.layers[first : first + interval]
-                hidden = checkpoint(_run, piece, hidden, use_reentrant=False)
+                hidden = checkpoint(_run, piece, hidden, apart, use_reentrant=False)
         else:
-            for layer in self.layers:
-                hidden = layer(hidden)
+            hidden = _run(self.layers, hidden, apart)
         return self.final_layernorm(hidden)
+
+    def _documents(self, tokens: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> Documents:
+        config, device = self.config, tokens.device.type
+        dtype = torch.bfloat16 if config.autocast else self.final_layernorm.weight.dtype
+        dropout = config.attention_dropout if self.training else 0.0
+        as_lengths = takes_lengths(device, dtype, dropout, config.attention_backend)
+        batch, length = tokens.shape
+        return documents_of(cu_seqlens, max_seqlen, batch, length, as_lengths)
 
     def _precision(self, device: str) -> contextlib.AbstractContextManager:
         if self.config.autocast:
@@ -186,7 +224,7 @@ class GPT(nn.Module):
         return contextlib.nullcontext()
 
 
-def _run(layers: nn.ModuleList, hidden: torch.Tensor) -> torch.Tensor:
+def _run(layers: nn.ModuleList, hidden: torch.Tensor, apart: dict[str, Documents]) -> torch.Tensor:
     for layer in layers:
-        hidden = layer(hidden)
+        hidden = layer(hidden, **apart)
     return hidden

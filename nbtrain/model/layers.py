@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nbtrain.model.attention import LayerCache, causal_attention
+from nbtrain.model.attention import Documents, LayerCache, causal_attention
 from nbtrain.model.initialization import Initializer
 
 
@@ -59,9 +59,15 @@ class PositionEmbedding(nn.Module):
         self.weight = init.normal(f"{name}.weight", positions, hidden_size)
         self.dropout = dropout
 
-    def forward(self, x: torch.Tensor, start: int = 0) -> torch.Tensor:
-        # A slice, not an index: its gradient is one copy, not a scatter.
-        positions = self.weight[start : start + x.shape[1]]
+    def forward(
+        self, x: torch.Tensor, start: int = 0, position_ids: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """`position_ids` [b, s] where they are not start, start + 1, ..."""
+        if position_ids is not None:
+            positions = F.embedding(position_ids, self.weight)
+        else:
+            # A slice, not an index: its gradient is one copy, not a scatter.
+            positions = self.weight[start : start + x.shape[1]]
         return F.dropout(x + positions, self.dropout, self.training)
 
 
@@ -84,7 +90,13 @@ class Attention(nn.Module):
         self.query_key_value = Linear(f"{name}.query_key_value", hidden_size, 3 * hidden_size, init)
         self.dense = Linear(f"{name}.dense", hidden_size, hidden_size, init, residual=True)
 
-    def forward(self, x: torch.Tensor, cache: LayerCache | None = None, start: int = 0) -> torch.Tensor:
+    def forward(
+        self,
+        x: torch.Tensor,
+        cache: LayerCache | None = None,
+        start: int = 0,
+        documents: Documents | None = None,
+    ) -> torch.Tensor:
         batch, tokens, _ = x.shape
         # [b, s, n, 3d] -> [b, n, s, 3d]: the heads are what there are here, all or this rank's.
         packed = self.query_key_value(x).view(batch, tokens, -1, 3 * self.head_size).transpose(1, 2)
@@ -92,7 +104,7 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.extended(key, value, start)
         dropout = self.dropout if self.training else 0.0
-        attended = causal_attention(query, key, value, dropout, self.backend)
+        attended = causal_attention(query, key, value, dropout, self.backend, documents)
         return self.dense(attended.transpose(1, 2).reshape(batch, tokens, -1))
 
 
@@ -135,7 +147,13 @@ class TransformerLayer(nn.Module):
         self.post_attention_layernorm = LayerNorm(hidden_size, layernorm_epsilon, init)
         self.mlp = MLP(f"{name}.mlp", hidden_size, ffn_hidden_size, init)
 
-    def forward(self, x: torch.Tensor, cache: LayerCache | None = None, start: int = 0) -> torch.Tensor:
-        attended = self.attention(self.input_layernorm(x), cache, start)
+    def forward(
+        self,
+        x: torch.Tensor,
+        cache: LayerCache | None = None,
+        start: int = 0,
+        documents: Documents | None = None,
+    ) -> torch.Tensor:
+        attended = self.attention(self.input_layernorm(x), cache, start, documents)
         x = x + F.dropout(attended, self.hidden_dropout, self.training)
         return x + F.dropout(self.mlp(self.post_attention_layernorm(x)), self.hidden_dropout, self.training)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain import amounts
-from nbtrain.metrics import BY_TAG, SCALARS, Scalar
+from nbtrain.metrics import SCALARS, Scalar, name_of
+from nbtrain.metrics import scalar as scalar_named
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.tfevents import Series, read_scalars
 from nbtrain.rundir import RunDir
@@ -36,13 +37,12 @@ def scalars_of(source: Source) -> dict[str, Series]:
     if isinstance(source, RunDir):
         source = RunView(source)
     if isinstance(source, RunView):
-        found = {scalar.name: source.scalars(scalar.name) for scalar in SCALARS}
-        return {name: series for name, series in found.items() if series}
+        return {name: source.scalars(name) for name in source.scalar_names()}
     folder = Path(source) if Path(source).is_dir() else resolve(source)
     if (folder / "run.json").is_file():
         return scalars_of(RunDir(folder))
     by_tag = read_scalars(folder)
-    return {BY_TAG[tag].name if tag in BY_TAG else tag: series for tag, series in by_tag.items()}
+    return {name_of(tag) or tag: series for tag, series in by_tag.items()}
 
 
 def training_curves(source: Source) -> "Figure":
@@ -101,6 +101,14 @@ def scalars_table(source: Source) -> "ScalarsTable":
     return ScalarsTable(_title(source), scalars_of(source))
 
 
+def _row(name: str) -> Scalar | None:
+    """None for a tag that is none of ours."""
+    try:
+        return scalar_named(name)
+    except KeyError:
+        return None
+
+
 class ScalarsTable:
     """Shown in a cell, a table; printed, lines."""
 
@@ -113,7 +121,7 @@ class ScalarsTable:
         for name in [*ours, *others]:
             points = series[name]
             if points.last is not None:
-                scalar = known.get(name)
+                scalar = _row(name)
                 meaning = scalar.meaning if scalar else ""
                 self.rows.append((name, _value(points.last, scalar), f"{points.steps[-1]:,}", meaning))
 

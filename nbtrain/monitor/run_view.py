@@ -15,7 +15,8 @@ from typing import Any
 
 from nbtrain import amounts
 from nbtrain.jobstate import ACTIVE, MEANING, read_state
-from nbtrain.metrics import BY_NAME, SCALARS
+from nbtrain.metrics import BY_NAME, SCALARS, name_of
+from nbtrain.metrics import scalar as scalar_named
 from nbtrain.monitor import logs
 from nbtrain.monitor.resources import ResourceSampler
 from nbtrain.monitor.tfevents import ScalarReader, Series
@@ -71,7 +72,7 @@ class RunView:
 
     def __init__(self, run: RunDir):
         self.run = run
-        self._reader = ScalarReader(run.tensorboard, (scalar.tag for scalar in SCALARS))
+        self._reader = ScalarReader(run.tensorboard, lambda tag: name_of(tag) is not None)
         self._samplers: dict[str, ResourceSampler] = {}
         self._config: dict[str, Any] | None = None
         self._snapshot: tuple[float, dict[str, Any]] | None = None
@@ -126,11 +127,21 @@ class RunView:
 
         Raises KeyError, with the names there are, where there is no such scalar.
         """
-        if name not in BY_NAME:
-            raise KeyError(f"{name!r} is no scalar of nbtrain; there are: {', '.join(BY_NAME)}")
+        try:
+            tag = scalar_named(name).tag
+        except KeyError:
+            raise KeyError(f"{name!r} is no scalar of nbtrain; there are: {', '.join(BY_NAME)}") from None
         with self._lock:
             self._reader.refresh()
-            return self._reader.series.get(BY_NAME[name].tag, Series())
+            return self._reader.series.get(tag, Series())
+
+    def scalar_names(self) -> list[str]:
+        """Names of all scalars that have points, in the order of metrics.SCALARS; then the losses of datasets."""
+        with self._lock:
+            self._reader.refresh()
+            there = {name_of(tag) for tag in self._reader.series}
+        known = [scalar.name for scalar in SCALARS if scalar.name in there]
+        return known + sorted(name for name in there if name is not None and name not in BY_NAME)
 
     def log_tail(self, lines: int = LOG_LINES, rank: int | str = 0) -> list[str]:
         """The last lines of a rank's log ("supervisor" for the supervisor's) in the newest job."""

@@ -8,23 +8,60 @@ so the set of samples of a step depends on the data state alone, not on the numb
 processes read ahead; the order is the same.
 """
 
+import functools
 import signal
 import time
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from nbtrain.data.sample import Sample
 from nbtrain.data.state import DataState, rank_positions
 from nbtrain.parent_death import die_with_parent
 
 
 class Samples(Protocol):
-    """What a dataset must give: `dataset[i]` is seq_length + 1 token ids."""
+    """What a dataset must give."""
 
-    def __getitem__(self, index: int) -> np.ndarray: ...
+    def sample(self, position: int) -> Sample: ...
+
+
+class Batch(NamedTuple):
+    """One micro batch of b samples, on the device. None stands for what a plain one is, as in data/sample.py."""
+
+    tokens: torch.Tensor
+    """int64 [b, seq_length]."""
+    labels: torch.Tensor
+    """int64 [b, seq_length]."""
+    loss_mask: torch.Tensor | None = None
+    """fp32 [b, seq_length]."""
+    position_ids: torch.Tensor | None = None
+    """int64 [b, seq_length]."""
+    cu_seqlens: torch.Tensor | None = None
+    """int32 [documents + 1]: cumulative lengths over all b * seq_length tokens; each sample begins a document."""
+    max_seqlen: int = 0
+    """The longest of these documents."""
+    dataset_ids: torch.Tensor | None = None
+    """int64 [b, seq_length]: which named dataset each label is of; in batches that are asked for it."""
+
+    @property
+    def bounds(self) -> dict[str, Any]:
+        """What the model is told besides tokens and labels; nothing for a plain batch."""
+        told: dict[str, Any] = {}
+        if self.position_ids is not None:
+            told["position_ids"] = self.position_ids
+        if self.cu_seqlens is not None:
+            told |= {"cu_seqlens": self.cu_seqlens, "max_seqlen": self.max_seqlen}
+        return told
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same on another device, without waiting for it."""
+        return Batch._make(
+            part.to(device, non_blocking=True) if isinstance(part, torch.Tensor) else part for part in self
+        )
 
 
 def training_rows(
@@ -43,10 +80,19 @@ def evaluation_rows(num_samples: int, micro_batch_size: int, rank: int, size: in
 
 
 class Batches:
-    """Iterates over (tokens, labels), each [micro batch, seq_length] on `device`; `rows` say which samples."""
+    """Iterates over Batch on `device`; `rows` say which samples.
+
+    `masked`: every batch has a loss_mask; `named`: every batch has dataset_ids.
+    """
 
     def __init__(
-        self, dataset: Samples, rows: Iterator[list[int]], device: torch.device, num_workers: int = 0
+        self,
+        dataset: Samples,
+        rows: Iterator[list[int]],
+        device: torch.device,
+        num_workers: int = 0,
+        masked: bool = False,
+        named: bool = False,
     ):
         self.wait_seconds = 0.0
         self._device = device
@@ -54,7 +100,7 @@ class Batches:
             DataLoader(
                 _Readable(dataset),
                 batch_sampler=_Rows(rows),
-                collate_fn=_stack,
+                collate_fn=functools.partial(_stack, masked=masked, named=named),
                 num_workers=num_workers,
                 worker_init_fn=_start_worker,
                 pin_memory=device.type == "cuda",
@@ -66,11 +112,11 @@ class Batches:
     def __iter__(self) -> "Batches":
         return self
 
-    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def __next__(self) -> Batch:
         started = time.perf_counter()
-        sequences = next(self._loader).to(self._device, non_blocking=True)
+        batch = next(self._loader).to(self._device)
         self.wait_seconds += time.perf_counter() - started
-        return sequences[:, :-1], sequences[:, 1:]
+        return batch
 
 
 class _Readable(Dataset):
@@ -79,8 +125,8 @@ class _Readable(Dataset):
     def __init__(self, dataset: Samples):
         self._dataset = dataset
 
-    def __getitem__(self, index: int) -> np.ndarray:
-        return self._dataset[index]
+    def __getitem__(self, index: int) -> Sample:
+        return self._dataset.sample(index)
 
 
 class _Rows(torch.utils.data.Sampler):
@@ -97,5 +143,39 @@ def _start_worker(number: int) -> None:
     die_with_parent(signal.SIGKILL)
 
 
-def _stack(samples: list[np.ndarray]) -> torch.Tensor:
-    return torch.from_numpy(np.stack(samples).astype(np.int64, copy=False))
+def _stack(samples: list[Sample], masked: bool, named: bool) -> Batch:
+    """What some samples of a batch carry and others do not is filled in with what None stands for."""
+    length = len(samples[0].tokens)
+    tokens, labels = (
+        _tensor([sample.tokens for sample in samples]),
+        _tensor([sample.labels for sample in samples]),
+    )
+    loss_mask = position_ids = cu_seqlens = dataset_ids = None
+    max_seqlen = 0
+    if masked or any(sample.loss_mask is not None for sample in samples):
+        everything = np.ones(length, np.float32)
+        loss_mask = _tensor([_or(sample.loss_mask, everything) for sample in samples], np.float32)
+    if any(sample.position_ids is not None for sample in samples):
+        straight = np.arange(length)
+        position_ids = _tensor([_or(sample.position_ids, straight) for sample in samples])
+    if any(sample.cu_seqlens is not None for sample in samples):
+        whole = np.zeros(1, np.int32)
+        begins = [
+            number * length + starts[starts < length]
+            for number, starts in enumerate(_or(sample.cu_seqlens, whole) for sample in samples)
+        ]
+        ends = np.concatenate([*begins, [length * len(samples)]])
+        cu_seqlens, max_seqlen = torch.from_numpy(ends.astype(np.int32)), int(np.diff(ends).max())
+    if named:
+        dataset_ids = _tensor(
+            [_or(sample.dataset_ids, np.full(length, sample.dataset)) for sample in samples]
+        )
+    return Batch(tokens, labels, loss_mask, position_ids, cu_seqlens, max_seqlen, dataset_ids)
+
+
+def _tensor(rows: list[np.ndarray], dtype: type = np.int64) -> torch.Tensor:
+    return torch.from_numpy(np.stack(rows).astype(dtype, copy=False))
+
+
+def _or(array: np.ndarray | None, other: np.ndarray) -> np.ndarray:
+    return other if array is None else array

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
 
-from nbtrain.metrics import BY_NAME
+from nbtrain.metrics import scalar as scalar_named
 
 FLUSH_SECONDS = 10
 
@@ -36,7 +36,7 @@ class MetricsWriter:
         for name, value in values.items():
             if value is None:
                 continue
-            scalar = BY_NAME[name]
+            scalar = scalar_named(name)
             self._writers[""].add_scalar(scalar.tag, value, step)
             if scalar.by_tokens:
                 self._writers["tokens"].add_scalar(f"{scalar.tag} vs tokens", value, consumed_tokens)

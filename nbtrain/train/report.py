@@ -40,7 +40,10 @@ class Report:
         progress: Progress,
         events: EventWriter,
         writer: MetricsWriter,
+        dataset_names: tuple[str, ...] = (),
     ):
+        """`dataset_names`: of the rows of StepResult.dataset_losses."""
+        self.dataset_names = dataset_names
         self.config = config
         self.world = world
         self.progress = progress
@@ -160,9 +163,20 @@ class Report:
             host_memory_fraction=used,
             device_memory_bytes=device_bytes,
             device_memory_fraction=device_fraction,
+            **self._dataset_losses(result),
         )
         if not math.isfinite(loss):
             self.alerts.check("loss", True, f"step {result.step}: the loss is {loss}", result.step)
+
+    def _dataset_losses(self, result: StepResult) -> dict[str, float | None]:
+        """By name in metrics.py; None for a dataset that no learnt token of this step is of."""
+        if result.dataset_losses is None:
+            return {}
+        rows = result.dataset_losses.tolist()
+        return {
+            f"loss/{name}": total / count if count else None
+            for name, (total, count) in zip(self.dataset_names, rows, strict=True)
+        }
 
     def _log(self, result: StepResult) -> None:
         progress, config = self.progress, self.config
@@ -218,7 +232,12 @@ class Report:
 
 
 def make_report(
-    config: RunConfig, world: World, state: TrainState, heartbeat: HeartbeatWriter, folder: Path
+    config: RunConfig,
+    world: World,
+    state: TrainState,
+    heartbeat: HeartbeatWriter,
+    folder: Path,
+    dataset_names: tuple[str, ...] = (),
 ) -> Report:
     """The report of a run that goes on from `state`, with its settings written down as text."""
     assert heartbeat.progress is not None and heartbeat.events is not None
@@ -226,7 +245,7 @@ def make_report(
     writer = MetricsWriter(folder, state.step, samples * config.model.seq_length, samples)
     writer.text("config", to_yaml(config))
     writer.text("deepspeed", json.dumps(deepspeed_config(config), indent=2))
-    report = Report(config, world, state, heartbeat.progress, heartbeat.events, writer)
+    report = Report(config, world, state, heartbeat.progress, heartbeat.events, writer, dataset_names)
     stops = config.train_steps < config.scheduled_steps
     early = f" (max_steps stops it after {config.train_steps:,})" if stops else ""
     logger.info(

@@ -14,10 +14,12 @@ class StepResult:
     step: int
     learning_rate: float
     loss: torch.Tensor
-    """Mean over this step's micro batches and all ranks."""
+    """Mean over this step's tokens, those that bear a loss, of all micro batches and ranks."""
     grad_norm: torch.Tensor | float | None
     loss_scale: float
     timer: StepTimer = field(repr=False)
     wall_seconds: float = 0.0
     communication_seconds: float | None = None
     """None where this step was not measured."""
+    dataset_losses: torch.Tensor | None = None
+    """[named datasets, 2], over all ranks: the sum of its learnt tokens' losses, and their number."""

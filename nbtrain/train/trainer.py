@@ -6,7 +6,7 @@ Every rank makes every step, evaluation and save together; rank 0 alone logs, wr
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -17,9 +17,10 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.agreement import Agreement
 from nbtrain.parallel.startup import World
 from nbtrain.rundir import RunDir
-from nbtrain.train.batches import Batches, evaluation_rows, training_rows
+from nbtrain.train.batches import Batch, Batches, evaluation_rows, training_rows
 from nbtrain.train.build import Built, build
 from nbtrain.train.communication import CommunicationTimer
+from nbtrain.train.dataset_losses import DatasetLosses
 from nbtrain.train.evaluation import evaluate
 from nbtrain.train.heartbeat import HeartbeatWriter
 from nbtrain.train.optimizer import set_learning_rate
@@ -39,7 +40,12 @@ def train_run(
     with heartbeat.phase("load"):
         built.load()
         heartbeat.beat(built.state.step)
-    report = make_report(config, world, built.state, heartbeat, run.tensorboard) if world.rank == 0 else None
+    names = built.datasets.names
+    report = (
+        make_report(config, world, built.state, heartbeat, run.tensorboard, names)
+        if world.rank == 0
+        else None
+    )
     try:
         first_step, events = built.state.step, heartbeat.events
         with profiling(config.profile, run, world.rank, first_step, events) as profile_step:
@@ -117,14 +123,16 @@ class Trainer:
         set_learning_rate(self.optimizer, learning_rate)
         total = torch.zeros((), dtype=torch.float32, device=self.world.device)
         norm = None
-        for micro in range(self.config.accumulation_steps):
-            with timer.part("data"):
-                tokens, labels = next(batches)
+        losses = DatasetLosses(len(self.datasets.names), self.world) if self.datasets.names else None
+        for micro, (batch, masked) in enumerate(self._micro_batches(batches, timer)):
             with timer.part("forward"):
-                loss = engine(tokens, labels)
+                noted = losses.told(batch) if losses is not None else {}
+                loss = engine(batch.tokens, batch.labels, **batch.bounds, **masked, **noted)
             with timer.part("backward"):
                 engine.backward(loss)
             total += loss.detach()
+            if losses is not None:
+                losses.add(batch)
             with timer.part("optimizer"):
                 if micro == self.config.accumulation_steps - 1 and not self.config.parallel.zero_stage:
                     # Without ZeRO the engine clips but does not tell the norm.
@@ -149,7 +157,34 @@ class Trainer:
             float(getattr(self.optimizer, "cur_scale", 1.0)),
             timer,
             time.perf_counter() - started,
+            dataset_losses=losses.over_ranks() if losses is not None else None,
         )
+
+    def _micro_batches(
+        self, batches: Batches, timer: StepTimer
+    ) -> Iterator[tuple[Batch, dict[str, torch.Tensor]]]:
+        """The micro batches of a step, each with what the model is told of a loss mask.
+
+        The engine takes the mean over micro batches and ranks. Where only some tokens bear a loss, the mean over those
+        of the whole step is meant, so that their number is needed first: the step's batches are read ahead.
+        """
+        steps = self.config.accumulation_steps
+        if not self.datasets.is_masked:
+            for _ in range(steps):
+                with timer.part("data"):
+                    batch = next(batches)
+                yield batch, {}
+            return
+        with timer.part("data"):
+            held = [next(batches) for _ in range(steps)]
+            masks = [batch.loss_mask for batch in held if batch.loss_mask is not None]
+            learnt = torch.stack([mask.sum(dtype=torch.float64) for mask in masks]).sum()
+            if self.world.size > 1:
+                dist.all_reduce(learnt)
+            # A step that learns nothing has a loss of 0.
+            denominator = (learnt.clamp(min=1) / (steps * self.world.size)).float()
+        for batch, mask in zip(held, masks, strict=True):
+            yield batch, {"loss_mask": mask, "loss_denominator": denominator}
 
     # --- every N steps ---------------------------------------------------------------------------------------
 
@@ -201,10 +236,18 @@ class Trainer:
             self.world.rank,
             self.world.size,
         )
-        return Batches(self.datasets.train, rows, self.world.device, self.config.data.num_workers)
+        return Batches(
+            self.datasets.train,
+            rows,
+            self.world.device,
+            self.config.data.num_workers,
+            masked=self.datasets.is_masked,
+            named=bool(self.datasets.names),
+        )
 
     def _loss_on(self, dataset: Any) -> float:
         batch = self.config.batch
         num_samples = self.config.evaluation.eval_iters * batch.global_batch_size
         rows = evaluation_rows(num_samples, batch.micro_batch_size, self.world.rank, self.world.size)
-        return evaluate(self.engine.module, Batches(dataset, rows, self.world.device), self.heartbeat.beat)
+        batches = Batches(dataset, rows, self.world.device, masked=self.datasets.is_masked)
+        return evaluate(self.engine.module, batches, self.heartbeat.beat)

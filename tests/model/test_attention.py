@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from nbtrain.model import attention
-from nbtrain.model.attention import causal_attention
+from nbtrain.model.attention import causal_attention, documents_of, takes_lengths
 
 
 def gradients(dtype: torch.dtype, tokens: int, backend: str):
@@ -49,3 +49,70 @@ def test_queries_stand_at_the_end_of_the_keys(queries, keys):
     behind = torch.ones(queries, keys).tril(keys - queries) == 0
     expected = scores.masked_fill(behind, float("-inf")).softmax(-1) @ value
     torch.testing.assert_close(causal_attention(query, key, value), expected)
+
+
+CU_SEQLENS = torch.tensor([0, 5, 6, 12, 12, 20, 24], dtype=torch.int32)
+
+
+def test_a_mask_of_documents_is_causal_and_block_diagonal():
+    """Two sequences of 12; a document without tokens; equal entries at the end are padding."""
+    documents = documents_of(CU_SEQLENS, 8, 2, 12, as_lengths=False)
+    expected = torch.zeros(2, 1, 12, 12, dtype=torch.bool)
+    for first, last in [(0, 5), (5, 6), (6, 12)]:
+        expected[0, 0, first:last, first:last] = True
+    for first, last in [(0, 8), (8, 12)]:
+        expected[1, 0, first:last, first:last] = True
+    assert torch.equal(documents.mask, expected.tril())
+    padded = torch.cat([CU_SEQLENS, CU_SEQLENS[-1:]])
+    assert torch.equal(documents_of(padded, 8, 2, 12, as_lengths=False).mask, expected.tril())
+
+
+@pytest.mark.parametrize("backend", ["auto", "math"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_documents_attend_as_if_alone(backend, dtype):
+    """Output and gradients of each document are those of attention over that document by itself."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (
+        torch.randn(2, 3, 12, 16, generator=generator).to(dtype).requires_grad_() for _ in range(3)
+    )
+    documents = documents_of(CU_SEQLENS, 8, 2, 12, as_lengths=False)
+    together = causal_attention(query, key, value, backend=backend, documents=documents)
+    upstream = torch.randn(2, 3, 12, 16, generator=generator).to(dtype)
+    gradients_together = torch.autograd.grad(together, (query, key, value), upstream)
+    for row, first, last in [(0, 0, 5), (0, 5, 6), (0, 6, 12), (1, 0, 8), (1, 8, 12)]:
+        part = (slice(row, row + 1), slice(None), slice(first, last))
+        inputs = [tensor[part].detach().requires_grad_() for tensor in (query, key, value)]
+        alone = causal_attention(*inputs, backend=backend)
+        tolerance = {"rtol": 2e-2, "atol": 2e-2} if dtype == torch.bfloat16 else {}
+        torch.testing.assert_close(together[part], alone, **tolerance)
+        for ours, theirs in zip(gradients_together, torch.autograd.grad(alone, inputs, upstream[part])):
+            torch.testing.assert_close(ours[part], theirs, **tolerance)
+
+
+def test_lengths_are_for_what_the_kernel_can_do():
+    """16 bits on CUDA without dropout; everything else has a mask."""
+    assert takes_lengths("cuda", torch.bfloat16, 0.0, "auto")
+    assert takes_lengths("cuda", torch.float16, 0.0, "auto")
+    assert not takes_lengths("cpu", torch.bfloat16, 0.0, "auto")
+    assert not takes_lengths("cuda", torch.float32, 0.0, "auto")
+    assert not takes_lengths("cuda", torch.bfloat16, 0.1, "auto")
+    assert not takes_lengths("cuda", torch.bfloat16, 0.0, "math")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_lengths_give_what_the_mask_gives():
+    """torch's kernel for varying lengths against the mask, forward and backward, in bf16 on CUDA."""
+    generator = torch.Generator("cuda").manual_seed(0)
+    inputs = [
+        torch.randn(2, 3, 12, 64, generator=generator, device="cuda", dtype=torch.bfloat16).requires_grad_()
+        for _ in range(3)
+    ]
+    upstream = torch.randn(2, 3, 12, 64, generator=generator, device="cuda", dtype=torch.bfloat16)
+    results = []
+    for as_lengths in (True, False):
+        documents = documents_of(CU_SEQLENS.cuda(), 8, 2, 12, as_lengths)
+        output = causal_attention(*inputs, documents=documents)
+        results.append((output, *torch.autograd.grad(output, inputs, upstream)))
+    for lengths, mask in zip(*results):
+        torch.testing.assert_close(lengths, mask, rtol=2e-2, atol=2e-2)

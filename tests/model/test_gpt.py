@@ -1,6 +1,7 @@
 """The model: names, initial weights, causality, cache, recomputation."""
 
 import math
+import shutil
 
 import pytest
 import torch
@@ -182,3 +183,116 @@ def test_packed_rows_lie_head_by_head(tokens):
         part.dense.bias = torch.nn.Parameter(whole.dense.bias / 2)
         halves.append(part(x))
     torch.testing.assert_close(halves[0] + halves[1], whole(x))
+
+
+# --- documents apart ------------------------------------------------------------------------------------------
+
+# Two sequences of 16: documents of 6 and 10 tokens, and of 16.
+APART = {"cu_seqlens": torch.tensor([0, 6, 16, 32], dtype=torch.int32), "max_seqlen": 16}
+RESET = {"position_ids": torch.stack([torch.arange(16) - 6 * (torch.arange(16) >= 6), torch.arange(16)])}
+
+
+def changed_first_document(tokens):
+    changed = tokens[:, :16].clone()
+    changed[0, :6] = (changed[0, :6] + 1) % 64
+    return changed
+
+
+@pytest.mark.parametrize("backend", ["auto", "math"])
+@pytest.mark.parametrize("options", [APART, APART | RESET])
+def test_changing_a_document_leaves_the_others_logits_unchanged(tokens, backend, options):
+    """Bit for bit, in fp32; without the bounds they change."""
+    model = GPT(GPTConfig(**{**vars(CONFIG), "attention_backend": backend})).eval()
+    changed = changed_first_document(tokens)
+    with torch.no_grad():
+        before, after = model(tokens[:, :16], **options), model(changed, **options)
+        assert torch.equal(before[0, 6:], after[0, 6:])
+        assert torch.equal(before[1], after[1])
+        assert not torch.equal(before[0, :6], after[0, :6])
+        mixed = model(tokens[:, :16]), model(changed)
+    assert (mixed[0][0, 6:] != mixed[1][0, 6:]).any(dim=1).all()
+
+
+def test_resetting_positions_alone_does_not_keep_documents_apart(tokens):
+    model = GPT(CONFIG).eval()
+    with torch.no_grad():
+        before, after = model(tokens[:, :16], **RESET), model(changed_first_document(tokens), **RESET)
+    assert not torch.equal(before[0, 6:], after[0, 6:])
+
+
+def test_a_document_apart_is_a_document_alone(tokens):
+    """Bounds and positions together: the logits of the second document are those of a sequence that it is alone."""
+    model = GPT(CONFIG).eval()
+    with torch.no_grad():
+        packed = model(tokens[:, :16], **APART, **RESET)[0, 6:]
+        alone = model(tokens[:1, 6:16])[0]
+    torch.testing.assert_close(packed, alone, rtol=1e-5, atol=1e-6)
+
+
+def gradients_of(model, tokens, **options):
+    """Loss and gradients where the last document of the first sequence alone bears a loss."""
+    mask = torch.zeros(2, 16)
+    mask[0, 6:] = 1
+    torch.manual_seed(7)
+    loss = model(tokens[:, :16], tokens[:, 1:], loss_mask=mask, **options)
+    return [loss, *torch.autograd.grad(loss, list(model.parameters()))]
+
+
+def test_gradients_do_not_know_of_other_documents(tokens):
+    """What the second document teaches is bit for bit the same whatever stands before it; without bounds it is not."""
+    model = GPT(CONFIG)
+    changed = torch.cat([changed_first_document(tokens), tokens[:, 16:]], dim=1)
+    for options, same in ((APART | RESET, True), (RESET, False)):
+        pairs = zip(gradients_of(model, tokens, **options), gradients_of(model, changed, **options))
+        assert all(torch.equal(one, other) for one, other in pairs) == same
+    own = gradients_of(model, tokens, **APART, **RESET)
+    embedding = own[1 + [name for name, _ in model.named_parameters()].index("position_embeddings.weight")]
+    assert (embedding[10:] == 0).all() and (embedding[:10] != 0).any(dim=1).all()
+
+
+@pytest.mark.parametrize("interval", [1, 2])
+def test_recomputation_with_documents_changes_no_bit(tokens, interval):
+    results = []
+    for setting in (0, interval):
+        config = {**vars(CONFIG), "hidden_dropout": 0.2, "attention_dropout": 0.2}
+        model = GPT(GPTConfig(**{**config, "checkpoint_interval_layers": setting}))
+        results.append(gradients_of(model, tokens, **APART, **RESET))
+    assert all(torch.equal(kept, again) for kept, again in zip(*results))
+
+
+# torch warns of itself while its compiler is loaded and looks at tensors.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.slow
+def test_compiled_layers_take_documents(tokens):
+    """Two batches with other bounds through one compiled model; fused kernels round in the last bits."""
+    if not (shutil.which("g++") or shutil.which("clang++")):
+        pytest.skip("no C++ compiler on this machine")
+    plain, compiled = GPT(CONFIG), GPT(CONFIG)
+    for layer in compiled.layers:
+        layer.compile()
+    other = {"cu_seqlens": torch.tensor([0, 16, 20, 25, 32], dtype=torch.int32), "max_seqlen": 16}
+    for options in (APART, other, {}):
+        for ours, theirs in zip(
+            gradients_of(compiled, tokens, **options), gradients_of(plain, tokens, **options)
+        ):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_plain_bounds_change_nothing(tokens):
+    """Straight positions and whole sequences: the loss of a plain batch, up to the order of additions."""
+    model = GPT(CONFIG).eval()
+    plain = model(tokens[:, :16], tokens[:, 1:])
+    said = model(
+        tokens[:, :16],
+        tokens[:, 1:],
+        position_ids=torch.arange(16).expand(2, 16),
+        cu_seqlens=torch.tensor([0, 16, 32], dtype=torch.int32),
+        max_seqlen=16,
+    )
+    torch.testing.assert_close(said, plain, rtol=1e-6, atol=0)
+
+
+def test_a_cache_holds_one_document(tokens):
+    model = GPT(CONFIG).eval()
+    with pytest.raises(ValueError, match="a cache holds one document from position 0 on"):
+        model(tokens[:, :16], cache=model.new_cache(2), **APART)

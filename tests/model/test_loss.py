@@ -91,3 +91,54 @@ def test_logits_of_one_chunk_only_exist_at_a_time():
     with Largest():
         linear_cross_entropy(hidden, weight, labels, 2).backward()
     assert largest == VOCAB * HIDDEN < TOKENS * VOCAB
+
+
+@pytest.mark.parametrize("chunk_tokens", [0, 7])
+def test_a_masked_loss_is_the_mean_over_learnt_tokens(chunk_tokens):
+    """Value and gradients are torch's with ignored labels; a mask of ones changes no bit."""
+    hidden, weight, labels = tensors()
+    mask = (torch.arange(TOKENS) % 3 > 0).float()
+    loss = linear_cross_entropy(hidden, weight, labels, chunk_tokens, mask)
+    expected = F.cross_entropy(hidden @ weight.T, labels.masked_fill(mask == 0, -100))
+    torch.testing.assert_close(loss, expected)
+    for ours, theirs in zip(
+        torch.autograd.grad(loss * 8, (hidden, weight)), torch.autograd.grad(expected * 8, (hidden, weight))
+    ):
+        torch.testing.assert_close(ours, theirs)
+    plain = linear_cross_entropy(hidden, weight, labels, chunk_tokens)
+    ones = linear_cross_entropy(hidden, weight, labels, chunk_tokens, torch.ones(TOKENS))
+    assert torch.equal(plain, ones)
+
+
+def test_micro_batches_with_a_common_denominator_add_up():
+    """Three parts with few, all and no learnt tokens: their sums are the mean over all, and its gradient."""
+    hidden, weight, labels = tensors()
+    mask = (torch.arange(TOKENS) < 13).float()
+    mask[:8] = (torch.arange(8) % 3 == 0).float()
+    whole = linear_cross_entropy(hidden, weight, labels, 7, mask)
+    total = sum(
+        linear_cross_entropy(hidden[part], weight, labels[part], 7, mask[part], mask.sum())
+        for part in (slice(0, 8), slice(8, 13), slice(13, 30))
+    )
+    torch.testing.assert_close(total, whole)
+    for ours, theirs in zip(
+        torch.autograd.grad(total, (hidden, weight)), torch.autograd.grad(whole, (hidden, weight))
+    ):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_nothing_learnt_is_a_loss_of_zero():
+    hidden, weight, labels = tensors()
+    loss = linear_cross_entropy(hidden, weight, labels, 7, torch.zeros(TOKENS))
+    assert loss.item() == 0
+    assert all((gradient == 0).all() for gradient in torch.autograd.grad(loss, (hidden, weight)))
+
+
+def test_each_tokens_loss_is_left_where_it_is_asked_for():
+    """Masked or not; and the loss itself is not changed by the asking."""
+    hidden, weight, labels = tensors()
+    left = torch.full((TOKENS,), -1.0)
+    mask = (torch.arange(TOKENS) < 5).float()
+    loss = linear_cross_entropy(hidden, weight, labels, 7, mask, token_losses=left)
+    torch.testing.assert_close(left, F.cross_entropy(hidden @ weight.T, labels, reduction="none").detach())
+    assert torch.equal(loss, linear_cross_entropy(hidden, weight, labels, 7, mask))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from nbtrain.data.sample import Sample
 from nbtrain.data.state import DataState
 from nbtrain.train.batches import Batches, evaluation_rows, training_rows
 
@@ -20,9 +21,10 @@ class Counting:
     def __init__(self):
         self.read = []
 
-    def __getitem__(self, index: int) -> np.ndarray:
-        self.read.append(index)
-        return np.arange(index, index + 5)
+    def sample(self, position: int) -> Sample:
+        self.read.append(position)
+        tokens = np.arange(position, position + 5)
+        return Sample(tokens[:-1], tokens[1:])
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -49,10 +51,11 @@ def test_batches_are_tokens_and_the_labels_after_them(num_workers):
     """In the order of the rows, with and without a process that reads ahead; no generator is touched."""
     before = torch.get_rng_state()
     batches = Batches(Counting(), iter([[5, 9], [0, 2]]), torch.device("cpu"), num_workers)
-    (tokens, labels), second = next(batches), next(batches)
-    assert tokens.tolist() == [[5, 6, 7, 8], [9, 10, 11, 12]]
-    assert labels.tolist() == [[6, 7, 8, 9], [10, 11, 12, 13]]
-    assert second[0][0].tolist() == [0, 1, 2, 3]
+    first, second = next(batches), next(batches)
+    assert first.tokens.tolist() == [[5, 6, 7, 8], [9, 10, 11, 12]]
+    assert first.labels.tolist() == [[6, 7, 8, 9], [10, 11, 12, 13]]
+    assert first[2:] == (None, None, None, 0, None) and first.bounds == {}
+    assert second.tokens[0].tolist() == [0, 1, 2, 3]
     assert batches.wait_seconds > 0
     assert torch.equal(torch.get_rng_state(), before)
     with pytest.raises(StopIteration):
@@ -64,3 +67,51 @@ def test_without_workers_nothing_is_read_ahead():
     batches = Batches(dataset, iter([[0], [1], [2]]), torch.device("cpu"))
     next(batches)
     assert dataset.read == [0]
+
+
+class Mixed:
+    """Sample 0 is plain, 1 has two documents and a mask, 2 mixes datasets."""
+
+    def sample(self, position: int) -> Sample:
+        tokens = np.arange(5) + 10 * position
+        plain = Sample(tokens[:-1], tokens[1:])
+        if position == 1:
+            return plain._replace(
+                loss_mask=np.array([1, 0, 1, 1], np.float32),
+                position_ids=np.array([0, 1, 2, 0]),
+                cu_seqlens=np.array([0, 3, 4, 4, 4], np.int32),
+                dataset=2,
+            )
+        if position == 2:
+            return plain._replace(dataset_ids=np.array([0, 0, 3, 3], np.int16))
+        return plain
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_some_samples_carry_all_of_a_batch_have(num_workers):
+    """A plain sample beside others: all learnt, straight positions, one document; lengths run over the batch."""
+    [batch] = Batches(Mixed(), iter([[0, 1, 2]]), torch.device("cpu"), num_workers, named=True)
+    assert batch.loss_mask.tolist() == [[1, 1, 1, 1], [1, 0, 1, 1], [1, 1, 1, 1]]
+    assert batch.position_ids.tolist() == [[0, 1, 2, 3], [0, 1, 2, 0], [0, 1, 2, 3]]
+    assert (batch.cu_seqlens.tolist(), batch.max_seqlen) == ([0, 4, 7, 8, 12], 4)
+    assert batch.dataset_ids.tolist() == [[0] * 4, [2] * 4, [0, 0, 3, 3]]
+    assert [tensor.dtype for tensor in batch if isinstance(tensor, torch.Tensor)] == [
+        torch.int64,
+        torch.int64,
+        torch.float32,
+        torch.int64,
+        torch.int32,
+        torch.int64,
+    ]
+    assert batch.bounds == {
+        "position_ids": batch.position_ids,
+        "cu_seqlens": batch.cu_seqlens,
+        "max_seqlen": 4,
+    }
+
+
+def test_a_masked_run_has_a_mask_in_every_batch():
+    """Also where no sample of it brings one: the step's denominator counts them all."""
+    [batch] = Batches(Mixed(), iter([[0]]), torch.device("cpu"), masked=True)
+    assert batch.loss_mask.tolist() == [[1, 1, 1, 1]]
+    assert batch.cu_seqlens is None and batch.dataset_ids is None

@@ -1,0 +1,253 @@
+"""The first half of wikitext -> text: everything that nests or runs over lines, found by one scan each.
+
+    comments, <ref>, <gallery> ... dropped; <math>, <pre>, <nowiki> ... put aside  ->  templates dropped  ->
+    tables dropped  ->  brackets without a partner dropped
+
+What is left is short of every trap: a parser that backtracks needs minutes for a page of brackets that never
+close, and these scans take the same time for any page of one size. Characters that no XML can hold carry notes to
+the second half (walker.py):
+"""
+
+# ruff: noqa: SIM905, RUF001 (word lists read best as words; letters that look alike are meant)
+
+import html
+import re
+from collections.abc import Callable
+
+DROPPED = "\x1a"
+"""Something was dropped here: the blanks and brackets around it may be left without a meaning."""
+LINE_BREAK = "\x1d"
+"""<br>: a new line that ends neither a heading nor a list item."""
+LESS_THAN = "\x1c"
+"""A < that begins no tag."""
+ASIDE = "\x7f"
+"""Around the number of a text that is put aside and comes back as it is."""
+
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
+
+# --- tags ---------------------------------------------------------------------------------------------------
+
+# No blank between < and a name, as in MediaWiki: "a < b" is text. Possessive, so that nothing is tried twice.
+TAG = re.compile(r"<!--|<(/?)([A-Za-z][A-Za-z0-9-]*+)([^<>]*+)>")
+
+WITHOUT_CONTENT = frozenset(
+    """
+ref references gallery timeline imagemap graph mapframe maplink templatedata templatestyles indicator score
+inputbox categorytree includeonly hiero style script table ce chem section languages
+""".split()
+)
+# What is inside is not wikitext.
+VERBATIM = frozenset("nowiki pre math source syntaxhighlight".split())
+NEW_LINE = frozenset("p div center blockquote poem ul ol dl dt dd tr h1 h2 h3 h4 h5 h6".split())
+INLINE = frozenset(
+    """
+b i u s em strong small big sup sub span font tt code kbd samp var cite q abbr dfn del ins strike mark bdi bdo ruby
+rb rt rp rtc time data a noinclude onlyinclude translate tvar td th caption thead tbody tfoot wbr img nobr label
+""".split()
+)
+BREAKS = frozenset("br hr".split())
+
+SUPERSCRIPTS = str.maketrans("0123456789+-−=()", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾")
+SUBSCRIPTS = str.maketrans("0123456789+-−=()", "₀₁₂₃₄₅₆₇₈₉₊₋₋₌₍₎")
+SMALL_FIGURES = re.compile(r"<(su[bp])>([0-9+\-−=()]{1,12})</\1>", re.IGNORECASE)
+
+
+def scan_tags(text: str, aside: list[str]) -> str:
+    """No tag is left: its content is kept, dropped or put aside. `<` that begins none is LESS_THAN."""
+    text = SMALL_FIGURES.sub(
+        lambda match: match[2].translate(SUPERSCRIPTS if match[1].lower() == "sup" else SUBSCRIPTS), text
+    )
+    lowered = text.lower()
+    if len(lowered) != len(text):  # a few letters grow
+        lowered = text
+    out: list[str] = []
+    unclosed: set[str] = set()
+    position = 0
+    while (match := TAG.search(text, position)) is not None:
+        out.append(text[position : match.start()].replace("<", LESS_THAN))
+        position = match.end()
+        if match[2] is None:
+            end = text.find("-->", match.end())
+            # As MediaWiki does: a comment without an end hides the rest.
+            position = len(text) if end < 0 else end + 3
+            # A comment alone on its lines leaves no empty one.
+            if out[-1].endswith("\n") and text.startswith("\n", position):
+                position += 1
+            continue
+        name = match[2].lower()
+        closes, closed = bool(match[1]), match[3].endswith("/")
+        if name in WITHOUT_CONTENT or name in VERBATIM:
+            if closes or closed or name in unclosed:
+                continue
+            end, after = _closing(lowered, name, position)
+            if end < 0:
+                unclosed.add(name)
+                continue
+            if name in VERBATIM:
+                out.append(_put_aside(name, text[position:end], aside))
+            else:
+                out.append(DROPPED)
+            position = after
+        elif name in BREAKS:
+            out.append(LINE_BREAK)
+        elif name in NEW_LINE:
+            out.append("\n" if name not in ("dt", "dd") or closes else "")
+        elif name == "li":
+            out.append("" if closes else "\n* ")
+        elif name not in INLINE:
+            out.append(match[0].replace("<", LESS_THAN))
+    out.append(text[position:].replace("<", LESS_THAN))
+    return "".join(out)
+
+
+def _closing(lowered: str, name: str, position: int) -> tuple[int, int]:
+    """(where the closing tag begins, where it ends), or (-1, -1)."""
+    opening, closing = f"<{name}", f"</{name}"
+    start, depth = position, 1
+    while True:
+        end = lowered.find(closing, position)
+        if end < 0:
+            return -1, -1
+        if name == "table":  # the only one that nests
+            depth += lowered.count(opening, start, end) - 1
+        else:
+            depth -= 1
+        stop = lowered.find(">", end)
+        stop = len(lowered) if stop < 0 else stop + 1
+        if depth <= 0:
+            return end, stop
+        start = position = stop
+
+
+def _put_aside(name: str, content: str, aside: list[str]) -> str:
+    if name == "math":
+        content = _formula(content)
+        if not content:
+            return DROPPED
+    elif name == "nowiki":
+        content = entities(content)
+        if not content.strip():
+            return content
+    else:
+        lines = [line.rstrip() for line in entities(content).strip("\n").split("\n")]
+        content = "\n".join(lines)
+        if not content.strip():
+            return DROPPED
+        if "\n" in content:
+            content = f"\n{content}\n"
+    aside.append(content)
+    return f"{ASIDE}{len(aside) - 1}{ASIDE}"
+
+
+def _formula(content: str) -> str:
+    """LaTeX between dollars on one line; a blank keeps {{ and }} apart, which means the same."""
+    content = " ".join(entities(content).split())
+    content = content.replace("{{", "{ {").replace("{{", "{ {").replace("}}", "} }").replace("}}", "} }")
+    return f"${content}$" if content else ""
+
+
+ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")
+
+
+def entities(text: str) -> str:
+    """Named and numbered characters resolved; what names none is left, and so is a bare &."""
+    if "&" not in text:
+        return text
+    return ENTITY.sub(lambda match: CONTROLS.sub("", html.unescape(match[0])), text)
+
+
+# --- templates ----------------------------------------------------------------------------------------------
+
+BRACES = re.compile(r"\{\{|\}\}")
+MAX_TEMPLATE_DEPTH = 20
+
+
+def scan_templates(text: str, expand: Callable[[str], str]) -> str:
+    """Every {{...}}, however deep, replaced by expand(what is inside); braces without a partner dropped."""
+    out: list[list[str]] = [[]]
+    position = 0
+    for match in BRACES.finditer(text):
+        # The third brace of {{{parameter}}} is skipped below.
+        start = max(position, match.start())
+        out[-1].append(text[position:start])
+        position = match.end()
+        if match[0] == "{{":
+            out.append([])
+        elif len(out) > 1:
+            inside = "".join(out.pop())
+            if text.startswith("}", position) and inside.count("{") > inside.count("}"):
+                position += 1
+            out[-1].append(expand(inside) if len(out) <= MAX_TEMPLATE_DEPTH else DROPPED)
+    out[-1].append(text[position:])
+    return "".join(part for parts in out for part in parts)
+
+
+# --- tables -------------------------------------------------------------------------------------------------
+
+TABLE_BEGINS = re.compile(r"[\s:*#;\x1a]*\{\|")
+TABLE_ENDS = re.compile(r"[\s:]*\|\}")
+HEADING = re.compile(r"={1,6}[^=\n].*=[ \t\x1a]*$")
+
+
+def scan_tables(text: str) -> str:
+    """Every {| ... |} dropped; one that never ends goes as far as the next heading."""
+    if "{|" not in text:
+        return text
+    lines = text.split("\n")
+    open_at: list[int] = []
+    cut: list[tuple[int, int]] = []  # first and last line of outermost tables
+    for number, line in enumerate(lines):
+        if TABLE_BEGINS.match(line):
+            open_at.append(number)
+        elif open_at and (match := TABLE_ENDS.match(line)):
+            start = open_at.pop()
+            lines[number] = line[match.end() :]
+            while cut and cut[-1][0] > start:
+                cut.pop()
+            cut.append((start, number))
+    for start in open_at:
+        stop = next((n for n in range(start + 1, len(lines)) if HEADING.match(lines[n])), len(lines))
+        cut.append((start, stop))
+        if stop == len(lines):
+            break  # the tables after it lie inside
+    kept: list[str] = []
+    position = 0
+    for start, stop in sorted(cut):
+        if start >= position:
+            kept.extend(lines[position:start])
+        position = max(position, stop)
+    kept.extend(lines[position:])
+    return "\n".join(kept)
+
+
+# --- brackets -----------------------------------------------------------------------------------------------
+
+SQUARE_BRACKETS = re.compile(r"\[\[|\]\]")
+MAX_LINK_DEPTH = 4
+PROTOCOL = r"(?:https?:|ftps?:|gopher:|irc:|ircs:|mailto:|news:|git:|svn:|tel:|urn:|geo:)?//|mailto:"
+UNCLOSED_ADDRESS = re.compile(
+    rf"\[(?:{PROTOCOL})[^\s\[\]]*+(?!(?:[^\[\]\n]|\[\[[^\[\]\n]*+\]\]|\[(?!\[)[^\[\]\n]*+\](?!\]))*+\])"
+)
+
+
+def balance(text: str) -> str:
+    """[[ and ]] without a partner, or nested too deep, dropped; so is [address without an end on its line."""
+    open_at: list[int] = []
+    spoiled: list[int] = []
+    for match in SQUARE_BRACKETS.finditer(text):
+        if match[0] == "[[":
+            open_at.append(match.start())
+        elif open_at:
+            start = open_at.pop()
+            if len(open_at) >= MAX_LINK_DEPTH:
+                spoiled += (start, match.start())
+        else:
+            spoiled.append(match.start())
+    spoiled += open_at
+    if spoiled:
+        position, kept = 0, []
+        for start in sorted(spoiled):
+            kept.append(text[position:start])
+            position = start + 2
+        text = "".join(kept) + text[position:]
+    return UNCLOSED_ADDRESS.sub("", text) if "[" in text else text

@@ -34,7 +34,7 @@ from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.errors import DataError
 
 # Text that is in memory as tokens at one time.
-BATCH_CHARS = 2 << 20
+BATCH_CHARS = 1 << 20
 LARGEST_SEQUENCE_TOKENS = 2**31 - 1
 
 

@@ -6,6 +6,8 @@ What is being made lies in the dataset's work folder, so the dataset that is the
 A work folder counts for the same inputs only; a killed run goes on with its shards.
 """
 
+import contextlib
+import ctypes
 import logging
 import shutil
 from collections import Counter
@@ -218,7 +220,9 @@ class _Encoding:
                 if size >= CHECKED_BYTES or len(texts) >= CHECKED_DOCUMENTS:
                     break
             break
-        if note := self.loaded.check_exact(texts):
+        note = self.loaded.check_exact(texts)
+        _give_back_memory()
+        if note:
             logger.warning("%s", note)
             self.settings = EncodeSettings(**{**vars(self.settings), "engine": self.loaded.engine})
 
@@ -305,6 +309,13 @@ class _Account:
             done = self.records[self._next]
             self.encoding.counts[done.source].absorb(Tally.from_dict(done.tally), done.path)
             self._next += 1
+
+
+def _give_back_memory() -> None:
+    """Have the C library return what the reference tokenizer took: it would stay with the process, unused."""
+    # musl has no such call, and no need of it.
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def bears_mask(source: Any) -> bool:

@@ -92,6 +92,14 @@ def _brought(
         loaded = Tokenizer.load(directory)
         say("used", f"vocab.json and merges.txt were in {display(directory)}: {loaded.vocab_size:,} entries")
         return loaded
+    if (
+        manifest is not None
+        and manifest.get("eod_token", eod_token) == eod_token
+        and _same_files(path, manifest)
+    ):
+        loaded = Tokenizer.load(directory)
+        say("kept", f"{display(directory)}: {loaded.vocab_size:,} entries, brought from {display(path)}")
+        return loaded
     made = directory.with_name(f".{directory.name}.new.tmp")
     try:
         found = tokenizer.adopt(path, eod_token, made)
@@ -116,6 +124,16 @@ def _brought(
         f"{display(directory)}: {loaded.vocab_size:,} entries, brought from {display(path)}",
     )
     return loaded
+
+
+def _same_files(path: Path, manifest: dict[str, Any]) -> bool:
+    """Whether what is at `path` is, byte by byte, what was taken over; False may also mean: look closer."""
+    pairs = [
+        (path if path.is_file() else path / name, entry["sha256"])
+        for name, entry in manifest["files"].items()
+    ]
+    present = [(source, sha256) for source, sha256 in pairs if source.is_file()]
+    return bool(present) and all(files.sha256_of(source) == sha256 for source, sha256 in present)
 
 
 def _put_in_place(made: Path, directory: Path) -> None:

@@ -23,7 +23,7 @@ from nbtrain.data.encode import EncodeSettings, ShardRecord, arrays_path, token_
 from nbtrain.data.indexed import bin_path, idx_path
 from nbtrain.data.indexed_writer import write_index
 
-COPY_BYTES = 4 << 20
+COPY_BYTES = 1 << 20
 
 
 @dataclass

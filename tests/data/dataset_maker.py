@@ -7,7 +7,7 @@ import numpy as np
 
 from nbtrain import files
 from nbtrain.config.schema import RunConfig
-from nbtrain.data import tokenizer
+from nbtrain.data import tokenizer, tokenizer_training
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest, manifest_dtype
 from nbtrain.data.indexed_writer import IndexedWriter
 from nbtrain.data.tokenizer import Tokenizer
@@ -18,7 +18,9 @@ def make_tokenizer(name: str, texts: Sequence[str], vocab_size: int = 300) -> To
     """The tokenizer `name`, trained where it is not there."""
     folder = tokenizer_dir(name)
     if not (folder / "manifest.json").is_file():
-        tokenizer.save(tokenizer.train(texts, vocab_size, 1 << 20), folder, {"trained": None})
+        tokenizer.save(
+            tokenizer_training.train(texts, vocab_size, train_bytes=1 << 20), folder, {"trained": None}
+        )
     return Tokenizer.load(folder)
 
 

@@ -241,16 +241,23 @@ def pieces(
 
 def pages(xml: bytes) -> Iterator[Page | BrokenPage]:
     """The pages of one piece, each parsed by itself."""
+    for page, _ in pages_with_ends(xml):
+        yield page
+
+
+def pages_with_ends(xml: bytes) -> Iterator[tuple[Page | BrokenPage, int]]:
+    """The same, each with the place in `xml` where it ends."""
     position = 0
     while match := PAGE_BEGINS.search(xml, position):
         end = xml.find(PAGE_ENDS, match.start())
         following = PAGE_BEGINS.search(xml, match.end())
         if end < 0 or (following is not None and following.start() < end):
             position = following.start() if following else len(xml)
-            yield BrokenPage(_name(_title(xml[match.start() : position])), "it has no </page>")
+            broken = BrokenPage(_name(_title(xml[match.start() : position])), "it has no </page>")
+            yield broken, position
             continue
         position = end + len(PAGE_ENDS)
-        yield _page(xml[match.start() : position])
+        yield _page(xml[match.start() : position]), position
 
 
 def _page(xml: bytes) -> Page | BrokenPage:

@@ -4,9 +4,10 @@
     unigram   -mean ln (c(b) + k) / (N + k V), counts c of the training split
     bigram    -mean ln (c(a, b) + k) / (c(a) + k V), a the token before b
 
-In nats per token, over the very samples that the run's validation reads, so that the figures and the trained
-model's validation loss are of the same tokens. V is the vocabulary. For each k is the one of a fixed grid that
-suits these tokens best: in the baseline's favour, never in the model's. Pairs run over document ends, as samples do. Counts are of at most the first 20 million training tokens (`train_tokens` says how many).
+In nats per token, over the very samples that the run's validation reads, and there over the labels that bear loss,
+so that the figures and the trained model's validation loss are of the same tokens. V is the vocabulary. For each k is
+the one of a fixed grid that suits these tokens best: in the baseline's favour, never in the model's. Pairs run over
+document ends, as samples do. Counts are of at most the first 20 million training tokens (`train_tokens` says how many).
 """
 
 import logging
@@ -21,12 +22,13 @@ from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.gpt_dataset import build
 from nbtrain.data.gpt_index import split_bounds
 from nbtrain.data.indexed import IndexedDataset
+from nbtrain.data.inputs import place
 from nbtrain.errors import DataError
 from nbtrain.workspace import display
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 MAX_TRAIN_TOKENS = 20_000_000
 MAX_VALIDATION_TOKENS = 5_000_000
 K_GRID = tuple(float(k) for k in 10.0 ** np.arange(-4, 3.25, 0.25))
@@ -65,8 +67,13 @@ class Baselines:
 def baselines(config: RunConfig) -> Baselines:
     """The baselines of a run's data; computed once, then read from the dataset's folder.
 
-    Raises DataError where the data is not prepared or one of the two splits is too short.
+    Raises DataError where the data is not prepared, one of the two splits is too short, or the run blends datasets.
     """
+    if config.data.blend:
+        raise DataError(
+            f"{place(config, 'data.blend')}: baselines are of one dataset, a blend has {len(config.data.blend)}. Ask for "
+            "those of one entry: a run with data.name set to it and without data.blend."
+        )
     dataset = DatasetFiles.of(config)
     manifest = dataset.require(config.tokenizer.vocab_size)
     key = {
@@ -76,6 +83,9 @@ def baselines(config: RunConfig) -> Baselines:
         "split_rule": config.data.split_rule,
         "seed": config.data.seed,
         "seq_length": config.model.seq_length,
+        "shuffle": config.data.shuffle,
+        "packing": config.data.packing,
+        "eod_mask_loss": config.data.eod_mask_loss,
         "validation_samples": validation_samples(config),
         "max_train_tokens": MAX_TRAIN_TOKENS,
     }
@@ -91,7 +101,8 @@ def baselines(config: RunConfig) -> Baselines:
             f"{display(dataset.prefix)}: split {config.data.split} leaves {len(train_tokens):,} training tokens and "
             f"{valid[1] - valid[0]:,} validation documents; a baseline needs both. Use more text or another data.split."
         )
-    result = compute(train_tokens, _validation_rows(config, indexed, valid), manifest.vocab_size)
+    context, target = _validation_labels(config, indexed, valid)
+    result = compute(train_tokens, context, target, manifest.vocab_size)
     try:
         files.write_json(dataset.baselines_json, [*stored, {"key": key, "value": asdict(result)}])
     except OSError as error:  # a data home that may only be read: the figures are right all the same
@@ -106,20 +117,31 @@ def validation_samples(config: RunConfig) -> int:
     return config.evaluation.eval_iters * config.batch.global_batch_size
 
 
-def _validation_rows(config: RunConfig, indexed: IndexedDataset, bounds: tuple[int, int]) -> np.ndarray:
-    """[samples, seq_length + 1]; where the run never validates, the whole split as one row."""
+def _validation_labels(
+    config: RunConfig, indexed: IndexedDataset, bounds: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, the labels after them that bear loss); where the run never validates, of the whole split."""
     samples = build(config).valid
     if samples is None or not validation_samples(config):
-        return _tokens(indexed, bounds, MAX_VALIDATION_TOKENS)[np.newaxis]
-    return np.stack([samples[number] for number in range(validation_samples(config))])
+        tokens = _tokens(indexed, bounds, MAX_VALIDATION_TOKENS)
+        return tokens[:-1], tokens[1:]
+    contexts, targets = [], []
+    for number in range(validation_samples(config)):
+        sample = samples.sample(number)
+        learnt = slice(None) if sample.loss_mask is None else sample.loss_mask > 0
+        contexts.append(sample.tokens[learnt])
+        targets.append(sample.labels[learnt])
+    context, target = np.concatenate(contexts), np.concatenate(targets)
+    if not len(target):
+        raise DataError(
+            f"{display(indexed.prefix)}: no label of the {validation_samples(config):,} validation samples bears loss. "
+            "Use more text or another data.split."
+        )
+    return context, target
 
 
-def compute(train: np.ndarray, rows: np.ndarray, vocab_size: int) -> Baselines:
-    """The baselines of training tokens [tokens] on samples [samples, seq_length + 1], ids below `vocab_size`.
-
-    In each row every token but the first is predicted, from nothing or from the one before it.
-    """
-    context, target = rows[:, :-1].ravel(), rows[:, 1:].ravel()
+def compute(train: np.ndarray, context: np.ndarray, target: np.ndarray, vocab_size: int) -> Baselines:
+    """The baselines of training tokens [tokens] on labels [labels] and the token before each, ids below `vocab_size`."""
     counts = np.bincount(train, minlength=vocab_size)
     unigram_nats, unigram_k = _best(counts[target], np.full(len(target), len(train)), vocab_size)
 

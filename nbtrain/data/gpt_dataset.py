@@ -219,6 +219,8 @@ class GPTDataset:
         seed = self._description(number)["seed"]
 
         def build(allocate: Allocate) -> GPTIndex:
+            # All lengths decide an index: none may be damaged.
+            self.indexed.check()
             first, last = self.bounds
             return build_gpt_index(
                 self.indexed.lengths, first, last, self.seq_length, self.index_samples, seed, allocate

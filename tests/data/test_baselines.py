@@ -7,17 +7,18 @@ import numpy as np
 import pytest
 
 from nbtrain.data import baselines as module
-from nbtrain.data.baselines import K_GRID, baselines, compute
+from nbtrain.data.baselines import K_GRID, baselines, compute, validation_samples
 from nbtrain.data.dataset_files import DatasetFiles
-from nbtrain.data.prepare import prepare
+from nbtrain.data.indexed import IndexedDataset
 from nbtrain.errors import DataError
+from tests.data.dataset_maker import make_dataset
 
 
 def test_uniform_tokens_have_the_entropy_of_a_die():
     """Tokens without structure: entropy, unigram and bigram are all ln V."""
     generator = np.random.RandomState(0)
     train, valid = generator.randint(0, 8, 200_000), generator.randint(0, 8, 50_000)
-    result = compute(train, valid[np.newaxis], 8)
+    result = compute(train, valid[:-1], valid[1:], 8)
     for value in (result.unigram_entropy_nats, result.unigram_nats, result.bigram_nats):
         assert value == pytest.approx(math.log(8), abs=0.002)
 
@@ -25,7 +26,7 @@ def test_uniform_tokens_have_the_entropy_of_a_die():
 def test_a_cycle_is_known_to_the_bigram_alone():
     """0 1 2 3 0 1 2 3: unigram knows nothing (ln 4), bigram everything (nearly 0)."""
     tokens = np.arange(40_000) % 4
-    result = compute(tokens, tokens[:4_001][np.newaxis], 4)
+    result = compute(tokens, tokens[:4_000], tokens[1:4_001], 4)
     assert result.unigram_entropy_nats == pytest.approx(math.log(4))
     assert result.bigram_nats < 1e-6
 
@@ -47,17 +48,17 @@ def test_equals_the_definition():
         steps = zip(valid[:, :-1].ravel().tolist(), valid[:, 1:].ravel().tolist())
         return -np.mean([math.log((pairs[a, b] + k) / (contexts[a] + k * vocab)) for a, b in steps])
 
-    result = compute(train, valid, vocab)
+    result = compute(train, valid[:, :-1].ravel(), valid[:, 1:].ravel(), vocab)
     assert result.unigram_nats == pytest.approx(min(map(unigram, K_GRID)))
     assert result.bigram_nats == pytest.approx(min(map(bigram, K_GRID)))
     assert result.bigram_nats == pytest.approx(bigram(result.bigram_k))
     assert result.unigram_entropy_nats <= result.unigram_nats
 
 
-def test_cached_for_this_data_and_split(make_config, monkeypatch):
+def test_cached_for_this_data_and_split(make_config, texts, monkeypatch):
     """Computed once for a dataset, split and number of samples; another has its own figures beside them."""
     config = make_config()
-    prepare(config)
+    make_dataset(config, texts)
     first = baselines(config)
     other_config = make_config(data={"split": "50,40,10"})
     other = baselines(other_config)
@@ -73,13 +74,43 @@ def test_cached_for_this_data_and_split(make_config, monkeypatch):
         baselines(config)
 
 
-def test_no_validation_tokens(make_config):
+def test_no_validation_tokens(make_config, texts):
     """A split without validation has nothing to be measured on."""
     config = make_config(data={"split": "1,0,0"})
-    tokens = prepare(config).manifest.counts["tokens"]
+    tokens = make_dataset(config, texts).counts["tokens"]
     with pytest.raises(DataError) as caught:
         baselines(config)
     assert str(caught.value) == (
         f"data/dataset/small/text_document: split 1,0,0 leaves {tokens:,} training tokens and 0 validation "
         "documents; a baseline needs both. Use more text or another data.split."
+    )
+
+
+def test_only_labels_that_bear_loss_count(make_config, texts):
+    """With a loss mask or eod_mask_loss the figures are of the labels that validation's loss is of."""
+    config = make_config()
+    every = validation_samples(config) * config.model.seq_length
+    make_dataset(config, texts)
+    assert baselines(config).validation_tokens == every
+    assert baselines(make_config(data={"eod_mask_loss": True})).validation_tokens < every
+    make_dataset(config, texts, learnt_from=[4] * 120)
+    assert baselines(config).validation_tokens < every
+
+
+def test_sentences_are_one_stream(make_config):
+    """A pair of sentences has baselines as one of documents has."""
+    config = make_config(data={"split_sentences": "en", "split": "50,40,10"})
+    make_dataset(config, ["the model reads.\nand is cut.\n"] * 60)
+    assert baselines(config).train_tokens == IndexedDataset(DatasetFiles.of(config).prefix).num_tokens // 2
+
+
+def test_a_blend_is_refused(make_config, texts):
+    """A blend has no tokens of its own."""
+    make_dataset(make_config(), texts)
+    config = make_config(data={"name": "mix", "sources": [], "blend": [{"name": "small", "weight": 1}]})
+    with pytest.raises(DataError) as caught:
+        baselines(config)
+    assert str(caught.value) == (
+        "data.blend: baselines are of one dataset, a blend has 1. Ask for those of one entry: a run with data.name "
+        "set to it and without data.blend."
     )

@@ -447,3 +447,15 @@ def test_index_in_pieces(prefix, monkeypatch):
     assert write_index(prefix.with_suffix(".idx"), np.int32, lengths, documents) == expected
     assert read_bytes(prefix, ".idx") == content
     assert hashlib.sha256(content).hexdigest() == expected
+
+
+def test_a_negative_length_between_others(prefix):
+    """Offsets that follow a negative length backwards are the running sum, and refused all the same."""
+    write(prefix, [[1, 2], [3, 4], [5]])
+    lengths = np.array([5, -1, 4])
+    write_index(prefix.with_suffix(".idx"), np.uint16, lengths)
+    refuses(
+        "data/text_document.idx: sequence 1 has the length -1. Copy the file again, or make the index again.",
+        IndexedDataset,
+        prefix,
+    )

@@ -30,16 +30,21 @@ Clean = Callable[[str], tuple[str, str | None]]
 
 
 def sample_texts(
-    readers: Sequence[SourceReader], num_bytes: int, seed: int, clean: Clean | None = None
+    readers: Sequence[SourceReader],
+    num_bytes: int,
+    seed: int,
+    clean: Clean | None = None,
+    tally: Tally | None = None,
 ) -> Iterator[str]:
     """About `num_bytes` of UTF-8 text spread over all sources; the same for the same sources, size and seed.
 
     `clean` mends texts and drops some, as cleaning.Cleaner does. Examples are their pieces joined, records of
-    several keys their main text; token ids are passed over. Raises DataError where a source cannot be read.
+    several keys their main text; token ids are passed over. What was left out of what was read is counted in
+    `tally`. Raises DataError where a source cannot be read.
     """
     sizes = [reader.total_bytes() for reader in readers]
     weights = [num_bytes if size is None else size for size in sizes]
-    admit = _Admission(clean)
+    admit = _Admission(clean, Tally() if tally is None else tally)
     for number, (reader, size, weight) in enumerate(zip(readers, sizes, weights, strict=True)):
         share = num_bytes * weight // sum(weights)
         yield from _sample_source(reader, size, share, f"{seed}:{number}", admit)
@@ -48,8 +53,9 @@ def sample_texts(
 class _Admission:
     """Which texts may be used, each once."""
 
-    def __init__(self, clean: Clean | None):
+    def __init__(self, clean: Clean | None, tally: Tally):
         self._clean = clean
+        self.tally = tally
         self._seen: set[bytes] = set()
 
     def texts(self, records: Iterable[Record]) -> Iterator[str]:
@@ -64,17 +70,20 @@ class _Admission:
         if self._clean is not None:
             text, reason = self._clean(text)
             if reason is not None:
-                return None
+                return self._dropped(reason)
         if not text or text.isspace():
-            return None
+            return self._dropped("empty")
         try:
             identity = dedup.digest(text.encode())
         except UnicodeEncodeError:  # a lone surrogate
-            return None
+            return self._dropped("not_unicode")
         if identity in self._seen:
-            return None
+            return self._dropped("duplicate")
         self._seen.add(identity)
         return text
+
+    def _dropped(self, reason: str) -> None:
+        self.tally.dropped[reason] += 1
 
 
 def text_of(record: Record) -> str | None:
@@ -93,7 +102,7 @@ def text_of(record: Record) -> str | None:
 def _from_beginning(reader: SourceReader, share: int, admit: _Admission) -> Iterator[str]:
     left = share
     for part in reader.parts():
-        for text in admit.texts(reader.read(part, Tally())):
+        for text in admit.texts(reader.read(part, admit.tally)):
             yield (piece := cut(text, left))
             left -= len(piece.encode())
             if left <= 0:
@@ -113,7 +122,7 @@ def _sample_source(
         if part.content is None:
             enterable.append(part)
             continue
-        texts = [text for record in reader.read(part, Tally()) if (text := text_of(record)) is not None]
+        texts = [text for record in reader.read(part, admit.tally) if (text := text_of(record)) is not None]
         text_bytes += sum(map(_num_bytes, texts))
         passed_bytes += part.size_bytes
         # The rate is set anew at each part, from what a byte of this source has held so far, so that the end
@@ -143,7 +152,7 @@ def _sample_parts(
         ahead -= part.size_bytes
         if piece_left <= 0:
             continue
-        for text in admit.texts(reader.read(part, Tally())):
+        for text in admit.texts(reader.read(part, admit.tally)):
             yield (piece := cut(text, piece_left))
             num_bytes = len(piece.encode())
             left, piece_left = left - num_bytes, piece_left - num_bytes

@@ -133,12 +133,16 @@ def test_a_long_document_is_cut():
 def test_what_encoding_drops_is_no_sample():
     """Empty, not Unicode, seen before, and what the cleaning drops; what it mends is mended."""
     given = ["one", "", " \n", "\ud800", "one", "two ", "three"]
-    assert list(sample_texts([Reader(given)], 10**6, 1)) == ["one", "two ", "three"]
+    tally = Tally()
+    assert list(sample_texts([Reader(given)], 10**6, 1, tally=tally)) == ["one", "two ", "three"]
+    assert tally.dropped == {"empty": 2, "not_unicode": 1, "duplicate": 1}
 
     def clean(text):
         return text.strip(), "long" if len(text) > 4 else None
 
-    assert list(sample_texts([Reader(given), Reader(["two"])], 10**6, 1, clean)) == ["one", "two"]
+    tally = Tally()
+    assert list(sample_texts([Reader(given), Reader(["two"])], 10**6, 1, clean, tally)) == ["one", "two"]
+    assert tally.dropped == {"empty": 2, "not_unicode": 1, "duplicate": 2, "long": 1}
 
 
 def test_every_kind_of_record():

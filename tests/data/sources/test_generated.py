@@ -6,7 +6,8 @@ from typing import get_args
 
 import pytest
 
-from nbtrain.config.schema import MockSource, PythonDocsSource, Source
+from nbtrain.config.sources import MockSource, PythonDocsSource, Source
+from nbtrain.data.records import Tally
 from nbtrain.data.sources import python_docs
 from nbtrain.data.sources.base import READERS, open_source
 
@@ -61,14 +62,14 @@ def two_packages(tmp_path, monkeypatch):
 
 def test_packages_are_mixed_evenly(two_packages):
     """Every stretch of the order holds both packages in proportion; tests are left out, duplicates counted."""
-    reader = two_packages(10**6)
-    documents = list(reader.documents())
+    reader, tally = two_packages(10**6), Tally()
+    documents = list(reader.documents(tally))
     names = [document.split()[0] for document in documents]
     assert len(documents) == len(set(documents)) == 60
     assert not any("Not this" in document for document in documents)
     for start in (0, 20, 40):
         assert 8 <= names[start : start + 20].count("big") <= 12
-    assert reader.dropped == {"duplicate": 1, "unparsable_file": 1}
+    assert tally.dropped == {"duplicate": 1, "unparsable_file": 1}
     assert list(reader.documents()) == documents
 
 

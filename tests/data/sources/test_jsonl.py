@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import json
+import re
 import tempfile
 from pathlib import Path
 
@@ -57,8 +58,9 @@ def test_a_byte_order_mark(workspace, read, part_bytes, suffix, size):
     assert not found.problems
 
 
+NOT_JSON = "not JSON (...)"
 BROKEN = {
-    b"{": "not JSON (unexpected end of data)",
+    b"{": NOT_JSON,
     b"[1]": "not an object but list",
     b"5": "not an object but int",
     b'"text"': "not an object but str",
@@ -67,9 +69,9 @@ BROKEN = {
     b'{"txt": "a", "b": 1}': "no key 'text' among 'txt', 'b'",
     b"{}": "no key 'text' among no keys",
     b'{"text": "caf\xe9"}': "not UTF-8 (byte 0xe9)",
-    b'{"text": "\\ud800"}': "not JSON (no low surrogate in string)",
-    b'{"text": "a"} x': "not JSON (unexpected content after document)",
-    b"[" * 2000 + b"]" * 2000: "not JSON (depth limit exceeded)",
+    b'{"text": "\\ud800"}': NOT_JSON,
+    b'{"text": "a"} x': NOT_JSON,
+    b"[" * 2000 + b"]" * 2000: NOT_JSON,
 }
 
 
@@ -79,7 +81,10 @@ def test_one_broken_line(workspace, read, line):
     (workspace / "a.jsonl").write_bytes(b'{"text": "a"}\n\n' + line + b'\n{"text": "b"}\n')
     found = read(jsonl("a.jsonl"))
     assert found.records == ["a", "b"]
-    assert found.problems == [f"a.jsonl:3: {BROKEN[line]}"]
+    # The words in the brackets are the parser's own.
+    assert [re.sub(r"JSON \(.+\)", "JSON (...)", problem) for problem in found.problems] == [
+        f"a.jsonl:3: {BROKEN[line]}"
+    ]
     assert found.counts == {"records": 3, "broken": 1}
     assert found.dropped == {"broken_record": 1}
 

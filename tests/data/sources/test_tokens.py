@@ -1,0 +1,125 @@
+"""Token ids with and without labels, as lines, arrays and columns."""
+
+import gzip
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nbtrain.config.sources import TokensSource
+
+RECORDS = [
+    {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]},
+    {"input_ids": [70_000], "labels": [70_000]},
+    {"input_ids": [], "labels": []},
+    {"input_ids": [0, 2**31 - 1], "labels": [-100, -100]},
+]
+
+
+def tokens(path, **settings):
+    return TokensSource(kind="tokens", path=path, **settings)
+
+
+def write(path, records, row_group_size=2):
+    if path.name.endswith(".parquet"):
+        pq.write_table(pa.Table.from_pylist(records), path, row_group_size=row_group_size)
+    elif path.name.endswith(".json"):
+        path.write_text(json.dumps(records, indent=1))
+    else:
+        content = "".join(json.dumps(record) + "\n" for record in records).encode()
+        path.write_bytes(gzip.compress(content) if path.name.endswith(".gz") else content)
+
+
+formats = pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"])
+
+
+@formats
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_ids_and_labels(workspace, read, part_bytes, name, size):
+    """uint32 ids; learnt where the label is not -100; empty documents are dropped by name."""
+    part_bytes(size)
+    write(workspace / name, RECORDS)
+    found = read(tokens(name, labels_key="labels"))
+    assert [record.ids.tolist() for record in found.records] == [[1, 2, 3], [70_000], [0, 2**31 - 1]]
+    assert [record.learnt.tolist() for record in found.records] == [
+        [False, True, True],
+        [True],
+        [False, False],
+    ]
+    assert {record.ids.dtype for record in found.records} == {np.dtype(np.uint32)}
+    assert {record.learnt.dtype for record in found.records} == {np.dtype(bool)}
+    assert found.counts == {"records": 4, "broken": 0}
+    assert found.dropped == {"empty": 1}
+
+
+@formats
+def test_without_labels(workspace, read, name):
+    """Every token is learnt: no mask is made."""
+    write(workspace / name, [{"ids": record["input_ids"], "x": "y"} for record in RECORDS])
+    found = read(tokens(name, input_ids_key="ids"))
+    assert [(record.ids.tolist(), record.learnt) for record in found.records] == [
+        ([1, 2, 3], None),
+        ([70_000], None),
+        ([0, 2**31 - 1], None),
+    ]
+
+
+BROKEN = {
+    '{"labels": [1]}': "no key 'input_ids' among 'labels'",
+    '{"input_ids": 5, "labels": [5]}': "'input_ids' is not a list but int",
+    '{"input_ids": "1 2", "labels": [5]}': "'input_ids' is not a list but str",
+    '{"input_ids": [1.0], "labels": [1]}': "'input_ids' is not a list of whole numbers",
+    '{"input_ids": [1, null], "labels": [1, 2]}': "'input_ids' is not a list of whole numbers",
+    '{"input_ids": [true], "labels": [1]}': "'input_ids' is not a list of whole numbers",
+    '{"input_ids": ["1"], "labels": [1]}': "'input_ids' is not a list of whole numbers",
+    '{"input_ids": [[1], [1, 2]], "labels": [1]}': "'input_ids' is not a list of whole numbers",
+    '{"input_ids": [[1, 2]], "labels": [1]}': "'input_ids' is not a list of whole numbers",
+    '{"input_ids": [1, -5], "labels": [1, 2]}': "'input_ids' holds -5; ids are 0 to 2,147,483,647",
+    '{"input_ids": [2147483648], "labels": [1]}': "'input_ids' holds 2147483648; ids are 0 to 2,147,483,647",
+    '{"input_ids": [18446744073709551615], "labels": [1]}': (
+        "'input_ids' holds 18446744073709551615; ids are 0 to 2,147,483,647"
+    ),
+    '{"input_ids": [1, 2]}': "no key 'labels' among 'input_ids'",
+    '{"input_ids": [1, 2], "labels": [1]}': "'labels' has 1 entries, 'input_ids' has 2",
+    '{"input_ids": [1, 2], "labels": [2, -100]}': (
+        "labels[0] = 2 is neither -100 nor input_ids[0] = 1; labels stand at their own tokens, not shifted"
+    ),
+    "[1]": "not an object but list",
+}
+
+
+@pytest.mark.parametrize("line", list(BROKEN))
+def test_one_broken_record(workspace, read, line):
+    """It is counted and named; the others are read."""
+    (workspace / "a.jsonl").write_text(f'{{"input_ids": [1], "labels": [1]}}\n{line}\n')
+    found = read(tokens("a.jsonl", labels_key="labels"))
+    assert [record.ids.tolist() for record in found.records] == [[1]]
+    assert found.problems == [f"a.jsonl:2: {BROKEN[line]}"]
+    assert found.counts == {"records": 2, "broken": 1}
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.list_(pa.int32()), pa.large_list(pa.uint16()), pa.list_(pa.int64(), 2)], ids=str
+)
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_every_type_of_list(workspace, read, part_bytes, kind, size):
+    """Null lists and nulls in lists are broken, with the number of the row."""
+    part_bytes(size)
+    column = pa.array([[1, 2], [3, 4], None, [5, None], [6, 7]], kind)
+    pq.write_table(pa.table({"input_ids": column}), workspace / "a.parquet", row_group_size=2)
+    found = read(tokens("a.parquet"))
+    assert [record.ids.tolist() for record in found.records] == [[1, 2], [3, 4], [6, 7]]
+    assert found.problems == [
+        "a.parquet:3: 'input_ids' is not a list but NoneType",
+        "a.parquet:4: 'input_ids' is not a list of whole numbers",
+    ]
+
+
+def test_missing_columns(workspace, refusal):
+    """The setting that names the column is told."""
+    write(workspace / "a.parquet", [{"input_ids": [1]}])
+    assert refusal(tokens("a.parquet", labels_key="labels")) == (
+        "run.yaml:7: data.sources[0]: a.parquet: no column 'labels'; the columns are 'input_ids'. Set labels_key."
+    )

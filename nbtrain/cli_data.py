@@ -1,6 +1,10 @@
 """`nbtrain data ...`: one verb for each thing that is done to a dataset.
 
-    nbtrain data prepare RUN [key=value ...]   the same as `nbtrain prepare`
+    nbtrain data prepare RUN [key=value ...]   what is missing of all of it; the same as `nbtrain prepare`
+    nbtrain data download RUN                  that far and no further: sources that come from elsewhere,
+    nbtrain data extract RUN                   text of costly sources,
+    nbtrain data tokenizer RUN                 the tokenizer,
+    nbtrain data encode RUN                    tokens as .bin/.idx
     nbtrain data inspect DATA                  header, counts, a few documents
     nbtrain data verify DATA                   every byte against index, vocabulary and manifest
     nbtrain data card DATA                     what is in it, as text, HTML or JSON
@@ -23,8 +27,16 @@ DATA_HELP = "a dataset's name, a run YAML, or the prefix of a .bin/.idx"
 
 def add_verbs(under: Any, verb: Callable[..., argparse.ArgumentParser], with_config: Callable) -> None:
     """Add the verbs to the parser of `nbtrain data`; `verb` and `with_config` are the command line's own."""
-    one = with_config(verb("prepare", prepare, "The same as `nbtrain prepare`.", under))
-    one.add_argument("--force", action="store_true", help="make it anew")
+    for name, text in (
+        ("prepare", "The same as `nbtrain prepare`."),
+        ("download", "Fetch the sources of a run that come from elsewhere."),
+        ("extract", "As download, and read the text of costly sources (Wikipedia dumps, docstrings) once."),
+        ("tokenizer", "As extract, and train or take over the tokenizer."),
+        ("encode", "As tokenizer, and write the tokens as .bin/.idx; `prepare` adds the sample indices."),
+    ):
+        one = with_config(verb(name, prepare, text, under))
+        one.add_argument("--force", action="store_true", help="make it anew")
+        one.set_defaults(through="index" if name == "prepare" else name)
 
     one = _with_data(
         verb("inspect", inspect, "Header, counts and a few documents of a .bin/.idx pair.", under)
@@ -68,7 +80,8 @@ def prepare(options: argparse.Namespace) -> None:
     from nbtrain.config.load import load
     from nbtrain.data.prepare import prepare as prepare_data
 
-    print(prepare_data(load(options.run, options.overrides), force=options.force))
+    through: Any = getattr(options, "through", "index")
+    print(prepare_data(load(options.run, options.overrides), force=options.force, through=through))
 
 
 def card(options: argparse.Namespace) -> None:

@@ -67,18 +67,18 @@ def _prepare_text(
     """The steps from the sources to the tokens."""
     data = config.data
     corpus = Corpus.open(data.sources, place(config, "data.sources"), tuple(data.extra_json_keys))
-    if _needs_text(config, dataset, force):
-        if any(reader.is_downloaded for reader in corpus.readers):
-            with _step(report, "download") as say:
-                _download(corpus, say)
-        if "extract" in wanted and any(reader.is_extracted for reader in corpus.readers):
-            with _step(report, "extract") as say:
-                corpus = _extract(config, corpus, force, say)
-    else:
-        for step in ("download", "extract"):
-            if step in wanted and any(getattr(reader, f"is_{step}ed") for reader in corpus.readers):
-                with _step(report, step) as say:
-                    say("kept", "nothing to read: tokenizer and dataset are there")
+    is_needed = _needs_text(config, dataset, force)
+    for name, work in (("download", _download), ("extract", _extract)):
+        concerned = any(getattr(reader, f"is_{name}ed") for reader in corpus.readers)
+        if name not in wanted or not (concerned or name == wanted[-1]):
+            continue
+        with _step(report, name) as say:
+            if not concerned:
+                say("kept", f"no source of this run is {name}ed")
+            elif is_needed:
+                corpus = work(config, corpus, force, say)
+            else:
+                say("kept", "nothing to read: tokenizer and dataset are there")
     if "tokenizer" in wanted:
         with _step(report, "tokenizer") as say:
             loaded = prepare_tokenizer(config, corpus, force, say)
@@ -111,10 +111,11 @@ def _say_blend(config: RunConfig, report: PrepareReport) -> None:
         say("used", f"a blend of datasets that are there: {names}")
 
 
-def _download(corpus: Corpus, say: Say) -> None:
+def _download(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Corpus:
     notes = [reader.download() for reader in corpus.readers if reader.is_downloaded]
     made = [note for note in notes if note]
     say("made" if made else "kept", "; ".join(made) or "everything is on this disk")
+    return corpus
 
 
 def _extract(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Corpus:

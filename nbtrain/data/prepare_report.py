@@ -55,7 +55,8 @@ class PrepareReport:
         }
 
     def __str__(self) -> str:
-        return "\n\n".join([*(text_table(header, rows) for header, rows in self._tables()), self._summary()])
+        parts = [*(text_table(header, rows) for header, rows in self._tables()), self._summary()]
+        return "\n\n".join(filter(None, parts))
 
     __repr__ = __str__
 
@@ -65,7 +66,8 @@ class PrepareReport:
 
     def _tables(self) -> list[Table]:
         steps = [[step.name, step.action, f"{step.seconds:.2f}", step.reason] for step in self.steps]
-        return [(["step", "", "seconds", "why"], steps), splits_table(self.splits)]
+        tables: list[Table] = [(["step", "", "seconds", "why"], steps)]
+        return [*tables, splits_table(self.splits)] if self.splits else tables
 
     def _summary(self) -> str:
         if self.manifest is None or self.dataset is None:

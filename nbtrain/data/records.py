@@ -81,7 +81,8 @@ class Tally:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
-        return {**vars(self), "problems": [list(problem) for problem in self.problems]}
+        problems = [list(problem) for problem in self.problems]
+        return {**vars(self), "problems": problems, "dropped": dict(self.dropped)}
 
     @classmethod
     def from_dict(cls, value: dict[str, Any]) -> "Tally":

@@ -182,6 +182,14 @@ def test_near_duplicates_over_parts(make_config, workspace, small_parts):
     assert manifest.counts["dropped"] == {"near_duplicate": 1}
 
 
+def test_drops_are_in_the_shards_record(make_config, workspace, small_parts):
+    """What a part left out is counted again when its shard is used a second time."""
+    (workspace / "texts.jsonl").write_text('{"text": ""}\n{"text": "a"}\nbroken\n' * 2)
+    source = {"kind": "jsonl", "path": "texts.jsonl", "max_broken_fraction": None}
+    config = make_config(data={"sources": [source], "split": "1,0,0"}, evaluation={"eval_iters": 0})
+    assert prepare(config).manifest.counts["dropped"] == {"empty": 2, "broken_record": 2, "duplicate": 1}
+
+
 def test_several_keys(make_config, workspace, small_parts):
     """Each key has its pair; document k of each is the same record; an empty extra is a lone EOD."""
     records = [{"text": f"body {number} " * 9, "title": f"title {number}"} for number in range(30)]

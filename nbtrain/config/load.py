@@ -10,10 +10,11 @@ import re
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias, get_args
+from typing import Any, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.schema import ConfigModel, RunConfig
 from nbtrain.config.sources import SOURCE_TYPES
 from nbtrain.config.yaml_source import Located, parse_value, read_yaml, show, to_text
@@ -187,6 +188,8 @@ def field_keys(model: type[BaseModel] = RunConfig, prefix: str = "") -> dict[str
 
 
 def _section(annotation: Any) -> type[ConfigModel] | None:
+    if get_origin(annotation) is list:  # its items have keys, it has none
+        return None
     for candidate in (annotation, *get_args(annotation)):
         if isinstance(candidate, type) and issubclass(candidate, ConfigModel):
             return candidate
@@ -274,7 +277,11 @@ def _problem(entry: Any, located: Located, label: str) -> str:
     """One of pydantic's errors in our words: where, what was found, the rule."""
     location = entry["loc"]
     # In a list of sources pydantic names the kind after the index; it is no key.
-    parts = [part for before, part in zip((None, *location), location) if not isinstance(before, int)]
+    parts = [
+        part
+        for before, part in zip((None, *location), location)
+        if not (isinstance(before, int) and part in SOURCES)
+    ]
     dotted = ".".join(str(part) for part in parts)
     where = located.where(dotted) or label
     kind, context = entry["type"], entry.get("ctx", {})
@@ -282,7 +289,8 @@ def _problem(entry: Any, located: Located, label: str) -> str:
         return f"{where}: {dotted} is missing; it has no default."
     if kind == "extra_forbidden":
         section, _, key = dotted.rpartition(".")
-        near = difflib.get_close_matches(key, SOURCES[location[-2]].model_fields, n=1)
+        item = SOURCES.get(location[-2], BlendEntry)
+        near = difflib.get_close_matches(key, item.model_fields, n=1)
         return f"{where}: {section} has no key `{key}`." + (f" Nearest: {near[0]}." if near else "")
     if kind == "union_tag_not_found":
         return f"{where}: {dotted} has no `kind`; it must be one of {', '.join(SOURCES)}."

@@ -13,13 +13,14 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from nbtrain import amounts, files
+from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.load import load
 from nbtrain.config.parameters import count_parameters
 from nbtrain.config.schema import ConfigModel, RunConfig
@@ -137,6 +138,8 @@ def config_page() -> str:
     for key, info in RunConfig.model_fields.items():
         if (model := _model_of(info)) is not None:
             lines += _section(key, model, level=2)
+    entries = list(BlendEntry.model_fields.items())
+    lines += ["", "## Entries of `data.blend`", "", _first_line(BlendEntry), "", *_table(entries, "")]
     lines += ["", "## Entries of `data.sources`", ""]
     lines += ["Each entry of the list has a `kind`; the kind decides the other keys."]
     for source in SOURCE_TYPES:
@@ -204,6 +207,8 @@ def _default_words(info: FieldInfo) -> str:
 
 
 def _model_of(info: FieldInfo) -> type[ConfigModel] | None:
+    if get_origin(info.annotation) is list:  # its items have a table of their own
+        return None
     for candidate in (info.annotation, *get_args(info.annotation)):
         if isinstance(candidate, type) and issubclass(candidate, ConfigModel):
             return candidate
@@ -247,10 +252,10 @@ def editor_schema() -> dict[str, Any]:
         },
         **schema["properties"],
     }
-    sources = {source.__name__ for source in SOURCE_TYPES}
+    items = {item.__name__ for item in (*SOURCE_TYPES, BlendEntry)}
     for name, model in (("", schema), *schema["$defs"].items()):
         # A list entry is replaced whole, so it is whole; of everything else a file says what differs.
-        if name not in sources:
+        if name not in items:
             model.pop("required", None)
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",

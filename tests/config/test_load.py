@@ -39,6 +39,14 @@ REFUSED = {
         "data:\n  sources:\n    - kind: text\n      path: x\n      paht: y\n",
         "my-run.yaml:6: data.sources.0 has no key `paht`. Nearest: path.",
     ),
+    "a key of a blend": (
+        "data:\n  blend:\n    - name: x\n      weigth: 1.0\n      weight: 1.0\n",
+        "my-run.yaml:5: data.blend.0 has no key `weigth`. Nearest: weight.",
+    ),
+    "a blend without a weight": (
+        "data:\n  blend:\n    - name: x\n",
+        "my-run.yaml:4: data.blend.0.weight is missing; it has no default.",
+    ),
     "text for a number": (
         "batch:\n  micro_batch_size: '4'\n",
         "my-run.yaml:3: batch.micro_batch_size = '4': must be a whole number.",

@@ -3,6 +3,7 @@
 For sources that look at several keys of a record: fine-tuning examples, token ids.
 """
 
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ import orjson
 
 from nbtrain.data.records import Part, Tally
 from nbtrain.data.sources.arrow import check_columns
+from nbtrain.data.sources.compression import open_bytes
 from nbtrain.data.sources.files import USUAL_RATIO, FileReader, line_pieces, with_compressed
 from nbtrain.data.sources.jsonl import not_utf8
 from nbtrain.data.sources.optional import optional
@@ -105,18 +107,21 @@ class RecordFileReader(FileReader):
     def _is_array(self, path: Path) -> bool:
         if path.suffix != ".json":
             return False
-        with path.open("rb") as stream:
-            return stream.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"[")
+        with open_bytes(path, self.where) as stream:
+            return stream.read(1024).removeprefix(BOM_UTF8).lstrip().startswith(b"[")
 
     def _array(self, path: Path, tally: Tally) -> Iterator[Row]:
         name = display(path)
+        with open_bytes(path, self.where) as stream:
+            content = stream.read().removeprefix(BOM_UTF8)
         try:
-            records = orjson.loads(path.read_bytes().removeprefix(b"\xef\xbb\xbf"))
+            records = orjson.loads(content)
         except orjson.JSONDecodeError as error:
             raise DataError(
                 f"{self.where}: {name}:{error.lineno}: the array is not JSON: {error.msg}. Mend the file; with one "
                 "object per line it is read line by line."
             ) from None
+        del content
         for number, record in enumerate(records, start=1):
             tally.records += 1
             if isinstance(record, dict):

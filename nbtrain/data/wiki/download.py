@@ -215,9 +215,7 @@ class _Redirects(urllib.request.HTTPRedirectHandler):
     def redirect_request(self, request, stream, code, message, headers, address):
         before, after = urlsplit(request.full_url), urlsplit(address)
         if after.scheme not in ("http", "https") or (before.scheme == "https" and after.scheme == "http"):
-            raise urllib.error.HTTPError(
-                redacted(request.full_url), code, f"redirected to {redacted(address)}", headers, stream
-            )
+            raise urllib.error.HTTPError(request.full_url, code, message, headers, stream)
         following = super().redirect_request(request, stream, code, message, headers, address)
         if following is not None and (before.scheme, before.netloc) != (after.scheme, after.netloc):
             following.remove_header("Authorization")
@@ -308,6 +306,7 @@ class _Fetch:
                         raise ConnectionError(f"cut off after {part.bytes:,} of {part.total or 0:,} bytes")
                 except urllib.error.HTTPError as error:
                     if error.code == 416 and before:
+                        error.close()
                         part.restart()  # the file became shorter than what is here
                         continue
                     retry.after(error)
@@ -356,6 +355,8 @@ class _Retry:
     def after(self, error: Exception) -> None:
         """Wait, or raise DataError."""
         shown, where = self._fetch.shown(self._address), self._fetch.where
+        if isinstance(error, urllib.error.HTTPError):
+            error.close()  # it is the answer itself
         reason = _reason(error)
         if isinstance(error, urllib.error.HTTPError) and error.code not in (
             408,
@@ -394,6 +395,9 @@ class _Retry:
 def _reason(error: Exception) -> str:
     """In words, without the address, which may hold secrets."""
     if isinstance(error, urllib.error.HTTPError):
+        if 300 <= error.code < 400:
+            # urllib's own words hold the address.
+            return f"HTTP {error.code}: a redirect that is not followed: more than 5, not to http(s), or from https to http"
         return f"HTTP {error.code} {error.msg}"
     if isinstance(error, urllib.error.URLError):
         error = error.reason if isinstance(error.reason, Exception) else ConnectionError(str(error.reason))

@@ -382,3 +382,44 @@ def test_settings_travel(tmp_path, make_config):
     cleaning = CleaningConfig(near_dedup=NearDedupConfig(enabled=True))
     settings = EncodeSettings(tmp_path, tuple(corpus.readers), cleaning, None, None, 300, None, "<u2")
     assert pickle.loads(pickle.dumps(settings)).readers[0].config == corpus.readers[0].config
+
+
+@pytest.fixture
+def small_disk(root, tmp_path):
+    """A disk of 8 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.root
+def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_parts):
+    """A disk that fills up while encoding is told with the fix; what is done is used once there is room."""
+    config = make_config(
+        data={"name": "full", "cleaning": {"exact_dedup": False}}, tokenizer={"train_bytes": 5_000}
+    )
+    lines = "".join(json.dumps({"text": f"{number} " + "word and " * 200}) + "\n" for number in range(300))
+    (workspace / "texts.jsonl").write_text(lines)
+    monkeypatch.setenv("NBTRAIN_DATA", str(small_disk))
+    prepare(config, through="tokenizer")
+    filler = small_disk / "filler"
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    filler.write_bytes(bytes(free - (200 << 10)))
+    with pytest.raises(DataError) as caught:
+        prepare(config)
+    assert (
+        "No space left on device. Free space, or set NBTRAIN_DATA to a folder that can be written. What is done is "
+        in str(caught.value)
+    )
+    folder = dataset_dir("full")
+    assert not list(folder.glob("*.bin")) and not (folder / "manifest.json").exists()
+    kept = len(list((folder / ".encode").glob("[0-9]*.json")))
+    assert kept > 1
+    filler.unlink()
+    assert prepare(config).manifest.counts["documents"] == 300

@@ -1,12 +1,12 @@
 """A seeded sample of the texts of all sources, of a stated size, read as a stream at constant memory.
 
-Every source gives its share, in proportion to its bytes. A source no larger than its share, which is so for all
+Every source gives its share, in proportion to its bytes, and what one lacks the next ones give. A source no larger than its share, which is so for all
 when the corpus is no larger than the sample, gives all of its texts in order; of a larger one are taken
 
     from parts that can be entered anywhere   up to 2,048 of them in a seeded order, a piece of each by its size:
                                               cheap, for a part is read no further; what ends a part is seen less
-    from parts of compressed files            documents by a seeded hash of their running number, at the rate that
-                                              fills the share; no bias, but all of the file is decompressed
+    from parts of compressed files            seeded documents of every part, by its size; no bias, but all of the
+                                              file is decompressed and a part's texts are in memory
     from a source of unknown size             its beginning, up to the share of a source as large as the sample:
                                               what stands late in it is not seen
 
@@ -15,7 +15,6 @@ ends them. A document that would pass the end of its piece is cut there. Empty t
 and such as came before are left out, as when encoding.
 """
 
-import hashlib
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
@@ -45,9 +44,14 @@ def sample_texts(
     sizes = [reader.total_bytes() for reader in readers]
     weights = [num_bytes if size is None else size for size in sizes]
     admit = _Admission(clean, Tally() if tally is None else tally)
+    left, weight_left = num_bytes, sum(weights)
     for number, (reader, size, weight) in enumerate(zip(readers, sizes, weights, strict=True)):
-        share = num_bytes * weight // sum(weights)
-        yield from _sample_source(reader, size, share, f"{seed}:{number}", admit)
+        # What a source lacked is for those behind it.
+        share = left * weight // max(1, weight_left)
+        weight_left -= weight
+        for text in _sample_source(reader, size, share, f"{seed}:{number}", admit):
+            yield text
+            left -= _num_bytes(text)
 
 
 class _Admission:
@@ -67,23 +71,23 @@ class _Admission:
                 yield admitted
 
     def _admitted(self, text: str) -> str | None:
-        if self._clean is not None:
-            text, reason = self._clean(text)
-            if reason is not None:
-                return self._dropped(reason)
-        if not text or text.isspace():
-            return self._dropped("empty")
+        text, reason = (text, None) if self._clean is None else self._clean(text)
+        if reason is None:
+            reason = "empty" if not text or text.isspace() else self._seen_or_broken(text)
+        if reason is None:
+            return text
+        self.tally.dropped[reason] += 1
+        return None
+
+    def _seen_or_broken(self, text: str) -> str | None:
         try:
             identity = dedup.digest(text.encode())
         except UnicodeEncodeError:  # a lone surrogate
-            return self._dropped("not_unicode")
+            return "not_unicode"
         if identity in self._seen:
-            return self._dropped("duplicate")
+            return "duplicate"
         self._seen.add(identity)
-        return text
-
-    def _dropped(self, reason: str) -> None:
-        self.tally.dropped[reason] += 1
+        return None
 
 
 def text_of(record: Record) -> str | None:
@@ -99,65 +103,47 @@ def text_of(record: Record) -> str | None:
             return None
 
 
-def _from_beginning(reader: SourceReader, share: int, admit: _Admission) -> Iterator[str]:
-    left = share
-    for part in reader.parts():
-        for text in admit.texts(reader.read(part, admit.tally)):
-            yield (piece := cut(text, left))
-            left -= len(piece.encode())
-            if left <= 0:
-                return
-
-
 def _sample_source(
     reader: SourceReader, size: int | None, share: int, seed: str, admit: _Admission
 ) -> Iterator[str]:
-    if size is None:
-        yield from _from_beginning(reader, share, admit)
-        return
     left = share
     enterable: list[Part] = []
-    running = text_bytes = passed_bytes = 0
-    for part in reader.parts():
-        if part.content is None:
+    for number, part in enumerate(reader.parts()):
+        if size is None:
+            texts, wanted = admit.texts(reader.read(part, admit.tally)), left
+        elif part.content is None:
             enterable.append(part)
             continue
-        texts = [text for record in reader.read(part, admit.tally) if (text := text_of(record)) is not None]
-        text_bytes += sum(map(_num_bytes, texts))
-        passed_bytes += part.size_bytes
-        # The rate is set anew at each part, from what a byte of this source has held so far, so that the end
-        # meets the share.
-        ahead = max(0, size - passed_bytes) + part.size_bytes
-        rate = left * passed_bytes / max(1, text_bytes * ahead)
-        for document in texts:
-            running += 1
-            if left > 0 and _fraction(seed, running) < rate:
-                for admitted in admit.texts([document]):
-                    yield (piece := cut(admitted, left))
-                    left -= len(piece.encode())
-    yield from _sample_parts(reader, enterable, left, seed, admit)
+        else:
+            wanted = left * part.size_bytes // max(part.size_bytes, size, 1)
+            size -= part.size_bytes
+            records = list(reader.read(part, admit.tally))
+            if sum(_num_bytes(text_of(record) or "") for record in records) > wanted:
+                random.Random(f"{seed}:{number}").shuffle(records)
+            texts = admit.texts(records)
+        for piece in _up_to(wanted, texts):
+            yield piece
+            left -= _num_bytes(piece)
+        if left <= 0:
+            return
+    if sum(part.size_bytes for part in enterable) > left:
+        random.Random(seed).shuffle(enterable)
+        enterable = enterable[: max(1, min(MAX_PARTS, left // SMALLEST_PIECE_BYTES))]
+    size = sum(part.size_bytes for part in enterable)
+    for part in enterable:
+        wanted = left * part.size_bytes // max(part.size_bytes, size, 1)
+        size -= part.size_bytes
+        for piece in _up_to(wanted, admit.texts(reader.read(part, admit.tally))):
+            yield piece
+            left -= _num_bytes(piece)
 
 
-def _sample_parts(
-    reader: SourceReader, parts: list[Part], share: int, seed: str, admit: _Admission
-) -> Iterator[str]:
-    """A piece of each part from its beginning, by its size; what one lacks the next ones give."""
-    if sum(part.size_bytes for part in parts) > share:
-        random.Random(seed).shuffle(parts)
-        parts = parts[: max(1, min(MAX_PARTS, share // SMALLEST_PIECE_BYTES))]
-    left = share
-    ahead = sum(part.size_bytes for part in parts)
-    for part in parts:
-        piece_left = left * part.size_bytes // max(1, ahead)
-        ahead -= part.size_bytes
-        if piece_left <= 0:
-            continue
-        for text in admit.texts(reader.read(part, admit.tally)):
-            yield (piece := cut(text, piece_left))
-            num_bytes = len(piece.encode())
-            left, piece_left = left - num_bytes, piece_left - num_bytes
-            if piece_left <= 0:
-                break
+def _up_to(num_bytes: int, texts: Iterator[str]) -> Iterator[str]:
+    """Texts of so many bytes, the last one cut; no text is read for none."""
+    while num_bytes > 0 and (text := next(texts, None)) is not None:
+        yield (piece := cut(text, num_bytes))
+        # Where half a character would be left, nothing more fits.
+        num_bytes -= _num_bytes(piece) if piece == text else num_bytes
 
 
 def cut(text: str, num_bytes: int) -> str:
@@ -168,9 +154,3 @@ def cut(text: str, num_bytes: int) -> str:
 
 def _num_bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
-
-
-def _fraction(seed: str, number: int) -> float:
-    """A number in [0, 1) that depends on nothing but the seed and the place of a document."""
-    content = f"{seed}:{number}".encode()
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest()) / 2**64

@@ -25,7 +25,7 @@ from nbtrain.widgets.watched import is_watched
 from nbtrain.workspace import display, output_root, resolve
 
 if TYPE_CHECKING:
-    from nbtrain.data.card import DataCard
+    from nbtrain.data.card import BlendCard, DataCard
     from nbtrain.data.prepare import PrepareReport
     from nbtrain.jobs.registry import RunSummary
     from nbtrain.monitor.run_view import RunView
@@ -406,10 +406,19 @@ def generate_stream(
             logger.warning("%s", answer["message"])
 
 
-def data_card(data: "str | RunConfig | Run") -> "DataCard":
-    """What is in a dataset: a run's, a dataset's name, or the prefix of any .bin/.idx."""
+def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "DataCard | BlendCard":
+    """What is in a dataset: a run's, a dataset's name, or the prefix of any .bin/.idx.
+
+    In a live notebook its documents can be leafed through. `tokenizer` is the name or path of one that decodes them;
+    None takes that of the dataset's manifest.
+    """
     from nbtrain.data.card import data_card as make_card
 
     if isinstance(data, Run):
         data = data.config
-    return make_card(data)
+    card = make_card(data, tokenizer)
+    if not is_watched():
+        return card
+    from nbtrain.widgets.data_browser import live
+
+    return live(card)

@@ -107,15 +107,13 @@ class DataCard:
 
     def summary_html(self) -> str:
         """The fragment without the documents."""
-        warnings = "".join(
-            f'<p style="color:#b3540b"><b>warning</b>: {html.escape(warning)}</p>'
-            for warning in self.warnings
-        )
         tables = "".join(html_table(*table) for table in self._tables())
         pictures = _image(self.histogram_svg(), "documents by length in tokens")
         if len(self.sources) > 1 and all(source.get("tokens") for source in self.sources):
             pictures += _image(self.sources_svg(), "tokens by source")
-        return f"<h3>{html.escape(self.prefix)}</h3>{warnings}{tables}<div>{pictures}</div>"
+        return (
+            f"<h3>{html.escape(self.prefix)}</h3>{_warnings_html(self.warnings)}{tables}<div>{pictures}</div>"
+        )
 
     def documents_html(self) -> str:
         """The samples, the first one open."""
@@ -206,27 +204,26 @@ class BlendCard:
     __repr__ = __str__
 
     def to_html(self) -> str:
-        """A self-contained fragment."""
-        warnings = "".join(
-            f'<p style="color:#b3540b"><b>warning</b>: {html.escape(warning)}</p>'
-            for warning in self.warnings
-        )
-        shares = bars_svg(
-            [entry["name"] for entry in self.entries],
-            [entry["samples"] for entry in self.entries],
-            "training samples",
-        )
-        cards = "".join(card.to_html() for card in self.cards)
-        return (
-            f"<h3>blend {html.escape(self.name)}</h3>{warnings}{html_table(*self._table())}"
-            f"{_image(shares, 'training samples by dataset')}{cards}"
-        )
+        """A self-contained fragment: the blend, then each dataset."""
+        return self.summary_html() + "".join(card.to_html() for card in self.cards)
 
     _repr_html_ = to_html
 
     def to_page(self) -> str:
         """A whole HTML page that needs nothing beside it."""
         return PAGE.format(title=html.escape(f"data card of blend {self.name}"), body=self.to_html())
+
+    def summary_html(self) -> str:
+        """The fragment without the datasets' own cards."""
+        shares = bars_svg(
+            [entry["name"] for entry in self.entries],
+            [entry["samples"] for entry in self.entries],
+            "training samples",
+        )
+        return (
+            f"<h3>blend {html.escape(self.name)}</h3>{_warnings_html(self.warnings)}{html_table(*self._table())}"
+            f"{_image(shares, 'training samples by dataset')}"
+        )
 
     def _table(self) -> Table:
         rows = [
@@ -390,6 +387,12 @@ def _blend_card(config: RunConfig, tokenizer: str | None) -> BlendCard:
         )
         cards.append(_card(entry.files, tokenizer, None))
     return BlendCard(config.data.name, rows, cards, warnings)
+
+
+def _warnings_html(warnings: list[str]) -> str:
+    return "".join(
+        f'<p style="color:#b3540b"><b>warning</b>: {html.escape(warning)}</p>' for warning in warnings
+    )
 
 
 def _image(svg: bytes, title: str) -> str:

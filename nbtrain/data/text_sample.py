@@ -1,7 +1,8 @@
 """A seeded sample of the texts of all sources, of a stated size, read as a stream at constant memory.
 
-Every source gives its share, in proportion to its bytes, and what one lacks the next ones give. A source no larger than its share, which is so for all
-when the corpus is no larger than the sample, gives all of its texts in order; of a larger one are taken
+Every source gives its share, in proportion to its bytes, and what one lacks the next ones give. A source no
+larger than its share, which is so for all when the corpus is no larger than the sample, gives all of its texts in
+order; of a larger one are taken
 
     from parts that can be entered anywhere   up to 2,048 of them in a seeded order, a piece of each by its size:
                                               cheap, for a part is read no further; what ends a part is seen less

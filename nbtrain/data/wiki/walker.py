@@ -1,6 +1,6 @@
 """Wikitext -> text: the second half walks the nodes that mwparserfromhell finds in what markup.py left.
 
-What the text keeps: paragraphs, headings as lines of their own, list items as lines ("- " before those of * and #),
+What the text keeps: paragraphs with an empty line between them, headings as lines of their own after an empty one, list items as lines ("- " before those of * and #),
 labels of links, LaTeX of formulas between dollars, code. What it drops: templates (but see text_templates.py),
 tables, references, galleries, files, categories, links to other languages, comments, magic words, quotes of bold
 and italic; and what these leave behind: "( , )", double blanks, list items and sections without a word.
@@ -44,7 +44,7 @@ WORD = re.compile(r"\w")
 OPEN, CLOSE = r"[(（\[]", r"[)）\]]"
 RUN = re.compile("\x1a(?:( ?)\x1a)++")
 # Brackets in which nothing but separators and what was dropped is left; "f()" has nothing dropped in it.
-EMPTY_BRACKETS = re.compile(rf" ?{OPEN}[ ,;:.،、/–—-]{{0,9}}\x1a[ ,;:.،、/–—\x1a-]{{0,20}}{CLOSE}")
+EMPTY_BRACKETS = re.compile(rf"{OPEN}[ ,;:.،、/–—-]{{0,9}}\x1a[ ,;:.،、/–—\x1a-]{{0,20}}{CLOSE}")
 AFTER_BRACKET = re.compile(rf"({OPEN}) ?\x1a[ ,;:،、\x1a]{{0,20}}")
 BEFORE_BRACKET = re.compile(rf"[ ,;:،、\x1a]{{0,9}}\x1a ?({CLOSE})")
 BEFORE_COMMA = re.compile(" ?\x1a ?([,;،、]) ?\x1a? ?(?=[,;:.،、])| \x1a ?(?=[,;:.،、])")

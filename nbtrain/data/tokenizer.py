@@ -44,7 +44,7 @@ EOD_CANDIDATES = (
     "<|end_of_text|>",
     "<|im_end|>",
     "<|eot_id|>",
-    "<|end▁of▁sentence|>",
+    "<|end\u2581of\u2581sentence|>",
     "<|eos|>",
     "<end_of_turn>",
     "[EOS]",

@@ -152,6 +152,7 @@ def test_the_form_opens_with_overrides():
     form = Launcher("gpt-tiny", "name=trial batch.max_steps=3 'data.sources=[{kind: mock}]'")
     assert form.name.value == "trial"
     assert control(form, "batch.max_steps").value == "3"
-    assert form.draft.overrides["data.sources"] == [{"kind": "mock", "num_documents": 1000, "seed": 1234}]
+    (source,) = form.draft.overrides["data.sources"]
+    assert (source["kind"], source["num_documents"], source["seed"]) == ("mock", 1000, 1234)
     assert form.assessment.config.name == "trial"
     assert form.assessment.config.train_steps == 3

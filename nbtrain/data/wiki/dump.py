@@ -266,7 +266,8 @@ def _page(xml: bytes) -> Page | BrokenPage:
     try:
         page = _parse(xml)
     except etree.XMLSyntaxError as error:
-        return BrokenPage(_name(_title(xml)), f"not well-formed XML: {error.msg}")
+        # Its line counts from the page's first; the title finds it in the dump.
+        return BrokenPage(_name(_title(xml)), f"not well-formed XML: {str(error.msg).split(', line ')[0]}")
     revision = page.find("{*}revision[last()]")
     content = None if revision is None else revision.find("{*}text")
     if content is None:

@@ -1,0 +1,104 @@
+"""Whole tiny runs on a blend with documents apart and a loss mask: resumed bit for bit, and cut over ranks."""
+
+from pathlib import Path
+
+import launch
+import numpy as np
+import pytest
+from test_training import assert_same_state, stop_at
+
+from nbtrain.monitor.run_view import RunView
+
+pytestmark = pytest.mark.slow
+
+STEPS = 12
+BLEND = {
+    "data.name": "mixed",
+    "data.blend": [{"name": "test", "weight": 1.0}, {"name": "short", "weight": 2.0}],
+    "data.inter_document_masking": True,
+    "data.reset_position_ids": True,
+    "data.eod_mask_loss": True,
+    "batch.train_tokens": STEPS * 4 * 32,
+    "evaluation.eval_interval_steps": 5,
+    "lr_schedule.lr_warmup_tokens": 128,
+}
+
+
+@pytest.fixture(scope="module")
+def home(data_home) -> Path:
+    """Beside `test` a dataset of short documents: several end in each sample."""
+    launch.make_dataset(data_home, "short", document_tokens=(3, 12))
+    return data_home
+
+
+def test_a_blend_with_documents_apart_resumes_bitwise(tmp_path, home):
+    """Per epoch, one rank: every loss and norm, and the last checkpoint, are those of a run that was not stopped."""
+    overrides = {**BLEND, "data.shuffle": "per_epoch"}
+    straight = launch.make_run(tmp_path, overrides, "straight")
+    launch.train(straight, home)
+    cut = launch.make_run(tmp_path, overrides, "cut")
+    assert 3 <= stop_at(cut, home, 3, 1) < STEPS
+    launch.new_job(cut)
+    launch.train(cut, home)
+    assert sorted(launch.trace(straight)) == list(range(1, STEPS + 1))
+    assert launch.trace(cut) == launch.trace(straight)
+    assert_same_state(straight.checkpoint(STEPS), cut.checkpoint(STEPS))
+    state = launch.manifest(cut, STEPS)["data_state"]
+    assert (state["shuffle"], state["packing"], state["consumed_samples"]) == (
+        "per_epoch",
+        "stream",
+        STEPS * 4,
+    )
+    losses = {name: RunView(cut).scalars(name) for name in ("loss", "loss/test", "loss/short")}
+    assert RunView(cut).scalar_names()[-2:] == ["loss/short", "loss/test"]
+    assert losses["loss"].steps == losses["loss/short"].steps == list(range(1, STEPS + 1))
+    by_step = dict(zip(losses["loss/test"].steps, losses["loss/test"].values))
+    for step, loss, short in zip(losses["loss"].steps, losses["loss"].values, losses["loss/short"].values):
+        low, high = sorted((short, by_step.get(step, short)))
+        assert low - 1e-5 <= loss <= high + 1e-5
+
+
+# One rank with all of a step in one micro batch; the same step in four, and over two ranks.
+LAYOUTS = {"whole": (1, 4), "accumulated": (1, 1), "two-ranks": (2, 1)}
+
+
+@pytest.fixture(scope="module")
+def layouts(tmp_path_factory, home):
+    root = tmp_path_factory.mktemp("layouts")
+    runs = {
+        name: launch.make_run(
+            root,
+            {
+                **BLEND,
+                "model.hidden_dropout": 0.0,
+                "model.attention_dropout": 0.0,
+                "batch.micro_batch_size": micro,
+                "parallel.data_parallel_size": ranks,
+            },
+            name,
+        )
+        for name, (ranks, micro) in LAYOUTS.items()
+    }
+    worker = Path(__file__).parents[1] / "parity" / "worker.py"
+    for ranks in (1, 2):
+        group = [runs[name] for name in LAYOUTS if LAYOUTS[name][0] == ranks]
+        launch.wait(launch.start_worker(worker, group, home, ranks), group[0])
+    return runs
+
+
+@pytest.mark.parametrize("name", ["accumulated", "two-ranks"])
+def test_the_mean_over_learnt_tokens_does_not_depend_on_the_layout(layouts, name):
+    """Samples have different numbers of learnt tokens; loss, norm, validation and each dataset's loss are the same.
+
+    Up to the order of fp32 sums; means of micro batches' means would differ in the third digit.
+    """
+    ours, theirs = launch.trace(layouts[name]), launch.trace(layouts["whole"])
+    assert sorted(ours) == sorted(theirs) == list(range(1, STEPS + 1))
+    for index in (0, 1):
+        values = [[float.fromhex(trace[step][index]) for step in sorted(trace)] for trace in (ours, theirs)]
+        np.testing.assert_allclose(*values, rtol=2e-6, atol=4e-6)
+    views = [RunView(layouts[one]) for one in (name, "whole")]
+    for scalar in ("loss/test", "loss/short", "validation_loss", "test_loss"):
+        points = [view.scalars(scalar) for view in views]
+        assert points[0].steps == points[1].steps != []
+        np.testing.assert_allclose(points[0].values, points[1].values, rtol=2e-6, atol=4e-6)

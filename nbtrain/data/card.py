@@ -97,7 +97,8 @@ class DataCard:
 
     def to_html(self) -> str:
         """A self-contained fragment: tables, pictures as inline SVG, documents to open one by one."""
-        return f"{self.summary_html()}<h4>documents</h4>{self.documents_html()}"
+        learnt = "" if self.learnt_tokens is None else ", learnt tokens coloured"
+        return f"{self.summary_html()}<h4>documents{learnt}</h4>{self.documents_html()}"
 
     _repr_html_ = to_html
 
@@ -166,7 +167,8 @@ class DataCard:
             ([f"tokens/document: {next(iter(self.lengths))}", *list(self.lengths)[1:]], lengths),
         ]
         if self.splits:
-            tables.append(_splits_table(self.splits))
+            what = "documents" if self.sequences == self.documents else "sequences"
+            tables.append(_splits_table(self.splits, what))
         if self.sources:
             rows = [
                 [*row, _licence(source.get("licence")), source.get("attribution") or ""]
@@ -333,7 +335,7 @@ def _splits(config: RunConfig, indexed: IndexedDataset) -> list[dict[str, Any]]:
     return rows
 
 
-def _splits_table(splits: list[dict[str, Any]]) -> Table:
+def _splits_table(splits: list[dict[str, Any]], what: str) -> Table:
     rows = [
         [
             split["name"],
@@ -344,7 +346,7 @@ def _splits_table(splits: list[dict[str, Any]]) -> Table:
         ]
         for split in splits
     ]
-    return ["split", "documents", "tokens", "samples read", "epochs"], rows
+    return ["split", what, "tokens", "samples read", "epochs"], rows
 
 
 def _epoch_warnings(splits: list[dict[str, Any]], of: str = "") -> list[str]:

@@ -21,16 +21,18 @@ def text_table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def html_table(header: list[str], rows: list[list[str]]) -> str:
-    """The same as a <table>; every cell is escaped."""
+    """The same as a <table>; every cell is escaped. Two columns without a heading are facts: all to the left."""
+    facts = not any(header)
 
     def line(cells: list[str], tag: str) -> str:
         styled = (
-            f'<{tag} style="text-align:{"right" if is_number(cell) else "left"}">{html.escape(cell)}</{tag}>'
+            f'<{tag} style="text-align:{"right" if is_number(cell) and not facts else "left"}">{html.escape(cell)}</{tag}>'
             for cell in cells
         )
         return f"<tr>{''.join(styled)}</tr>"
 
-    return f"<table>{line(header, 'th')}{''.join(line(row, 'td') for row in rows)}</table>"
+    head = "" if facts else line(header, "th")
+    return f"<table>{head}{''.join(line(row, 'td') for row in rows)}</table>"
 
 
 def is_number(cell: str) -> bool:

@@ -206,6 +206,18 @@ def test_scalars_by_name(run: RunDir) -> None:
     job.finish("CANCELLED", "stopped")
 
 
+def test_losses_of_named_datasets(run: RunDir) -> None:
+    """Each is a scalar by the name that the run gave its dataset, listed behind the others."""
+    job = FakeJob(run, steps=10)
+    job.step = 1
+    job.scalars(**{"loss": 2.0, "grad_norm": 1.0, "loss/wiki": 1.5, "loss/a b/c": 2.5})
+    view = RunView(run)
+    assert view.scalars("loss/wiki").values == [1.5]
+    assert view.scalar_names() == ["loss", "grad_norm", "loss/a b/c", "loss/wiki"]
+    assert len(view.scalars("loss/other")) == 0
+    job.finish("CANCELLED", "stopped")
+
+
 def test_thinning_keeps_ends_spikes_and_order() -> None:
     """Of 10,000 points 300 stay, among them the first, the last, the one spike and the one dip."""
     values = [math.sin(at / 500) for at in range(10_000)]

@@ -75,3 +75,14 @@ def test_a_restart_before_the_first_checkpoint_starts_over(tmp_path):
     second.write(1, 128, 4, loss=9.0)
     second.close()
     assert read(tmp_path, "lm-loss-training/lm loss") == [(1, 9.0)]
+
+
+def test_a_scalar_of_a_family_has_the_name_in_its_tag(tmp_path):
+    writer = MetricsWriter(tmp_path, 0, 0, 0)
+    writer.write(1, 128, 4, **{"loss/wiki": 2.5, "loss/b/c#2": 3.5, "loss/none": None})
+    writer.close()
+    assert read(tmp_path, "lm-loss-training/lm loss/wiki") == [(1, 2.5)]
+    assert read(tmp_path, "lm-loss-training/lm loss/b/c#2") == [(1, 3.5)]
+    assert read(tmp_path / "by_tokens", "lm-loss-training/lm loss/wiki vs tokens") == [(128, 2.5)]
+    with pytest.raises(KeyError):
+        writer.write(1, 128, 4, losses=1.0)

@@ -17,7 +17,7 @@ from pathlib import Path
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.files import write_json, write_text
-from nbtrain.metrics import BY_NAME
+from nbtrain.metrics import scalar
 from nbtrain.rundir import (
     SCHEMA_VERSION,
     ControlRequest,
@@ -113,7 +113,7 @@ class FakeJob:
 
         event = event_pb2.Event(wall_time=time.time(), step=self.step)
         for name, value in values.items():
-            event.summary.value.add(tag=BY_NAME[name].tag, simple_value=value)
+            event.summary.value.add(tag=scalar(name).tag, simple_value=value)
         self.tensorboard.add_event(event)
         self.tensorboard.flush()
 

@@ -4,7 +4,7 @@ import html
 import itertools
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -76,6 +76,24 @@ class Document:
         ]
         body = "".join(parts) + (" ..." if self.cut else "")
         return f'<pre style="white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0">{body}</pre>'
+
+
+def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
+    """Documents as Document.to_dict gives them, to open one by one; the first one is open."""
+    parts = []
+    for place, sample in enumerate(samples):
+        pieces = sample.get("pieces") or [{"text": sample["text"], "learnt": True}]
+        document = Document(
+            number=sample["document"],
+            tokens=sample["tokens"],
+            sequences=1,
+            pieces=[(piece["text"], piece["learnt"]) for piece in pieces],
+            cut="pieces" in sample and sample["text"].endswith(" ..."),
+            masked="pieces" in sample,
+        )
+        opened = " open" if place == 0 else ""
+        parts.append(f"<details{opened}><summary>{document.title}</summary>{document.to_html()}</details>")
+    return "".join(parts)
 
 
 class Browser:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nbtrain.config.schema import RunConfig
-from nbtrain.data.browser import Browser, Document
+from nbtrain.data.browser import Browser, samples_html
 from nbtrain.data.card_pictures import bars_svg, histogram_svg
 from nbtrain.data.duplicates import Duplicates, find_duplicates
 from nbtrain.data.gpt_index import SPLIT_NAMES, split_bounds
@@ -118,20 +118,7 @@ class DataCard:
 
     def documents_html(self) -> str:
         """The samples, the first one open."""
-        parts = []
-        for place, sample in enumerate(self.samples):
-            pieces = sample.get("pieces") or [{"text": sample["text"], "learnt": True}]
-            shown = Document(
-                sample["document"],
-                sample["tokens"],
-                1,
-                [(piece["text"], piece["learnt"]) for piece in pieces],
-                cut="pieces" in sample and sample["text"].endswith(" ..."),
-                masked="pieces" in sample,
-            )
-            opened = " open" if place == 0 else ""
-            parts.append(f"<details{opened}><summary>{shown.title}</summary>{shown.to_html()}</details>")
-        return "".join(parts)
+        return samples_html(self.samples)
 
     def histogram_svg(self) -> bytes:
         """Documents by length, in bins of powers of 2."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import html
 import os
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
@@ -11,7 +12,7 @@ import numpy as np
 
 from nbtrain import files
 from nbtrain.config.schema import RunConfig
-from nbtrain.data.browser import Browser, manifest_of_pair
+from nbtrain.data.browser import Browser, manifest_of_pair, samples_html
 from nbtrain.data.dataset_files import MASK_SUFFIX, DatasetFiles, DatasetManifest
 from nbtrain.data.indexed import BLOCK, IndexedDataset
 from nbtrain.data.tables import Table, html_table, source_rows, text_table
@@ -52,11 +53,9 @@ class Inspection:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        header, rows = self._tables()[0]
-        first = html_table([self.prefix, *header[1:]], rows + [["ok", check] for check in self.checks])
-        rest = [html_table(*table) for table in self._tables()[1:]]
-        samples = [[f"document {sample['document']:,}", sample["text"]] for sample in self.samples]
-        return "".join([first, *rest, html_table(["", "text"], samples) if samples else ""])
+        tables = "".join(html_table(*table) for table in self._tables())
+        checks = html_table(["", ""], [["ok", check] for check in self.checks]) if self.checks else ""
+        return f"<h4>{html.escape(self.prefix)}</h4>{tables}{checks}{samples_html(self.samples)}"
 
     def _tables(self) -> list[Table]:
         tables: list[Table] = [(["", ""], [[name, value] for name, value in self.facts.items()])]
@@ -98,8 +97,9 @@ def _facts(
         "EOD id": str(manifest.eod_id) if manifest else "no manifest",
         "dataset sha256": manifest.dataset_sha256 if manifest else "no manifest",
         "tokenizer sha256": str(manifest.tokenizer_sha256) if manifest else "no manifest",
-        "tokenizer": tokenizer or "not in the data home",
     }
+    if tokenizer is not None:
+        facts["tokenizer"] = tokenizer
     if dataset.has_loss_mask:
         facts["loss mask"] = dataset.loss_mask.stem
     others = [stem for stem in manifest.stems if stem != dataset.stem] if manifest else []

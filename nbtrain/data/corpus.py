@@ -5,13 +5,15 @@ sources in order -> parts in order -> (number, source, part): the unit of extrac
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
 from nbtrain.data.cleaning import Cleaner
+from nbtrain.data.dedup import digest
 from nbtrain.data.records import NAMED_PROBLEMS, Example, Part, Record, Tally, Texts, TokenIds
 from nbtrain.data.sources.base import SourceReader, open_source
 from nbtrain.errors import DataError
@@ -69,38 +71,58 @@ class Corpus:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-def cleaned(records: Iterator[Record], cleaner: Cleaner, tally: Tally) -> Iterator[tuple[Record, bytes]]:
-    """Records that stay, each with the bytes that tell it from others; drops are counted in `tally`.
+class Kept(NamedTuple):
+    """A record that stays, with its size as text and the digest that tells it from others."""
+
+    record: Record
+    size_bytes: int
+    digest: bytes
+
+
+def cleaned(records: Iterable[Record], cleaner: Cleaner, tally: Tally) -> Iterator[Kept]:
+    """The records that stay; drops are counted in `tally`.
 
     Text is cleaned; examples and token ids are taken as they are, since their boundaries mean something.
     """
-    trivial = cleaner.is_trivial
-    for record in records:
-        if isinstance(record, TokenIds):
-            if not len(record.ids):
-                tally.dropped["empty"] += 1
-                continue
-            yield record, record.ids.tobytes()
-            continue
-        if isinstance(record, Example):
-            text = "\x1f".join(piece for piece, _ in record.pieces)
-        else:
-            text = record.text if isinstance(record, Texts) else record
-            if not text or text.isspace():
-                tally.dropped["empty"] += 1
-                continue
-            if not trivial:
-                text, reason = cleaner(text)
-                if reason:
-                    tally.dropped[reason] += 1
-                    continue
-                record = record._replace(text=text) if isinstance(record, Texts) else text
-        try:
-            content = text.encode()
-        except UnicodeEncodeError:  # a lone surrogate
-            tally.dropped["not_unicode"] += 1
-            continue
-        yield record, content
+    # map and filter hold nothing while the caller works on a record; a generator's names would hold 100 MB twice.
+    return filter(None, map(partial(_kept, cleaner, tally), records))
+
+
+def _kept(cleaner: Cleaner, tally: Tally, record: Record) -> Kept | None:
+    if isinstance(record, TokenIds):
+        if not len(record.ids):
+            tally.dropped["empty"] += 1
+            return None
+        content = record.ids.tobytes()
+        return Kept(record, len(content), digest(content))
+    if isinstance(record, str | Texts):
+        text = record if isinstance(record, str) else record.text
+        if not text or text.isspace():
+            tally.dropped["empty"] += 1
+            return None
+        if not cleaner.is_trivial:
+            text, reason = cleaner(text)
+            if reason:
+                tally.dropped[reason] += 1
+                return None
+            record = text if isinstance(record, str) else record._replace(text=text)
+    try:
+        content = text_of(record).encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        tally.dropped["not_unicode"] += 1
+        return None
+    return Kept(record, len(content), digest(content))
+
+
+def text_of(record: Record) -> str:
+    """The text that stands for a record: of an example its pieces, of token ids their bytes."""
+    if isinstance(record, str):
+        return record
+    if isinstance(record, Texts):
+        return record.text
+    if isinstance(record, Example):
+        return "\x1f".join(piece for piece, _ in record.pieces)
+    return record.ids.tobytes().decode("latin-1")
 
 
 @dataclass

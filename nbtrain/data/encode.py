@@ -25,8 +25,8 @@ import numpy as np
 from nbtrain import files
 from nbtrain.config.data_section import CleaningConfig
 from nbtrain.data.cleaning import Cleaner
-from nbtrain.data.corpus import Task, cleaned
-from nbtrain.data.dedup import NearIndex, digest
+from nbtrain.data.corpus import Kept, Task, cleaned, text_of
+from nbtrain.data.dedup import NearIndex
 from nbtrain.data.records import Example, Record, Tally, Texts, TokenIds
 from nbtrain.data.sentences import sentences
 from nbtrain.data.sources.base import SourceReader
@@ -138,21 +138,18 @@ class Encoder:
         reader = settings.readers[task.source]
         with contextlib.ExitStack() as stack:
             shard = _Shard(settings, task.number, stack)
-            batch: list[Record] = []
-            contents: list[bytes] = []
+            batch: list[Kept] = []
             chars = 0
-            for record, content in cleaned(reader.read(task.part, tally), self._cleaner, tally):
-                batch.append(record)
-                contents.append(content)
-                chars += len(content)
+            for kept in cleaned(reader.read(task.part, tally), self._cleaner, tally):
+                batch.append(kept)
+                chars += kept.size_bytes
                 if chars >= BATCH_CHARS:
-                    self._add(shard, batch, contents, reader)
+                    del kept  # the batch alone holds it, and gives it up when it is encoded
+                    self._add(shard, batch, reader)
                     self._on_chars(chars)
-                    batch, contents, chars = [], [], 0
-                    # The loop's own names would keep a large document alive through the next one.
-                    record, content = "", b""
+                    batch, chars = [], 0
             if batch:
-                self._add(shard, batch, contents, reader)
+                self._add(shard, batch, reader)
             shard.write_arrays()
         if shard.num_without_tokens:
             tally.dropped["no_token"] += shard.num_without_tokens
@@ -172,8 +169,8 @@ class Encoder:
         files.write_json(record_path(settings.work, task.number), asdict(made))
         return made
 
-    def _add(self, shard: "_Shard", batch: list[Record], contents: list[bytes], reader: SourceReader) -> None:
-        tokens = self._tokens(batch, reader)
+    def _add(self, shard: "_Shard", batch: list[Kept], reader: SourceReader) -> None:
+        tokens = self._tokens([kept.record for kept in batch], reader)
         present = (
             np.diff(tokens.offsets)
             if tokens.document_ends is None
@@ -182,19 +179,19 @@ class Encoder:
         if not present.all() and not tokens.may_be_empty:
             # A tokenizer that normalizes can leave nothing of a text.
             shard.num_without_tokens += int((present == 0).sum())
-            left = np.flatnonzero(present).tolist()
-            batch, contents = [batch[index] for index in left], [contents[index] for index in left]
+            batch = [batch[index] for index in np.flatnonzero(present).tolist()]
             if not batch:
                 return
-            tokens = self._tokens(batch, reader)
-        signatures = self._signatures(contents)
-        sizes = [len(content) for content in contents]
-        digests = b"".join(map(digest, contents))
-        contents.clear()
+            tokens = self._tokens([kept.record for kept in batch], reader)
+        signatures = None
+        if self._near is not None:
+            signatures = np.stack([self._near.signature(text_of(kept.record)) for kept in batch])
         extras = [
-            self._of_texts([record.extras[index] for record in batch])  # type: ignore[union-attr]
+            self._of_texts([kept.record.extras[index] for kept in batch])  # type: ignore[union-attr]
             for index in range(len(self.settings.extra_keys))
         ]
+        sizes = [kept.size_bytes for kept in batch]
+        digests = b"".join([kept.digest for kept in batch])
         batch.clear()
         shard.add(tokens, extras, sizes, digests, signatures)
 
@@ -207,12 +204,6 @@ class Encoder:
         if self.settings.sentence_language:
             return self._of_sentences(batch)
         return self._of_texts([record.text if isinstance(record, Texts) else record for record in batch])  # type: ignore[misc]
-
-    def _signatures(self, contents: list[bytes]) -> np.ndarray | None:
-        if self._near is None:
-            return None
-        # Token ids have no text to compare: their bytes stand for it.
-        return np.stack([self._near.signature(content.decode(errors="replace")) for content in contents])
 
     def _of_texts(self, texts: list[str]) -> "_Tokens":
         ids, offsets = self._tokenizer.encode_batch(texts)
@@ -406,5 +397,3 @@ def insert_at(values: np.ndarray, ends: np.ndarray, inserted: np.ndarray, dtype:
 
 # Values per insertion from which copying slices is faster than a mask.
 LONG_SLICE = 64
-
-

@@ -22,7 +22,6 @@ from nbtrain.config.sources import Source
 from nbtrain.data.cleaning import Cleaner
 from nbtrain.data.corpus import Corpus, cleaned
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
-from nbtrain.data.dedup import digest
 from nbtrain.data.records import Tally
 from nbtrain.errors import DataError
 from nbtrain.workspace import display
@@ -141,8 +140,8 @@ def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest) -> 
     cleaner = Cleaner(config.data.cleaning)
     for reader, source in zip(corpus.readers, manifest.sources, strict=True):
         digests, tally = hashlib.sha256(), Tally()
-        for _, content in cleaned(reader.documents(tally), cleaner, tally):
-            digests.update(digest(content))
+        for kept in cleaned(reader.documents(tally), cleaner, tally):
+            digests.update(kept.digest)
         if digests.hexdigest() != source["sha256"]:
             return False
     return True

@@ -21,7 +21,7 @@ import numpy as np
 from nbtrain import files
 from nbtrain.config.schema import RunConfig
 from nbtrain.data.cleaning import Cleaner
-from nbtrain.data.corpus import Corpus, SourceCounts, Task, cleaned, empty_error
+from nbtrain.data.corpus import Corpus, SourceCounts, Task, cleaned, empty_error, text_of
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest, manifest_dtype
 from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord
 from nbtrain.data.indexed import IndexedDataset, bin_path, idx_path, missing, optimal_dtype
@@ -212,11 +212,10 @@ class _Encoding:
         texts: list[str] = []
         size, tally, cleaner = 0, Tally(), Cleaner(self.config.data.cleaning)
         for task in self.corpus.tasks():
-            for _, content in cleaned(
-                self.corpus.readers[task.source].read(task.part, tally), cleaner, tally
-            ):
-                texts.append(content[:CHECKED_BYTES].decode(errors="ignore"))
-                size += len(content)
+            reader = self.corpus.readers[task.source]
+            for kept in cleaned(reader.read(task.part, tally), cleaner, tally):
+                texts.append(text_of(kept.record)[:CHECKED_BYTES])
+                size += kept.size_bytes
                 if size >= CHECKED_BYTES or len(texts) >= CHECKED_DOCUMENTS:
                     break
             break

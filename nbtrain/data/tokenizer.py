@@ -17,7 +17,8 @@ import hashlib
 import json
 import logging
 import os
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -36,6 +37,8 @@ EOD_TOKEN = "<|endoftext|>"
 SCHEMA_VERSION = 1
 CONTENT_FILES = ("merges.txt", "vocab.json")
 ONE_FILE = "tokenizer.json"
+LONG_TEXT_CHARS = 2 << 20
+BEFORE_BLANK = re.compile(r"[^\W_](?=[ \n])")
 # What others call their end of a document or an answer; offered where the configured one is not there.
 EOD_CANDIDATES = (
     "<|endoftext|>",
@@ -109,6 +112,38 @@ class Tokenizer:
         return ids, offsets
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        if texts and max(map(len, texts)) > LONG_TEXT_CHARS and self.cuts_at_blanks:
+            return self._encode_in_pieces(texts)
+        return self._encode_whole(texts)
+
+    def _encode_in_pieces(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The same for texts of which one is so long that an engine's copies of it would count."""
+        rows, offsets = [], np.zeros(len(texts) + 1, np.int64)
+        for number, text in enumerate(texts):
+            length = 0
+            for piece in pieces_at_blanks(text):
+                rows.append(self._encode_whole([piece])[0])
+                length += len(rows[-1])
+            offsets[number + 1] = offsets[number] + length
+        return np.concatenate(rows), offsets
+
+    @cached_property
+    def cuts_at_blanks(self) -> bool:
+        """Whether a text may be encoded in pieces that are cut in front of a blank behind a letter or digit.
+
+        True where words are cut by GPT-2's rule alone: no token of it spans such a place.
+        """
+        document = json.loads((self.directory / ONE_FILE).read_bytes())
+        words = document.get("pre_tokenizer") or {}
+        return (
+            words.get("type") == "ByteLevel"
+            and words.get("use_regex", True)
+            and not words.get("add_prefix_space", True)
+            and not document.get("normalizer")
+            and all(token["special"] for token in document.get("added_tokens", []))
+        )
+
+    def _encode_whole(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         if self.engine == "fastokens" and (fast := self._fast) is not None:
             ids, offsets = fast.encode_batch_flat(list(texts), split_special_tokens=True)
             return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
@@ -206,6 +241,18 @@ class Tokenizer:
         reference = tokenizers.Tokenizer.from_file(str(self.directory / ONE_FILE))
         reference.encode_special_tokens = True
         return reference
+
+
+def pieces_at_blanks(text: str) -> Iterator[str]:
+    """A long text in pieces of LONG_TEXT_CHARS and a word, each but the first beginning with its blank."""
+    start = 0
+    while len(text) - start > LONG_TEXT_CHARS:
+        found = BEFORE_BLANK.search(text, start + LONG_TEXT_CHARS)
+        if found is None:
+            break
+        yield text[start : found.end()]
+        start = found.end()
+    yield text[start:] if start else text
 
 
 def _best_engine() -> str:

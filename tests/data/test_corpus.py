@@ -9,6 +9,7 @@ from nbtrain.config.data_section import CleaningConfig
 from nbtrain.config.sources import JsonlSource, MockSource
 from nbtrain.data.cleaning import Cleaner
 from nbtrain.data.corpus import Corpus, SourceCounts, cleaned, empty_error
+from nbtrain.data.dedup import digest
 from nbtrain.data.records import Example, Part, Problem, Tally, Texts, TokenIds
 from nbtrain.errors import DataError
 
@@ -49,8 +50,9 @@ def test_what_stays_and_what_tells_it_from_others():
     ]
     tally = Tally()
     found = list(cleaned(iter(records), NO_CLEANING, tally))
-    assert [content for _, content in found[:3]] == [b"one", b"two", b"a\x1fb"]
-    assert [record for record, _ in found] == [records[index] for index in (0, 4, 5, 6)]
+    assert [kept.digest for kept in found[:3]] == [digest(text) for text in (b"one", b"two", b"a\x1fb")]
+    assert [kept.record for kept in found] == [records[index] for index in (0, 4, 5, 6)]
+    assert [kept.size_bytes for kept in found] == [3, 3, 3, 8]
     assert tally.dropped == {"empty": 3, "not_unicode": 1}
 
 
@@ -59,7 +61,7 @@ def test_cleaning_counts_its_reasons():
     tally = Tally()
     cleaner = Cleaner(CleaningConfig(min_bytes=4))
     records = ["long enough", "no", Texts("also long", ("x",))]
-    assert [record for record, _ in cleaned(iter(records), cleaner, tally)] == [records[0], records[2]]
+    assert [kept.record for kept in cleaned(iter(records), cleaner, tally)] == [records[0], records[2]]
     assert tally.dropped == {"too_short": 1}
 
 

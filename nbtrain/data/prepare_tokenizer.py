@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,9 @@ from nbtrain.data import tokenizer, tokenizer_training
 from nbtrain.data.cleaning import Cleaner
 from nbtrain.data.corpus import Corpus, empty_error
 from nbtrain.data.dataset_files import locked_directory
-from nbtrain.data.inputs import FORCE, origin, same_sources, settings, software
+from nbtrain.data.inputs import FORCE, origin, place, same_sources, settings, software
 from nbtrain.data.prepare_dataset import Say
+from nbtrain.data.records import Tally
 from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.errors import DataError
 from nbtrain.progress import Progress
@@ -198,49 +198,45 @@ def _shown(value: Any) -> str:
 
 def _train(config: RunConfig, directory: Path, corpus: Corpus) -> str:
     """Train and put in place; a clause on the sample for the report."""
-    wanted = _wanted(config)
+    wanted, train_bytes = _wanted(config), config.tokenizer.train_bytes
     total = corpus.total_bytes()
-    sample_bytes = min(total, wanted["train_bytes"]) if total else wanted["train_bytes"]
-    tokenizer_training.check_memory(sample_bytes, wanted["trainer"])
-    sample = tokenizer_training.sample_texts(corpus.readers, wanted["train_bytes"], wanted["train_seed"])
+    sample_bytes = min(total, train_bytes) if total else train_bytes
+    tally = Tally()
+    sample = tokenizer_training.sample_texts(
+        corpus.readers, train_bytes, config.tokenizer.train_seed, Cleaner(config.data.cleaning), tally
+    )
+    first, sample = tokenizer_training.peek(sample)
+    if not first:
+        raise empty_error(corpus.where, tally.dropped)
+    where = place(config, "tokenizer.train_bytes")
+    logger.info("%s", tokenizer_training.check_memory(sample_bytes, config.tokenizer.trainer, where, first))
     with Progress(f"tokenizer {config.tokenizer.name}", sample_bytes, "B") as progress:
-        texts = _Counted(sample, Cleaner(config.data.cleaning), progress)
+        texts = _Counted(sample, progress)
         trained = tokenizer_training.train(
-            iter(texts), wanted["vocab_size"], wanted["trainer"], wanted["eod_token"]
+            iter(texts), wanted["vocab_size"], config.tokenizer.trainer, wanted["eod_token"]
         )
-    if not texts.documents:
-        raise empty_error(corpus.where, texts.dropped)
     record = {
         **wanted,
         "sample_bytes": texts.bytes,
         "sources": settings(config)["sources"],
-        "software": software(wanted["trainer"]),
+        "software": {**software(), **tokenizer_training.software(config.tokenizer.trainer)},
     }
     made = directory.with_name(f".{directory.name}.new.tmp")
     tokenizer.save(trained, made, {"trained": record, "eod_token": wanted["eod_token"]})
     _put_in_place(made, directory)
-    return "" if total and total <= wanted["train_bytes"] else f" from {amounts.size(texts.bytes)} of text"
+    return "" if total and total <= train_bytes else f" from {amounts.size(texts.bytes)} of text"
 
 
 class _Counted:
-    """The cleaned texts of a sample, counted as they pass."""
+    """The texts of a sample, counted as they pass."""
 
-    def __init__(self, texts: Iterator[str], cleaner: Cleaner, progress: Progress):
-        self._texts, self._cleaner, self._progress = texts, cleaner, progress
-        self.documents = self.bytes = 0
-        self.dropped: Counter[str] = Counter()
+    def __init__(self, texts: Iterator[str], progress: Progress):
+        self._texts, self._progress = texts, progress
+        self.bytes = 0
 
     def __iter__(self) -> Iterator[str]:
         for text in self._texts:
-            if not text or text.isspace():
-                self.dropped["empty"] += 1
-                continue
-            text, reason = self._cleaner(text)
-            if reason:
-                self.dropped[reason] += 1
-                continue
-            self.documents += 1
-            # Characters, not bytes, on the bar: counting bytes would encode all of the text once more.
-            self.bytes += len(text)
-            self._progress.update(len(text))
+            size = len(text.encode())
+            self.bytes += size
+            self._progress.update(size)
             yield text

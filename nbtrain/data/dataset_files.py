@@ -108,6 +108,12 @@ class DatasetFiles:
         Raises DataError where there is no such dataset.
         """
         if isinstance(target, RunConfig):
+            if target.data.blend:
+                names = ", ".join(entry.name or entry.prefix or "" for entry in target.data.blend)
+                raise DataError(
+                    f"{target.name}: data.blend mixes {len(target.data.blend)} datasets and has no .bin/.idx of its own. "
+                    f"Name one of them: {names}."
+                )
             return cls.of(target)
         text = os.fspath(target)
         if valid_name(text) and dataset_dir(text).is_dir():

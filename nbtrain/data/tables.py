@@ -25,9 +25,11 @@ def html_table(header: list[str], rows: list[list[str]]) -> str:
     facts = not any(header)
 
     def line(cells: list[str], tag: str) -> str:
+        # In attributes: a widget and a page have no style sheet for tables, and a saved notebook may lose one.
+        sides = ("right" if is_number(cell) and not facts else "left" for cell in cells)
         styled = (
-            f'<{tag} style="text-align:{"right" if is_number(cell) and not facts else "left"}">{html.escape(cell)}</{tag}>'
-            for cell in cells
+            f'<{tag} style="text-align:{side};padding:2px 14px 2px 0">{html.escape(cell)}</{tag}>'
+            for cell, side in zip(cells, sides)
         )
         return f"<tr>{''.join(styled)}</tr>"
 

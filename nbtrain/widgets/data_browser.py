@@ -112,7 +112,9 @@ class DocumentBrowser(widgets.VBox):
             self.page.value = html.escape(str(error))
             return
         masked = " learnt tokens are coloured" if document.masked else ""
-        self.page.value = f"<b>{document.title}</b>{masked}{document.to_html()}"
+        self.page.value = (
+            f'<div style="line-height:1.4"><b>{document.title}</b>{masked}{document.to_html()}</div>'
+        )
 
 
 class CardPanel(widgets.VBox):
@@ -129,7 +131,8 @@ class CardPanel(widgets.VBox):
         )
         if not isinstance(card, BlendCard):
             self.choice.layout.display = "none"
-        self.summary = widgets.HTML(card.summary_html())
+        # Without it a line is as tall as a control.
+        self.summary = widgets.HTML(f'<div style="line-height:1.4">{card.summary_html()}</div>')
         self.browser = self._open()
         super().__init__([self.summary, self.choice, self.browser])
         self.choice.observe(lambda change: self._choose(), names="value")

@@ -39,7 +39,7 @@ def test_inspect_and_verify(make_config, texts):
         "sha256 of all 2 files is the manifest's",
     ]
     assert "ok: every document ends in EOD (id 0)" in str(seen)
-    assert "<table>" in seen._repr_html_()
+    assert "<table" in seen._repr_html_()
 
 
 def test_inspect_shows_ids_without_a_tokenizer(workspace):
@@ -197,3 +197,16 @@ def test_verbs_as_json(make_config, texts, capsys):
     for verb in ("inspect", "verify"):
         assert cli.main(["data", verb, "small", "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["prefix"] == "data/dataset/small/text_document"
+
+
+def test_a_blend_has_no_files(make_config):
+    """A run that mixes datasets is not one pair: it names them."""
+    entries = [{"name": "small", "weight": 1}, {"prefix": "data/x_document", "weight": 3}]
+    config = make_config(data={"name": "mix", "sources": [], "blend": entries})
+    for call in (inspect, verify):
+        refuses(
+            "small: data.blend mixes 2 datasets and has no .bin/.idx of its own. Name one of them: small, "
+            "data/x_document.",
+            call,
+            config,
+        )

@@ -33,25 +33,27 @@ def home(data_home) -> Path:
 
 def test_a_blend_with_documents_apart_resumes_bitwise(tmp_path, home):
     """Per epoch, one rank: every loss and norm, and the last checkpoint, are those of a run that was not stopped."""
-    overrides = {**BLEND, "data.shuffle": "per_epoch"}
+    # Long enough that a stop reaches it on a busy machine.
+    steps = 60
+    overrides = {**BLEND, "data.shuffle": "per_epoch", "batch.train_tokens": steps * 4 * 32}
     straight = launch.make_run(tmp_path, overrides, "straight")
     launch.train(straight, home)
     cut = launch.make_run(tmp_path, overrides, "cut")
-    assert 3 <= stop_at(cut, home, 3, 1) < STEPS
+    assert 3 <= stop_at(cut, home, 3, 1) < steps
     launch.new_job(cut)
     launch.train(cut, home)
-    assert sorted(launch.trace(straight)) == list(range(1, STEPS + 1))
+    assert sorted(launch.trace(straight)) == list(range(1, steps + 1))
     assert launch.trace(cut) == launch.trace(straight)
-    assert_same_state(straight.checkpoint(STEPS), cut.checkpoint(STEPS))
-    state = launch.manifest(cut, STEPS)["data_state"]
+    assert_same_state(straight.checkpoint(steps), cut.checkpoint(steps))
+    state = launch.manifest(cut, steps)["data_state"]
     assert (state["shuffle"], state["packing"], state["consumed_samples"]) == (
         "per_epoch",
         "stream",
-        STEPS * 4,
+        steps * 4,
     )
     losses = {name: RunView(cut).scalars(name) for name in ("loss", "loss/test", "loss/short")}
     assert RunView(cut).scalar_names()[-2:] == ["loss/short", "loss/test"]
-    assert losses["loss"].steps == losses["loss/short"].steps == list(range(1, STEPS + 1))
+    assert losses["loss"].steps == losses["loss/short"].steps == list(range(1, steps + 1))
     by_step = dict(zip(losses["loss/test"].steps, losses["loss/test"].values))
     for step, loss, short in zip(losses["loss"].steps, losses["loss"].values, losses["loss/short"].values):
         low, high = sorted((short, by_step.get(step, short)))

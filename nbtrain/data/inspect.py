@@ -122,7 +122,12 @@ def verify(target: str | os.PathLike | RunConfig) -> Inspection:
     pairs += [(pair.loss_mask, True) for pair, _ in pairs if pair.has_loss_mask]
     digests: dict[str, str] = {}
     checks: list[str] = []
-    total = sum(path.stat().st_size for pair, _ in pairs for path in (pair.bin, pair.idx) if path.is_file())
+    total = sum(
+        path.stat().st_size
+        for pair, _ in pairs
+        for path in ((pair.bin, pair.idx) if manifest else (pair.bin,))
+        if path.is_file()
+    )
     bar = Progress(f"verify {dataset.stem}", total, "B") if total > PROGRESS_BYTES else None
     with bar or contextlib.nullcontext():
         advance = bar.update if bar else lambda amount: None

@@ -76,7 +76,7 @@ def extracted(
     """
     inputs = {
         "schema_version": SCHEMA_VERSION,
-        "settings": reader.config.model_dump(exclude={"name", "licence", "attribution"}),
+        "settings": reader.config.model_dump(exclude={"name", "licence", "attribution", "mirror"}),
         "fingerprint": reader.fingerprint(),
     }
     text = json.dumps(inputs, sort_keys=True)

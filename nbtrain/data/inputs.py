@@ -29,8 +29,9 @@ from nbtrain.workspace import display
 FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
 
 
-# What a source is called, who may use it, how often it is gone through: none of it changes the text.
-BESIDE_THE_TEXT = ("name", "licence", "attribution", "weight", "max_broken_fraction")
+# What a source is called, who may use it, how often it is gone through, from where the same bytes are fetched (an
+# address may hold a password): none of it changes the text.
+BESIDE_THE_TEXT = ("name", "licence", "attribution", "weight", "max_broken_fraction", "mirror")
 _SOURCES: TypeAdapter[list[Any]] = TypeAdapter(list[Source])
 
 

@@ -8,7 +8,7 @@ in order, where the workers only turn wikitext into text.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
@@ -151,8 +151,9 @@ class WikiReader(SourceReader):
             return path
         return download.folder() / self._downloaded().file
 
-    def _downloaded(self) -> download.Downloaded:
-        found = download.find(self.config.language, self.config.date)
+    def _downloaded(self, with_file: bool = True) -> download.Downloaded:
+        look = download.find if with_file else download.known
+        found = look(self.config.language, self.config.date)
         if found is None or self.config.sha1 not in (None, found.sha1):
             raise DataError(
                 f"{self.where}: {download.database(self.config.language)} of date {self.config.date} is not in "
@@ -160,18 +161,24 @@ class WikiReader(SourceReader):
             )
         return found
 
+    @property
+    def is_downloaded(self) -> bool:
+        return self.config.path is None or self.config.sha1 is not None
+
     def download(self) -> str | None:
-        if self.config.path is not None:
-            if self.config.sha1 is None:
-                return None
-            download.check_sha1(self._path(), self.config.sha1, self.where)
-            return f"{display(self._path())} has the SHA-1 that was asked for"
         config = self.config
+        if config.path is not None:
+            if config.sha1 is not None and download.check_sha1(self._path(), config.sha1, self.where):
+                return f"{display(self._path())}: its SHA-1 is the one that was asked for"
+            return None
         found, is_new = download.download(
             config.language, config.date, config.mirror, config.sha1, self.where
         )
-        shown = display(download.folder() / found.file)
-        return f"{shown}: {f'fetched from {found.url}' if is_new else 'was there'}, SHA-1 {found.sha1[:12]}"
+        if not is_new:
+            return None
+        return (
+            f"{display(download.folder() / found.file)}: from {found.url}, SHA-1 {found.sha1[:12]} as listed"
+        )
 
     def check_dependencies(self) -> None:
         missing = [name for name in ("lxml", "mwparserfromhell") if util.find_spec(name) is None]
@@ -187,7 +194,8 @@ class WikiReader(SourceReader):
                 "files": {self._path().name: [stat.st_size, stat.st_mtime_ns]},
                 "extraction": EXTRACTION,
             }
-        found = self._downloaded()
+        # The dump may be removed once its text is extracted.
+        found = self._downloaded(with_file=False)
         return {"files": {found.file: found.sha1}, "extraction": EXTRACTION}
 
     def total_bytes(self) -> int | None:
@@ -197,17 +205,19 @@ class WikiReader(SourceReader):
         return "CC-BY-SA-4.0"
 
     def attribution(self) -> str:
-        with self._named():
+        site: dict[str, str] = {}
+        with suppress(DataError):
             site = dump.open_dump(self._path()).site
-        name = site.get("sitename", "Wikipedia")
-        wiki = site.get("dbname")
-        place = f" ({wiki}, {site['base']})" if wiki and "base" in site else ""
+        name, wiki = site.get("sitename", "Wikipedia"), site.get("dbname")
+        if wiki is None and self.config.path is None:
+            wiki = download.database(self.config.language)
+        place = f" ({', '.join(part for part in (wiki, site.get('base')) if part)})" if wiki else ""
         return f"{name}{place}, by its contributors; each page's history names them."
 
     def describe(self) -> dict[str, Any]:
         described = {**super().describe(), "mirror": redacted(self.config.mirror)}
         if self.config.path is None:
-            found = self._downloaded()
+            found = self._downloaded(with_file=False)
             described |= {"date": found.date, "url": found.url, "sha1": found.sha1}
         described["software"] = {name: metadata.version(name) for name in ("lxml", "mwparserfromhell")}
         return described

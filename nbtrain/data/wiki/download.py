@@ -88,8 +88,8 @@ def folder() -> Path:
     return data_home() / "download"
 
 
-def find(language: str, date: str) -> Downloaded | None:
-    """The dump of this language and date that is on this disk, whole; None where there is none.
+def known(language: str, date: str) -> Downloaded | None:
+    """The dump of this language and date that was fetched into this data home; its file may be gone since.
 
     "latest" is the one that it was when it was asked for, so that a dataset stays what it is.
     """
@@ -102,9 +102,17 @@ def find(language: str, date: str) -> Downloaded | None:
     for kind in KINDS:
         record = files.read_json(folder() / f"{wiki}-{date}-{kind}.xml.bz2.json")
         if record is not None:
-            whole = folder() / record["file"]
-            if whole.is_file() and whole.stat().st_size == record["bytes"]:
-                return Downloaded(**record)
+            return Downloaded(**record)
+    return None
+
+
+def find(language: str, date: str) -> Downloaded | None:
+    """The same where its file is on this disk, whole."""
+    record = known(language, date)
+    if record is not None:
+        whole = folder() / record.file
+        if whole.is_file() and whole.stat().st_size == record.bytes:
+            return record
     return None
 
 
@@ -132,13 +140,13 @@ def download(language: str, date: str, mirror: str, sha1: str | None, where: str
         raise _disk_error(error, where) from error
 
 
-def check_sha1(path: Path, sha1: str, where: str) -> None:
-    """Compare a brought file with data.sources' sha1, once for its size and time. Raises DataError."""
+def check_sha1(path: Path, sha1: str, where: str) -> bool:
+    """Compare a brought file with the source's sha1; False where that was done before. Raises DataError."""
     stat = path.stat()
     note = folder() / f"{path.name}.checked.json"
     checked = {"path": str(path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha1": sha1}
     if files.read_json(note) == checked:
-        return
+        return False
     digest = hashlib.sha1(usedforsecurity=False)
     with path.open("rb") as stream, Progress(f"SHA-1 of {path.name}", stat.st_size, "B") as progress:
         while content := stream.read(READ_BYTES):
@@ -151,6 +159,7 @@ def check_sha1(path: Path, sha1: str, where: str) -> None:
         )
     folder().mkdir(parents=True, exist_ok=True)
     files.write_json(note, checked)
+    return True
 
 
 @contextlib.contextmanager

@@ -3,12 +3,14 @@
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
 import bz2
+import hashlib
 import pickle
 import sys
 
 import pytest
 
 from nbtrain.config.sources import WikiSource
+from nbtrain.data.inputs import source_settings
 from nbtrain.data.records import Tally
 from nbtrain.data.sources import wiki
 from nbtrain.data.sources.base import open_source
@@ -154,10 +156,11 @@ def test_a_downloaded_dump(workspace, mirror):  # noqa: F811
     """Fetched, read, and described with its concrete date, checksum and licence, without the mirror's secret."""
     name = mirror.add_dump(multistream(PAGES), date="20260201", kind="pages-articles-multistream")
     source = reader(language="test", mirror=f"{mirror.address}?key=hush")
+    assert source.is_downloaded
     assert source.download().startswith(
-        f"data/download/{name}: fetched from {mirror.address}/testwiki/20260201/"
+        f"data/download/{name}: from {mirror.address}/testwiki/20260201/{name}?key=***, SHA-1 "
     )
-    assert source.download().startswith(f"data/download/{name}: was there, SHA-1 ")
+    assert source.download() is None
     assert len(read(source)[0]) == 15
     described = source.describe()
     assert described["date"] == "20260201"
@@ -167,13 +170,22 @@ def test_a_downloaded_dump(workspace, mirror):  # noqa: F811
     assert described["attribution"] == (
         "Wikipedia (testwiki, https://test.example/), by its contributors; each page's history names them."
     )
-    assert "hush" not in str(described)
+    assert "hush" not in str(described) + str(source_settings(source.config))
+    (workspace / "data" / "download" / name).unlink()
+    assert source.fingerprint() == described["fingerprint"]
+    assert source.describe()["attribution"].startswith("Wikipedia (testwiki), by its contributors")
+    assert source.download() is not None
 
 
 def test_a_brought_dump(workspace):
     """Its checksum is compared where one is given; its fingerprint follows size and time."""
     (workspace / "test.xml").write_bytes(dump_xml(PAGES))
-    assert reader(path="test.xml").download() is None
+    assert not reader(path="test.xml").is_downloaded
+    right = hashlib.sha1((workspace / "test.xml").read_bytes()).hexdigest()
+    checked = reader(path="test.xml", sha1=right)
+    assert checked.is_downloaded
+    assert checked.download() == "test.xml: its SHA-1 is the one that was asked for"
+    assert checked.download() is None
     with pytest.raises(DataError, match=f"sha1 says {'0' * 40}"):
         reader(path="test.xml", sha1="0" * 40).download()
     before = reader(path="test.xml").fingerprint()

@@ -300,6 +300,6 @@ def test_sha1_of_a_brought_file(workspace, monkeypatch):
     right = hashlib.sha1(CONTENT).hexdigest()
     with pytest.raises(DataError, match=f"a.xml: its SHA-1 is {right}, sha1 says {'2' * 40}"):
         downloads.check_sha1(path, "2" * 40, WHERE)
-    downloads.check_sha1(path, right, WHERE)
+    assert downloads.check_sha1(path, right, WHERE)
     monkeypatch.setattr(downloads, "Progress", None)
-    downloads.check_sha1(path, right, WHERE)
+    assert not downloads.check_sha1(path, right, WHERE)

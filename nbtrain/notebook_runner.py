@@ -119,7 +119,9 @@ def write_html(notebook: Path) -> Path:
                 if "text/html" in data or "image/png" in data:
                     data.pop("application/vnd.jupyter.widget-view+json", None)
         exporter = HTMLExporter()
+        # Libraries that nbconvert's page would load from a CDN, where its reader has a network.
         exporter.mathjax_url = exporter.require_js_url = ""
+        exporter.mermaid_js_url = exporter.mermaid_layout_elk_js_url = ""
         page, _ = exporter.from_notebook_node(content)
     html = notebook.with_suffix(".html")
     files.write_text(html, page)
@@ -222,8 +224,16 @@ def demo_summary(run: Any, executed: list[ExecutedNotebook], seconds: float) -> 
     )
 
 
+# docs/network.md says what each would contact. Options given behind `nbtrain lab` come later and win.
+LAB_STAYS_AT_HOME = (
+    "--LabApp.news_url=None",
+    "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
+    "--LabApp.extension_manager=readonly",
+)
+
+
 def lab_command(rest: list[str]) -> list[str]:
-    """JupyterLab on the workspace: loopback, token, opened at the notebooks."""
+    """JupyterLab on the workspace: loopback, token, opened at the notebooks, asking no server for news or updates."""
     command = [
         sys.executable,
         "-m",
@@ -231,6 +241,7 @@ def lab_command(rest: list[str]) -> list[str]:
         "--ServerApp.ip=127.0.0.1",
         f"--ServerApp.root_dir={workspace()}",
         "--LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb",
+        *LAB_STAYS_AT_HOME,
     ]
     if os.geteuid() == 0:
         command.append("--allow-root")

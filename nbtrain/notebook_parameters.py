@@ -1,4 +1,4 @@
-"""Whether the parameters that a notebook was given are its own.
+"""The parameters that a notebook was given: whether they are its own, and a source of data as overrides.
 
 papermill only warns about a parameter that the notebook does not have, so a typo would train the default
 run. `check_parameters()` in a notebook makes it an error, however the notebook was started.
@@ -6,6 +6,7 @@ run. `check_parameters()` in a notebook makes it an error, however the notebook 
 
 import ast
 import difflib
+import shlex
 
 from nbtrain.errors import ConfigError
 
@@ -43,3 +44,20 @@ def assigned_names(source: str) -> list[str]:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
         names += [target.id for target in targets if isinstance(target, ast.Name)]
     return names
+
+
+def with_source(overrides: str, source: str, dataset: str) -> list[str]:
+    """Overrides that also set data.sources to one entry, and the name of the dataset and its tokenizer.
+
+    Raises ConfigError for a source without a name: the run's own dataset would be asked for with other text.
+    """
+    words = shlex.split(overrides)
+    if source and not dataset:
+        raise ConfigError(
+            f"source = {source!r} needs a name of its own for its tokenizer and dataset: set dataset, e.g. \"my-text\"."
+        )
+    if source:
+        words.append(f"data.sources=[{source}]")
+    if dataset:
+        words += [f"data.name={dataset}", f"tokenizer.name={dataset}"]
+    return words

@@ -6,7 +6,7 @@ import IPython
 import pytest
 
 from nbtrain.errors import ConfigError
-from nbtrain.notebook_parameters import assigned_names, check_parameters
+from nbtrain.notebook_parameters import assigned_names, check_parameters, with_source
 
 OWN = 'run: str = "gpt-tiny"  # a name\noverrides: str = ""'
 
@@ -33,3 +33,18 @@ def test_an_unknown_parameter_is_an_error(monkeypatch):
     with pytest.raises(ConfigError) as error:
         check_parameters()
     assert str(error.value) == "parameter override: this notebook has run, overrides. Nearest: overrides."
+
+
+def test_a_source_as_overrides():
+    """One entry in place of all sources, under a name that tokenizer and dataset share."""
+    assert with_source("a.b=1 'c.d=x y'", "", "") == ["a.b=1", "c.d=x y"]
+    assert with_source("", "{kind: jsonl, path: a b.jsonl}", "mine") == [
+        "data.sources=[{kind: jsonl, path: a b.jsonl}]",
+        "data.name=mine",
+        "tokenizer.name=mine",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        with_source("", "{kind: wiki}", "")
+    assert str(caught.value) == (
+        "source = '{kind: wiki}' needs a name of its own for its tokenizer and dataset: set dataset, e.g. \"my-text\"."
+    )

@@ -4,6 +4,7 @@ python -m pytest tests/end_to_end/test_notebooks.py
 """
 
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -13,6 +14,8 @@ import nbformat
 import pytest
 
 from nbtrain import api
+from nbtrain.data.dataset_files import DatasetFiles
+from nbtrain.data.inspect import verify
 from nbtrain.errors import ConfigError, JobError
 from nbtrain.notebook_runner import check_parameter_names, run_notebook
 from nbtrain.planner.docs import RUNS
@@ -124,6 +127,27 @@ def test_each_runs_in_order_for_a_small_run(trial, tmp_path):
     assert "SUCCEEDED" in shown["03_launch"]
     assert "image/png" in str(nbformat.read(tmp_path / "04_monitor.ipynb", 4))
     assert ">>> 'Return the '" in shown["05_generate"]
+
+
+@pytest.mark.slow
+def test_a_dump_of_wikipedia_to_verified_tokens(shared_data, tmp_path, monkeypatch):
+    """01_prepare_data with another source: a real dump, a tokenizer trained on it, and a verified .bin/.idx."""
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    parameters = {
+        "source": f"{{kind: wiki, path: {shared_data / 'wiki' / 'enwiki-pages-articles-sample.xml.bz2'}}}",
+        "dataset": "wiki-sample",
+        "overrides": "tokenizer.vocab_size=2000 data.split=8,1,1 evaluation.eval_iters=1",
+    }
+    shown = texts(execute("01_prepare_data", tmp_path / "out.ipynb", **parameters))
+    manifest = DatasetFiles.named("wiki-sample").manifest()
+    assert manifest.counts["documents"] == 106
+    assert manifest.sources[0]["licence"] == "CC-BY-SA-4.0"
+    assert verify("wiki-sample").checks
+    assert f"{manifest.counts['documents']:,} documents" in shown
+    assert "ok: sha256 of all 2 files is the manifest" in shown
+    text = "".join(path.read_text() for path in (tmp_path / "data" / "corpus").glob("*/*.jsonl"))
+    residue = re.findall(r"\{\{|\[\[|<ref|\{\||'''|\|thumb", text)
+    assert len(residue) <= manifest.counts["documents"] / 100
 
 
 @pytest.mark.slow

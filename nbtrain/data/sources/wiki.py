@@ -219,5 +219,8 @@ class WikiReader(SourceReader):
         if self.config.path is None:
             found = self._downloaded(with_file=False)
             described |= {"date": found.date, "url": found.url, "sha1": found.sha1}
+        else:  # nothing was asked for by these
+            for key in ("language", "date", "mirror"):
+                del described[key]
         described["software"] = {name: metadata.version(name) for name in ("lxml", "mwparserfromhell")}
         return described

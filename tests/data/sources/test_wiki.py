@@ -188,6 +188,9 @@ def test_a_brought_dump(workspace):
     assert checked.download() is None
     with pytest.raises(DataError, match=f"sha1 says {'0' * 40}"):
         reader(path="test.xml", sha1="0" * 40).download()
+    described = reader(path="test.xml", licence="mine").describe()
+    assert not {"language", "date", "mirror"} & set(described)
+    assert described["licence"] == "mine"
     before = reader(path="test.xml").fingerprint()
     (workspace / "test.xml").write_bytes(dump_xml(PAGES[:5]))
     assert reader(path="test.xml").fingerprint() != before

@@ -11,22 +11,9 @@ from hypothesis import strategies as st
 
 from nbtrain.data.wiki import dump
 from nbtrain.data.wiki.walker import Walker
+from tests.benchmarks.wiki import RESIDUE
 
 WALKER = Walker({6: "Datei", 14: "Kategorie"})
-
-# What may be left of markup; docs/benchmarks.md counts by these.
-RESIDUE = {
-    "braces": r"\{\{|\}\}",
-    "links": r"\[\[|\]\]",
-    "references": r"</?ref\b",
-    "tables": r"\{\||\|\}",
-    "thumb": r"\bthumb\s*\|",
-    "Category": r"\bCategory:",
-    "px": r"\b\d+px\b",
-    "quotes": r"'''?",
-    "tags": r"</?[a-zA-Z][^<>\n]*>",
-    "entities": r"&#?\w+;",
-}
 
 
 def text(wikitext: str) -> str:

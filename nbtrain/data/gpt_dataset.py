@@ -287,6 +287,17 @@ def build(config: RunConfig, index_samples: int | None = None) -> GPTDatasets:
         shuffle=config.data.shuffle,
         packing=config.data.packing,
     )
+    if (
+        train_samples > index_samples
+        and config.data.shuffle == "megatron"
+        and config.data.packing == "stream"
+    ):
+        logger.info(
+            "the order of training samples was fixed for %s; positions behind them are read on to %s, and none before "
+            "them changes.",
+            f"{index_samples:,}",
+            f"{train_samples:,}",
+        )
     if isinstance(files_, BlendFiles):
         names = tuple(entry.name for entry in files_.entries)
     else:

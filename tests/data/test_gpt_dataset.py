@@ -65,13 +65,18 @@ def test_steps_are_the_same_on_any_number_of_ranks(make_config, write_dataset):
     assert len(sets[0]) == 4
 
 
-def test_more_tokens_later_continue_the_order(make_config, write_dataset):
+def test_more_tokens_later_continue_the_order(make_config, write_dataset, caplog):
     """A resumed run with more tokens keeps every earlier position, and goes on in passes with other seeds."""
     config = make_config()
     write_dataset()
     short = gpt_dataset.build(config)
     longer_config = make_config(batch={"train_tokens": 16 * 4 * 200})
-    longer = gpt_dataset.build(longer_config, short.state.index_samples).train
+    with caplog.at_level(logging.INFO, gpt_dataset.__name__):
+        longer = gpt_dataset.build(longer_config, short.state.index_samples).train
+    assert [record.getMessage() for record in caplog.records] == [
+        "the order of training samples was fixed for 120; positions behind them are read on to 800, and none before "
+        "them changes."
+    ]
     assert short.state.index_samples == 120
     assert len(longer) >= 800
     before = all_samples(short.train)

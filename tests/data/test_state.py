@@ -85,3 +85,12 @@ def test_a_step_that_does_not_divide():
     assert str(caught.value) == (
         "a step of 10 samples must be a multiple of micro_batch_size(4) * data_parallel_size(2) = 8."
     )
+
+
+def test_a_state_from_before_there_was_a_choice_is_a_plain_one():
+    """Checkpoints without shuffle and packing were shuffled as Megatron does, and read as a stream."""
+    value = state().to_dict()
+    del value["shuffle"], value["packing"]
+    assert DataState.from_dict(value) == state(shuffle="megatron", packing="stream")
+    other = state(shuffle="per_epoch", packing="best_fit")
+    assert DataState.from_dict(json.loads(json.dumps(other.to_dict()))) == other

@@ -60,8 +60,8 @@ def test_a_blend_with_documents_apart_resumes_bitwise(tmp_path, home):
         assert low - 1e-5 <= loss <= high + 1e-5
 
 
-# One rank with all of a step in one micro batch; the same step in four, and over two ranks.
-LAYOUTS = {"whole": (1, 4), "accumulated": (1, 1), "two-ranks": (2, 1)}
+# Ranks, micro batch, ZeRO stage: all of a step in one micro batch; the same step in four, and over two ranks.
+LAYOUTS = {"whole": (1, 4, 1), "accumulated": (1, 1, 0), "two-ranks": (2, 1, 1), "zero3": (2, 1, 3)}
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,11 @@ def layouts(tmp_path_factory, home):
                 "model.attention_dropout": 0.0,
                 "batch.micro_batch_size": micro,
                 "parallel.data_parallel_size": ranks,
+                "parallel.zero_stage": stage,
             },
             name,
         )
-        for name, (ranks, micro) in LAYOUTS.items()
+        for name, (ranks, micro, stage) in LAYOUTS.items()
     }
     worker = Path(__file__).parents[1] / "parity" / "worker.py"
     for ranks in (1, 2):
@@ -88,7 +89,7 @@ def layouts(tmp_path_factory, home):
     return runs
 
 
-@pytest.mark.parametrize("name", ["accumulated", "two-ranks"])
+@pytest.mark.parametrize("name", ["accumulated", "two-ranks", "zero3"])
 def test_the_mean_over_learnt_tokens_does_not_depend_on_the_layout(layouts, name):
     """Samples have different numbers of learnt tokens; loss, norm, validation and each dataset's loss are the same.
 

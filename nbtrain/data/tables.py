@@ -16,7 +16,7 @@ def text_table(header: list[str], rows: list[list[str]]) -> str:
             cell.rjust(width) if number else cell.ljust(width)
             for cell, width, number in zip(row, widths, numbers)
         ).rstrip()
-        for row in (header, *rows)
+        for row in ([header, *rows] if any(header) else rows)
     )
 
 

@@ -5,7 +5,7 @@ sources in order -> parts in order -> (number, source, part): the unit of extrac
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -139,9 +139,8 @@ class SourceCounts:
     def absorb(self, tally: Tally, path: str | None) -> None:
         """Add one part's tally; parts must come in order, for the numbers of lines."""
         for problem in tally.problems:
-            line = "" if problem.line is None else f":{problem.line + self._lines[problem.path]}"
             if len(self.named) < NAMED_PROBLEMS:
-                self.named.append(f"{problem.path}{line}: {problem.what}")
+                self.named.append(problem.shown(self._lines[problem.path]))
                 logger.warning("%s; the record is left out.", self.named[-1])
         if path is not None:
             self._lines[path] += tally.lines
@@ -161,7 +160,8 @@ class SourceCounts:
         )
 
 
-def empty_error(where: str, dropped: Counter[str]) -> DataError:
-    """The error for a corpus of which nothing is left."""
+def empty_error(where: str, dropped: Mapping[str, int], named: Sequence[str] = ()) -> DataError:
+    """The error for a corpus of which nothing is left; `named` are the first broken records."""
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items())) or "nothing read"
-    return DataError(f"{where}: the corpus is empty: no document is left ({reasons}). Name a source.")
+    first = f" First: {'; '.join(named)}. Mend the source, or set its keys." if named else " Name a source."
+    return DataError(f"{where}: the corpus is empty: no document is left ({reasons}).{first}")

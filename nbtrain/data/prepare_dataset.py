@@ -150,7 +150,9 @@ class _Encoding:
         records = self._shards()
         if not any(record.documents for record in records):
             dropped: Counter[str] = sum((count.dropped for count in self.counts), Counter())
-            raise empty_error(self.corpus.where, dropped)
+            raise empty_error(
+                self.corpus.where, dropped, [name for count in self.counts for name in count.named]
+            )
         self._remove_old(old)
         joined = self._join(records)
         manifest = self._manifest(joined)

@@ -207,7 +207,7 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> str:
     )
     first, sample = tokenizer_training.peek(sample)
     if not first:
-        raise empty_error(corpus.where, tally.dropped)
+        raise empty_error(corpus.where, tally.dropped, [problem.shown() for problem in tally.problems])
     where = place(config, "tokenizer.train_bytes")
     logger.info("%s", tokenizer_training.check_memory(sample_bytes, config.tokenizer.trainer, where, first))
     with Progress(f"tokenizer {config.tokenizer.name}", sample_bytes, "B") as progress:

@@ -61,6 +61,10 @@ class Problem(NamedTuple):
     line: int | None
     what: str
 
+    def shown(self, lines_before: int = 0) -> str:
+        """file:line: what, for a part that begins behind `lines_before` lines of its file."""
+        return f"{self.path}{'' if self.line is None else f':{self.line + lines_before}'}: {self.what}"
+
 
 NAMED_PROBLEMS = 3
 

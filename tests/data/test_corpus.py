@@ -98,6 +98,9 @@ def test_empty_corpus():
     assert str(error) == (
         "run.yaml:3: data.sources: the corpus is empty: no document is left (broken_record 1, empty 2). Name a source."
     )
+    assert str(empty_error("x", Counter(broken_record=1), ["a.jsonl:1: not JSON"])).endswith(
+        "no document is left (broken_record 1). First: a.jsonl:1: not JSON. Mend the source, or set its keys."
+    )
 
 
 def test_a_tally_travels():

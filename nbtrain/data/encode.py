@@ -27,6 +27,7 @@ from nbtrain.config.data_section import CleaningConfig
 from nbtrain.data.cleaning import Cleaner
 from nbtrain.data.corpus import Kept, Task, cleaned, text_of
 from nbtrain.data.dedup import NearIndex
+from nbtrain.data.indexed_writer import insert_at
 from nbtrain.data.records import Example, Record, Tally, Texts, TokenIds
 from nbtrain.data.sentences import sentences
 from nbtrain.data.sources.base import SourceReader
@@ -374,26 +375,3 @@ class _Shard:
         if self._mask is not None:
             names.append(tokens_path(work, number, "mask").name)
         return [*names, arrays_path(work, number).name]
-
-
-def insert_at(values: np.ndarray, ends: np.ndarray, inserted: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """`values` with inserted[k] put before values[ends[k]], as `dtype`; `ends` ascend."""
-    flat = np.empty(len(values) + len(ends), dtype)
-    if len(values) > LONG_SLICE * len(ends):
-        start = 0
-        for number, end in enumerate(ends.tolist()):
-            flat[start + number : end + number] = values[start:end]
-            start = end
-        flat[start + len(ends) :] = values[start:]
-        flat[ends + np.arange(len(ends))] = inserted
-        return flat
-    places = ends + np.arange(len(ends))
-    kept = np.ones(len(flat), bool)
-    kept[places] = False
-    flat[kept] = values
-    flat[places] = inserted
-    return flat
-
-
-# Values per insertion from which copying slices is faster than a mask.
-LONG_SLICE = 64

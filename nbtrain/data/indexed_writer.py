@@ -28,6 +28,8 @@ CHUNK = 1 << 20
 """Entries of an index that are written at one time."""
 Chunks = Callable[[], Iterable[np.ndarray]]
 """Gives an array piece by piece, each time it is called from its beginning on."""
+# Values per insertion from which copying slices is faster than a mask.
+LONG_SLICE = 64
 
 
 def write_index(path: Path, dtype: np.dtype, lengths: np.ndarray, documents: np.ndarray | None = None) -> str:
@@ -181,14 +183,10 @@ class IndexedWriter:
         if self.eod_id is None:
             flat = ids.astype(self.dtype)
         else:
+            ends = np.cumsum(kept)[last_of_document]
+            flat = insert_at(ids, ends, np.full(len(ends), self.eod_id), self.dtype)
             kept = kept.copy()
             kept[last_of_document] += 1
-            eods = np.cumsum(kept)[last_of_document] - 1
-            flat = np.empty(len(ids) + len(eods), self.dtype)
-            is_text = np.ones(len(flat), bool)
-            is_text[eods] = False
-            flat[is_text] = ids
-            flat[eods] = self.eod_id
         if int(kept.max()) > np.iinfo(np.int32).max:
             raise DataError(
                 f"{display(bin_path(self.prefix))}: a document of {int(kept.max()):,} tokens; the format holds at "
@@ -264,3 +262,22 @@ class IndexedWriter:
         self.written = Written(
             self.num_documents, self.num_tokens, self.num_empty, written, num_sequences=self.num_sequences
         )
+
+
+def insert_at(values: np.ndarray, ends: np.ndarray, inserted: np.ndarray, dtype: np.dtype) -> np.ndarray:
+    """`values` with inserted[k] put before values[ends[k]], as `dtype`; `ends` ascend."""
+    flat = np.empty(len(values) + len(ends), dtype)
+    if len(values) > LONG_SLICE * len(ends):
+        start = 0
+        for number, end in enumerate(ends.tolist()):
+            flat[start + number : end + number] = values[start:end]
+            start = end
+        flat[start + len(ends) :] = values[start:]
+        flat[ends + np.arange(len(ends))] = inserted
+        return flat
+    places = ends + np.arange(len(ends))
+    kept = np.ones(len(flat), bool)
+    kept[places] = False
+    flat[kept] = values
+    flat[places] = inserted
+    return flat

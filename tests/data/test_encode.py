@@ -18,8 +18,9 @@ from nbtrain.config.sources import JsonlSource
 from nbtrain.data import workers
 from nbtrain.data.corpus import Corpus
 from nbtrain.data.dataset_files import DatasetFiles
-from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord, insert_at
+from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord
 from nbtrain.data.indexed import IndexedDataset
+from nbtrain.data.indexed_writer import insert_at
 from nbtrain.data.prepare import prepare
 from nbtrain.data.sources import base, jsonl
 from nbtrain.data.sources import files as source_files

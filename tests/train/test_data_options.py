@@ -7,6 +7,9 @@ import numpy as np
 import pytest
 from test_training import assert_same_state, stop_at
 
+from nbtrain import files
+from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
+from nbtrain.data.indexed_writer import IndexedWriter
 from nbtrain.monitor.run_view import RunView
 
 pytestmark = pytest.mark.slow
@@ -58,6 +61,55 @@ def test_a_blend_with_documents_apart_resumes_bitwise(tmp_path, home):
     for step, loss, short in zip(losses["loss"].steps, losses["loss"].values, losses["loss/short"].values):
         low, high = sorted((short, by_step.get(step, short)))
         assert low - 1e-5 <= loss <= high + 1e-5
+
+
+def make_packed(home: Path) -> None:
+    """The dataset `packed`: 300 examples of 6 to 30 tokens of two sources, of which the second half is learnt."""
+    target = DatasetFiles(home / "dataset" / "packed")
+    target.directory.mkdir(parents=True)
+    generator = np.random.default_rng(3)
+    with (
+        IndexedWriter(target.prefix, launch.VOCAB_SIZE, None) as tokens,
+        IndexedWriter(target.loss_mask.prefix, None, None, dtype="u1") as mask,
+    ):
+        for _ in range(300):
+            ids = generator.integers(1, launch.VOCAB_SIZE, size=generator.integers(6, 30))
+            tokens.add_document(ids)
+            mask.add_document(np.arange(len(ids)) >= len(ids) // 2)
+    assert tokens.written is not None and mask.written is not None
+    sources = [
+        {"kind": "chat", "name": "talk", "sequences": [0, 100], "weight": 1.0},
+        {"kind": "alpaca", "sequences": [100, 300], "weight": 0.5},
+    ]
+    counts = {"documents": 300, "tokens": tokens.written.num_tokens, "bytes": None, "dropped": {}}
+    written = tokens.written.files | mask.written.files
+    manifest = DatasetManifest(
+        "text", sources, counts, launch.VOCAB_SIZE, tokens.dtype.name, 0, "0" * 64, written
+    )
+    files.write_json(target.manifest_json, manifest.to_dict())
+
+
+def test_packed_examples_resume_bitwise_on_two_ranks(tmp_path, home):
+    """Best fit, two sources: as a straight run, and each source's loss by the name of its source."""
+    make_packed(home)
+    overrides = {
+        **{key: value for key, value in BLEND.items() if not key.startswith("data.")},
+        "data.name": "packed",
+        "data.packing": "best_fit",
+        "batch.train_tokens": 60 * 4 * 32,
+        "parallel.data_parallel_size": 2,
+    }
+    straight = launch.make_run(tmp_path, overrides, "straight")
+    launch.train(straight, home, 2)
+    cut = launch.make_run(tmp_path, overrides, "cut")
+    assert 3 <= stop_at(cut, home, 3, 2) < 60
+    launch.new_job(cut)
+    launch.train(cut, home, 2)
+    assert launch.trace(cut) == launch.trace(straight)
+    assert launch.manifest(cut, 60)["data_state"]["packing"] == "best_fit"
+    view = RunView(cut)
+    assert view.scalar_names()[-2:] == ["loss/alpaca", "loss/talk"]
+    assert len(view.scalars("loss/talk")) > 50
 
 
 # Ranks, micro batch, ZeRO stage: all of a step in one micro batch; the same step in four, and over two ranks.

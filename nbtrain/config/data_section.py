@@ -20,7 +20,7 @@ class TokenizerConfig(ConfigModel):
     eod_token: str = "<|endoftext|>"
     """The entry that ends every document; its letters in a text are text."""
     trainer: Literal["tokenizers", "rustbpe"] = "tokenizers"
-    """Who trains: tokenizers is upstream's and reproducible; rustbpe takes a quarter of its time and breaks ties otherwise."""
+    """Who trains: tokenizers is upstream's and reproducible; rustbpe takes half of its time or less and breaks ties otherwise."""
     train_bytes: PositiveCount = 100_000_000
     """Size of the sample of text that it is trained on; all of a smaller corpus."""
     train_seed: Count = 1234

@@ -36,7 +36,7 @@ class PythonDocsSource(SourceModel):
 
 
 class TextSource(FileSourceModel):
-    """Plain text: a file, or a folder of .txt files (.gz and .zst too)."""
+    """Plain text: a file, or a folder of .txt files, also .gz, .zst and .bz2."""
 
     kind: Literal["text"]
     document_separator: str | None = None
@@ -44,7 +44,7 @@ class TextSource(FileSourceModel):
 
 
 class JsonlSource(FileSourceModel):
-    """One JSON object per line: .jsonl, .jsonl.gz, .jsonl.zst."""
+    """One JSON object per line: .jsonl, also .gz, .zst and .bz2."""
 
     kind: Literal["jsonl"]
     text_key: str = "text"

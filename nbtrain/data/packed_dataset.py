@@ -175,6 +175,8 @@ class PackedDataset:
         }
 
     def _build_pieces(self) -> Pieces:
+        # All lengths decide where examples are cut: none may be damaged.
+        self.indexed.check()
         pieces = build_pieces(self.indexed, self.mask, self.sources, self.seq_length)
         left_out = _left_out(counts_of(pieces), self.seq_length)
         if not len(pieces.rows):

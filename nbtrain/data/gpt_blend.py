@@ -27,7 +27,10 @@ from nbtrain.errors import DataError
 
 SURPLUS = 0.005
 BLEND_VERSION = 1
-INDEX_DTYPES = {"megatron-deepspeed": np.dtype(np.uint8), "megatron-core": np.dtype(np.int16)}
+INDEX_DTYPES: dict[str, np.dtype] = {
+    "megatron-deepspeed": np.dtype(np.uint8),
+    "megatron-core": np.dtype(np.int16),
+}
 LARGEST_NUM_DATASETS = {"megatron-deepspeed": 254, "megatron-core": 32_766}
 # Samples laid out at a time, and stretches of them that are walked side by side: of 2^20 samples in one call with
 # 2 to 20 datasets, 512 stretches were the quickest of 128 to 2,048.

@@ -29,7 +29,7 @@ import threading
 import time
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -145,7 +145,8 @@ def core_dataset(folder: Path, cache: Path, samples: int) -> Any:
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
     class Names:
-        vocab_size, eod, pad, unique_identifiers = VOCABULARY, 0, -1, {}
+        vocab_size, eod, pad = VOCABULARY, 0, -1
+        unique_identifiers: ClassVar[dict[str, str]] = {}
 
     settings = GPTDatasetConfig(
         random_seed=SEED,
@@ -297,8 +298,8 @@ def main() -> None:
         print(f"{way:<12}" + "".join(f"{seconds:>11.2f} s" for seconds in medians))
     print(f"\n{'read':<12}{'us a sample':>12}{'own MiB':>10}{'resident MiB':>14}")
     for way in readings:
-        keys = ("microseconds", "own_mib", "resident_mib")
-        spent, own, resident = (statistics.median(one[key] for one in results[way]) for key in keys)
+        figures = ("microseconds", "own_mib", "resident_mib")
+        spent, own, resident = (statistics.median(one[key] for one in results[way]) for key in figures)
         print(f"{way:<12}{spent:>12.1f}{own:>10.1f}{resident:>14.1f}")
 
 

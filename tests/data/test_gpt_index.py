@@ -1,6 +1,8 @@
 """Document, sample and shuffle index and the two split rules: golden arrays and a slow twin."""
 
 import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -239,3 +241,22 @@ def test_space_is_taken_before_the_array_is_mapped(tmp_path, monkeypatch):
     with pytest.raises(OSError, match="No space"):
         store(tmp_path, {}, ("a",), lambda allocate: allocate("a", (1 << 20,), np.dtype(np.int64)))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_builders_at_one_time_do_not_disturb_each_other(tmp_path):
+    """Four that all find nothing and start together: every one reads whole arrays, and no temporary file stays."""
+    lengths = np.random.RandomState(1).randint(1, 30, size=300).astype(np.int32)
+    expected = build_gpt_index(lengths, 0, 300, 16, 2000, 9)
+    together = threading.Barrier(4)
+
+    def build(allocate):
+        together.wait(10)
+        build_gpt_index(lengths, 0, 300, 16, 2000, 9, allocate)
+
+    def read(_):
+        return cached_arrays(tmp_path, {"a": 1}, NAMES, build)
+
+    with ThreadPoolExecutor(4) as pool:
+        for arrays in pool.map(read, range(4)):
+            assert all(np.array_equal(arrays[name], getattr(expected, name)) for name in NAMES)
+    assert len(list(tmp_path.iterdir())) == 4

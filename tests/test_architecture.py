@@ -50,7 +50,7 @@ ALLOWED = {
     ),
     "planner": ({"config", "data"}, {"matplotlib", "pydantic", "pydantic_core"}),
     "jobs": ({"config", "data", "planner"}, {"psutil"}),
-    "monitor": ({"config"}, {"psutil", "tensorboard", "google", "matplotlib"}),
+    "monitor": ({"config"}, {"psutil", "tensorboard", "google", "matplotlib", "pynvml"}),
     "widgets": (
         {"monitor", "jobs", "planner", "config", "data"},
         {"pydantic", "ipywidgets", "anywidget", "traitlets", "IPython"},
@@ -247,7 +247,7 @@ def test_the_notebook_side_never_loads_torch():
     assert {"nbtrain", "pydantic"} <= loaded
     assert loaded & {"torch", "deepspeed", "transformers", "pandas"} == set()
     assert [name for name in answer if name.startswith("nbtrain.") and room(name) in GPU_SIDE] == []
-    late = {"matplotlib", "tensorboard", "tensorflow"}
+    late = {"matplotlib", "tensorboard", "tensorflow", "pynvml"}
     assert loaded & late == set(), "imported on use only"
 
 

@@ -1,24 +1,14 @@
-"""What the NVIDIA driver says about this machine's GPUs: libnvidia-ml.so.1, called without a package.
+"""What the NVIDIA driver says about this machine's GPUs, through nvidia-ml-py (its module is `pynvml`).
 
-Signatures: nvml.h of the driver (NVML API reference). Every machine with an NVIDIA driver has the library;
-none is needed elsewhere.
+The package is a thin layer over libnvidia-ml.so.1, which every machine with an NVIDIA driver has; none is needed
+elsewhere. It is imported on use.
 """
 
-import ctypes
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
-
-_SM_CLOCK = 1
-_TEMPERATURE_GPU = 0
-_NAME_BYTES = 96
-
-
-class _Utilization(ctypes.Structure):
-    _fields_ = (("gpu", ctypes.c_uint), ("memory", ctypes.c_uint))
-
-
-class _Memory(ctypes.Structure):
-    _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
+from types import ModuleType
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -41,41 +31,58 @@ def gpus() -> list[Gpu]:
     library = _library()
     if library is None:
         return []
-    count = ctypes.c_uint()
-    if library.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-        return []
-    return [gpu for index in range(count.value) if (gpu := _gpu(library, index)) is not None]
+    count = _ask(library, library.nvmlDeviceGetCount) or 0
+    return [gpu for index in range(count) if (gpu := _gpu(library, index)) is not None]
 
 
 @functools.cache
-def _library() -> ctypes.CDLL | None:
+def _library() -> ModuleType | None:
+    """The package with its library loaded; None where there is no driver, or none that answers."""
     try:
-        library = ctypes.CDLL("libnvidia-ml.so.1")
-        return library if library.nvmlInit_v2() == 0 else None
-    except (OSError, AttributeError):
+        import pynvml
+    except ImportError:
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
+
+
+def _ask(library: ModuleType, function: Callable[..., Any], *arguments: Any) -> Any:
+    """The driver's answer; None where it gives none, as an old driver does for what it does not know."""
+    try:
+        return function(*arguments)
+    except library.NVMLError:
         return None
 
 
-def _gpu(library: ctypes.CDLL, index: int) -> Gpu | None:
-    handle = ctypes.c_void_p()
-    if library.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(index), ctypes.byref(handle)) != 0:
+def _gpu(library: ModuleType, index: int) -> Gpu | None:
+    handle = _ask(library, library.nvmlDeviceGetHandleByIndex, index)
+    if handle is None:
         return None
-    name = ctypes.create_string_buffer(_NAME_BYTES)
-    utilization, memory = _Utilization(), _Memory()
-    temperature, power, clock = ctypes.c_uint(), ctypes.c_uint(), ctypes.c_uint()
-    library.nvmlDeviceGetName(handle, name, ctypes.c_uint(_NAME_BYTES))
-    knows_use = library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(utilization)) == 0
-    knows_memory = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
-    knows_heat = library.nvmlDeviceGetTemperature(handle, _TEMPERATURE_GPU, ctypes.byref(temperature)) == 0
-    knows_power = library.nvmlDeviceGetPowerUsage(handle, ctypes.byref(power)) == 0
-    knows_clock = library.nvmlDeviceGetClockInfo(handle, _SM_CLOCK, ctypes.byref(clock)) == 0
+    name = _name(library, handle)
+    use = _ask(library, library.nvmlDeviceGetUtilizationRates, handle)
+    memory = _ask(library, library.nvmlDeviceGetMemoryInfo, handle)
+    power = _ask(library, library.nvmlDeviceGetPowerUsage, handle)
     return Gpu(
         index=index,
-        name=name.value.decode(errors="replace") or f"GPU {index}",
-        utilization_fraction=utilization.gpu / 100 if knows_use else None,
-        memory_used_bytes=memory.used if knows_memory else None,
-        memory_total_bytes=memory.total if knows_memory else None,
-        temperature_celsius=temperature.value if knows_heat else None,
-        power_watts=power.value / 1000 if knows_power else None,
-        sm_clock_mhz=clock.value if knows_clock else None,
+        name=name or f"GPU {index}",
+        utilization_fraction=use.gpu / 100 if use is not None else None,
+        memory_used_bytes=memory.used if memory is not None else None,
+        memory_total_bytes=memory.total if memory is not None else None,
+        temperature_celsius=_ask(
+            library, library.nvmlDeviceGetTemperature, handle, library.NVML_TEMPERATURE_GPU
+        ),
+        power_watts=power / 1000 if power is not None else None,
+        sm_clock_mhz=_ask(library, library.nvmlDeviceGetClockInfo, handle, library.NVML_CLOCK_SM),
     )
+
+
+def _name(library: ModuleType, handle: Any) -> str:
+    """Its name, empty where the driver tells none."""
+    try:
+        name = _ask(library, library.nvmlDeviceGetName, handle)
+    except UnicodeDecodeError:  # the package decodes by itself, strictly
+        return ""
+    return str(name or "")

@@ -1,5 +1,8 @@
-"""What is made of the driver's answers, with a stand-in for libnvidia-ml."""
+"""What is made of the driver's answers, with a stand-in for the package that asks it."""
 
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -7,59 +10,114 @@ import pytest
 from nbtrain.monitor import nvml
 from nbtrain.monitor.nvml import Gpu
 
-
-class Driver:
-    """Two GPUs; the second one tells only its name. Fills the C structures as the library does."""
-
-    NOT_SUPPORTED = 3
-
-    def nvmlDeviceGetCount_v2(self, count: Any) -> int:
-        count._obj.value = 2
-        return 0
-
-    def nvmlDeviceGetHandleByIndex_v2(self, index: Any, handle: Any) -> int:
-        handle._obj.value = index.value + 1
-        return 0
-
-    def nvmlDeviceGetName(self, handle: Any, name: Any, length: Any) -> int:
-        name.value = b"NVIDIA A100-SXM4-40GB"
-        return 0
-
-    def _only_first(self, handle: Any) -> int:
-        return 0 if handle.value == 1 else self.NOT_SUPPORTED
-
-    def nvmlDeviceGetUtilizationRates(self, handle: Any, answer: Any) -> int:
-        answer._obj.gpu, answer._obj.memory = 87, 40
-        return self._only_first(handle)
-
-    def nvmlDeviceGetMemoryInfo(self, handle: Any, answer: Any) -> int:
-        answer._obj.total, answer._obj.used = 40 << 30, 31 << 30
-        return self._only_first(handle)
-
-    def nvmlDeviceGetTemperature(self, handle: Any, kind: int, answer: Any) -> int:
-        answer._obj.value = 61
-        return self._only_first(handle)
-
-    def nvmlDeviceGetPowerUsage(self, handle: Any, answer: Any) -> int:
-        answer._obj.value = 312_500
-        return self._only_first(handle)
-
-    def nvmlDeviceGetClockInfo(self, handle: Any, kind: int, answer: Any) -> int:
-        answer._obj.value = 1410
-        return self._only_first(handle)
+NAME = "NVIDIA A100-SXM4-40GB"
 
 
-def test_figures_have_units_and_what_is_not_told_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Per cent becomes a fraction and milliwatts watts; an error code leaves a gap and not a zero."""
-    monkeypatch.setattr(nvml, "_library", Driver)
-    name = "NVIDIA A100-SXM4-40GB"
-    assert nvml.gpus() == [
-        Gpu(0, name, 0.87, 31 << 30, 40 << 30, 61, 312.5, 1410),
-        Gpu(1, name, None, None, None, None, None, None),
+class NVMLError(Exception):
+    """As the package's: an error code of the driver."""
+
+
+class Driver(ModuleType):
+    """Two GPUs; the second one tells only its name, the third is lost. Answers as the package does."""
+
+    NVMLError = NVMLError
+    NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
+
+    def __init__(self) -> None:
+        super().__init__("pynvml")
+        self.num_starts = 0
+
+    def nvmlInit(self) -> None:
+        self.num_starts += 1
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        if index == 2:
+            raise NVMLError("GPU is lost")
+        return f"handle {index}"
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return NAME
+
+    def _of_the_first(self, handle: str, answer: Any) -> Any:
+        if handle != "handle 0":
+            raise NVMLError("Not Supported")
+        return answer
+
+    def nvmlDeviceGetUtilizationRates(self, handle: str) -> Any:
+        return self._of_the_first(handle, SimpleNamespace(gpu=87, memory=40))
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> Any:
+        return self._of_the_first(handle, SimpleNamespace(total=40 << 30, free=9 << 30, used=31 << 30))
+
+    def nvmlDeviceGetTemperature(self, handle: str, sensor: int) -> Any:
+        return self._of_the_first(handle, {0: 61}[sensor])
+
+    def nvmlDeviceGetPowerUsage(self, handle: str) -> Any:
+        return self._of_the_first(handle, 312_500)
+
+    def nvmlDeviceGetClockInfo(self, handle: str, kind: int) -> Any:
+        return self._of_the_first(handle, {1: 1410}[kind])
+
+
+@pytest.fixture
+def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    """The stand-in, loaded in place of the package; what is remembered of it is forgotten afterwards."""
+    driver = Driver()
+    monkeypatch.setitem(sys.modules, "pynvml", driver)
+    nvml._library.cache_clear()
+    yield driver
+    nvml._library.cache_clear()
+
+
+def test_figures_have_units_and_what_is_not_told_is_none(driver: Driver) -> None:
+    """Per cent becomes a fraction and milliwatts watts; an error leaves a gap and not a zero, a lost GPU no row."""
+    expected = [
+        Gpu(0, NAME, 0.87, 31 << 30, 40 << 30, 61, 312.5, 1410),
+        Gpu(1, NAME, None, None, None, None, None, None),
     ]
+    assert nvml.gpus() == expected
+    assert nvml.gpus() == expected
+    assert driver.num_starts == 1, "the library is started once"
 
 
-def test_machine_without_a_driver_has_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No library is an empty list."""
-    monkeypatch.setattr(nvml, "_library", lambda: None)
+def test_zero_is_told_as_zero(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An idle GPU is no gap."""
+    monkeypatch.setattr(driver, "nvmlDeviceGetUtilizationRates", lambda handle: SimpleNamespace(gpu=0))
+    monkeypatch.setattr(driver, "nvmlDeviceGetPowerUsage", lambda handle: 0)
+    assert (nvml.gpus()[0].utilization_fraction, nvml.gpus()[0].power_watts) == (0, 0)
+
+
+def test_a_name_that_is_no_text_or_not_told_is_the_index(
+    driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package decodes the driver's bytes and raises where it cannot."""
+
+    def name(handle: str) -> str:
+        if handle == "handle 0":
+            return b"\xff".decode()
+        raise NVMLError("Unknown Error")
+
+    monkeypatch.setattr(driver, "nvmlDeviceGetName", name)
+    assert [gpu.name for gpu in nvml.gpus()] == ["GPU 0", "GPU 1"]
+
+
+def test_machine_without_a_driver_has_no_gpus(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No library is an empty list, and so is a driver that does not count."""
+
+    def refuse() -> None:
+        raise NVMLError("NVML Shared Library Not Found")
+
+    monkeypatch.setattr(driver, "nvmlDeviceGetCount", refuse)
+    assert nvml.gpus() == []
+    nvml._library.cache_clear()
+    monkeypatch.setattr(driver, "nvmlInit", refuse)
+    assert nvml.gpus() == []
+
+
+def test_machine_without_the_package_has_no_gpus(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The view of a run does without it."""
+    monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml.gpus() == []

@@ -24,3 +24,15 @@ def duration(seconds: float) -> str:
         if seconds >= 1.5 * unit:
             return f"{seconds / unit:.{0 if seconds >= 10 * unit else 1}f} {mark}"
     return f"{seconds:.0f} s"
+
+
+def elapsed(seconds: float) -> str:
+    """200 as "3 min 20 s", 90000 as "1 d 1 h": two units of a time that is measured, as on a clock."""
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 86400:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86400} d {whole % 86400 // 3600} h"

@@ -427,7 +427,7 @@ def progress_line(run: RunDir) -> str:
         if progress.tokens_per_second is not None:
             parts.append(f"{progress.tokens_per_second:,.0f} tokens/s")
         if progress.eta_seconds is not None and state in ACTIVE:
-            parts.append(f"{duration(progress.eta_seconds)} left")
+            parts.append(f"{amounts.elapsed(progress.eta_seconds)} left")
         if heartbeat.phase != "train" and state in ACTIVE:
             parts.append(heartbeat.phase)
     if view.cause and state not in ACTIVE:
@@ -443,11 +443,11 @@ def status_text(view: RunView) -> str:
     if job:
         lines.append(
             f"job {job['job_id']}: {job['world_size']} rank(s) on backend {job['backend']}, "
-            f"{duration(job['elapsed_seconds'])}, attempt {job['attempt']}, {job['restarts']} restart(s)"
+            f"{amounts.elapsed(job['elapsed_seconds'])}, attempt {job['attempt']}, {job['restarts']} restart(s)"
         )
     for rank in ranks[:16]:
         age = rank["heartbeat_age_seconds"]
-        seen = f", heard {duration(age)} ago" if age is not None and snapshot["active"] else ""
+        seen = f", heard {amounts.elapsed(age)} ago" if age is not None and snapshot["active"] else ""
         words = f": {rank['message']}" if rank["message"] else ""
         lines.append(f"  rank {rank['rank']}: {rank['phase']}, step {rank['step'] or 0}{seen}{words}")
     if len(ranks) > 16:
@@ -458,15 +458,3 @@ def status_text(view: RunView) -> str:
             moment = time.strftime("%H:%M:%S", time.localtime(event["time"]))
             lines.append(f"  {moment} {event['kind']}: {event['message']}")
     return "\n".join(lines)
-
-
-def duration(seconds: float) -> str:
-    """200 as "3 min 20 s"."""
-    whole = max(0, round(seconds))
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    if whole < 86400:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 86400} d {whole % 86400 // 3600} h"

@@ -9,10 +9,10 @@ import logging
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from nbtrain import amounts
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.flops import model_flops_per_token
 from nbtrain.config.load import to_yaml
@@ -183,12 +183,12 @@ class Report:
         done = self._step * config.tokens_per_step
         parts = [
             f"step {result.step:>6,}",
-            f"tokens {_short(done)} / {_short(config.batch.train_tokens)}",
+            f"tokens {amounts.count(done)} / {amounts.count(config.batch.train_tokens)}",
             f"loss {progress.loss:.4f}",
             f"lr {result.learning_rate:.2e}",
             f"grad norm {progress.grad_norm:.2f}" if progress.grad_norm is not None else "",
             f"{result.wall_seconds:.2f} s",
-            f"{_short(progress.tokens_per_second or 0)} tokens/s",
+            f"{amounts.count(round(progress.tokens_per_second or 0))} tokens/s",
             f"MFU {self._mfu:.1%}" if self._mfu is not None else "",
         ]
         logger.info("%s", " | ".join(part for part in parts if part))
@@ -251,10 +251,10 @@ def make_report(
     logger.info(
         "%s: %s parameters, %s tokens in %s steps of %s%s, %d x %s, %s",
         config.name,
-        _short(count_parameters(config).total),
-        _short(config.batch.train_tokens),
+        amounts.count(count_parameters(config).total),
+        amounts.count(config.batch.train_tokens),
         f"{config.scheduled_steps:,}",
-        _short(config.tokens_per_step),
+        amounts.count(config.tokens_per_step),
         early,
         world.size,
         torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU",
@@ -340,11 +340,3 @@ def _device_utilization(device: torch.device) -> float | None:
 def _exp(loss: float) -> float:
     # exp of more than 709 has no double.
     return math.exp(min(loss, 709.0))
-
-
-def _short(amount: Any) -> str:
-    """524.3M, 2.5B, 86.8k."""
-    for unit, size in (("T", 1e12), ("B", 1e9), ("M", 1e6), ("k", 1e3)):
-        if amount >= size:
-            return f"{amount / size:.1f}{unit}"
-    return f"{amount:.0f}"

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nbtrain import amounts
-from nbtrain.monitor.run_view import duration
 
 BLUE, ORANGE, GREY, LINE = "#1976d2", "#e8710a", "#7a828e", "#9aa2ad"
 STATE_COLORS = {
@@ -83,11 +82,11 @@ def _bar(snapshot: dict[str, Any]) -> str:
         f"<strong>{fraction:.1%}</strong>",
     ]
     if job:
-        words.append(f"elapsed <strong>{duration(job['elapsed_seconds'])}</strong>")
+        words.append(f"elapsed <strong>{amounts.elapsed(job['elapsed_seconds'])}</strong>")
         if job["restarts"]:
             words.append(f"restarts <strong>{job['restarts']}</strong>")
     if progress["eta_seconds"] is not None:
-        words.append(f"time left <strong>{duration(progress['eta_seconds'])}</strong>")
+        words.append(f"time left <strong>{amounts.elapsed(progress['eta_seconds'])}</strong>")
     return (
         f'<div style="height:6px;border-radius:3px;background-color:{LINE};margin:8px 0 4px 0">'
         f'<div style="height:6px;border-radius:3px;width:{100 * fraction:.2f}%;background-color:{color}"></div></div>'

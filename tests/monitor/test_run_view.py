@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.monitor import run_view
-from nbtrain.monitor.run_view import SNAPSHOT_KEYS, RunView, duration, progress_line, status_text, thin
+from nbtrain.monitor.run_view import SNAPSHOT_KEYS, RunView, progress_line, status_text, thin
 from nbtrain.rundir import ExitRecord, Heartbeat, ProcessIdentity, RunDir
 from tests.widgets.fake_run import TOKENS_PER_STEP, FakeJob
 
@@ -244,15 +244,6 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
     job.finish("FAILED", "rank 1 was killed by SIGKILL")
     assert progress_line(run).endswith(" tokens/s | rank 1 was killed by SIGKILL")
     assert "state: FAILED: rank 1 was killed by SIGKILL" in status_text(RunView(run))
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0.4, "0 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (7260, "2 h 1 min"), (90000, "1 d 1 h")],
-)
-def test_duration(seconds: float, text: str) -> None:
-    """Two units, as on a clock."""
-    assert duration(seconds) == text
 
 
 def test_other_process_with_the_pid_is_not_the_rank(run: RunDir) -> None:

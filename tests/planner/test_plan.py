@@ -245,38 +245,3 @@ def test_the_picture_shows_every_part_and_the_schedule():
     sizes = batch.get_lines()[0].get_ydata()
     assert (sizes[0], sizes[-1]) == (16, 1536)
     assert figure._repr_png_().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize(
-    ("value", "words"),
-    [
-        (2.5e9, "2.5B"),
-        (126_638_592, "126.6M"),
-        (26e9, "26B"),
-        (3_487_232, "3.49M"),
-        (999, "999"),
-        (1.52e12, "1.52T"),
-    ],
-)
-def test_counts_are_short(value, words):
-    """Three or four figures."""
-    assert amounts.count(value) == words
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [(4, "4 s"), (200, "3.3 min"), (28_800, "8.0 h"), (4_700_000, "54 d"), (1.5e8, "4.8 years")],
-)
-def test_times_are_short(seconds, words):
-    """No more figures than an estimate has."""
-    assert amounts.duration(seconds) == words
-
-
-def test_sizes_are_short():
-    """In units of 1024."""
-    assert [amounts.size(value) for value in (0, 1023, 2**20, 40 * 2**30)] == [
-        "0 B",
-        "1023 B",
-        "1.0 MiB",
-        "40.0 GiB",
-    ]

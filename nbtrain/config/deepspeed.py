@@ -6,15 +6,20 @@ What is decided here, and why:
 - gradients are summed over micro batches and over ranks in fp32, whatever the format of the weights.
 - with precision.autocast DeepSpeed sees an fp32 model; the model casts by itself.
 - no `optimizer` key: the engine is given torch's AdamW, whose kernel needs no compiler.
+- no bucket is larger than all parameters of a rank: DeepSpeed makes its reduce buffers as large as it is told (two
+  of them with overlap_comm, of 2 GB each at 5e8 elements in fp32), however few gradients there are to put in.
 """
 
 from typing import Any
 
+from nbtrain.config.parameters import count_stage_parameters
 from nbtrain.config.schema import RunConfig
 from nbtrain.errors import ConfigError
 
 # DeepSpeed's own step reports; ours are written by the trainer.
 _NEVER = 2**31
+# Buckets cut down to a rank's parameters are a multiple of this; DeepSpeed wants an even number.
+_BUCKET_MULTIPLE = 2**20
 
 
 def deepspeed_config(config: RunConfig) -> dict[str, Any]:
@@ -45,8 +50,8 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any]:
             "stage": parallel.zero_stage,
             "overlap_comm": parallel.overlap_comm and parallel.zero_stage > 0,
             "contiguous_gradients": parallel.contiguous_gradients,
-            "reduce_bucket_size": parallel.reduce_bucket_size,
-            "allgather_bucket_size": parallel.allgather_bucket_size,
+            "reduce_bucket_size": bucket_elements(config, parallel.reduce_bucket_size),
+            "allgather_bucket_size": bucket_elements(config, parallel.allgather_bucket_size),
         },
     }
     if bf16:
@@ -64,6 +69,16 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any]:
         }
         derived["data_types"] = {"grad_accum_dtype": "fp32"}
     return _with_extra(derived, parallel.deepspeed_extra, config)
+
+
+def bucket_elements(config: RunConfig, asked: int) -> int:
+    """A bucket of `asked` elements, but of no more than hold all parameters of the fullest pipeline stage.
+
+    A bucket that holds them all is emptied once, at the end, as every larger one is: the sums are the same, bit by bit.
+    """
+    stages = range(config.parallel.pipeline_parallel_size)
+    count = max(count_stage_parameters(config, stage).total for stage in stages)
+    return min(asked, -(-count // _BUCKET_MULTIPLE) * _BUCKET_MULTIPLE)
 
 
 def _with_extra(

@@ -172,9 +172,9 @@ class ParallelConfig(ConfigModel):
     contiguous_gradients: bool = True
     """ZeRO: copy gradients to one buffer as they appear."""
     reduce_bucket_size: PositiveCount = 500_000_000
-    """ZeRO: elements reduced at once."""
+    """ZeRO: elements reduced at once; never more than a rank has parameters."""
     allgather_bucket_size: PositiveCount = 500_000_000
-    """ZeRO: elements gathered at once."""
+    """ZeRO: elements gathered at once; never more than a rank has parameters."""
     process_group_timeout_seconds: PositiveFloat = 600.0
     """A collective that waits longer ends the rank."""
     deepspeed_extra: dict[str, Any] = {}

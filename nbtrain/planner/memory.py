@@ -21,6 +21,7 @@ Against published peaks, the same parts counted for the trainer that reached the
 import os
 from dataclasses import dataclass
 
+from nbtrain.config.deepspeed import bucket_elements
 from nbtrain.config.devices import GIB, find_device
 from nbtrain.config.parameters import count_stage_parameters
 from nbtrain.config.schema import RunConfig
@@ -206,18 +207,20 @@ def _workspace(config: RunConfig, stage: int) -> int:
     parallel, zero = config.parallel, config.parallel.zero_stage
     count = count_stage_parameters(config, stage).total
     on_gpu = config.resources.device == "gpu"
+    asked = bucket_elements(config, parallel.reduce_bucket_size)
     buffers = 0
     if zero in (1, 2):
         # Read in DeepSpeed 0.19: stage_1_and_2.py, setup_buckets. Stage 1 reduces the fp32 sums.
         element = 4 if zero == 1 else weight_bytes(config)
-        bucket = parallel.reduce_bucket_size if on_gpu else min(parallel.reduce_bucket_size, count)
+        # The buffers are not filled further than there are gradients, and a CPU gives no memory to what is not.
+        bucket = asked if on_gpu else min(asked, count)
         if parallel.contiguous_gradients:
             buffers += element * bucket * (2 if parallel.overlap_comm else 1)
         # The flat fp32 gradient of this rank's share, made for the step.
         buffers += 4 * count // parallel.data_parallel_size
     if zero == 3:
         buffers += weight_bytes(config) * min(count, ZERO3_MAX_LIVE_PARAMETERS)
-        buffers += weight_bytes(config) * min(parallel.reduce_bucket_size, count)
+        buffers += weight_bytes(config) * (asked if on_gpu else min(asked, count))
     return buffers + (GPU_RUNTIME_BYTES if on_gpu else CPU_RUNTIME_BYTES)
 
 

@@ -57,3 +57,23 @@ def test_extra_keys_are_added_and_collisions_refused():
         "parallel.deepspeed_extra sets zero_optimization.stage, which nbtrain derives as 2. Take it out, and change "
         "the field it comes from."
     )
+
+
+@pytest.mark.parametrize(
+    ("run", "overrides", "elements"),
+    [
+        ("gpt-125m", [], 121 * 2**20),  # 126,638,592 parameters
+        (
+            "gpt-125m",
+            ["parallel.reduce_bucket_size=1000000", "parallel.allgather_bucket_size=1000000"],
+            1_000_000,
+        ),
+        ("gpt-1-3b-4xdp", [], 500_000_000),
+        # The fullest of four stages, 413,036,544 parameters: every rank is told the same.
+        ("gpt-1-3b-4xdp-4xpp", [], 394 * 2**20),
+    ],
+)
+def test_a_bucket_is_as_large_as_asked_but_no_larger_than_the_model(run, overrides, elements):
+    """DeepSpeed's buffers are as large as it is told, whatever the model: 5e8 elements cost a small one gigabytes."""
+    told = deepspeed_config(load(run, overrides, check=False))["zero_optimization"]
+    assert (told["reduce_bucket_size"], told["allgather_bucket_size"]) == (elements, elements)

@@ -183,6 +183,17 @@ def test_13b_does_not_fit_without_checkpointing_or_a_cut():
     assert estimate_memory(alone).fits is False
 
 
+@pytest.mark.parametrize(("overlap", "buffers"), [("false", 1), ("true", 2)])
+def test_a_bucket_larger_than_the_model_costs_no_more_than_the_model(overlap, buffers):
+    """5e8 elements of fp32 would be 1.9 GiB a buffer; 125M's parameters, in whole 2**20, are 0.5."""
+    overrides = ["parallel.zero_stage=1", f"parallel.overlap_comm={overlap}"]
+    small, tiny = (
+        stage_memory(load("gpt-125m", [*overrides, *bucket]), 0)["workspace"]
+        for bucket in ([], ["parallel.reduce_bucket_size=1000000"])
+    )
+    assert small - tiny == buffers * 4 * (121 * 2**20 - 1_000_000)
+
+
 def test_parts_are_named_and_the_fullest_stage_is_told():
     """Every part is there, the sum is their sum, and of all stages the fullest counts."""
     config = load("gpt-13b-4xdp-4xpp")

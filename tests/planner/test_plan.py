@@ -166,14 +166,14 @@ def test_a_damaged_manifest_is_no_reason_to_have_no_plan():
     [
         (
             "gpt-125m",
-            ["resources.gpu_type=T4"],
-            "Does not fit: one rank needs 15.7 GiB, T4 has 15.0 GiB. Most is activations: "
+            ["resources.gpu_type=T4", "batch.micro_batch_size=32"],
+            "Does not fit: one rank needs 24.1 GiB, T4 has 15.0 GiB. Most is activations: "
             "set parallel.activation_checkpointing.granularity: full, or a smaller batch.micro_batch_size.",
         ),
         (
             "gpt-125m",
-            ["resources.gpu_type=V100-16GB"],
-            "Fits with less than 10 % to spare: one rank needs 15.7 GiB, V100-16GB has 16.0 GiB. Most is "
+            ["resources.gpu_type=T4"],
+            "Fits with less than 10 % to spare: one rank needs 14.3 GiB, T4 has 15.0 GiB. Most is "
             "activations: set parallel.activation_checkpointing.granularity: full, or a smaller "
             "batch.micro_batch_size.",
         ),

@@ -98,7 +98,10 @@ def parser() -> argparse.ArgumentParser:
     )
     one.add_argument("--force", action="store_true", help="make it anew")
 
-    data = verbs.add_parser("data", help="Datasets, step by step: download, extract, tokenizer, encode, inspect, verify, card, merge, repair.")
+    data = verbs.add_parser(
+        "data",
+        help="Datasets, step by step: download, extract, tokenizer, encode, inspect, verify, card, merge, repair.",
+    )
     data_verbs = data.add_subparsers(required=True, metavar="VERB", title="verbs")
     cli_data.add_verbs(data_verbs, verb, with_config)
 

@@ -82,7 +82,7 @@ class SourceReader(ABC):
         """Fetch what is not on this disk yet; a sentence on what was done, None where there is nothing to fetch."""
         return None
 
-    def check_dependencies(self) -> None:
+    def check_dependencies(self) -> None:  # noqa: B027  (most need none)
         """Raises DataError, with the pip command, where an optional package is missing."""
 
     def licence(self) -> Any:

@@ -1,0 +1,166 @@
+"""The process groups of a layout, made once on every rank, in one order.
+
+    tensor_model_parallel     share each layer's weights; neighbours, so on one node
+    pipeline_model_parallel   hold the stages of one model
+    model_parallel            tensor times pipeline: the ranks that hold one whole model
+    data_parallel             hold the same weights and take different samples
+    sequence_parallel         Ulysses: take parts of the same sequences; neighbours along the topology's data axis
+    sequence_data_parallel    data times sequence, the topology's whole data axis: what ZeRO cuts the optimizer over
+
+The names are Megatron's and DeepSpeed's. Megatron's sequence parallelism has no group of its own: it cuts the
+sequence inside the tensor group.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from nbtrain.topology import Topology
+
+
+@dataclass(frozen=True)
+class Group:
+    """Ranks that work together along one kind of parallelism, and which of them this process is."""
+
+    ranks: tuple[int, ...] = (0,)
+    """Global ranks, in the order of their places."""
+    rank: int = 0
+    """This process's place among them, not its global rank."""
+    process_group: dist.ProcessGroup | None = None
+    """None only in ALONE: to torch, None means all ranks of the world."""
+
+    @property
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+ALONE = Group()
+"""One process: layers that are given it never communicate, and need no process group."""
+
+KINDS = (
+    "tensor_model_parallel",
+    "pipeline_model_parallel",
+    "model_parallel",
+    "data_parallel",
+    "sequence_parallel",
+    "sequence_data_parallel",
+)
+
+
+def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str, list[tuple[int, ...]]]:
+    """{kind: all its groups, each as global ranks}; every rank is in exactly one group of each kind.
+
+    The topology's data axis counts the Ulysses ranks too: runs of `sequence_parallel_size` neighbours on it share
+    their sequences. Raises ValueError where the axis is no multiple of it.
+    """
+    axis = topology.data_parallel_size
+    if sequence_parallel_size < 1 or axis % sequence_parallel_size:
+        raise ValueError(
+            f"a data axis of {axis} ranks cannot be cut into sequence-parallel groups of "
+            f"{sequence_parallel_size}: must be a divisor of {axis}."
+        )
+    pipelines = range(topology.pipeline_parallel_size)
+    tensors = range(topology.tensor_parallel_size)
+    starts = range(0, axis, sequence_parallel_size)
+
+    def ranks(stages, data, columns) -> tuple[int, ...]:
+        return tuple(topology.rank(p, d, t) for p in stages for d in data for t in columns)
+
+    return {
+        "tensor_model_parallel": [ranks([p], [d], tensors) for p in pipelines for d in range(axis)],
+        "pipeline_model_parallel": [ranks(pipelines, [d], [t]) for d in range(axis) for t in tensors],
+        "model_parallel": [ranks(pipelines, [d], tensors) for d in range(axis)],
+        "data_parallel": [
+            ranks([p], range(place, axis, sequence_parallel_size), [t])
+            for p in pipelines
+            for place in range(sequence_parallel_size)
+            for t in tensors
+        ],
+        "sequence_parallel": [
+            ranks([p], range(start, start + sequence_parallel_size), [t])
+            for p in pipelines
+            for start in starts
+            for t in tensors
+        ],
+        "sequence_data_parallel": [ranks([p], range(axis), [t]) for p in pipelines for t in tensors],
+    }
+
+
+@dataclass(frozen=True)
+class ParallelGroups:
+    """This rank's group of each kind."""
+
+    tensor_model_parallel: Group
+    pipeline_model_parallel: Group
+    model_parallel: Group
+    data_parallel: Group
+    sequence_parallel: Group
+    sequence_data_parallel: Group
+
+    @classmethod
+    def create(
+        cls, topology: Topology, sequence_parallel_size: int = 1, timeout_seconds: float | None = None
+    ) -> "ParallelGroups":
+        """Make the groups; called by all ranks together, once. Nothing is sent until a group is used.
+
+        Groups of the same ranks share a process group, one of all ranks is the world's, and a group of one rank
+        is a real one, never None. `timeout_seconds` is that of each collective; torch does not take over the
+        world's. Raises ValueError where the layout needs another number of ranks than there are.
+        """
+        world, me = dist.get_world_size(), dist.get_rank()
+        if topology.world_size != world:
+            raise ValueError(
+                f"a layout of pipeline({topology.pipeline_parallel_size}) * data({topology.data_parallel_size}) * "
+                f"tensor({topology.tensor_parallel_size}) = {topology.world_size} ranks cannot run on {world}."
+            )
+        kinds = group_ranks(topology, sequence_parallel_size)
+        timeout = timedelta(seconds=timeout_seconds) if timeout_seconds is not None else None
+        made: dict[tuple[int, ...], dist.ProcessGroup | None] = {tuple(range(world)): dist.group.WORLD}
+        if world > 1:
+            # Only its member takes part, so that a thousand ranks do not make a thousand groups each.
+            made[(me,)] = dist.new_group([me], timeout, use_local_synchronization=True)
+        for ranks in (ranks for kind in KINDS for ranks in kinds[kind]):
+            # The same condition on every rank: all ranks must make all groups, in the same order.
+            if len(ranks) > 1 and ranks not in made:
+                made[ranks] = dist.new_group(list(ranks), timeout)
+        mine = {kind: next(ranks for ranks in kinds[kind] if me in ranks) for kind in KINDS}
+        return cls(**{kind: Group(ranks, ranks.index(me), made[ranks]) for kind, ranks in mine.items()})
+
+    def __iter__(self) -> Iterator[tuple[str, Group]]:
+        """(kind, group) in the order of KINDS."""
+        return ((kind, getattr(self, kind)) for kind in KINDS)
+
+
+class MegatronUnits:
+    """What deepspeed.initialize takes as `mpu`, and deepspeed.zero.Init too; its method names are Megatron's.
+
+    For engines without a pipeline: a PipelineModule makes its own from its topology, and takes none.
+    """
+
+    def __init__(self, groups: ParallelGroups):
+        self._groups = groups
+
+    def __getattr__(self, name: str):
+        """get_<kind>_{group,rank,world_size,group_ranks,src_rank}, of any kind of ParallelGroups.
+
+        Looked up, not spelled out thirty times; a name that is none raises AttributeError, so that hasattr works,
+        by which DeepSpeed tells one mpu from another.
+        """
+        asked = name.removeprefix("get_")
+        if asked != name:
+            for ending, value in _ANSWERS.items():
+                if asked.endswith(ending) and (kind := asked.removesuffix(ending)) in KINDS:
+                    group = getattr(self._groups, kind)
+                    return lambda: value(group)
+        raise AttributeError(f"{type(self).__name__} has no {name!r}")
+
+
+_ANSWERS = {
+    "_group_ranks": lambda group: list(group.ranks),
+    "_world_size": lambda group: group.size,
+    "_src_rank": lambda group: group.ranks[0],
+    "_group": lambda group: group.process_group,
+    "_rank": lambda group: group.rank,
+}

@@ -9,6 +9,9 @@ nb.generate(run, "def ")
 """
 
 import logging
+import numbers
+import os
+import reprlib
 import shlex
 import time
 from collections.abc import Iterator
@@ -95,6 +98,8 @@ class Run:
         Raises JobFailed, with the cause and the end of the log, where it ended in FAILED or LOST, and
         JobError where `timeout_seconds` passed first (the job goes on).
         """
+        if timeout_seconds is not None:
+            timeout_seconds = _number("timeout_seconds", timeout_seconds)
         started = time.monotonic()
         next_line = started
         while self.state in jobstate.ACTIVE:
@@ -138,7 +143,7 @@ class Run:
 
     def log(self, lines: int = LOG_TAIL_LINES, rank: int = 0) -> list[str]:
         """The last lines of one rank's log."""
-        return self.view.log_tail(lines=lines, rank=rank)
+        return self.view.log_tail(lines=_whole("lines", lines), rank=_whole("rank", rank))
 
     def stop(self, now: bool = False) -> None:
         """Ask the newest job to save and leave; `now` kills it without saving."""
@@ -316,6 +321,8 @@ def open_run(run: RunLike) -> Run:
         return run
     if isinstance(run, RunConfig):
         directory = RunDir.named(run.name)
+    elif not isinstance(run, str | Path) or not str(run).strip():
+        raise _misused("run", run, "the name of a run, the path of its folder or YAML, a RunConfig or a Run")
     else:
         directory = _directory_of(str(run))
     if not directory.exists():
@@ -381,6 +388,9 @@ def generate_stream(
     """The new text of `generate`, piece by piece as it is made."""
     from nbtrain.jobs.gpu_side import stream
 
+    if not isinstance(prompt, str):
+        raise _misused("prompt", prompt, "text")
+    max_new_tokens = _whole("max_new_tokens", max_new_tokens)
     if max_new_tokens < 0:
         raise ConfigError(f"max_new_tokens = {max_new_tokens} must be at least 0.")
     try:
@@ -393,11 +403,15 @@ def generate_stream(
         "run_dir": str(open_run(run).directory.path),
         "prompt": prompt,
         "max_new_tokens": max_new_tokens,
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "seed": seed,
-        "step": step,
+        "temperature": _number("temperature", temperature),
+        "top_k": _whole("top_k", top_k),
+        "top_p": _number("top_p", top_p),
+        "seed": None
+        if seed is None
+        else _whole("seed", seed, "a whole number, or None for another text each time"),
+        "step": None
+        if step is None
+        else _whole("step", step, "a whole number, or None for the newest checkpoint"),
     }
     for answer in stream("generation", request):
         if answer["kind"] == "text":
@@ -416,9 +430,34 @@ def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "D
 
     if isinstance(data, Run):
         data = data.config
+    if not isinstance(data, str | os.PathLike | RunConfig):
+        raise _misused("data", data, "a Run, a RunConfig, the name of a dataset or the prefix of a .bin/.idx")
+    if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
+        raise _misused("tokenizer", tokenizer, "the name or path of a tokenizer, or None")
     card = make_card(data, tokenizer)
     if not is_watched():
         return card
     from nbtrain.widgets.data_browser import live
 
     return live(card)
+
+
+# --- arguments of the wrong kind ------------------------------------------------------------------------------
+
+
+def _misused(name: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(f"{name} = {reprlib.repr(value)} ({type(value).__name__}) must be {expected}.")
+
+
+def _whole(name: str, value: object, expected: str = "a whole number") -> int:
+    """NumPy's whole numbers too, which JSON does not know. Raises ConfigError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise _misused(name, value, expected)
+    return int(value)
+
+
+def _number(name: str, value: object) -> float:
+    """As _whole, for any real number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise _misused(name, value, "a number")
+    return int(value) if isinstance(value, numbers.Integral) else float(value)

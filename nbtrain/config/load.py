@@ -7,6 +7,7 @@ Every problem of a file is told at once, each with the file and line that set th
 
 import difflib
 import re
+import reprlib
 import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -149,7 +150,11 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
             overrides = shlex.split(overrides)
         except ValueError as error:
             raise ConfigError(f"overrides {overrides!r}: cannot be split into key=value: {error}.") from error
+    if isinstance(overrides, bytes) or not isinstance(overrides, Iterable):
+        raise _not_overrides("overrides", overrides)
     for text in overrides:
+        if not isinstance(text, str):
+            raise _not_overrides("override", text)
         key, equals, value = text.partition("=")
         key = key.strip()
         if not equals or not re.fullmatch(r"[^.\s]+(\.[^.\s]+)*", key):
@@ -159,6 +164,13 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
         except ValueError as error:
             raise ConfigError(f"override {text!r}: the value is not YAML: {error}.") from error
         yield from _flatten({key: parsed})
+
+
+def _not_overrides(what: str, found: object) -> ConfigError:
+    return ConfigError(
+        f'{what} {reprlib.repr(found)} ({type(found).__name__}): overrides must be {{"batch.micro_batch_size": 4}}, '
+        '["batch.micro_batch_size=4"], or "batch.micro_batch_size=4" with blanks between several.'
+    )
 
 
 def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

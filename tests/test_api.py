@@ -1,0 +1,144 @@
+"""The public names with arguments of the wrong kind: one sentence with what was found and what is expected."""
+
+import numpy as np
+import pytest
+
+import nbtrain as nb
+from nbtrain import api
+from nbtrain.api import Run
+from nbtrain.errors import ConfigError
+from nbtrain.jobs import gpu_side
+from nbtrain.rundir import RunDir
+
+pytestmark = pytest.mark.usefixtures("workspace")
+
+
+@pytest.fixture
+def run(workspace):
+    """A run that was never submitted."""
+    directory = RunDir.named("mine")
+    directory.path.mkdir(parents=True)
+    directory.run_json.write_text("{}")
+    return Run(directory)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The requests that the generating process would get."""
+    requests = []
+
+    def answer(package, request):
+        requests.append(request)
+        yield {"kind": "text", "text": "!"}
+
+    monkeypatch.setattr(gpu_side, "stream", answer)
+    return requests
+
+
+@pytest.mark.parametrize("value", [5, None, {}, [], b"gpt-tiny"])
+@pytest.mark.parametrize("name", ["load", "plan", "prepare", "submit"])
+def test_what_is_no_run_yaml(name, value):
+    with pytest.raises(ConfigError) as caught:
+        getattr(nb, name)(value)
+    assert str(caught.value) == f"run = {value!r} must be the path of a run YAML, or a name such as gpt-tiny."
+
+
+@pytest.mark.parametrize(
+    "value, kind", [(5, "int"), (None, "NoneType"), ({}, "dict"), ("", "str"), (" ", "str")]
+)
+def test_what_is_no_run(value, kind, asked):
+    for call in (nb.open_run, lambda value: nb.generate(value, "def ")):
+        with pytest.raises(ConfigError) as caught:
+            call(value)
+        assert str(caught.value) == (
+            f"run = {value!r} ({kind}) must be the name of a run, the path of its folder or YAML, a RunConfig or a Run."
+        )
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"prompt": 5}, "prompt = 5 (int) must be text."),
+        ({"prompt": None}, "prompt = None (NoneType) must be text."),
+        ({"max_new_tokens": "5"}, "max_new_tokens = '5' (str) must be a whole number."),
+        ({"max_new_tokens": True}, "max_new_tokens = True (bool) must be a whole number."),
+        ({"max_new_tokens": -1}, "max_new_tokens = -1 must be at least 0."),
+        ({"temperature": None}, "temperature = None (NoneType) must be a number."),
+        ({"top_k": 1.5}, "top_k = 1.5 (float) must be a whole number."),
+        ({"top_p": "x"}, "top_p = 'x' (str) must be a number."),
+        ({"seed": 1.5}, "seed = 1.5 (float) must be a whole number, or None for another text each time."),
+        ({"step": "x"}, "step = 'x' (str) must be a whole number, or None for the newest checkpoint."),
+    ],
+)
+def test_generate(run, asked, arguments, message):
+    """Told before a process is started, which would take seconds to say it."""
+    with pytest.raises(ConfigError) as caught:
+        nb.generate(run, **{"prompt": "def ", **arguments})
+    assert str(caught.value) == message
+    assert asked == []
+
+
+def test_generate_takes_the_numbers_of_numpy(run, asked):
+    """They reach the process, as JSON has them."""
+    text = nb.generate(
+        run, "a", max_new_tokens=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(4), top_p=1
+    )
+    assert text == "a!"
+    request = asked[0]
+    assert {
+        key: (type(request[key]), request[key]) for key in ("max_new_tokens", "temperature", "top_k", "top_p")
+    } == {
+        "max_new_tokens": (int, 3),
+        "temperature": (float, 0.5),
+        "top_k": (int, 4),
+        "top_p": (int, 1),
+    }
+    assert (request["seed"], request["step"]) == (1234, None)
+
+
+@pytest.mark.parametrize(
+    "overrides, found",
+    [
+        (5, "overrides 5 (int)"),
+        (True, "overrides True (bool)"),
+        (b"a=b", "overrides b'a=b' (bytes)"),
+        ([5], "override 5 (int)"),
+        (["name=x", None], "override None (NoneType)"),
+    ],
+)
+def test_overrides(overrides, found):
+    with pytest.raises(ConfigError) as caught:
+        nb.load("gpt-tiny", overrides)
+    assert str(caught.value) == (
+        f'{found}: overrides must be {{"batch.micro_batch_size": 4}}, ["batch.micro_batch_size=4"], or '
+        '"batch.micro_batch_size=4" with blanks between several.'
+    )
+
+
+def test_data_card():
+    with pytest.raises(ConfigError) as caught:
+        nb.data_card(5)
+    assert str(caught.value) == (
+        "data = 5 (int) must be a Run, a RunConfig, the name of a dataset or the prefix of a .bin/.idx."
+    )
+    with pytest.raises(
+        ConfigError, match=r"^tokenizer = 5 \(int\) must be the name or path of a tokenizer, or None.$"
+    ):
+        nb.data_card("x", 5)
+
+
+def test_a_run_asked_in_the_wrong_way(run):
+    with pytest.raises(ConfigError, match=r"^lines = 'x' \(str\) must be a whole number.$"):
+        run.log("x")
+    with pytest.raises(ConfigError, match=r"^rank = 'x' \(str\) must be a whole number.$"):
+        run.log(rank="x")
+    with pytest.raises(ConfigError, match=r"^timeout_seconds = '5' \(str\) must be a number.$"):
+        run.wait("5")
+
+
+def test_a_long_value_is_shown_short():
+    """A table given by mistake does not fill the screen."""
+    with pytest.raises(ConfigError) as caught:
+        api.open_run(list(range(100_000)))
+    assert str(caught.value).startswith("run = [0, 1, 2, 3, 4, 5, ...] (list) must be")

@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain import files
+from nbtrain.config.load import find as find_yaml
 from nbtrain.errors import ConfigError, JobError
 from nbtrain.notebook_parameters import assigned_names
 from nbtrain.rundir import RunDir
-from nbtrain.workspace import bundled, display, output_root, valid_name, workspace
+from nbtrain.workspace import bundled, display, output_root, resolve, valid_name, workspace
 
 DEMO_NOTEBOOKS = ("01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate")
 SAMPLE_PROMPT = "Return the "
@@ -50,16 +51,14 @@ def find_notebook(name: str) -> Path:
 def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None = None) -> ExecutedNotebook:
     """Execute a notebook with papermill; the executed notebook and its HTML are there even if a cell fails.
 
-    Raises ConfigError for a parameter that the notebook does not have, and JobError, naming the cell and
-    ending with its error, where a cell fails.
+    Without `output` it goes to the folder of the run that the parameter `run` names. Raises ConfigError for a
+    parameter that the notebook does not have and, before a folder is made for it, for a run that there is not; and
+    JobError, naming the cell and ending with its error, where a cell fails.
     """
     source = find_notebook(name)
     check_parameter_names(source, parameters)
     if output is None:
-        run = parameters.get("run")
-        named = isinstance(run, str) and valid_name(run)
-        folder = RunDir.named(str(run)).notebooks if named else output_root() / "notebooks"
-        output = folder / source.name
+        output = folder_of(parameters.get("run")) / source.name
     output.parent.mkdir(parents=True, exist_ok=True)
     from papermill.exceptions import PapermillExecutionError
     from papermill.execute import execute_notebook
@@ -84,6 +83,21 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
     finally:
         html = write_html(output) if output.is_file() else output.with_suffix(".html")
     return ExecutedNotebook(output, html)
+
+
+def folder_of(run: Any) -> Path:
+    """Where the notebooks of a run go: its own folder where it is given by name, else the one of all others."""
+    others = output_root() / "notebooks"
+    if run is None:
+        return others
+    if isinstance(run, str) and valid_name(run):
+        directory = RunDir.named(run)
+        if not directory.exists():
+            find_yaml(run)
+        return directory.notebooks
+    if not (isinstance(run, str) and any(RunDir(folder).exists() for folder in (resolve(run), run))):
+        find_yaml(run)
+    return others
 
 
 def check_parameter_names(source: Path, parameters: Mapping[str, Any]) -> None:

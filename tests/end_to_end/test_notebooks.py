@@ -17,7 +17,7 @@ from nbtrain import api
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.inspect import verify
 from nbtrain.errors import ConfigError, JobError
-from nbtrain.notebook_runner import check_parameter_names, run_notebook
+from nbtrain.notebook_runner import check_parameter_names, folder_of, run_notebook
 from nbtrain.planner.docs import RUNS
 from nbtrain.rundir import RunDir
 
@@ -72,6 +72,33 @@ def test_an_unknown_parameter_is_an_error_before_anything_runs():
     with pytest.raises(ConfigError) as error:
         check_parameter_names(ROOT / "notebooks" / "02_plan.ipynb", {"rum": "gpt-tiny"})
     assert str(error.value) == "02_plan.ipynb has no parameter rum. It has: run, overrides."
+
+
+@pytest.mark.parametrize("run", ["typo", "runs/typo.yaml", 5, ""])
+def test_an_unknown_run_leaves_no_folder(workspace, run):
+    """Neither its own nor that of all others: a typing error is no run."""
+    with pytest.raises(ConfigError) as error:
+        run_notebook("02_plan", {"run": run})
+    assert "run YAML" in str(error.value)
+    assert [path.name for path in workspace.iterdir()] == []
+
+
+def test_where_executed_notebooks_go(workspace):
+    """To the run's folder by its name, whether it has run or is only a YAML; to a common one for a path."""
+    made = RunDir.named("made-before")
+    made.path.mkdir(parents=True)
+    made.run_json.write_text("{}")
+    (workspace / "own.yaml").write_text("name: other-name\n")
+    output = workspace / "output"
+    for run, folder in {
+        "made-before": made.notebooks,
+        "gpt-tiny": output / "gpt-tiny" / "notebooks",
+        None: output / "notebooks",
+        "own.yaml": output / "notebooks",
+        str(made.path): output / "notebooks",
+    }.items():
+        assert folder_of(run) == folder, run
+    assert [path.name for path in output.iterdir()] == ["made-before"]
 
 
 # --- running them -------------------------------------------------------------------------------------------

@@ -4,6 +4,8 @@ A test file holds functions check_<what>(); each runs on every rank of one gloo 
 file, and a failure on any rank is that check's. The ranks are forked from a fresh process that has imported torch
 and the file but computed nothing, so that torch is imported once and no thread is lost in a fork.
 
+prepare(), where the file has one, is called before the fork, for imports that take long.
+
 python ranks.py TEST_FILE SIZE FOLDER CHECK ...
 """
 
@@ -80,6 +82,7 @@ def main(test_file: str, size: str, folder: str, *checks: str) -> None:
     assert specification is not None and specification.loader is not None
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
+    getattr(module, "prepare", lambda: None)()
     children = []
     for rank in range(int(size)):
         child = os.fork()

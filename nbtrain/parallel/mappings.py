@@ -1,0 +1,243 @@
+"""What crosses the border of a tensor-parallel region: a collective forward, its conjugate backward.
+
+    function                                        forward            backward
+    copy_to_tensor_model_parallel_region            as it is           sum
+    reduce_from_tensor_model_parallel_region        sum                as it is
+    scatter_to_tensor_model_parallel_region         own columns        gather columns
+    gather_from_tensor_model_parallel_region        gather columns     own columns
+    scatter_to_sequence_parallel_region             own tokens         gather tokens
+    gather_from_sequence_parallel_region            gather tokens      sum, own tokens (or own tokens)
+    reduce_scatter_to_sequence_parallel_region      sum, own tokens    gather tokens
+    copy_parameters_to_sequence_parallel_region     as they are        sum
+
+Names and pairs: Megatron-LM (arXiv:1909.08053, figure 3; arXiv:2205.05198, section 4.2.2). Activations are
+[b, s, h], so tokens are dimension 1 and columns the last. Inputs are never changed. A group of one rank does
+nothing. Collectives run on tensors whose first dimension is the rank's, which NCCL and gloo both serve.
+
+Shapes: b sequences, s tokens, h hidden, t ranks of the group
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbtrain.parallel.groups import Group
+
+TOKENS, COLUMNS = 1, -1
+
+
+def uncompiled(function: Callable) -> Callable:
+    """`function`, at which a compiler ends its graph: it would have to follow collectives in flight.
+
+    torch.compiler.disable, made on the first call: making it imports the compiler, a second that a process
+    without parallel layers need not spend.
+    """
+    made: list[Callable] = []
+
+    def call(*arguments):
+        if not made:
+            made.append(torch.compiler.disable(function))
+        return made[0](*arguments)
+
+    return call
+
+
+def all_reduce(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """The sum over the ranks, in place."""
+    if group.size > 1:
+        dist.all_reduce(x, group=group.process_group)
+    return x
+
+
+def own_part(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
+    """This rank's of t equal parts, a view. Raises ValueError where there is no such cut."""
+    if x.shape[dim] % group.size:
+        raise ValueError(
+            f"dimension {dim} of {tuple(x.shape)} cannot be cut into {group.size} equal parts: "
+            f"must be a multiple of {group.size}."
+        )
+    size = x.shape[dim] // group.size
+    return x.narrow(dim, group.rank * size, size)
+
+
+def all_gather(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
+    """The parts of all ranks, joined along `dim`."""
+    return Gathering(x, dim, group).wait()
+
+
+def reduce_scatter(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
+    """This rank's part along `dim` of the sum over the ranks."""
+    return Scattering(x, dim, group).wait()
+
+
+class Gathering:
+    """An all_gather on its way; wait() returns it."""
+
+    def __init__(self, x: torch.Tensor, dim: int, group: Group):
+        self._x, self._dim, self._size = x.contiguous(), dim, group.size
+        if group.size > 1:
+            self._parts = x.new_empty(group.size * x.shape[0], *x.shape[1:])
+            self._work = dist.all_gather_into_tensor(
+                self._parts, self._x, group=group.process_group, async_op=True
+            )
+
+    def wait(self) -> torch.Tensor:
+        if self._size == 1:
+            return self._x
+        self._work.wait()
+        dim = self._dim % self._x.dim()
+        # [t b, ..] -> [t, b, ..] -> the ranks beside what they cut. No copy where all before it is 1 (b = 1).
+        parts = self._parts.unflatten(0, (self._size, -1))
+        return parts.movedim(0, dim).flatten(dim, dim + 1)
+
+
+class Scattering:
+    """A reduce_scatter on its way; wait() returns it."""
+
+    def __init__(self, x: torch.Tensor, dim: int, group: Group):
+        self._own = own_part(x, dim, group)
+        self._work: Any = None
+        if group.size > 1:
+            dim %= x.dim()
+            parts = x.unflatten(dim, (group.size, -1)).movedim(dim, 0).flatten(0, 1)
+            # The work holds what is sent until it is done.
+            self._sent = parts.contiguous()
+            self._own = x.new_empty(self._own.shape)
+            self._work = dist.reduce_scatter_tensor(
+                self._own, self._sent, group=group.process_group, async_op=True
+            )
+
+    def wait(self) -> torch.Tensor:
+        if self._work is not None:
+            self._work.wait()
+        return self._own
+
+
+def _summed(x: torch.Tensor, group: Group) -> torch.Tensor:
+    # A gradient may be shared with another branch, an activation with another reader: never in place.
+    return all_reduce(x.clone(memory_format=torch.contiguous_format), group)
+
+
+class _CopyTo(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _summed(grad, ctx.group), None
+
+
+class _ReduceFrom(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        return _summed(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class _Scatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dim, group):
+        ctx.dim, ctx.group = dim, group
+        return own_part(x, dim, group).clone(memory_format=torch.contiguous_format)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return all_gather(grad, ctx.dim, ctx.group), None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dim, group, sums):
+        ctx.dim, ctx.group, ctx.sums = dim, group, sums
+        return all_gather(x, dim, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        back = reduce_scatter if ctx.sums else own_part
+        return back(grad, ctx.dim, ctx.group), None, None, None
+
+
+class _ReduceScatter(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, dim, group):
+        ctx.dim, ctx.group = dim, group
+        return reduce_scatter(x, dim, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return all_gather(grad, ctx.dim, ctx.group), None, None
+
+
+class _CopyParameters(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, group, *parameters):
+        ctx.group = group
+        return tuple(parameter.view_as(parameter) for parameter in parameters)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        # One message for all of them: they are small, and each would cost a start.
+        flat = all_reduce(torch.cat([grad.flatten() for grad in grads]), ctx.group)
+        parts = flat.split([grad.numel() for grad in grads])
+        return None, *(part.view_as(grad) for part, grad in zip(parts, grads))
+
+
+_apply = uncompiled(lambda function, *arguments: function.apply(*arguments))
+
+
+def copy_to_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """Into a region where each rank reads all of x for its own columns: its gradients are summed."""
+    return _apply(_CopyTo, x, group) if group.size > 1 else x
+
+
+def reduce_from_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """The sum of what each rank computed from its rows."""
+    return _apply(_ReduceFrom, x, group) if group.size > 1 else x
+
+
+def scatter_to_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """[.., h], equal on all ranks, -> this rank's [.., h/t]."""
+    return _apply(_Scatter, x, COLUMNS, group) if group.size > 1 else x
+
+
+def gather_from_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """[.., h/t] -> [.., h], for what every rank then does alike."""
+    return _apply(_Gather, x, COLUMNS, group, False) if group.size > 1 else x
+
+
+def scatter_to_sequence_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """[b, s, ..], equal on all ranks, -> this rank's [b, s/t, ..]."""
+    return _apply(_Scatter, x, TOKENS, group) if group.size > 1 else x
+
+
+def gather_from_sequence_parallel_region(
+    x: torch.Tensor, group: Group, tensor_parallel_output_grad: bool = True
+) -> torch.Tensor:
+    """[b, s/t, ..] -> [b, s, ..].
+
+    `tensor_parallel_output_grad`: each rank goes on with its own columns, so that its gradient is a part and the
+    parts are summed. False where all ranks go on alike and each has the whole gradient already.
+    """
+    return _apply(_Gather, x, TOKENS, group, tensor_parallel_output_grad) if group.size > 1 else x
+
+
+def reduce_scatter_to_sequence_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """The sum of what each rank computed from its rows, [b, s, ..] -> this rank's [b, s/t, ..]."""
+    return _apply(_ReduceScatter, x, TOKENS, group) if group.size > 1 else x
+
+
+def copy_parameters_to_sequence_parallel_region(
+    *parameters: torch.Tensor, group: Group
+) -> tuple[torch.Tensor, ...]:
+    """Parameters that all ranks hold alike and that see only this rank's tokens: LayerNorms, biases of rows.
+
+    Each rank's gradient is that of its tokens; without the sum the copies would drift apart, without an error.
+    """
+    return _apply(_CopyParameters, group, *parameters) if group.size > 1 else parameters

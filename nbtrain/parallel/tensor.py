@@ -1,0 +1,245 @@
+"""Layers whose weights are cut over the tensor-parallel ranks; one rank alone computes what torch's layers do.
+
+    ColumnParallelLinear     rows of the weight, so columns of the output: each rank its own heads or MLP columns
+    RowParallelLinear        columns of the weight, fed by those of a ColumnParallelLinear; outputs are summed
+    VocabParallelEmbedding   rows of the vocabulary
+
+With sequence_parallel the activations between the regions are cut along the sequence: the input of a column
+and the output of a row or embedding layer are [b, s/t, h], at no more communication (a sum is a reduce-scatter and
+a gather), and dropout, LayerNorm and residual stream take 1/t of the memory.
+
+Every weight is cut from the whole one that a single process draws, so that no layout changes the initial
+model. A cut parameter says so, in Megatron's attributes: `tensor_model_parallel` (DeepSpeed counts the
+gradient norm of those without it on one rank only) and `partition_dim`. `sequence_parallel` marks whole ones
+that see only a part of the tokens.
+
+Shapes: b sequences, s tokens, i inputs, o outputs, h hidden, v padded vocabulary, t ranks of the group
+"""
+
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from nbtrain.parallel import mappings
+from nbtrain.parallel.groups import ALONE, Group
+from nbtrain.parallel.mappings import TOKENS
+
+
+class Initializer(Protocol):
+    """Draws whole parameters by name; model/initialization.py has one."""
+
+    def normal(self, name: str, *shape: int, residual: bool = False) -> nn.Parameter: ...
+
+    def zeros(self, *shape: int) -> nn.Parameter: ...
+
+
+def shard(whole: nn.Parameter, dim: int, group: Group) -> nn.Parameter:
+    """This rank's part of `whole`, marked as cut along `dim`."""
+    # A copy: a view would keep the whole alive.
+    part = whole if group.size == 1 else nn.Parameter(mappings.own_part(whole.detach(), dim, group).clone())
+    part.tensor_model_parallel = True  # type: ignore[attr-defined]
+    part.partition_dim = dim  # type: ignore[attr-defined]
+    return part
+
+
+def is_sharded(parameter: torch.Tensor) -> bool:
+    """Whether each tensor-parallel rank holds another part of it."""
+    return getattr(parameter, "tensor_model_parallel", False)
+
+
+class ColumnParallelLinear(nn.Module):
+    """y = x W^T + b, this rank's columns of y.  [b, s, i] -> [b, s, o/t], weight [o/t, i], bias [o/t].
+
+    With sequence_parallel x is [b, s/t, i]; it is gathered, and gathered again in the backward pass, so that
+    only the part is kept. `unit`: rows that belong together and are never cut, such as the 3 d of one head in packed
+    query-key-value. Raises ValueError where the units cannot be dealt out evenly.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        init: Initializer,
+        group: Group = ALONE,
+        sequence_parallel: bool = False,
+        unit: int = 1,
+    ):
+        super().__init__()
+        if outputs % (unit * group.size):
+            raise ValueError(
+                f"{name}: {outputs} outputs in units of {unit} cannot be cut over {group.size} tensor-parallel "
+                f"ranks: must be a multiple of {unit * group.size}."
+            )
+        self.group = group
+        self.sequence_parallel = sequence_parallel and group.size > 1
+        self.weight = shard(init.normal(f"{name}.weight", outputs, inputs), 0, group)
+        self.bias = shard(init.zeros(outputs), 0, group)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.group.size == 1:
+            return F.linear(x, self.weight, self.bias)
+        x, weight, bias = _as_products(x, self.weight, self.bias)
+        return _column_linear(x, weight, bias, self.group, self.sequence_parallel)
+
+
+class RowParallelLinear(nn.Module):
+    """y = x W^T + b, x in this rank's columns.  [b, s, i/t] -> [b, s, o], weight [o, i/t], bias [o].
+
+    With sequence_parallel y is [b, s/t, o]. The bias is added once, behind the sum. Raises ValueError where the
+    inputs cannot be dealt out evenly.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        inputs: int,
+        outputs: int,
+        init: Initializer,
+        group: Group = ALONE,
+        sequence_parallel: bool = False,
+        residual: bool = False,
+    ):
+        super().__init__()
+        if inputs % group.size:
+            raise ValueError(
+                f"{name}: {inputs} inputs cannot be cut over {group.size} tensor-parallel ranks: "
+                f"must be a multiple of {group.size}."
+            )
+        self.group = group
+        self.sequence_parallel = sequence_parallel and group.size > 1
+        self.weight = shard(init.normal(f"{name}.weight", outputs, inputs, residual=residual), 1, group)
+        self.bias = init.zeros(outputs)
+        self.bias.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.group.size == 1:
+            return F.linear(x, self.weight, self.bias)
+        bias: torch.Tensor = self.bias
+        if self.sequence_parallel:
+            (bias,) = mappings.copy_parameters_to_sequence_parallel_region(bias, group=self.group)
+        x, weight, bias = _as_products(x, self.weight, bias)
+        return _row_linear(x, weight, self.group, self.sequence_parallel) + bias
+
+
+class VocabParallelEmbedding(nn.Module):
+    """Token ids [b, s] -> [b, s, h] (sequence_parallel: [b, s/t, h]), weight [v/t, h].
+
+    The weight serves as the output matrix too (cross_entropy.py). Raises ValueError where the vocabulary is not
+    padded to a multiple of the ranks.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        padded_vocab_size: int,
+        hidden_size: int,
+        init: Initializer,
+        group: Group = ALONE,
+        sequence_parallel: bool = False,
+    ):
+        super().__init__()
+        if padded_vocab_size % group.size:
+            raise ValueError(
+                f"{name}: a vocabulary of {padded_vocab_size} cannot be cut over {group.size} tensor-parallel ranks: "
+                f"pad it to a multiple of {group.size}."
+            )
+        self.group = group
+        self.sequence_parallel = sequence_parallel and group.size > 1
+        self.weight = shard(init.normal(f"{name}.weight", padded_vocab_size, hidden_size), 0, group)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        if self.group.size == 1:
+            return F.embedding(tokens, self.weight)
+        # Under ZeRO 3 the weight's own shape is known only while it is gathered, as now.
+        rows = len(self.weight)
+        here = tokens - self.group.rank * rows
+        elsewhere = (here < 0) | (here >= rows)
+        found = F.embedding(here.masked_fill(elsewhere, 0), self.weight)
+        found = found.masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        if self.sequence_parallel:
+            return mappings.reduce_scatter_to_sequence_parallel_region(found, self.group)
+        return mappings.reduce_from_tensor_model_parallel_region(found, self.group)
+
+
+def _as_products(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """In the dtype of autocast, where it is on: inside an autograd function it would not reach the backward."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
+    return tuple(tensor.to(dtype) for tensor in tensors)
+
+
+def _weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return grad.flatten(0, -2).T @ x.flatten(0, -2)
+
+
+class _ColumnLinear(torch.autograd.Function):
+    """Backward: the sum of x's gradient travels while the weight's is computed."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, group, sequence_parallel):
+        ctx.save_for_backward(x, weight)
+        ctx.group, ctx.sequence_parallel = group, sequence_parallel
+        if sequence_parallel:
+            x = mappings.all_gather(x, TOKENS, group)
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        gathering = (
+            mappings.Gathering(x, TOKENS, ctx.group) if ctx.sequence_parallel and needs_weight else None
+        )
+        grad_x = grad_weight = grad_bias = work = None
+        if needs_x:
+            grad_x = grad @ weight
+            if ctx.sequence_parallel:
+                work = mappings.Scattering(grad_x, TOKENS, ctx.group)
+            else:
+                work = torch.distributed.all_reduce(grad_x, group=ctx.group.process_group, async_op=True)
+        if needs_weight:
+            grad_weight = _weight_gradient(grad, gathering.wait() if gathering is not None else x)
+        if needs_bias:
+            grad_bias = grad.flatten(0, -2).sum(0)
+        if work is not None:
+            done = work.wait()
+            grad_x = done if ctx.sequence_parallel else grad_x
+        return grad_x, grad_weight, grad_bias, None, None
+
+
+class _RowLinear(torch.autograd.Function):
+    """The product and its sum in one, so that the sum needs no second buffer."""
+
+    @staticmethod
+    def forward(ctx, x, weight, group, sequence_parallel):
+        ctx.save_for_backward(x, weight)
+        ctx.group, ctx.sequence_parallel = group, sequence_parallel
+        y = F.linear(x, weight)
+        return (
+            mappings.reduce_scatter(y, TOKENS, group) if sequence_parallel else mappings.all_reduce(y, group)
+        )
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        if ctx.sequence_parallel:
+            grad = mappings.all_gather(grad, TOKENS, ctx.group)
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        return (
+            grad @ weight if needs_x else None,
+            _weight_gradient(grad, x) if needs_weight else None,
+            None,
+            None,
+        )
+
+
+_column_linear = mappings.uncompiled(_ColumnLinear.apply)
+_row_linear = mappings.uncompiled(_RowLinear.apply)

@@ -1,0 +1,293 @@
+"""Tensor-parallel layers against one process: outputs, gradients of inputs and of weights; and a GPT of them."""
+
+import pytest
+import ranks
+import torch
+import torch.nn.functional as F
+from cut import assert_close, assert_gradient, draw, world
+from tensor_gpt import FFN, HEADS, VOCAB, B, H, S, TensorGPT, gpt_config, text
+from torch import nn
+
+from nbtrain.model.gpt import GPT
+from nbtrain.model.initialization import Initializer
+from nbtrain.parallel.groups import ALONE, Group
+from nbtrain.parallel.mappings import own_part
+from nbtrain.parallel.tensor import (
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    is_sharded,
+)
+
+INIT = Initializer(seed=7, std=0.3, num_layers=2)
+
+
+def whole_linear(inputs: int, outputs: int, name: str = "linear"):
+    """(weight, bias) of one process, with a bias that is not 0."""
+    return INIT.normal(f"{name}.weight", outputs, inputs), nn.Parameter(draw(outputs, seed=9))
+
+
+def with_bias(layer, bias: torch.Tensor):
+    cut = is_sharded(layer.bias)
+    layer.bias.data = (own_part(bias.detach(), 0, layer.group) if cut else bias.detach()).clone()
+    return layer
+
+
+def part_of(x: torch.Tensor, dim: int, cut: bool = True) -> torch.Tensor:
+    return own_part(x.detach(), dim, world()).clone() if cut else x.detach().clone()
+
+
+def check_column_layers():
+    group = world()
+    weight, bias = whole_linear(H, FFN)
+    x, grad = draw(B, S, H, seed=1).requires_grad_(), draw(B, S, FFN, seed=2)
+    expected = F.linear(x, weight, bias)
+    expected.backward(grad)
+    for sequence_parallel in (False, True):
+        layer = with_bias(ColumnParallelLinear("linear", H, FFN, INIT, group, sequence_parallel), bias)
+        ours = part_of(x, 1, sequence_parallel).requires_grad_()
+        y = layer(ours)
+        assert_close(y, part_of(expected, 2))
+        y.backward(part_of(grad, 2))
+        assert_close(ours.grad, part_of(x.grad, 1, sequence_parallel))
+        assert_gradient(layer.weight, weight.grad, group)
+        assert_gradient(layer.bias, bias.grad, group)
+
+
+def check_row_layers():
+    """The bias is added once, and its gradient is whole on every rank, whichever tokens a rank saw."""
+    group = world()
+    weight, bias = whole_linear(FFN, H)
+    x, grad = draw(B, S, FFN, seed=1).requires_grad_(), draw(B, S, H, seed=2)
+    expected = F.linear(x, weight, bias)
+    expected.backward(grad)
+    for sequence_parallel in (False, True):
+        layer = with_bias(RowParallelLinear("linear", FFN, H, INIT, group, sequence_parallel), bias)
+        ours = part_of(x, 2).requires_grad_()
+        y = layer(ours)
+        assert_close(y, part_of(expected, 1, sequence_parallel))
+        y.backward(part_of(grad, 1, sequence_parallel))
+        assert_close(ours.grad, part_of(x.grad, 2))
+        assert_gradient(layer.weight, weight.grad, group)
+        assert_gradient(layer.bias, bias.grad, group)
+
+
+def check_embeddings():
+    group = world()
+    vocabulary = 52
+    weight = INIT.normal("words.weight", vocabulary, H)
+    tokens = torch.randint(VOCAB, (B, S), generator=torch.Generator().manual_seed(3))
+    tokens[0, :4] = torch.tensor([0, vocabulary // 2 - 1, vocabulary // 2, VOCAB - 1])
+    grad = draw(B, S, H, seed=2)
+    expected = F.embedding(tokens, weight)
+    expected.backward(grad)
+    for sequence_parallel in (False, True):
+        layer = VocabParallelEmbedding("words", vocabulary, H, INIT, group, sequence_parallel)
+        y = layer(tokens)
+        # One rank has the row and the others add 0: exact.
+        assert torch.equal(y, part_of(expected, 1, sequence_parallel))
+        y.backward(part_of(grad, 1, sequence_parallel))
+        assert_gradient(layer.weight, weight.grad, group)
+
+
+def check_frozen_weights_and_inputs_without_gradient():
+    group = world()
+    for sequence_parallel in (False, True):
+        column = ColumnParallelLinear("column", H, FFN, INIT, group, sequence_parallel)
+        row = RowParallelLinear("row", FFN, H, INIT, group, sequence_parallel)
+        x = part_of(draw(B, S, H), 1, sequence_parallel)
+        row(column(x)).sum().backward()
+        assert column.weight.grad is not None and row.weight.grad is not None
+        column.requires_grad_(False), row.requires_grad_(False)
+        x.requires_grad_()
+        column.weight.grad = None
+        row(column(x)).sum().backward()
+        assert x.grad is not None and column.weight.grad is None
+
+
+def check_autocast_computes_in_bf16_forward_and_backward():
+    """The gradients come back in fp32, and near those of fp32."""
+    group = world()
+    for sequence_parallel in (False, True):
+        column = ColumnParallelLinear("column", H, FFN, INIT, group, sequence_parallel)
+        row = RowParallelLinear("row", FFN, H, INIT, group, sequence_parallel)
+        gradients = []
+        for enabled in (False, True):
+            x = part_of(draw(B, S, H), 1, sequence_parallel).requires_grad_()
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+                y = row(column(x))
+            assert y.dtype == (torch.bfloat16 if enabled else torch.float32)
+            wanted = (x, column.weight, column.bias, row.weight, row.bias)
+            gradients.append(torch.autograd.grad(y.float().sum(), wanted))
+        for exact, rounded in zip(*gradients):
+            assert rounded.dtype == torch.float32
+            # A few roundings of 2^-9 each.
+            assert_close(rounded, exact, 3e-2)
+
+
+def check_a_gpt_is_that_of_one_process():
+    """From the same initial weights by name alone; with the vocabulary padded to go round, and left out of the loss."""
+    group = world()
+    tokens, labels = text()
+    one = GPT(gpt_config(VOCAB))
+    expected = one(tokens, labels)
+    expected.backward()
+    whole = dict(one.named_parameters())
+    for sequence_parallel in (False, True):
+        model = TensorGPT(gpt_config(52), group, sequence_parallel)
+        loss = model(tokens, labels, VOCAB)
+        loss.backward()
+        assert_close(loss, expected)
+        assert [name for name, _ in model.named_parameters()] == list(whole)
+        for name, parameter in model.named_parameters():
+            grad = whole[name].grad
+            if name == "word_embeddings.weight":
+                grad = F.pad(grad, (0, 0, 0, 2))
+            try:
+                # Sums of sums, through 2 layers and back: a few more last bits than one product has.
+                expected_part = (
+                    own_part(grad, parameter.partition_dim, group) if is_sharded(parameter) else grad
+                )
+                assert_close(parameter.grad, expected_part, 3e-6)
+            except AssertionError as error:
+                raise AssertionError(f"{name}, sequence_parallel={sequence_parallel}: {error}") from error
+
+
+def check_recomputation_repeats_the_collectives():
+    """Under torch's checkpoint the gradients are the same bits."""
+    group = world()
+    for sequence_parallel in (False, True):
+        column = ColumnParallelLinear("column", H, FFN, INIT, group, sequence_parallel)
+        row = RowParallelLinear("row", FFN, H, INIT, group, sequence_parallel)
+
+        def run(x, column=column, row=row):
+            return row(F.gelu(column(x)))
+
+        got = []
+        for recompute in (False, True):
+            x = part_of(draw(B, S, H), 1, sequence_parallel).requires_grad_()
+            y = torch.utils.checkpoint.checkpoint(run, x, use_reentrant=False) if recompute else run(x)
+            got.append(torch.autograd.grad((y**2).sum(), (x, column.weight, row.weight, row.bias)))
+        assert all(torch.equal(*pair) for pair in zip(*got))
+
+
+def check_only_the_part_of_a_sequence_is_kept_for_backward():
+    """That is what sequence parallelism is for: gathered inputs are dropped and gathered again."""
+    group = world()
+    column = ColumnParallelLinear("column", H, FFN, INIT, group, True)
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(tuple(x.shape)) or x, lambda x: x):
+        column(torch.zeros(B, S // group.size, H, requires_grad=True))
+    assert (B, S // group.size, H) in kept and (B, S, H) not in kept
+
+
+def check_a_compiled_layer_is_the_same():
+    """The compiler's graph ends at the collectives; `eager` runs it as it is, without a C++ compiler."""
+    group = world()
+    column = ColumnParallelLinear("column", H, FFN, INIT, group, True)
+    row = RowParallelLinear("row", FFN, H, INIT, group, True)
+    x = part_of(draw(B, S, H), 1).requires_grad_()
+    wanted = (x, column.weight, row.weight, row.bias)
+
+    def run(x):
+        return row(F.gelu(column(x))) * 2
+
+    got = [torch.autograd.grad(one(x).sum(), wanted) for one in (run, torch.compile(run, backend="eager"))]
+    assert all(torch.equal(*pair) for pair in zip(*got))
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_cut_weights_are_those_of_one_process(size):
+    """And say how they are cut; what is not cut does not say so."""
+    hidden, unit = H, 3 * H // HEADS
+    layers = {
+        "qkv": (lambda g: ColumnParallelLinear("qkv", hidden, 3 * hidden, INIT, g, unit=unit), 0),
+        "dense": (lambda g: RowParallelLinear("dense", hidden, hidden, INIT, g, residual=True), 1),
+        "words": (lambda g: VocabParallelEmbedding("words", 52, hidden, INIT, g), 0),
+    }
+    whole = {
+        "qkv": INIT.normal("qkv.weight", 3 * hidden, hidden),
+        "dense": INIT.normal("dense.weight", hidden, hidden, residual=True),
+        "words": INIT.normal("words.weight", 52, hidden),
+    }
+    for name, (make, dim) in layers.items():
+        parts = [make(Group(tuple(range(size)), rank)) for rank in range(size)]
+        assert torch.equal(torch.cat([part.weight for part in parts], dim), whole[name]), name
+        assert all(is_sharded(part.weight) and part.weight.partition_dim == dim for part in parts)
+        assert all(part.weight.untyped_storage().nbytes() == part.weight.nbytes for part in parts)
+    row = layers["dense"][0](Group((0, 1), 1))
+    assert not is_sharded(row.bias) and len(row.bias) == hidden
+
+
+def test_each_rank_holds_whole_heads():
+    """Rank r of 2 has query, key and value of heads 2 r and 2 r + 1, as the packed rows of one process lie."""
+    size = H // HEADS
+    packed = INIT.normal("qkv.weight", 3 * H, H).view(HEADS, 3, size, H)
+    for rank in range(2):
+        layer = ColumnParallelLinear("qkv", H, 3 * H, INIT, Group((0, 1), rank), unit=3 * size)
+        assert torch.equal(layer.weight.view(2, 3, size, H), packed[2 * rank : 2 * rank + 2])
+
+
+def test_a_head_is_never_split():
+    """6 ranks would cut 48 rows evenly, and through the heads."""
+    with pytest.raises(
+        ValueError,
+        match="qkv: 48 outputs in units of 12 cannot be cut over 6 tensor-parallel ranks: must be a multiple of 72",
+    ):
+        ColumnParallelLinear("qkv", H, 3 * H, INIT, Group(tuple(range(6))), unit=12)
+
+
+def test_uneven_rows_and_vocabularies_are_refused():
+    with pytest.raises(ValueError, match=r"dense: 16 inputs cannot be cut over 3 .* a multiple of 3"):
+        RowParallelLinear("dense", H, H, INIT, Group((0, 1, 2)))
+    with pytest.raises(
+        ValueError, match=r"words: a vocabulary of 50 cannot be cut over 4 .* pad it to a multiple of 4"
+    ):
+        VocabParallelEmbedding("words", 50, H, INIT, Group((0, 1, 2, 3)))
+
+
+def test_more_padding_leaves_the_true_rows_as_they_are():
+    """The padding grows with the number of ranks; the words must not start elsewhere for it."""
+    rows = [INIT.normal("words.weight", padded, H)[:VOCAB] for padded in (50, 52, 56, 64)]
+    assert all(torch.equal(rows[0], other) for other in rows[1:])
+
+
+def test_alone_the_layers_are_those_of_torch():
+    x = draw(B, S, H)
+    weight, bias = whole_linear(H, FFN, "column")
+    assert torch.equal(
+        with_bias(ColumnParallelLinear("column", H, FFN, INIT, ALONE, True), bias)(x),
+        F.linear(x, weight, bias),
+    )
+    weight, bias = whole_linear(H, FFN, "row")
+    assert torch.equal(
+        with_bias(RowParallelLinear("row", H, FFN, INIT, ALONE, True), bias)(x), F.linear(x, weight, bias)
+    )
+    tokens = text()[0]
+    layer = VocabParallelEmbedding("words", VOCAB, H, INIT, ALONE, True)
+    assert torch.equal(layer(tokens), INIT.normal("words.weight", VOCAB, H)[tokens])
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    # On four ranks what could differ from two; a GPT has all layers.
+    checks = {
+        2: ranks.names(globals()),
+        4: [check_embeddings.__name__, check_a_gpt_is_that_of_one_process.__name__],
+    }
+    return {
+        size: ranks.launch(__file__, size, tmp_path_factory.mktemp("ranks"), names)
+        for size, names in checks.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ranks.names(globals()))
+def test_on_two_ranks(outcomes, check):
+    assert not outcomes[2][check], outcomes[2][check]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ["check_embeddings", "check_a_gpt_is_that_of_one_process"])
+def test_on_four_ranks(outcomes, check):
+    assert not outcomes[4][check], outcomes[4][check]

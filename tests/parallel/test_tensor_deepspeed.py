@@ -1,0 +1,136 @@
+"""DeepSpeed trains the tensor-parallel layers as one process trains the model: losses, gradient norms, clipping."""
+
+import contextlib
+import functools
+import io
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from tensor_gpt import TensorGPT, gpt_config, text
+
+from nbtrain.model.gpt import GPT
+from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
+from nbtrain.parallel.mappings import own_part
+from nbtrain.parallel.startup import prepare_deepspeed
+from nbtrain.topology import Topology
+from nbtrain.train.optimizer import parameter_groups
+
+STEPS, CLIP = 5, 0.5
+
+
+def prepare() -> None:
+    """Called once before the ranks are forked."""
+    prepare_deepspeed("cpu")
+    import deepspeed  # noqa: F401
+
+
+def adamw(model) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-2, betas=(0.9, 0.95))
+
+
+@functools.cache
+def curve_of_one_process() -> list[tuple[float, float]]:
+    """(loss, gradient norm before clipping) of each step."""
+    model = GPT(gpt_config(52))
+    optimizer, curve = adamw(model), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(*text())
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        optimizer.step()
+        curve.append((float(loss.detach()), float(norm)))
+    return curve
+
+
+def curve_of_deepspeed(zero_stage: int, sequence_parallel: bool, unmarked: bool = False):
+    import deepspeed
+
+    replicas = dist.get_world_size() // 2
+    groups = ParallelGroups.create(Topology(data_parallel_size=replicas, tensor_parallel_size=2), 1, 20)
+    units = MegatronUnits(groups)
+    config = {
+        "train_micro_batch_size_per_gpu": 2 // replicas,
+        "gradient_clipping": CLIP,
+        "zero_optimization": {"stage": zero_stage, "stage3_param_persistence_threshold": 0},
+        "zero_force_ds_cpu_optimizer": False,
+    }
+    # The world would be its data-parallel group, were it not told.
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        deepspeed.zero.Init(
+            data_parallel_group=groups.data_parallel.process_group,
+            config_dict_or_path=config,
+            enabled=zero_stage == 3,
+            mpu=units,
+        ),
+    ):
+        model = TensorGPT(gpt_config(52), groups.tensor_model_parallel, sequence_parallel)
+    if unmarked:
+        for parameter in model.parameters():
+            parameter.tensor_model_parallel = False
+    with contextlib.redirect_stdout(io.StringIO()):
+        engine, *_ = deepspeed.initialize(
+            model=model, optimizer=adamw(model), config=config, mpu=units, dist_init_required=False
+        )
+    tokens, labels = (own_part(one, 0, groups.data_parallel) for one in text())
+    curve = []
+    for _ in range(STEPS):
+        loss = engine(tokens, labels)
+        engine.backward(loss)
+        engine.step()
+        total = loss.detach().clone()
+        dist.all_reduce(total, group=groups.data_parallel.process_group)
+        curve.append((float(total) / replicas, float(engine.get_global_grad_norm())))
+    engine.destroy()
+    return curve
+
+
+def assert_follows(curve) -> None:
+    torch.testing.assert_close(
+        torch.tensor(curve), torch.tensor(curve_of_one_process()), rtol=3e-6, atol=3e-6
+    )
+
+
+def check_zero_1():
+    assert_follows(curve_of_deepspeed(1, False))
+
+
+def check_zero_1_with_sequence_parallelism():
+    assert_follows(curve_of_deepspeed(1, True))
+
+
+def check_zero_2_with_sequence_parallelism():
+    assert_follows(curve_of_deepspeed(2, True))
+
+
+def check_zero_3():
+    assert_follows(curve_of_deepspeed(3, False))
+
+
+def check_zero_3_with_sequence_parallelism():
+    assert_follows(curve_of_deepspeed(3, True))
+
+
+def check_without_the_marks_the_norm_is_wrong_in_silence():
+    """What the marks are for: DeepSpeed then counts the shards of rank 0 only."""
+    (loss, norm), *_ = curve_of_deepspeed(1, False, unmarked=True)
+    expected_loss, expected_norm = curve_of_one_process()[0]
+    assert abs(loss - expected_loss) < 1e-5
+    assert norm < 0.95 * expected_norm
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    names = ranks.names(globals())
+    return {size: ranks.launch(__file__, size, tmp_path_factory.mktemp("ranks"), names) for size in (2, 4)}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("check", ranks.names(globals()))
+def test_on_ranks(outcomes, check, size):
+    """2: two tensor ranks; 4: two replicas of them."""
+    assert not outcomes[size][check], outcomes[size][check]

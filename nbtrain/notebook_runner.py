@@ -182,8 +182,9 @@ class DemoSummary:
     steps: int
     loss: float | None
     validation_loss: float | None
-    unigram_entropy_nats: float
-    bigram_nats: float
+    unigram_entropy_nats: float | None
+    """None where the data is too small to have baselines."""
+    bigram_nats: float | None
     tokens_per_second: float | None
     sample: str
     executed: list[ExecutedNotebook]
@@ -200,8 +201,8 @@ class DemoSummary:
 
   training loss      {figure(self.loss, ".4f")} nats per token
   validation loss    {figure(self.validation_loss, ".4f")}
-  bigram model       {self.bigram_nats:.4f}   (add-k, the same tokens)
-  unigram entropy    {self.unigram_entropy_nats:.4f}
+  bigram model       {figure(self.bigram_nats, ".4f")}   (add-k, the same tokens)
+  unigram entropy    {figure(self.unigram_entropy_nats, ".4f")}
   speed              {figure(self.tokens_per_second, ",.0f")} tokens/s
 
   a sample:
@@ -217,10 +218,11 @@ class DemoSummary:
 def demo_summary(run: Any, executed: list[ExecutedNotebook], seconds: float) -> DemoSummary:
     """The figures of a finished run, its baselines and a sample."""
     from nbtrain import api
-    from nbtrain.data.baselines import baselines
+    from nbtrain.data.baselines import Baselines, baselines
 
     end = run.summary()
-    base = baselines(run.config)
+    found = baselines(run.config, too_small="explain")
+    base = found if isinstance(found, Baselines) else None
     sequence = run.config.model.seq_length
     samples_per_second = end.get("samples_per_second")
     return DemoSummary(
@@ -229,8 +231,8 @@ def demo_summary(run: Any, executed: list[ExecutedNotebook], seconds: float) -> 
         steps=end.get("steps", 0),
         loss=end.get("loss"),
         validation_loss=end.get("last_validation_loss"),
-        unigram_entropy_nats=base.unigram_entropy_nats,
-        bigram_nats=base.bigram_nats,
+        unigram_entropy_nats=base.unigram_entropy_nats if base else None,
+        bigram_nats=base.bigram_nats if base else None,
         tokens_per_second=samples_per_second * sequence if samples_per_second else None,
         sample=api.generate(run, SAMPLE_PROMPT, max_new_tokens=60),
         executed=executed,

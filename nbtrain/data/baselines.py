@@ -12,7 +12,7 @@ document ends, as samples do. Counts are of at most the first 20 million trainin
 
 import logging
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
@@ -23,7 +23,7 @@ from nbtrain.data.gpt_dataset import build
 from nbtrain.data.gpt_index import split_bounds
 from nbtrain.data.indexed import IndexedDataset
 from nbtrain.data.inputs import place
-from nbtrain.errors import DataError
+from nbtrain.errors import ConfigError, DataError
 from nbtrain.workspace import display
 
 logger = logging.getLogger(__name__)
@@ -64,13 +64,45 @@ class Baselines:
         )
 
 
-def baselines(config: RunConfig) -> Baselines:
+@dataclass(frozen=True)
+class NoBaselines:
+    """Data that has no baselines. Shown in a cell it says why."""
+
+    reason: str
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's plain text."""
+        printer.text(str(self))
+
+    def __str__(self) -> str:
+        return f"no baselines: {self.reason}"
+
+
+@overload
+def baselines(config: RunConfig, too_small: Literal["refuse"] = "refuse") -> Baselines: ...
+
+
+@overload
+def baselines(config: RunConfig, too_small: str) -> Baselines | NoBaselines: ...
+
+
+def baselines(config: RunConfig, too_small: str = "refuse") -> Baselines | NoBaselines:
     """The baselines of a run's data; computed once, then read from the dataset's folder.
 
-    Raises DataError where the data is not prepared, one of the two splits is too short, or the run blends datasets.
+    Raises DataError where the data is not prepared, one of the two splits is too short, or the run blends datasets;
+    with too_small="explain" the last two raise nothing and a NoBaselines comes back, so that a notebook goes on.
     """
+    if too_small not in ("refuse", "explain"):
+        raise ConfigError(f'too_small = {too_small!r} must be "refuse" or "explain".')
+    found = _baselines(config)
+    if isinstance(found, NoBaselines) and too_small == "refuse":
+        raise DataError(found.reason)
+    return found
+
+
+def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     if config.data.blend:
-        raise DataError(
+        return NoBaselines(
             f"{place(config, 'data.blend')}: baselines are of one dataset, a blend has {len(config.data.blend)}. Ask for "
             "those of one entry: a run with data.name set to it and without data.blend."
         )
@@ -97,11 +129,16 @@ def baselines(config: RunConfig) -> Baselines:
     train, valid, _ = split_bounds(config.data.split, config.data.split_rule, len(indexed))
     train_tokens = _tokens(indexed, train, MAX_TRAIN_TOKENS)
     if len(train_tokens) < 2 or valid[0] == valid[1]:
-        raise DataError(
+        return NoBaselines(
             f"{display(dataset.prefix)}: split {config.data.split} leaves {len(train_tokens):,} training tokens and "
             f"{valid[1] - valid[0]:,} validation documents; a baseline needs both. Use more text or another data.split."
         )
     context, target = _validation_labels(config, indexed, valid)
+    if not len(target):
+        return NoBaselines(
+            f"{display(indexed.prefix)}: no label of the {validation_samples(config):,} validation samples bears loss. "
+            "Use more text or another data.split."
+        )
     result = compute(train_tokens, context, target, manifest.vocab_size)
     try:
         files.write_json(dataset.baselines_json, [*stored, {"key": key, "value": asdict(result)}])
@@ -131,13 +168,7 @@ def _validation_labels(
         learnt = slice(None) if sample.loss_mask is None else sample.loss_mask > 0
         contexts.append(sample.tokens[learnt])
         targets.append(sample.labels[learnt])
-    context, target = np.concatenate(contexts), np.concatenate(targets)
-    if not len(target):
-        raise DataError(
-            f"{display(indexed.prefix)}: no label of the {validation_samples(config):,} validation samples bears loss. "
-            "Use more text or another data.split."
-        )
-    return context, target
+    return np.concatenate(contexts), np.concatenate(targets)
 
 
 def compute(train: np.ndarray, context: np.ndarray, target: np.ndarray, vocab_size: int) -> Baselines:

@@ -5,12 +5,13 @@ from collections import Counter
 
 import numpy as np
 import pytest
+from IPython.lib.pretty import pretty
 
 from nbtrain.data import baselines as module
-from nbtrain.data.baselines import K_GRID, baselines, compute, validation_samples
+from nbtrain.data.baselines import K_GRID, NoBaselines, baselines, compute, validation_samples
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.indexed import IndexedDataset
-from nbtrain.errors import DataError
+from nbtrain.errors import ConfigError, DataError
 from tests.data.dataset_maker import make_dataset
 
 
@@ -75,15 +76,46 @@ def test_cached_for_this_data_and_split(make_config, texts, monkeypatch):
 
 
 def test_no_validation_tokens(make_config, texts):
-    """A split without validation has nothing to be measured on."""
+    """A split without validation has nothing to be measured on: an error, or for a notebook the reason."""
     config = make_config(data={"split": "1,0,0"})
     tokens = make_dataset(config, texts).counts["tokens"]
-    with pytest.raises(DataError) as caught:
-        baselines(config)
-    assert str(caught.value) == (
+    reason = (
         f"data/dataset/small/text_document: split 1,0,0 leaves {tokens:,} training tokens and 0 validation "
         "documents; a baseline needs both. Use more text or another data.split."
     )
+    with pytest.raises(DataError) as caught:
+        baselines(config)
+    assert str(caught.value) == reason
+    explained = baselines(config, too_small="explain")
+    assert explained == NoBaselines(reason)
+    assert pretty(explained) == f"no baselines: {reason}"
+
+
+def test_a_tiny_dataset(make_config):
+    """Two documents leave none for validation, whatever the split."""
+    config = make_config()
+    make_dataset(config, ["a first document", "and a second"])
+    assert isinstance(baselines(config, too_small="explain"), NoBaselines)
+
+
+def test_nothing_learnt(make_config, texts, monkeypatch):
+    """Masks and packing may leave no label of validation."""
+    config = make_config()
+    make_dataset(config, texts)
+    none = np.empty(0, np.int64)
+    monkeypatch.setattr(module, "_validation_labels", lambda *arguments: (none, none))
+    assert baselines(config, too_small="explain") == NoBaselines(
+        f"data/dataset/small/text_document: no label of the {validation_samples(config)} validation samples bears loss. "
+        "Use more text or another data.split."
+    )
+
+
+def test_what_is_wrong_with_the_data_is_told_however_small(make_config):
+    """Explaining is of the size: data that is missing stays an error, and so does another word."""
+    with pytest.raises(DataError, match="nbtrain prepare"):
+        baselines(make_config(), too_small="explain")
+    with pytest.raises(ConfigError, match=r"^too_small = 'yes' must be"):
+        baselines(make_config(), too_small="yes")
 
 
 def test_only_labels_that_bear_loss_count(make_config, texts):
@@ -114,3 +146,4 @@ def test_a_blend_is_refused(make_config, texts):
         "data.blend: baselines are of one dataset, a blend has 1. Ask for those of one entry: a run with data.name "
         "set to it and without data.blend."
     )
+    assert baselines(config, too_small="explain") == NoBaselines(str(caught.value))

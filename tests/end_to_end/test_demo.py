@@ -13,6 +13,7 @@ import pytest
 
 from nbtrain import api
 from nbtrain.data.baselines import baselines
+from nbtrain.notebook_runner import DemoSummary
 
 
 def demo(workspace) -> str:
@@ -59,3 +60,12 @@ def test_the_demo_trains_a_model_that_knows_its_text(workspace):
     assert run.directory.job_ids() == jobs
     after = {path: path.stat().st_mtime_ns for path in run.directory.path.rglob("*") if path.is_file()}
     assert after == before, "the second call wrote over something"
+
+
+def test_a_summary_of_data_too_small_to_validate_on():
+    """What there is none of is a dash."""
+    summary = DemoSummary("tiny", "SUCCEEDED", 4, 5.25, None, None, None, 900.0, "def", [], 3.0)
+    lines = [" ".join(line.split()) for line in str(summary).splitlines()]
+    assert "training loss 5.2500 nats per token" in lines
+    assert "bigram model - (add-k, the same tokens)" in lines
+    assert "unigram entropy -" in lines

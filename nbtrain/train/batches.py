@@ -1,6 +1,6 @@
 """The micro batches of one rank, in the global order of data/state.py.
 
-    step        the next global_batch_size positions behind the data state
+    step        the next positions behind the data state, as many as the batch schedule says there
     micro batch a row of micro_batch_size x data_parallel_size of them
     rank r      the r-th of data_parallel_size equal parts of that row
 
@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from nbtrain.config.batch import BatchSchedule
 from nbtrain.data.sample import Sample
 from nbtrain.data.state import DataState, rank_positions
 from nbtrain.parent_death import die_with_parent
@@ -65,13 +66,14 @@ class Batch(NamedTuple):
 
 
 def training_rows(
-    state: DataState, steps: int, global_batch_size: int, micro_batch_size: int, rank: int, size: int
+    state: DataState, steps: int, schedule: BatchSchedule, micro_batch_size: int, rank: int, size: int
 ) -> Iterator[list[int]]:
     """Positions of each micro batch of data-parallel rank `rank` of `size`, for the next `steps` steps."""
     for _ in range(steps):
-        positions = state.step_positions(global_batch_size)
+        batch_size = schedule.size_at(state.consumed_samples)
+        positions = state.step_positions(batch_size)
         yield from rank_positions(positions, micro_batch_size, rank, size).tolist()
-        state = state.advanced(global_batch_size)
+        state = state.advanced(batch_size)
 
 
 def evaluation_rows(num_samples: int, micro_batch_size: int, rank: int, size: int) -> Iterator[list[int]]:

@@ -48,7 +48,6 @@ def refuse_unsupported(config: RunConfig) -> None:
         "parallel.tensor_parallel_size": parallel.tensor_parallel_size > 1,
         "parallel.pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
         "parallel.sequence_parallel": parallel.sequence_parallel,
-        "batch.rampup": config.batch.rampup is not None,
     }
     for key, is_asked in asked.items():
         if is_asked:

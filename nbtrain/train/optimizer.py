@@ -4,6 +4,8 @@ Two groups on every rank, whatever it holds: ZeRO makes one collective per group
 CPU and CUDA and needs no compiler; DeepSpeed's FusedAdam would be built on first use.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -41,3 +43,18 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, learning_rate: float) ->
     """The rate of the coming step, in both groups."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
+
+
+def set_batch_size(engine: Any, batch_size: int) -> int:
+    """The sequences of the coming step; returns the micro batches that each rank makes of them.
+
+    DeepSpeed takes the mean over them, but finds the last one by counting all micro batches since it was built,
+    modulo those of a step. That count is right only where no step ever had another number of them: after a change of
+    batch the weights would move in mid-step. So the trainer tells the engine which micro batch ends its step.
+    """
+    if engine.train_batch_size() != batch_size:
+        engine.set_train_batch_size(batch_size)
+        if hasattr(engine.optimizer, "gradient_accumulation_steps"):
+            # ZeRO keeps a copy: with offloading it decides where a gradient's norm is taken.
+            engine.optimizer.gradient_accumulation_steps = engine.gradient_accumulation_steps()
+    return engine.gradient_accumulation_steps()

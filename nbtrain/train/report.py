@@ -56,12 +56,13 @@ class Report:
         self._trace = os.environ.get("NBTRAIN_TRACE") == "1"
         self._rate = Rate()
         self._pending: list[StepResult] = []
+        self._run_samples = config.batch_schedule.samples_after(config.train_steps)
         self._follow(state)
 
     def add_step(self, result: StepResult, state: TrainState) -> None:
         """A step is done (or, on a GPU, under way)."""
         self._pending.append(result)
-        self._rate.add(self.config.batch.global_batch_size, result.wall_seconds)
+        self._rate.add(result.batch_size, result.wall_seconds)
         self._follow(state)
         log = (
             result.step % self.config.logging.log_interval_steps == 0
@@ -124,10 +125,9 @@ class Report:
                 grad_norm=norm.hex() if norm is not None else None,
             )
         seconds = result.timer.seconds()
-        batch = self.config.batch.global_batch_size
-        samples = self._consumed_samples - (self._step - result.step) * batch
-        tokens = samples * self.config.model.seq_length
-        tokens_per_second = self.config.tokens_per_step / result.wall_seconds
+        batch, samples, seq_length = result.batch_size, result.consumed_samples, self.config.model.seq_length
+        tokens = samples * seq_length
+        tokens_per_second = batch * seq_length / result.wall_seconds
         flops = tokens_per_second * self.flops_per_token / self.world.size
         resident, used = host_memory()
         device_bytes, device_fraction = self._device_memory()
@@ -145,7 +145,7 @@ class Report:
             loss_scale=result.loss_scale,
             batch_size=batch,
             world_size=self.world.size,
-            seq_length=self.config.model.seq_length,
+            seq_length=seq_length,
             iteration_time=result.wall_seconds,
             steps_vs_samples=samples,
             steps_vs_tokens=tokens,
@@ -180,7 +180,7 @@ class Report:
 
     def _log(self, result: StepResult) -> None:
         progress, config = self.progress, self.config
-        done = self._step * config.tokens_per_step
+        done = result.consumed_samples * config.model.seq_length
         parts = [
             f"step {result.step:>6,}",
             f"tokens {amounts.count(done)} / {amounts.count(config.batch.train_tokens)}",
@@ -206,8 +206,6 @@ class Report:
     # --- state -----------------------------------------------------------------------------------------------
 
     def _follow(self, state: TrainState) -> None:
-        self._step = state.step
-        self._consumed_samples = state.data.consumed_samples
         progress = self.progress
         progress.consumed_samples = state.data.consumed_samples
         progress.consumed_tokens = state.data.consumed_samples * self.config.model.seq_length
@@ -216,7 +214,7 @@ class Report:
         progress.num_parameters = count_parameters(self.config).total
         progress.samples_per_second = self._rate.per_second()
         if progress.samples_per_second:
-            left = (self.config.train_steps - state.step) * self.config.batch.global_batch_size
+            left = self._run_samples - state.data.consumed_samples
             progress.eta_seconds = left / progress.samples_per_second
 
     def _write_scalars(self, state: TrainState, **values: float) -> None:

@@ -12,6 +12,10 @@ class StepResult:
     """What one step left behind; tensors may still be on their way."""
 
     step: int
+    batch_size: int
+    """Sequences of this step."""
+    consumed_samples: int
+    """Sequences trained on, this step's included."""
     learning_rate: float
     loss: torch.Tensor
     """Mean over this step's tokens, those that bear a loss, of all micro batches and ranks."""

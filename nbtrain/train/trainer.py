@@ -23,7 +23,7 @@ from nbtrain.train.communication import CommunicationTimer
 from nbtrain.train.dataset_losses import DatasetLosses
 from nbtrain.train.evaluation import evaluate
 from nbtrain.train.heartbeat import HeartbeatWriter
-from nbtrain.train.optimizer import set_learning_rate
+from nbtrain.train.optimizer import set_batch_size, set_learning_rate
 from nbtrain.train.profiler import profiling
 from nbtrain.train.report import Report, make_report
 from nbtrain.train.requests import NOTHING, STOP, Requests
@@ -81,6 +81,7 @@ class Trainer:
         self.profile_step = profile_step
         self.communication = CommunicationTimer()
         self.schedule = LrSchedule.of(config)
+        self.batch_schedule = config.batch_schedule
         self.agreement = Agreement()
 
     def run(self) -> str:
@@ -118,13 +119,17 @@ class Trainer:
     def _step(self, batches: Batches) -> StepResult:
         started = time.perf_counter()
         engine, timer = self.engine, StepTimer(self.world.device)
+        batch_size = self.batch_schedule.size_at(self.state.data.consumed_samples)
+        accumulation_steps = set_batch_size(engine, batch_size)
         consumed_tokens = self.state.data.consumed_samples * self.config.model.seq_length
         learning_rate = self.schedule.learning_rate(consumed_tokens)
         set_learning_rate(self.optimizer, learning_rate)
         total = torch.zeros((), dtype=torch.float32, device=self.world.device)
         norm = None
         losses = DatasetLosses(len(self.datasets.names), self.world) if self.datasets.names else None
-        for micro, (batch, masked) in enumerate(self._micro_batches(batches, timer)):
+        micro_batches = self._micro_batches(batches, accumulation_steps, timer)
+        for micro, (batch, masked) in enumerate(micro_batches, start=1):
+            engine.set_gradient_accumulation_boundary(micro == accumulation_steps)
             with timer.part("forward"):
                 noted = losses.told(batch) if losses is not None else {}
                 loss = engine(batch.tokens, batch.labels, **batch.bounds, **masked, **noted)
@@ -134,7 +139,7 @@ class Trainer:
             if losses is not None:
                 losses.add(batch)
             with timer.part("optimizer"):
-                if micro == self.config.accumulation_steps - 1 and not self.config.parallel.zero_stage:
+                if micro == accumulation_steps and not self.config.parallel.zero_stage:
                     # Without ZeRO the engine clips but does not tell the norm.
                     gradients = [parameter.grad for parameter in engine.module.parameters()]
                     norm = torch.nn.utils.get_total_norm([grad for grad in gradients if grad is not None])
@@ -142,15 +147,17 @@ class Trainer:
             self.heartbeat.beat()
         if self.config.parallel.zero_stage:
             norm = engine.get_global_grad_norm()
-        total /= self.config.accumulation_steps
+        total /= accumulation_steps
         if self.world.size > 1:
             dist.all_reduce(total)
             total /= self.world.size
         self.state.step += 1
-        self.state.data = self.state.data.advanced(self.config.batch.global_batch_size)
+        self.state.data = self.state.data.advanced(batch_size)
         self.heartbeat.beat(self.state.step)
         return StepResult(
             self.state.step,
+            batch_size,
+            self.state.data.consumed_samples,
             learning_rate,
             total,
             norm,
@@ -161,14 +168,13 @@ class Trainer:
         )
 
     def _micro_batches(
-        self, batches: Batches, timer: StepTimer
+        self, batches: Batches, steps: int, timer: StepTimer
     ) -> Iterator[tuple[Batch, dict[str, torch.Tensor]]]:
-        """The micro batches of a step, each with what the model is told of a loss mask.
+        """The `steps` micro batches of a step, each with what the model is told of a loss mask.
 
         The engine takes the mean over micro batches and ranks. Where only some tokens bear a loss, the mean over those
         of the whole step is meant, so that their number is needed first: the step's batches are read ahead.
         """
-        steps = self.config.accumulation_steps
         if not self.datasets.is_masked:
             for _ in range(steps):
                 with timer.part("data"):
@@ -227,12 +233,11 @@ class Trainer:
     # --- data ------------------------------------------------------------------------------------------------
 
     def _training_batches(self) -> Batches:
-        batch = self.config.batch
         rows = training_rows(
             self.state.data,
             self.config.train_steps - self.state.step,
-            batch.global_batch_size,
-            batch.micro_batch_size,
+            self.batch_schedule,
+            self.config.batch.micro_batch_size,
             self.world.rank,
             self.world.size,
         )

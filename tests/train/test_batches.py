@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from nbtrain.config.batch import BatchSchedule, Rampup
 from nbtrain.data.sample import Sample
 from nbtrain.data.state import DataState
 from nbtrain.train.batches import Batches, evaluation_rows, training_rows
@@ -30,7 +31,10 @@ class Counting:
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_a_steps_samples_do_not_depend_on_the_ranks(size):
     """Every step takes the next positions of the order, each once, whatever the number of ranks."""
-    rows = [list(training_rows(STATE.advanced(16), 3, 8, 2, rank, size)) for rank in range(size)]
+    rows = [
+        list(training_rows(STATE.advanced(16), 3, BatchSchedule(8, 4, 1), 2, rank, size))
+        for rank in range(size)
+    ]
     per_step = 8 // (2 * size)
     for step in range(3):
         mine = [row for own in rows for row in own[step * per_step : (step + 1) * per_step]]
@@ -38,8 +42,24 @@ def test_a_steps_samples_do_not_depend_on_the_ranks(size):
 
 
 def test_skipped_positions_are_passed_over():
-    rows = training_rows(STATE.skipping(3, 6), 2, 4, 2, 0, 1)
+    rows = training_rows(STATE.skipping(3, 6), 2, BatchSchedule(4, 4, 1), 2, 0, 1)
     assert list(itertools.chain(*rows)) == [0, 1, 2, 6, 7, 8, 9, 10]
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_steps_grow_with_the_batch_schedule(size):
+    """4, 4, 8, 12 and then 16 samples, from the start and from the middle of the ramp; none is left out."""
+    schedule = BatchSchedule(16, 4, 1, Rampup(4, 4, 24))
+    sizes = [4, 4, 8, 12, 16, 16]
+    for begun in (0, 2):
+        state = STATE.advanced(sum(sizes[:begun]))
+        rows = [list(training_rows(state, 6 - begun, schedule, 2, rank, size)) for rank in range(size)]
+        expected = iter(range(state.consumed_samples, sum(sizes)))
+        for batch_size in sizes[begun:]:
+            micro_batches = batch_size // (2 * size)
+            read = sorted(itertools.chain(*(own.pop(0) for own in rows for _ in range(micro_batches))))
+            assert read == list(itertools.islice(expected, batch_size))
+        assert rows == [[]] * size
 
 
 def test_evaluation_reads_the_first_samples():

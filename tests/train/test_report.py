@@ -50,7 +50,9 @@ def report(job, config, tmp_path):
 
 def add_step(report, config, step, loss=4.5):
     data = DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16 * step)
-    result = StepResult(step, 2e-3, torch.tensor(loss), 0.84321, 1.0, StepTimer(CPU), wall_seconds=2.0)
+    result = StepResult(
+        step, 16, 16 * step, 2e-3, torch.tensor(loss), 0.84321, 1.0, StepTimer(CPU), wall_seconds=2.0
+    )
     report.add_step(result, TrainState(step, data))
 
 

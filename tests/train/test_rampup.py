@@ -1,0 +1,116 @@
+"""A batch that grows while the run trains: against a bare loop, and cut in the middle of the ramp."""
+
+import launch
+import numpy as np
+import pytest
+import torch
+
+from nbtrain import files
+from nbtrain.config.load import load_resolved, to_yaml
+from nbtrain.config.lr_schedule import LrSchedule
+from nbtrain.data import gpt_dataset
+from nbtrain.model.gpt import build_model
+from nbtrain.rundir import Heartbeat
+from nbtrain.train.optimizer import build_optimizer, set_batch_size, set_learning_rate
+
+# Equal distances of 8 samples up to 16; 96 samples of 32 tokens are wanted, 92 + 16 are the first to reach them.
+SIZES = [4, 4, 8, 12, 16, 16, 16, 16, 16]
+RAMP = {
+    "batch.global_batch_size": 16,
+    "batch.rampup": {"start_batch_size": 4, "batch_size_increment": 4, "ramp_samples": 24},
+    "batch.train_tokens": 96 * 32,
+    "checkpoint.save_interval_steps": 100,
+    "evaluation.eval_iters": 0,
+}
+
+
+class Engine:
+    """What set_batch_size asks of DeepSpeed, for micro batches of 2 on 2 ranks."""
+
+    def __init__(self):
+        self.optimizer = type("Zero", (), {"gradient_accumulation_steps": 4})()
+        self.size = 16
+
+    def train_batch_size(self):
+        return self.size
+
+    def set_train_batch_size(self, size):
+        self.size = size
+
+    def gradient_accumulation_steps(self):
+        return self.size // 4
+
+
+def test_the_batch_of_a_step_reaches_the_engine_and_its_optimizer():
+    """ZeRO's own copy of the number follows: with offloading it decides where the norm is taken."""
+    engine = Engine()
+    for size, micro_batches in ((16, 4), (4, 1), (8, 2), (8, 2)):
+        assert set_batch_size(engine, size) == micro_batches
+        assert engine.size == size and engine.optimizer.gradient_accumulation_steps == micro_batches
+
+
+def bare_loop(config):
+    """[(loss, gradient norm)] of plain PyTorch in one process, each step in one piece."""
+    datasets = gpt_dataset.build(config, None)
+    model, schedule = build_model(config), LrSchedule.of(config)
+    optimizer = build_optimizer(model, config.optimizer)
+    consumed, curve = 0, []
+    for size in SIZES:
+        samples = [datasets.train.sample(position) for position in range(consumed, consumed + size)]
+        tokens, labels = (
+            torch.from_numpy(np.stack([getattr(sample, name) for sample in samples]).astype(np.int64))
+            for name in ("tokens", "labels")
+        )
+        set_learning_rate(optimizer, schedule.learning_rate(consumed * config.model.seq_length))
+        loss = model(tokens, labels)
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        curve.append((loss.item(), norm.item()))
+        consumed += size
+    return np.array(curve)
+
+
+@pytest.mark.slow
+def test_a_ramp_follows_a_bare_loop(tmp_path, data_home, monkeypatch):
+    """On 2 ranks with ZeRO 2, micro batches 1, 1, 2, 3, 4: losses and norms to fp32's last bits, and all counts."""
+    run = launch.make_run(
+        tmp_path,
+        {
+            **RAMP,
+            "parallel.data_parallel_size": 2,
+            "parallel.zero_stage": 2,
+            "model.hidden_dropout": 0.0,
+            "model.attention_dropout": 0.0,
+        },
+    )
+    launch.train(run, data_home, ranks=2)
+    monkeypatch.setenv("NBTRAIN_DATA", str(data_home))
+    config = load_resolved(run.config_yaml)
+    assert config.train_steps == len(SIZES)
+    ours = np.array(
+        [[float.fromhex(value) for value in pair] for _, pair in sorted(launch.trace(run).items())]
+    )
+    np.testing.assert_allclose(ours, bare_loop(config), rtol=0, atol=4e-6)
+    progress = Heartbeat.read(run.newest_job().heartbeat(0)).progress
+    assert (progress.consumed_samples, progress.consumed_tokens) == (sum(SIZES), sum(SIZES) * 32)
+    assert progress.eta_seconds == 0
+    assert launch.manifest(run, len(SIZES))["data_state"]["consumed_samples"] == sum(SIZES)
+
+
+@pytest.mark.slow
+def test_a_run_cut_in_the_middle_of_the_ramp_is_bitwise_the_same(tmp_path, data_home):
+    """Stopped after 3 of 9 steps and resumed, with dropout: the very losses and norms of a straight run."""
+    straight = launch.make_run(tmp_path, RAMP, "straight")
+    launch.train(straight, data_home)
+    cut = launch.make_run(tmp_path, {**RAMP, "batch.max_steps": 3}, "cut")
+    launch.train(cut, data_home)
+    assert cut.checkpoint_steps() == [3]
+    config = load_resolved(cut.config_yaml)
+    whole = config.model_copy(update={"batch": config.batch.model_copy(update={"max_steps": None})})
+    files.write_text(cut.config_yaml, to_yaml(whole))
+    launch.new_job(cut)
+    launch.train(cut, data_home)
+    assert sorted(launch.trace(straight)) == list(range(1, len(SIZES) + 1))
+    assert launch.trace(cut) == launch.trace(straight)

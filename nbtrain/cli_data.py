@@ -16,6 +16,8 @@ DATA is a dataset's name in the data home, a run YAML, or the prefix of any .bin
 
 import argparse
 import json
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -76,12 +78,25 @@ def _with_tokenizer(one: argparse.ArgumentParser) -> argparse.ArgumentParser:
     return one
 
 
-def prepare(options: argparse.Namespace) -> None:
+def prepare(options: argparse.Namespace) -> int:
     from nbtrain.config.load import load
     from nbtrain.data.prepare import prepare as prepare_data
 
     through: Any = getattr(options, "through", "index")
-    print(prepare_data(load(options.run, options.overrides), force=options.force, through=through))
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        print(prepare_data(load(options.run, options.overrides), force=options.force, through=through))
+    except KeyboardInterrupt as stop:
+        print("Stopped. What is done is kept: the same command goes on from there.", file=sys.stderr)
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """A stop by a batch system ends as Ctrl-C does: workers are ended, nothing half-written stays."""
+    raise KeyboardInterrupt(number)
 
 
 def card(options: argparse.Namespace) -> None:

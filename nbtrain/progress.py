@@ -61,13 +61,13 @@ class Progress:
         self._last_line = time.monotonic()
         elapsed = self._last_line - self._started
         rate = self.done / elapsed if elapsed > 0 else 0.0
-        parts = [f"{self.description}: {tqdm.format_sizeof(self.done)}"]
+        unit = self.unit if self.unit == "B" else f" {self.unit}"  # MB, but k documents
+        amount = tqdm.format_sizeof(self.done)
         if self.total:
-            parts[0] += f"/{tqdm.format_sizeof(self.total)}"
-            if not final:
-                parts[0] += f" ({self.done / self.total:.0%})"
-        parts[0] += f" {self.unit}"
-        parts.append(f"{tqdm.format_sizeof(rate)} {self.unit}/s")
+            amount += f"/{tqdm.format_sizeof(self.total)}"
+        parts = [f"{self.description}: {amount}{unit}", f"{tqdm.format_sizeof(rate)}{unit}/s"]
+        if self.total and not final:
+            parts[0] += f" ({self.done / self.total:.0%})"
         if final:
             parts.append(f"{tqdm.format_interval(elapsed)} in all")
         elif self.total and rate:

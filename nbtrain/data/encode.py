@@ -108,7 +108,7 @@ def token_files(work: Path, number: int, extra_keys: Sequence[str]) -> list[Path
 
 
 class Encoder:
-    """encoder(task) makes one shard. Each worker has one; `on_chars` is told of progress inside a part.
+    """encoder(task) makes one shard. Each worker has one; `on_batch` is told text bytes, documents and tokens of batches.
 
     `tokenizer` is the one of the settings where it is loaded already: 70 MiB that are not needed twice.
     """
@@ -116,14 +116,14 @@ class Encoder:
     def __init__(
         self,
         settings: EncodeSettings,
-        on_chars: Callable[[int], None] | None = None,
+        on_batch: Callable[[int, int, int], None] | None = None,
         tokenizer: Tokenizer | None = None,
     ):
         self.settings = settings
         if tokenizer is not None:
             self._tokenizer = tokenizer
         self._cleaner = Cleaner(settings.cleaning)
-        self._on_chars = on_chars or (lambda chars: None)
+        self._on_batch = on_batch or (lambda num_bytes, documents, tokens: None)
         near = settings.cleaning.near_dedup
         self._near = NearIndex(near) if near.enabled else None
 
@@ -147,7 +147,6 @@ class Encoder:
                 if chars >= BATCH_CHARS:
                     del kept  # the batch alone holds it, and gives it up when it is encoded
                     self._add(shard, batch, reader)
-                    self._on_chars(chars)
                     batch, chars = [], 0
             if batch:
                 self._add(shard, batch, reader)
@@ -194,7 +193,9 @@ class Encoder:
         sizes = [kept.size_bytes for kept in batch]
         digests = b"".join([kept.digest for kept in batch])
         batch.clear()
+        before = shard.num_tokens
         shard.add(tokens, extras, sizes, digests, signatures)
+        self._on_batch(sum(sizes), len(sizes), shard.num_tokens - before)
 
     def _tokens(self, batch: list[Record], reader: SourceReader) -> "_Tokens":
         first = batch[0]

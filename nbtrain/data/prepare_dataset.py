@@ -24,6 +24,7 @@ from nbtrain.data.cleaning import Cleaner
 from nbtrain.data.corpus import Corpus, SourceCounts, Task, cleaned, empty_error, text_of
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest, manifest_dtype
 from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord
+from nbtrain.data.encode_progress import PREFIX, EncodeProgress, WorkerCounters
 from nbtrain.data.indexed import IndexedDataset, bin_path, idx_path, missing, optimal_dtype
 from nbtrain.data.inputs import FORCE, check_same_inputs, origin, settings, software
 from nbtrain.data.records import Tally
@@ -87,8 +88,15 @@ def prepare_dataset(
     elif begun:
         why = "an earlier prepare did not end"
     manifest = encoding.run(manifest)
+    if encoding.num_kept:
+        why += f" ({encoding.num_kept} of its parts were done)"
     say("made", f"{why}: {manifest.counts['documents']:,} documents, {manifest.counts['tokens']:,} tokens")
     return manifest
+
+
+def _worker(settings: EncodeSettings) -> Encoder:
+    """What one worker process does, counted where the parent sees it."""
+    return Encoder(settings, WorkerCounters(settings.work))
 
 
 def choose_workers(config: RunConfig, total_bytes: int | None, is_slow: bool) -> int:
@@ -126,6 +134,8 @@ class _Encoding:
             with_mask=any(bears_mask(source) for source in data.sources),
         )
         self.counts = [SourceCounts() for _ in corpus.readers]
+        self.num_kept = 0
+        """Shards that an earlier run has left."""
 
     @property
     def prefixes(self) -> list[Path]:
@@ -174,35 +184,33 @@ class _Encoding:
                 shutil.rmtree(work)
             work.mkdir(parents=True)
             files.write_json(work / "inputs.json", inputs)
-        for leftover in work.glob(".*.tmp"):
+        for leftover in (*work.glob(".*.tmp"), *work.glob(f"{PREFIX}*")):
             leftover.unlink()
 
     def _shards(self) -> list[ShardRecord]:
         """Every part's shard, in order."""
         self._check_exact()
-        config, records = self.config, dict[int, ShardRecord]()
+        config = self.config
         total = self.corpus.total_bytes()
         is_slow = self.settings.engine == "tokenizers" or not Cleaner(config.data.cleaning).is_trivial
         num_workers = choose_workers(config, total, is_slow)
         with Progress(f"encode {config.data.name}", total, "B") as progress:
-            account = _Account(self, records, progress)
-            make: Callable[[], Any] = partial(Encoder, self.settings)
+            account = EncodeProgress(self.dataset.work, self.counts, progress)
+            make: Callable[[], Any] = partial(_worker, self.settings)
             if num_workers == 1:
-                make = partial(Encoder, self.settings, account.add_chars, self.loaded)
-            for record in ordered_map(make, self._unfinished(account), num_workers):
-                account.add(record, account.left if num_workers == 1 else record.size_bytes)
+                make = partial(Encoder, self.settings, account.add_batch, self.loaded)
+            for record in ordered_map(make, self._unfinished(account), num_workers, account.show):
+                account.add(record)
         for source, reader in enumerate(self.corpus.readers):
             self.counts[source].check_broken(reader)
-        if account.num_kept:
-            logger.info("%d of %d shards were there already.", account.num_kept, len(records))
-        return [records[number] for number in sorted(records)]
+        self.num_kept = account.num_kept
+        return [account.records[number] for number in sorted(account.records)]
 
-    def _unfinished(self, account: "_Account") -> Iterator[Task]:
+    def _unfinished(self, account: EncodeProgress) -> Iterator[Task]:
         for task in self.corpus.tasks():
             record = ShardRecord.read(self.dataset.work, task.number)
             if record is not None and record.part == task.part.name:
-                account.num_kept += 1
-                account.add(record, record.size_bytes)
+                account.keep(record)
             else:
                 account.begin(task)
                 yield task
@@ -280,36 +288,6 @@ class _Encoding:
             settings=settings(self.config),
             software=software(*([engine] if engine else [])),
         )
-
-
-class _Account:
-    """Counts and progress while shards come in; tallies are absorbed in the order of parts."""
-
-    def __init__(self, encoding: _Encoding, records: dict[int, ShardRecord], progress: Progress):
-        self.encoding, self.records, self.progress = encoding, records, progress
-        self.num_kept = 0
-        self._next = 0
-        self._documents = self._tokens = 0
-        self.left = 0
-        """Of the part that this process is at: how much has not been shown as progress yet."""
-
-    def begin(self, task: Task) -> None:
-        self.left = task.part.size_bytes
-
-    def add_chars(self, chars: int) -> None:
-        step = min(chars, self.left)
-        self.left -= step
-        self.progress.update(step)
-
-    def add(self, record: ShardRecord, size_bytes: int) -> None:
-        self.records[record.number] = record
-        self._documents += record.documents
-        self._tokens += record.tokens
-        self.progress.update(size_bytes, documents=f"{self._documents:,}", tokens=f"{self._tokens:,}")
-        while self._next in self.records:
-            done = self.records[self._next]
-            self.encoding.counts[done.source].absorb(Tally.from_dict(done.tally), done.path)
-            self._next += 1
 
 
 def _give_back_memory() -> None:

@@ -164,6 +164,8 @@ class _Pair:
                 content.seek(start * self.dtype.itemsize)
                 self._copy(content, stream, (stop - start) * self.dtype.itemsize, on_bytes)
                 copied += stop - start
+        # What is passed over is done as well.
+        on_bytes((int(documents[-1]) - copied) * self.dtype.itemsize)
         self._lengths.frombytes(lengths.astype(np.intc).tobytes())
         self._counts.frombytes(counts.astype(np.intc).tobytes())
         return copied

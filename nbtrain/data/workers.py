@@ -24,6 +24,7 @@ Result = TypeVar("Result")
 
 TASKS_PER_WORKER = 2
 ATTEMPTS = 3
+WAIT_SECONDS = 1.0
 
 _function: Callable[[Any], Any] | None = None
 
@@ -34,9 +35,12 @@ def available_cores() -> int:
 
 
 def ordered_map(
-    make: Callable[[], Callable[[Task], Result]], tasks: Iterable[Task], num_workers: int
+    make: Callable[[], Callable[[Task], Result]],
+    tasks: Iterable[Task],
+    num_workers: int,
+    on_wait: Callable[[], None] = lambda: None,
 ) -> Iterator[Result]:
-    """make()(task) for every task, in order. `make` is called once in each worker.
+    """make()(task) for every task, in order. `make` is called once in each worker, `on_wait` every second of waiting.
 
     A task during which workers die (out of memory, kill -9) is tried ATTEMPTS times in all, then DataError is
     raised. What a task raises is raised here, as itself.
@@ -46,11 +50,14 @@ def ordered_map(
         for task in tasks:
             yield function(task)
         return
-    yield from _pooled(make, tasks, num_workers)
+    yield from _pooled(make, tasks, num_workers, on_wait)
 
 
 def _pooled(
-    make: Callable[[], Callable[[Task], Result]], tasks: Iterable[Task], num_workers: int
+    make: Callable[[], Callable[[Task], Result]],
+    tasks: Iterable[Task],
+    num_workers: int,
+    on_wait: Callable[[], None],
 ) -> Iterator[Result]:
     from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
 
@@ -72,7 +79,10 @@ def _pooled(
             if not under_way:
                 return
             try:
-                result = under_way[0][1].result()
+                result = under_way[0][1].result(timeout=WAIT_SECONDS)
+            except TimeoutError:
+                on_wait()
+                continue
             except BrokenProcessPool as error:
                 failures += 1
                 if failures == ATTEMPTS:

@@ -164,7 +164,8 @@ def _table(fields: list[tuple[str, FieldInfo]], prefix: str) -> Iterator[str]:
     for key, info in fields:
         meaning = " ".join((info.description or "").split())
         cells = (f"`{prefix}{key}`", _type_words(info), _default_words(info), meaning)
-        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+        escaped = (cell.replace("|", "\\|").replace("\n", "\\n") for cell in cells)
+        yield f"| {' | '.join(escaped)} |"
 
 
 def _type_words(info: FieldInfo) -> str:
@@ -203,7 +204,9 @@ def _field_schema(info: FieldInfo) -> dict[str, Any]:
 def _default_words(info: FieldInfo) -> str:
     if info.default is PydanticUndefined and info.default_factory is None:
         return "must be set"
-    return f"`{show(info.get_default(call_default_factory=True))}`"
+    default = info.get_default(call_default_factory=True)
+    # YAML may fold a text with line ends over several lines; in quotes it is one.
+    return f"`{json.dumps(default) if isinstance(default, str) and chr(10) in default else show(default)}`"
 
 
 def _model_of(info: FieldInfo) -> type[ConfigModel] | None:

@@ -1,5 +1,6 @@
 """Parts become shards and shards one dataset: the same bytes for any number of workers and after any kill."""
 
+import io
 import json
 import os
 import shutil
@@ -16,16 +17,19 @@ from nbtrain import files
 from nbtrain.config.data_section import CleaningConfig, NearDedupConfig
 from nbtrain.config.sources import JsonlSource
 from nbtrain.data import workers
-from nbtrain.data.corpus import Corpus
+from nbtrain.data.corpus import Corpus, SourceCounts, Task
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord
+from nbtrain.data.encode_progress import EncodeProgress, WorkerCounters
 from nbtrain.data.indexed import IndexedDataset
 from nbtrain.data.indexed_writer import insert_at
 from nbtrain.data.prepare import prepare
+from nbtrain.data.records import Part, Tally
 from nbtrain.data.sources import base, jsonl
 from nbtrain.data.sources import files as source_files
 from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.errors import DataError
+from nbtrain.progress import Progress
 from nbtrain.workspace import data_home, dataset_dir, tokenizer_dir
 
 
@@ -424,3 +428,52 @@ def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_part
     assert kept > 1
     filler.unlink()
     assert prepare(config).manifest.counts["documents"] == 300
+
+
+def test_progress_inside_parts(tmp_path):
+    """What workers say of parts under way is shown, never more than those parts are; at the end it is what was done."""
+    progress = Progress("encode", 300, "B", io.StringIO())
+    account = EncodeProgress(tmp_path, [SourceCounts()], progress)
+    for number in range(3):
+        account.begin(Task(number, 0, Part(f"part {number}", size_bytes=100)))
+    worker = WorkerCounters(tmp_path)
+    worker(60, 5, 20)
+    account.show()
+    assert (progress.done, progress.figures.partition(" (")[0]) == (60, "documents 5")
+    worker(900, 50, 200)
+    account.show()
+    assert progress.done == 300
+    for number in range(3):
+        account.add(ShardRecord(number, 0, "", 100, 10, 40, 90, None, Tally().to_dict(), {}))
+    assert progress.done == 300
+    assert progress.figures.startswith("documents 30 (")
+    assert progress.figures.endswith("tokens 120")
+
+
+@pytest.mark.slow
+def test_a_stop_is_orderly(make_config, workspace, small_parts):
+    """TERM, as a batch system sends it: no traceback, workers gone, and what is done is used afterwards."""
+    from nbtrain.config.load import to_yaml
+
+    lines = "".join(json.dumps({"text": f"{number} " + "word and " * 40}) + "\n" for number in range(3_000))
+    (workspace / "texts.jsonl").write_text(lines)
+    config = make_config(data={"num_prepare_workers": 2}, tokenizer={"train_bytes": 5_000})
+    (workspace / "run.yaml").write_text(to_yaml(config))
+    patched = PREPARE.replace(
+        "from nbtrain.data.prepare import prepare\nprepare(load(sys.argv[1], sys.argv[2:]))", ""
+    )
+    command = f"{patched}\nfrom nbtrain.cli import main\nsys.exit(main(['data', 'encode', 'run.yaml']))"
+    process = subprocess.Popen([sys.executable, "-c", command], stderr=subprocess.PIPE, text=True)
+    work = DatasetFiles.named("small").work
+    deadline = time.monotonic() + 60
+    while not work.is_dir() or len(list(work.glob("[0-9]*.json"))) < 5:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Stopped. What is done is kept: the same command goes on from there." in err
+    assert "Traceback" not in err and "leaked" not in err
+    kept = len(list(work.glob("[0-9]*.json")))
+    report = prepare(config, through="encode")
+    assert f"an earlier prepare did not end ({kept} of its parts were done)" in report.steps[-1].reason

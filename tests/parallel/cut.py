@@ -23,7 +23,7 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
 def assert_close(ours: torch.Tensor, expected: torch.Tensor, relative: float = RELATIVE) -> None:
     """Equal to `relative` of the largest number: sums are taken in another order."""
     assert ours.shape == expected.shape, (ours.shape, expected.shape)
-    tolerance = relative * float(expected.abs().max())
+    tolerance = relative * float(expected.detach().abs().max())
     torch.testing.assert_close(ours, expected, rtol=relative, atol=tolerance)
 
 

@@ -5,6 +5,8 @@ import random
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 from nbtrain.parallel import random as states
 
@@ -46,3 +48,91 @@ def test_preserved_leaves_no_trace_even_of_an_error():
         draw()
         raise ZeroDivisionError
     assert draw() == expected
+
+
+def test_inside_a_fork_tensor_ranks_differ_and_outside_they_agree():
+    """Whatever was drawn inside: the outer numbers go on as if it had not been."""
+    inside, outside = [], []
+    for tensor_rank in (0, 1):
+        states.seed_rank(1234, 0)
+        stream = states.TensorParallelStream(1234, 0, tensor_rank)
+        first = float(torch.rand(()))
+        with stream.fork():
+            inside.append(torch.rand(3 + tensor_rank)[:3].tolist())
+        outside.append((first, float(torch.rand(()))))
+    assert outside[0] == outside[1]
+    assert inside[0] != inside[1]
+    states.seed_rank(1234, 0)
+    assert outside[0] == (float(torch.rand(())), float(torch.rand(())))
+
+
+def test_a_stream_goes_on_from_fork_to_fork_and_after_a_resume(tmp_path):
+    """And through an error inside."""
+    stream = states.TensorParallelStream(1, 0, 0)
+    with stream.fork():
+        whole = torch.rand(6)
+    stream = states.TensorParallelStream(1, 0, 0)
+    with pytest.raises(ZeroDivisionError), stream.fork():
+        parts = [torch.rand(2)]
+        raise ZeroDivisionError
+    torch.save(stream.get_state(), tmp_path / "stream.pt")
+    with stream.fork():
+        parts.append(torch.rand(2))
+    resumed = states.TensorParallelStream(2, 3, 4)
+    resumed.set_state(torch.load(tmp_path / "stream.pt", weights_only=True))
+    with resumed.fork():
+        again = torch.rand(2)
+    assert torch.equal(again, parts[1])
+    # torch's normal and uniform draw a tensor of 16 and more otherwise, but not of 6.
+    assert torch.equal(torch.cat(parts), whole[:4])
+
+
+def test_streams_of_all_ranks_are_apart():
+    drawn = set()
+    for data_rank in range(3):
+        states.seed_rank(1234, data_rank)
+        drawn.add(float(torch.rand(())))
+        for tensor_rank in range(3):
+            with states.TensorParallelStream(1234, data_rank, tensor_rank).fork():
+                drawn.add(float(torch.rand(())))
+    assert len(drawn) == 3 + 9
+
+
+def test_making_a_stream_leaves_the_generators_alone():
+    states.seed_rank(1, 0)
+    expected = draw()
+    states.seed_rank(1, 0)
+    states.TensorParallelStream(9, 9, 9)
+    assert draw() == expected
+
+
+@pytest.mark.parametrize("recomputed", [True, False])
+def test_recomputation_repeats_the_dropped(recomputed):
+    """Two checkpointed pieces, dropout inside and outside of forks, and the stream where it would be without."""
+
+    def piece(x):
+        with stream.fork():
+            x = F.dropout(x, 0.5)
+        return F.dropout(x * 2, 0.5) ** 2
+
+    gradients, after = [], []
+    for context in (None, "stream"):
+        states.seed_rank(5, 0)
+        stream = states.TensorParallelStream(5, 0, 0)
+        x = torch.arange(1.0, 65.0, requires_grad=True)
+        y = x
+        for _ in range(2):
+            if context is None:
+                y = piece(y)
+            elif recomputed:
+                y = checkpoint(piece, y, use_reentrant=False, context_fn=stream.recompute_contexts)
+            else:
+                # What would happen without: other masks in the backward pass.
+                y = checkpoint(piece, y, use_reentrant=False)
+        # Twice, as a second loss on the same graph would.
+        gradients.append([torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for _ in range(2)])
+        with stream.fork():
+            after.append(torch.rand(4))
+    assert torch.equal(gradients[0][0], gradients[0][1])
+    assert all(torch.equal(gradients[0][0], one) for one in gradients[1]) == recomputed
+    assert torch.equal(*after) == recomputed

@@ -47,7 +47,7 @@ def blend_is_whole(config: RunConfig) -> Problems:
     if data.blend and data.sources:
         yield (
             f"{config.where('data.blend')}: data.blend mixes datasets that are there, and data.sources makes one from "
-            "text: a run has one of them.\n  Prepare the sources under a name of their own and blend that, or set blend: []."
+            "text: a run has one of them.\n  Prepare the sources under a name of their own and blend that, or set sources: [] (or blend: [])."
         )
 
 

@@ -7,6 +7,7 @@ was made for other inputs is refused, since runs refer to it by hash: another na
 killed prepare leaves has no manifest, so it does not count; the parts of it that are whole are used.
 """
 
+import contextlib
 import logging
 import time
 from collections.abc import Iterator
@@ -35,8 +36,8 @@ STEPS = get_args(StepName)
 def prepare(config: RunConfig, force: bool = False, through: StepName = "index") -> PrepareReport:
     """Make what the run's data lacks: tokenizer, .bin/.idx, indices; no further than the step `through`.
 
-    `force` makes all of it again, also for other settings; only a tokenizer that somebody brought stays. Runs that
-    refer to the old dataset by its hash will then refuse to resume.
+    `force` makes all of it again, also for other settings; only a tokenizer that somebody brought, or that other
+    datasets are encoded with, stays. Runs that refer to the old dataset by its hash will then refuse to resume.
 
     Raises DataError: a source that cannot be read, an empty corpus, data made for other settings, damaged files.
     """
@@ -58,6 +59,10 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
             f"{display(Path(error.filename or dataset.directory))}: {error.strerror or error}. Free space, or set NBTRAIN_DATA "
             "to a folder that can be written. What is done is kept: run it again."
         ) from error
+    finally:
+        # A prepare that made nothing leaves no folder of that name: it would look like a dataset.
+        with contextlib.suppress(OSError):
+            dataset.directory.rmdir()
     return report
 
 

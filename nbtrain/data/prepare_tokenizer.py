@@ -18,7 +18,7 @@ from nbtrain.data.records import Tally
 from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.errors import DataError
 from nbtrain.progress import Progress
-from nbtrain.workspace import display, resolve, tokenizer_dir
+from nbtrain.workspace import data_home, display, resolve, tokenizer_dir
 
 logger = logging.getLogger(__name__)
 
@@ -56,13 +56,16 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
         path = str(directory)
     if path is not None:
         return _brought(config, resolve(path), directory, manifest, force, say)
-    if manifest is not None and not (force and manifest["trained"] and config.data.sources):
+    others = _encoded_with(manifest, config) if manifest and force else []
+    if manifest is not None and (not (force and manifest["trained"] and config.data.sources) or others):
         loaded = Tokenizer.load(directory)
         _check_trained_for(config, manifest, directory)
         trained = manifest["trained"]
         how = "brought"
         if trained:
             how = f"trained on {'these' if same_sources(trained['sources'], config) else 'other'} sources"
+            if others:
+                how += f"; not made anew, since {', '.join(others)} {'is' if len(others) == 1 else 'are'} encoded with it"
         say("kept" if trained else "used", f"{display(directory)}: {loaded.vocab_size:,} entries, {how}")
         return loaded
     if not config.data.sources:
@@ -109,9 +112,15 @@ def _brought(
         )
         if manifest is not None and not same and not force:
             raise DataError(
-                f"{display(directory)}: holds another tokenizer (sha256 {manifest['sha256'][:12]}) than {display(path)} "
-                f"(sha256 {found['sha256'][:12]}). Datasets and runs may refer to it: give tokenizer.name another value, "
+                f"{display(directory)}: holds another tokenizer ({_told(manifest)}) than {display(path)} "
+                f"({_told(found)}). Datasets and runs may refer to it: give tokenizer.name another value, "
                 f"or {FORCE}."
+            )
+        others = _encoded_with(manifest, config) if manifest and not same else []
+        if others:
+            raise DataError(
+                f"{display(directory)}: {', '.join(others)} would no longer mean text: encoded with the tokenizer that "
+                f"is there ({_told(manifest)}). Give tokenizer.name another value."
             )
         if not same:
             _put_in_place(made, directory)
@@ -124,6 +133,23 @@ def _brought(
         f"{display(directory)}: {loaded.vocab_size:,} entries, brought from {display(path)}",
     )
     return loaded
+
+
+def _told(manifest: dict[str, Any] | None) -> str:
+    """What tells one tokenizer from another."""
+    assert manifest is not None
+    return f"sha256 {manifest['sha256'][:12]}, ends documents in {manifest.get('eod_token', tokenizer.EOD_TOKEN)}"
+
+
+def _encoded_with(manifest: dict[str, Any] | None, config: RunConfig) -> list[str]:
+    """Other datasets of the data home whose ids mean text by this tokenizer."""
+    found = []
+    for path in sorted((data_home() / "dataset").glob("[!.]*/manifest.json")):
+        dataset = files.read_json(path)
+        is_other = path.parent.name != config.data.name
+        if is_other and manifest and dataset and dataset.get("tokenizer_sha256") == manifest["sha256"]:
+            found.append(path.parent.name)
+    return found
 
 
 def _same_files(path: Path, manifest: dict[str, Any]) -> bool:

@@ -236,7 +236,7 @@ BROKEN = {
         ["data.blend=[{name: a, weight: 1}]"],
         "override data.blend=[{name: a, weight: 1}]: data.blend mixes datasets that are there, and data.sources makes "
         "one from text: a run has one of them.\n"
-        "  Prepare the sources under a name of their own and blend that, or set blend: [].",
+        "  Prepare the sources under a name of their own and blend that, or set sources: [] (or blend: []).",
     ),
     "packing with an option of streams": (
         "gpt-125m",
@@ -298,6 +298,31 @@ BROKEN = {
         ["backend.env={2X: a}"],
         "override backend.env: backend.env: '2X' is no name of a variable: letters, digits and _, no digit first.",
     ),
+    "WSD without its last part": (
+        "gpt-125m",
+        ["lr_schedule.lr_decay_style=WSD"],
+        "@: lr_schedule.lr_decay_style = WSD\n"
+        "  needs lr_wsd_decay_tokens; usual is 10 % of the decay tokens: 250000000.",
+    ),
+    "WSD whose last part begins within the warm-up": (
+        "gpt-125m",
+        ["lr_schedule.lr_wsd_decay_tokens=2475000001", "lr_schedule.lr_decay_style=WSD"],
+        "@: lr_schedule.lr_wsd_decay_tokens = 2475000001\n"
+        "  must be at most lr_decay_tokens(2500000000) - lr_warmup_tokens(25000000) = 2475000000.",
+    ),
+    "WSD's last part with another style": (
+        "gpt-125m",
+        ["lr_schedule.lr_wsd_decay_tokens=5e6"],
+        "@: lr_schedule.lr_wsd_decay_tokens = 5000000\n"
+        "  is of lr_decay_style: WSD, and lr_decay_style is cosine. Set it to null, or lr_decay_style: WSD.",
+    ),
+    "an inverse square root without a warm-up": (
+        "gpt-125m",
+        ["lr_schedule.lr_decay_style=inverse-square-root", "lr_schedule.lr_warmup_tokens=0"],
+        "@: lr_schedule.lr_decay_style = inverse-square-root\n"
+        "  falls as sqrt(lr_warmup_tokens / tokens) and needs a warm-up; usual is 1 % of the decay tokens: "
+        "lr_warmup_tokens: 25000000.",
+    ),
     "a variable of the launcher's": (
         "gpt-125m",
         ["backend.env={MASTER_PORT: '1'}"],
@@ -351,6 +376,7 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
         ["precision.dtype=bf16", "precision.autocast=true", "parallel.zero_stage=0"],
         ["parallel.zero_stage=3"],
         ["lr_schedule.lr_decay_style=constant", "lr_schedule.lr_warmup_tokens=0"],
+        ["lr_schedule.lr_decay_style=WSD", "lr_schedule.lr_wsd_decay_tokens=2475000000"],
         ["data.split='1,0,0'", "evaluation.eval_iters=0"],
         ["backend.env={TOKENIZERS_PARALLELISM: 'false', OMP_NUM_THREADS: '1', MAX_TOKENS: '3'}"],
         ["parallel.deepspeed_extra={zero_optimization: {sub_group_size: 1000}}"],

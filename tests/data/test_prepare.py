@@ -37,6 +37,30 @@ def refusal(config, **keywords):
     return str(caught.value)
 
 
+def test_a_shared_tokenizer_is_not_made_anew(make_config):
+    """Under force too: the ids of other datasets would no longer mean their text."""
+    prepare(make_config())
+    prepare(make_config(data={"name": "second"}))
+    before = Tokenizer.load(tokenizer_dir("small")).sha256
+    forced = prepare(make_config(data={"name": "second"}), force=True)
+    assert steps(forced)[0] == (
+        "tokenizer",
+        "kept",
+        "data/tokenizer/small: 300 entries, trained on these sources; not made anew, since small is encoded with it",
+    )
+    assert Tokenizer.load(tokenizer_dir("small")).sha256 == before
+    assert refusal(make_config(tokenizer={"vocab_size": 290}), force=True).startswith(
+        "data/tokenizer/small: trained with other settings: vocab_size = 300 there, 290 in this run."
+    )
+
+
+def test_a_failed_prepare_leaves_no_dataset_folder(make_config, workspace):
+    """A name that holds nothing would look like a dataset."""
+    (workspace / "texts.jsonl").write_text("")
+    assert "empty" in refusal(make_config(data={"name": "nothing"}))
+    assert not (data_home() / "dataset" / "nothing").exists()
+
+
 def test_a_tokenizer_from_elsewhere(make_config, workspace):
     """tokenizer.path is taken over once; another one under the same name is refused with both hashes."""
     prepare(make_config())

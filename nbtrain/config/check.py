@@ -317,6 +317,38 @@ def warmup_ends_before_decay(config: RunConfig) -> Problems:
         )
 
 
+def decay_style_has_its_amounts(config: RunConfig) -> Problems:
+    """WSD needs the length of its last part, which fits behind the warm-up; an inverse square root needs a warm-up."""
+    schedule = config.lr_schedule
+    style, wsd, warmup = (
+        schedule.lr_decay_style,
+        schedule.lr_wsd_decay_tokens,
+        schedule.lr_warmup_tokens,
+    )
+    room = config.lr_decay_tokens - warmup
+    if style != "WSD" and wsd is not None:
+        yield (
+            f"{_found(config, 'lr_schedule.lr_wsd_decay_tokens')}\n"
+            f"  is of lr_decay_style: WSD, and lr_decay_style is {style}. Set it to null, or lr_decay_style: WSD."
+        )
+    elif style == "WSD" and wsd is None:
+        yield (
+            f"{_found(config, 'lr_schedule.lr_decay_style')}\n"
+            f"  needs lr_wsd_decay_tokens; usual is 10 % of the decay tokens: {max(config.lr_decay_tokens // 10, 1)}."
+        )
+    elif wsd is not None and wsd > room > 0:
+        yield (
+            f"{_found(config, 'lr_schedule.lr_wsd_decay_tokens')}\n"
+            f"  must be at most lr_decay_tokens({config.lr_decay_tokens}) - lr_warmup_tokens({warmup}) = {room}."
+        )
+    if style == "inverse-square-root" and not warmup:
+        yield (
+            f"{_found(config, 'lr_schedule.lr_decay_style')}\n"
+            "  falls as sqrt(lr_warmup_tokens / tokens) and needs a warm-up; usual is 1 % of the decay tokens: "
+            f"lr_warmup_tokens: {max(config.lr_decay_tokens // 100, 1)}."
+        )
+
+
 def kept_checkpoints_exist(config: RunConfig) -> Problems:
     """Only checkpoints that are written can be kept."""
     checkpoint = config.checkpoint
@@ -405,6 +437,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     deepspeed_extra_is_extra,
     learning_rates_are_ordered,
     warmup_ends_before_decay,
+    decay_style_has_its_amounts,
     kept_checkpoints_exist,
     profile_fits_run,
     split_is_readable,

@@ -1,19 +1,36 @@
 """The learning rate of a step, counted in tokens exactly as Megatron-DeepSpeed counts.
 
     t <= w        lr t / w                                    linear warm-up from 0
+    constant      lr
     t >  d        min_lr
-    between       min_lr + (lr - min_lr) c(r),  r = (t - w) / (d - w)
-                  cosine  c = (cos(pi r) + 1) / 2;   linear  c = 1 - r;   constant: lr
+    between       inverse-square-root  max(min_lr, lr sqrt(w) / sqrt(t))
+                  else                 min_lr + (lr - min_lr) c
+                      linear   c = 1 - r,                r = (t - w) / (d - w)
+                      cosine   c = (cos(pi r) + 1) / 2
+                      WSD      c = 1 up to d - z; then with r = (t - (d - z)) / z
+                               linear, cosine as above;  exponential  c = 2 * 0.5^r - 1;  minus_sqrt  c = 1 - sqrt(r)
 
 t is the number of tokens consumed BEFORE the step (so the first step of a warm-up has rate 0), w the warm-up
-tokens, d the decay tokens. Source: megatron/optimizer_param_scheduler.py; the order of the operations is kept,
-so that the rates of its logs come out to the last digit.
+tokens, d the decay tokens, z the tokens of WSD's last part. Every curve is continuous, but for inverse-square-root,
+which falls to min_lr behind d. Sources: megatron/optimizer_param_scheduler.py of Megatron-DeepSpeed, and for the last
+two styles megatron/core/optimizer_param_scheduler.py of Megatron-LM; the order of the operations is kept, so that the
+rates of their logs come out to the last digit. Their papers: arXiv:1706.03762, section 5.3 (inverse square root),
+arXiv:2404.06395 (WSD), arXiv:2405.18392 (its 1 - sqrt).
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from nbtrain.config.schema import RunConfig
+
+# From 1 at ratio 0 to 0 at ratio 1.
+SHAPES: dict[str, Callable[[float], float]] = {
+    "linear": lambda ratio: 1.0 - ratio,
+    "cosine": lambda ratio: 0.5 * (math.cos(math.pi * ratio) + 1.0),
+    "exponential": lambda ratio: 2.0 * math.pow(0.5, ratio) - 1.0,
+    "minus_sqrt": lambda ratio: 1.0 - math.sqrt(ratio),
+}
 
 
 @dataclass(frozen=True)
@@ -25,6 +42,8 @@ class LrSchedule:
     decay_style: str
     warmup_tokens: int
     decay_tokens: int
+    wsd_decay_tokens: int = 0
+    wsd_decay_style: str = "exponential"
 
     @classmethod
     def of(cls, config: RunConfig) -> "LrSchedule":
@@ -35,6 +54,8 @@ class LrSchedule:
             schedule.lr_decay_style,
             schedule.lr_warmup_tokens,
             config.lr_decay_tokens,
+            schedule.lr_wsd_decay_tokens or 0,
+            schedule.lr_wsd_decay_style,
         )
 
     def learning_rate(self, consumed_tokens: int) -> float:
@@ -45,9 +66,13 @@ class LrSchedule:
             return self.lr
         if consumed_tokens > self.decay_tokens:
             return self.min_lr
-        ratio = float(consumed_tokens - self.warmup_tokens) / float(self.decay_tokens - self.warmup_tokens)
-        if self.decay_style == "linear":
-            coefficient = 1.0 - ratio
-        else:
-            coefficient = 0.5 * (math.cos(math.pi * ratio) + 1.0)
-        return self.min_lr + coefficient * (self.lr - self.min_lr)
+        if self.decay_style == "inverse-square-root":
+            rate = self.lr * max(self.warmup_tokens, 1) ** 0.5 / (max(consumed_tokens, 1) ** 0.5)
+            return max(self.min_lr, rate)
+        style, begin = self.decay_style, self.warmup_tokens
+        if style == "WSD":
+            style, begin = self.wsd_decay_style, self.decay_tokens - self.wsd_decay_tokens
+            if consumed_tokens <= begin:
+                return self.lr
+        ratio = float(consumed_tokens - begin) / float(self.decay_tokens - begin)
+        return self.min_lr + SHAPES[style](ratio) * (self.lr - self.min_lr)

@@ -103,18 +103,22 @@ class OptimizerConfig(ConfigModel):
 
 
 class LrScheduleConfig(ConfigModel):
-    """Linear warm-up, then decay from lr to min_lr, all counted in tokens."""
+    """Linear warm-up, then decay from lr to min_lr, all counted in tokens; formulas in config/lr_schedule.py."""
 
     lr: PositiveFloat
     """Peak learning rate."""
     min_lr: Annotated[float, Field(ge=0)] = 0.0
     """Learning rate at and after lr_decay_tokens."""
-    lr_decay_style: Literal["cosine", "linear", "constant"] = "cosine"
-    """Shape of the decay."""
+    lr_decay_style: Literal["cosine", "linear", "constant", "inverse-square-root", "WSD"] = "cosine"
+    """Shape of the decay. WSD (warm-up, stable, decay) stays at lr until lr_wsd_decay_tokens before its end."""
     lr_warmup_tokens: Count = 0
     """Tokens over which the rate rises from 0."""
     lr_decay_tokens: PositiveCount | None = None
     """Tokens at which min_lr is reached; null means train_tokens."""
+    lr_wsd_decay_tokens: PositiveCount | None = None
+    """WSD only, where it must be set: tokens of the last part, in which the rate falls."""
+    lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
+    """WSD only: shape of its last part."""
 
 
 class LossScaleConfig(ConfigModel):

@@ -58,6 +58,21 @@ class Plan:
         )
 
     @property
+    def learning_rate(self) -> str:
+        """The schedule of the learning rate in words."""
+        schedule, warmup = self.config.lr_schedule, self.config.lr_schedule.lr_warmup_tokens
+        words = f"{schedule.lr:g}"
+        if warmup:
+            words += f" after a warm-up of {amounts.count(warmup)} tokens"
+        if schedule.lr_decay_style == "constant":
+            return f"{words}, then constant"
+        style: str = schedule.lr_decay_style
+        if schedule.lr_wsd_decay_tokens is not None:
+            style += f" ({schedule.lr_wsd_decay_style} over the last {amounts.count(schedule.lr_wsd_decay_tokens)})"
+        end = amounts.count(self.config.lr_decay_tokens)
+        return f"{words}, then {style} to {schedule.min_lr:g} at {end} tokens"
+
+    @property
     def layout(self) -> str:
         """The layout as a product."""
         parallel = self.config.parallel
@@ -91,6 +106,7 @@ class Plan:
             ("tokens", f"{config.batch.train_tokens:,} ({amounts.count(config.batch.train_tokens)})"),
             ("a step", self.batch_equation),
             ("steps", steps),
+            ("learning rate", self.learning_rate),
             ("layout", self.layout),
             ("FLOPs a token", f"{amounts.count(model_flops_per_token(config))}, forward and backward"),
         ]

@@ -73,7 +73,7 @@ REFUSED = {
     ),
     "a word that is none of the allowed": (
         "lr_schedule:\n  lr_decay_style: cosin\n",
-        "my-run.yaml:3: lr_schedule.lr_decay_style = cosin: must be 'cosine', 'linear' or 'constant'.",
+        "my-run.yaml:3: lr_schedule.lr_decay_style = cosin: must be 'cosine', 'linear', 'constant', 'inverse-square-root' or 'WSD'.",
     ),
     "a value for a section": (
         "model: 4\n",

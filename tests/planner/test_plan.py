@@ -6,6 +6,7 @@ import pytest
 
 from nbtrain import amounts, files
 from nbtrain.config.load import load
+from nbtrain.planner import duration
 from nbtrain.planner.disk import estimate_disk, num_checkpoints
 from nbtrain.planner.duration import bubble_fraction, estimate_duration
 from nbtrain.planner.picture import plan_picture
@@ -73,8 +74,58 @@ def test_an_earlier_job_of_the_run_gives_the_rate():
     assert measured.tokens_per_second == 50 * 256
     assert measured.basis == "12,800 tokens/s, measured by this run's last job"
     assert measured.seconds == pytest.approx(1_228_800 / 12_800)
-    assert estimate_duration(config, use_measured=False) == assumed
+    assert "assumed" in estimate_duration(config, use_measured=False).basis
     assert "assumed" in estimate_duration(load("gpt-tiny", ["model.seq_length=128"])).basis
+
+
+@pytest.mark.parametrize(("dtype", "share", "per_core"), [("fp32", "43%", "86"), ("bf16", "76%", "152")])
+def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, per_core):
+    """A share of this machine's matrix products, and the plan says which; twice as fast a machine takes half as long."""
+    config = load("gpt-tiny", [f"precision.dtype={dtype}", "resources.cpus_per_node=4"], check=False)
+    monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 200e9)
+    estimate = estimate_duration(config)
+    assert estimate.basis == (
+        f"assumed {per_core} GFLOP/s on each of 4 cores: {share} of the 200 that this machine reaches in fp32 matrix "
+        f"products, as training in {dtype} did in the benchmarks"
+    )
+    monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 400e9)
+    assert estimate_duration(config).seconds == pytest.approx(estimate.seconds / 2)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tokens_per_second"),
+    [
+        ([], 6000),
+        (
+            [
+                "model.num_layers=6",
+                "model.hidden_size=384",
+                "model.num_attention_heads=6",
+                "model.seq_length=512",
+                "tokenizer.vocab_size=8192",
+                "precision.dtype=bf16",
+            ],
+            2600,
+        ),
+    ],
+)
+def test_the_benchmarks_come_out(monkeypatch, overrides, tokens_per_second):
+    """docs/benchmarks.md: gpt-tiny in fp32 and 14M parameters in bf16, on 2 cores; nothing of this machine counts."""
+    monkeypatch.setattr(duration, "matmul_flops_per_core", None)
+    config = load("gpt-tiny", [*overrides, "resources.cpus_per_node=2"], check=False)
+    rate = estimate_duration(config, use_measured=False).tokens_per_second
+    assert rate == pytest.approx(tokens_per_second, rel=0.02)
+
+
+def test_a_gpu_run_measures_no_cpu(monkeypatch):
+    """Nor does a CPU run that has a rate of its own."""
+    monkeypatch.setattr(duration, "matmul_flops_per_core", None)
+    assert estimate_duration(load("gpt-125m")).seconds
+    directory = RunDir.named("gpt-tiny")
+    directory.path.mkdir(parents=True)
+    summary = {"samples_per_second": 50.0, "seq_length": 256, "global_batch_size": 8, "world_size": 1}
+    files.write_json(directory.summary_json, summary)
+    assert estimate_duration(load("gpt-tiny")).tokens_per_second == 12_800
 
 
 @pytest.mark.parametrize(
@@ -86,8 +137,8 @@ def test_an_earlier_job_of_the_run_gives_the_rate():
 )
 def test_no_peak_no_time(overrides, basis):
     """An unknown rate is said, not guessed."""
-    duration = estimate_duration(load("gpt-125m", overrides))
-    assert (duration.seconds, duration.basis) == (None, basis)
+    estimate = estimate_duration(load("gpt-125m", overrides))
+    assert (estimate.seconds, estimate.basis) == (None, basis)
 
 
 # --- disk -------------------------------------------------------------------------------------------------------
@@ -245,3 +296,21 @@ def test_the_picture_shows_every_part_and_the_schedule():
     sizes = batch.get_lines()[0].get_ydata()
     assert (sizes[0], sizes[-1]) == (16, 1536)
     assert figure._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    "overrides, expected",
+    [
+        ([], "0.0006 after a warm-up of 25M tokens, then cosine to 1e-06 at 2.5B tokens"),
+        (
+            ["lr_schedule.lr_decay_style=WSD", "lr_schedule.lr_wsd_decay_tokens=250e6"],
+            "0.0006 after a warm-up of 25M tokens, then WSD (exponential over the last 250M) to 1e-06 at 2.5B tokens",
+        ),
+        (
+            ["lr_schedule.lr_decay_style=constant", "lr_schedule.lr_warmup_tokens=0"],
+            "0.0006, then constant",
+        ),
+    ],
+)
+def test_the_learning_rate_in_words(overrides, expected):
+    assert plan(load("gpt-125m", overrides)).learning_rate == expected

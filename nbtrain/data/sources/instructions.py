@@ -17,8 +17,19 @@ from nbtrain.data.records import Example, Part, Tally
 from nbtrain.data.sources.record_files import RecordFileReader
 from nbtrain.data.sources.templates import ALPACA_WITH_INPUT, ALPACA_WITHOUT_INPUT, Template
 
-ROLES = ("system", "user", "assistant", "tool")
-SHAREGPT_ROLES = {"human": "user", "gpt": "assistant"}
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# What ShareGPT's many exports call them.
+SHAREGPT_ROLES = {
+    "human": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "function": "tool",
+    "observation": "tool",
+}
 
 
 class BrokenExample(ValueError):
@@ -137,10 +148,17 @@ def _text(value: dict[str, Any], key: str, place: str = "") -> str:
     if key not in value:
         raise BrokenExample(f"{place and place + ' has '}no key {key!r} among {_keys(value)}")
     found = value[key]
+    if isinstance(found, list) and found and all(_is_text_part(part) for part in found):
+        found = "".join(part["text"] for part in found)
     if not isinstance(found, str):
         kind = "null" if found is None else type(found).__name__
         raise BrokenExample(f"{_shown(key, place)} is not text but {kind}")
     return found
+
+
+def _is_text_part(part: Any) -> bool:
+    """Whether it is {"type": "text", "text": ...}, as interfaces of several media write content."""
+    return isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
 def _answer(value: dict[str, Any], key: str, place: str = "") -> str:

@@ -193,7 +193,8 @@ def test_what_follows_the_last_learnt_message_is_left_out(read):
         ({"messages": [{"content": "x"}]}, "messages[0] has neither 'role' nor 'from' among 'content'"),
         (
             chat(("user", "Q"), ("bot", "A")),
-            "messages[1].role = 'bot', must be one of assistant, gpt, human, system, tool, user",
+            "messages[1].role = 'bot', must be one of assistant, bard, bing, chatgpt, developer, function, function_call, gpt, human, model, observation, "
+            "system, tool, user",
         ),
         (chat((["user"], "Q")), "messages[0].role is not text but list"),
         (
@@ -267,3 +268,16 @@ def test_templates_without_their_field_are_refused(tmp_path):
     }
     for source, what in expected.items():
         assert refusal(source) == f"run.yaml:5: data.sources.0.{what}"
+
+
+def test_names_of_roles_and_content_in_parts(read):
+    """ShareGPT's other names, and content as a list of texts; a picture among them is a broken record."""
+    said = [{"from": "human", "value": "Q"}, {"from": "chatgpt", "value": "A"}]
+    parts = [
+        {"role": "user", "content": [{"type": "text", "text": "Q"}]},
+        {"role": "assistant", "content": "A"},
+    ]
+    picture = [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "A"}]
+    pieces, tally = read("chat", {"conversations": said}, {"messages": parts}, {"messages": picture})
+    assert pieces[0] == pieces[1]
+    assert problems(tally) == [("data.jsonl", 3, "messages[0].content is not text but list")]

@@ -48,7 +48,7 @@ ALLOWED = {
         {"pydantic", "numpy", "tokenizers", "fastokens", "orjson", "matplotlib", "loky"}
         | {"lxml", "mwparserfromhell", "zstandard", "pyarrow", "ftfy", "rensa", "rustbpe", "sentencex"},
     ),
-    "planner": ({"config", "data"}, {"matplotlib", "pydantic", "pydantic_core"}),
+    "planner": ({"config", "data"}, {"matplotlib", "numpy", "pydantic", "pydantic_core"}),
     "jobs": ({"config", "data", "planner"}, {"psutil"}),
     "monitor": ({"config"}, {"psutil", "tensorboard", "google", "matplotlib", "pynvml"}),
     "widgets": (

@@ -2,8 +2,9 @@
 
 On a GPU the rate is the datasheet peak times an assumed MFU. The assumption is what the upstream example
 reached: 27 % of an A100's peak, for 125M on 1 GPU (2.5B tokens in about 8 h) as for 1.3B on 4 (26B in about
-8 days), evaluation and checkpoints included. On a CPU it is what a trial reached per core, with AMX. A run that
-has been tried before is planned by its own measured rate.
+8 days), evaluation and checkpoints included. On a CPU it is a share of what this machine's cores reach in matrix
+products (cpu_rate.py): the share that training reached in docs/benchmarks.md. A run that has been tried before is
+planned by its own measured rate.
 """
 
 import os
@@ -13,12 +14,15 @@ from nbtrain import files
 from nbtrain.config.devices import find_device
 from nbtrain.config.flops import model_flops_per_token
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner.cpu_rate import matmul_flops_per_core
 from nbtrain.rundir import RunDir
 
 ASSUMED_MFU = 0.27
-# Model FLOP/s per core: GPT of 14M parameters (6 layers, hidden 384, vocabulary 8192, sequence 512, batch 8) on
-# 2 cores with AMX, 2,400 tokens/s in fp32 and 4,900 in bf16.
-ASSUMED_FLOPS_PER_CORE = {"fp32": 116e9, "bf16": 237e9, "fp16": 116e9}
+# A core's FLOP/s in fp32 matrix products where docs/benchmarks.md was measured, and the share of it that training was
+# (model FLOPs): gpt-tiny in fp32, 6,000 tokens/s on 2 cores; 14M parameters in bf16, 2,600 on 2. In bf16 that takes
+# a CPU with instructions for it.
+BENCHMARK_MATMUL_FLOPS_PER_CORE = 166e9
+SHARE_OF_MATMUL = {"fp32": 0.43, "bf16": 0.76, "fp16": 0.43}
 
 
 @dataclass(frozen=True)
@@ -38,10 +42,11 @@ class DurationEstimate:
 def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationEstimate:
     """Time for the steps this run makes (batch.max_steps counted).
 
-    `use_measured` takes the rate of this run's last job where it has the same model, layout and machine count.
+    `use_measured` takes the rate of this run's last job where it has the same model, layout and machine count, and
+    measures this machine's cores for a CPU run that has none. Without it the answer is the same on every machine.
     """
     bubble = bubble_fraction(config)
-    rate, basis = (_measured(config) if use_measured else None) or _assumed(config, bubble)
+    rate, basis = (_measured(config) if use_measured else None) or _assumed(config, bubble, use_measured)
     tokens = config.batch_schedule.tokens_after(config.train_steps)
     return DurationEstimate(tokens / rate if rate else None, rate, bubble, basis)
 
@@ -67,13 +72,19 @@ def _measured(config: RunConfig) -> tuple[float, str] | None:
     return rate, f"{rate:,.0f} tokens/s, measured by this run's last job"
 
 
-def _assumed(config: RunConfig, bubble: float) -> tuple[float | None, str]:
+def _assumed(config: RunConfig, bubble: float, use_measured: bool) -> tuple[float | None, str]:
     flops, resources = model_flops_per_token(config), config.resources
     dtype = config.precision.dtype
     if resources.device == "cpu":
         cores = (resources.cpus_per_node or os.cpu_count() or 1) * resources.nodes
-        per_core = ASSUMED_FLOPS_PER_CORE[dtype]
-        basis = f"assumed {per_core / 1e9:.0f} GFLOP/s on each of {cores} cores in {dtype}, as in a trial with AMX"
+        measured = matmul_flops_per_core() if use_measured else None
+        matmul = measured or BENCHMARK_MATMUL_FLOPS_PER_CORE
+        per_core = matmul * SHARE_OF_MATMUL[dtype]
+        basis = (
+            f"assumed {per_core / 1e9:.0f} GFLOP/s on each of {cores} cores: {SHARE_OF_MATMUL[dtype]:.0%} of the "
+            f"{matmul / 1e9:.0f} that {'this' if measured else 'the benchmark'} machine reaches in fp32 matrix "
+            f"products, as training in {dtype} did in the benchmarks"
+        )
         return cores * per_core * (1 - bubble) / flops, basis
     device = find_device(resources.gpu_type) if resources.gpu_type else None
     peak = device.peak(dtype) if device else None

@@ -1,0 +1,124 @@
+"""How fast the cores of this machine multiply matrices: measured once, then read from the data home.
+
+The rate is of a core's own time, not of the clock on the wall, so that other work on the machine does not lower it.
+That takes a process of its own with one thread: NumPy cannot be told a number of threads once it is loaded, and threads
+that wait for each other use up time too (11 GFLOP/s came out for 170 on a busy machine). It takes 0.1 s and the start of
+Python; only plans of CPU runs make it.
+
+    python -m nbtrain.planner.cpu_rate      the figure, in FLOP/s
+"""
+
+import functools
+import logging
+import os
+import platform
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from nbtrain import files
+from nbtrain.workspace import data_home
+
+logger = logging.getLogger(__name__)
+
+MEASURE_SECONDS = 0.1
+# 1 MiB a matrix: in the caches, as the tiles of every fast matrix product are.
+MATRIX_SIZE = 512
+
+PROCESS_SECONDS = 20.0
+
+_CPU_INFO = Path("/proc/cpuinfo")
+_ONE_THREAD = dict.fromkeys(
+    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
+)
+
+
+def matmul_flops_per_core() -> float | None:
+    """FLOP/s of one core in fp32 matrix products of NumPy; None where it cannot be measured.
+
+    Kept in cpu_rate.json of the data home, if there is one, under the CPU's model, the number of cores and NumPy's
+    version; machines that share a data home do not take each other's.
+    """
+    return _rate_of(_machine())
+
+
+@functools.cache
+def _rate_of(machine: str) -> float | None:
+    path = data_home() / "cpu_rate.json"
+    stored = _stored(path)
+    rate = stored.get(machine)
+    if isinstance(rate, int | float) and rate > 0:
+        return float(rate)
+    rate = _measured_apart()
+    if rate is None:
+        return None
+    if path.parent.is_dir():  # a plan makes no data home
+        try:
+            files.write_json(path, {**stored, machine: round(rate)})
+        except OSError as error:
+            logger.debug("%s: cannot be written (%s); measured again next time.", path, error.strerror)
+    return rate
+
+
+def _measured_apart() -> float | None:
+    """measure() of a process with one thread."""
+    command = [sys.executable, "-m", "nbtrain.planner.cpu_rate"]
+    try:
+        done = subprocess.run(
+            command,
+            env={**os.environ, **_ONE_THREAD},
+            capture_output=True,
+            text=True,
+            timeout=PROCESS_SECONDS,
+            check=True,
+        )
+        return float(done.stdout.split()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        logger.debug("the rate of a core is not known: %s", error)
+        return None
+
+
+def measure() -> float:
+    """The best of as many products as fit into MEASURE_SECONDS, in FLOP/s of one core."""
+    import numpy as np
+
+    matrix = np.ones((MATRIX_SIZE, MATRIX_SIZE), np.float32)
+    product = np.matmul(matrix, matrix)  # threads and buffers are made here
+    best = float("inf")
+    end = time.perf_counter() + MEASURE_SECONDS
+    while best == float("inf") or time.perf_counter() < end:
+        start = time.process_time()
+        np.matmul(matrix, matrix, out=product)
+        if (seconds := time.process_time() - start) > 0:
+            best = min(best, seconds)
+    return 2.0 * MATRIX_SIZE**3 / best
+
+
+def _machine() -> str:
+    import numpy as np
+
+    return f"{_cpu_model()}, {os.cpu_count()} cores, numpy {np.__version__}"
+
+
+def _cpu_model() -> str:
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    named = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(named, "") or platform.processor() or platform.machine()
+
+
+def _stored(path: Path) -> dict[str, Any]:
+    """What is there; a file that is broken is written anew."""
+    try:
+        value = files.read_json(path)
+    except (OSError, ValueError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+if __name__ == "__main__":
+    print(measure())

@@ -1,0 +1,134 @@
+"""The rate of a core: measured once for a machine, kept in the data home."""
+
+import json
+import subprocess
+import time
+
+import pytest
+
+from nbtrain.planner import cpu_rate
+from nbtrain.planner.cpu_rate import matmul_flops_per_core, measure
+
+
+@pytest.fixture(autouse=True)
+def _forgotten():
+    """As in a new process."""
+    cpu_rate._rate_of.cache_clear()
+    yield
+    cpu_rate._rate_of.cache_clear()
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Measurements made, with a rate that none has."""
+    made = []
+    monkeypatch.setattr(cpu_rate, "_measured_apart", lambda: made.append(1) or 123e9)
+    return made
+
+
+def test_a_measurement_is_short_and_plausible():
+    """Between a slow core and the fastest: 1 GFLOP/s and 10 TFLOP/s."""
+    start = time.process_time()
+    assert 1e9 < measure() < 1e13
+    assert time.process_time() - start < 2
+
+
+def test_it_is_measured_with_one_thread(workspace, monkeypatch):
+    """In a process of its own, whatever this one was told: threads that wait would be counted as slow ones."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "64")
+    told, run = [], subprocess.run
+
+    def watched(*arguments, **options):
+        told.append(options["env"])
+        return run(*arguments, **options)
+
+    monkeypatch.setattr(cpu_rate.subprocess, "run", watched)
+    rate = matmul_flops_per_core()
+    assert rate is not None
+    assert 1e9 < rate < 1e13
+    assert [(one["OMP_NUM_THREADS"], one["OPENBLAS_NUM_THREADS"]) for one in told] == [("1", "1")]
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        OSError("no memory"),
+        subprocess.TimeoutExpired("python", 20),
+        subprocess.CalledProcessError(1, "python"),
+        subprocess.CompletedProcess("python", 0, stdout=""),
+        subprocess.CompletedProcess("python", 0, stdout="fast"),
+    ],
+)
+def test_what_cannot_be_measured_is_not_known(workspace, monkeypatch, end):
+    """No plan fails for it, and nothing is kept."""
+
+    def run(*arguments, **options):
+        if isinstance(end, Exception):
+            raise end
+        return end
+
+    (workspace / "data").mkdir()
+    monkeypatch.setattr(cpu_rate.subprocess, "run", run)
+    assert matmul_flops_per_core() is None
+    assert list((workspace / "data").iterdir()) == []
+
+
+def test_measured_once_for_a_machine(workspace, measured, monkeypatch):
+    """Once in a process, once for a data home; another CPU beside it has its own."""
+    home = workspace / "data"
+    home.mkdir()
+    assert matmul_flops_per_core() == matmul_flops_per_core() == 123e9
+    assert len(measured) == 1
+    cpu_rate._rate_of.cache_clear()
+    assert matmul_flops_per_core() == 123e9
+    assert len(measured) == 1
+    monkeypatch.setattr(cpu_rate, "_cpu_model", lambda: "Another CPU")
+    matmul_flops_per_core()
+    assert len(measured) == 2
+    stored = json.loads((home / "cpu_rate.json").read_text())
+    assert list(stored.values()) == [123_000_000_000] * 2
+    assert list(stored)[1].startswith("Another CPU, ")
+
+
+def test_no_data_home_is_made(workspace, measured):
+    """A plan leaves nothing behind; in this process the figure is remembered all the same."""
+    matmul_flops_per_core()
+    matmul_flops_per_core()
+    assert len(measured) == 1
+    assert list(workspace.iterdir()) == []
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "5"])
+def test_a_broken_file_is_written_anew(workspace, measured, content):
+    path = workspace / "data" / "cpu_rate.json"
+    path.parent.mkdir()
+    path.write_text(content)
+    assert matmul_flops_per_core() == 123e9
+    assert list(json.loads(path.read_text()).values()) == [123_000_000_000]
+
+
+def test_a_figure_that_cannot_be_is_measured_anew(workspace, measured):
+    path = workspace / "data" / "cpu_rate.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({cpu_rate._machine(): 0}))
+    assert matmul_flops_per_core() == 123e9
+
+
+def test_a_data_home_that_may_only_be_read(workspace, measured, monkeypatch):
+    """The figure is right all the same."""
+
+    def refuse(path, value):
+        raise PermissionError(13, "Permission denied")
+
+    (workspace / "data").mkdir()
+    monkeypatch.setattr(cpu_rate.files, "write_json", refuse)
+    assert matmul_flops_per_core() == 123e9
+
+
+def test_a_machine_that_names_no_cpu(tmp_path, monkeypatch):
+    """Where /proc does not say, Python's word for the processor."""
+    monkeypatch.setattr(cpu_rate, "_CPU_INFO", tmp_path / "none")
+    assert cpu_rate._cpu_model()
+    (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: CPU X\nmodel name\t: CPU Y\n")
+    monkeypatch.setattr(cpu_rate, "_CPU_INFO", tmp_path / "cpuinfo")
+    assert cpu_rate._cpu_model() == "CPU X"

@@ -27,13 +27,13 @@ PROGRESS_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Inspection:
-    """Facts of one pair, name and value; `checks` are what verify has read and found right."""
+    """Facts of one pair, name and value (None: no manifest says it); `checks` are what verify has found right."""
 
     prefix: str
-    facts: dict[str, str]
+    facts: dict[str, Any]
     checks: list[str]
-    sources: list[list[str]] = field(default_factory=list)
-    """Rows of tables.source_rows."""
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    """name, documents, bytes, tokens of each source of the manifest."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     """document, tokens, text of the first, middle and last document (token ids where no tokenizer is known)."""
 
@@ -58,9 +58,10 @@ class Inspection:
         return f"<h4>{html.escape(self.prefix)}</h4>{tables}{checks}{samples_html(self.samples)}"
 
     def _tables(self) -> list[Table]:
-        tables: list[Table] = [(["", ""], [[name, value] for name, value in self.facts.items()])]
+        tables: list[Table] = [(["", ""], [[name, _shown(value)] for name, value in self.facts.items()])]
         if self.sources:
-            tables.append((["source", "documents", "bytes", "tokens", "bytes/token"], self.sources))
+            header = ["source", "documents", "bytes", "tokens", "bytes/token"]
+            tables.append((header, source_rows(self.sources)))
         return tables
 
 
@@ -77,27 +78,31 @@ def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None)
         display(browser.dataset.prefix),
         _facts(browser.dataset, browser.indexed, browser.manifest, browser.tokenizer),
         [],
-        source_rows(browser.manifest.sources) if browser.manifest else [],
+        [
+            {key: source.get(key) for key in ("name", "kind", "documents", "bytes", "tokens")}
+            for source in (browser.manifest.sources if browser.manifest else [])
+        ],
         [sample.to_dict() for sample in samples],
     )
 
 
 def _facts(
     dataset: DatasetFiles, indexed: IndexedDataset, manifest: DatasetManifest | None, tokenizer: str | None
-) -> dict[str, str]:
-    empty = indexed.num_documents - indexed.num_filled_documents()
-    facts = {
-        "sequences": f"{len(indexed):,}",
-        "documents": f"{indexed.num_documents:,}" + (f", {empty:,} of them empty" if empty else ""),
-        "tokens": f"{indexed.num_tokens:,}",
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "sequences": len(indexed),
+        "documents": indexed.num_documents,
+        "tokens": indexed.num_tokens,
         "dtype": indexed.dtype.name,
-        ".bin bytes": f"{dataset.bin.stat().st_size:,}",
-        ".idx bytes": f"{dataset.idx.stat().st_size:,}",
-        "vocabulary": f"{manifest.vocab_size:,}" if manifest else "no manifest",
-        "EOD id": str(manifest.eod_id) if manifest else "no manifest",
-        "dataset sha256": manifest.dataset_sha256 if manifest else "no manifest",
-        "tokenizer sha256": str(manifest.tokenizer_sha256) if manifest else "no manifest",
+        ".bin bytes": dataset.bin.stat().st_size,
+        ".idx bytes": dataset.idx.stat().st_size,
+        "vocabulary": manifest.vocab_size if manifest else None,
+        "EOD id": manifest.eod_id if manifest else None,
+        "dataset sha256": manifest.dataset_sha256 if manifest else None,
+        "tokenizer sha256": manifest.tokenizer_sha256 if manifest else None,
     }
+    if empty := indexed.num_documents - indexed.num_filled_documents():
+        facts["empty documents"] = empty
     if tokenizer is not None:
         facts["tokenizer"] = tokenizer
     if dataset.has_loss_mask:
@@ -232,3 +237,9 @@ def _check_sha256(
 
 def _indented(text: str) -> str:
     return "\n".join(f"  | {line}" for line in text.splitlines())
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not known"
+    return f"{value:,}" if isinstance(value, int) else str(value)

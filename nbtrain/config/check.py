@@ -14,7 +14,7 @@ from nbtrain.config.check_wording import Problems
 from nbtrain.config.check_wording import found as _found
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.devices import DEVICES, find_device, nearest_device_names
-from nbtrain.config.schema import RunConfig
+from nbtrain.config.schema import UNITS, RunConfig, given_unit
 from nbtrain.errors import ConfigError
 
 
@@ -303,32 +303,49 @@ def learning_rates_are_ordered(config: RunConfig) -> Problems:
         yield f"{_found(config, 'lr_schedule.min_lr')}\n  must be at most lr({schedule.lr:g})."
 
 
+def amounts_are_given_once(config: RunConfig) -> Problems:
+    """An amount has one unit: two would be two wills."""
+    for section, stem in (
+        ("batch", "train"),
+        ("lr_schedule", "lr_warmup"),
+        ("lr_schedule", "lr_decay"),
+        ("lr_schedule", "lr_wsd_decay"),
+    ):
+        keys = [f"{section}.{stem}_{unit}" for unit in UNITS]
+        given = [key for key in keys if getattr(getattr(config, section), key.partition(".")[2]) is not None]
+        if len(given) > 1:
+            yield (
+                f"{_found(config, given[0])}\n"
+                + "".join(f"  and {_found(config, key)}\n" for key in given[1:])
+                + "  say the same in two units; set all but one to null."
+            )
+
+
 def warmup_ends_before_decay(config: RunConfig) -> Problems:
     """Warm-up, then decay."""
-    schedule = config.lr_schedule
+    schedule, warmup = config.lr_schedule, config.lr_warmup_tokens
     constant = schedule.lr_decay_style == "constant"
-    limit = config.batch.train_tokens if constant else config.lr_decay_tokens
-    if schedule.lr_warmup_tokens >= limit:
-        explicit = schedule.lr_decay_tokens and not constant
+    limit = config.train_tokens if constant else config.lr_decay_tokens
+    if warmup >= limit:
+        explicit = given_unit(schedule, "lr_decay") and not constant
         what = "lr_decay_tokens" if explicit else "train_tokens"
         yield (
-            f"{_found(config, 'lr_schedule.lr_warmup_tokens')}\n"
+            f"{_found_amount(config, 'lr_warmup')}\n"
             f"  must be less than {what}({limit}); usual is 1 % of it: {max(limit // 100, 1)}."
         )
 
 
 def decay_style_has_its_amounts(config: RunConfig) -> Problems:
     """WSD needs the length of its last part, which fits behind the warm-up; an inverse square root needs a warm-up."""
-    schedule = config.lr_schedule
     style, wsd, warmup = (
-        schedule.lr_decay_style,
-        schedule.lr_wsd_decay_tokens,
-        schedule.lr_warmup_tokens,
+        config.lr_schedule.lr_decay_style,
+        config.lr_wsd_decay_tokens,
+        config.lr_warmup_tokens,
     )
     room = config.lr_decay_tokens - warmup
     if style != "WSD" and wsd is not None:
         yield (
-            f"{_found(config, 'lr_schedule.lr_wsd_decay_tokens')}\n"
+            f"{_found_amount(config, 'lr_wsd_decay')}\n"
             f"  is of lr_decay_style: WSD, and lr_decay_style is {style}. Set it to null, or lr_decay_style: WSD."
         )
     elif style == "WSD" and wsd is None:
@@ -338,7 +355,7 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
         )
     elif wsd is not None and wsd > room > 0:
         yield (
-            f"{_found(config, 'lr_schedule.lr_wsd_decay_tokens')}\n"
+            f"{_found_amount(config, 'lr_wsd_decay')}\n"
             f"  must be at most lr_decay_tokens({config.lr_decay_tokens}) - lr_warmup_tokens({warmup}) = {room}."
         )
     if style == "inverse-square-root" and not warmup:
@@ -347,6 +364,12 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
             "  falls as sqrt(lr_warmup_tokens / tokens) and needs a warm-up; usual is 1 % of the decay tokens: "
             f"lr_warmup_tokens: {max(config.lr_decay_tokens // 100, 1)}."
         )
+
+
+def _found_amount(config: RunConfig, stem: str) -> str:
+    """How a message about an amount of lr_schedule begins: in the unit that it was given in, and in tokens."""
+    unit, tokens = given_unit(config.lr_schedule, stem), getattr(config, f"{stem}_tokens")
+    return _found(config, f"lr_schedule.{stem}_{unit}") + (f" = {tokens} tokens" if unit != "tokens" else "")
 
 
 def kept_checkpoints_exist(config: RunConfig) -> Problems:
@@ -435,6 +458,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     autocast_is_bf16,
     loss_scale_has_room,
     deepspeed_extra_is_extra,
+    amounts_are_given_once,
     learning_rates_are_ordered,
     warmup_ends_before_decay,
     decay_style_has_its_amounts,

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from nbtrain.config.data_section import BlendEntry
-from nbtrain.config.schema import ConfigModel, RunConfig
+from nbtrain.config.schema import NO_LENGTH, ConfigModel, RunConfig, given_unit
 from nbtrain.config.sources import SOURCE_TYPES
 from nbtrain.config.yaml_source import Located, parse_value, read_yaml, show, to_text
 from nbtrain.errors import ConfigError
@@ -81,13 +81,16 @@ def find(run: str | Path) -> Path:
     names = [typed]
     if typed.name and typed.suffix not in (".yaml", ".yml"):
         names.insert(0, typed.with_name(typed.name + ".yaml"))
-    examples = workspace() / "examples" / "megatron-gpt" / "training"
-    shipped = bundled("examples/megatron-gpt") / "training"
-    for folder in (Path(), workspace(), examples, shipped):
+    examples, *shipped = [
+        root / kind
+        for kind in ("training", "finetuning")
+        for root in (workspace() / "examples" / "megatron-gpt", bundled("examples/megatron-gpt"))
+    ]
+    for folder in (Path(), workspace(), examples, *shipped):
         for name in names:
             if (folder / name).is_file():
                 return (folder / name).absolute()
-    known = sorted({path.stem for folder in (examples, shipped) for path in folder.glob("*.yaml")})
+    known = sorted({path.stem for folder in (examples, *shipped) for path in folder.glob("*.yaml")})
     near = difflib.get_close_matches(typed.stem, known, n=3)
     hint = f" Nearest: {', '.join(near)}." if near else f" Known: {', '.join(known)}." if known else ""
     raise ConfigError(f"{run}: no such run YAML, here or in {examples}.{hint}")
@@ -259,6 +262,9 @@ def validate(located: Located, label: str) -> RunConfig:
             for entry in error.errors(include_url=False)
             if entry["type"] != "extra_forbidden" or any(isinstance(part, int) for part in entry["loc"])
         ]
+    else:
+        if given_unit(config.batch, "train") is None:
+            problems.append(NO_LENGTH.format(where=located.where("batch.train_tokens") or label))
     if problems:
         raise ConfigError("\n".join(problems))
     config._origins.update(located.origins)

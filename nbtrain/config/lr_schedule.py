@@ -52,9 +52,9 @@ class LrSchedule:
             schedule.lr,
             schedule.min_lr,
             schedule.lr_decay_style,
-            schedule.lr_warmup_tokens,
+            config.lr_warmup_tokens,
             config.lr_decay_tokens,
-            schedule.lr_wsd_decay_tokens or 0,
+            config.lr_wsd_decay_tokens or 0,
             schedule.lr_wsd_decay_style,
         )
 

@@ -2,8 +2,8 @@
 
 A run YAML says what differs from what it `extends:`; the resolved config.yaml in the run directory says
 everything. A default exists once, here. Derived values are properties, never fields. A rule about one field
-stands in its type; a rule that joins two fields stands in check.py. Amounts of training are in tokens,
-periods in `_interval_steps`.
+stands in its type; a rule that joins two fields stands in check.py. Amounts of training are in tokens, also where
+they are given in samples or steps; periods in `_interval_steps`.
 """
 
 from typing import Annotated, Any, Literal
@@ -13,9 +13,18 @@ from pydantic import Field, PrivateAttr
 from nbtrain.config.batch import BatchSchedule, Rampup
 from nbtrain.config.data_section import DataConfig, TokenizerConfig
 from nbtrain.config.fields import ConfigModel, Count, Fraction, Name, PositiveCount, PositiveFloat
+from nbtrain.errors import ConfigError
 from nbtrain.topology import Topology
 
 SCHEMA_VERSION = 1
+
+UNITS = ("tokens", "samples", "steps")
+NO_LENGTH = "{where}: batch.train_tokens is missing: set it, or train_samples or train_steps."
+
+
+def given_unit(section: ConfigModel, stem: str) -> str | None:
+    """The unit that an amount is given in: of `lr_warmup` "steps", where lr_warmup_steps is set. None where none is."""
+    return next((unit for unit in UNITS if getattr(section, f"{stem}_{unit}") is not None), None)
 
 
 class ModelConfig(ConfigModel):
@@ -73,18 +82,30 @@ class RampupConfig(ConfigModel):
 
 
 class BatchConfig(ConfigModel):
-    """How many sequences make one optimizer step, and how many tokens make the run."""
+    """How many sequences make one optimizer step, and how many tokens, samples or steps make the run."""
 
     micro_batch_size: PositiveCount
     """Sequences in one forward pass of one data-parallel rank."""
     global_batch_size: PositiveCount
     """Sequences in one optimizer step, over all ranks and accumulation steps."""
-    train_tokens: PositiveCount
-    """Tokens the run trains on."""
+    train_tokens: PositiveCount | None = None
+    """Tokens the run trains on. Exactly one of train_tokens, train_samples and train_steps is set."""
+    train_samples: PositiveCount | None = None
+    """The same in sequences."""
+    train_steps: PositiveCount | None = None
+    """The same in steps, those of a ramp-up counted; max_steps ends a run before that."""
     rampup: RampupConfig | None = None
     """Batch ramp-up; null trains every step at global_batch_size."""
     max_steps: PositiveCount | None = None
     """Stop after this many steps, schedules unchanged: a trial of the same run."""
+
+    @property
+    def train_amount(self) -> tuple[str, int]:
+        """The unit of the run's length and its number, e.g. ("tokens", 2_500_000_000); ConfigError without one."""
+        unit = given_unit(self, "train")
+        if unit is None:
+            raise ConfigError(NO_LENGTH.format(where="batch"))
+        return unit, getattr(self, f"train_{unit}")
 
 
 class OptimizerConfig(ConfigModel):
@@ -103,20 +124,35 @@ class OptimizerConfig(ConfigModel):
 
 
 class LrScheduleConfig(ConfigModel):
-    """Linear warm-up, then decay from lr to min_lr, all counted in tokens; formulas in config/lr_schedule.py."""
+    """Linear warm-up, then decay from lr to min_lr, counted in tokens; formulas in config/lr_schedule.py.
+
+    Each amount may be given in samples or steps instead; in one of the three.
+    """
 
     lr: PositiveFloat
     """Peak learning rate."""
     min_lr: Annotated[float, Field(ge=0)] = 0.0
-    """Learning rate at and after lr_decay_tokens."""
+    """Learning rate at the end of the decay and after it."""
     lr_decay_style: Literal["cosine", "linear", "constant", "inverse-square-root", "WSD"] = "cosine"
     """Shape of the decay. WSD (warm-up, stable, decay) stays at lr until lr_wsd_decay_tokens before its end."""
-    lr_warmup_tokens: Count = 0
-    """Tokens over which the rate rises from 0."""
+    lr_warmup_tokens: Count | None = None
+    """Tokens over which the rate rises from 0; no warm-up where this, lr_warmup_samples and lr_warmup_steps are null."""
+    lr_warmup_samples: Count | None = None
+    """The same in sequences."""
+    lr_warmup_steps: Count | None = None
+    """The same in steps, those of a ramp-up counted."""
     lr_decay_tokens: PositiveCount | None = None
-    """Tokens at which min_lr is reached; null means train_tokens."""
+    """Tokens, from the start, at which min_lr is reached; the run's length where this and the next two are null."""
+    lr_decay_samples: PositiveCount | None = None
+    """The same in sequences."""
+    lr_decay_steps: PositiveCount | None = None
+    """The same in steps, those of a ramp-up counted."""
     lr_wsd_decay_tokens: PositiveCount | None = None
-    """WSD only, where it must be set: tokens of the last part, in which the rate falls."""
+    """WSD only, where this or one of the next two must be set: tokens of the last part, in which the rate falls."""
+    lr_wsd_decay_samples: PositiveCount | None = None
+    """The same in sequences."""
+    lr_wsd_decay_steps: PositiveCount | None = None
+    """The same in steps of global_batch_size."""
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
     """WSD only: shape of its last part."""
 
@@ -378,9 +414,31 @@ class RunConfig(ConfigModel):
         return BatchSchedule(
             self.batch.global_batch_size,
             self.model.seq_length,
-            self.batch.train_tokens,
+            self.train_tokens,
             Rampup(**ramp.model_dump()) if ramp else None,
         )
+
+    def in_tokens(self, unit: str, amount: int) -> int:
+        """`amount` tokens, samples or steps from the start of the run, in tokens."""
+        if unit == "steps":
+            ramp = self.batch.rampup
+            sizes = BatchSchedule(
+                self.batch.global_batch_size,
+                self.model.seq_length,
+                1,
+                Rampup(**ramp.model_dump()) if ramp else None,
+            )
+            return sizes.tokens_after(amount)
+        return amount * self.model.seq_length if unit == "samples" else amount
+
+    def _given_in_tokens(self, section: ConfigModel, stem: str) -> int | None:
+        unit = given_unit(section, stem)
+        return self.in_tokens(unit, getattr(section, f"{stem}_{unit}")) if unit else None
+
+    @property
+    def train_tokens(self) -> int:
+        """What batch.train_tokens, train_samples or train_steps says; ConfigError where none is set."""
+        return self.in_tokens(*self.batch.train_amount)
 
     @property
     def scheduled_steps(self) -> int:
@@ -398,5 +456,20 @@ class RunConfig(ConfigModel):
         return min(self.scheduled_steps, self.batch.max_steps or self.scheduled_steps)
 
     @property
+    def lr_warmup_tokens(self) -> int:
+        """The warm-up in tokens; 0 without one."""
+        return self._given_in_tokens(self.lr_schedule, "lr_warmup") or 0
+
+    @property
     def lr_decay_tokens(self) -> int:
-        return self.lr_schedule.lr_decay_tokens or self.batch.train_tokens
+        """Where the decay ends, in tokens; the run's length where nothing else is said."""
+        return self._given_in_tokens(self.lr_schedule, "lr_decay") or self.train_tokens
+
+    @property
+    def lr_wsd_decay_tokens(self) -> int | None:
+        """WSD's last part in tokens; its steps are those at its end, of the full batch."""
+        schedule = self.lr_schedule
+        if given_unit(schedule, "lr_wsd_decay") == "steps":
+            assert schedule.lr_wsd_decay_steps is not None
+            return schedule.lr_wsd_decay_steps * self.tokens_per_step
+        return self._given_in_tokens(schedule, "lr_wsd_decay")

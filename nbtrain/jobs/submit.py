@@ -23,7 +23,7 @@ from nbtrain import files
 from nbtrain.config.check import check_config
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import Overrides, load, load_resolved, to_yaml
-from nbtrain.config.schema import RunConfig
+from nbtrain.config.schema import UNITS, RunConfig, given_unit
 from nbtrain.errors import SubmitError
 from nbtrain.jobs import leftovers
 from nbtrain.jobs.changes import Change, changes_between
@@ -74,8 +74,8 @@ def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, 
 def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...] = TRAINER) -> JobDir:
     """Go on from the newest whole checkpoint as a new job, with `overrides` over its own configuration.
 
-    An active run gives its job. A run that has succeeded needs more to train: batch.train_tokens, or
-    batch.max_steps after a trial. Raises ConfigError and SubmitError as submit does.
+    An active run gives its job. A run that has succeeded needs more to train: batch.train_tokens (or what
+    says its length), or batch.max_steps after a trial. Raises ConfigError and SubmitError as submit does.
     """
     refuse_foreign(run)
     if not run.exists():
@@ -181,7 +181,8 @@ def more_to_train(run: RunDir, config: RunConfig) -> str:
     """The command that gives a finished run more to do."""
     if config.train_steps < config.scheduled_steps:
         return f"`nbtrain resume {run.name} batch.max_steps=null`"
-    return f"`nbtrain resume {run.name} batch.train_tokens={2 * config.batch.train_tokens}`"
+    unit, amount = config.batch.train_amount
+    return f"`nbtrain resume {run.name} batch.train_{unit}={2 * amount}`"
 
 
 def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
@@ -207,7 +208,8 @@ def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
     """Raises SubmitError where the newest checkpoint lies beyond the run's last step."""
     step = leftovers.newest_checkpoint_step(run)
     if step is not None and step > config.train_steps:
-        key = "batch.max_steps" if config.train_steps < config.scheduled_steps else "batch.train_tokens"
+        unit, _ = config.batch.train_amount
+        key = "batch.max_steps" if config.train_steps < config.scheduled_steps else f"batch.train_{unit}"
         raise SubmitError(
             f"{config.where(key)}: {key} ends the run after {config.train_steps:,} steps, but "
             f"{display(run.path)} has come to step {step:,}. Ask for more, or train anew under another `name:`."
@@ -330,12 +332,16 @@ def _write_job(
         for change in changes:
             logger.info("%s: changed on resume: %s", run.name, change)
             events.write("config", f"changed on resume: {change}", key=change.key, now=change.now)
-        if step and config.lr_schedule.lr_decay_tokens is None:
-            for change in (change for change in changes if change.key == "batch.train_tokens"):
+        if step and given_unit(config.lr_schedule, "lr_decay") is None:
+            for change in changes:
+                unit = change.key.removeprefix("batch.train_")
+                # Where the unit changed too, two fields did: the one that was set tells the length before.
+                if unit not in UNITS or change.before is None:
+                    continue
                 events.write(
                     "warning",
                     f"lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate now falls over "
-                    f"{change.now:,} tokens, {change.before:,} before",
+                    f"{config.train_tokens:,} tokens, {config.in_tokens(unit, change.before):,} before",
                 )
         JobRecord(
             job_id=job.job_id,

@@ -40,7 +40,7 @@ def summarize(
 ) -> dict[str, Any]:
     """The figures of the run at this job's end. `before` is the summary of the job before, or {}."""
     progress = (
-        beat.progress if beat and beat.progress else Progress(config.train_steps, config.batch.train_tokens)
+        beat.progress if beat and beat.progress else Progress(config.train_steps, config.train_tokens)
     )
 
     def newest(name: str, value: Any) -> Any:
@@ -69,7 +69,7 @@ def summarize(
         "steps": step,
         "total_steps": config.train_steps,
         "consumed_tokens": progress.consumed_tokens if beat else before.get("consumed_tokens", 0),
-        "train_tokens": config.batch.train_tokens,
+        "train_tokens": config.train_tokens,
         "consumed_samples": progress.consumed_samples if beat else before.get("consumed_samples", 0),
         "num_parameters": newest("num_parameters", progress.num_parameters),
         "seq_length": config.model.seq_length,

@@ -240,10 +240,10 @@ class RunView:
                 "vocab_size": config.tokenizer.vocab_size,
                 "micro_batch_size": config.batch.micro_batch_size,
                 "global_batch_size": config.batch.global_batch_size,
-                "train_tokens": config.batch.train_tokens,
+                "train_tokens": config.train_tokens,
                 "train_steps": config.train_steps,
                 "target_tokens": min(
-                    config.batch_schedule.tokens_after(config.train_steps), config.batch.train_tokens
+                    config.batch_schedule.tokens_after(config.train_steps), config.train_tokens
                 ),
                 "precision": config.precision.dtype + (" autocast" if config.precision.autocast else ""),
                 "zero_stage": parallel.zero_stage,

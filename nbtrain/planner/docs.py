@@ -73,7 +73,7 @@ def runs_table(training: Path) -> str:
         duration = estimate_duration(config, use_measured=False)
         cells = (
             amounts.count(count_parameters(config).total),
-            amounts.count(config.batch.train_tokens),
+            amounts.count(config.train_tokens),
             config.data.name,
             f"[{name}](training/{name}.yaml)",
             layout_words(config),

@@ -60,15 +60,19 @@ class Plan:
     @property
     def learning_rate(self) -> str:
         """The schedule of the learning rate in words."""
-        schedule, warmup = self.config.lr_schedule, self.config.lr_schedule.lr_warmup_tokens
+        schedule, warmup, wsd = (
+            self.config.lr_schedule,
+            self.config.lr_warmup_tokens,
+            self.config.lr_wsd_decay_tokens,
+        )
         words = f"{schedule.lr:g}"
         if warmup:
             words += f" after a warm-up of {amounts.count(warmup)} tokens"
         if schedule.lr_decay_style == "constant":
             return f"{words}, then constant"
         style: str = schedule.lr_decay_style
-        if schedule.lr_wsd_decay_tokens is not None:
-            style += f" ({schedule.lr_wsd_decay_style} over the last {amounts.count(schedule.lr_wsd_decay_tokens)})"
+        if wsd is not None:
+            style += f" ({schedule.lr_wsd_decay_style} over the last {amounts.count(wsd)})"
         end = amounts.count(self.config.lr_decay_tokens)
         return f"{words}, then {style} to {schedule.min_lr:g} at {end} tokens"
 
@@ -103,7 +107,7 @@ class Plan:
             ("vocabulary", f"{config.tokenizer.vocab_size:,}, padded to {config.padded_vocab_size:,}"),
         ]
         training = [
-            ("tokens", f"{config.batch.train_tokens:,} ({amounts.count(config.batch.train_tokens)})"),
+            ("tokens", f"{config.train_tokens:,} ({amounts.count(config.train_tokens)})"),
             ("a step", self.batch_equation),
             ("steps", steps),
             ("learning rate", self.learning_rate),
@@ -193,7 +197,7 @@ class Plan:
             "schema_version": SCHEMA_VERSION,
             "name": config.name,
             "parameters": {**self.parameters.to_dict(), "total": self.parameters.total},
-            "train_tokens": config.batch.train_tokens,
+            "train_tokens": config.train_tokens,
             "tokens_per_step": config.tokens_per_step,
             "train_steps": config.train_steps,
             "scheduled_steps": config.scheduled_steps,
@@ -244,7 +248,7 @@ def epochs(config: RunConfig, dataset_tokens: int | None) -> float | None:
     if not dataset_tokens:
         return None
     sizes = [float(part) for part in config.data.split.split(",")]
-    return config.batch.train_tokens / (dataset_tokens * sizes[0] / sum(sizes))
+    return config.train_tokens / (dataset_tokens * sizes[0] / sum(sizes))
 
 
 def _memory_warnings(config: RunConfig, memory: MemoryEstimate) -> list[str]:
@@ -294,10 +298,10 @@ def _run_warnings(config: RunConfig, duration: DurationEstimate, disk: DiskEstim
             f"tensor_parallel_size({parallel.tensor_parallel_size}) reaches across nodes of {resources.gpus_per_node} "
             "GPUs: every layer then waits for the network."
         )
-    if config.lr_schedule.lr_decay_style != "constant" and config.lr_decay_tokens > config.batch.train_tokens:
+    if config.lr_schedule.lr_decay_style != "constant" and config.lr_decay_tokens > config.train_tokens:
         warnings.append(
             f"min_lr is not reached: lr_decay_tokens({config.lr_decay_tokens:,}) is more than "
-            f"train_tokens({config.batch.train_tokens:,})."
+            f"train_tokens({config.train_tokens:,})."
         )
     passes = epochs(config, disk.dataset_tokens)
     if passes is not None and passes > USEFUL_EPOCHS:

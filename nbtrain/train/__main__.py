@@ -58,7 +58,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> str:
     logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
     if heartbeat.rank == 0:
         heartbeat.events = EventWriter(job, "rank0")
-        heartbeat.progress = Progress(config.train_steps, config.batch.train_tokens)
+        heartbeat.progress = Progress(config.train_steps, config.train_tokens)
 
     with heartbeat.phase("start"):
         # torch takes seconds to import: the first sign of life comes before it.

@@ -183,7 +183,7 @@ class Report:
         done = result.consumed_samples * config.model.seq_length
         parts = [
             f"step {result.step:>6,}",
-            f"tokens {amounts.count(done)} / {amounts.count(config.batch.train_tokens)}",
+            f"tokens {amounts.count(done)} / {amounts.count(config.train_tokens)}",
             f"loss {progress.loss:.4f}",
             f"lr {result.learning_rate:.2e}",
             f"grad norm {progress.grad_norm:.2f}" if progress.grad_norm is not None else "",
@@ -250,7 +250,7 @@ def make_report(
         "%s: %s parameters, %s tokens in %s steps of %s%s, %d x %s, %s",
         config.name,
         amounts.count(count_parameters(config).total),
-        amounts.count(config.batch.train_tokens),
+        amounts.count(config.train_tokens),
         f"{config.scheduled_steps:,}",
         amounts.count(config.tokens_per_step),
         early,

@@ -298,6 +298,19 @@ BROKEN = {
         ["backend.env={2X: a}"],
         "override backend.env: backend.env: '2X' is no name of a variable: letters, digits and _, no digit first.",
     ),
+    "a length in two units": (
+        "gpt-125m",
+        ["batch.train_steps=100"],
+        "@: batch.train_tokens = 2500000000\n"
+        "  and override batch.train_steps=100: batch.train_steps = 100\n"
+        "  say the same in two units; set all but one to null.",
+    ),
+    "a warm-up in steps beyond the run's end": (
+        "gpt-125m",
+        ["lr_schedule.lr_warmup_steps=4769", "lr_schedule.lr_warmup_tokens=null"],
+        "@: lr_schedule.lr_warmup_steps = 4769 = 2500329472 tokens\n"
+        "  must be less than lr_decay_tokens(2500000000); usual is 1 % of it: 25000000.",
+    ),
     "WSD without its last part": (
         "gpt-125m",
         ["lr_schedule.lr_decay_style=WSD"],

@@ -71,12 +71,12 @@ def test_layout_and_schedule_are_upstreams(name):
         config.parallel.activation_checkpointing.granularity,
         config.data.num_workers,
         config.checkpoint.save_interval_steps,
-        config.batch.train_tokens,
-        config.lr_schedule.lr_warmup_tokens,
+        config.train_tokens,
+        config.lr_warmup_tokens,
         config.train_steps,
     )
     assert found == GOLDEN[name]
-    assert config.lr_decay_tokens == config.batch.train_tokens
+    assert config.lr_decay_tokens == config.train_tokens
     assert (config.lr_schedule.min_lr, config.lr_schedule.lr_decay_style) == (1e-6, "cosine")
     assert (config.optimizer.adam_beta1, config.optimizer.adam_beta2) == (0.9, 0.95)
     assert (config.optimizer.weight_decay, config.optimizer.clip_grad) == (0.1, 1.0)
@@ -128,9 +128,9 @@ def test_gpt_175b_counts_the_ramp():
     assert (config.batch.micro_batch_size, config.batch.global_batch_size) == (1, 1536)
     assert config.train_steps == 500_000
     schedule = BatchSchedule(1536, 2048, 1, Rampup(16, 16, 5_859_375))
-    assert config.batch.train_tokens == schedule.tokens_after(500_000) == 1_522_572_394_496
+    assert config.train_tokens == schedule.tokens_after(500_000) == 1_522_572_394_496
     assert config.lr_decay_tokens == schedule.tokens_after(430_000) == 1_302_371_434_496
-    assert config.lr_schedule.lr_warmup_tokens == config.lr_decay_tokens // 1000
+    assert config.lr_warmup_tokens == config.lr_decay_tokens // 1000
 
 
 # --- golden parameter counts: layers, hidden, heads, sequence, vocabulary, tensor, count -------------------------

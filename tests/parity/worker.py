@@ -33,7 +33,7 @@ def main(paths: list[str]) -> None:
         heartbeat = HeartbeatWriter(job, world.rank, 0)
         if world.rank == 0:
             heartbeat.events = EventWriter(job, "rank0")
-            heartbeat.progress = Progress(config.train_steps, config.batch.train_tokens)
+            heartbeat.progress = Progress(config.train_steps, config.train_tokens)
         assert train_run(run, config, world, Requests(job, world.rank), heartbeat) == "finished"
     startup.finish()
 

@@ -13,6 +13,7 @@ data/dataset/<name>/
 import contextlib
 import fcntl
 import hashlib
+import logging
 import os
 from collections.abc import Container, Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -26,6 +27,8 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.data.indexed import IndexedDataset, bin_path, check_vocabulary, idx_path, missing
 from nbtrain.errors import DataError
 from nbtrain.workspace import dataset_dir, display, resolve, valid_name
+
+logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 MASK_SUFFIX = "_loss_mask"
@@ -120,6 +123,8 @@ class DatasetFiles:
             return cls.in_folder(dataset_dir(text))
         # As typed first, then below the workspace.
         for path in (Path(text).expanduser(), resolve(text)):
+            if path.is_dir() and any(path.glob("[!.]*.idx")):
+                return cls.in_folder(path.absolute())
             prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
             if idx_path(prefix).is_file() or bin_path(prefix).is_file():
                 return cls(prefix.parent.absolute(), stem=prefix.name)
@@ -282,7 +287,19 @@ def is_mask(stem: str, stems: Container[str]) -> bool:
 
 @contextlib.contextmanager
 def locked_directory(directory: Path) -> Iterator[None]:
-    """Hold a folder: flock on the folder itself, so that no lock file stays behind."""
+    """Hold a folder: flock on the folder itself, so that no lock file stays behind. Says so where it has to wait."""
+    descriptor = _lock(directory)
+    # Whoever held it may have removed it as it left: then the lock is on a folder that is no more.
+    while not _is_at(descriptor, directory):
+        os.close(descriptor)
+        descriptor = _lock(directory)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(directory: Path) -> int:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
@@ -292,10 +309,18 @@ def locked_directory(directory: Path) -> Iterator[None]:
             "can be written."
         ) from error
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        logger.warning("%s: another process is preparing it; waiting for its end.", display(directory))
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
+    return descriptor
+
+
+def _is_at(descriptor: int, directory: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), directory.stat())
+    except FileNotFoundError:
+        return False
 
 
 def manifest_dtype(dtype: np.dtype) -> str:

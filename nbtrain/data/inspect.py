@@ -173,7 +173,10 @@ def _verify_pair(
         main.open_loss_mask(tokens)
         _check_same_lengths(main, tokens, indexed)
         return [f"{learnt:,} of {indexed.num_tokens:,} tokens are learnt"]
-    checks = ["header, sizes, offsets and document array agree", f"largest token id {largest:,}"]
+    checks = [
+        "header, sizes, offsets and document array agree",
+        f"largest token id {largest:,}" if largest >= 0 else "no token",
+    ]
     if manifest:
         checks[-1] += f", vocabulary {manifest.vocab_size:,}"
         if manifest.eod_id is not None:

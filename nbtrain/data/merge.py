@@ -29,7 +29,7 @@ from nbtrain.data.indexed_writer import CHUNK, write_index_chunks
 from nbtrain.data.tables import html_table, text_table
 from nbtrain.errors import DataError
 from nbtrain.progress import Progress
-from nbtrain.workspace import dataset_dir, display, resolve, valid_name
+from nbtrain.workspace import NAME_RULE, dataset_dir, display, resolve, valid_name
 
 COPY_TOKENS = 1 << 22
 
@@ -172,6 +172,10 @@ def _output_files(output: str | os.PathLike, stem: str) -> DatasetFiles:
     text = os.fspath(output)
     if valid_name(text):
         target = DatasetFiles(dataset_dir(text), stem=stem)
+    elif os.sep not in text:
+        raise DataError(
+            f"{text}: the name of a new dataset {NAME_RULE}; a prefix elsewhere has a folder, e.g. ./{text}."
+        )
     else:
         path = Path(text).expanduser()
         if path.suffix in (".bin", ".idx"):

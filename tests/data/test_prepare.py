@@ -6,11 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
-from nbtrain.data.dataset_files import DatasetFiles
+from nbtrain.data.dataset_files import DatasetFiles, locked_directory
 from nbtrain.data.indexed import IndexedDataset
 from nbtrain.data.prepare import prepare
 from nbtrain.data.tokenizer import Tokenizer
@@ -396,3 +397,22 @@ def test_memory_does_not_follow_the_corpus(make_config, workspace):
         peaks.append(int(answer.stdout) * 1024)
     assert peaks[1] - peaks[0] < 40 << 20
     assert peaks[1] < 250 << 20
+
+
+def test_a_lock_on_a_folder_that_is_gone(workspace, caplog):
+    """Who waited while the holder removed the folder holds the new one, and said that it waited."""
+    folder = workspace / "held"
+    order = []
+    with locked_directory(folder):
+        waiting = threading.Thread(target=lambda: order.append(_held(folder)))
+        waiting.start()
+        while "waiting for its end" not in caplog.text:
+            time.sleep(0.01)
+        folder.rmdir()
+    waiting.join(timeout=10)
+    assert order == [True]
+
+
+def _held(folder):
+    with locked_directory(folder):
+        return folder.is_dir()

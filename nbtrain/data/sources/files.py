@@ -45,7 +45,7 @@ class FileReader(base.SourceReader):
         if not path.is_dir():
             raise DataError(
                 f"{self.where}: path = {self.config.path!r}: no such file or folder ({display(path)}). Relative "
-                "paths start at the workspace."
+                f"paths start at the workspace{'; patterns are not read, name the folder' if '*' in path.name else ''}."
             )
         found = []
         for entry in path.rglob("*"):

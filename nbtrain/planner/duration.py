@@ -18,10 +18,10 @@ from nbtrain.planner.cpu_rate import matmul_flops_per_core
 from nbtrain.rundir import RunDir
 
 ASSUMED_MFU = 0.27
-# A core's FLOP/s in fp32 matrix products where docs/benchmarks.md was measured, and the share of it that training was
-# (model FLOPs): gpt-tiny in fp32, 6,000 tokens/s on 2 cores; 14M parameters in bf16, 2,600 on 2. In bf16 that takes
-# a CPU with instructions for it.
-BENCHMARK_MATMUL_FLOPS_PER_CORE = 166e9
+# A core with AVX-512 at 2.6 GHz: 166 GFLOP/s in fp32 matrix products. The trainer's share of it (model FLOPs) is that of
+# docs/benchmarks.md on 2 cores without AMX: gpt-tiny in fp32, 6,000 tokens/s; 14M parameters in bf16, 2,600. Those
+# cores' own products were not recorded, so that the shares are of a like core. AMX makes bf16 up to twice as fast.
+ASSUMED_MATMUL_FLOPS_PER_CORE = 166e9
 SHARE_OF_MATMUL = {"fp32": 0.43, "bf16": 0.76, "fp16": 0.43}
 
 
@@ -78,12 +78,12 @@ def _assumed(config: RunConfig, bubble: float, use_measured: bool) -> tuple[floa
     if resources.device == "cpu":
         cores = (resources.cpus_per_node or os.cpu_count() or 1) * resources.nodes
         measured = matmul_flops_per_core() if use_measured else None
-        matmul = measured or BENCHMARK_MATMUL_FLOPS_PER_CORE
+        matmul = measured or ASSUMED_MATMUL_FLOPS_PER_CORE
         per_core = matmul * SHARE_OF_MATMUL[dtype]
         basis = (
             f"assumed {per_core / 1e9:.0f} GFLOP/s on each of {cores} cores: {SHARE_OF_MATMUL[dtype]:.0%} of the "
-            f"{matmul / 1e9:.0f} that {'this' if measured else 'the benchmark'} machine reaches in fp32 matrix "
-            f"products, as training in {dtype} did in the benchmarks"
+            f"{matmul / 1e9:.0f} that {'this machine reaches' if measured else 'are assumed'} in fp32 matrix products, "
+            f"as training in {dtype} did in the benchmarks"
         )
         return cores * per_core * (1 - bubble) / flops, basis
     device = find_device(resources.gpu_type) if resources.gpu_type else None

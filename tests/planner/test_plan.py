@@ -91,7 +91,7 @@ def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, pe
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 400e9)
     assert estimate_duration(config).seconds == pytest.approx(estimate.seconds / 2)
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: None)
-    assert "of the 166 that the benchmark machine reaches" in estimate_duration(config).basis
+    assert "of the 166 that are assumed in fp32 matrix products" in estimate_duration(config).basis
 
 
 @pytest.mark.parametrize(

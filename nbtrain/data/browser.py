@@ -47,6 +47,8 @@ class Document:
     """Whether there is more of it than the pieces show."""
     masked: bool
     """Whether a loss mask lies beside the dataset."""
+    source: str | None = None
+    """Which of several sources it comes from."""
 
     @property
     def text(self) -> str:
@@ -57,11 +59,14 @@ class Document:
     def title(self) -> str:
         """Number and size in a few words."""
         sequences = f" in {self.sequences:,} sequences" if self.sequences != 1 else ""
-        return f"document {self.number:,} ({self.tokens:,} tokens{sequences})"
+        source = f" of {self.source}" if self.source else ""
+        return f"document {self.number:,}{source} ({self.tokens:,} tokens{sequences})"
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
-        value = {"document": self.number, "tokens": self.tokens, "text": self.text}
+        value: dict[str, Any] = {"document": self.number, "tokens": self.tokens, "text": self.text}
+        if self.source:
+            value["source"] = self.source
         if self.masked:
             value["pieces"] = [{"text": text, "learnt": learnt} for text, learnt in self.pieces]
         return value
@@ -90,6 +95,7 @@ def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
             pieces=[(piece["text"], piece["learnt"]) for piece in pieces],
             cut="pieces" in sample and sample["text"].endswith(" ..."),
             masked="pieces" in sample,
+            source=sample.get("source"),
         )
         opened = " open" if place == 0 else ""
         parts.append(f"<details{opened}><summary>{document.title}</summary>{document.to_html()}</details>")
@@ -135,19 +141,37 @@ class Browser:
             pieces = [(self._decode(ids), True)]
         else:
             pieces = self._pieces(ids, self._read(self.mask, first, last, max_tokens)[: len(ids)])
-        return Document(number, length, last - first, pieces, cut, self.mask is not None)
+        return Document(number, length, last - first, pieces, cut, self.mask is not None, self._source(first))
 
     def documents(self, numbers: Iterable[int], max_tokens: int = SHOWN_TOKENS) -> list[Document]:
         """Several documents."""
         return [self.document(number, max_tokens) for number in numbers]
 
     def spread(self, count: int, max_tokens: int = SHOWN_TOKENS) -> list[Document]:
-        """`count` documents at equal distances, fewer where there are not so many."""
-        total = self.num_documents
-        return self.documents(
-            sorted({(2 * part + 1) * total // (2 * count) for part in range(count)} if total else ()),
-            max_tokens,
+        """`count` documents at equal distances, of each source as many; fewer where there are not so many."""
+        # By sequences, in which sources are told; their documents are where those begin.
+        starts = np.asarray(self.indexed.document_indices)
+        ranges = self._sources or [("", 0, len(self.indexed))]
+        chosen: set[int] = set()
+        for place, (_, first, last) in enumerate(ranges):
+            begin, end = np.searchsorted(starts, [first, last]).tolist()
+            own = count * (place + 1) // len(ranges) - count * place // len(ranges)
+            if end > begin:
+                own = max(1, own)
+                chosen |= {begin + (2 * part + 1) * (end - begin) // (2 * own) for part in range(own)}
+        return self.documents(sorted(chosen), max_tokens)
+
+    @cached_property
+    def _sources(self) -> list[tuple[str, int, int]]:
+        """Name and sequences [first, last) of each source, where there are several."""
+        told = (
+            [source for source in self.manifest.sources if source.get("sequences")] if self.manifest else []
         )
+        named = [(source.get("name") or source.get("kind") or "", *source["sequences"]) for source in told]
+        return [entry for entry in named if entry[2] > entry[1]] if len(named) > 1 else []
+
+    def _source(self, sequence: int) -> str | None:
+        return next((name for name, first, last in self._sources if first <= sequence < last), None)
 
     def find(self, text: str, start: int = 0, seconds: float = SEARCH_SECONDS) -> tuple[int | None, int]:
         """(the next document from `start` on whose text holds `text`, the one to go on from); capitals do not count.

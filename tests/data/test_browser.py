@@ -7,6 +7,7 @@ from nbtrain.data import browser as module
 from nbtrain.data.browser import Browser
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.indexed_writer import IndexedWriter, write_index
+from nbtrain.data.prepare import prepare
 from nbtrain.errors import DataError
 from tests.data.dataset_maker import make_dataset
 
@@ -98,3 +99,18 @@ def test_ids_in_place_of_text(workspace, monkeypatch):
     assert Browser("x_document").document(0, 3).text == "1 2 3 ..."
     monkeypatch.setattr(module, "SHOWN_TOKENS", 1)
     assert Browser("x_document").find("2 3") == (0, 1)
+
+
+def test_documents_of_every_source(make_config, workspace):
+    """A small source among large ones is shown too, and each document says where it is from."""
+    (workspace / "few.jsonl").write_text('{"text": "few and far between"}\n')
+    sources = [
+        {"kind": "jsonl", "path": "texts.jsonl", "name": "many"},
+        {"kind": "jsonl", "path": "few.jsonl", "name": "few"},
+    ]
+    config = make_config(data={"sources": sources})
+    prepare(config, through="encode")
+    shown = Browser(config).spread(4)
+    assert [document.source for document in shown] == ["many", "many", "few"]
+    assert shown[-1].title.startswith("document 120 of few (")
+    assert shown[-1].to_dict()["source"] == "few"

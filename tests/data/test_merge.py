@@ -191,10 +191,10 @@ def test_an_interrupted_merge_leaves_nothing(folder, monkeypatch, error):
     assert sorted(folder.iterdir()) == before
 
 
-def test_a_name_that_cannot_be_one():
+def test_a_name_that_cannot_be_one(folder):
     """A word that is no name is not taken for a file beside the current folder."""
     with pytest.raises(DataError) as caught:
-        merge("bad_NAME", ["small", "small"])
+        merge("bad_NAME", [pair(folder, "one", [[1, 2]]), pair(folder, "two", [[3]])])
     assert str(caught.value) == (
         "bad_NAME: the name of a new dataset must be 1 to 53 lower case letters, digits and inner dashes, e.g. "
         "gpt-125m-2xdp; a prefix elsewhere has a folder, e.g. ./bad_NAME."

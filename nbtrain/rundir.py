@@ -355,7 +355,7 @@ class ExitRecord:
     message: str = ""
     """One line: what the rank said last."""
     detail: str = ""
-    """The traceback, where there is one."""
+    """The traceback of a failure, where there is one; of a stop the limit that made it, such as exit_interval_steps."""
 
     @classmethod
     def read(cls, path: Path) -> "ExitRecord | None":

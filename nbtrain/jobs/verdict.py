@@ -70,6 +70,9 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
                 retry=True,
                 step=step,
             )
+        limit = next((record.detail for record in records.values() if record.detail), "")
+        if limit:
+            return Verdict(CANCELLED, f"{limit}{_at(step)}; saved, `nbtrain resume` goes on", step=step)
         return Verdict(
             CANCELLED, f"its ranks were told to stop by a signal from outside{_at(step)}; saved", step=step
         )

@@ -58,6 +58,16 @@ class Plan:
         )
 
     @property
+    def job_limits(self) -> str:
+        """When a job of this run stops by itself; "" where it does not."""
+        batch, limits = self.config.batch, []
+        if batch.exit_interval_steps is not None:
+            limits.append(f"at each step that {batch.exit_interval_steps:,} divides")
+        if batch.exit_duration_minutes is not None:
+            limits.append(f"after {batch.exit_duration_minutes:g} minutes")
+        return f"stops {' and '.join(limits)}" if limits else ""
+
+    @property
     def learning_rate(self) -> str:
         """The schedule of the learning rate in words."""
         schedule, warmup, wsd = (
@@ -110,6 +120,7 @@ class Plan:
             ("tokens", f"{config.train_tokens:,} ({amounts.count(config.train_tokens)})"),
             ("a step", self.batch_equation),
             ("steps", steps),
+            *([("a job", self.job_limits)] if self.job_limits else []),
             ("learning rate", self.learning_rate),
             ("layout", self.layout),
             ("FLOPs a token", f"{amounts.count(model_flops_per_token(config))}, forward and backward"),

@@ -3,7 +3,7 @@
     torchrun --nproc-per-node 2 -m nbtrain.train output/<run>
 
 The job and the attempt come from NBTRAIN_JOB and NBTRAIN_ATTEMPT; by hand it is the run's newest job, attempt 0.
-Exit code 0: finished, or stopped in order on request.
+Exit code 0: finished, or stopped in order on request or by a limit.
 """
 
 import logging
@@ -27,7 +27,7 @@ def main(run_path: str) -> int:
         job = find_job(run)
         rank, attempt = int(os.environ.get("RANK", "0")), int(os.environ.get("NBTRAIN_ATTEMPT", "0"))
         heartbeat = HeartbeatWriter(job, rank, attempt)
-        word = train(run, job, heartbeat)
+        word, limit = train(run, job, heartbeat)
     except Exception as error:
         step = heartbeat.step if heartbeat else None
         known = isinstance(error, NbtrainError)
@@ -36,7 +36,7 @@ def main(run_path: str) -> int:
         print(f"{type(error).__name__}: {error}" if known else detail, file=sys.stderr, flush=True)
         outcome.report("failed", step, message.partition("\n")[0], message if known else detail)
         return getattr(error, "exit_code", 1)
-    outcome.report(word, heartbeat.step, f"{word} at step {heartbeat.step}")
+    outcome.report(word, heartbeat.step, f"{word} at step {heartbeat.step}", limit)
     return 0
 
 
@@ -50,8 +50,8 @@ def find_job(run: RunDir) -> JobDir:
     return job
 
 
-def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> str:
-    """The whole story of a rank: "finished" or "stopped"."""
+def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, str]:
+    """The whole story of a rank: "finished" or "stopped", and the limit that stopped it, "" where none did."""
     config = load_resolved(run.config_yaml)
     requests = Requests(job, heartbeat.rank)
     level = logging.INFO if heartbeat.rank == 0 else logging.WARNING
@@ -73,7 +73,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> str:
     result = train_run(run, config, world, requests, heartbeat)
     with heartbeat.phase("end"):
         startup.finish()
-    return result
+    return result, requests.limit
 
 
 if __name__ == "__main__":

@@ -16,7 +16,9 @@ class Requests:
 
     def __init__(self, job: JobDir, rank: int):
         self.reason = ""
-        self._job = job
+        self.limit = ""
+        """Why the job ends itself (exit_limits.py), where it does."""
+        self.job = job
         self._reads_file = rank == 0
         self._terminated = False
         self._request: ControlRequest | None = None
@@ -28,7 +30,7 @@ class Requests:
         """NOTHING, SAVE or STOP."""
         wanted = NOTHING
         if self._reads_file:
-            request = ControlRequest.read(self._job.control_request)
+            request = ControlRequest.read(self.job.control_request)
             if request is not None and request.request_id > self._done_id:
                 self._request = request
                 self.reason = request.reason
@@ -44,7 +46,7 @@ class Requests:
             return
         self._done_id = self._request.request_id
         files.write_json(
-            self._job.control_ack,
+            self.job.control_ack,
             {
                 "request_id": self._done_id,
                 "action": self._request.action,

@@ -5,6 +5,7 @@
 Every rank makes every step, evaluation and save together; rank 0 alone logs, writes scalars and events.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -22,6 +23,7 @@ from nbtrain.train.build import Built, build
 from nbtrain.train.communication import CommunicationTimer
 from nbtrain.train.dataset_losses import DatasetLosses
 from nbtrain.train.evaluation import evaluate
+from nbtrain.train.exit_limits import ExitLimits, job_start
 from nbtrain.train.heartbeat import HeartbeatWriter
 from nbtrain.train.optimizer import set_batch_size, set_learning_rate
 from nbtrain.train.profiler import profiling
@@ -29,6 +31,8 @@ from nbtrain.train.report import Report, make_report
 from nbtrain.train.requests import NOTHING, STOP, Requests
 from nbtrain.train.step_result import StepResult
 from nbtrain.train.throughput import StepTimer
+
+logger = logging.getLogger(__name__)
 
 
 def train_run(
@@ -83,6 +87,7 @@ class Trainer:
         self.schedule = LrSchedule.of(config)
         self.batch_schedule = config.batch_schedule
         self.agreement = Agreement()
+        self.limits = ExitLimits(config.batch, job_start(requests.job))
 
     def run(self) -> str:
         """ "finished" or "stopped". On a stop, and at the end, the last step is in a checkpoint."""
@@ -91,14 +96,16 @@ class Trainer:
         with self.heartbeat.phase("train"):
             batches = self._training_batches()
             while self.state.step < self.config.train_steps:
-                self.agreement.begin(self.requests.wish)
+                self.agreement.begin(self._wish)
                 with self.communication.measured(self.world, self._log_due()):
                     result = self._step(batches)
                 result.communication_seconds = self.communication.seconds
                 self.profile_step()
                 if self.report is not None:
                     self.report.add_step(result, self.state)
-                wish = self.agreement.finish(self.requests.wish)
+                wish = self.agreement.finish(self._wish)
+                if self.limits.ends_at(self.state.step):
+                    wish = STOP
                 done = self.state.step == self.config.train_steps
                 if wish != STOP and self._evaluation_due():
                     self._evaluate()
@@ -109,12 +116,22 @@ class Trainer:
                 ):
                     self._save()
                     # A stop that came while saving must not wait for one more step.
-                    wish = max(wish, self.agreement.now(self.requests.wish))
+                    wish = max(wish, self.agreement.now(self._wish))
                 self.requests.acknowledge(self.state.step)
                 if wish == STOP and not done:
+                    self._tell_limit()
                     return "stopped"
         self._test()
         return "finished"
+
+    def _wish(self) -> int:
+        return max(self.requests.wish(), self.limits.wish())
+
+    def _tell_limit(self) -> None:
+        if self.requests.wish() != STOP:
+            self.requests.limit = self.limits.cause(self.state.step)
+        if self.requests.limit and self.world.rank == 0:
+            logger.info("step %6s | stops: %s", f"{self.state.step:,}", self.requests.limit)
 
     def _step(self, batches: Batches) -> StepResult:
         started = time.perf_counter()

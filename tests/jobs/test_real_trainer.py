@@ -84,6 +84,24 @@ def test_interrupted_in_every_way_is_bitwise_the_same(tiny, wait_until):
     assert (summary["steps"], summary["state"]) == (STEPS, "SUCCEEDED")
 
 
+def test_a_job_ends_itself_by_its_limits(tiny):
+    """At a step that the interval divides, and once it is too old; saved, with the cause told, and resumed."""
+    first = submit(tiny(**{"batch.exit_interval_steps": 3}))
+    assert control.wait(first, 60) == (
+        "CANCELLED",
+        "batch.exit_interval_steps = 3 is reached at step 3; saved, `nbtrain resume` goes on",
+    )
+    second = resume(first.run, ["batch.exit_interval_steps=null", "batch.exit_duration_minutes=1e-3"])
+    assert control.wait(second, 60) == (
+        "CANCELLED",
+        "batch.exit_duration_minutes = 0.001 are over at step 4; saved, `nbtrain resume` goes on",
+    )
+    assert first.run.checkpoint_steps() == [3, 4]
+    assert "stops: batch.exit_duration_minutes = 0.001 are over" in second.log(0, 0).read_text()
+    third = resume(first.run, ["batch.exit_duration_minutes=null"])
+    assert control.wait(third, 60)[0] == "SUCCEEDED"
+
+
 def optimizer_hashes(run: RunDir) -> dict[str, str]:
     """sha256 of the files that hold fp32 masters and moments, at the last step."""
     manifest = files.read_json(run.checkpoint_manifest(STEPS))

@@ -44,6 +44,17 @@ def test_stopped_is_cancelled(asked, cause):
     assert (verdict.state, verdict.cause) == ("CANCELLED", cause)
 
 
+def test_a_limit_of_the_run_is_the_cause():
+    """One rank's word is enough: only that of the clock that ran out knows it. A request still comes first."""
+    records = (record(0, "stopped", detail="batch.exit_duration_minutes = 5 are over"), record(1, "stopped"))
+    verdict = judged(*records)
+    assert (verdict.state, verdict.retry) == ("CANCELLED", False)
+    assert (
+        verdict.cause == "batch.exit_duration_minutes = 5 are over at step 7; saved, `nbtrain resume` goes on"
+    )
+    assert judged(*records, stop_requested=True).cause == "stopped on request at step 7; saved"
+
+
 def test_a_killed_torchrun_is_tried_again():
     """Its death made the ranks save and stop, but nobody asked for an end; a request to stop still wins."""
     verdict = judged(record(0, "stopped"), record(1, "stopped"), launcher_signal=9)

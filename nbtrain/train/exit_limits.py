@@ -1,0 +1,42 @@
+"""When a job ends itself, before the run is done: after so many minutes, or at every so many steps.
+
+As Megatron's --exit-duration-in-mins and --exit-interval. It saves and stops as it does on request, and another job
+goes on from there: for queues that lend machines for a while, and for looking at a run now and then.
+"""
+
+import os
+import time
+
+from nbtrain.config.schema import BatchConfig
+from nbtrain.rundir import JobDir, JobRecord
+from nbtrain.train.requests import NOTHING, STOP
+
+
+class ExitLimits:
+    """The limits of one job; minutes count from `started_at` (seconds since the epoch)."""
+
+    def __init__(self, batch: BatchConfig, started_at: float):
+        self._interval_steps = batch.exit_interval_steps
+        self._minutes = batch.exit_duration_minutes
+        self._started_at = started_at
+
+    def wish(self) -> int:
+        """STOP once the time is over. Clocks differ, so that the ranks must agree on it."""
+        over = self._minutes is not None and time.time() - self._started_at >= 60 * self._minutes
+        return STOP if over else NOTHING
+
+    def ends_at(self, step: int) -> bool:
+        """Whether `step` is one to stop at; the same on all ranks."""
+        return self._interval_steps is not None and step % self._interval_steps == 0
+
+    def cause(self, step: int) -> str:
+        """Which limit ends the job after `step`, or "" where none does."""
+        if self.ends_at(step):
+            return f"batch.exit_interval_steps = {self._interval_steps} is reached"
+        return f"batch.exit_duration_minutes = {self._minutes:g} are over" if self.wish() == STOP else ""
+
+
+def job_start(job: JobDir) -> float:
+    """When the job began, which may be some attempts ago; now, where the rank was started by hand."""
+    record = JobRecord.read(job.job_json) if "NBTRAIN_JOB" in os.environ else None
+    return record.started_at if record and record.started_at else time.time()

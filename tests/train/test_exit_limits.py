@@ -1,0 +1,55 @@
+"""When a job ends itself."""
+
+import time
+
+import pytest
+
+from nbtrain.config.load import load
+from nbtrain.rundir import JobRecord, RunDir
+from nbtrain.train.exit_limits import ExitLimits, job_start
+from nbtrain.train.requests import NOTHING, STOP
+
+
+def limits(started_at: float, **batch) -> ExitLimits:
+    return ExitLimits(
+        load("gpt-tiny", {f"batch.{key}": value for key, value in batch.items()}).batch, started_at
+    )
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Sets what time.time() says."""
+    return lambda now: monkeypatch.setattr(time, "time", lambda: now)
+
+
+def test_minutes_count_from_the_jobs_start(clock):
+    clock(1000.0 + 89.9)
+    limit = limits(1000.0, exit_duration_minutes=1.5)
+    assert (limit.wish(), limit.cause(7)) == (NOTHING, "")
+    clock(1000.0 + 90.0)
+    assert (limit.wish(), limit.cause(7)) == (STOP, "batch.exit_duration_minutes = 1.5 are over")
+
+
+def test_steps_that_the_interval_divides():
+    limit = limits(0.0, exit_interval_steps=5)
+    assert [step for step in range(1, 16) if limit.ends_at(step)] == [5, 10, 15]
+    assert limit.wish() == NOTHING
+    assert [limit.cause(step) for step in (4, 5)] == ["", "batch.exit_interval_steps = 5 is reached"]
+
+
+def test_without_limits_nothing_ends():
+    limit = limits(0.0)
+    assert (limit.wish(), limit.ends_at(100), limit.cause(100)) == (NOTHING, False, "")
+
+
+def test_a_restart_does_not_wind_the_clock_back(tmp_path, monkeypatch, clock):
+    """The job's start counts, not the attempt's; by hand, where the newest job may be long gone, it is now."""
+    clock(5000.0)
+    job = RunDir(tmp_path / "run").job("20261121-031500-a1b2")
+    job.make_folders()
+    record = JobRecord(job.job_id, "run", "run", "RUNNING", 10.0, 1, started_at=20.0)
+    record.write(job.job_json)
+    monkeypatch.delenv("NBTRAIN_JOB", raising=False)
+    assert job_start(job) == 5000.0
+    monkeypatch.setenv("NBTRAIN_JOB", job.job_id)
+    assert job_start(job) == 20.0

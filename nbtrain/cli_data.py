@@ -103,6 +103,9 @@ def card(options: argparse.Namespace) -> None:
     from nbtrain import files
     from nbtrain.data.card import data_card as make_card
 
+    for path in (options.html, options.json):
+        if path is not None and (not path.parent.is_dir() or path.is_dir() or not path.name):
+            raise ConfigError(f"{path}: cannot be written: name a file in a folder that is there.")
     made = make_card(target_of(options.data, options.overrides), options.tokenizer)
     print(made)
     if options.html:

@@ -65,3 +65,13 @@ def test_inspect_with_a_tokenizer(make_config, texts, workspace, capsys):  # noq
         assert f"  | {texts[0]}\n" in capsys.readouterr().out
     assert cli.main(["data", "inspect", "small", "--tokenizer", "other"]) == 3
     assert "other: no tokenizer of this name in data/tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--html", "--json"])
+@pytest.mark.parametrize("path", ["/", "nowhere/card.html", "."])
+def test_a_card_that_cannot_be_written(workspace, capsys, option, path):
+    """Told before the card is made, in words."""
+    assert cli.main(["data", "card", "x", option, path]) == 2
+    assert capsys.readouterr().err == (
+        f"ConfigError: {path}: cannot be written: name a file in a folder that is there.\n"
+    )

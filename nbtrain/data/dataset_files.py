@@ -129,7 +129,7 @@ class DatasetFiles:
             if idx_path(prefix).is_file() or bin_path(prefix).is_file():
                 return cls(prefix.parent.absolute(), stem=prefix.name)
         root = dataset_dir("x").parent
-        known = sorted(entry.name for entry in root.iterdir() if entry.is_dir()) if root.is_dir() else []
+        known = sorted({path.parent.name for path in root.glob("[!.]*/*.idx")})
         raise DataError(
             f"{text}: no dataset of this name in {display(root)} and no {text}.idx. "
             + (f"There are: {', '.join(known)}." if known else "Make one with `nbtrain prepare RUN.yaml`.")

@@ -13,10 +13,10 @@ a killed run goes on with those that are there. shards.py joins them.
 import contextlib
 import io
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +36,8 @@ from nbtrain.errors import DataError
 
 # Text that is in memory as tokens at one time.
 BATCH_CHARS = 1 << 20
+# A text from this size on goes from the tokenizer to the disk piece by piece: its ids alone may be 4 times its size.
+LONG_TEXT_BYTES = 8 << 20
 LARGEST_SEQUENCE_TOKENS = 2**31 - 1
 
 
@@ -142,6 +144,13 @@ class Encoder:
             batch: list[Kept] = []
             chars = 0
             for kept in cleaned(reader.read(task.part, tally), self._cleaner, tally):
+                if kept.size_bytes >= LONG_TEXT_BYTES and self._may_stream(kept.record):
+                    if batch:
+                        self._add(shard, batch, reader)
+                        batch, chars = [], 0
+                    self._add_long(shard, kept)
+                    del kept
+                    continue
                 batch.append(kept)
                 chars += kept.size_bytes
                 if chars >= BATCH_CHARS:
@@ -196,6 +205,23 @@ class Encoder:
         before = shard.num_tokens
         shard.add(tokens, extras, sizes, digests, signatures)
         self._on_batch(sum(sizes), len(sizes), shard.num_tokens - before)
+
+    def _may_stream(self, record: Record) -> bool:
+        is_text = isinstance(record, str | Texts) and not self.settings.sentence_language
+        return is_text and self._tokenizer.cuts_at_blanks
+
+    def _add_long(self, shard: "_Shard", kept: Kept) -> None:
+        signature = None if self._near is None else self._near.signature(text_of(kept.record))[None]
+        extras = kept.record.extras if isinstance(kept.record, Texts) else ()
+        before = shard.num_tokens
+        shard.add_long(
+            self._tokenizer.encode_long(text_of(kept.record)),
+            [self._of_texts([extra]) for extra in extras],
+            kept.size_bytes,
+            kept.digest,
+            signature,
+        )
+        self._on_batch(kept.size_bytes, 1, shard.num_tokens - before)
 
     def _tokens(self, batch: list[Record], reader: SourceReader) -> "_Tokens":
         first = batch[0]
@@ -310,24 +336,63 @@ class _Shard:
             self._mask.write(self._flat_mask(tokens))
         for index, extra in enumerate(extras, start=1):
             self._write(index, extra)
-        self._sequences.frombytes(counts.astype(np.intc).tobytes())
+        self._count(counts, sizes, digests, signatures, written)
+
+    def add_long(
+        self,
+        pieces: Iterable[np.ndarray],
+        extras: Sequence[_Tokens],
+        size: int,
+        digest: bytes,
+        signature: np.ndarray | None,
+    ) -> None:
+        """One document of one sequence, its ids in pieces."""
+        eod_id = self.settings.eod_id
+        length = 0
+        for ids in chain(pieces, [] if eod_id is None else [np.array([eod_id])]):
+            self._check_range(ids)
+            self._streams[0].write(ids.astype(self.dtype).data)
+            if self._mask is not None:
+                self._mask.write(bytes([1]) * len(ids))
+            length += len(ids)
+        self._add_lengths(0, np.array([length]))
+        for index, extra in enumerate(extras, start=1):
+            self._write(index, extra)
+        self._count([1], [size], digest, signature, length)
+
+    def _count(
+        self, counts: Any, sizes: list[int], digests: bytes, signatures: np.ndarray | None, tokens: int
+    ) -> None:
+        self._sequences.frombytes(np.asarray(counts, np.intc).tobytes())
         self._bytes.extend(sizes)
         self._digests += digests
         if signatures is not None:
             self._signatures.append(signatures)
         self.num_documents += len(sizes)
-        self.num_tokens += written
+        self.num_tokens += tokens
         self.num_bytes += sum(sizes)
+
+    def _check_range(self, ids: np.ndarray) -> None:
+        if not len(ids):
+            return
+        smallest, largest = int(ids.min()), int(ids.max())
+        if smallest < 0 or largest >= self.settings.vocab_size:
+            raise DataError(
+                f"token id {smallest if smallest < 0 else largest:,} is outside the vocabulary of "
+                f"{self.settings.vocab_size:,} entries. The tokenizer and these ids do not belong together."
+            )
+
+    def _add_lengths(self, index: int, lengths: np.ndarray) -> None:
+        if len(lengths) and int(lengths.max()) > LARGEST_SEQUENCE_TOKENS:
+            raise DataError(
+                f"a document of {int(lengths.max()):,} tokens; the format holds at most "
+                f"{LARGEST_SEQUENCE_TOKENS:,}. Cut it into several documents."
+            )
+        self._lengths[index].frombytes(lengths.astype(np.intc).tobytes())
 
     def _write(self, index: int, tokens: _Tokens) -> int:
         settings, ids = self.settings, tokens.ids
-        if len(ids):
-            smallest, largest = int(ids.min()), int(ids.max())
-            if smallest < 0 or largest >= settings.vocab_size:
-                raise DataError(
-                    f"token id {smallest if smallest < 0 else largest:,} is outside the vocabulary of "
-                    f"{settings.vocab_size:,} entries. The tokenizer and these ids do not belong together."
-                )
+        self._check_range(ids)
         lengths = np.diff(tokens.offsets)
         last = tokens.document_ends - 1 if tokens.document_ends is not None else np.arange(len(lengths))
         eod_id = settings.eod_id if tokens.put_eod else None
@@ -337,12 +402,7 @@ class _Shard:
             flat = insert_at(ids, tokens.offsets[last + 1], np.full(len(last), eod_id), self.dtype)
             lengths = lengths.copy()
             lengths[last] += 1
-        if len(lengths) and int(lengths.max()) > LARGEST_SEQUENCE_TOKENS:
-            raise DataError(
-                f"a document of {int(lengths.max()):,} tokens; the format holds at most "
-                f"{LARGEST_SEQUENCE_TOKENS:,}. Cut it into several documents."
-            )
-        self._lengths[index].frombytes(lengths.astype(np.intc).tobytes())
+        self._add_lengths(index, lengths)
         self._streams[index].write(flat.data)
         return len(flat)
 

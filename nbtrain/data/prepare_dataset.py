@@ -21,7 +21,7 @@ import numpy as np
 from nbtrain import files
 from nbtrain.config.schema import RunConfig
 from nbtrain.data.cleaning import Cleaner
-from nbtrain.data.corpus import Corpus, SourceCounts, Task, cleaned, empty_error, text_of
+from nbtrain.data.corpus import Corpus, Kept, SourceCounts, Task, cleaned, empty_error, text_of
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest, manifest_dtype
 from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord
 from nbtrain.data.encode_progress import PREFIX, EncodeProgress, WorkerCounters
@@ -220,6 +220,7 @@ class _Encoding:
         if self.loaded is None:
             return
         texts: list[str] = []
+        kept: Kept | None = None
         size, tally, cleaner = 0, Tally(), Cleaner(self.config.data.cleaning)
         for task in self.corpus.tasks():
             reader = self.corpus.readers[task.source]
@@ -228,6 +229,7 @@ class _Encoding:
                 size += kept.size_bytes
                 if size >= CHECKED_BYTES or len(texts) >= CHECKED_DOCUMENTS:
                     break
+            kept = None  # it may be a document of 100 MB
             break
         note = self.loaded.check_exact(texts)
         _give_back_memory()

@@ -119,14 +119,16 @@ class Tokenizer:
     def _encode_in_pieces(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """The same for texts of which one is so long that an engine's copies of it would count."""
         rows, offsets = [], np.zeros(len(texts) + 1, np.int64)
-        small = np.uint16 if self.vocab_size <= 1 << 16 else np.uint32
         for number, text in enumerate(texts):
-            length = 0
-            for piece in pieces_at_blanks(text):
-                rows.append(self._encode_whole([piece])[0].astype(small))
-                length += len(rows[-1])
-            offsets[number + 1] = offsets[number] + length
-        return np.concatenate(rows, dtype=np.uint32), offsets
+            own = list(self.encode_long(text))
+            offsets[number + 1] = offsets[number] + sum(map(len, own))
+            rows += own
+        return np.concatenate(rows), offsets
+
+    def encode_long(self, text: str) -> Iterator[np.ndarray]:
+        """The ids of a text piece by piece, together those of encode. Only where cuts_at_blanks."""
+        for piece in pieces_at_blanks(text):
+            yield self._encode_whole([piece])[0]
 
     @cached_property
     def cuts_at_blanks(self) -> bool:

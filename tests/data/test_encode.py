@@ -217,6 +217,19 @@ def test_several_keys(make_config, workspace, small_parts):
     ]
 
 
+def test_long_documents_are_streamed_to_the_same_bytes(make_config, monkeypatch):
+    """What goes to the disk piece by piece is what goes there as a whole, near duplicates and extra keys too."""
+    from nbtrain.data import encode, tokenizer
+
+    config = make_config()
+    prepare(config)
+    whole = content(dataset_dir("small"))
+    monkeypatch.setattr(encode, "LONG_TEXT_BYTES", 100)
+    monkeypatch.setattr(tokenizer, "LONG_TEXT_CHARS", 30)
+    prepare(config, force=True)
+    assert content(dataset_dir("small")) == whole
+
+
 def test_sentences(make_config, workspace):
     """With split_sentences a document is several sequences, EOD behind its last one."""
     write_jsonl(workspace / "s.jsonl", [{"text": "One is here. Two is there. Three?"}, {"text": "Only one."}])
@@ -477,3 +490,30 @@ def test_a_stop_is_orderly(make_config, workspace, small_parts):
     kept = len(list(work.glob("[0-9]*.json")))
     report = prepare(config, through="encode")
     assert f"an earlier prepare did not end ({kept} of its parts were done)" in report.steps[-1].reason
+
+
+MEMORY = """
+import json, sys
+from pathlib import Path
+from nbtrain.config.load import load
+from nbtrain.data.prepare import prepare
+prepare(load(sys.argv[1]), through="encode")
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print(int(status["VmHWM"].split()[0]) * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["the model reads some words ", "文本分詞模型讀取，"])
+def test_memory_of_one_document_of_100_mb(make_config, workspace, shared_data, unit):
+    """The whole of prepare stays within 250 MiB and four times the document."""
+    from nbtrain.config.load import to_yaml
+
+    text = unit * (100_000_000 // len(unit.encode()))
+    (workspace / "texts.jsonl").write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    brought = {"name": "gpt2", "vocab_size": 50257, "path": str(shared_data / "gpt2")}
+    (workspace / "run.yaml").write_text(to_yaml(make_config(tokenizer=brought)))
+    command = [sys.executable, "-c", MEMORY, "run.yaml"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    assert int(done.stdout) <= (250 << 20) + 4 * len(text.encode())
+    assert DatasetFiles.named("small").manifest().counts["documents"] == 1

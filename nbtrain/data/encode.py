@@ -208,7 +208,7 @@ class Encoder:
 
     def _may_stream(self, record: Record) -> bool:
         is_text = isinstance(record, str | Texts) and not self.settings.sentence_language
-        return is_text and self._tokenizer.cuts_at_blanks
+        return is_text and self._tokenizer.cuts_safely
 
     def _add_long(self, shard: "_Shard", kept: Kept) -> None:
         signature = None if self._near is None else self._near.signature(text_of(kept.record))[None]

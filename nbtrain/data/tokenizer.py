@@ -38,7 +38,10 @@ SCHEMA_VERSION = 1
 CONTENT_FILES = ("merges.txt", "vocab.json")
 ONE_FILE = "tokenizer.json"
 LONG_TEXT_CHARS = 2 << 20
-BEFORE_BLANK = re.compile(r"[^\W_](?=[ \n])")
+# In front of a blank behind a letter or digit; and, in scripts without blanks, of a comma or stop behind a letter.
+SAFE_CUT = re.compile(
+    "[^\\W_](?=[ \n])|[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff](?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
+)
 # What others call their end of a document or an answer; offered where the configured one is not there.
 EOD_CANDIDATES = (
     "<|endoftext|>",
@@ -112,7 +115,7 @@ class Tokenizer:
         return ids, offsets
 
     def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        if texts and max(map(len, texts)) > LONG_TEXT_CHARS and self.cuts_at_blanks:
+        if texts and max(map(len, texts)) > LONG_TEXT_CHARS and self.cuts_safely:
             return self._encode_in_pieces(texts)
         return self._encode_whole(texts)
 
@@ -126,13 +129,13 @@ class Tokenizer:
         return np.concatenate(rows), offsets
 
     def encode_long(self, text: str) -> Iterator[np.ndarray]:
-        """The ids of a text piece by piece, together those of encode. Only where cuts_at_blanks."""
-        for piece in pieces_at_blanks(text):
+        """The ids of a text piece by piece, together those of encode. Only where cuts_safely."""
+        for piece in pieces_of_long(text):
             yield self._encode_whole([piece])[0]
 
     @cached_property
-    def cuts_at_blanks(self) -> bool:
-        """Whether a text may be encoded in pieces that are cut in front of a blank behind a letter or digit.
+    def cuts_safely(self) -> bool:
+        """Whether a text may be encoded in pieces that are cut at SAFE_CUT.
 
         True where words are cut by GPT-2's rule alone: no token of it spans such a place.
         """
@@ -246,11 +249,11 @@ class Tokenizer:
         return reference
 
 
-def pieces_at_blanks(text: str) -> Iterator[str]:
-    """A long text in pieces of LONG_TEXT_CHARS and a word, each but the first beginning with its blank."""
+def pieces_of_long(text: str) -> Iterator[str]:
+    """A long text in pieces of LONG_TEXT_CHARS and a word, cut where a word ends."""
     start = 0
     while len(text) - start > LONG_TEXT_CHARS:
-        found = BEFORE_BLANK.search(text, start + LONG_TEXT_CHARS)
+        found = SAFE_CUT.search(text, start + LONG_TEXT_CHARS)
         if found is None:
             break
         yield text[start : found.end()]

@@ -504,7 +504,7 @@ print(int(status["VmHWM"].split()[0]) * 1024)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["the model reads some words ", "文本分詞模型讀取，"])
+@pytest.mark.parametrize("unit", ["the model reads some words ", "文本分詞模型讀取\uff0c"])
 def test_memory_of_one_document_of_100_mb(make_config, workspace, shared_data, unit):
     """The whole of prepare stays within 250 MiB and four times the document."""
     from nbtrain.config.load import to_yaml

@@ -61,12 +61,31 @@ def test_long_texts_are_encoded_in_pieces(folder, monkeypatch, engine):
     """Cut in front of blanks behind letters or digits, a text has the ids that it has as a whole."""
     loaded = Tokenizer.load(folder, engine)
     generator = np.random.default_rng(5)
-    parts = ["word", " ", "\n", "  ", "12", "'s", "中", "é", "!", "\t", EOD_TOKEN, "\u3000", "_", "\r\n"]
+    parts = [
+        "word",
+        " ",
+        "\n",
+        "  ",
+        "12",
+        "'s",
+        "中",
+        "\uff0c",
+        "\u3002",
+        "ア",
+        "\u309b",
+        "é",
+        "!",
+        "\t",
+        EOD_TOKEN,
+        "\u3000",
+        "_",
+        "\r\n",
+    ]
     texts = ["".join(generator.choice(parts, 300)) for _ in range(60)] + ["", " ", "x" * 100]
     expected = loaded.encode_batch(texts)
-    assert loaded.cuts_at_blanks
+    assert loaded.cuts_safely
     monkeypatch.setattr(tokenizer, "LONG_TEXT_CHARS", 40)
-    assert min(len(list(tokenizer.pieces_at_blanks(text))) for text in texts[:60]) > 5
+    assert min(len(list(tokenizer.pieces_of_long(text))) for text in texts[:60]) > 5
     found = loaded.encode_batch(texts)
     assert found[0].tolist() == expected[0].tolist()
     assert found[1].tolist() == expected[1].tolist()

@@ -11,6 +11,12 @@ import shlex
 from nbtrain.errors import ConfigError
 
 INJECTED_MARK = "# Parameters"
+TYPE_WORDS: dict[type, str] = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text (with papermill: -r name value)",
+}
 
 
 def check_parameters() -> None:
@@ -30,11 +36,30 @@ def check_parameters() -> None:
     if not injected or not own:
         return
     known = assigned_names(own[0])
+    types = annotated_types(own[0])
     for name in assigned_names(injected[-1]):
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
             hint = f" Nearest: {near[0]}." if near else ""
             raise ConfigError(f"parameter {name}: this notebook has {', '.join(known)}.{hint}")
+        if name not in types or name not in shell.user_ns:
+            continue
+        value, wanted = shell.user_ns[name], types[name]
+        if type(value) is not wanted and not (wanted is float and type(value) is int):
+            raise ConfigError(f"parameter {name} = {value!r}: must be {TYPE_WORDS[wanted]}.")
+
+
+def annotated_types(source: str) -> dict[str, type]:
+    """The types of a cell's annotated names, as far as they are plain ones."""
+    plain = {kind.__name__: kind for kind in TYPE_WORDS}
+    return {
+        node.target.id: plain[node.annotation.id]
+        for node in ast.parse(source).body
+        if isinstance(node, ast.AnnAssign)
+        and isinstance(node.target, ast.Name)
+        and isinstance(node.annotation, ast.Name)
+        and node.annotation.id in plain
+    }
 
 
 def assigned_names(source: str) -> list[str]:
@@ -54,7 +79,7 @@ def with_source(overrides: str, source: str, dataset: str) -> list[str]:
     words = shlex.split(overrides)
     if source and not dataset:
         raise ConfigError(
-            f"source = {source!r} needs a name of its own for its tokenizer and dataset: set dataset, e.g. \"my-text\"."
+            f'source = {source!r} needs a name of its own for its tokenizer and dataset: set dataset, e.g. "my-text".'
         )
     if source:
         words.append(f"data.sources=[{source}]")

@@ -48,3 +48,28 @@ def test_a_source_as_overrides():
     assert str(caught.value) == (
         "source = '{kind: wiki}' needs a name of its own for its tokenizer and dataset: set dataset, e.g. \"my-text\"."
     )
+
+
+@pytest.mark.parametrize(
+    "injected, message",
+    [
+        ('force = "maybe"', "parameter force = 'maybe': must be true or false."),
+        ("force = True", None),
+        ("run = 125", "parameter run = 125: must be text (with papermill: -r name value)."),
+        ("rate = 1", None),
+        ("steps = 1.5", "parameter steps = 1.5: must be a whole number."),
+    ],
+)
+def test_values_have_the_type_of_their_parameter(monkeypatch, injected, message):
+    """A word where true or false is meant would count as true."""
+    own = 'run: str = "x"\nforce: bool = False\nrate: float = 0.5\nsteps: int = 3'
+    namespace = {}
+    exec(f"{own}\n{injected}", namespace)
+    shell = SimpleNamespace(user_ns={**namespace, "In": ["", own, f"# Parameters\n{injected}"]})
+    monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
+    if message is None:
+        check_parameters()
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_parameters()
+    assert str(caught.value) == message

@@ -180,6 +180,8 @@ def _output_files(output: str | os.PathLike, stem: str) -> DatasetFiles:
         path = Path(text).expanduser()
         if path.suffix in (".bin", ".idx"):
             path = path.with_suffix("")
+        if not path.name or path.is_dir():
+            raise DataError(f"{text}: a folder, where a prefix is needed, e.g. {path / 'text_document'}.")
         # As typed where that folder is there, else below the workspace.
         path = path.absolute() if path.parent.is_dir() else resolve(path)
         target = DatasetFiles(path.parent, stem=path.name)

@@ -214,6 +214,7 @@ def _section(annotation: Any) -> type[ConfigModel] | None:
 def unknown_keys(located: Located) -> list[str]:
     """A message for each key that the schema does not have, with the nearest one that it has."""
     known = field_keys()
+    sections = [key for key, model in known.items() if model is not None]
     problems = []
 
     def walk(value: Mapping[str, Any], prefix: str) -> None:
@@ -221,8 +222,10 @@ def unknown_keys(located: Located) -> list[str]:
             dotted = f"{prefix}{key}"
             if dotted not in known:
                 section = prefix.rstrip(".") or "a run"
+                # What holds keys was meant to be a section, if there is one like it.
+                near = _nearest(dotted, sections) if isinstance(inner, Mapping) else ""
                 problems.append(
-                    f"{located.where(dotted)}: {section} has no key `{key}`.{_nearest(dotted, known)}"
+                    f"{located.where(dotted)}: {section} has no key `{key}`.{near or _nearest(dotted, known)}"
                 )
             elif isinstance(inner, Mapping) and dotted not in FREE_FORM and known[dotted] is not None:
                 walk(inner, f"{dotted}.")

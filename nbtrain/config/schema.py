@@ -18,6 +18,8 @@ from nbtrain.topology import Topology
 
 SCHEMA_VERSION = 1
 
+# Of mode: perf where max_steps is not set; the first quarter warms up (train/perf.py).
+PERF_STEPS = 20
 UNITS = ("tokens", "samples", "steps")
 NO_LENGTH = "{where}: batch.train_tokens is missing: set it, or train_samples or train_steps."
 
@@ -328,6 +330,8 @@ class RunConfig(ConfigModel):
     """Version of this schema."""
     name: Name
     """The run's name: its folder under the output root."""
+    mode: Literal["full", "perf"] = "full"
+    """perf measures how fast the run is: max_steps or 20 steps, no evaluation, no checkpoint, throughput told at the end."""
     model: ModelConfig
     """Architecture."""
     tokenizer: TokenizerConfig
@@ -456,8 +460,16 @@ class RunConfig(ConfigModel):
 
     @property
     def train_steps(self) -> int:
-        """Steps this run makes: scheduled_steps, or max_steps where that is less."""
-        return min(self.scheduled_steps, self.batch.max_steps or self.scheduled_steps)
+        """Steps this run makes: scheduled_steps, or max_steps or those of mode: perf where they are less."""
+        limit = self.batch.max_steps or (PERF_STEPS if self.mode == "perf" else self.scheduled_steps)
+        return min(self.scheduled_steps, limit)
+
+    @property
+    def shortened_by(self) -> str:
+        """What makes train_steps less than scheduled_steps: "batch.max_steps", "mode: perf", or "" where nothing does."""
+        if self.train_steps == self.scheduled_steps:
+            return ""
+        return "batch.max_steps" if self.batch.max_steps else "mode: perf"
 
     @property
     def lr_warmup_tokens(self) -> int:

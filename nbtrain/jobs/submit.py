@@ -93,6 +93,7 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
         newest
         and read_state(newest, time.time())[0] == SUCCEEDED
         and config.train_steps <= before.train_steps
+        and before.mode == "full"
     ):
         raise SubmitError(
             f"{display(run.path)}: all {before.train_steps:,} steps are done, and the run asks for "
@@ -170,6 +171,8 @@ def refuse_finished(run: RunDir) -> None:
     if newest is None or read_state(newest, time.time())[0] != SUCCEEDED:
         return
     before = load_resolved(run.config_yaml)
+    if before.mode == "perf":
+        return
     raise SubmitError(
         f"{display(run.path)}: this run has succeeded ({before.train_steps:,} steps). "
         f"To train on: {more_to_train(run, before)}. "
@@ -207,6 +210,11 @@ def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
 def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
     """Raises SubmitError where the newest checkpoint lies beyond the run's last step."""
     step = leftovers.newest_checkpoint_step(run)
+    if step is not None and config.mode == "perf":
+        raise SubmitError(
+            f"{config.where('mode')}: mode = perf measures from the first step and saves nothing, but "
+            f"{display(run.path)} has been trained to step {step:,}. Measure under another `name:`."
+        )
     if step is not None and step > config.train_steps:
         unit, _ = config.batch.train_amount
         key = "batch.max_steps" if config.train_steps < config.scheduled_steps else f"batch.train_{unit}"

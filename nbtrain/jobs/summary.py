@@ -39,9 +39,7 @@ def summarize(
     before: dict[str, Any],
 ) -> dict[str, Any]:
     """The figures of the run at this job's end. `before` is the summary of the job before, or {}."""
-    progress = (
-        beat.progress if beat and beat.progress else Progress(config.train_steps, config.train_tokens)
-    )
+    progress = beat.progress if beat and beat.progress else Progress(config.train_steps, config.train_tokens)
 
     def newest(name: str, value: Any) -> Any:
         return before.get(name) if value is None else value

@@ -283,9 +283,8 @@ class Supervisor:
         cause = verdict.cause
         if verdict.state == SUCCEEDED and self.known_config:
             steps, scheduled = self.config.train_steps, self.config.scheduled_steps
-            cause += f": {steps:,} steps" + (
-                f" of {scheduled:,} (batch.max_steps ends it here)" if steps < scheduled else ""
-            )
+            by = self.config.shortened_by
+            cause += f": {steps:,} steps" + (f" of {scheduled:,} ({by} ends it here)" if by else "")
         if verdict.state == FAILED:
             cause += self.disk_note()
         previous, self.record.state, self.record.cause = self.record.state, verdict.state, cause

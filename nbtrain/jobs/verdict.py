@@ -31,6 +31,8 @@ class Circumstances:
     """Kills that the kernel counted in this cgroup during the attempt; None where it does not tell."""
     launcher_signal: int | None = None
     """The signal that killed torchrun, where one did and it was not the supervisor's."""
+    saves: bool = True
+    """Whether ranks write checkpoints; mode: perf does not."""
     launcher_message: str = ""
     """The launcher's last words, for an attempt that no rank lived to see."""
 
@@ -58,23 +60,26 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     missing = sorted(set(range(around.world_size)) - set(records))
     outcomes = {record.outcome for record in records.values()}
     if not missing and outcomes == {"finished"}:
-        return Verdict(SUCCEEDED, "all steps are trained and saved", step=step)
+        done = "all steps are trained and saved" if around.saves else "all steps are measured, none is saved"
+        return Verdict(SUCCEEDED, done, step=step)
+    saved = "saved" if around.saves else "mode: perf saves nothing"
     if not missing and outcomes <= {"finished", "stopped"}:
         if around.stop_requested:
-            return Verdict(CANCELLED, f"stopped on request{_at(step)}; saved", step=step)
+            return Verdict(CANCELLED, f"stopped on request{_at(step)}; {saved}", step=step)
         if around.launcher_signal is not None:
             # Its death tells the ranks to stop, and they save; nobody wanted the run to end.
             return Verdict(
                 FAILED,
-                f"torchrun was killed by signal {around.launcher_signal}, so its ranks stopped{_at(step)}; saved",
+                f"torchrun was killed by signal {around.launcher_signal}, so its ranks stopped{_at(step)}; {saved}",
                 retry=True,
                 step=step,
             )
         limit = next((record.detail for record in records.values() if record.detail), "")
         if limit:
-            return Verdict(CANCELLED, f"{limit}{_at(step)}; saved, `nbtrain resume` goes on", step=step)
+            on = ", `nbtrain resume` goes on" if around.saves else ""
+            return Verdict(CANCELLED, f"{limit}{_at(step)}; {saved}{on}", step=step)
         return Verdict(
-            CANCELLED, f"its ranks were told to stop by a signal from outside{_at(step)}; saved", step=step
+            CANCELLED, f"its ranks were told to stop by a signal from outside{_at(step)}; {saved}", step=step
         )
     if around.stop_requested:
         if around.killed_by_us:

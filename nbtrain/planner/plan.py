@@ -100,8 +100,8 @@ class Plan:
         """(title, rows of name and value): the one source of the text and the HTML table."""
         config, memory, duration, disk = self.config, self.memory, self.duration, self.disk
         steps = f"{config.train_steps:,}"
-        if config.train_steps < config.scheduled_steps:
-            steps += f" of {config.scheduled_steps:,} (max_steps)"
+        if config.shortened_by:
+            steps += f" of {config.scheduled_steps:,} ({config.shortened_by})"
         ramp = config.batch.rampup
         model = config.model
         size = [

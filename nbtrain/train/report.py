@@ -23,6 +23,7 @@ from nbtrain.rundir import EventWriter, Progress
 from nbtrain.train.checkpoint import TrainState
 from nbtrain.train.heartbeat import HeartbeatWriter
 from nbtrain.train.metrics_writer import MetricsWriter
+from nbtrain.train.perf import Throughput
 from nbtrain.train.step_result import StepResult
 from nbtrain.train.throughput import Rate, compute_dtype, host_memory, measure_matmul_flops, peak_flops
 
@@ -99,6 +100,33 @@ class Report:
         text = f"test loss {loss:.4f}, perplexity {_exp(loss):.4g}"
         logger.info("step %6s | %s", f"{state.step:,}", text)
         self.events.write("test", f"step {state.step}: {text}", step=state.step, loss=loss)
+
+    def add_throughput(self, state: TrainState, measured: Throughput) -> None:
+        """mode: perf is done: its figures are those of the steps behind the warm-up, also in the summary."""
+        self.flush()
+        seq_length = self.config.model.seq_length
+        tokens_per_second = measured.samples_per_second * seq_length
+        self.progress.samples_per_second = measured.samples_per_second
+        self.progress.tokens_per_second = tokens_per_second
+        flops = tokens_per_second * self.flops_per_token / self.world.size
+        parts = [
+            f"{amounts.count(round(tokens_per_second))} tokens/s over {measured.steps} steps",
+            f"{measured.seconds / measured.steps:.3f} s a step",
+            f"{flops / 1e12:.3g} model TFLOP/s a device",
+            f"MFU {flops / self.peak_flops:.1%}" if self.peak_flops else "",
+            f"{flops / self.matmul_flops:.1%} of the measured matrix rate",
+        ]
+        text = " | ".join(part for part in parts if part)
+        logger.info("throughput | %s", text)
+        self.events.write(
+            "throughput",
+            f"throughput: {text}",
+            step=state.step,
+            steps=measured.steps,
+            samples=measured.samples,
+            seconds=measured.seconds,
+            tokens_per_second=tokens_per_second,
+        )
 
     def add_checkpoint(self, state: TrainState, seconds: float) -> None:
         self.flush()
@@ -244,8 +272,8 @@ def make_report(
     writer.text("config", to_yaml(config))
     writer.text("deepspeed", json.dumps(deepspeed_config(config), indent=2))
     report = Report(config, world, state, heartbeat.progress, heartbeat.events, writer, dataset_names)
-    stops = config.train_steps < config.scheduled_steps
-    early = f" (max_steps stops it after {config.train_steps:,})" if stops else ""
+    by = config.shortened_by
+    early = f" ({by} stops it after {config.train_steps:,})" if by else ""
     logger.info(
         "%s: %s parameters, %s tokens in %s steps of %s%s, %d x %s, %s",
         config.name,

@@ -26,6 +26,7 @@ from nbtrain.train.evaluation import evaluate
 from nbtrain.train.exit_limits import ExitLimits, job_start
 from nbtrain.train.heartbeat import HeartbeatWriter
 from nbtrain.train.optimizer import set_batch_size, set_learning_rate
+from nbtrain.train.perf import PerfClock
 from nbtrain.train.profiler import profiling
 from nbtrain.train.report import Report, make_report
 from nbtrain.train.requests import NOTHING, STOP, Requests
@@ -87,18 +88,21 @@ class Trainer:
         self.schedule = LrSchedule.of(config)
         self.batch_schedule = config.batch_schedule
         self.agreement = Agreement()
+        self.perf = PerfClock(config.train_steps, world.device) if config.mode == "perf" else None
         self.limits = ExitLimits(config.batch, job_start(requests.job))
 
     def run(self) -> str:
-        """ "finished" or "stopped". On a stop, and at the end, the last step is in a checkpoint."""
+        """ "finished" or "stopped". On a stop, and at the end, the last step is in a checkpoint, but for mode: perf."""
         if self._evaluation_due():
             self._evaluate()
         with self.heartbeat.phase("train"):
             batches = self._training_batches()
+            self._clock()
             while self.state.step < self.config.train_steps:
                 self.agreement.begin(self._wish)
                 with self.communication.measured(self.world, self._log_due()):
                     result = self._step(batches)
+                self._clock()
                 result.communication_seconds = self.communication.seconds
                 self.profile_step()
                 if self.report is not None:
@@ -121,8 +125,14 @@ class Trainer:
                 if wish == STOP and not done:
                     self._tell_limit()
                     return "stopped"
+        if self.perf is not None and self.perf.result is not None and self.report is not None:
+            self.report.add_throughput(self.state, self.perf.result)
         self._test()
         return "finished"
+
+    def _clock(self) -> None:
+        if self.perf is not None:
+            self.perf.at(self.state.step, self.state.data.consumed_samples)
 
     def _wish(self) -> int:
         return max(self.requests.wish(), self.limits.wish())
@@ -218,6 +228,8 @@ class Trainer:
 
     def _evaluation_due(self) -> bool:
         step, evaluation = self.state.step, self.config.evaluation
+        if self.perf is not None:
+            return False
         if not evaluation.eval_iters or self.datasets.valid is None or self.state.evaluated_step == step:
             return False
         return step == self.config.train_steps or (step > 0 and step % evaluation.eval_interval_steps == 0)
@@ -233,7 +245,7 @@ class Trainer:
             self.report.add_validation(state, time.perf_counter() - started)
 
     def _test(self) -> None:
-        if not self.config.evaluation.eval_iters or self.datasets.test is None:
+        if self.perf is not None or not self.config.evaluation.eval_iters or self.datasets.test is None:
             return
         with self.heartbeat.phase("test"):
             loss = self._loss_on(self.datasets.test)
@@ -241,6 +253,8 @@ class Trainer:
             self.report.add_test(self.state, loss)
 
     def _save(self) -> None:
+        if self.perf is not None:
+            return
         started = time.perf_counter()
         with self.heartbeat.phase("save"):
             self.checkpointer.save(self.state)

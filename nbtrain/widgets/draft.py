@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "Distributed": ("resources", "backend"),
     "Model": ("model", "tokenizer"),
-    "Training": ("batch", "optimizer", "lr_schedule", "precision", "checkpoint"),
+    "Training": ("mode", "batch", "optimizer", "lr_schedule", "precision", "checkpoint"),
     "Parallel": ("parallel",),
     "Data": ("data",),
     "Evaluation": ("evaluation",),
@@ -160,11 +160,11 @@ def run_yamls() -> list[str]:
 
 
 def fields_of(section: str) -> list[Field]:
-    """The fields of one section of the schema, nested ones with dotted keys."""
+    """The fields of one section of the schema, nested ones with dotted keys; a field outside all sections is its own."""
     found: list[Field] = []
     known = field_keys()
     for key, inner in known.items():
-        if not key.startswith(f"{section}.") or any(key.startswith(f"{one.key}.") for one in found):
+        if not f"{key}.".startswith(f"{section}.") or any(key.startswith(f"{one.key}.") for one in found):
             continue
         info = _field_info(key)
         optional = NoneType in get_args(info.annotation)

@@ -102,6 +102,23 @@ def test_a_job_ends_itself_by_its_limits(tiny):
     assert control.wait(third, 60)[0] == "SUCCEEDED"
 
 
+def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
+    """No evaluation and no test either; the summary has the figures without the warm-up, and mode=full trains."""
+    job = submit(tiny(mode="perf"))
+    assert control.wait(job, 60) == ("SUCCEEDED", "all steps are measured, none is saved: 10 steps")
+    assert job.run.checkpoint_steps() == []
+    told = {event["kind"]: event for event in read_events(job)}
+    assert not told.keys() & {"checkpoint", "validation", "test"}
+    measured = told["throughput"]
+    assert (measured["step"], measured["steps"], measured["samples"]) == (10, 8, 64)
+    summary = files.read_json(job.run.summary_json)
+    assert summary["tokens_per_second"] == measured["tokens_per_second"]
+    assert measured["tokens_per_second"] == pytest.approx(64 * 16 / measured["seconds"])
+    full = resume(job.run, ["mode=full"])
+    assert control.wait(full, 60)[0] == "SUCCEEDED"
+    assert full.run.checkpoint_steps() == [8, 10]
+
+
 def optimizer_hashes(run: RunDir) -> dict[str, str]:
     """sha256 of the files that hold fp32 masters and moments, at the last step."""
     manifest = files.read_json(run.checkpoint_manifest(STEPS))

@@ -120,6 +120,20 @@ def test_less_than_what_is_done_is_refused(tiny):
     )
 
 
+def test_perf_is_not_measured_within_a_training(tiny):
+    """It would begin at the checkpoint, and leave its scalars among the training's."""
+    job = submit(tiny())
+    end(job, "CANCELLED", step=5)
+    job.run.checkpoint(5).mkdir(parents=True)
+    files.write_json(job.run.checkpoint_manifest(5), {"files": {}})
+    with pytest.raises(SubmitError) as refused:
+        resume(job.run, ["mode=perf"])
+    assert str(refused.value) == (
+        "override mode=perf: mode = perf measures from the first step and saves nothing, but output/tiny has been "
+        "trained to step 5. Measure under another `name:`."
+    )
+
+
 def test_data_made_anew_is_refused(tiny):
     """The checkpoint's sample order belongs to the dataset it was trained on: refused before a job starts."""
     job = submit(tiny())

@@ -55,6 +55,14 @@ def test_a_limit_of_the_run_is_the_cause():
     assert judged(*records, stop_requested=True).cause == "stopped on request at step 7; saved"
 
 
+def test_mode_perf_saves_nothing_and_says_so():
+    assert judged(record(0, "finished"), saves=False).cause == "all steps are measured, none is saved"
+    stopped = judged(record(0, "stopped"), saves=False, stop_requested=True)
+    assert stopped.cause == "stopped on request at step 7; mode: perf saves nothing"
+    limited = judged(record(0, "stopped", detail="batch.exit_interval_steps = 7 is reached"), saves=False)
+    assert limited.cause == "batch.exit_interval_steps = 7 is reached at step 7; mode: perf saves nothing"
+
+
 def test_a_killed_torchrun_is_tried_again():
     """Its death made the ranks save and stop, but nobody asked for an end; a request to stop still wins."""
     verdict = judged(record(0, "stopped"), record(1, "stopped"), launcher_signal=9)

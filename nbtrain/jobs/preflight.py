@@ -77,7 +77,6 @@ def features_are_there(config: RunConfig, machine: Machine) -> Problems:
             "1",
         ),
         (parallel.sequence_parallel, "parallel.sequence_parallel", "true", "false"),
-        (config.batch.rampup is not None, "batch.rampup", "set", "null"),
     ]
     for present, key, value, plain in wanted:
         if present:
@@ -94,7 +93,6 @@ def _feature(key: str) -> str:
         "parallel.tensor_parallel_size": "tensor parallelism",
         "parallel.pipeline_parallel_size": "pipeline parallelism",
         "parallel.sequence_parallel": "sequence parallelism",
-        "batch.rampup": "batch ramp-up",
     }[key]
 
 

@@ -56,7 +56,7 @@ def test_hidden_gpus_are_explained(tiny, monkeypatch):
 
 
 def test_what_the_release_cannot_do_is_named(repository):
-    """Pipeline, tensor parallelism and ramp-up load and plan; launching says what is missing."""
+    """Pipeline and tensor parallelism load and plan; launching says what is missing."""
     config = load(repository / "examples/megatron-gpt/training/gpt-13b-4xdp-4xpp-4xtp.yaml")
     told = [problem for problem in preflight(config, MACHINE)]
     unsupported = [str(problem) for problem in told if problem.kind == "unsupported"]
@@ -64,6 +64,12 @@ def test_what_the_release_cannot_do_is_named(repository):
     assert "tensor parallelism is missing." in unsupported[0]
     assert "pipeline parallelism is missing." in unsupported[1]
     assert "resource" in {problem.kind for problem in told}
+
+
+def test_a_ramp_is_trained(tiny):
+    """Nothing is missing for it."""
+    ramp = {"start_batch_size": 2, "batch_size_increment": 2, "ramp_samples": 30}
+    assert found(tiny(**{"batch.rampup": ramp})) == []
 
 
 def test_fp16_needs_the_instructions(tiny):

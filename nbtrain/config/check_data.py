@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from nbtrain.config.check_wording import Problems, found
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import WikiSource
+from nbtrain.config.sources import FineTuningSourceModel, WikiSource
 
 STREAM_OPTIONS = ("reset_position_ids", "inter_document_masking", "eod_mask_loss")
 
@@ -76,6 +76,19 @@ def packing_goes_with_the_options(config: RunConfig) -> Problems:
         )
 
 
+def weights_are_read(config: RunConfig) -> Problems:
+    """Only packing goes through examples by their sources' weights."""
+    if config.data.packing == "best_fit":
+        return
+    for number, source in enumerate(config.data.sources):
+        if isinstance(source, FineTuningSourceModel) and source.weight != 1.0:
+            yield (
+                f"{config.where('data.sources')}: data.sources[{number}].weight = {source.weight:g}\n"
+                "  is for packing: best_fit; stream cuts samples from all documents, one after the other. Set packing: "
+                "best_fit, or leave the weight out."
+            )
+
+
 def index_samples_decide_something(config: RunConfig) -> Problems:
     """Only Megatron's order depends on the number of samples it is built for."""
     data = config.data
@@ -130,6 +143,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     json_keys_name_files,
     blend_is_whole,
     packing_goes_with_the_options,
+    weights_are_read,
     index_samples_decide_something,
     attention_backend_takes_a_mask,
     wiki_is_local_or_downloaded,

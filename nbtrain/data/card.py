@@ -14,11 +14,13 @@ from typing import Any
 import numpy as np
 
 from nbtrain.config.schema import RunConfig
+from nbtrain.data import gpt_dataset
 from nbtrain.data.browser import Browser, samples_html
 from nbtrain.data.card_pictures import bars_svg, histogram_svg
 from nbtrain.data.duplicates import Duplicates, find_duplicates
 from nbtrain.data.gpt_index import SPLIT_NAMES, split_bounds
 from nbtrain.data.indexed import IndexedDataset
+from nbtrain.data.prepare_report import split_rows
 from nbtrain.data.tables import Table, html_table, source_rows, text_table
 from nbtrain.errors import DataError
 from nbtrain.workspace import display
@@ -303,6 +305,9 @@ def _histogram(lengths: np.ndarray) -> dict[str, list[int]]:
 
 def _splits(config: RunConfig, indexed: IndexedDataset) -> list[dict[str, Any]]:
     """Splits of the sequences, and what training and one validation or test read of them."""
+    if config.data.packing == "best_fit":
+        # Cut within each source and gone through by weight: the packed dataset itself knows.
+        return split_rows(gpt_dataset.build(config))
     bounds = split_bounds(config.data.split, config.data.split_rule, len(indexed))
     evaluation = config.evaluation.eval_iters * config.batch.global_batch_size
     train = max(config.data.index_samples or 0, config.batch_schedule.samples_after(config.train_steps))

@@ -13,7 +13,7 @@ a killed run goes on with those that are there. shards.py joins them.
 import contextlib
 import io
 from array import array
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from itertools import accumulate, chain
@@ -143,7 +143,10 @@ class Encoder:
             shard = _Shard(settings, task.number, stack)
             batch: list[Kept] = []
             chars = 0
-            for kept in cleaned(reader.read(task.part, tally), self._cleaner, tally):
+            records: Iterator[Record] = reader.read(task.part, tally)
+            if reader.kind == "tokens":
+                records = filter(_InVocabulary(settings.vocab_size, task, tally), records)
+            for kept in cleaned(records, self._cleaner, tally):
                 if kept.size_bytes >= LONG_TEXT_BYTES and self._may_stream(kept.record):
                     if batch:
                         self._add(shard, batch, reader)
@@ -199,7 +202,8 @@ class Encoder:
             self._of_texts([kept.record.extras[index] for kept in batch])  # type: ignore[union-attr]
             for index in range(len(self.settings.extra_keys))
         ]
-        sizes = [kept.size_bytes for kept in batch]
+        # Token ids are no text: bytes per token would be those of their numbers.
+        sizes = [0 if isinstance(kept.record, TokenIds) else kept.size_bytes for kept in batch]
         digests = b"".join([kept.digest for kept in batch])
         batch.clear()
         before = shard.num_tokens
@@ -283,6 +287,29 @@ class Encoder:
             put_eod=reader.config.append_eod,
             may_be_empty=True,
         )
+
+
+class _InVocabulary:
+    """Whether all ids of a record are the vocabulary's; one that is not is counted as broken."""
+
+    def __init__(self, vocab_size: int, task: Task, tally: Tally):
+        self.vocab_size, self.task, self.tally = vocab_size, task, tally
+        self.seen = 0
+
+    def __call__(self, record: Record) -> bool:
+        assert isinstance(record, TokenIds)
+        self.seen += 1
+        largest = int(record.ids.max()) if len(record.ids) else 0
+        if largest < self.vocab_size:
+            return True
+        part = self.task.part
+        self.tally.add_broken(
+            part.path or part.name,
+            None,
+            f"document {self.seen:,} of {part.name}: token id {largest:,} is outside the vocabulary of "
+            f"{self.vocab_size:,} entries",
+        )
+        return False
 
 
 @dataclass

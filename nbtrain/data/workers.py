@@ -62,7 +62,7 @@ def _pooled(
     from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
 
     def start() -> Any:
-        return ProcessPoolExecutor(num_workers, initializer=_initialize, initargs=(make,))
+        return ProcessPoolExecutor(num_workers, initializer=_initialize, initargs=(make, os.getpid()))
 
     executor = start()
     under_way: deque[tuple[Task, Any]] = deque()
@@ -109,9 +109,11 @@ def _reason(error: BaseException) -> str:
     return ", ".join(sorted(set(codes[1].split(", ")))) if codes else str(error).partition("\n")[0]
 
 
-def _initialize(make: Callable[[], Callable[[Any], Any]]) -> None:
+def _initialize(make: Callable[[], Callable[[Any], Any]], parent: int) -> None:
     global _function
     die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died while this process started: no signal will come any more
     # Ctrl-C in a terminal reaches the whole group: the parent alone decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _function = make()

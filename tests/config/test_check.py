@@ -258,6 +258,13 @@ BROKEN = {
         "@: data.shuffle = per_epoch\n"
         "  is for packing: stream; best_fit packs and shuffles each epoch by itself always. Leave it out.",
     ),
+    "a weight that nobody reads": (
+        "gpt-125m",
+        ["data.sources=[{kind: alpaca, path: x, weight: 2.0}]"],
+        "override data.sources=[{kind: alpaca, path: x, weight: 2.0}]: data.sources[0].weight = 2\n"
+        "  is for packing: best_fit; stream cuts samples from all documents, one after the other. Set packing: best_fit, "
+        "or leave the weight out.",
+    ),
     "an order that depends on no number": (
         "gpt-125m",
         ["data.index_samples=5", "data.shuffle=per_epoch"],

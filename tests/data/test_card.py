@@ -13,6 +13,7 @@ from nbtrain.data.card import data_card
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.indexed import IndexedDataset
 from nbtrain.data.indexed_writer import IndexedWriter
+from nbtrain.data.prepare import prepare
 from nbtrain.errors import DataError
 from tests.data.dataset_maker import make_dataset, make_tokenizer
 
@@ -267,3 +268,25 @@ def test_card_of_a_blend(make_config, texts):
     assert re.search(r"\nfew +3 +75\.0% ", str(card))
     assert json.loads(json.dumps(card.to_dict()))["entries"] == card.entries
     assert card.to_page().startswith("<!doctype html>")
+
+
+def test_card_of_packed_examples(make_config, workspace):
+    """Its splits and epochs are those that training reads: cut within each source, gone through by weight."""
+    for name, count in (("a", 40), ("b", 10)):
+        rows = [
+            {"prompt": f"question {number} of {name}", "completion": f"answer {number}"}
+            for number in range(count)
+        ]
+        (workspace / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [
+        {"kind": "prompt-completion", "path": f"{name}.jsonl", "name": name, "weight": weight}
+        for name, weight in (("a", 0.5), ("b", 2.0))
+    ]
+    config = make_config(
+        model={"seq_length": 64},
+        data={"name": "packed", "sources": sources, "packing": "best_fit", "split": "80,20,0"},
+        tokenizer={"name": "packed"},
+    )
+    report = prepare(config)
+    assert data_card(config).splits == report.splits
+    assert {split["documents"] for split in report.splits} == {40, 10}

@@ -266,8 +266,13 @@ def test_token_ids(make_config, workspace):
     assert [mask[k].tolist() for k in range(2)] == [[0, 0, 1, 1, 1], [1, 1, 1]]
     write_jsonl(workspace / "ids.jsonl", [{"input_ids": [5, 300]}])
     high = make_config(data={"sources": [{"kind": "tokens", "path": "ids.jsonl"}], "name": "high"})
-    with pytest.raises(DataError, match="token id 300 is outside the vocabulary of 300 entries"):
+    with pytest.raises(DataError) as caught:
         prepare(high, through="encode")
+    assert str(caught.value) == (
+        "data.sources[0]: 1 of 1 records (100.00%) cannot be read, at most max_broken_fraction = 1.00% may be. First: "
+        "ids.jsonl: document 1 of ids.jsonl: token id 300 is outside the vocabulary of 300 entries. Mend the source, or "
+        "set its keys or max_broken_fraction."
+    )
 
 
 def test_ordered_map_in_this_process():
@@ -352,6 +357,21 @@ def test_workers_die_with_their_parent(tmp_path):
     process.communicate()
     _, alive = psutil.wait_procs(children, timeout=20)
     assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.slow
+def test_a_parent_that_dies_while_workers_start(tmp_path):
+    """A worker that comes up after its parent's death ends by itself: no signal would ever reach it."""
+    import psutil
+
+    for delay_seconds in (0.2, 0.35, 0.5, 0.8):
+        process = pool(tmp_path, sleep=60)
+        time.sleep(delay_seconds)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)  # whoever held the pipe open would keep it waiting
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
 
 
 PREPARE = """

@@ -1,12 +1,15 @@
 """The batch of each step: constant, or ramped up as Megatron does; steps, samples and tokens from one another.
 
 Megatron's `--rampup-batch-size start increment samples` (num_microbatches_calculator.py): the batch is
-start + floor(consumed / (samples / num_increments)) * increment, until it reaches the global batch size.
+start + floor(consumed / (samples / num_increments)) * increment, until it reaches the global batch size. Its
+successor `--step-batch-size-schedule "0:16 2.4B:320"` names each size and the tokens from which on it holds; a
+threshold that is no whole number of sequences is rounded down to one.
 """
 
 import bisect
 import functools
 from dataclasses import dataclass
+from fractions import Fraction
 
 
 @dataclass(frozen=True)
@@ -19,19 +22,48 @@ class Rampup:
 
 
 @dataclass(frozen=True)
+class StepSizes:
+    """(first sample, batch size) of each part of a run, ascending; the first begins at 0."""
+
+    parts: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def parse(cls, text: str, seq_length: int) -> "StepSizes":
+        """Of "0:16 2.4B:320 12B:1536", thresholds in tokens. The text has the form that schema.py asks for."""
+        pairs = (entry.split(":") for entry in text.split())
+        return cls(tuple((_tokens(threshold) // seq_length, int(size)) for threshold, size in pairs))
+
+    @property
+    def ramp_samples(self) -> int:
+        """Where the last size begins."""
+        return self.parts[-1][0]
+
+    def size_at(self, consumed_samples: int) -> int:
+        """Sequences in the step that starts after `consumed_samples`."""
+        return self.parts[bisect.bisect_right(self.parts, consumed_samples, key=lambda part: part[0]) - 1][1]
+
+
+def _tokens(text: str) -> int:
+    powers = {"K": 3, "M": 6, "B": 9, "T": 12}
+    return int(Fraction(text.rstrip("KMBT")) * 10 ** powers.get(text[-1], 0))
+
+
+@dataclass(frozen=True)
 class BatchSchedule:
     """Sizes of all steps of a run. A step is always whole; the last one may pass train_tokens."""
 
     global_batch_size: int
     seq_length: int
     train_tokens: int
-    rampup: Rampup | None = None
+    rampup: Rampup | StepSizes | None = None
 
     def size_at(self, consumed_samples: int) -> int:
         """Sequences in the step that starts after `consumed_samples`."""
         ramp = self.rampup
         if ramp is None or consumed_samples >= ramp.ramp_samples:
             return self.global_batch_size
+        if isinstance(ramp, StepSizes):
+            return ramp.size_at(consumed_samples)
         increments = (self.global_batch_size - ramp.start_batch_size) // ramp.batch_size_increment
         if increments <= 0:
             return self.global_batch_size

@@ -6,9 +6,11 @@ Most of these would else surface minutes later, on GPUs already taken, as a resh
 as a run that trains wrongly without a word.
 """
 
+import itertools
 import re
 from collections.abc import Callable, Iterable
 
+from nbtrain.config.batch import StepSizes
 from nbtrain.config.check_data import RULES as DATA_RULES
 from nbtrain.config.check_wording import Problems
 from nbtrain.config.check_wording import found as _found
@@ -47,6 +49,7 @@ def global_batch_divides(config: RunConfig) -> Problems:
 def rampup_is_whole(config: RunConfig) -> Problems:
     """The ramp rises, ends exactly at the global batch size, and each of its sizes divides among the ranks."""
     batch, ramp = config.batch, config.batch.rampup
+    yield from _step_sizes_problems(config)
     if ramp is None:
         return
     key = "batch.rampup"
@@ -72,6 +75,34 @@ def rampup_is_whole(config: RunConfig) -> Problems:
                 f"{_found(config, f'{key}.{field}')}\n"
                 f"  must be a multiple of micro_batch_size({batch.micro_batch_size}) * data_parallel_size({data})"
                 f" = {unit}; nearest: {_join(_nearest_multiples(value, unit))}."
+            )
+
+
+def _step_sizes_problems(config: RunConfig) -> Problems:
+    """A step schedule rises in tokens, ends at the global batch size, and its sizes divide among the ranks."""
+    batch, sizes = config.batch, config.ramp
+    if not isinstance(sizes, StepSizes):
+        return
+    found = _found(config, "batch.step_batch_size_schedule")
+    if batch.rampup is not None:
+        yield f"{found}\n  is one way to grow the batch and batch.rampup another; set one of them to null."
+    starts = [first for first, _ in sizes.parts]
+    for number, (before, after) in enumerate(itertools.pairwise(starts), start=2):
+        if after <= before:
+            yield (
+                f"{found}\n  must rise: its size number {number} begins at sequence {after}, the one before at {before} "
+                f"(tokens / seq_length({config.model.seq_length}), rounded down)."
+            )
+    last = sizes.parts[-1][1]
+    if last != batch.global_batch_size:
+        yield f"{found}\n  must end at global_batch_size({batch.global_batch_size}), and ends at {last}."
+    unit = batch.micro_batch_size * config.parallel.data_parallel_size
+    for _, size in sizes.parts[:-1]:
+        if size % unit:
+            yield (
+                f"{found}\n  has {size}, which is no multiple of micro_batch_size({batch.micro_batch_size}) * "
+                f"data_parallel_size({config.parallel.data_parallel_size}) = {unit}; "
+                f"nearest: {_join(_nearest_multiples(size, unit))}."
             )
 
 

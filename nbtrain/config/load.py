@@ -16,7 +16,7 @@ from typing import Any, TypeAlias, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from nbtrain.config.data_section import BlendEntry
-from nbtrain.config.schema import NO_LENGTH, ConfigModel, RunConfig, given_unit
+from nbtrain.config.schema import NO_LENGTH, STEP_SIZES, ConfigModel, RunConfig, given_unit
 from nbtrain.config.sources import SOURCE_TYPES
 from nbtrain.config.yaml_source import Located, parse_value, read_yaml, show, to_text
 from nbtrain.errors import ConfigError
@@ -289,6 +289,7 @@ _WORDING = {
 }
 _PATTERNS = {
     f"^{NAME_PATTERN.pattern}$": NAME_RULE,
+    STEP_SIZES: 'must be pairs of tokens and sequences from 0 on, with K, M, B or T, e.g. "0:16 2.4B:320 12B:1536"',
     r"\{content\}": "must hold {content}",
     r"\{instruction\}": "must hold {instruction}",
 }

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr
 
-from nbtrain.config.batch import BatchSchedule, Rampup
+from nbtrain.config.batch import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.data_section import DataConfig, TokenizerConfig
 from nbtrain.config.fields import ConfigModel, Count, Fraction, Name, PositiveCount, PositiveFloat
 from nbtrain.errors import ConfigError
@@ -20,6 +20,8 @@ SCHEMA_VERSION = 1
 
 # Of mode: perf where max_steps is not set; the first quarter warms up (train/perf.py).
 PERF_STEPS = 20
+# "0:16 2.4B:320 12B:1536"
+STEP_SIZES = r"^0:[1-9]\d*( [1-9]\d*(\.\d+)?[KMBT]?:[1-9]\d*)*$"
 UNITS = ("tokens", "samples", "steps")
 NO_LENGTH = "{where}: batch.train_tokens is missing: set it, or train_samples or train_steps."
 
@@ -98,6 +100,8 @@ class BatchConfig(ConfigModel):
     """The same in steps, those of a ramp-up counted; max_steps ends a run before that."""
     rampup: RampupConfig | None = None
     """Batch ramp-up; null trains every step at global_batch_size."""
+    step_batch_size_schedule: Annotated[str, Field(pattern=STEP_SIZES)] | None = None
+    """Each size and the tokens from which on it holds, as Megatron-LM writes it; the other way to grow the batch."""
     max_steps: PositiveCount | None = None
     """Stop after this many steps, schedules unchanged: a trial of the same run."""
     exit_interval_steps: PositiveCount | None = None
@@ -418,24 +422,21 @@ class RunConfig(ConfigModel):
     @property
     def batch_schedule(self) -> BatchSchedule:
         """Sizes of all steps, the ramp-up counted."""
-        ramp = self.batch.rampup
         return BatchSchedule(
-            self.batch.global_batch_size,
-            self.model.seq_length,
-            self.train_tokens,
-            Rampup(**ramp.model_dump()) if ramp else None,
+            self.batch.global_batch_size, self.model.seq_length, self.train_tokens, self.ramp
         )
+
+    @property
+    def ramp(self) -> Rampup | StepSizes | None:
+        """How the batch grows; None where it does not."""
+        if self.batch.step_batch_size_schedule is not None:
+            return StepSizes.parse(self.batch.step_batch_size_schedule, self.model.seq_length)
+        return Rampup(**self.batch.rampup.model_dump()) if self.batch.rampup else None
 
     def in_tokens(self, unit: str, amount: int) -> int:
         """`amount` tokens, samples or steps from the start of the run, in tokens."""
         if unit == "steps":
-            ramp = self.batch.rampup
-            sizes = BatchSchedule(
-                self.batch.global_batch_size,
-                self.model.seq_length,
-                1,
-                Rampup(**ramp.model_dump()) if ramp else None,
-            )
+            sizes = BatchSchedule(self.batch.global_batch_size, self.model.seq_length, 1, self.ramp)
             return sizes.tokens_after(amount)
         return amount * self.model.seq_length if unit == "samples" else amount
 

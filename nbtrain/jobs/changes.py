@@ -29,6 +29,7 @@ BOUND = (
     "data.blend",
     "batch.global_batch_size",
     "batch.rampup",
+    "batch.step_batch_size_schedule",
     "precision.dtype",
     "precision.autocast",
     "parallel.data_parallel_size",

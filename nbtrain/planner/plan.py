@@ -133,6 +133,8 @@ class Plan:
                     f"from {ramp.start_batch_size} by {ramp.batch_size_increment} over {ramp.ramp_samples:,} samples",
                 ),
             )
+        if config.batch.step_batch_size_schedule is not None:
+            training.insert(3, ("ramp-up", f"{config.batch.step_batch_size_schedule} (tokens:sequences)"))
         if self.epochs is not None:
             training.append(
                 ("epochs", f"{self.epochs:.2f} over {disk.dataset_tokens:,} tokens in the dataset")

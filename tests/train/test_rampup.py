@@ -101,10 +101,14 @@ def test_a_ramp_follows_a_bare_loop(tmp_path, data_home, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_cut_in_the_middle_of_the_ramp_is_bitwise_the_same(tmp_path, data_home):
-    """Stopped after 3 of 9 steps and resumed, with dropout: the very losses and norms of a straight run."""
+    """Stopped after 3 of 9 steps and resumed, with dropout: the very losses and norms of a straight run.
+
+    The cut run names its batch sizes one by one; they are the same.
+    """
     straight = launch.make_run(tmp_path, RAMP, "straight")
     launch.train(straight, data_home)
-    cut = launch.make_run(tmp_path, {**RAMP, "batch.max_steps": 3}, "cut")
+    named = {"batch.rampup": None, "batch.step_batch_size_schedule": "0:4 256:8 512:12 768:16"}
+    cut = launch.make_run(tmp_path, {**RAMP, **named, "batch.max_steps": 3}, "cut")
     launch.train(cut, data_home)
     assert cut.checkpoint_steps() == [3]
     config = load_resolved(cut.config_yaml)

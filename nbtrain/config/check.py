@@ -415,6 +415,15 @@ def kept_checkpoints_exist(config: RunConfig) -> Problems:
         )
 
 
+def mode_has_work(config: RunConfig) -> Problems:
+    """mode: eval evaluates something."""
+    if config.mode == "eval" and not config.evaluation.eval_iters:
+        yield (
+            f"{_found(config, 'mode')}\n"
+            "  has nothing to do with evaluation.eval_iters: 0. Set eval_iters, 10 for example, or mode: full."
+        )
+
+
 def profile_fits_run(config: RunConfig) -> Problems:
     """At least one cycle of the profiler ends before the run does."""
     profile = config.profile
@@ -494,6 +503,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     warmup_ends_before_decay,
     decay_style_has_its_amounts,
     kept_checkpoints_exist,
+    mode_has_work,
     profile_fits_run,
     split_is_readable,
     environment_is_safe,

@@ -334,8 +334,9 @@ class RunConfig(ConfigModel):
     """Version of this schema."""
     name: Name
     """The run's name: its folder under the output root."""
-    mode: Literal["full", "perf"] = "full"
-    """perf measures how fast the run is: max_steps or 20 steps, no evaluation, no checkpoint, throughput told at the end."""
+    mode: Literal["full", "perf", "eval"] = "full"
+    """perf measures how fast the run is: max_steps or 20 steps, no evaluation, no checkpoint, throughput told at the end.
+    eval tells validation and test loss of the newest checkpoint and trains nothing."""
     model: ModelConfig
     """Architecture."""
     tokenizer: TokenizerConfig

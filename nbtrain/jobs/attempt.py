@@ -215,7 +215,7 @@ class Attempt:
                 hang=self.hang,
                 oom_kills=counted,
                 launcher_signal=self._launcher_signal(),
-                saves=self.config.mode == "full",
+                mode=self.config.mode,
                 launcher_message=f"torchrun ended with code {self.torchrun.returncode}; see logs/supervisor.log",
             ),
         )

@@ -67,7 +67,7 @@ def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, 
     if active := active_job(run):
         _tell_ignored_changes(run, config)
         return active
-    refuse_finished(run)
+    refuse_finished(run, config)
     return _launch(run, config, parent, command)
 
 
@@ -93,7 +93,7 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
         newest
         and read_state(newest, time.time())[0] == SUCCEEDED
         and config.train_steps <= before.train_steps
-        and before.mode == "full"
+        and before.mode == config.mode == "full"
     ):
         raise SubmitError(
             f"{display(run.path)}: all {before.train_steps:,} steps are done, and the run asks for "
@@ -165,13 +165,13 @@ def active_job(run: RunDir) -> JobDir | None:
     return newest if newest and read_state(newest, time.time())[0] in ACTIVE else None
 
 
-def refuse_finished(run: RunDir) -> None:
-    """Raises SubmitError where the run has succeeded."""
+def refuse_finished(run: RunDir, config: RunConfig) -> None:
+    """Raises SubmitError where the run has been trained to its end and `config` asks for that again."""
     newest = run.newest_job()
     if newest is None or read_state(newest, time.time())[0] != SUCCEEDED:
         return
     before = load_resolved(run.config_yaml)
-    if before.mode == "perf":
+    if before.mode != "full" or config.mode == "eval":
         return
     raise SubmitError(
         f"{display(run.path)}: this run has succeeded ({before.train_steps:,} steps). "
@@ -210,6 +210,11 @@ def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
 def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
     """Raises SubmitError where the newest checkpoint lies beyond the run's last step."""
     step = leftovers.newest_checkpoint_step(run)
+    if step is None and config.mode == "eval":
+        raise SubmitError(
+            f"{config.where('mode')}: mode = eval needs a checkpoint, and {display(run.path)} has none. "
+            "Train the run first, with mode: full."
+        )
     if step is not None and config.mode == "perf":
         raise SubmitError(
             f"{config.where('mode')}: mode = perf measures from the first step and saves nothing, but "

@@ -281,7 +281,7 @@ class Supervisor:
     def end(self, verdict: Verdict) -> None:
         """The last words: event, summary.json, and then the state, so that whoever waits for it finds all."""
         cause = verdict.cause
-        if verdict.state == SUCCEEDED and self.known_config:
+        if verdict.state == SUCCEEDED and self.known_config and self.config.mode != "eval":
             steps, scheduled = self.config.train_steps, self.config.scheduled_steps
             by = self.config.shortened_by
             cause += f": {steps:,} steps" + (f" of {scheduled:,} ({by} ends it here)" if by else "")

@@ -12,6 +12,12 @@ from nbtrain.jobstate import CANCELLED, FAILED, SUCCEEDED
 from nbtrain.rundir import ExitRecord
 
 SIGKILL, SIGBUS = 9, 7
+# What a success means, by the run's mode.
+DONE = {
+    "full": "all steps are trained and saved",
+    "perf": "all steps are measured, none is saved",
+    "eval": "the newest checkpoint is evaluated, nothing is trained",
+}
 FULL_DISK = re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b", re.IGNORECASE)
 # Errors that the user mends; the same configuration fails the same way again.
 USER_ERROR = re.compile(r"\b(ConfigError|DataError|CheckpointError|NbtrainError|SubmitError)\b")
@@ -31,8 +37,8 @@ class Circumstances:
     """Kills that the kernel counted in this cgroup during the attempt; None where it does not tell."""
     launcher_signal: int | None = None
     """The signal that killed torchrun, where one did and it was not the supervisor's."""
-    saves: bool = True
-    """Whether ranks write checkpoints; mode: perf does not."""
+    mode: str = "full"
+    """The run's mode: only full trains to the end and saves."""
     launcher_message: str = ""
     """The launcher's last words, for an attempt that no rank lived to see."""
 
@@ -60,9 +66,8 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     missing = sorted(set(range(around.world_size)) - set(records))
     outcomes = {record.outcome for record in records.values()}
     if not missing and outcomes == {"finished"}:
-        done = "all steps are trained and saved" if around.saves else "all steps are measured, none is saved"
-        return Verdict(SUCCEEDED, done, step=step)
-    saved = "saved" if around.saves else "mode: perf saves nothing"
+        return Verdict(SUCCEEDED, DONE[around.mode], step=step)
+    saved = "saved" if around.mode == "full" else f"mode: {around.mode} saves nothing"
     if not missing and outcomes <= {"finished", "stopped"}:
         if around.stop_requested:
             return Verdict(CANCELLED, f"stopped on request{_at(step)}; {saved}", step=step)
@@ -76,7 +81,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
             )
         limit = next((record.detail for record in records.values() if record.detail), "")
         if limit:
-            on = ", `nbtrain resume` goes on" if around.saves else ""
+            on = ", `nbtrain resume` goes on" if around.mode == "full" else ""
             return Verdict(CANCELLED, f"{limit}{_at(step)}; {saved}{on}", step=step)
         return Verdict(
             CANCELLED, f"its ranks were told to stop by a signal from outside{_at(step)}; {saved}", step=step

@@ -44,7 +44,7 @@ def estimate_disk(config: RunConfig) -> DiskEstimate:
 
 def num_checkpoints(config: RunConfig) -> int:
     """Most checkpoints on disk at one time: the newest, those kept for ever, and one being written."""
-    if config.mode == "perf":
+    if config.mode != "full":
         return 0
     checkpoint, steps = config.checkpoint, config.train_steps
     # One at every interval and one at the end.

@@ -47,7 +47,11 @@ def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationE
     """
     bubble = bubble_fraction(config)
     rate, basis = (_measured(config) if use_measured else None) or _assumed(config, bubble, use_measured)
-    tokens = config.batch_schedule.tokens_after(config.train_steps)
+    if config.mode == "eval":
+        # Validation and test, forward only: a third of a training step's FLOPs.
+        tokens = 2 * config.evaluation.eval_iters * config.tokens_per_step // 3
+    else:
+        tokens = config.batch_schedule.tokens_after(config.train_steps)
     return DurationEstimate(tokens / rate if rate else None, rate, bubble, basis)
 
 

@@ -102,6 +102,8 @@ class Plan:
         steps = f"{config.train_steps:,}"
         if config.shortened_by:
             steps += f" of {config.scheduled_steps:,} ({config.shortened_by})"
+        if config.mode == "eval":
+            steps = f"none (mode: eval), {config.evaluation.eval_iters:,} batches of validation and of test"
         ramp = config.batch.rampup
         model = config.model
         size = [

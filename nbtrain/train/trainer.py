@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from nbtrain.config.lr_schedule import LrSchedule
 from nbtrain.config.schema import RunConfig
+from nbtrain.errors import CheckpointError
 from nbtrain.parallel.agreement import Agreement
 from nbtrain.parallel.startup import World
 from nbtrain.rundir import RunDir
@@ -93,6 +94,8 @@ class Trainer:
 
     def run(self) -> str:
         """ "finished" or "stopped". On a stop, and at the end, the last step is in a checkpoint, but for mode: perf."""
+        if self.config.mode == "eval":
+            return self._evaluate_checkpoint()
         if self._evaluation_due():
             self._evaluate()
         with self.heartbeat.phase("train"):
@@ -127,6 +130,17 @@ class Trainer:
                     return "stopped"
         if self.perf is not None and self.perf.result is not None and self.report is not None:
             self.report.add_throughput(self.state, self.perf.result)
+        self._test()
+        return "finished"
+
+    def _evaluate_checkpoint(self) -> str:
+        """mode: eval: what the newest checkpoint is worth; nothing is trained or saved."""
+        if self.state.step == 0:
+            raise CheckpointError(
+                f"{self.config.where('mode')}: mode = eval needs a checkpoint, and the run has none."
+            )
+        if self.datasets.valid is not None:
+            self._evaluate()
         self._test()
         return "finished"
 

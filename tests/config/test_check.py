@@ -318,6 +318,12 @@ BROKEN = {
         "@: lr_schedule.lr_warmup_steps = 4769 = 2500329472 tokens\n"
         "  must be less than lr_decay_tokens(2500000000); usual is 1 % of it: 25000000.",
     ),
+    "an evaluation of nothing": (
+        "gpt-125m",
+        ["mode=eval", "evaluation.eval_iters=0"],
+        "@: mode = eval\n"
+        "  has nothing to do with evaluation.eval_iters: 0. Set eval_iters, 10 for example, or mode: full.",
+    ),
     "WSD without its last part": (
         "gpt-125m",
         ["lr_schedule.lr_decay_style=WSD"],

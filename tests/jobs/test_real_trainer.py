@@ -119,6 +119,34 @@ def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
     assert full.run.checkpoint_steps() == [8, 10]
 
 
+def test_an_evaluation_tells_what_the_training_told(tiny):
+    """Of the last checkpoint: the very losses of the training's end; nothing is trained, and more may be after it."""
+    trained = submit(tiny())
+    assert control.wait(trained, 60)[0] == "SUCCEEDED"
+    run = trained.run
+    evaluated = resume(run, ["mode=eval"])
+    assert control.wait(evaluated, 60) == (
+        "SUCCEEDED",
+        "the newest checkpoint is evaluated, nothing is trained",
+    )
+    for kind in ("validation", "test"):
+        before, after = (
+            [event for event in read_events(job) if event["kind"] == kind] for job in (trained, evaluated)
+        )
+        assert (after[0]["loss"], after[0]["step"], len(after)) == (before[-1]["loss"], 10, 1)
+    assert run.checkpoint_steps() == [8, 10]
+    assert not any(
+        event["kind"] == "checkpoint" and "saved" in event["message"] for event in read_events(evaluated)
+    )
+    longer = resume(run, ["mode=full", "batch.train_tokens=1536"])
+    assert control.wait(longer, 60)[0] == "SUCCEEDED"
+    assert last_saved(run) == 12
+
+
+def last_saved(run: RunDir) -> int:
+    return max(run.checkpoint_steps())
+
+
 def optimizer_hashes(run: RunDir) -> dict[str, str]:
     """sha256 of the files that hold fp32 masters and moments, at the last step."""
     manifest = files.read_json(run.checkpoint_manifest(STEPS))

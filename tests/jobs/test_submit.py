@@ -134,6 +134,15 @@ def test_perf_is_not_measured_within_a_training(tiny):
     )
 
 
+def test_an_evaluation_needs_a_checkpoint(tiny):
+    with pytest.raises(SubmitError) as refused:
+        submit(tiny(mode="eval"))
+    assert str(refused.value) == (
+        "override mode=eval: mode = eval needs a checkpoint, and output/tiny has none. Train the run first, with "
+        "mode: full."
+    )
+
+
 def test_data_made_anew_is_refused(tiny):
     """The checkpoint's sample order belongs to the dataset it was trained on: refused before a job starts."""
     job = submit(tiny())

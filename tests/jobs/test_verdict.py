@@ -56,10 +56,10 @@ def test_a_limit_of_the_run_is_the_cause():
 
 
 def test_mode_perf_saves_nothing_and_says_so():
-    assert judged(record(0, "finished"), saves=False).cause == "all steps are measured, none is saved"
-    stopped = judged(record(0, "stopped"), saves=False, stop_requested=True)
+    assert judged(record(0, "finished"), mode="perf").cause == "all steps are measured, none is saved"
+    stopped = judged(record(0, "stopped"), mode="perf", stop_requested=True)
     assert stopped.cause == "stopped on request at step 7; mode: perf saves nothing"
-    limited = judged(record(0, "stopped", detail="batch.exit_interval_steps = 7 is reached"), saves=False)
+    limited = judged(record(0, "stopped", detail="batch.exit_interval_steps = 7 is reached"), mode="perf")
     assert limited.cause == "batch.exit_interval_steps = 7 is reached at step 7; mode: perf saves nothing"
 
 

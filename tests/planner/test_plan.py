@@ -323,3 +323,15 @@ def test_limits_of_a_job_are_told():
     assert limited.job_limits == "stops at each step that 1,000 divides and after 90 minutes"
     assert f"  {limited.job_limits}\n" in str(limited)
     assert plan(load("gpt-125m")).job_limits == ""
+
+
+def test_an_evaluation_makes_no_step_and_no_checkpoint():
+    """mode: eval: 10 batches of validation and 10 of test, at a third of a training step's work."""
+    evaluation, one_step = (
+        plan(load("gpt-125m", {"mode": "eval"})),
+        plan(load("gpt-125m", ["batch.max_steps=1"])),
+    )
+    training = dict(evaluation.sections())["Training"]
+    assert ("steps", "none (mode: eval), 10 batches of validation and of test") in training
+    assert evaluation.disk.num_checkpoints == 0
+    assert evaluation.duration.seconds == pytest.approx(20 / 3 * one_step.duration.seconds)

@@ -60,10 +60,14 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     """Ask a running job for a checkpoint at its next step; it goes on.
 
     With `wait_seconds` the answer is waited for and its step returned. Raises JobError where the job is not
-    active, or has not saved in that time.
+    active, saves nothing (mode: perf, eval), or has not saved in that time.
     """
     state, _ = read_state(job, time.time())
     before = ControlRequest.read(job.control_request)
+    if state in ACTIVE and (mode := load_resolved(job.run.config_yaml).mode) != "full":
+        raise JobError(
+            f"{display(job.run.path)}: job {job.job_id} runs with mode: {mode}, which saves nothing."
+        )
     if state not in ACTIVE or not _signal_supervisor(job, signal.SIGUSR1):
         raise JobError(
             f"{display(job.run.path)}: job {job.job_id} is {state}; only an active job can save. "

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from nbtrain import files
+from nbtrain.config.load import load, to_yaml
 from nbtrain.errors import JobError
 from nbtrain.jobs import control, processes
 from nbtrain.rundir import JobDir, JobRecord, ProcessIdentity, RunDir, new_job_id
@@ -100,6 +101,16 @@ def test_cancel_of_a_lost_job_ends_its_processes(job, leftover):
 def test_a_pid_that_was_given_away_is_not_signalled(job):
     """The record names this process's pid with another start time: a signal would end the test."""
     with pytest.raises(JobError, match=r"job \S+ is LOST; only an active job can save"):
+        control.request_save(job)
+
+
+def test_a_mode_that_saves_nothing_cannot_be_asked_to(job):
+    """The job lives; an answer would be a checkpoint that is not there."""
+    record = JobRecord.read(job.job_json)
+    record.supervisor = ProcessIdentity.of(os.getpid())
+    record.write(job.job_json)
+    files.write_text(job.run.config_yaml, to_yaml(load("gpt-tiny", {"mode": "perf"})))
+    with pytest.raises(JobError, match=r"job \S+ runs with mode: perf, which saves nothing\."):
         control.request_save(job)
 
 

@@ -143,7 +143,8 @@ def test_mutated_pairs(pairs, monkeypatch, block_bits, mutations):
     tracemalloc.stop()
     # Changed tokens are tokens too: such pairs must be read; whatever a header asks for is never allocated.
     assert mutations // 50 < read < mutations // 2
-    assert peak < 4 << 20
+    # A header that lies about sizes asks for gigabytes; what else was imported meanwhile is a few megabytes.
+    assert peak < 32 << 20
 
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

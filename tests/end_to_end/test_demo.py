@@ -46,9 +46,9 @@ def test_the_demo_trains_a_model_that_knows_its_text(workspace):
     assert re.search(r"speed +[\d,]+ tokens/s", summary)
     for name in ("01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate"):
         page = (run.directory.notebooks / f"{name}.html").read_text()
-        assert "https://" not in re.sub(r"<a [^>]*>", "", page).partition("<body")[2], (
-            f"{name} needs a network"
-        )
+        # Documents of the data hold addresses as text; what a browser fetches stands in attributes.
+        body = re.sub(r"<a [^>]*>", "", page).partition("<body")[2]
+        assert not re.findall(r"<[^>]+(?:src|href)=[\"']?https?://[^>]*>", body), f"{name} needs a network"
         assert name in summary
 
     jobs = run.directory.job_ids()

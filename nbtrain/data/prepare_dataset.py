@@ -43,7 +43,7 @@ Say = Callable[[str, str], None]
 PARALLEL_FROM_BYTES = 256 << 20
 PARALLEL_FROM_BYTES_WHEN_SLOW = 16 << 20
 CHECKED_BYTES = 1 << 20
-CHECKED_DOCUMENTS = 200
+CHECKED_DOCUMENTS = 100
 
 
 def is_there(config: RunConfig, dataset: DatasetFiles) -> bool:

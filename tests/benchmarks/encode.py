@@ -216,6 +216,8 @@ def child_datatrove(run: str) -> None:
 def measure(engine: str, argument: str, workspace: Path) -> dict:
     """CPU seconds of a whole contender, children included, and what it said."""
     environment = {**os.environ, "NBTRAIN_WORKSPACE": str(workspace), "NBTRAIN_DATA": str(workspace / "data")}
+    # The warm-up leaves compiled modules behind, as an installation does.
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     with subprocess.Popen(
         [sys.executable, __file__, "--child", engine, argument],
         env=environment,

@@ -215,14 +215,14 @@ def test_check_exact_where_fastokens_fails(folder, monkeypatch):
 
 
 def test_check_exact_looks_at_the_beginnings_only(folder, monkeypatch):
-    """Of 200 texts at most, so that it costs a fraction of a second whatever the corpus."""
+    """Of SAMPLE_TEXTS texts at most, so that it costs a fraction of a second whatever the corpus."""
     seen = []
     loaded = Tokenizer.load(folder, "fastokens")
     encode = Tokenizer._encode
     monkeypatch.setattr(Tokenizer, "_encode", lambda self, texts: seen.append(texts) or encode(self, texts))
     loaded.check_exact(["the model " * 100_000] * 300)
-    assert [len(texts) - len(tokenizer_exactness.HARD_TEXTS) - 5 for texts in seen] == [200, 200]
-    assert max(len(text) for text in seen[0][-200:]) == tokenizer_exactness.SAMPLE_CHARS
+    assert [len(texts) - len(tokenizer_exactness.HARD_TEXTS) - 5 for texts in seen] == [tokenizer_exactness.SAMPLE_TEXTS] * 2
+    assert max(len(text) for text in seen[0][-tokenizer_exactness.SAMPLE_TEXTS :]) == tokenizer_exactness.SAMPLE_CHARS
 
 
 @pytest.mark.parametrize("text", ["", "x" * 3])

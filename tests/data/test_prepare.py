@@ -55,6 +55,20 @@ def test_a_shared_tokenizer_is_not_made_anew(make_config):
     )
 
 
+def test_a_manifest_of_before_these_settings_existed(make_config):
+    """A dataset that an earlier version made is kept: what it could not say was what the defaults say."""
+    config = make_config()
+    prepare(config)
+    path = DatasetFiles.of(config).manifest_json
+    manifest = json.loads(path.read_text())
+    old = {"kind": "jsonl", "path": "texts.jsonl", "text_key": "text", "max_broken_fraction": 0.01}
+    manifest["settings"] = {"sources": [old], "json_key": "text"}
+    path.write_text(json.dumps(manifest))
+    assert steps(prepare(config))[1] == ("encode", "kept", "same settings, same sources")
+    changed = make_config(data={"cleaning": {"min_bytes": 5}})
+    assert "cleaning.min_bytes = 0 there, 5 here" in refusal(changed)
+
+
 def test_a_failed_prepare_leaves_no_dataset_folder(make_config, workspace):
     """A name that holds nothing would look like a dataset."""
     (workspace / "texts.jsonl").write_text("")

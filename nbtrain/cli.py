@@ -361,10 +361,9 @@ def generate(options: argparse.Namespace) -> None:
 
 
 def notebook(options: argparse.Namespace) -> None:
-    from nbtrain.config.yaml_source import parse_value
-    from nbtrain.notebook_runner import run_notebook
+    from nbtrain.notebook_runner import run_notebook, typed_parameters
 
-    parameters = {name: parse_value(value) for name, value in options.parameter}
+    parameters = typed_parameters(options.notebook, options.parameter)
     started = time.monotonic()
     executed = run_notebook(options.notebook, parameters, options.output)
     print(f"{executed.notebook}\n{executed.html}\n{time.monotonic() - started:.1f} s")

@@ -11,14 +11,15 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from nbtrain import files
 from nbtrain.config.load import find as find_yaml
+from nbtrain.config.yaml_source import parse_value
 from nbtrain.errors import ConfigError, JobError
-from nbtrain.notebook_parameters import assigned_names
+from nbtrain.notebook_parameters import annotated_types, assigned_names
 from nbtrain.rundir import RunDir
 from nbtrain.workspace import bundled, display, output_root, resolve, valid_name, workspace
 
@@ -100,18 +101,28 @@ def folder_of(run: Any) -> Path:
     return others
 
 
+def typed_parameters(notebook: str, words: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Parameters as typed on a command line: text stays text where the notebook wants text, the rest is YAML."""
+    types = annotated_types(_parameters_cell(find_notebook(notebook)))
+    return {name: word if types.get(name) is str else parse_value(word) for name, word in words}
+
+
 def check_parameter_names(source: Path, parameters: Mapping[str, Any]) -> None:
     """Raise ConfigError for a parameter that the notebook's parameters cell does not assign."""
+    known = assigned_names(_parameters_cell(source))
+    unknown = sorted(set(parameters) - set(known))
+    if unknown:
+        raise ConfigError(f"{source.name} has no parameter {', '.join(unknown)}. It has: {', '.join(known)}.")
+
+
+def _parameters_cell(source: Path) -> str:
     import nbformat
 
     cells = nbformat.read(source, as_version=4).cells
     tagged = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
     if not tagged:
         raise ConfigError(f"{source.name} has no cell tagged `parameters`.")
-    known = assigned_names(tagged[0])
-    unknown = sorted(set(parameters) - set(known))
-    if unknown:
-        raise ConfigError(f"{source.name} has no parameter {', '.join(unknown)}. It has: {', '.join(known)}.")
+    return tagged[0]
 
 
 def write_html(notebook: Path) -> Path:

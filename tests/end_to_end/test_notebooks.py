@@ -101,6 +101,16 @@ def test_where_executed_notebooks_go(workspace):
     assert [path.name for path in output.iterdir()] == ["made-before"]
 
 
+def test_words_of_a_command_line_become_what_the_notebook_wants():
+    """A source in YAML's braces is text, as the notebook's parameter is; true is true, for one that is a bool."""
+    words = [("source", "{kind: wiki, language: bg}"), ("dataset", "5"), ("force", "true")]
+    assert typed_parameters("01_prepare_data", words) == {
+        "source": "{kind: wiki, language: bg}",
+        "dataset": "5",
+        "force": True,
+    }
+
+
 # --- running them -------------------------------------------------------------------------------------------
 
 

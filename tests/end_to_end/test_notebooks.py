@@ -17,7 +17,7 @@ from nbtrain import api
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.inspect import verify
 from nbtrain.errors import ConfigError, JobError
-from nbtrain.notebook_runner import check_parameter_names, run_notebook, typed_parameters
+from nbtrain.notebook_runner import check_parameter_names, folder_of, run_notebook, typed_parameters
 from nbtrain.planner.docs import RUNS
 from nbtrain.rundir import RunDir
 

@@ -221,8 +221,13 @@ def test_check_exact_looks_at_the_beginnings_only(folder, monkeypatch):
     encode = Tokenizer._encode
     monkeypatch.setattr(Tokenizer, "_encode", lambda self, texts: seen.append(texts) or encode(self, texts))
     loaded.check_exact(["the model " * 100_000] * 300)
-    assert [len(texts) - len(tokenizer_exactness.HARD_TEXTS) - 5 for texts in seen] == [tokenizer_exactness.SAMPLE_TEXTS] * 2
-    assert max(len(text) for text in seen[0][-tokenizer_exactness.SAMPLE_TEXTS :]) == tokenizer_exactness.SAMPLE_CHARS
+    assert [len(texts) - len(tokenizer_exactness.HARD_TEXTS) - 5 for texts in seen] == [
+        tokenizer_exactness.SAMPLE_TEXTS
+    ] * 2
+    assert (
+        max(len(text) for text in seen[0][-tokenizer_exactness.SAMPLE_TEXTS :])
+        == tokenizer_exactness.SAMPLE_CHARS
+    )
 
 
 @pytest.mark.parametrize("text", ["", "x" * 3])

@@ -136,7 +136,7 @@ class Encoder:
         return Tokenizer.load(directory, self.settings.engine)
 
     def __call__(self, task: Task) -> ShardRecord:
-        """Raises DataError where the part cannot be read or holds an id outside the vocabulary."""
+        """Raises DataError where the part cannot be read; ids outside the vocabulary make a record broken."""
         settings, tally = self.settings, Tally()
         reader = settings.readers[task.source]
         with contextlib.ExitStack() as stack:
@@ -327,6 +327,11 @@ class _Tokens:
     put_eod: bool = True
     may_be_empty: bool = False
 
+    @property
+    def last_sequences(self) -> np.ndarray:
+        """The last sequence of each document: the one that EOD ends."""
+        return np.arange(len(self.offsets) - 1) if self.document_ends is None else self.document_ends - 1
+
 
 class _Shard:
     """The open files of one shard."""
@@ -421,7 +426,7 @@ class _Shard:
         settings, ids = self.settings, tokens.ids
         self._check_range(ids)
         lengths = np.diff(tokens.offsets)
-        last = tokens.document_ends - 1 if tokens.document_ends is not None else np.arange(len(lengths))
+        last = tokens.last_sequences
         eod_id = settings.eod_id if tokens.put_eod else None
         if eod_id is None:
             flat = ids.astype(self.dtype)
@@ -435,8 +440,7 @@ class _Shard:
 
     def _flat_mask(self, tokens: _Tokens) -> bytes:
         learnt = np.ones(len(tokens.ids), np.uint8) if tokens.learnt is None else tokens.learnt
-        lengths = np.diff(tokens.offsets)
-        last = tokens.document_ends - 1 if tokens.document_ends is not None else np.arange(len(lengths))
+        last = tokens.last_sequences
         if self.settings.eod_id is None or not tokens.put_eod:
             return learnt.astype(np.uint8).tobytes()
         ends = np.ones(len(last), np.uint8) if tokens.end_learnt is None else tokens.end_learnt

@@ -384,10 +384,3 @@ def read_header(path: Path) -> tuple[np.dtype, int, int]:
 def missing(path: Path) -> DataError:
     """The error for a dataset file that is not there."""
     return DataError(f"{display(path)}: no such file. Make it with `nbtrain prepare RUN.yaml`.")
-
-
-def exclusive_offsets(lengths: np.ndarray, itemsize: int) -> np.ndarray:
-    """int64 byte offset of each sequence: the running sum of the lengths before it."""
-    offsets = np.zeros(len(lengths), np.int64)
-    np.cumsum(lengths[:-1], dtype=np.int64, out=offsets[1:])
-    return offsets * itemsize

@@ -21,18 +21,18 @@ from nbtrain.config.schema import RunConfig
 
 def model_flops_per_token(config: RunConfig) -> float:
     """Forward and backward pass of one token, recomputation left out: the numerator of MFU."""
-    return 3 * (_layers_forward(config) + _logits_forward(config))
+    return 3 * (_layers_forward(config) + logits_flops_per_token(config))
 
 
 def hardware_flops_per_token(config: RunConfig) -> float:
     """As model_flops_per_token, with the second forward pass that activation checkpointing makes."""
     recomputed = config.parallel.activation_checkpointing.granularity == "full"
-    return (4 if recomputed else 3) * _layers_forward(config) + 3 * _logits_forward(config)
+    return (4 if recomputed else 3) * _layers_forward(config) + 3 * logits_flops_per_token(config)
 
 
 def evaluation_flops_per_token(config: RunConfig) -> float:
     """The forward pass alone."""
-    return _layers_forward(config) + _logits_forward(config)
+    return _layers_forward(config) + logits_flops_per_token(config)
 
 
 def megatron_deepspeed_tflops(config: RunConfig, samples_per_second: float) -> float:
@@ -48,11 +48,17 @@ def megatron_deepspeed_tflops(config: RunConfig, samples_per_second: float) -> f
     return per_token * seq * samples_per_second / config.world_size / 1e12
 
 
-def _layers_forward(config: RunConfig) -> float:
+def block_flops_per_token(config: RunConfig) -> float:
+    """The forward pass of one transformer block."""
     model = config.model
     hidden, ffn = model.hidden_size, model.resolved_ffn_hidden_size
-    return model.num_layers * (8 * hidden**2 + 4 * hidden * ffn + 4 * model.seq_length * hidden)
+    return 8 * hidden**2 + 4 * hidden * ffn + 4 * model.seq_length * hidden
 
 
-def _logits_forward(config: RunConfig) -> float:
+def logits_flops_per_token(config: RunConfig) -> float:
+    """The forward pass of the output layer."""
     return 2 * config.model.hidden_size * config.padded_vocab_size
+
+
+def _layers_forward(config: RunConfig) -> float:
+    return config.model.num_layers * block_flops_per_token(config)

@@ -1,6 +1,6 @@
 """The learning rate of a step, counted in tokens exactly as Megatron-DeepSpeed counts.
 
-    t <= w        lr t / w                                    linear warm-up from 0
+    t <= w        i + (lr - i) t / w                          linear warm-up from i, 0 as a rule
     constant      lr
     t >  d        min_lr
     between       inverse-square-root  max(min_lr, lr sqrt(w) / sqrt(t))
@@ -44,6 +44,7 @@ class LrSchedule:
     decay_tokens: int
     wsd_decay_tokens: int = 0
     wsd_decay_style: str = "exponential"
+    warmup_init: float = 0.0
 
     @classmethod
     def of(cls, config: RunConfig) -> "LrSchedule":
@@ -56,12 +57,14 @@ class LrSchedule:
             config.lr_decay_tokens,
             config.lr_wsd_decay_tokens or 0,
             schedule.lr_wsd_decay_style,
+            schedule.lr_warmup_init,
         )
 
     def learning_rate(self, consumed_tokens: int) -> float:
         """The rate of the step that starts after `consumed_tokens`."""
         if self.warmup_tokens > 0 and consumed_tokens <= self.warmup_tokens:
-            return self.lr * float(consumed_tokens) / float(self.warmup_tokens)
+            rise = (self.lr - self.warmup_init) * float(consumed_tokens) / float(self.warmup_tokens)
+            return self.warmup_init + rise
         if self.decay_style == "constant":
             return self.lr
         if consumed_tokens > self.decay_tokens:

@@ -128,7 +128,11 @@ class OptimizerConfig(ConfigModel):
     adam_eps: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.1
-    """Decoupled weight decay; biases and LayerNorm have none."""
+    """Decoupled weight decay at the end of training; biases and LayerNorm have none."""
+    start_weight_decay: Annotated[float, Field(ge=0)] | None = None
+    """Weight decay of the first step; null means weight_decay from the first step on."""
+    weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"
+    """How it goes from start_weight_decay to weight_decay, over the run's tokens."""
     clip_grad: Annotated[float, Field(ge=0)] = 1.0
     """Largest global gradient norm; 0 does not clip."""
 
@@ -143,6 +147,8 @@ class LrScheduleConfig(ConfigModel):
     """Peak learning rate."""
     min_lr: Annotated[float, Field(ge=0)] = 0.0
     """Learning rate at the end of the decay and after it."""
+    lr_warmup_init: Annotated[float, Field(ge=0)] = 0.0
+    """Learning rate at which the warm-up begins."""
     lr_decay_style: Literal["cosine", "linear", "constant", "inverse-square-root", "WSD"] = "cosine"
     """Shape of the decay. WSD (warm-up, stable, decay) stays at lr until lr_wsd_decay_tokens before its end."""
     lr_warmup_tokens: Count | None = None
@@ -151,6 +157,8 @@ class LrScheduleConfig(ConfigModel):
     """The same in sequences."""
     lr_warmup_steps: Count | None = None
     """The same in steps, those of a ramp-up counted."""
+    lr_warmup_fraction: Fraction | None = None
+    """The same as a share of the decay's tokens."""
     lr_decay_tokens: PositiveCount | None = None
     """Tokens, from the start, at which min_lr is reached; the run's length where this and the next two are null."""
     lr_decay_samples: PositiveCount | None = None
@@ -189,6 +197,8 @@ class PrecisionConfig(ConfigModel):
     """Format of the matrix products. Loss, masters and moments are fp32 always."""
     autocast: bool = False
     """bf16 only: keep fp32 weights and cast inside each product, in place of bf16 weights with fp32 masters."""
+    fp8: bool = False
+    """bf16 only, GPUs from Hopper on: the products of the blocks' linear layers in FP8 (e4m3 forward, e5m2 backward)."""
     fp16: LossScaleConfig = LossScaleConfig()
     """Loss scaling."""
 
@@ -196,39 +206,98 @@ class PrecisionConfig(ConfigModel):
 class ActivationCheckpointingConfig(ConfigModel):
     """Recompute activations in the backward pass instead of keeping them."""
 
-    granularity: Literal["none", "full"] = "none"
-    """full keeps only the input of every `interval_layers` blocks."""
+    granularity: Literal["none", "selective", "full"] = "none"
+    """selective recomputes what is large and cheap: the attention core and the MLP's activation. full keeps only the
+    input of every `interval_layers` blocks."""
     interval_layers: PositiveCount = 1
     """Blocks per recomputed piece."""
 
 
+class OffloadConfig(ConfigModel):
+    """Where ZeRO keeps something that a device's memory does not hold."""
+
+    device: Literal["none", "cpu", "nvme"] = "none"
+    """none: on the device; cpu: in host memory; nvme: in files under nvme_path."""
+    nvme_path: str | None = None
+    """A folder on a local NVMe disk."""
+    pin_memory: bool = False
+    """Page-locked host memory: faster copies, and memory that nothing else can use."""
+    buffer_count: PositiveCount = 5
+    """Buffers for the traffic with NVMe."""
+
+
 class ParallelConfig(ConfigModel):
-    """How the model and the batch are cut over the ranks."""
+    """How the model and the batch are cut over the ranks; what goes together stands in docs/parallelism.md."""
 
     data_parallel_size: PositiveCount = 1
-    """Copies of the model (each cut by tensor and pipeline)."""
+    """Copies of the model (each cut by tensor and pipeline) that take different samples."""
     tensor_parallel_size: PositiveCount = 1
     """Ranks that share each layer's matrices."""
     pipeline_parallel_size: PositiveCount = 1
     """Ranks that each hold a run of layers."""
+    pipeline_stage_layers: list[PositiveCount] | None = None
+    """Blocks of each pipeline stage; null cuts the layer list so that the slowest stage is as fast as it can be."""
+    num_layers_per_virtual_pipeline_stage: PositiveCount | None = None
+    """Megatron's interleaved pipeline; refused, see docs/parallelism.md."""
     sequence_parallel: bool = False
     """Megatron sequence parallelism inside the tensor-parallel group."""
+    ds_sequence_parallel_size: PositiveCount = 1
+    """Ulysses: ranks that share each sequence, and its attention heads (arXiv:2309.14509)."""
+    fpdt_chunk_tokens: Count = 0
+    """FPDT: attention and MLP of a long sequence in chunks of so many tokens (arXiv:2408.16978); GPU only, 0 is off."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
     """What data-parallel ranks share out: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too."""
+    offload_optimizer: OffloadConfig = OffloadConfig()
+    """ZeRO: where masters and moments live; the step is then made on the CPU."""
+    offload_param: OffloadConfig = OffloadConfig()
+    """ZeRO 3: where parameters live between their uses."""
+    zero_hpz: bool = False
+    """ZeRO++ on stage 3: a second copy of the parameters, cut inside each machine (arXiv:2306.10209)."""
+    zero_hpz_partition_size: PositiveCount | None = None
+    """Ranks that share that copy; null means those of one machine, gpus_per_node."""
+    zero_quantized_weights: bool = False
+    """ZeRO++ on stage 3: gather parameters in INT8; GPU only."""
+    zero_quantized_gradients: bool = False
+    """ZeRO++ on stage 3: reduce gradients in INT4; GPU only."""
     activation_checkpointing: ActivationCheckpointingConfig = ActivationCheckpointingConfig()
     """Memory against recomputation."""
     overlap_comm: bool = True
     """ZeRO: reduce gradients while the backward pass runs."""
     contiguous_gradients: bool = True
     """ZeRO: copy gradients to one buffer as they appear."""
+    reduce_scatter: bool = True
+    """ZeRO: each rank gets the sum of its part only, in place of an all-reduce."""
     reduce_bucket_size: PositiveCount = 500_000_000
     """ZeRO: elements reduced at once; never more than a rank has parameters."""
     allgather_bucket_size: PositiveCount = 500_000_000
     """ZeRO: elements gathered at once; never more than a rank has parameters."""
+    sub_group_size: PositiveCount = 1_000_000_000
+    """ZeRO 3: parameters stepped at once; smaller needs less memory with offloading."""
+    stage3_max_live_parameters: Count = 1_000_000_000
+    """ZeRO 3: whole parameters held at one time."""
+    stage3_prefetch_bucket_size: Count = 50_000_000
+    """ZeRO 3: elements gathered ahead of their use."""
+    stage3_param_persistence_threshold: Count = 100_000
+    """ZeRO 3: parameters smaller than this stay whole."""
+    communication_data_type: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Format in which gradients travel between data-parallel ranks."""
+    prescale_gradients: bool = False
+    """Divide gradients before their sum in place of after it; ZeRO 0 only."""
+    wall_clock_breakdown: bool = False
+    """DeepSpeed's own timers, to the rank's log; they wait for the device at every part of a step."""
+    steps_per_print: PositiveCount | None = None
+    """Steps between DeepSpeed's own step reports; null leaves them out, as nbtrain writes its own."""
+    elastic_checkpoint: bool = False
+    """DeepSpeed's older way to reload on other ranks; refused: every checkpoint here loads into any layout."""
     process_group_timeout_seconds: PositiveFloat = 600.0
     """A collective that waits longer ends the rank."""
     deepspeed_extra: dict[str, Any] = {}
     """DeepSpeed keys that have no field here; refused where they collide with one that nbtrain derives."""
+
+    @property
+    def data_axis_size(self) -> int:
+        """Ranks that hold the same weights and take other tokens: data times Ulysses."""
+        return self.data_parallel_size * self.ds_sequence_parallel_size
 
 
 class CheckpointConfig(ConfigModel):
@@ -240,6 +309,10 @@ class CheckpointConfig(ConfigModel):
     """Newest checkpoints that stay."""
     keep_every_steps: PositiveCount | None = None
     """Checkpoints at multiples of this stay for ever."""
+    keep_best: bool = False
+    """The checkpoint of the lowest validation loss stays too; validations without one at their step do not count."""
+    async_save: bool = False
+    """Copy the state to host memory and write it while training goes on; needs host memory for one more copy."""
 
 
 class EvaluationConfig(ConfigModel):
@@ -249,6 +322,22 @@ class EvaluationConfig(ConfigModel):
     """Steps between validations; one is always run after the last step."""
     eval_iters: Count = 10
     """Global batches in one validation or test; 0 turns both off."""
+
+
+class StabilityConfig(ConfigModel):
+    """What is done about a step whose loss or gradient is no number, or whose loss jumps."""
+
+    on_nan: Literal["stop", "skip", "rollback"] = "stop"
+    """stop: the job fails with the step's name; skip: the step's weights are left as they were, its samples are passed;
+    rollback: go back to the newest checkpoint and pass the samples from there to the bad step."""
+    on_loss_spike: Literal["ignore", "stop", "skip", "rollback"] = "ignore"
+    """The same for a loss above loss_spike_factor; skip acts before the weights move."""
+    loss_spike_factor: Annotated[float, Field(gt=1)] = 2.0
+    """A spike is a loss above this times the mean of the last loss_spike_window_steps steps."""
+    loss_spike_window_steps: PositiveCount = 100
+    """Steps of that mean; nothing counts as a spike before there are so many."""
+    max_skipped_steps: PositiveCount = 10
+    """Steps that may be skipped, and rollbacks that may be made, within loss_spike_window_steps; one more fails the job."""
 
 
 class AlertConfig(ConfigModel):
@@ -288,6 +377,20 @@ class ProfileConfig(ConfigModel):
     """Steps kept in each cycle."""
     repeat: PositiveCount = 2
     """Cycles."""
+    record_shapes: bool = True
+    """Shapes of every operator's inputs."""
+    profile_memory: bool = True
+    """Memory that every operator takes and gives back."""
+    with_stack: bool = False
+    """The source line of every operator; slow, and large traces."""
+    with_flops: bool = True
+    """FLOPs of matrix products and convolutions."""
+    with_modules: bool = False
+    """The module of every operator."""
+    all_ranks: bool = False
+    """Every rank writes a trace; else rank 0 alone."""
+    memory_snapshot: bool = False
+    """GPU: every allocation of the profiled steps, for pytorch.org/memory_viz."""
 
 
 class ResourcesConfig(ConfigModel):
@@ -357,6 +460,8 @@ class RunConfig(ConfigModel):
     """Saving."""
     evaluation: EvaluationConfig = EvaluationConfig()
     """Validation and test."""
+    stability: StabilityConfig = StabilityConfig()
+    """Steps that go wrong."""
     logging: LoggingConfig = LoggingConfig()
     """Logs and alerts."""
     profile: ProfileConfig = ProfileConfig()
@@ -395,7 +500,7 @@ class RunConfig(ConfigModel):
     def topology(self) -> Topology:
         return Topology(
             self.parallel.pipeline_parallel_size,
-            self.parallel.data_parallel_size,
+            self.parallel.data_axis_size,
             self.parallel.tensor_parallel_size,
         )
 
@@ -476,6 +581,8 @@ class RunConfig(ConfigModel):
     @property
     def lr_warmup_tokens(self) -> int:
         """The warm-up in tokens; 0 without one."""
+        if (fraction := self.lr_schedule.lr_warmup_fraction) is not None:
+            return int(fraction * self.lr_decay_tokens)
         return self._given_in_tokens(self.lr_schedule, "lr_warmup") or 0
 
     @property

@@ -1,8 +1,9 @@
 """Everything a trainer needs, built in one fixed order.
 
-refusals -> process group -> newest whole checkpoint -> data -> model -> engine -> the checkpoint's state
+refusals -> newest whole checkpoint -> data -> process groups -> model -> engine -> the checkpoint's state
 """
 
+import dataclasses
 import os
 import shutil
 from dataclasses import dataclass
@@ -16,19 +17,24 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.data import gpt_dataset
 from nbtrain.errors import ConfigError
 from nbtrain.model.gpt import build_model
-from nbtrain.parallel.random import seed_rank
+from nbtrain.model.layers import TransformerLayer
+from nbtrain.model.names import canonical_name
+from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
+from nbtrain.parallel.layout import ModelParallel
+from nbtrain.parallel.random import TensorParallelStream, seed_rank
 from nbtrain.parallel.startup import World, quiet
 from nbtrain.rundir import EventWriter, RunDir
 from nbtrain.train.checkpoint import Checkpointer, TrainState, choose
+from nbtrain.train.engine import TrainEngine
 from nbtrain.train.optimizer import build_optimizer
+from nbtrain.train.plain_engine import PlainEngine
 
 
 @dataclass
 class Built:
     """What build() returns."""
 
-    engine: Any
-    optimizer: torch.optim.Optimizer
+    engine: TrainEngine
     datasets: gpt_dataset.GPTDatasets
     checkpointer: Checkpointer
     state: TrainState
@@ -42,19 +48,7 @@ class Built:
 
 
 def refuse_unsupported(config: RunConfig) -> None:
-    """Raises ConfigError, naming the field, for what this release plans but does not train."""
-    parallel = config.parallel
-    asked = {
-        "parallel.tensor_parallel_size": parallel.tensor_parallel_size > 1,
-        "parallel.pipeline_parallel_size": parallel.pipeline_parallel_size > 1,
-        "parallel.sequence_parallel": parallel.sequence_parallel,
-    }
-    for key, is_asked in asked.items():
-        if is_asked:
-            raise ConfigError(
-                f"{config.where(key)}: {key} is not trained by this release, which runs data parallelism with "
-                "ZeRO 0 to 3; `nbtrain plan` and `nbtrain check` take it. Choose a data-parallel run."
-            )
+    """Raises ConfigError, naming the field, for what the versions and the machine of this rank cannot run."""
     if config.model.compile:
         _refuse_compile(config)
 
@@ -93,36 +87,99 @@ def _refuse_format(config: RunConfig) -> None:
 
 def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | None) -> Built:
     """Data, model and engine; load() comes next. Called by all ranks together."""
-    import deepspeed
-
     if world.size != config.world_size:
+        parallel = config.parallel
         raise ConfigError(
-            f"the run needs {config.world_size} ranks (parallel.data_parallel_size = "
-            f"{config.parallel.data_parallel_size}), but {world.size} were started."
+            f"the run needs pipeline({parallel.pipeline_parallel_size}) * data({parallel.data_parallel_size}) * "
+            f"Ulysses({parallel.ds_sequence_parallel_size}) * tensor({parallel.tensor_parallel_size}) = "
+            f"{config.world_size} ranks, but {world.size} were started."
         )
     _refuse_format(config)
     manifest = choose(run, world, events)
     index_samples = manifest["data_state"]["index_samples"] if manifest else None
     datasets = _build_data(config, index_samples, world)
+    groups = ParallelGroups.create(
+        config.topology,
+        config.parallel.ds_sequence_parallel_size,
+        config.parallel.process_group_timeout_seconds,
+    )
+    stream = _tensor_parallel_stream(config, groups)
+    engine = _build_engine(config, groups, stream)
+    checkpointer = Checkpointer(run, config, engine.deepspeed, world, datasets.manifest.tokenizer_sha256, events)
+    # Stages and places on the data axis drop apart; tensor-parallel ranks alike what they hold alike.
+    seed_rank(config.model.seed, world.rank // config.parallel.tensor_parallel_size)
+    return Built(engine, datasets, checkpointer, TrainState(0, datasets.state), manifest)
 
-    derived = deepspeed_config(config)
-    # Before the model: under ZeRO 3 a parameter is cut as soon as its module is made.
-    with deepspeed.zero.Init(config_dict_or_path=derived, enabled=config.parallel.zero_stage == 3):
-        model = build_model(config)
+
+def _tensor_parallel_stream(config: RunConfig, groups: ParallelGroups) -> TensorParallelStream | None:
+    tensor = groups.tensor_model_parallel
+    if tensor.size == 1:
+        return None
+    pipeline, data, _ = config.topology.coordinate(dist.get_rank())
+    place = pipeline * config.parallel.data_axis_size + data
+    return TensorParallelStream(config.model.seed, place, tensor.rank)
+
+
+def _build_engine(
+    config: RunConfig, groups: ParallelGroups, stream: TensorParallelStream | None
+) -> TrainEngine:
+    import deepspeed
+
+    parallel, derived = config.parallel, deepspeed_config(config)
+    layout = ModelParallel(
+        groups.tensor_model_parallel, parallel.sequence_parallel, groups.sequence_parallel, stream
+    )
+    is_piped = parallel.pipeline_parallel_size > 1
+    if is_piped:
+        from nbtrain.model.pipeline import build_pipeline
+        from nbtrain.train.pipeline_engine import PipelineEngine
+
+        model = build_pipeline(config, layout, config.topology)
+    else:
+        # Before the model: under ZeRO 3 a parameter is cut as soon as its module is made.
+        axis = groups.sequence_data_parallel.process_group
+        with deepspeed.zero.Init(
+            data_parallel_group=axis, config_dict_or_path=derived, enabled=parallel.zero_stage == 3
+        ):
+            model = build_model(config) if world_is_whole(layout) else build_model(config, layout)
+    layers = config.model.num_layers
+    named = [
+        (canonical_name(name, layers) if is_piped else name, parameter)
+        for name, parameter in model.named_parameters()
+    ]
     if config.model.compile:
-        for layer in model.layers:
-            layer.compile()
+        for module in model.modules():
+            if isinstance(module, TransformerLayer):
+                module.compile()
     with quiet():
         engine, optimizer, _, _ = deepspeed.initialize(
             model=model,
-            optimizer=build_optimizer(model, config.optimizer),
+            optimizer=build_optimizer(named, config.optimizer),
             config=derived,
+            mpu=None if is_piped else _deepspeed_units(groups),
             dist_init_required=False,
         )
     engine.train()
-    checkpointer = Checkpointer(run, config, engine, world, datasets.manifest.tokenizer_sha256, events)
-    seed_rank(config.model.seed, world.rank)
-    return Built(engine, optimizer, datasets, checkpointer, TrainState(0, datasets.state), manifest)
+    kind = PipelineEngine if is_piped else PlainEngine
+    return kind(engine, optimizer, groups, parallel.zero_stage)
+
+
+def world_is_whole(layout):
+    return layout.tensor.size == layout.ulysses.size == 1
+
+
+def _deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
+    """What DeepSpeed is told of the layout. Ulysses ranks are data-parallel ones to it: each has the gradient of its own
+    tokens, and the mean over all of them is meant. (Where it knows of them, its stages 1 and 2 scale gradients
+    otherwise than its stage 3.)
+    """
+    if groups.tensor_model_parallel.size * groups.sequence_parallel.size == 1:
+        return None
+    # The tensor group of a run with Ulysses is this rank alone.
+    alone = groups.tensor_model_parallel if groups.sequence_parallel.size > 1 else groups.sequence_parallel
+    return MegatronUnits(
+        dataclasses.replace(groups, data_parallel=groups.sequence_data_parallel, sequence_parallel=alone)
+    )
 
 
 def _build_data(config: RunConfig, index_samples: int | None, world: World) -> gpt_dataset.GPTDatasets:

@@ -15,18 +15,19 @@ import torch.distributed as dist
 
 from nbtrain.config.lr_schedule import LrSchedule
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.weight_decay import WeightDecaySchedule
 from nbtrain.errors import CheckpointError
 from nbtrain.parallel.agreement import Agreement
 from nbtrain.parallel.startup import World
 from nbtrain.rundir import RunDir
-from nbtrain.train.batches import Batch, Batches, evaluation_rows, training_rows
+from nbtrain.train.batches import Batches, evaluation_rows, training_rows
 from nbtrain.train.build import Built, build
 from nbtrain.train.communication import CommunicationTimer
 from nbtrain.train.dataset_losses import DatasetLosses
-from nbtrain.train.evaluation import evaluate
+from nbtrain.train.engine import MicroBatch
 from nbtrain.train.exit_limits import ExitLimits, job_start
 from nbtrain.train.heartbeat import HeartbeatWriter
-from nbtrain.train.optimizer import set_batch_size, set_learning_rate
+from nbtrain.train.optimizer import set_batch_size, set_rates
 from nbtrain.train.perf import PerfClock
 from nbtrain.train.profiler import profiling
 from nbtrain.train.report import Report, make_report
@@ -77,7 +78,6 @@ class Trainer:
         self.config = config
         self.world = world
         self.engine = built.engine
-        self.optimizer = built.optimizer
         self.datasets = built.datasets
         self.checkpointer = built.checkpointer
         self.state = built.state
@@ -87,6 +87,7 @@ class Trainer:
         self.profile_step = profile_step
         self.communication = CommunicationTimer()
         self.schedule = LrSchedule.of(config)
+        self.weight_decay = WeightDecaySchedule.of(config)
         self.batch_schedule = config.batch_schedule
         self.agreement = Agreement()
         self.perf = PerfClock(config.train_steps, world.device) if config.mode == "perf" else None
@@ -164,34 +165,12 @@ class Trainer:
         accumulation_steps = set_batch_size(engine, batch_size)
         consumed_tokens = self.state.data.consumed_samples * self.config.model.seq_length
         learning_rate = self.schedule.learning_rate(consumed_tokens)
-        set_learning_rate(self.optimizer, learning_rate)
-        total = torch.zeros((), dtype=torch.float32, device=self.world.device)
-        norm = None
-        losses = DatasetLosses(len(self.datasets.names), self.world) if self.datasets.names else None
+        set_rates(engine.optimizer, learning_rate, self.weight_decay.weight_decay(consumed_tokens))
+        names, losses = self.datasets.names, None
+        if names:
+            losses = DatasetLosses(len(names), self.world.device)
         micro_batches = self._micro_batches(batches, accumulation_steps, timer)
-        for micro, (batch, masked) in enumerate(micro_batches, start=1):
-            engine.set_gradient_accumulation_boundary(micro == accumulation_steps)
-            with timer.part("forward"):
-                noted = losses.told(batch) if losses is not None else {}
-                loss = engine(batch.tokens, batch.labels, **batch.bounds, **masked, **noted)
-            with timer.part("backward"):
-                engine.backward(loss)
-            total += loss.detach()
-            if losses is not None:
-                losses.add(batch)
-            with timer.part("optimizer"):
-                if micro == accumulation_steps and not self.config.parallel.zero_stage:
-                    # Without ZeRO the engine clips but does not tell the norm.
-                    gradients = [parameter.grad for parameter in engine.module.parameters()]
-                    norm = torch.nn.utils.get_total_norm([grad for grad in gradients if grad is not None])
-                engine.step()
-            self.heartbeat.beat()
-        if self.config.parallel.zero_stage:
-            norm = engine.get_global_grad_norm()
-        total /= accumulation_steps
-        if self.world.size > 1:
-            dist.all_reduce(total)
-            total /= self.world.size
+        loss, norm = engine.train_step(micro_batches, accumulation_steps, timer, self.heartbeat.beat, losses)
         self.state.step += 1
         self.state.data = self.state.data.advanced(batch_size)
         self.heartbeat.beat(self.state.step)
@@ -200,18 +179,21 @@ class Trainer:
             batch_size,
             self.state.data.consumed_samples,
             learning_rate,
-            total,
+            loss,
             norm,
-            float(getattr(self.optimizer, "cur_scale", 1.0)),
+            float(getattr(engine.optimizer, "cur_scale", 1.0)),
             timer,
             time.perf_counter() - started,
-            dataset_losses=losses.over_ranks() if losses is not None else None,
+            dataset_losses=self._dataset_losses(losses),
         )
 
-    def _micro_batches(
-        self, batches: Batches, steps: int, timer: StepTimer
-    ) -> Iterator[tuple[Batch, dict[str, torch.Tensor]]]:
-        """The `steps` micro batches of a step, each with what the model is told of a loss mask.
+    def _dataset_losses(self, losses: DatasetLosses | None) -> torch.Tensor | None:
+        if losses is None:
+            return None
+        return self.engine.over_data_axis(losses.sums(self.engine.groups.sequence_parallel.size))
+
+    def _micro_batches(self, batches: Batches, steps: int, timer: StepTimer) -> Iterator[MicroBatch]:
+        """The `steps` micro batches of a step.
 
         The engine takes the mean over micro batches and ranks. Where only some tokens bear a loss, the mean over those
         of the whole step is meant, so that their number is needed first: the step's batches are read ahead.
@@ -220,18 +202,19 @@ class Trainer:
             for _ in range(steps):
                 with timer.part("data"):
                     batch = next(batches)
-                yield batch, {}
+                yield MicroBatch(batch, None)
             return
         with timer.part("data"):
             held = [next(batches) for _ in range(steps)]
             masks = [batch.loss_mask for batch in held if batch.loss_mask is not None]
             learnt = torch.stack([mask.sum(dtype=torch.float64) for mask in masks]).sum()
-            if self.world.size > 1:
-                dist.all_reduce(learnt)
+            groups = self.engine.groups
+            if groups.data_parallel.size > 1:
+                dist.all_reduce(learnt, group=groups.data_parallel.process_group)
             # A step that learns nothing has a loss of 0.
-            denominator = (learnt.clamp(min=1) / (steps * self.world.size)).float()
-        for batch, mask in zip(held, masks, strict=True):
-            yield batch, {"loss_mask": mask, "loss_denominator": denominator}
+            denominator = (learnt.clamp(min=1) / (steps * groups.sequence_data_parallel.size)).float()
+        for batch in held:
+            yield MicroBatch(batch, denominator)
 
     # --- every N steps ---------------------------------------------------------------------------------------
 
@@ -283,8 +266,8 @@ class Trainer:
             self.config.train_steps - self.state.step,
             self.batch_schedule,
             self.config.batch.micro_batch_size,
-            self.world.rank,
-            self.world.size,
+            self.engine.groups.data_parallel.rank,
+            self.engine.groups.data_parallel.size,
         )
         return Batches(
             self.datasets.train,
@@ -296,8 +279,9 @@ class Trainer:
         )
 
     def _loss_on(self, dataset: Any) -> float:
-        batch = self.config.batch
+        batch, data = self.config.batch, self.engine.groups.data_parallel
         num_samples = self.config.evaluation.eval_iters * batch.global_batch_size
-        rows = evaluation_rows(num_samples, batch.micro_batch_size, self.world.rank, self.world.size)
+        rows = evaluation_rows(num_samples, batch.micro_batch_size, data.rank, data.size)
         batches = Batches(dataset, rows, self.world.device, masked=self.datasets.is_masked)
-        return evaluate(self.engine.module, batches, self.heartbeat.beat)
+        num_batches = num_samples // (batch.micro_batch_size * data.size)
+        return self.engine.evaluate(batches, num_batches, self.heartbeat.beat)

@@ -8,10 +8,11 @@ import pytest
 import ranks
 import torch
 import torch.distributed as dist
-from tensor_gpt import TensorGPT, gpt_config, text
+from small import gpt_config, text
 
 from nbtrain.model.gpt import GPT
 from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
+from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.mappings import own_part
 from nbtrain.parallel.startup import prepare_deepspeed
 from nbtrain.topology import Topology
@@ -27,13 +28,13 @@ def prepare() -> None:
 
 
 def adamw(model) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameter_groups(model, 0.1), lr=1e-2, betas=(0.9, 0.95))
+    return torch.optim.AdamW(parameter_groups(model.named_parameters(), 0.1), lr=1e-2, betas=(0.9, 0.95))
 
 
 @functools.cache
 def curve_of_one_process() -> list[tuple[float, float]]:
     """(loss, gradient norm before clipping) of each step."""
-    model = GPT(gpt_config(52))
+    model = GPT(gpt_config())
     optimizer, curve = adamw(model), []
     for _ in range(STEPS):
         optimizer.zero_grad()
@@ -67,7 +68,7 @@ def curve_of_deepspeed(zero_stage: int, sequence_parallel: bool, unmarked: bool 
             mpu=units,
         ),
     ):
-        model = TensorGPT(gpt_config(52), groups.tensor_model_parallel, sequence_parallel)
+        model = GPT(gpt_config(), ModelParallel(groups.tensor_model_parallel, sequence_parallel))
     if unmarked:
         for parameter in model.parameters():
             parameter.tensor_model_parallel = False

@@ -1,5 +1,7 @@
 """A batch that grows while the run trains: against a bare loop, and cut in the middle of the ramp."""
 
+from types import SimpleNamespace
+
 import launch
 import numpy as np
 import pytest
@@ -11,7 +13,7 @@ from nbtrain.config.lr_schedule import LrSchedule
 from nbtrain.data import gpt_dataset
 from nbtrain.model.gpt import build_model
 from nbtrain.rundir import Heartbeat
-from nbtrain.train.optimizer import build_optimizer, set_batch_size, set_learning_rate
+from nbtrain.train.optimizer import build_optimizer, set_batch_size, set_rates
 
 # Equal distances of 8 samples up to 16; 96 samples of 32 tokens are wanted, 92 + 16 are the first to reach them.
 SIZES = [4, 4, 8, 12, 16, 16, 16, 16, 16]
@@ -41,11 +43,17 @@ class Engine:
         return self.size // 4
 
 
-def test_the_batch_of_a_step_reaches_the_engine_and_its_optimizer():
+@pytest.mark.parametrize("ulysses", [1, 2])
+def test_the_batch_of_a_step_reaches_the_engine_and_its_optimizer(ulysses):
     """ZeRO's own copy of the number follows: with offloading it decides where the norm is taken."""
     engine = Engine()
+    held = SimpleNamespace(
+        deepspeed=engine, groups=SimpleNamespace(sequence_parallel=SimpleNamespace(size=ulysses))
+    )
     for size, micro_batches in ((16, 4), (4, 1), (8, 2), (8, 2)):
-        assert set_batch_size(engine, size) == micro_batches
+        size //= ulysses
+        assert set_batch_size(held, size) == micro_batches
+        size *= ulysses
         assert engine.size == size and engine.optimizer.gradient_accumulation_steps == micro_batches
 
 
@@ -53,7 +61,7 @@ def bare_loop(config):
     """[(loss, gradient norm)] of plain PyTorch in one process, each step in one piece."""
     datasets = gpt_dataset.build(config, None)
     model, schedule = build_model(config), LrSchedule.of(config)
-    optimizer = build_optimizer(model, config.optimizer)
+    optimizer = build_optimizer(model.named_parameters(), config.optimizer)
     consumed, curve = 0, []
     for size in SIZES:
         samples = [datasets.train.sample(position) for position in range(consumed, consumed + size)]
@@ -61,7 +69,8 @@ def bare_loop(config):
             torch.from_numpy(np.stack([getattr(sample, name) for sample in samples]).astype(np.int64))
             for name in ("tokens", "labels")
         )
-        set_learning_rate(optimizer, schedule.learning_rate(consumed * config.model.seq_length))
+        rate = schedule.learning_rate(consumed * config.model.seq_length)
+        set_rates(optimizer, rate, config.optimizer.weight_decay)
         loss = model(tokens, labels)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_grad)

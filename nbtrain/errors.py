@@ -8,6 +8,8 @@
       JobError           look at the job
         SubmitError      it was not started: the reason is known before launch
         JobFailed        it was started and ended badly; carries the cause and the log's end
+      StabilityError     look at the step, its data and the learning rate
+        RollbackError    nothing: the job goes back to a checkpoint by itself
 
 Every message says where (file:line, field), what was found, the rule with its numbers, and the fix.
 In a notebook and in the CLI these print as their message alone, never as a traceback: `cli.main` catches
@@ -63,3 +65,21 @@ class JobFailed(JobError):
     """The job was started and did not succeed. The message ends with the end of its log."""
 
     exit_code = 7
+
+
+class StabilityError(NbtrainError):
+    """A step went wrong in a way that stability.* does not pass over: a loss or gradient that is no number, a jump."""
+
+    exit_code = 8
+
+
+class RollbackError(StabilityError):
+    """A step went wrong and the ranks leave, to go on from the newest checkpoint behind its samples."""
+
+    exit_code = 0
+
+    def __init__(self, message: str, step: int, positions: tuple[int, int]):
+        """`positions`: [first, last) of the order, which the bad step has read."""
+        super().__init__(message)
+        self.step = step
+        self.positions = positions

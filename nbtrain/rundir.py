@@ -5,6 +5,7 @@
       config.yaml               submit      the resolved configuration: every field
       plan.json                 submit      what the planner said before launch
       summary.json              supervisor  at every end of a job
+      rollbacks.json            supervisor  samples that are passed over, and why
       jobs/<job id>/
         job.json                submit, then the supervisor from its first act on
         environment.json        submit      commit, versions, devices, hashes
@@ -79,6 +80,10 @@ class RunDir:
     @property
     def summary_json(self) -> Path:
         return self.path / "summary.json"
+
+    @property
+    def rollbacks_json(self) -> Path:
+        return self.path / "rollbacks.json"
 
     @property
     def jobs(self) -> Path:
@@ -364,6 +369,30 @@ class ExitRecord:
 
     def write(self, path: Path) -> None:
         files.write_json(path, asdict(self))
+
+
+@dataclass
+class Rollback:
+    """One entry of rollbacks.json, a list: every attempt that loads a checkpoint passes over these samples."""
+
+    job_id: str
+    attempt: int
+    time: float
+    step: int
+    """The bad one."""
+    checkpoint_step: int
+    """The newest checkpoint then; 0 where there was none."""
+    first: int
+    """[first, last) positions of the training order: from that checkpoint to the end of the bad step."""
+    last: int
+    cause: str
+
+    @classmethod
+    def read_all(cls, path: Path) -> "list[Rollback]":
+        return [cls(**value) for value in files.read_json(path) or []]
+
+    def append(self, path: Path) -> None:
+        files.write_json(path, [asdict(entry) for entry in (*self.read_all(path), self)])
 
 
 @dataclass

@@ -246,17 +246,18 @@ class GPTDatasets:
     """Whether samples have a loss_mask."""
 
 
-def build(config: RunConfig, index_samples: int | None = None) -> GPTDatasets:
+def build(config: RunConfig, index_samples: int | None = None, skipped_samples: int = 0) -> GPTDatasets:
     """The datasets of a run, their indices taken from index-cache/ or put there.
 
     `index_samples` is the one of the run's data state when it is resumed; None takes data.index_samples, else
-    what train_tokens needs. Raises DataError where the data is missing, damaged or does not fit the run.
+    what train_tokens needs. `skipped_samples` are passed over, so that the run reads so much further. Raises DataError where the data is missing, damaged or does not fit the run.
     """
     files_ = DatasetFiles.of(config)
     manifest = files_.require(config.tokenizer.vocab_size)
     if index_samples is None:
         index_samples = config.data.index_samples or config.train_samples
-    train_samples = max(index_samples, config.batch_schedule.samples_after(config.train_steps))
+    train_samples = config.batch_schedule.samples_after(config.train_steps) + skipped_samples
+    train_samples = max(index_samples, train_samples)
     evaluation_samples = config.evaluation.eval_iters * config.batch.global_batch_size
     wanted = {
         "train": (index_samples, train_samples),

@@ -1,0 +1,74 @@
+"""Faults on order, so that what is done about them can be seen on a healthy run: tests and docs/faults.md.
+
+    NBTRAIN_FAULTS='[{"rank": 1, "attempt": 0, "step": 6, "do": "nan"}]'     through backend.env
+
+`rank` and `attempt` may be left out: every one. `do` is one of
+    nan, spike       the step's loss, and with it its gradient, is not a number; is multiplied by `factor` (100)
+    kill             the rank sends itself the signal `signal` (9)
+    stop, sleep      the rank is stopped (SIGSTOP); does nothing for ever, before the step's first collective
+    raise            a RuntimeError with `message`
+    oom              torch.OutOfMemoryError, as the allocator of a GPU raises it
+    memory           the rank takes host memory until somebody stops it
+    full             an OSError: no space left on device
+Without the variable nothing here does anything.
+"""
+
+import errno
+import json
+import os
+import signal
+import time
+from typing import Any
+
+VARIABLE = "NBTRAIN_FAULTS"
+_PIECE_BYTES = 64 << 20
+
+
+class Faults:
+    """The faults of this rank in this attempt."""
+
+    def __init__(self, rank: int, attempt: int):
+        self._mine = [
+            fault
+            for fault in json.loads(os.environ.get(VARIABLE, "[]"))
+            if fault.get("rank", rank) == rank and fault.get("attempt", attempt) == attempt
+        ]
+
+    def loss_factor(self, step: int) -> float | None:
+        """What the loss of `step` is multiplied by; None: it is left alone."""
+        for fault in self._mine:
+            if fault["step"] == step and fault["do"] in ("nan", "spike"):
+                return float("nan") if fault["do"] == "nan" else float(fault.get("factor", 100))
+        return None
+
+    def at(self, step: int) -> None:
+        """Suffer what is ordered for the begin of `step`."""
+        for fault in self._mine:
+            if fault["step"] == step:
+                _suffer(fault)
+
+
+def _suffer(fault: dict[str, Any]) -> None:
+    match fault["do"]:
+        case "kill":
+            os.kill(os.getpid(), fault.get("signal", signal.SIGKILL))
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "sleep":
+            while True:
+                time.sleep(1)
+        case "raise":
+            raise RuntimeError(fault["message"])
+        case "oom":
+            import torch
+
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which "
+                "1.02 GiB is free. Including non-PyTorch memory, this process has 78.12 GiB memory in use."
+            )
+        case "memory":
+            held = []
+            while True:
+                held.append(bytearray(b"x" * _PIECE_BYTES))
+        case "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

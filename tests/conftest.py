@@ -2,9 +2,14 @@
 
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from nbtrain.jobs.fork_server import ForkServer
 
 REPOSITORY = Path(__file__).parent.parent
 SHARED = REPOSITORY.parent / "shared"
@@ -50,6 +55,15 @@ def chromium() -> str:
     if not path:
         skip_or_fail("NBTRAIN_REQUIRE_BROWSER", "no Chromium on this machine")
     return str(path)
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator["ForkServer"]:
+    """One process with torch loaded that forks the ranks of every test; for ranks on CPU without a supervisor."""
+    from nbtrain.jobs.fork_server import ForkServer
+
+    with ForkServer() as server:
+        yield server
 
 
 @pytest.fixture

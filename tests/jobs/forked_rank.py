@@ -1,0 +1,40 @@
+"""Functions that test_fork_server.py has ranks call."""
+
+import os
+import time
+from pathlib import Path
+
+
+def note(folder: str) -> int:
+    """Leave a file; the rank is the exit code."""
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OWN")
+    Path(folder, os.environ["RANK"]).write_text(" ".join(os.environ[name] for name in names))
+    print("said by rank", os.environ["RANK"], flush=True)
+    return int(os.environ["RANK"])
+
+
+def reduce() -> int:
+    """A sum over the ranks in a process group: whether forked ranks can do what started ones can."""
+    import torch
+    import torch.distributed as dist
+
+    from nbtrain.parallel import startup
+
+    world = startup.start("cpu", 30)
+    value = torch.tensor(world.rank + 1.0, requires_grad=True)
+    (value * 2).backward()
+    total = value.detach() * value.grad
+    dist.all_reduce(total)
+    startup.finish()
+    return int(total.item())
+
+
+def fail_or_sleep() -> None:
+    """Rank 1 raises; the others sleep for a minute."""
+    if os.environ["RANK"] == "1":
+        raise ValueError("no more")
+    time.sleep(60)
+
+
+def sleep() -> None:
+    time.sleep(60)

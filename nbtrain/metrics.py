@@ -68,6 +68,12 @@ SCALARS: tuple[Scalar, ...] = (
         "Model FLOPs over the device's datasheet peak; absent where none is known.",
     ),
     Scalar(
+        "hfu",
+        "throughput/HFU",
+        "",
+        "The same with what activation checkpointing computes a second time.",
+    ),
+    Scalar(
         "matmul_fraction",
         "throughput/fraction of measured matmul rate",
         "",
@@ -79,13 +85,41 @@ SCALARS: tuple[Scalar, ...] = (
     Scalar("backward_seconds", "time/backward", "s", "Backward passes, gradient reduction included."),
     Scalar("optimizer_seconds", "time/optimizer", "s", "Clipping and optimizer step."),
     Scalar(
+        "pipeline_seconds",
+        "time/pipeline",
+        "s",
+        "Between the stages of a pipeline: transfers, and waiting for the neighbour (the bubble).",
+    ),
+    Scalar(
         "communication_seconds",
         "time/communication",
         "s",
-        "Collectives of one step, measured one by one without overlap; on logged steps of several ranks.",
+        "Collectives of one step, measured one by one without overlap; on logged steps of several ranks. Part of the times above.",
     ),
     Scalar("evaluation_seconds", "time/evaluation", "s", "One validation pass."),
     Scalar("checkpoint_seconds", "time/checkpoint", "s", "One checkpoint, as the training loop feels it."),
+    Scalar(
+        "checkpoint_write_seconds",
+        "time/checkpoint write",
+        "s",
+        "One checkpoint from its start to its publication, in the background too.",
+    ),
+    # ours: the ranks side by side, on logged steps of several
+    Scalar(
+        "compute_min_seconds",
+        "ranks/compute min",
+        "s",
+        "Forward and backward pass without collectives: the fastest rank.",
+    ),
+    Scalar("compute_median_seconds", "ranks/compute median", "s", "The same: the median over the ranks."),
+    Scalar("compute_max_seconds", "ranks/compute max", "s", "The same: the slowest rank."),
+    Scalar("slowest_rank", "ranks/slowest rank", "", "The rank furthest behind those of its pipeline stage."),
+    Scalar(
+        "rank_slowdown",
+        "ranks/slowdown of the slowest",
+        "",
+        "How much longer that rank computes than the median of its stage, as a fraction.",
+    ),
     # ours: memory
     Scalar("host_memory_bytes", "memory/host resident", "bytes", "Resident memory of rank 0's process."),
     Scalar("host_memory_fraction", "memory/host used fraction", "", "Used share of the machine's memory."),

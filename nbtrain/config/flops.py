@@ -11,6 +11,11 @@ The backward pass costs twice the forward one. Causality is not deducted, as in 
 
     72 L h^2 (1 + s / 6h + V / 12Lh)   per token, forward and backward
 
+What is computed a second time is no model FLOP. Hardware FLOPs count it: full activation checkpointing makes the layers'
+forward pass twice, selective the scores and their product with the values (its other half, the MLP's activation, is no
+product). A device's share is the whole over world_size: tensor, pipeline and Ulysses ranks share the products of the
+same tokens, data-parallel ranks take other tokens, and no product is made on two ranks.
+
 Megatron-DeepSpeed logs `24 f B s L h^2 (1 + s/6h + V/16Lh)` with f = 3, or 4 with activation checkpointing.
 Its 16 belongs to f = 4; with f = 3 it should be 12, so that the logits are counted a quarter short: for
 GPT 125M 6 % of the whole (84.0 for 89.5 TFLOP/s). With f = 4 it counts recomputation, so that it is no MFU.
@@ -25,9 +30,14 @@ def model_flops_per_token(config: RunConfig) -> float:
 
 
 def hardware_flops_per_token(config: RunConfig) -> float:
-    """As model_flops_per_token, with the second forward pass that activation checkpointing makes."""
-    recomputed = config.parallel.activation_checkpointing.granularity == "full"
-    return (4 if recomputed else 3) * _layers_forward(config) + 3 * logits_flops_per_token(config)
+    """As model_flops_per_token, with what activation checkpointing computes again: the numerator of HFU."""
+    model = config.model
+    recomputed = {
+        "none": 0.0,
+        "selective": model.num_layers * attention_flops_per_token(config),
+        "full": _layers_forward(config),
+    }[config.parallel.activation_checkpointing.granularity]
+    return model_flops_per_token(config) + recomputed
 
 
 def evaluation_flops_per_token(config: RunConfig) -> float:
@@ -52,7 +62,12 @@ def block_flops_per_token(config: RunConfig) -> float:
     """The forward pass of one transformer block."""
     model = config.model
     hidden, ffn = model.hidden_size, model.resolved_ffn_hidden_size
-    return 8 * hidden**2 + 4 * hidden * ffn + 4 * model.seq_length * hidden
+    return 8 * hidden**2 + 4 * hidden * ffn + attention_flops_per_token(config)
+
+
+def attention_flops_per_token(config: RunConfig) -> float:
+    """The forward pass of one block's attention core: scores, and their product with the values."""
+    return 4 * config.model.seq_length * config.model.hidden_size
 
 
 def logits_flops_per_token(config: RunConfig) -> float:

@@ -254,7 +254,7 @@ class ParallelConfig(ConfigModel):
     zero_hpz: bool = False
     """ZeRO++ on stage 3: a second copy of the parameters, cut inside each machine (arXiv:2306.10209)."""
     zero_hpz_partition_size: PositiveCount | None = None
-    """Ranks that share that copy; null means those of one machine, gpus_per_node."""
+    """Ranks that share that copy; null means those of one machine."""
     zero_quantized_weights: bool = False
     """ZeRO++ on stage 3: gather parameters in INT8; GPU only."""
     zero_quantized_gradients: bool = False
@@ -353,6 +353,8 @@ class AlertConfig(ConfigModel):
     """GPU busy time, by NVML."""
     max_host_memory_fraction: Fraction | None = 0.9
     """Used share of the host's memory."""
+    max_rank_slowdown: Fraction | None = 0.25
+    """How much longer a rank computes than the median of its pipeline stage, three times logged in a row."""
 
 
 class LoggingConfig(ConfigModel):
@@ -507,6 +509,18 @@ class RunConfig(ConfigModel):
     @property
     def world_size(self) -> int:
         return self.topology.world_size
+
+    @property
+    def ranks_per_node(self) -> int:
+        """Ranks on each machine; at least one."""
+        if self.resources.device == "gpu" and self.resources.gpus_per_node:
+            return self.resources.gpus_per_node
+        return max(self.world_size // self.resources.nodes, 1)
+
+    @property
+    def zero_hpz_partition_size(self) -> int:
+        """Ranks that share ZeRO++'s second copy of the parameters; read where parallel.zero_hpz is on."""
+        return self.parallel.zero_hpz_partition_size or self.ranks_per_node
 
     @property
     def padded_vocab_size(self) -> int:

@@ -8,13 +8,13 @@ import json
 import logging
 import math
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
 from nbtrain import amounts
 from nbtrain.config.deepspeed import deepspeed_config
-from nbtrain.config.flops import model_flops_per_token
 from nbtrain.config.load import to_yaml
 from nbtrain.config.parameters import count_parameters
 from nbtrain.config.schema import RunConfig
@@ -25,7 +25,11 @@ from nbtrain.train.heartbeat import HeartbeatWriter
 from nbtrain.train.metrics_writer import MetricsWriter
 from nbtrain.train.perf import Throughput
 from nbtrain.train.step_result import StepResult
-from nbtrain.train.throughput import Rate, compute_dtype, host_memory, measure_matmul_flops, peak_flops
+from nbtrain.train.stragglers import Spread
+from nbtrain.train.throughput import Rate, Speedometer, Speeds, host_memory
+from nbtrain.train.time_split import TimeSplit
+
+SLOW_INTERVALS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -50,10 +54,11 @@ class Report:
         self.progress = progress
         self.events = events
         self.writer = writer
-        self.flops_per_token = model_flops_per_token(config)
-        self.peak_flops = peak_flops(world.device, config)
-        self.matmul_flops = measure_matmul_flops(world.device, compute_dtype(config))
+        self.speedometer = Speedometer(config, world.device)
         self.alerts = Alerts(config, events)
+        self._time_split = TimeSplit()
+        self._times_slow: dict[int, int] = {}
+        self._speeds: Speeds | None = None
         self._trace = os.environ.get("NBTRAIN_TRACE") == "1"
         self._rate = Rate()
         self._pending: list[StepResult] = []
@@ -82,6 +87,7 @@ class Report:
 
     def add_validation(self, state: TrainState, seconds: float) -> None:
         self.flush()
+        self._time_split.add(evaluation=seconds)
         loss = state.validation_loss
         assert loss is not None
         self._write_scalars(
@@ -94,7 +100,8 @@ class Report:
             "validation", f"step {state.step}: {text}", step=state.step, loss=loss, seconds=seconds
         )
 
-    def add_test(self, state: TrainState, loss: float) -> None:
+    def add_test(self, state: TrainState, loss: float, seconds: float | None = None) -> None:
+        self._time_split.add(evaluation=seconds or 0.0)
         self._write_scalars(state, test_loss=loss, test_perplexity=_exp(loss))
         self.progress.test_loss = loss
         text = f"test loss {loss:.4f}, perplexity {_exp(loss):.4g}"
@@ -108,13 +115,14 @@ class Report:
         tokens_per_second = measured.samples_per_second * seq_length
         self.progress.samples_per_second = measured.samples_per_second
         self.progress.tokens_per_second = tokens_per_second
-        flops = tokens_per_second * self.flops_per_token / self.world.size
+        speeds = self.speedometer.at(tokens_per_second)
         parts = [
             f"{amounts.count(round(tokens_per_second))} tokens/s over {measured.steps} steps",
             f"{measured.seconds / measured.steps:.3f} s a step",
-            f"{flops / 1e12:.3g} model TFLOP/s a device",
-            f"MFU {flops / self.peak_flops:.1%}" if self.peak_flops else "",
-            f"{flops / self.matmul_flops:.1%} of the measured matrix rate",
+            f"{speeds.model_flops / 1e12:.3g} model TFLOP/s a device",
+            f"MFU {speeds.mfu:.1%}" if speeds.mfu is not None else "",
+            f"HFU {speeds.hfu:.1%}" if speeds.hfu is not None and speeds.hfu != speeds.mfu else "",
+            f"{speeds.matmul_fraction:.1%} of the measured matrix rate",
         ]
         text = " | ".join(part for part in parts if part)
         logger.info("throughput | %s", text)
@@ -126,17 +134,61 @@ class Report:
             samples=measured.samples,
             seconds=measured.seconds,
             tokens_per_second=tokens_per_second,
+            **asdict(speeds),
+            measured_matmul_flops=self.speedometer.matmul_flops,
+            device_memory_bytes=self._device_memory()[0],
         )
 
     def add_checkpoint(self, state: TrainState, seconds: float) -> None:
+        """A checkpoint that the training loop was held up for by `seconds`."""
         self.flush()
+        self._time_split.add(checkpoint=seconds)
         self.progress.checkpoint_step = state.step
         self._write_scalars(state, checkpoint_seconds=seconds)
         self.writer.flush()
         logger.info("step %6s | checkpoint saved | %.2f s", f"{state.step:,}", seconds)
 
+    def add_checkpoint_written(self, state: TrainState, step: int, seconds: float, num_bytes: int) -> None:
+        """The checkpoint of `step` is published, `seconds` after its start; `state` is the training's, now."""
+        self._write_scalars(state, checkpoint_write_seconds=seconds)
+        text = f"{amounts.size(num_bytes)} written in {seconds:.2f} s"
+        logger.info("step %6s | checkpoint of step %s | %s", f"{state.step:,}", f"{step:,}", text)
+
+    def add_spread(self, step: int, spread: Spread | None, state: TrainState) -> None:
+        """The ranks' own seconds of a logged step; None where there is one rank."""
+        if spread is None:
+            return
+        self._write_scalars(
+            state,
+            compute_min_seconds=min(spread.seconds),
+            compute_median_seconds=spread.median_seconds,
+            compute_max_seconds=max(spread.seconds),
+            slowest_rank=spread.slowest_rank,
+            rank_slowdown=spread.slowdown,
+        )
+        limit = self.config.logging.alerts.max_rank_slowdown
+        if limit is None:
+            return
+        for rank, slowdown in enumerate(spread.slowdowns):
+            times = self._times_slow.get(rank, 0) + 1 if slowdown > limit else 0
+            self._times_slow[rank] = times
+            message = (
+                f"step {step}: rank {rank} on {spread.hosts[rank]} computes {spread.seconds[rank]:.3g} s a step, "
+                f"{slowdown:.0%} above the median of its stage, {times} times in a row "
+                f"(logging.alerts.max_rank_slowdown {limit:.0%})"
+            )
+            # Told once; the next time after it was as fast as the others in between.
+            if times == 0 or times >= SLOW_INTERVALS:
+                self.alerts.check(f"max_rank_slowdown of rank {rank}", times > 0, message, step)
+
     def close(self) -> None:
+        """Write what is pending, and where the job's time went."""
         self.flush()
+        if self._time_split.steps:
+            text = f"time of {self._time_split.steps:,} steps: {self._time_split}"
+            logger.info("%s", text)
+            seconds = self._time_split.seconds()
+            self.events.write("time", text, seconds=seconds, steps=self._time_split.steps)
         self.writer.close()
 
     # --- one step --------------------------------------------------------------------------------------------
@@ -153,16 +205,19 @@ class Report:
                 grad_norm=norm.hex() if norm is not None else None,
             )
         seconds = result.timer.seconds()
+        # On a GPU the host is ahead of the device: its clock says little about one step.
+        wall_seconds = result.timer.wall_seconds() or result.wall_seconds
+        communication_seconds = _communication_seconds(result)
+        self._time_split.add_step(wall_seconds, seconds, communication_seconds)
         batch, samples, seq_length = result.batch_size, result.consumed_samples, self.config.model.seq_length
         tokens = samples * seq_length
-        tokens_per_second = batch * seq_length / result.wall_seconds
-        flops = tokens_per_second * self.flops_per_token / self.world.size
+        tokens_per_second = batch * seq_length / wall_seconds
+        self._speeds = speeds = self.speedometer.at(tokens_per_second)
         resident, used = host_memory()
         device_bytes, device_fraction = self._device_memory()
         self.progress.loss, self.progress.grad_norm = loss, norm
         self.progress.learning_rate = result.learning_rate
         self.progress.tokens_per_second = tokens_per_second
-        self._mfu = flops / self.peak_flops if self.peak_flops else None
         self.writer.write(
             result.step,
             tokens,
@@ -174,19 +229,21 @@ class Report:
             batch_size=batch,
             world_size=self.world.size,
             seq_length=seq_length,
-            iteration_time=result.wall_seconds,
+            iteration_time=wall_seconds,
             steps_vs_samples=samples,
             steps_vs_tokens=tokens,
             tokens_per_second=tokens_per_second,
-            samples_per_second=batch / result.wall_seconds,
-            tflops_per_device=flops / 1e12,
-            mfu=self._mfu,
-            matmul_fraction=flops / self.matmul_flops,
+            samples_per_second=batch / wall_seconds,
+            tflops_per_device=speeds.model_flops / 1e12,
+            mfu=speeds.mfu,
+            hfu=speeds.hfu,
+            matmul_fraction=speeds.matmul_fraction,
             data_seconds=seconds["data"],
             forward_seconds=seconds["forward"],
             backward_seconds=seconds["backward"],
             optimizer_seconds=seconds["optimizer"],
-            communication_seconds=result.communication_seconds,
+            pipeline_seconds=seconds["pipeline"] if self.config.parallel.pipeline_parallel_size > 1 else None,
+            communication_seconds=communication_seconds,
             host_memory_bytes=resident,
             host_memory_fraction=used,
             device_memory_bytes=device_bytes,
@@ -208,6 +265,8 @@ class Report:
 
     def _log(self, result: StepResult) -> None:
         progress, config = self.progress, self.config
+        mfu = self._speeds.mfu if self._speeds is not None else None
+        wall_seconds = result.timer.wall_seconds() or result.wall_seconds
         done = result.consumed_samples * config.model.seq_length
         parts = [
             f"step {result.step:>6,}",
@@ -215,17 +274,17 @@ class Report:
             f"loss {progress.loss:.4f}",
             f"lr {result.learning_rate:.2e}",
             f"grad norm {progress.grad_norm:.2f}" if progress.grad_norm is not None else "",
-            f"{result.wall_seconds:.2f} s",
+            f"{wall_seconds:.2f} s",
             f"{amounts.count(round(progress.tokens_per_second or 0))} tokens/s",
-            f"MFU {self._mfu:.1%}" if self._mfu is not None else "",
+            f"MFU {mfu:.1%}" if mfu is not None else "",
         ]
         logger.info("%s", " | ".join(part for part in parts if part))
         self.writer.flush()
-        communication = result.communication_seconds
+        communication = _communication_seconds(result)
         self.alerts.check_all(
             result.step,
-            self._mfu,
-            communication / result.wall_seconds if communication is not None else None,
+            mfu,
+            communication / wall_seconds if communication is not None else None,
             host_memory()[1],
             self._device_memory()[1],
             self.world.device,
@@ -361,6 +420,11 @@ def _device_utilization(device: torch.device) -> float | None:
     except pynvml.NVMLError as error:
         logger.warning("the GPU's utilization is not known: %s", error)
         return None
+
+
+def _communication_seconds(result: StepResult) -> float | None:
+    measured = result.timer.communication_seconds
+    return result.communication_seconds if measured is None else measured
 
 
 def _exp(loss: float) -> float:

@@ -8,6 +8,7 @@ from deepspeed.comm import comm as deepspeed_comm
 
 from nbtrain.parallel.startup import World
 from nbtrain.train.communication import CommunicationTimer
+from nbtrain.train.throughput import StepTimer
 
 CPU = torch.device("cpu")
 
@@ -41,18 +42,46 @@ def backend(monkeypatch):
 
 def test_a_collective_inside_another_counts_once_and_all_are_waited_for(backend):
     """2 s and 3 s; afterwards the backend is as it was."""
-    timer = CommunicationTimer()
-    with timer.measured(World(0, 2, 0, CPU), wanted=True):
+    timer = StepTimer(CPU)
+    with CommunicationTimer().measured(World(0, 2, 0, CPU), True, timer):
         backend.reduce_scatter()
-        backend.all_reduce()
-    assert timer.seconds == 5
+        with timer.part("backward"):
+            backend.all_reduce()
+    assert timer.communication == {None: 2, "backward": 3}
+    assert vars(backend) == {}
+
+
+def test_collectives_of_our_own_layers_count_too(backend, monkeypatch):
+    """torch.distributed's functions, looked up at the call as parallel/mappings.py does; afterwards torch's own."""
+
+    def all_reduce(tensor):
+        Backend.seconds += 4
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    before = vars(torch.distributed).copy()
+    timer = StepTimer(CPU)
+    with CommunicationTimer().measured(World(0, 2, 0, CPU), True, timer), timer.part("forward"):
+        torch.distributed.all_reduce(torch.zeros(1))
+    assert timer.communication == {"forward": 4}
+    assert timer.compute_seconds() == 0
+    assert vars(torch.distributed) == before
+
+
+def test_a_failing_step_leaves_nothing_behind(backend):
+    before = vars(torch.distributed).copy()
+    with (
+        pytest.raises(ValueError, match="broken"),
+        CommunicationTimer().measured(World(0, 2, 0, CPU), True, StepTimer(CPU)),
+    ):
+        raise ValueError("broken")
+    assert vars(torch.distributed) == before
     assert vars(backend) == {}
 
 
 @pytest.mark.parametrize(("size", "wanted"), [(1, True), (2, False)])
 def test_one_rank_or_an_unlogged_step_is_not_measured(backend, size, wanted):
     """None, not zero: nothing is known."""
-    timer = CommunicationTimer()
-    with timer.measured(World(0, size, 0, CPU), wanted):
+    timer = StepTimer(CPU)
+    with CommunicationTimer().measured(World(0, size, 0, CPU), wanted, timer):
         backend.all_reduce()
-    assert timer.seconds is None
+    assert timer.communication_seconds is None

@@ -1,6 +1,7 @@
 """What rank 0 tells: the log line, alerts, units."""
 
 import logging
+import time
 
 import pytest
 import torch
@@ -14,7 +15,9 @@ from nbtrain.train.checkpoint import TrainState
 from nbtrain.train.metrics_writer import MetricsWriter
 from nbtrain.train.report import Alerts, Report
 from nbtrain.train.step_result import StepResult
+from nbtrain.train.stragglers import Spread
 from nbtrain.train.throughput import StepTimer
+from nbtrain.train.time_split import TimeSplit
 
 CPU = torch.device("cpu")
 
@@ -84,6 +87,52 @@ def test_a_loss_that_is_no_number_raises_an_alert(report, config, job):
     assert [event["message"] for event in read_events(job) if event["kind"] == "alert"] == [
         "step 1: the loss is nan"
     ]
+
+
+def test_a_slow_rank_is_told_after_three_times_in_a_row(report, job):
+    """Slow twice, as fast as the others once, then slow four times: one alert, at the third of these."""
+    state = TrainState(1, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16))
+    for step, own in enumerate((1.5, 1.5, 1.0, 1.3, 1.3, 1.3, 1.3), start=1):
+        report.add_spread(step, Spread.of([1.0, own, 1.0], [0, 0, 0], ["a", "b", "c"]), state)
+    report.add_spread(8, None, state)
+    assert [event["message"] for event in read_events(job) if event["kind"] == "alert"] == [
+        "step 6: rank 1 on b computes 1.3 s a step, 30% above the median of its stage, 3 times in a row "
+        "(logging.alerts.max_rank_slowdown 25%)"
+    ]
+
+
+def test_the_end_tells_where_the_time_went(report, config, job, monkeypatch):
+    """A step of 4 s with 1 s of data and 2 s of forward, a checkpoint of 3 s, an evaluation of 1 s."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    timer = StepTimer(CPU)
+    for part, seconds in (("data", 1.0), ("forward", 2.0)):
+        with timer.part(part):
+            now[0] += seconds
+    now[0] += 1.0
+    timer.end()
+    data = DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16)
+    state = TrainState(1, data, validation_loss=4.0)
+    report.add_step(StepResult(1, 16, 16, 2e-3, torch.tensor(4.0), 0.8, 1.0, timer, wall_seconds=9.0), state)
+    report.add_checkpoint(state, 3.0)
+    report.add_validation(state, 1.0)
+    report.close()
+    event = next(event for event in read_events(job) if event["kind"] == "time")
+    expected = {"data": 1.0, "forward": 2.0, "other": 1.0, "checkpoint": 3.0, "evaluation": 1.0}
+    assert {name: seconds for name, seconds in event["seconds"].items() if seconds} == expected
+    assert event["message"] == (
+        "time of 1 steps: data 12.5%, forward 25.0%, checkpoint 37.5%, evaluation 12.5%, other 12.5%"
+    )
+
+
+def test_communication_is_estimated_from_the_steps_where_it_was_measured():
+    """A quarter of one step of 4 s: of 8 s of steps, 2 s."""
+    split = TimeSplit()
+    split.add_step(4.0, {"forward": 4.0}, 1.0)
+    split.add_step(4.0, {"backward": 4.0}, None)
+    split.add(evaluation=2.0)
+    assert split.seconds()["communication"] == 2.0
+    assert str(split) == "forward 40.0%, backward 40.0%, evaluation 20.0%, in these, communication 20.0%"
 
 
 def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept(job, config):

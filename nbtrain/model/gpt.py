@@ -2,112 +2,58 @@
 
     tokens -> word embedding -> + positions, dropout -> num_layers x layer -> final LayerNorm -> tied output
 
-    build_model(config)                       GPT with the initial weights of a RunConfig
+    build_model(config, parallel)             GPT with the initial weights of a RunConfig, or one rank's part of it
     model(tokens, labels)                     mean loss, fp32; what training calls
     model(tokens, labels, cu_seqlens=...)     the same, documents apart from each other (train/batches.py: Batch)
     model(tokens)                             logits of every position
     model(tokens, cache=model.new_cache(1))   the same, behind the tokens that the cache holds
 
-Shapes: b sequences, s tokens, h hidden, v padded vocabulary
+Every rank is given whole sequences and takes of them what is its own: under Ulysses its tokens, and its loss is then
+the mean over those; the mean over the ranks is that over all.
+
+Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks, u Ulysses ranks
 """
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from nbtrain.model.attention import Documents, KVCache, LayerCache, documents_of, takes_lengths
+from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
-from nbtrain.model.layers import LayerNorm, PositionEmbedding, TransformerLayer, WordEmbedding
-from nbtrain.model.loss import linear_cross_entropy
+from nbtrain.model.layers import LayerNorm, PositionEmbedding, TransformerLayer, word_embedding
+from nbtrain.model.recompute import recomputed
+from nbtrain.parallel import mappings
+from nbtrain.parallel.cross_entropy import linear_cross_entropy
+from nbtrain.parallel.layout import WHOLE, ModelParallel
+from nbtrain.parallel.ulysses import own_tokens
 
 
-@dataclass(frozen=True)
-class GPTConfig:
-    """Everything that decides a GPT's parameters and its arithmetic; names as in the run's `model` section."""
+def build_model(config: Any, parallel: ModelParallel = WHOLE) -> "GPT":
+    """The GPT of a RunConfig, or this rank's part of it, with its initial weights, in fp32 and training mode.
 
-    num_layers: int
-    hidden_size: int
-    num_attention_heads: int
-    ffn_hidden_size: int
-    padded_vocab_size: int
-    max_position_embeddings: int
-    hidden_dropout: float = 0.0
-    attention_dropout: float = 0.0
-    init_method_std: float = 0.02
-    layernorm_epsilon: float = 1e-5
-    attention_backend: str = "auto"
-    cross_entropy_chunk_tokens: int = 1024
-    seed: int = 1234
-    autocast: bool = False
-    """Keep the weights as they are and cast to bf16 inside each product."""
-    checkpoint_interval_layers: int = 0
-    """Recompute in the backward pass, this many layers at a time; 0 keeps all activations."""
-
-    @classmethod
-    def of(cls, config: Any) -> "GPTConfig":
-        """The model of a RunConfig."""
-        model, recompute = config.model, config.parallel.activation_checkpointing
-        return cls(
-            num_layers=model.num_layers,
-            hidden_size=model.hidden_size,
-            num_attention_heads=model.num_attention_heads,
-            ffn_hidden_size=model.resolved_ffn_hidden_size,
-            padded_vocab_size=config.padded_vocab_size,
-            max_position_embeddings=model.resolved_max_position_embeddings,
-            hidden_dropout=model.hidden_dropout,
-            attention_dropout=model.attention_dropout,
-            init_method_std=model.init_method_std,
-            layernorm_epsilon=model.layernorm_epsilon,
-            attention_backend=model.attention_backend,
-            cross_entropy_chunk_tokens=model.cross_entropy_chunk_tokens,
-            seed=model.seed,
-            autocast=config.precision.autocast,
-            checkpoint_interval_layers=recompute.interval_layers if recompute.granularity == "full" else 0,
-        )
-
-
-def build_model(config: Any) -> "GPT":
-    """The GPT of a RunConfig with its initial weights, in fp32 on the CPU and in training mode."""
-    return GPT(GPTConfig.of(config))
+    On the CPU; under deepspeed.zero.Init where and in what format that says.
+    """
+    return GPT(GPTConfig.of(config), parallel)
 
 
 class GPT(nn.Module):
     """Decoder-only transformer; the names of its parameters are the canonical ones (names.py)."""
 
-    def __init__(self, config: GPTConfig):
+    def __init__(self, config: GPTConfig, parallel: ModelParallel = WHOLE):
         super().__init__()
         self.config = config
+        self.parallel = parallel
         init = Initializer(config.seed, config.init_method_std, config.num_layers)
-        self.word_embeddings = WordEmbedding(
-            "word_embeddings", config.padded_vocab_size, config.hidden_size, init
-        )
-        self.position_embeddings = PositionEmbedding(
-            "position_embeddings",
-            config.max_position_embeddings,
-            config.hidden_size,
-            config.hidden_dropout,
-            init,
-        )
+        self.word_embeddings = word_embedding(config, init, parallel)
+        self.position_embeddings = PositionEmbedding(config, init, parallel)
         self.layers = nn.ModuleList(
-            TransformerLayer(
-                f"layers.{index}",
-                config.hidden_size,
-                config.ffn_hidden_size,
-                config.num_attention_heads,
-                config.hidden_dropout,
-                config.attention_dropout,
-                config.layernorm_epsilon,
-                config.attention_backend,
-                init,
-            )
-            for index in range(config.num_layers)
+            TransformerLayer(f"layers.{index}", config, init, parallel) for index in range(config.num_layers)
         )
-        self.final_layernorm = LayerNorm(config.hidden_size, config.layernorm_epsilon, init)
+        self.final_layernorm = LayerNorm(config, init, parallel)
 
     def layer_list(self) -> Iterator[nn.Module]:
         """The layers in running order; the tied output follows the last. A pipeline is cut along this list."""
@@ -135,28 +81,20 @@ class GPT(nn.Module):
         tokens [b, s] stand behind the cache.length tokens that the cache holds, and are added to it. Without a
         cache: position_ids [b, s] where they are not 0 .. s-1; cu_seqlens, int32 cumulative lengths over the b * s
         tokens, with the longest of them, to keep documents apart (attention.documents_of). loss_mask [b, s],
-        loss_denominator and token_losses [b, s] as loss.linear_cross_entropy has them.
-        Raises ValueError where tokens pass the positions or the cache.
+        loss_denominator and token_losses [b, s] as parallel/cross_entropy.py has them; under Ulysses see
+        language_model_loss. Logits of ids that are padding are -inf.
+        Raises ValueError where tokens pass the positions or the cache, or where there are logits under Ulysses.
         """
-        with self._precision(tokens.device.type):
+        with products_in(self.config, tokens.device.type):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
             hidden = self._hidden(tokens, cache, position_ids, documents)
             # ZeRO 3 gathers a weight for the module that owns it; the output matrix is used outside of it.
             weight = self.word_embeddings.weight
-            if labels is not None:
-                return linear_cross_entropy(
-                    hidden.flatten(0, 1),
-                    weight,
-                    labels.flatten(),
-                    self.config.cross_entropy_chunk_tokens,
-                    loss_mask.flatten() if loss_mask is not None else None,
-                    loss_denominator,
-                    # A view: what is filled must be the caller's.
-                    token_losses.view(-1) if token_losses is not None else None,
-                )
-            if last_token_only:
-                hidden = hidden[:, -1:]
-            return nn.functional.linear(hidden, weight)
+            if labels is None:
+                return self._logits(hidden, weight, last_token_only)
+            return language_model_loss(
+                hidden, weight, labels, self.config, self.parallel, loss_mask, loss_denominator, token_losses
+            )
 
     def new_cache(self, batch_size: int, max_tokens: int | None = None) -> KVCache:
         """An empty key-value cache on the model's device; at most max_position_embeddings tokens."""
@@ -164,12 +102,8 @@ class GPT(nn.Module):
         limit = max_tokens or config.max_position_embeddings
         weight = self.word_embeddings.weight
         dtype = torch.bfloat16 if config.autocast else weight.dtype
-        shape = (
-            batch_size,
-            config.num_attention_heads,
-            limit,
-            config.hidden_size // config.num_attention_heads,
-        )
+        heads = config.num_attention_heads // self.parallel.tensor.size
+        shape = (batch_size, heads, limit, config.head_size)
         return KVCache(
             limit,
             layers=[
@@ -195,6 +129,11 @@ class GPT(nn.Module):
             raise ValueError(
                 "a cache holds one document from position 0 on; give no position_ids or cu_seqlens"
             )
+        ulysses = self.parallel.ulysses
+        if ulysses.size > 1:
+            tokens = own_tokens(tokens, ulysses)
+            position_ids = own_tokens(position_ids, ulysses) if position_ids is not None else None
+            start = ulysses.rank * tokens.shape[1]
         hidden = self.position_embeddings(self.word_embeddings(tokens), start, position_ids)
         # Said only where there are some: a compiled layer of a plain run is called as ever.
         apart = {} if documents is None else {"documents": documents}
@@ -205,10 +144,27 @@ class GPT(nn.Module):
         elif (interval := self.config.checkpoint_interval_layers) and torch.is_grad_enabled():
             for first in range(0, len(self.layers), interval):
                 piece = self.layers[first : first + interval]
-                hidden = checkpoint(_run, piece, hidden, apart, use_reentrant=False)
+                hidden = recomputed(self.parallel.stream, _run, piece, hidden, apart)
         else:
             hidden = _run(self.layers, hidden, apart)
         return self.final_layernorm(hidden)
+
+    def _logits(self, hidden: torch.Tensor, weight: torch.Tensor, last_token_only: bool) -> torch.Tensor:
+        parallel, vocab_size = self.parallel, self.config.vocab_size
+        if parallel.ulysses.size > 1:
+            raise ValueError("logits are of whole sequences; a Ulysses rank gives losses only")
+        if parallel.cuts_tokens:
+            hidden = mappings.gather_from_sequence_parallel_region(hidden, parallel.tensor)
+        else:
+            hidden = mappings.copy_to_tensor_model_parallel_region(hidden, parallel.tensor)
+        if last_token_only:
+            hidden = hidden[:, -1:]
+        logits = mappings.gather_from_tensor_model_parallel_region(
+            nn.functional.linear(hidden, weight), parallel.tensor
+        )
+        if vocab_size is not None and vocab_size < logits.shape[-1]:
+            logits[..., vocab_size:] = float("-inf")
+        return logits
 
     def _documents(self, tokens: torch.Tensor, cu_seqlens: torch.Tensor, max_seqlen: int) -> Documents:
         config, device = self.config, tokens.device.type
@@ -218,10 +174,54 @@ class GPT(nn.Module):
         batch, length = tokens.shape
         return documents_of(cu_seqlens, max_seqlen, batch, length, as_lengths)
 
-    def _precision(self, device: str) -> contextlib.AbstractContextManager:
-        if self.config.autocast:
-            return torch.autocast(device, dtype=torch.bfloat16)
-        return contextlib.nullcontext()
+
+def products_in(config: GPTConfig, device: str) -> contextlib.AbstractContextManager:
+    """The context in which a forward pass is made: autocast, where the configuration asks for it."""
+    return torch.autocast(device, dtype=torch.bfloat16) if config.autocast else contextlib.nullcontext()
+
+
+def language_model_loss(
+    hidden: torch.Tensor,
+    weight: torch.Tensor,
+    labels: torch.Tensor,
+    config: GPTConfig,
+    parallel: ModelParallel = WHOLE,
+    loss_mask: torch.Tensor | None = None,
+    loss_denominator: torch.Tensor | None = None,
+    token_losses: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Mean loss from the last hidden states, as parallel/cross_entropy.py has it.
+
+    hidden: this rank's tokens, [b, s/t, h] or [b, s/u, h]; weight [v/t, h]; all others [b, s]. Under Ulysses it is the
+    mean over this rank's tokens; with loss_mask its learnt ones' sum over loss_denominator, or, without one, over
+    1/u of those of all ranks. token_losses is filled where this rank's tokens are, with zeros elsewhere.
+    """
+    ulysses = parallel.ulysses
+    if ulysses.size > 1:
+        labels = own_tokens(labels, ulysses)
+        if loss_mask is not None:
+            if loss_denominator is None:
+                loss_denominator = loss_mask.sum().clamp(min=1) / ulysses.size
+            loss_mask = own_tokens(loss_mask, ulysses)
+        everyones = token_losses
+        if token_losses is not None:
+            token_losses = token_losses.new_empty(labels.shape)
+    loss = linear_cross_entropy(
+        hidden,
+        weight,
+        labels,
+        config.cross_entropy_chunk_tokens,
+        loss_mask,
+        loss_denominator,
+        token_losses,
+        group=parallel.tensor,
+        sequence_parallel=parallel.sequence_parallel,
+        vocab_size=config.vocab_size,
+    )
+    if ulysses.size > 1 and everyones is not None:
+        assert token_losses is not None
+        own_tokens(everyones.zero_(), ulysses).copy_(token_losses)
+    return loss
 
 
 def _run(layers: nn.ModuleList, hidden: torch.Tensor, apart: dict[str, Documents]) -> torch.Tensor:

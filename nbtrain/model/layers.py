@@ -1,94 +1,121 @@
 """The layers of GPT-3 in the order they run: embeddings, pre-LN transformer layers, final LayerNorm.
 
-Each takes and returns the residual stream [b, s, h], so that a pipeline can be cut between any two. Linear maps
-go through Linear, the packed query-key-value rows lie head by head, and nothing in a forward pass asks for the
-number of heads of the whole model: a tensor-parallel Linear that holds some heads or some columns drops in.
+Each takes and returns the residual stream, so that a pipeline can be cut between any two. It is [b, s, h] in one
+process; of the s tokens a rank holds s/t under Megatron's sequence parallelism and s/u under Ulysses, and what is
+said of s below is said of those. Matrices are parallel/tensor.py's, cut over the tensor-parallel ranks: a rank has
+some of the heads and some columns of the MLP.
 
-Shapes: b micro batch, s sequence, h hidden, n heads (of this rank), d head size, f MLP width, v vocabulary
+LayerNorms and positions see only this rank's tokens under sequence parallelism, while each rank holds all of their
+weights: such a parameter is marked `sequence_parallel`, and its gradient is summed over the tensor-parallel ranks.
+
+Shapes: b micro batch, s tokens of this rank, h hidden, n heads of this rank, d head size, f MLP width, p positions
 """
+
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from nbtrain.model.attention import Documents, LayerCache, causal_attention
+from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
+from nbtrain.parallel import ulysses
+from nbtrain.parallel.layout import WHOLE, ModelParallel
+from nbtrain.parallel.mappings import copy_parameters_to_sequence_parallel_region, own_part, uncompiled
+from nbtrain.parallel.random import TensorParallelStream
+from nbtrain.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
 
-class Linear(nn.Module):
-    """y = x W^T + b.  [.., i] -> [.., o], weight [o, i], bias [o]."""
+def word_embedding(config: GPTConfig, init: Initializer, parallel: ModelParallel) -> VocabParallelEmbedding:
+    """Token ids -> [b, s, h]. Its weight is the output matrix too (tied), so it stands alone."""
+    return VocabParallelEmbedding(
+        "word_embeddings",
+        config.padded_vocab_size,
+        config.hidden_size,
+        init,
+        parallel.tensor,
+        parallel.sequence_parallel,
+    )
 
-    def __init__(self, name: str, inputs: int, outputs: int, init: Initializer, residual: bool = False):
+
+class _OfOwnTokens(nn.Module):
+    """A layer whose whole weights see this rank's tokens only."""
+
+    def __init__(self, parallel: ModelParallel):
         super().__init__()
-        self.weight = init.normal(f"{name}.weight", outputs, inputs, residual=residual)
-        self.bias = init.zeros(outputs)
+        self.group = parallel.tensor
+        self.sequence_parallel = parallel.cuts_tokens
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.linear(x, self.weight, self.bias)
+    def _mark(self) -> None:
+        for parameter in self.parameters(recurse=False):
+            parameter.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
+
+    def _weights(self, *parameters: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not self.sequence_parallel:
+            return parameters
+        return copy_parameters_to_sequence_parallel_region(*parameters, group=self.group)
 
 
-class LayerNorm(nn.Module):
+class LayerNorm(_OfOwnTokens):
     """Normalization over the last dimension, with weight and bias."""
 
-    def __init__(self, hidden_size: int, epsilon: float, init: Initializer):
-        super().__init__()
-        self.weight = init.ones(hidden_size)
-        self.bias = init.zeros(hidden_size)
-        self.epsilon = epsilon
+    def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
+        super().__init__(parallel)
+        self.weight = init.ones(config.hidden_size)
+        self.bias = init.zeros(config.hidden_size)
+        self.epsilon = config.layernorm_epsilon
+        self._mark()
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.epsilon)
+        weight, bias = self._weights(self.weight, self.bias)
+        return F.layer_norm(x, weight.shape, weight, bias, self.epsilon)
 
 
-class WordEmbedding(nn.Module):
-    """Token ids [b, s] -> [b, s, h]. Its weight [v, h] is the output matrix too, so it stands alone (tied)."""
-
-    def __init__(self, name: str, vocab_size: int, hidden_size: int, init: Initializer):
-        super().__init__()
-        self.weight = init.normal(f"{name}.weight", vocab_size, hidden_size)
-
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        return F.embedding(tokens, self.weight)
-
-
-class PositionEmbedding(nn.Module):
+class PositionEmbedding(_OfOwnTokens):
     """Adds the learned position vectors, then dropout.  [b, s, h] -> [b, s, h], weight [p, h]."""
 
-    def __init__(self, name: str, positions: int, hidden_size: int, dropout: float, init: Initializer):
-        super().__init__()
-        self.weight = init.normal(f"{name}.weight", positions, hidden_size)
-        self.dropout = dropout
+    def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
+        super().__init__(parallel)
+        self.weight = init.normal(
+            "position_embeddings.weight", config.max_position_embeddings, config.hidden_size
+        )
+        self.dropout = config.hidden_dropout
+        self.stream = parallel.hidden_stream
+        self._mark()
 
     def forward(
         self, x: torch.Tensor, start: int = 0, position_ids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`position_ids` [b, s] where they are not start, start + 1, ..."""
+        """`position_ids`, of all tokens of the tensor-parallel ranks, where they are not start, start + 1, ..."""
+        (weight,) = self._weights(self.weight)
         if position_ids is not None:
-            positions = F.embedding(position_ids, self.weight)
+            if self.sequence_parallel:
+                position_ids = own_part(position_ids, 1, self.group)
+            positions = F.embedding(position_ids, weight)
         else:
+            if self.sequence_parallel:
+                start += self.group.rank * x.shape[1]
             # A slice, not an index: its gradient is one copy, not a scatter.
-            positions = self.weight[start : start + x.shape[1]]
-        return F.dropout(x + positions, self.dropout, self.training)
+            positions = weight[start : start + x.shape[1]]
+        return dropout(x + positions, self.dropout, self.training, self.stream)
 
 
 class Attention(nn.Module):
     """Causal multi-head self-attention.  [b, s, h] -> [b, s, h]."""
 
-    def __init__(
-        self,
-        name: str,
-        hidden_size: int,
-        num_heads: int,
-        dropout: float,
-        backend: str,
-        init: Initializer,
-    ):
+    def __init__(self, name: str, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
-        self.head_size = hidden_size // num_heads
-        self.dropout = dropout
-        self.backend = backend
-        self.query_key_value = Linear(f"{name}.query_key_value", hidden_size, 3 * hidden_size, init)
-        self.dense = Linear(f"{name}.dense", hidden_size, hidden_size, init, residual=True)
+        hidden_size, cut = config.hidden_size, (parallel.tensor, parallel.sequence_parallel)
+        self.head_size = config.head_size
+        self.dropout = config.attention_dropout
+        self.backend = config.attention_backend
+        self.ulysses = parallel.ulysses
+        self.stream = parallel.stream
+        self.query_key_value = ColumnParallelLinear(
+            f"{name}.query_key_value", hidden_size, 3 * hidden_size, init, *cut, unit=3 * self.head_size
+        )
+        self.dense = RowParallelLinear(f"{name}.dense", hidden_size, hidden_size, init, *cut, residual=True)
 
     def forward(
         self,
@@ -97,25 +124,38 @@ class Attention(nn.Module):
         start: int = 0,
         documents: Documents | None = None,
     ) -> torch.Tensor:
-        batch, tokens, _ = x.shape
-        # [b, s, n, 3d] -> [b, n, s, 3d]: the heads are what there are here, all or this rank's.
-        packed = self.query_key_value(x).view(batch, tokens, -1, 3 * self.head_size).transpose(1, 2)
+        # [b, s, n, 3d]: the heads are what there are here, all or this rank's.
+        packed = self.query_key_value(x).unflatten(2, (-1, 3 * self.head_size))
+        packed = ulysses.heads_for_tokens(packed, self.ulysses).transpose(1, 2)
         query, key, value = packed.split(self.head_size, dim=-1)
         if cache is not None:
             key, value = cache.extended(key, value, start)
         dropout = self.dropout if self.training else 0.0
-        attended = causal_attention(query, key, value, dropout, self.backend, documents)
-        return self.dense(attended.transpose(1, 2).reshape(batch, tokens, -1))
+        attended = _drawing(
+            self.stream if dropout else None,
+            causal_attention,
+            query,
+            key,
+            value,
+            dropout,
+            self.backend,
+            documents,
+        )
+        attended = ulysses.tokens_for_heads(attended.transpose(1, 2), self.ulysses)
+        return self.dense(attended.flatten(2))
 
 
 class MLP(nn.Module):
     """h -> f, GELU, f -> h.  [b, s, h] -> [b, s, h]."""
 
-    def __init__(self, name: str, hidden_size: int, ffn_hidden_size: int, init: Initializer):
+    def __init__(self, name: str, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
-        self.dense_h_to_4h = Linear(f"{name}.dense_h_to_4h", hidden_size, ffn_hidden_size, init)
-        self.dense_4h_to_h = Linear(
-            f"{name}.dense_4h_to_h", ffn_hidden_size, hidden_size, init, residual=True
+        inner, cut = config.ffn_hidden_size, (parallel.tensor, parallel.sequence_parallel)
+        self.dense_h_to_4h = ColumnParallelLinear(
+            f"{name}.dense_h_to_4h", config.hidden_size, inner, init, *cut
+        )
+        self.dense_4h_to_h = RowParallelLinear(
+            f"{name}.dense_4h_to_h", inner, config.hidden_size, init, *cut, residual=True
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -126,26 +166,14 @@ class MLP(nn.Module):
 class TransformerLayer(nn.Module):
     """x + attention(LN x), then x + MLP(LN x), dropout on both branches (pre-LN, GPT-2 section 2.3)."""
 
-    def __init__(
-        self,
-        name: str,
-        hidden_size: int,
-        ffn_hidden_size: int,
-        num_heads: int,
-        hidden_dropout: float,
-        attention_dropout: float,
-        layernorm_epsilon: float,
-        attention_backend: str,
-        init: Initializer,
-    ):
+    def __init__(self, name: str, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
-        self.hidden_dropout = hidden_dropout
-        self.input_layernorm = LayerNorm(hidden_size, layernorm_epsilon, init)
-        self.attention = Attention(
-            f"{name}.attention", hidden_size, num_heads, attention_dropout, attention_backend, init
-        )
-        self.post_attention_layernorm = LayerNorm(hidden_size, layernorm_epsilon, init)
-        self.mlp = MLP(f"{name}.mlp", hidden_size, ffn_hidden_size, init)
+        self.hidden_dropout = config.hidden_dropout
+        self.stream = parallel.hidden_stream
+        self.input_layernorm = LayerNorm(config, init, parallel)
+        self.attention = Attention(f"{name}.attention", config, init, parallel)
+        self.post_attention_layernorm = LayerNorm(config, init, parallel)
+        self.mlp = MLP(f"{name}.mlp", config, init, parallel)
 
     def forward(
         self,
@@ -155,5 +183,26 @@ class TransformerLayer(nn.Module):
         documents: Documents | None = None,
     ) -> torch.Tensor:
         attended = self.attention(self.input_layernorm(x), cache, start, documents)
-        x = x + F.dropout(attended, self.hidden_dropout, self.training)
-        return x + F.dropout(self.mlp(self.post_attention_layernorm(x)), self.hidden_dropout, self.training)
+        x = x + self._dropped(attended)
+        return x + self._dropped(self.mlp(self.post_attention_layernorm(x)))
+
+    def _dropped(self, x: torch.Tensor) -> torch.Tensor:
+        return dropout(x, self.hidden_dropout, self.training, self.stream)
+
+
+def dropout(
+    x: torch.Tensor, probability: float, training: bool, stream: TensorParallelStream | None
+) -> torch.Tensor:
+    """F.dropout, by numbers of `stream` where there is one."""
+    return _drawing(stream if training and probability else None, F.dropout, x, probability, training)
+
+
+def _drawing(stream: TensorParallelStream | None, function: Callable, *arguments) -> torch.Tensor:
+    return function(*arguments) if stream is None else _drawing_from(stream, function, *arguments)
+
+
+@uncompiled
+def _drawing_from(stream: TensorParallelStream, function: Callable, *arguments) -> torch.Tensor:
+    # A compiler cannot follow a change of the generator's state.
+    with stream.fork():
+        return function(*arguments)

@@ -1,9 +1,14 @@
-"""Linear + cross entropy over a vocabulary that is cut over the tensor-parallel ranks; no logit leaves its rank.
+"""Linear + cross entropy in one function: the logits of a chunk of tokens at a time, the loss in fp32.
 
-Each rank computes the logits of its rows of the vocabulary, a chunk of tokens at a time, and tells the others two
-fp32 numbers per token: the log of its sum of exponentials, and the logit of the label or 0. From those of all
+With vocabulary v and n tokens the logits are n x v numbers, more than all other activations of a small model
+together, three times over (logits, softmax, gradient). Here a chunk's logits become loss and gradients at
+once and are dropped; backward only scales. The price: the gradients of hidden state and weight are computed
+even where backward is never called (not under no_grad). Idea: Liger-Kernel (arXiv:2410.10989, section 3.2).
+
+Where the vocabulary is cut over the tensor-parallel ranks, no logit leaves its rank: each tells the others two
+fp32 numbers per token, the log of its sum of exponentials, and the logit of the label or 0. From those of all
 ranks every rank has the same loss, bit by bit. Log-sums, unlike plain sums, need no agreed maximum first, so that
-a chunk costs one collective. Loss and gradients are taken at once and the logits dropped, as model/loss.py does.
+a chunk costs one collective.
 
 The vocabulary's padding depends on the number of ranks; `vocab_size` leaves it out of the softmax, and then the loss
 does not depend on them.
@@ -12,6 +17,7 @@ Shapes: b sequences, s tokens, n = b s, c tokens of a chunk, h hidden, v padded 
 """
 
 import torch
+import torch.nn.functional as F
 
 from nbtrain.parallel import mappings
 from nbtrain.parallel.groups import ALONE, Group
@@ -20,7 +26,7 @@ CPU_SOFTMAX_ROWS = 32
 """On a CPU the passes over a block stay in its cache; a GPU wants few, large kernels."""
 
 
-def vocab_parallel_linear_cross_entropy(
+def linear_cross_entropy(
     hidden: torch.Tensor,
     weight: torch.Tensor,
     labels: torch.Tensor,
@@ -35,10 +41,14 @@ def vocab_parallel_linear_cross_entropy(
 ) -> torch.Tensor:
     """Mean of -log softmax(hidden weight^T)[label] over all tokens, an fp32 scalar, the same on every rank.
 
-    hidden [b, s, h], or this rank's [b, s/t, h] with sequence_parallel; weight [v/t, h]; labels [b, s] of the whole
-    sequences. The rows of ids from `vocab_size` on are padding and take no part. chunk_tokens 0 takes all tokens at
-    once; loss_mask, denominator and token_losses [b, s] are as in model/loss.py. Sums hidden's gradient over the
-    ranks, so the caller must not.
+    hidden [b, s, h] or [n, h], with sequence_parallel this rank's [b, s/t, h]; weight [v/t, h]; labels of all tokens,
+    all valid. The rows of ids from `vocab_size` on are padding and take no part. chunk_tokens 0 takes all tokens at
+    once. Sums hidden's gradient over the ranks, so the caller must not. Under autocast the products are in the
+    autocast dtype, as those of nn.Linear are.
+
+    With loss_mask, fp32 of 0 and 1, the sum over the tokens of 1, divided by their number or by the scalar
+    `denominator`: where a step has several micro batches, the mean over all of its learnt tokens is not the mean
+    of theirs. token_losses, fp32, is filled with each token's own loss, whatever the mask. Both of labels' shape.
     """
     if group.size > 1:
         enter = (
@@ -52,7 +62,8 @@ def vocab_parallel_linear_cross_entropy(
     if loss_mask is not None and denominator is None:
         # Nothing learnt is a loss of 0.
         denominator = loss_mask.sum().clamp(min=1)
-    return _apply(
+    apply = _LinearCrossEntropy.apply if group.size == 1 else _uncompiled_apply
+    return apply(
         hidden.flatten(0, -2),
         weight,
         labels.flatten(),
@@ -68,7 +79,7 @@ def vocab_parallel_linear_cross_entropy(
     )
 
 
-class _VocabParallelLinearCrossEntropy(torch.autograd.Function):
+class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, *arguments):
         with torch.autocast(hidden.device.type, enabled=False):
@@ -112,18 +123,15 @@ def _forward(
         chunk = slice(start, min(start + chunk_tokens, tokens))
         product_hidden = hidden[chunk].to(dtype)
         logits = product_hidden @ product_weight.T
-        logits[:, true_rows:] = float("-inf")
-        label = labels[chunk] - first_id
-        is_here = (label >= 0) & (label < rows_here)
-        label = label.where(is_here, 0)
-        log_sum, of_label = _statistics(logits, label, is_here, group)
-        losses = log_sum - of_label
+        if true_rows < rows_here:
+            logits[:, true_rows:] = float("-inf")
+        mask = loss_mask[chunk] if loss_mask is not None else None
+        softmax = _softmax if group.size == 1 else _softmax_over_ranks
+        losses = softmax(logits, labels[chunk] - first_id, mask, needs_gradient, group)
         if token_losses is not None:
             token_losses[chunk] = losses
-        mask = loss_mask[chunk] if loss_mask is not None else None
         total += (losses if mask is None else losses * mask).sum()
         if hidden_gradient is not None:
-            _logits_to_gradient(logits, label, is_here, log_sum, mask)
             hidden_gradient[chunk] = logits @ product_weight
             part = logits.T @ product_hidden
             # Chunks are summed in fp32 whatever the format of the products.
@@ -140,6 +148,44 @@ def _blocks(logits: torch.Tensor) -> list[slice]:
     return [slice(start, start + rows) for start in range(0, len(logits), rows)]
 
 
+def _softmax(
+    logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, needs_gradient: bool, _group: Group
+) -> torch.Tensor:
+    """The losses of a chunk, fp32 [c]; leaves d loss / d logits = softmax - onehot in `logits`.
+
+    Not divided by n: in fp16 that would underflow.
+    """
+    losses = torch.empty(len(logits), dtype=torch.float32, device=logits.device)
+    for rows in _blocks(logits):
+        target = label[rows].unsqueeze(1)
+        log_probabilities = F.log_softmax(logits[rows], dim=-1, dtype=torch.float32)
+        losses[rows] = -log_probabilities.gather(1, target).squeeze(1)
+        if needs_gradient:
+            gradient = log_probabilities.exp_()
+            gradient.scatter_add_(1, target, torch.full_like(target, -1, dtype=torch.float32))
+            if mask is not None:
+                gradient *= mask[rows].unsqueeze(1)
+            logits[rows].copy_(gradient)
+    return losses
+
+
+def _softmax_over_ranks(
+    logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, needs_gradient: bool, group: Group
+) -> torch.Tensor:
+    """The same where each rank has the logits of its rows; `label` counts from this rank's first."""
+    is_here = (label >= 0) & (label < logits.shape[1])
+    label = label.where(is_here, 0)
+    log_sum, of_label = _statistics(logits, label, is_here, group)
+    if needs_gradient:
+        for rows in _blocks(logits):
+            gradient = torch.sub(logits[rows].float(), log_sum[rows].unsqueeze(1)).exp_()
+            gradient.scatter_add_(1, label[rows].unsqueeze(1), -is_here[rows].float().unsqueeze(1))
+            if mask is not None:
+                gradient *= mask[rows].unsqueeze(1)
+            logits[rows].copy_(gradient)
+    return log_sum - of_label
+
+
 def _statistics(
     logits: torch.Tensor, label: torch.Tensor, is_here: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -149,26 +195,8 @@ def _statistics(
         torch.logsumexp(logits[rows].float(), dim=1, out=own[0, rows])
     # where, not a product: a masked row of padding is -inf, and 0 * -inf is no number.
     own[1] = logits.gather(1, label.unsqueeze(1)).squeeze(1).float().where(is_here, 0.0)
-    if group.size == 1:
-        return own[0], own[1]
     of_ranks = mappings.all_gather(own.unsqueeze(0), 0, group)
     return torch.logsumexp(of_ranks[:, 0], dim=0), of_ranks[:, 1].sum(0)
 
 
-def _logits_to_gradient(
-    logits: torch.Tensor,
-    label: torch.Tensor,
-    is_here: torch.Tensor,
-    log_sum: torch.Tensor,
-    mask: torch.Tensor | None,
-) -> None:
-    """d loss / d logits = softmax - onehot, in place. Not divided by n: in fp16 that would underflow."""
-    for rows in _blocks(logits):
-        gradient = torch.sub(logits[rows].float(), log_sum[rows].unsqueeze(1)).exp_()
-        gradient.scatter_add_(1, label[rows].unsqueeze(1), -is_here[rows].float().unsqueeze(1))
-        if mask is not None:
-            gradient *= mask[rows].unsqueeze(1)
-        logits[rows].copy_(gradient)
-
-
-_apply = mappings.uncompiled(_VocabParallelLinearCrossEntropy.apply)
+_uncompiled_apply = mappings.uncompiled(_LinearCrossEntropy.apply)

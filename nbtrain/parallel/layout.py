@@ -19,5 +19,15 @@ class ModelParallel:
     stream: TensorParallelStream | None = None
     """For dropout on what the ranks of `tensor` hold apart; None where there is nothing apart."""
 
+    @property
+    def cuts_tokens(self) -> bool:
+        """Whether each rank of `tensor` holds other tokens of the residual stream."""
+        return self.sequence_parallel and self.tensor.size > 1
+
+    @property
+    def hidden_stream(self) -> TensorParallelStream | None:
+        """For dropout on the residual stream, which the ranks of `tensor` hold alike unless its tokens are cut."""
+        return self.stream if self.cuts_tokens else None
+
 
 WHOLE = ModelParallel()

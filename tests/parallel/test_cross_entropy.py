@@ -6,9 +6,8 @@ import torch
 import torch.nn.functional as F
 from cut import assert_close, draw, world
 
-from nbtrain.model.loss import linear_cross_entropy
 from nbtrain.parallel import mappings
-from nbtrain.parallel.cross_entropy import vocab_parallel_linear_cross_entropy
+from nbtrain.parallel.cross_entropy import linear_cross_entropy
 from nbtrain.parallel.groups import ALONE
 from nbtrain.parallel.mappings import own_part
 
@@ -32,7 +31,7 @@ def on_this_rank(hidden, weight, labels, chunk_tokens=5, sequence_parallel=False
         own.clone().requires_grad_(),
         own_part(weight.detach(), 0, group).clone().requires_grad_(),
     )
-    loss = vocab_parallel_linear_cross_entropy(
+    loss = linear_cross_entropy(
         hidden, weight, labels, chunk_tokens, group=group, sequence_parallel=sequence_parallel, **keywords
     )
     # A factor as gradient accumulation and loss scaling bring one.
@@ -151,9 +150,7 @@ def check_no_logits_are_sent():
     try:
         hidden, weight, labels = inputs()
         with torch.no_grad():
-            vocab_parallel_linear_cross_entropy(
-                hidden, own_part(weight, 0, world()), labels, 12, group=world()
-            )
+            linear_cross_entropy(hidden, own_part(weight, 0, world()), labels, 12, group=world())
     finally:
         mappings.Gathering.__init__ = kept
     assert sent == [24, 24, 16]
@@ -163,9 +160,7 @@ def check_no_logits_are_sent():
 def test_alone_it_is_the_loss_of_one_process(chunk_tokens):
     hidden, weight, labels = inputs()
     expected = linear_cross_entropy(hidden.flatten(0, 1), weight, labels.flatten(), chunk_tokens)
-    loss = vocab_parallel_linear_cross_entropy(
-        hidden, weight, labels, chunk_tokens, group=ALONE, sequence_parallel=True
-    )
+    loss = linear_cross_entropy(hidden, weight, labels, chunk_tokens, group=ALONE, sequence_parallel=True)
     assert_close(loss, expected)
     for ours, theirs in zip(
         torch.autograd.grad(loss, (hidden, weight)), torch.autograd.grad(expected, (hidden, weight))
@@ -176,7 +171,7 @@ def test_alone_it_is_the_loss_of_one_process(chunk_tokens):
 def test_small_gradients_do_not_underflow_in_fp16():
     """1/n is applied after the products, so that tiny probabilities keep their gradient."""
     hidden, weight, labels = inputs(torch.float16)
-    loss = vocab_parallel_linear_cross_entropy(hidden, weight, labels, 0)
+    loss = linear_cross_entropy(hidden, weight, labels, 0)
     (gradient,) = torch.autograd.grad(loss * 2.0**11, hidden)
     assert torch.isfinite(gradient).all() and (gradient != 0).all()
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nbtrain.model.loss import linear_cross_entropy
+from nbtrain.parallel.cross_entropy import linear_cross_entropy
 
 TOKENS, HIDDEN, VOCAB = 30, 16, 50
 

@@ -1,0 +1,61 @@
+"""Ulysses (arXiv:2309.14509): ranks that hold parts of the tokens trade them for parts of the heads, and back.
+
+Outside of attention every rank holds s/u tokens of all heads; inside it, all tokens of n/u heads, so that attention
+needs no change. Query, key and value travel packed, in one all-to-all; the gradient takes the way back.
+
+Shapes: b sequences, s tokens, n heads, d head size, u ranks of the group
+"""
+
+import torch
+import torch.distributed as dist
+
+from nbtrain.parallel.groups import Group
+from nbtrain.parallel.mappings import own_part, uncompiled
+
+TOKENS, HEADS = 1, 2
+
+
+def heads_for_tokens(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """[b, s/u, n, ..] -> this rank's heads of all tokens, [b, s, n/u, ..].
+
+    Raises ValueError where the heads cannot be dealt out evenly.
+    """
+    return _trade(x, HEADS, TOKENS, group) if group.size > 1 else x
+
+
+def tokens_for_heads(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """[b, s, n/u, ..] -> all heads of this rank's tokens, [b, s/u, n, ..]; the way back."""
+    return _trade(x, TOKENS, HEADS, group) if group.size > 1 else x
+
+
+def own_tokens(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """This rank's tokens of what all ranks hold whole: [b, s] -> [b, s/u], a view."""
+    return own_part(x, TOKENS, group)
+
+
+def _all_to_all(x: torch.Tensor, cut: int, join: int, group: Group) -> torch.Tensor:
+    if x.shape[cut] % group.size:
+        what = "attention heads" if cut == HEADS else "tokens"
+        raise ValueError(
+            f"{x.shape[cut]} {what} cannot be dealt out to {group.size} Ulysses ranks: "
+            f"must be a multiple of {group.size}."
+        )
+    # The parts of the ranks lie one behind the other in what is sent and in what comes.
+    sent = x.unflatten(cut, (group.size, -1)).movedim(cut, 0).contiguous()
+    came = torch.empty_like(sent)
+    dist.all_to_all_single(came, sent, group=group.process_group)
+    return came.movedim(0, join).flatten(join, join + 1)
+
+
+class _Trade(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, cut, join, group):
+        ctx.cut, ctx.join, ctx.group = cut, join, group
+        return _all_to_all(x, cut, join, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _all_to_all(grad, ctx.join, ctx.cut, ctx.group), None, None, None
+
+
+_trade = uncompiled(_Trade.apply)

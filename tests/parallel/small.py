@@ -1,0 +1,29 @@
+"""A tiny GPT and its text, for tests of layouts; of odd sizes, so that nothing fits by chance."""
+
+import torch
+
+from nbtrain.model.gpt import GPTConfig
+
+B, S, H, HEADS, FFN, VOCAB = 2, 8, 16, 4, 24, 50
+
+
+def gpt_config(padded_vocab_size: int = 52, **changes) -> GPTConfig:
+    """Its loss leaves the padding out, so that it is one and the same for any."""
+    # A large spread, so that attention and softmax are far from uniform.
+    values = {
+        "num_layers": 2,
+        "hidden_size": H,
+        "num_attention_heads": HEADS,
+        "ffn_hidden_size": FFN,
+        "padded_vocab_size": padded_vocab_size,
+        "max_position_embeddings": S + 2,
+        "init_method_std": 0.3,
+        "cross_entropy_chunk_tokens": 5,
+        "vocab_size": VOCAB,
+    }
+    return GPTConfig(**values | changes)
+
+
+def text(batch: int = B, seed: int = 4) -> torch.Tensor:
+    """(tokens, labels), [2, batch, S]."""
+    return torch.randint(VOCAB, (2, batch, S), generator=torch.Generator().manual_seed(seed))

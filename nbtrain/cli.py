@@ -188,13 +188,16 @@ def init(options: argparse.Namespace) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
+    from nbtrain.config.check_warnings import find_warnings
     from nbtrain.config.load import load, to_yaml
 
     config = load(options.run, options.overrides)
     if options.resolved:
         print(to_yaml(config), end="")
-    else:
-        print(f"{config.name}: every field and every rule holds.")
+        return
+    print(f"{config.name}: every field and every rule holds.")
+    for warning in find_warnings(config):
+        print(f"Warning: {warning}")
 
 
 def schema(options: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
-"""How a broken rule begins: the place of the value, its key, and the value."""
+"""How a broken rule begins: the place of the value, its key, and the value; and what it offers instead."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
@@ -8,9 +8,33 @@ from nbtrain.config.yaml_source import show
 Problems = Iterator[str]
 
 
-def found(config: RunConfig, key: str) -> str:
-    """ "gpt.yaml:22: batch.global_batch_size = 250"."""
-    value = config
+def value_of(config: RunConfig, key: str) -> object:
+    """The value of a dotted key."""
+    value: object = config
     for part in key.split("."):
         value = getattr(value, part)
-    return f"{config.where(key)}: {key} = {show(value)}"
+    return value
+
+
+def found(config: RunConfig, key: str) -> str:
+    """ "gpt.yaml:22: batch.global_batch_size = 250"."""
+    return f"{config.where(key)}: {key} = {show(value_of(config, key))}"
+
+
+def nearest_multiples(value: int, unit: int) -> list[int]:
+    """The multiples of `unit` around `value`, 0 left out."""
+    below = value // unit * unit
+    return [multiple for multiple in (below, below + unit) if multiple]
+
+
+def nearest_divisors(value: int, whole: int) -> list[int]:
+    """The divisors of `whole` around `value`."""
+    divisors = [divisor for divisor in range(1, whole + 1) if whole % divisor == 0]
+    below = [divisor for divisor in divisors if divisor < value]
+    above = [divisor for divisor in divisors if divisor > value]
+    return [*below[-1:], *above[:1]]
+
+
+def join(values: Iterable[int]) -> str:
+    """ "224, 256"."""
+    return ", ".join(str(value) for value in values)

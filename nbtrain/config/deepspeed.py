@@ -3,17 +3,25 @@
 What is decided here, and why:
 - ZeRO 0 in fp32 only: with bf16 or fp16 DeepSpeed's stage 0 makes a dummy optimizer step at start, so that
   Adam's bias correction is wrong from the first step on.
-- gradients are summed over micro batches and over ranks in fp32, whatever the format of the weights.
+- gradients are summed over micro batches in fp32, whatever the format of the weights; over ranks in
+  communication_data_type. With bf16 weights stage 1 is then DeepSpeed's BF16_Optimizer, piped or not, which reduces the
+  fp32 sums whole, once a step, and does not read the buckets; with offloading it is the one of stage 2.
 - with precision.autocast DeepSpeed sees an fp32 model; the model casts by itself.
-- no `optimizer` key: the engine is given torch's AdamW, whose kernel needs no compiler.
+- no `optimizer` key: the engine is given torch's AdamW, whose kernel needs no compiler, with offloading too.
+- Ulysses is not told: DeepSpeed takes its ranks for data-parallel ones, which each have their own tokens, and counts
+  the batch over all of them.
+- a pipeline sends whole activations: DeepSpeed would cut them over the tensor-parallel ranks, as if those held the
+  same, which with Megatron's sequence parallelism they do not. Recomputation is the layer list's own.
 - no bucket is larger than all parameters of a rank: DeepSpeed makes its reduce buffers as large as it is told (two
   of them with overlap_comm, of 2 GB each at 5e8 elements in fp32), however few gradients there are to put in.
+- a buffer for parameters on NVMe holds a rank's part of the largest one: DeepSpeed cuts its buffers at that size and
+  does not ask whether a parameter is larger.
 """
 
 from typing import Any
 
-from nbtrain.config.parameters import count_stage_parameters
-from nbtrain.config.schema import RunConfig
+from nbtrain.config.parameters import count_stage_parameters, largest_parameter
+from nbtrain.config.schema import OffloadConfig, RunConfig
 from nbtrain.errors import ConfigError
 
 # DeepSpeed's own step reports; ours are written by the trainer.
@@ -40,20 +48,21 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any]:
     derived: dict[str, Any] = {
         "train_micro_batch_size_per_gpu": config.batch.micro_batch_size,
         "gradient_accumulation_steps": config.accumulation_steps,
-        "train_batch_size": config.batch.global_batch_size,
+        "train_batch_size": config.batch.global_batch_size * parallel.ds_sequence_parallel_size,
         "gradient_clipping": config.optimizer.clip_grad,
-        "prescale_gradients": False,
-        "steps_per_print": _NEVER,
-        "wall_clock_breakdown": False,
-        "communication_data_type": "fp32",
-        "zero_optimization": {
-            "stage": parallel.zero_stage,
-            "overlap_comm": parallel.overlap_comm and parallel.zero_stage > 0,
-            "contiguous_gradients": parallel.contiguous_gradients,
-            "reduce_bucket_size": bucket_elements(config, parallel.reduce_bucket_size),
-            "allgather_bucket_size": bucket_elements(config, parallel.allgather_bucket_size),
-        },
+        "prescale_gradients": parallel.prescale_gradients,
+        "steps_per_print": parallel.steps_per_print or _NEVER,
+        "wall_clock_breakdown": parallel.wall_clock_breakdown,
+        "communication_data_type": parallel.communication_data_type,
+        "zero_force_ds_cpu_optimizer": False,
+        "zero_optimization": _zero_optimization(config),
     }
+    if parallel.pipeline_parallel_size > 1:
+        derived["pipeline"] = {
+            "pipe_partitioned": False,
+            "grad_partitioned": False,
+            "activation_checkpoint_interval": 0,
+        }
     if bf16:
         derived["bf16"] = {"enabled": True}
         derived["data_types"] = {"grad_accum_dtype": "fp32"}
@@ -69,6 +78,48 @@ def deepspeed_config(config: RunConfig) -> dict[str, Any]:
         }
         derived["data_types"] = {"grad_accum_dtype": "fp32"}
     return _with_extra(derived, parallel.deepspeed_extra, config)
+
+
+def _zero_optimization(config: RunConfig) -> dict[str, Any]:
+    parallel = config.parallel
+    zero: dict[str, Any] = {
+        "stage": parallel.zero_stage,
+        # The pipeline engine reduces behind its last micro batch, and says a warning where it is asked for more.
+        "overlap_comm": parallel.overlap_comm
+        and parallel.zero_stage > 0
+        and parallel.pipeline_parallel_size == 1,
+        "contiguous_gradients": parallel.contiguous_gradients,
+        "reduce_scatter": parallel.reduce_scatter,
+        "reduce_bucket_size": bucket_elements(config, parallel.reduce_bucket_size),
+        "allgather_bucket_size": bucket_elements(config, parallel.allgather_bucket_size),
+        "sub_group_size": parallel.sub_group_size,
+        "stage3_max_live_parameters": parallel.stage3_max_live_parameters,
+        "stage3_prefetch_bucket_size": parallel.stage3_prefetch_bucket_size,
+        "stage3_param_persistence_threshold": parallel.stage3_param_persistence_threshold,
+        "zero_hpz_partition_size": config.zero_hpz_partition_size if parallel.zero_hpz else 1,
+        "zero_quantized_weights": parallel.zero_quantized_weights,
+        "zero_quantized_gradients": parallel.zero_quantized_gradients,
+        "elastic_checkpoint": parallel.elastic_checkpoint,
+    }
+    if parallel.offload_optimizer.device != "none":
+        zero["offload_optimizer"] = _offload(parallel.offload_optimizer)
+    if parallel.offload_param.device != "none":
+        zero["offload_param"] = _offload(parallel.offload_param)
+        if parallel.offload_param.device == "nvme":
+            zero["offload_param"]["buffer_size"] = nvme_buffer_elements(config)
+    return zero
+
+
+def _offload(offload: OffloadConfig) -> dict[str, Any]:
+    told: dict[str, Any] = {"device": offload.device, "pin_memory": offload.pin_memory}
+    if offload.device == "nvme":
+        told |= {"nvme_path": offload.nvme_path, "buffer_count": offload.buffer_count}
+    return told
+
+
+def nvme_buffer_elements(config: RunConfig) -> int:
+    """Elements of one buffer for parameters on NVMe: a rank's part of the largest parameter."""
+    return -(-largest_parameter(config) // config.parallel.data_axis_size)
 
 
 def bucket_elements(config: RunConfig, asked: int) -> int:

@@ -13,6 +13,7 @@ as in Megatron-LM (arXiv:2104.04473, section 5.1).
 from dataclasses import dataclass
 
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.stages import stage_layers
 
 
 @dataclass(frozen=True)
@@ -48,12 +49,12 @@ def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
 
     The first and the last stage each hold a copy of the tied word embeddings. Column-parallel biases are
     cut, row-parallel biases, LayerNorms and positions are on every rank (arXiv:1909.08053, section 3).
-    Layers are spread evenly; check.py refuses what does not divide.
+    Ulysses and Megatron's sequence parallelism cut no parameter. Which layers a stage has: stages.py.
     """
     last = config.parallel.pipeline_parallel_size - 1
     parameters = _count(
         config,
-        config.model.num_layers // config.parallel.pipeline_parallel_size,
+        stage_layers(config)[stage],
         has_embeddings=stage == 0,
         has_final_norm=stage == last,
         tensor=config.parallel.tensor_parallel_size,
@@ -62,6 +63,14 @@ def count_stage_parameters(config: RunConfig, stage: int) -> Parameters:
         words = config.padded_vocab_size * config.model.hidden_size // config.parallel.tensor_parallel_size
         return Parameters(**{**parameters.to_dict(), "word_embeddings": words})
     return parameters
+
+
+def largest_parameter(config: RunConfig) -> int:
+    """Elements of the largest parameter on a tensor-parallel rank."""
+    model, tensor = config.model, config.parallel.tensor_parallel_size
+    hidden, ffn = model.hidden_size, model.resolved_ffn_hidden_size
+    cut = max(config.padded_vocab_size * hidden, 3 * hidden * hidden, hidden * ffn) // tensor
+    return max(cut, model.resolved_max_position_embeddings * hidden)
 
 
 def _count(

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nbtrain import amounts
+from nbtrain.config.check_warnings import find_warnings
 from nbtrain.config.devices import GIB
 from nbtrain.config.flops import model_flops_per_token
 from nbtrain.config.parameters import Parameters, count_parameters
@@ -254,7 +255,11 @@ def plan(config: RunConfig, use_measured: bool = True) -> Plan:
         memory=memory,
         duration=duration,
         disk=disk,
-        warnings=[*_memory_warnings(config, memory), *_run_warnings(config, duration, disk)],
+        warnings=[
+            *find_warnings(config),
+            *_memory_warnings(config, memory),
+            *_run_warnings(config, duration, disk),
+        ],
     )
 
 

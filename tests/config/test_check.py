@@ -6,6 +6,11 @@ from nbtrain.config.check import RULES, check_config, find_problems
 from nbtrain.config.load import field_keys, load
 from nbtrain.errors import ConfigError
 
+# Four ranks that share each sequence.
+ULYSSES = ["parallel.ds_sequence_parallel_size=4", "parallel.data_parallel_size=1"]
+ON_CPU = ["resources.device=cpu", "resources.gpu_type=null"]
+ZERO_3 = ["parallel.zero_stage=3"]
+
 # run, overrides -> the whole message of the one broken rule. "@" stands for the place of the key that follows,
 # or of the first override where none does.
 BROKEN = {
@@ -54,16 +59,40 @@ BROKEN = {
         ["model.ffn_hidden_size=20482"],
         "@: the MLP's width = 20482\n  must be a multiple of tensor_parallel_size(4); nearest: 20480, 20484.",
     ),
-    "stages that do not divide the layers": (
+    "more stages than layers": (
         "gpt-13b-4xdp-4xpp",
-        ["parallel.pipeline_parallel_size=16", "resources.nodes=8"],
-        "@: parallel.pipeline_parallel_size = 16\n  must divide num_layers(40); nearest: 10, 20.",
+        ["parallel.pipeline_parallel_size=64", "resources.nodes=32"],
+        "@: parallel.pipeline_parallel_size = 64\n  must be at most num_layers(40): each stage holds a layer at least.",
+    ),
+    "a cut into another number of stages": (
+        "gpt-13b-4xdp-4xpp",
+        ["parallel.pipeline_stage_layers=[20, 10, 10]"],
+        "@: parallel.pipeline_stage_layers = [20, 10, 10]\n"
+        "  has 3 stages, and pipeline_parallel_size is 4. null cuts by cost.",
+    ),
+    "a cut of other layers": (
+        "gpt-13b-4xdp-4xpp",
+        ["parallel.pipeline_stage_layers=[10, 10, 10, 9]"],
+        "@: parallel.pipeline_stage_layers = [10, 10, 10, 9]\n  are 39 layers, and num_layers is 40. null cuts by cost.",
+    ),
+    "an interleaved pipeline": (
+        "gpt-13b-4xdp-4xpp",
+        ["parallel.num_layers_per_virtual_pipeline_stage=5"],
+        "@: parallel.num_layers_per_virtual_pipeline_stage = 5\n"
+        "  asks for the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs one forward, one "
+        "backward (1F1B) over one run of layers a rank.\n"
+        "  Set it to null; a smaller micro_batch_size makes the pipeline's bubble smaller too.",
     ),
     "a recomputed piece larger than a stage": (
         "gpt-13b-4xdp-8xpp",
         ["parallel.activation_checkpointing.interval_layers=6"],
         "@: parallel.activation_checkpointing.interval_layers = 6\n"
-        "  must be at most num_layers(40) / pipeline_parallel_size(8) = 5.",
+        "  must be at most 5, the layers of the largest of 8 pipeline stages.",
+    ),
+    "a recomputed piece larger than the model": (
+        "gpt-1-3b-4xdp",
+        ["parallel.activation_checkpointing.interval_layers=25"],
+        "@: parallel.activation_checkpointing.interval_layers = 25\n  must be at most 24, the layers of the model.",
     ),
     "a sequence longer than the positions": (
         "gpt-125m",
@@ -75,13 +104,40 @@ BROKEN = {
         "gpt-125m",
         ["parallel.sequence_parallel=true"],
         "@: parallel.sequence_parallel = true\n"
-        "  needs tensor_parallel_size > 1, which is 1. Set sequence_parallel: false.",
+        "  needs tensor_parallel_size > 1, which is 1. Set sequence_parallel: false, or that.",
     ),
     "a sequence that tensor ranks cannot cut": (
         "gpt-13b-4xdp-4xpp-4xtp",
         ["model.seq_length=2046", "parallel.sequence_parallel=true"],
         "@: model.seq_length = 2046\n"
         "  must be a multiple of tensor_parallel_size(4) with sequence_parallel; nearest: 2044, 2048.",
+    ),
+    "a sequence that Ulysses cannot cut": (
+        "gpt-125m-4xdp",
+        ["model.seq_length=2046", *ULYSSES],
+        "@: model.seq_length = 2046\n"
+        "  must be a multiple of ds_sequence_parallel_size(4); nearest: 2044, 2048.",
+    ),
+    "chunks that do not fill a rank's part": (
+        "gpt-125m-4xdp",
+        [*ULYSSES, "parallel.fpdt_chunk_tokens=300"],
+        "@: model.seq_length = 2048\n"
+        "  must be a multiple of fpdt_chunk_tokens(300) * ds_sequence_parallel_size(4) = 1200; nearest: 1200, 2400.",
+    ),
+    "Ulysses ranks that do not divide the heads": (
+        "gpt-125m-4xdp",
+        [
+            "parallel.ds_sequence_parallel_size=8",
+            "parallel.data_parallel_size=1",
+            "resources.gpus_per_node=8",
+        ],
+        "@: parallel.ds_sequence_parallel_size = 8\n  must divide num_attention_heads(12); nearest: 6, 12.",
+    ),
+    "Ulysses ranks that no GPU is there for": (
+        "gpt-125m-4xdp",
+        ["parallel.ds_sequence_parallel_size=2"],
+        "gpt-125m-4xdp.yaml:18: data(4) * pipeline(1) * tensor(1) * sequence(2) = 8 processes,\n"
+        "  but resources give nodes(1) * gpus_per_node(4) = 4. Set nodes: 2, or data_parallel_size: 2.",
     ),
     "a layout that is larger than its machines": (
         "gpt-1-3b-4xdp-4xpp",
@@ -112,26 +168,228 @@ BROKEN = {
         "@: resources.gpu_type = A100\n"
         "  is not in the device table. Nearest: A100-40GB, A100-80GB, A10. null leaves memory and peak unknown.",
     ),
+    "flash attention with dropout on a CPU": (
+        "gpt-125m",
+        ["model.attention_backend=flash", *ON_CPU],
+        "@: model.attention_backend = flash\n"
+        "  cannot serve this run: no kernel for a CPU but math knows dropout, and attention_dropout is 0.1.\n"
+        "  Set attention_backend: auto.",
+    ),
+    "efficient attention on a CPU": (
+        "gpt-tiny",
+        ["model.attention_backend=efficient"],
+        "@: model.attention_backend = efficient\n"
+        "  cannot serve this run: resources.device: cpu has flash and math.\n  Set attention_backend: auto.",
+    ),
+    "flash attention in fp32 on a GPU": (
+        "gpt-125m",
+        ["model.attention_backend=flash", "precision.dtype=fp32"],
+        "@: model.attention_backend = flash\n"
+        "  cannot serve this run: on a GPU flash attention is for bf16 and fp16, and precision.dtype is fp32.\n"
+        "  Set attention_backend: auto.",
+    ),
+    "flash attention on an old GPU": (
+        "gpt-125m",
+        ["model.attention_backend=flash", "resources.gpu_type=T4"],
+        "@: model.attention_backend = flash\n"
+        "  cannot serve this run: flash attention is for GPUs from Ampere on, and resources.gpu_type is T4.\n"
+        "  Set attention_backend: auto.",
+    ),
+    "flash attention with wide heads": (
+        "gpt-125m",
+        ["model.attention_backend=flash", "model.num_attention_heads=2"],
+        "@: model.attention_backend = flash\n"
+        "  cannot serve this run: flash attention has heads of at most 256, and these have 384.\n"
+        "  Set attention_backend: auto.",
+    ),
+    "FP8 on a GPU without it": (
+        "gpt-125m",
+        ["precision.fp8=true", "precision.dtype=bf16"],
+        "@: precision.fp8 = true\n"
+        "  needs a GPU from Hopper on (compute capability 9.0), and resources.gpu_type A100-40GB has 8.0. Set fp8: false.",
+    ),
+    "FP8 of odd sides": (
+        "gpt-125m",
+        [
+            "model.ffn_hidden_size=3080",
+            "precision.fp8=true",
+            "precision.dtype=bf16",
+            "resources.gpu_type=H100",
+        ],
+        "override model.ffn_hidden_size=3080: model.ffn_hidden_size: FP8 products need sides that are multiples of 16, "
+        "and this one over tensor_parallel_size(1) is 3080. Set fp8: false, or another size.",
+    ),
+    "FP8 beside fp16": (
+        "gpt-125m",
+        ["precision.fp8=true", "resources.gpu_type=H100"],
+        "@: precision.fp8 = true\n  needs precision.dtype: bf16, which is fp16. Set fp8: false, or that.",
+    ),
+    "FP8 on a CPU": (
+        "gpt-125m",
+        ["precision.fp8=true", "precision.dtype=bf16", *ON_CPU],
+        "@: precision.fp8 = true\n"
+        "  does not go with resources.device(cpu): only GPUs from Hopper on are meant.\n  Set fp8: false.",
+    ),
+    "FPDT on a CPU": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512", *ON_CPU],
+        "@: parallel.fpdt_chunk_tokens = 512\n"
+        "  does not go with resources.device(cpu): it streams chunks of attention between GPU and host.\n"
+        "  Set fpdt_chunk_tokens: 0.",
+    ),
+    "quantized weights on a CPU": (
+        "gpt-125m",
+        ["parallel.zero_quantized_weights=true", *ZERO_3, *ON_CPU],
+        "@: parallel.zero_quantized_weights = true\n"
+        "  does not go with resources.device(cpu): DeepSpeed's quantization is written for GPUs.\n"
+        "  Set zero_quantized_weights: false.",
+    ),
+    "quantized gradients without ZeRO 3": (
+        "gpt-125m",
+        ["parallel.zero_quantized_gradients=true"],
+        "@: parallel.zero_quantized_gradients = true\n"
+        "  needs parallel.zero_stage: 3, which is 2. Set zero_quantized_gradients: false, or that.",
+    ),
+    "quantized gradients that are summed everywhere": (
+        "gpt-125m",
+        ["parallel.reduce_scatter=false", "parallel.zero_quantized_gradients=true", *ZERO_3],
+        "@: parallel.reduce_scatter = false\n  must be true with zero_quantized_gradients, which are quantized for that.",
+    ),
+    "hpZ with tensor ranks": (
+        "gpt-125m-4xdp",
+        ["parallel.zero_hpz=true", *ZERO_3, "parallel.tensor_parallel_size=4", "resources.nodes=4"],
+        "@: parallel.zero_hpz = true\n"
+        "  does not go with tensor_parallel_size(4): DeepSpeed lets ranks with consecutive numbers share the second copy, "
+        "and those are tensor-parallel ranks, whose parameters differ.\n"
+        "  Set zero_hpz: false, or tensor_parallel_size: 1.",
+    ),
+    "hpZ in unequal groups": (
+        "gpt-125m-4xdp",
+        ["parallel.zero_hpz_partition_size=3", "parallel.zero_hpz=true", *ZERO_3],
+        "@: parallel.zero_hpz_partition_size = 3\n"
+        "  must divide data_parallel_size * ds_sequence_parallel_size = 4; nearest: 2, 4.",
+    ),
+    "a size of hpZ without hpZ": (
+        "gpt-125m-4xdp",
+        ["parallel.zero_hpz_partition_size=2"],
+        "@: parallel.zero_hpz_partition_size = 2\n"
+        "  is for zero_hpz: true, which is false. Set it to null, or zero_hpz: true.",
+    ),
+    "parameters offloaded below ZeRO 3": (
+        "gpt-125m",
+        ["parallel.offload_param.device=cpu"],
+        "@: parallel.offload_param.device = cpu\n"
+        "  needs parallel.zero_stage: 3, which is 2. Set device: none, or that.",
+    ),
+    "an optimizer offloaded without ZeRO": (
+        "gpt-tiny",
+        ["parallel.offload_optimizer.device=cpu"],
+        "@: parallel.offload_optimizer.device = cpu\n"
+        "  needs parallel.zero_stage: 1, 2 or 3, which is 0. Set device: none, or that.",
+    ),
+    "NVMe below ZeRO 3": (
+        "gpt-125m",
+        ["parallel.offload_optimizer.device=nvme", "parallel.offload_optimizer.nvme_path=/nvme"],
+        "@: parallel.offload_optimizer.device = nvme\n"
+        "  needs parallel.zero_stage: 3, which is 2. Set device: none, or that.",
+    ),
+    "NVMe without a folder": (
+        "gpt-125m",
+        ["parallel.offload_param.device=nvme", *ZERO_3],
+        "@: parallel.offload_param.device = nvme\n"
+        "  needs offload_param.nvme_path, a folder on a local NVMe disk; or set device: cpu.",
+    ),
+    "a folder for nothing": (
+        "gpt-125m",
+        ["parallel.offload_param.nvme_path=/nvme"],
+        "@: parallel.offload_param.nvme_path = /nvme\n"
+        "  is for device: nvme, and device is none. Set one of them otherwise.",
+    ),
+    "pinned memory of nothing": (
+        "gpt-125m",
+        ["parallel.offload_param.pin_memory=true"],
+        "@: parallel.offload_param.pin_memory = true\n"
+        "  is for device: cpu or nvme, and device is none. Set pin_memory: false.",
+    ),
+    "pinned memory on a CPU": (
+        "gpt-125m",
+        ["parallel.offload_optimizer.pin_memory=true", "parallel.offload_optimizer.device=cpu", *ON_CPU],
+        "@: parallel.offload_optimizer.pin_memory = true\n"
+        "  makes copies between host and GPU faster, and resources.device is cpu. Set pin_memory: false.",
+    ),
+    "too few buffers for Adam": (
+        "gpt-125m",
+        [
+            "parallel.offload_optimizer.buffer_count=3",
+            "parallel.offload_optimizer.device=nvme",
+            "parallel.offload_optimizer.nvme_path=/nvme",
+            *ZERO_3,
+        ],
+        "@: parallel.offload_optimizer.buffer_count = 3\n"
+        "  must be at least 4: masters, gradients and Adam's two moments.",
+    ),
+    "state on NVMe saved in the background": (
+        "gpt-125m",
+        [
+            "checkpoint.async_save=true",
+            "parallel.offload_param.device=nvme",
+            "parallel.offload_param.nvme_path=/nvme",
+            *ZERO_3,
+        ],
+        "@: checkpoint.async_save = true\n"
+        "  does not go with offload_param.device(nvme): state on NVMe goes through host memory in pieces, and there is no "
+        "moment at which all of it could be copied.\n  Set async_save: false, or device: cpu.",
+    ),
+    "Ulysses with tensor ranks": (
+        "gpt-13b-4xdp-4xpp-4xtp",
+        ["parallel.ds_sequence_parallel_size=4", "parallel.data_parallel_size=1"],
+        "@: parallel.ds_sequence_parallel_size = 4\n"
+        "  does not go with tensor_parallel_size(4) and pipeline_parallel_size(4): nobody has compared such a run with one "
+        "process yet.\n  Set ds_sequence_parallel_size: 1, or leave the model uncut and take ZeRO 3; "
+        "tensor_parallel_size has sequence_parallel for long sequences.",
+    ),
+    "a compiled model in parts": (
+        "gpt-125m",
+        ["model.compile=true", *ZERO_3],
+        "@: model.compile = true\n"
+        "  does not go with zero_stage(3): torch's compiler cannot follow parameters that are cut between their uses.\n"
+        "  Set compile: false, or zero_stage: 2.",
+    ),
+    "gradients divided beforehand": (
+        "gpt-125m",
+        ["parallel.prescale_gradients=true"],
+        "@: parallel.prescale_gradients = true\n"
+        "  is for zero_stage: 0, and zero_stage is 2. Set prescale_gradients: false; sums are in "
+        "communication_data_type(fp32) either way.",
+    ),
+    "an elastic checkpoint": (
+        "gpt-125m",
+        ["parallel.elastic_checkpoint=true"],
+        "@: parallel.elastic_checkpoint = true\n"
+        "  is DeepSpeed's older way to load on another number of ranks. Set it to false: every checkpoint of nbtrain loads "
+        "into any layout (docs/parallelism.md).",
+    ),
     "ZeRO 0 with 16-bit weights": (
         "gpt-125m",
         ["parallel.zero_stage=0"],
         "@: parallel.zero_stage = 0\n"
-        "  is only for fp32 weights, and precision.dtype is fp16: DeepSpeed's stage 0 starts Adam one step ahead there.\n"
+        "  does not go with precision.dtype(fp16): DeepSpeed's stage 0 makes a step of the optimizer at its start with "
+        "16-bit weights, and Adam is one step ahead.\n"
         "  Set zero_stage: 1, which costs nothing, or precision.dtype: fp32.",
     ),
     "ZeRO 0 with a cut model": (
         "gpt-1-3b-4xdp-4xpp",
         ["parallel.zero_stage=0", "precision.dtype=fp32"],
         "@: parallel.zero_stage = 0\n"
-        "  does not go with tensor_parallel_size(1) * pipeline_parallel_size(4) > 1: "
-        "gradients would be clipped by the norm of one part.\n  Set zero_stage: 1.",
+        "  does not go with pipeline_parallel_size(4): gradients would be clipped by the norm of one part of the model.\n"
+        "  Set zero_stage: 1, which costs nothing.",
     ),
     "ZeRO 2 with a pipeline": (
         "gpt-1-3b-4xdp-4xpp",
         ["parallel.zero_stage=2"],
         "@: parallel.zero_stage = 2\n"
-        "  does not go with pipeline_parallel_size(4): gradients must stay whole between micro batches. "
-        "Set zero_stage: 1.",
+        "  does not go with pipeline_parallel_size(4): DeepSpeed's pipeline engine keeps gradients whole between micro "
+        "batches.\n  Set zero_stage: 1.",
     ),
     "autocast in another format": (
         "gpt-125m",
@@ -160,6 +418,75 @@ BROKEN = {
         ["parallel.deepspeed_extra={zero_optimization: {stage: 3}}"],
         "@: parallel.deepspeed_extra sets zero_optimization.stage, which nbtrain derives as 2. "
         "Take it out, and change the field it comes from.",
+    ),
+    "a part of DeepSpeed's offloading": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={zero_optimization: {offload_optimizer: {device: cpu}}}"],
+        "@: parallel.deepspeed_extra sets zero_optimization.offload_optimizer, which parallel.offload_optimizer decides. "
+        "Take it out, and change that.",
+    ),
+    "a warm-up from above": (
+        "gpt-125m",
+        ["lr_schedule.lr_warmup_init=6e-4"],
+        "@: lr_schedule.lr_warmup_init = 0.0006\n  must be less than lr(0.0006).",
+    ),
+    "a beginning of no warm-up": (
+        "gpt-125m",
+        ["lr_schedule.lr_warmup_init=1e-5", "lr_schedule.lr_warmup_tokens=0"],
+        "@: lr_schedule.lr_warmup_init = 1.0e-05\n"
+        "  is where a warm-up begins, and there is none. Set lr_warmup_tokens, or lr_warmup_init: 0.",
+    ),
+    "a warm-up in a share and in tokens": (
+        "gpt-125m",
+        ["lr_schedule.lr_warmup_fraction=0.01"],
+        "@: lr_schedule.lr_warmup_tokens = 25000000\n"
+        "  and override lr_schedule.lr_warmup_fraction=0.01: lr_schedule.lr_warmup_fraction = 0.01\n"
+        "  say the same in two units; set all but one to null.",
+    ),
+    "a warm-up as long as the decay": (
+        "gpt-125m",
+        ["lr_schedule.lr_warmup_fraction=1.0", "lr_schedule.lr_warmup_tokens=null"],
+        "@: lr_schedule.lr_warmup_fraction = 1.0 = 2500000000 tokens\n"
+        "  must be less than lr_decay_tokens(2500000000); usual is 1 % of it: 25000000.",
+    ),
+    "a weight decay with a start that nothing leaves": (
+        "gpt-125m",
+        ["optimizer.start_weight_decay=0.01"],
+        "@: optimizer.start_weight_decay = 0.01\n"
+        "  is where weight_decay(0.1) begins, and weight_decay_incr_style is constant. Set it to null, or the style to "
+        "linear or cosine.",
+    ),
+    "a weight decay without a start": (
+        "gpt-125m",
+        ["optimizer.weight_decay_incr_style=cosine"],
+        "@: optimizer.weight_decay_incr_style = cosine\n"
+        "  goes from start_weight_decay, which is null, to weight_decay(0.1). Set start_weight_decay, or the style to "
+        "constant.",
+    ),
+    "the best of no validation": (
+        "gpt-125m",
+        ["checkpoint.keep_best=true", "evaluation.eval_iters=0"],
+        "@: checkpoint.keep_best = true\n"
+        "  goes by validation, and evaluation.eval_iters is 0. Set eval_iters, 10 for example, or keep_best: false.",
+    ),
+    "a way back to no checkpoint": (
+        "gpt-125m",
+        ["stability.on_nan=rollback", "batch.max_steps=100"],
+        "@: stability.on_nan = rollback\n"
+        "  goes back to a checkpoint, and with save_interval_steps(100) none is there before the run ends at step 100.\n"
+        "  Set a smaller checkpoint.save_interval_steps, or on_nan: stop.",
+    ),
+    "a way back in a measurement": (
+        "gpt-125m",
+        ["stability.on_loss_spike=rollback", "mode=perf"],
+        "@: stability.on_loss_spike = rollback\n"
+        "  goes back to a checkpoint, and mode: perf writes none. Set on_loss_spike: stop.",
+    ),
+    "a snapshot of no allocator": (
+        "gpt-tiny",
+        ["profile.memory_snapshot=true", "profile.enabled=true"],
+        "@: profile.memory_snapshot = true\n"
+        "  records a GPU's allocator, and resources.device is cpu. Set it to false; profile_memory is for both.",
     ),
     "a rate that rises": (
         "gpt-125m",
@@ -405,7 +732,9 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
         ["lr_schedule.lr_decay_style=WSD", "lr_schedule.lr_wsd_decay_tokens=2475000000"],
         ["data.split='1,0,0'", "evaluation.eval_iters=0"],
         ["backend.env={TOKENIZERS_PARALLELISM: 'false', OMP_NUM_THREADS: '1', MAX_TOKENS: '3'}"],
-        ["parallel.deepspeed_extra={zero_optimization: {sub_group_size: 1000}}"],
+        [
+            "parallel.deepspeed_extra={zero_optimization: {round_robin_gradients: true}, aio: {thread_count: 2}}"
+        ],
         ["data.index_samples=1220864"],
         ["data.index_samples=1000", "batch.max_steps=10"],
         ["batch.max_steps=2", "batch.global_batch_size=2", "batch.micro_batch_size=1", "model.seq_length=64"],
@@ -416,6 +745,23 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
         ],
         ["data.packing=best_fit", "data.sources=[{kind: alpaca, path: x}]", "data.cleaning.max_bytes=10"],
         ["resources.device=cpu", "resources.gpus_per_node=0"],
+        ["model.attention_backend=math", *ON_CPU],
+        ["model.attention_backend=flash", "model.attention_dropout=0.0", *ON_CPU],
+        ["precision.fp8=true", "precision.dtype=bf16", "resources.gpu_type=H200"],
+        ["optimizer.start_weight_decay=0.01", "optimizer.weight_decay_incr_style=linear"],
+        ["stability.on_nan=rollback", "stability.on_loss_spike=rollback"],
+        ["parallel.pipeline_parallel_size=5", "parallel.zero_stage=1", "resources.gpus_per_node=5"],
+        [
+            "parallel.pipeline_parallel_size=2",
+            "parallel.zero_stage=1",
+            "parallel.pipeline_stage_layers=[9, 3]",
+            "resources.gpus_per_node=2",
+        ],
+        [
+            "lr_schedule.lr_warmup_tokens=null",
+            "lr_schedule.lr_warmup_fraction=0.01",
+            "lr_schedule.lr_warmup_init=1e-6",
+        ],
     ],
 )
 def test_what_is_allowed_passes(overrides):

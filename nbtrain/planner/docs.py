@@ -21,6 +21,7 @@ from pydantic_core import PydanticUndefined
 
 from nbtrain import amounts, files
 from nbtrain.config.data_section import BlendEntry
+from nbtrain.config.fields import described
 from nbtrain.config.load import load
 from nbtrain.config.parameters import count_parameters
 from nbtrain.config.schema import ConfigModel, RunConfig
@@ -133,26 +134,26 @@ def config_page() -> str:
         "- Editors complete and check keys by `docs/run.schema.json`: begin a file with",
         "  `# yaml-language-server: $schema=<path>/docs/run.schema.json`.",
     ]
-    top = [(key, info) for key, info in RunConfig.model_fields.items() if _model_of(info) is None]
+    top = [(key, info) for key, info in described(RunConfig).items() if _model_of(info) is None]
     lines += ["", "## Run", "", f"{_first_line(RunConfig)}", "", *_table(top, "")]
-    for key, info in RunConfig.model_fields.items():
+    for key, info in described(RunConfig).items():
         if (model := _model_of(info)) is not None:
             lines += _section(key, model, level=2)
-    entries = list(BlendEntry.model_fields.items())
+    entries = list(described(BlendEntry).items())
     lines += ["", "## Entries of `data.blend`", "", _first_line(BlendEntry), "", *_table(entries, "")]
     lines += ["", "## Entries of `data.sources`", ""]
     lines += ["Each entry of the list has a `kind`; the kind decides the other keys."]
     for source in SOURCE_TYPES:
         kind = get_args(source.model_fields["kind"].annotation)[0]
-        rest = [(key, info) for key, info in source.model_fields.items() if key != "kind"]
+        rest = [(key, info) for key, info in described(source).items() if key != "kind"]
         lines += ["", f"### `kind: {kind}`", "", _first_line(source), "", *_table(rest, "")]
     return "\n".join(lines) + "\n"
 
 
 def _section(prefix: str, model: type[BaseModel], level: int) -> list[str]:
-    fields = [(key, info) for key, info in model.model_fields.items() if _model_of(info) is None]
+    fields = [(key, info) for key, info in described(model).items() if _model_of(info) is None]
     lines = ["", f"{'#' * level} `{prefix}`", "", _first_line(model), "", *_table(fields, f"{prefix}.")]
-    for key, info in model.model_fields.items():
+    for key, info in described(model).items():
         if (inner := _model_of(info)) is not None:
             lines += _section(f"{prefix}.{key}", inner, level=3)
     return lines

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from nbtrain.config.check import find_problems
+from nbtrain.config.fields import described
 from nbtrain.config.load import FREE_FORM, Overrides, field_keys, load
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value, show
@@ -181,7 +182,7 @@ def _field_info(key: str) -> FieldInfo:
     known = field_keys()
     for at in range(len(parents)):
         model = known[".".join(parents[: at + 1])]
-    return model.model_fields[last]
+    return described(model)[last]
 
 
 def _kind(info: FieldInfo) -> tuple[str, tuple[Any, ...]]:

@@ -6,6 +6,7 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from nbtrain.config.fields import described
 from nbtrain.config.load import field_keys, load, to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_yaml, read_yaml
@@ -59,7 +60,7 @@ def test_every_field_says_what_it_means():
     """A description for each key: it is the help text of the form and of the page."""
 
     def undescribed(model, prefix=""):
-        for key, info in model.model_fields.items():
+        for key, info in described(model).items():
             if not (info.description or "").strip():
                 yield prefix + key
 

@@ -32,7 +32,6 @@ FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
 # What a source is called, who may use it, how often it is gone through, from where the same bytes are fetched (an
 # address may hold a password): none of it changes the text.
 BESIDE_THE_TEXT = ("name", "licence", "attribution", "weight", "max_broken_fraction", "mirror")
-_SOURCES: TypeAdapter[list[Any]] = TypeAdapter(list[Source])
 
 
 def settings(config: RunConfig) -> dict[str, Any]:
@@ -63,7 +62,8 @@ def _with_defaults(there: dict[str, Any]) -> dict[str, Any]:
     filled["cleaning"] = {**data.cleaning.model_dump(), **filled["cleaning"]}
     # What a version wrote that knew other kinds stays as it is: the comparison will name it.
     with contextlib.suppress(KeyError, ValidationError):
-        filled["sources"] = [source_settings(source) for source in _SOURCES.validate_python(there["sources"])]
+        sources: TypeAdapter[list[Any]] = TypeAdapter(list[Source])
+        filled["sources"] = [source_settings(source) for source in sources.validate_python(there["sources"])]
     return filled
 
 

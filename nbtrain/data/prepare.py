@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from nbtrain.config.schema import RunConfig
-from nbtrain.data import gpt_dataset
 from nbtrain.data.corpus import Corpus
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.extract import extracted
@@ -138,6 +137,8 @@ def _extract(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Corpus
 
 
 def _prepare_indices(config: RunConfig, dataset: DatasetFiles, say: Any) -> list[dict[str, Any]]:
+    from nbtrain.data import gpt_dataset  # which takes time to import and is no concern of the other steps
+
     before = set(dataset.index_cache.glob("*.json"))
     datasets = gpt_dataset.build(config)
     made = len(set(dataset.index_cache.glob("*.json")) - before)

@@ -3,12 +3,14 @@
 import html
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.data.dataset_files import DatasetManifest
-from nbtrain.data.gpt_dataset import GPTDatasets
 from nbtrain.data.tables import Table, html_table, text_table
 from nbtrain.workspace import display
+
+if TYPE_CHECKING:
+    from nbtrain.data.gpt_dataset import GPTDatasets
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class PrepareReport:
         return "; ".join(parts) + "."
 
 
-def split_rows(datasets: GPTDatasets) -> list[dict[str, Any]]:
+def split_rows(datasets: "GPTDatasets") -> list[dict[str, Any]]:
     """name, documents, tokens, samples, epochs of each split that is read."""
     return [
         {

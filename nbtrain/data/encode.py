@@ -6,6 +6,9 @@
            000012.npz          lengths, and per document: digest, text bytes, sequences, MinHash signature
            000012.json         ShardRecord; written last: without it the shard does not count
 
+One process that makes all of them in order writes its tokens into in-order.bin, in-order-key-<key>.bin and
+in-order-mask.bin, one shard behind the other: where nothing is a duplicate they are joined already.
+
 A shard depends on its part and the settings alone, so any number of workers in any order makes the same ones, and
 a killed run goes on with those that are there. shards.py joins them.
 """
@@ -14,11 +17,11 @@ import contextlib
 import io
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -73,7 +76,9 @@ class ShardRecord:
     path: str | None
     tally: dict[str, Any]
     files: dict[str, int]
-    """Name: size in bytes."""
+    """Name: size in bytes, of this shard's share where a file holds several."""
+    starts: dict[str, int] = field(default_factory=dict)
+    """Name: where this shard begins, of the files that hold several."""
 
     @classmethod
     def read(cls, work: Path, number: int) -> "ShardRecord | None":
@@ -82,11 +87,13 @@ class ShardRecord:
         if value is None:
             return None
         record = cls(**value)
-        whole = all(
-            (work / name).is_file() and (work / name).stat().st_size == size
-            for name, size in record.files.items()
-        )
-        return record if whole else None
+        return record if all(record._is_whole(work, name) for name in record.files) else None
+
+    def _is_whole(self, work: Path, name: str) -> bool:
+        if not (work / name).is_file():
+            return False
+        found, size = (work / name).stat().st_size, self.files[name]
+        return found >= self.starts[name] + size if name in self.starts else found == size
 
 
 def record_path(work: Path, number: int) -> Path:
@@ -99,20 +106,44 @@ def arrays_path(work: Path, number: int) -> Path:
     return work / f"{number:06d}.npz"
 
 
-def tokens_path(work: Path, number: int, what: str = "") -> Path:
-    """Tokens of a shard: of the main key, or "key-<extra key>", or "mask"."""
-    return work / (f"{number:06d}-{what}.bin" if what else f"{number:06d}.bin")
+def tokens_path(work: Path, number: int | None, what: str = "") -> Path:
+    """Tokens of a shard, or of all that one process makes in order: of the main key, or "key-<extra key>", or "mask"."""
+    stem = "in-order" if number is None else f"{number:06d}"
+    return work / (f"{stem}-{what}.bin" if what else f"{stem}.bin")
 
 
-def token_files(work: Path, number: int, extra_keys: Sequence[str]) -> list[Path]:
-    """Tokens of a shard: of the main key, then of each extra key."""
+def token_files(work: Path, number: int | None, extra_keys: Sequence[str]) -> list[Path]:
+    """The same of the main key, then of each extra key."""
     return [tokens_path(work, number, f"key-{key}" if key else "") for key in ("", *extra_keys)]
+
+
+class _InOrder:
+    """Writes shards one behind the other; what a killed run has left behind the last whole one is cut off."""
+
+    def __init__(self, work: Path):
+        self.ends: dict[str, int] = {}
+        for path in work.glob("[0-9]*.json"):
+            if (record := ShardRecord.read(work, int(path.stem))) is not None:
+                for name, start in record.starts.items():
+                    self.ends[name] = max(self.ends.get(name, 0), start + record.files[name])
+
+    @contextlib.contextmanager
+    def writer(self, path: Path) -> Iterator[IO[bytes]]:
+        """Open the file behind its last whole shard; on success it is on the disk and the next one goes behind it."""
+        with path.open("r+b" if path.exists() else "xb") as stream:
+            stream.truncate(self.ends.get(path.name, 0))
+            stream.seek(0, io.SEEK_END)
+            yield stream
+            stream.flush()
+            files.fsync_file(stream)
+            self.ends[path.name] = stream.tell()
 
 
 class Encoder:
     """encoder(task) makes one shard. Each worker has one; `on_batch` is told text bytes, documents and tokens of batches.
 
-    `tokenizer` is the one of the settings where it is loaded already: 70 MiB that are not needed twice.
+    `tokenizer` is the one of the settings where it is loaded already: 70 MiB that are not needed twice. `in_order`
+    writes the tokens of all shards into one file: for a process that makes them alone.
     """
 
     def __init__(
@@ -120,8 +151,10 @@ class Encoder:
         settings: EncodeSettings,
         on_batch: Callable[[int, int, int], None] | None = None,
         tokenizer: Tokenizer | None = None,
+        in_order: bool = False,
     ):
         self.settings = settings
+        self._in_order = _InOrder(settings.work) if in_order else None
         if tokenizer is not None:
             self._tokenizer = tokenizer
         self._cleaner = Cleaner(settings.cleaning)
@@ -140,7 +173,7 @@ class Encoder:
         settings, tally = self.settings, Tally()
         reader = settings.readers[task.source]
         with contextlib.ExitStack() as stack:
-            shard = _Shard(settings, task.number, stack)
+            shard = _Shard(settings, task.number, stack, self._in_order)
             batch: list[Kept] = []
             chars = 0
             records: Iterator[Record] = reader.read(task.part, tally)
@@ -165,7 +198,6 @@ class Encoder:
             shard.write_arrays()
         if shard.num_without_tokens:
             tally.dropped["no_token"] += shard.num_without_tokens
-        names = shard.file_names()
         made = ShardRecord(
             task.number,
             task.source,
@@ -176,7 +208,8 @@ class Encoder:
             shard.num_bytes,
             task.part.path,
             tally.to_dict(),
-            {name: (settings.work / name).stat().st_size for name in names},
+            shard.sizes(),
+            shard.starts,
         )
         files.write_json(record_path(settings.work, task.number), asdict(made))
         return made
@@ -336,15 +369,25 @@ class _Tokens:
 class _Shard:
     """The open files of one shard."""
 
-    def __init__(self, settings: EncodeSettings, number: int, stack: contextlib.ExitStack):
+    def __init__(
+        self, settings: EncodeSettings, number: int, stack: contextlib.ExitStack, in_order: _InOrder | None
+    ):
         self.settings, self.number = settings, number
         self.dtype = np.dtype(settings.dtype)
-        paths = token_files(settings.work, number, settings.extra_keys)
-        self._streams = [stack.enter_context(files.atomic_writer(path)) for path in paths]
-        self._mask = None
+        place = number if in_order is None else None
+        self._paths = token_files(settings.work, place, settings.extra_keys)
         if settings.with_mask:
-            self._mask = stack.enter_context(files.atomic_writer(tokens_path(settings.work, number, "mask")))
-        self._lengths = [array("i") for _ in paths]
+            self._paths.append(tokens_path(settings.work, place, "mask"))
+        open_one = files.atomic_writer if in_order is None else in_order.writer
+        self._streams = [stack.enter_context(open_one(path)) for path in self._paths]
+        self.starts: dict[str, int] = {}
+        """Where the tokens begin in the files that hold several shards."""
+        if in_order is not None:
+            self.starts = {
+                path.name: stream.tell() for path, stream in zip(self._paths, self._streams, strict=True)
+            }
+        self._mask = self._streams.pop() if settings.with_mask else None
+        self._lengths = [array("i") for _ in self._streams]
         self._sequences = array("i")
         self._bytes = array("q")
         self._digests = bytearray()
@@ -460,10 +503,7 @@ class _Shard:
         np.savez(content, **arrays)  # type: ignore[arg-type]
         files.write_bytes(arrays_path(self.settings.work, self.number), content.getbuffer())
 
-    def file_names(self) -> list[str]:
-        """All files but the record."""
-        work, number = self.settings.work, self.number
-        names = [path.name for path in token_files(work, number, self.settings.extra_keys)]
-        if self._mask is not None:
-            names.append(tokens_path(work, number, "mask").name)
-        return [*names, arrays_path(work, number).name]
+    def sizes(self) -> dict[str, int]:
+        """{name: size} of all files but the record, when they are closed."""
+        paths = [*self._paths, arrays_path(self.settings.work, self.number)]
+        return {path.name: path.stat().st_size - self.starts.get(path.name, 0) for path in paths}

@@ -198,7 +198,7 @@ class _Encoding:
             account = EncodeProgress(self.dataset.work, self.counts, progress)
             make: Callable[[], Any] = partial(_worker, self.settings)
             if num_workers == 1:
-                make = partial(Encoder, self.settings, account.add_batch, self.loaded)
+                make = partial(Encoder, self.settings, account.add_batch, self.loaded, in_order=True)
             for record in ordered_map(make, self._unfinished(account), num_workers, account.show):
                 account.add(record)
         for source, reader in enumerate(self.corpus.readers):

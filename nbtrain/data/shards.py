@@ -2,17 +2,19 @@
 
     digests and signatures of all shards, in order -> which documents stay
     tokens of each shard, copied in runs of documents that stay -> .bin, hashed on the way; lengths -> .idx
+    tokens of shards that one process has written in order, where all stay -> hashed, and the file becomes the .bin
 
 Memory is a few bytes per document; tokens pass in pieces of COPY_BYTES.
 """
 
+import contextlib
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -63,13 +65,15 @@ def join(
     written: dict[str, dict[str, int | str]] = {}
     for index, prefix in enumerate(prefixes):
         pair = _Pair(prefix, dtype)
-        with pair.opened() as stream:
+        in_order = token_files(settings.work, None, settings.extra_keys)[index]
+        with pair.opened(in_order, records, stays, on_bytes) as stream:
             for record, stay in zip(records, stays, strict=True):
                 arrays = np.load(arrays_path(settings.work, record.number), allow_pickle=False)
                 lengths = arrays[f"lengths{index}"]
                 counts = arrays["sequences"] if index == 0 else np.ones(record.documents, np.intc)
                 path = token_files(settings.work, record.number, settings.extra_keys)[index]
-                tokens = pair.append(stream, path, lengths, counts, stay, on_bytes)
+                source = _Source.of(record, path, in_order)
+                tokens = pair.append(stream, source, lengths, counts, stay, on_bytes)
                 if index == 0:
                     total = totals[record.source]
                     if not total.last_sequence:
@@ -83,11 +87,12 @@ def join(
         if index == 0 and mask_prefix is not None:
             # The mask's lengths are the main pair's: one byte per token.
             mask = _Pair(mask_prefix, np.dtype(np.uint8))
-            with mask.opened() as stream:
+            in_order = tokens_path(settings.work, None, "mask")
+            with mask.opened(in_order, records, stays, on_bytes) as stream:
                 for record, stay in zip(records, stays, strict=True):
                     arrays = np.load(arrays_path(settings.work, record.number), allow_pickle=False)
-                    path = tokens_path(settings.work, record.number, "mask")
-                    mask.append(stream, path, arrays["lengths0"], arrays["sequences"], stay, on_bytes)
+                    source = _Source.of(record, tokens_path(settings.work, record.number, "mask"), in_order)
+                    mask.append(stream, source, arrays["lengths0"], arrays["sequences"], stay, on_bytes)
             written |= mask.finish(settings.sentence_language is not None)
     return Joined(totals, written)
 
@@ -118,6 +123,29 @@ def _without_duplicates(
     return stays
 
 
+class _Source(NamedTuple):
+    """Where the tokens of a shard lie."""
+
+    path: Path
+    start: int
+    """In bytes."""
+
+    @classmethod
+    def of(cls, record: ShardRecord, own: Path, in_order: Path) -> "_Source":
+        start = record.starts.get(in_order.name)
+        return cls(own, 0) if start is None else cls(in_order, start)
+
+
+def _is_joined(in_order: Path, records: Sequence[ShardRecord], stays: Sequence[np.ndarray | None]) -> bool:
+    """Whether a file holds the tokens of all shards, in order, and nothing else."""
+    end = 0
+    for record, stay in zip(records, stays, strict=True):
+        if stay is not None or record.starts.get(in_order.name) != end:
+            return False
+        end += record.files[in_order.name]
+    return in_order.is_file() and in_order.stat().st_size == end
+
+
 class _Pair:
     """One .bin that is being joined, and the lengths of its .idx."""
 
@@ -128,18 +156,35 @@ class _Pair:
         self.num_sequences_before = 0
         self._lengths = array("i")
         self._counts = array("i")
+        self._buffer = memoryview(bytearray(COPY_BYTES))
 
     @property
     def num_sequences(self) -> int:
         return len(self._lengths)
 
-    def opened(self) -> Any:
-        return files.atomic_writer(bin_path(self.prefix))
+    @contextlib.contextmanager
+    def opened(
+        self,
+        in_order: Path,
+        records: Sequence[ShardRecord],
+        stays: Sequence[np.ndarray | None],
+        on_bytes: Callable[[int], None],
+    ) -> Iterator[IO[bytes] | None]:
+        """The .bin to write into; None where the file `in_order` becomes it as it is."""
+        if not _is_joined(in_order, records, stays):
+            with files.atomic_writer(bin_path(self.prefix)) as stream:
+                yield stream
+            return
+        yield None
+        with in_order.open("rb", buffering=0) as content:
+            self._copy(content, None, in_order.stat().st_size, on_bytes)
+        in_order.replace(bin_path(self.prefix))
+        files.fsync_directory(self.prefix.parent)
 
     def append(
         self,
-        stream: IO[bytes],
-        source: Path,
+        stream: IO[bytes] | None,
+        source: _Source,
         lengths: np.ndarray,
         counts: np.ndarray,
         stay: np.ndarray | None,
@@ -157,28 +202,30 @@ class _Pair:
             runs = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
             sequence_stays = np.repeat(stay, counts)
             lengths, counts = lengths[sequence_stays], counts[stay]
-        copied = 0
-        with source.open("rb") as content:
-            for first, last in runs:
-                start, stop = int(documents[first]), int(documents[last])
-                content.seek(start * self.dtype.itemsize)
-                self._copy(content, stream, (stop - start) * self.dtype.itemsize, on_bytes)
-                copied += stop - start
-        # What is passed over is done as well.
-        on_bytes((int(documents[-1]) - copied) * self.dtype.itemsize)
+        copied = int(sum(documents[last] - documents[first] for first, last in runs))
+        if stream is not None:
+            with source.path.open("rb", buffering=0) as content:
+                for first, last in runs:
+                    start, stop = (int(documents[at]) * self.dtype.itemsize for at in (first, last))
+                    content.seek(source.start + start)
+                    self._copy(content, stream, stop - start, on_bytes)
+            # What is passed over is done as well.
+            on_bytes((int(documents[-1]) - copied) * self.dtype.itemsize)
         self._lengths.frombytes(lengths.astype(np.intc).tobytes())
         self._counts.frombytes(counts.astype(np.intc).tobytes())
         return copied
 
     def _copy(
-        self, content: IO[bytes], stream: IO[bytes], num_bytes: int, on_bytes: Callable[[int], None]
+        self, content: IO[bytes], stream: IO[bytes] | None, num_bytes: int, on_bytes: Callable[[int], None]
     ) -> None:
+        """Hash what comes next, and write it where there is a stream."""
         while num_bytes:
-            piece = content.read(min(num_bytes, COPY_BYTES))
+            piece = self._buffer[: content.readinto(self._buffer[:num_bytes])]  # type: ignore[attr-defined]
             if not piece:
                 raise OSError(None, "a shard has become shorter while it was read", content.name)
             self.digest.update(piece)
-            stream.write(piece)
+            if stream is not None:
+                stream.write(piece)
             num_bytes -= len(piece)
             self.num_bytes += len(piece)
             on_bytes(len(piece))

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import pytest
 from nbtrain import files
 from nbtrain.config.data_section import CleaningConfig, NearDedupConfig
 from nbtrain.config.sources import JsonlSource
-from nbtrain.data import workers
+from nbtrain.data import prepare_dataset, shards, workers
 from nbtrain.data.corpus import Corpus, SourceCounts, Task
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord
@@ -87,7 +88,32 @@ def test_any_number_of_workers(make_config, small_parts):
     assert DatasetFiles.named("small").manifest() == manifest
 
 
-def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch):
+def test_one_process_joins_as_it_writes(make_config, workspace, small_parts, monkeypatch):
+    """Without duplicates the file that it has written becomes the .bin: nothing is copied."""
+    config = make_config(data={"extra_json_keys": ["more"], "json_key": "text"})
+    lines = [{"text": f"text {number}", "more": f"more {number} " * 5} for number in range(200)]
+    write_jsonl(workspace / "texts.jsonl", lines)
+    written = []
+    replace = Path.replace
+
+    def noted(path, target):
+        written.append(path.name)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    prepare(config)
+    assert len(list(Corpus.open(config.data.sources).tasks())) > 3
+    assert {"in-order.bin", "in-order-key-more.bin"} <= set(written)
+    one = content(dataset_dir("small"))
+    written.clear()
+    monkeypatch.setattr(shards, "_is_joined", lambda *of: False)
+    prepare(config, force=True)
+    assert "in-order.bin" not in written
+    assert content(dataset_dir("small")) == one
+
+
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch, num_workers):
     """What is whole stays; the rest, and a shard that was cut short, is made; the bytes are the undisturbed ones."""
     config = make_config()
     prepare(config)
@@ -108,17 +134,37 @@ def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch):
     work = DatasetFiles.named("small").work
     assert sorted(path.name for path in work.glob("*.json")) == ["000000.json", "000001.json", "inputs.json"]
     assert not list(dataset_dir("small").glob("*.bin"))
-    with (work / "000001.bin").open("r+b") as stream:
-        stream.truncate(10)
+    first = ShardRecord.read(work, 0)
+    assert ShardRecord.read(work, 1).starts == {"in-order.bin": first.files["in-order.bin"]}
+    os.truncate(work / "in-order.bin", first.files["in-order.bin"] + 10)
     assert ShardRecord.read(work, 1) is None
-    calls.clear()
-    calls.append(-1)
-    calls.append(-1)
-    calls.append(-1)
-    prepare(config)
-    assert calls[3:5] == [1, 2]
+    calls[:] = [-1, -1, -1]
+    prepare(make_config(data={"num_prepare_workers": num_workers}))
+    assert calls[3:5] == ([1, 2] if num_workers == 1 else [])
     assert content(dataset_dir("small")) == expected
     assert not work.exists()
+
+
+def test_shards_out_of_order_are_joined_in_order(make_config, small_parts, monkeypatch):
+    """A shard in the midst that was lost is made again, behind the others."""
+    config = make_config()
+    prepare(config)
+    expected = content(dataset_dir("small"))
+    shutil.rmtree(dataset_dir("small"))
+
+    def dying(*of):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prepare_dataset, "join", dying)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config)
+    work = DatasetFiles.named("small").work
+    (work / "000001.npz").unlink()
+    with (work / "in-order.bin").open("ab") as stream:
+        stream.write(b"half a shard")
+    prepare(config)
+    assert content(dataset_dir("small")) == expected
 
 
 def test_shards_of_other_inputs_are_not_used(make_config, workspace, small_parts):

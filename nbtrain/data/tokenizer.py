@@ -305,6 +305,15 @@ def adopt(path: str | Path, eod_token: str, directory: str | Path) -> dict[str, 
     return save(built, directory, {"eod_token": eod_token, "trained": None, "source": display(path)})
 
 
+def _spelled(document: dict[str, Any]) -> str:
+    """tokenizer.json with merges as "a b" in place of ["a", "b"]: both engines load it in two thirds of the time."""
+    model = document["model"]
+    # A blank inside a piece would cut it elsewhere; a byte-level BPE has another letter for it.
+    if model["type"] == "BPE" and not any(" " in piece for merge in model["merges"] for piece in merge):
+        model["merges"] = [" ".join(merge) for merge in model["merges"]]
+    return json.dumps(document, ensure_ascii=False) + "\n"
+
+
 def _is_own(folder: Path) -> bool:
     manifest = read_manifest(folder)
     return manifest is not None and set(CONTENT_FILES) <= set(manifest.get("files", ()))
@@ -428,7 +437,8 @@ def save(tokenizer: Any, directory: Path, made: dict[str, Any]) -> dict[str, Any
     directory.mkdir(parents=True, exist_ok=True)
     if not all((directory / name).is_file() for name in CONTENT_FILES):
         tokenizer.model.save(str(directory))
-    files.write_text(directory / "tokenizer.json", tokenizer.to_str(pretty=True))
+    document = json.loads(tokenizer.to_str())
+    files.write_text(directory / "tokenizer.json", _spelled(document))
     entries = {
         name: {"bytes": (directory / name).stat().st_size, "sha256": files.sha256_of(directory / name)}
         for name in (*CONTENT_FILES, "tokenizer.json")
@@ -440,7 +450,7 @@ def save(tokenizer: Any, directory: Path, made: dict[str, Any]) -> dict[str, Any
         "vocab_size": tokenizer.get_vocab_size(),
         "eod_id": tokenizer.token_to_id(eod_token),
         "eod_token": eod_token,
-        "eod_from_text": _text_may_become_eod(json.loads(tokenizer.to_str())["model"], eod_token),
+        "eod_from_text": _text_may_become_eod(document["model"], eod_token),
         "sha256": hashlib.sha256(identity.encode()).hexdigest(),
         "files": entries,
         **made,

@@ -10,6 +10,7 @@
         job.json                submit, then the supervisor from its first act on
         environment.json        submit      commit, versions, devices, hashes
         deepspeed.json          submit      the derived DeepSpeed configuration
+        resume.json             rank 0      what its newest attempt kept of the checkpoint that it went on from
         control/request.json    supervisor  what the ranks are asked to do at the next step boundary
         control/ack.json        rank 0      the last request it carried out
         heartbeat/<rank>.json   that rank
@@ -185,6 +186,10 @@ class JobDir:
     @property
     def deepspeed_json(self) -> Path:
         return self.path / "deepspeed.json"
+
+    @property
+    def resume_json(self) -> Path:
+        return self.path / "resume.json"
 
     @property
     def control_request(self) -> Path:
@@ -393,6 +398,34 @@ class Rollback:
 
     def append(self, path: Path) -> None:
         files.write_json(path, [asdict(entry) for entry in (*self.read_all(path), self)])
+
+
+@dataclass
+class ResumeCertificate:
+    """resume.json: what going on from a checkpoint kept (train/certificate.py)."""
+
+    kind: str
+    """bit-exact: as if never interrupted; data-exact: the same batches, other rounding; changed: neither."""
+    reasons: list[str]
+    """What is not as it was, the weightiest first; empty where bit-exact."""
+    step: int
+    """Of the checkpoint."""
+    next_batch_sha256: str | None
+    """Over positions and tokens of the next global batch; None where there is none."""
+    checked_at: float
+
+    @classmethod
+    def read(cls, path: Path) -> "ResumeCertificate | None":
+        value = files.read_json(path)
+        return cls(**value) if value is not None else None
+
+    def write(self, path: Path) -> None:
+        files.write_json(path, asdict(self))
+
+    def __str__(self) -> str:
+        batch = f", next batch {self.next_batch_sha256[:12]}" if self.next_batch_sha256 else ""
+        reasons = f": {'; '.join(self.reasons)}" if self.reasons else ""
+        return f"resume from step {self.step:,} is {self.kind}{batch}{reasons}"
 
 
 @dataclass

@@ -3,6 +3,7 @@
 refusals -> newest whole checkpoint -> data -> process groups -> model -> engine -> the checkpoint's state
 """
 
+import contextlib
 import dataclasses
 import os
 import shutil
@@ -28,15 +29,19 @@ from nbtrain.train.checkpoint import Checkpointer, TrainState, choose
 from nbtrain.train.engine import TrainEngine
 from nbtrain.train.optimizer import build_optimizer
 from nbtrain.train.plain_engine import PlainEngine
+from nbtrain.train.stability import StepGuard, pass_bad_samples, skipped_samples
 
 
 @dataclass
 class Built:
     """What build() returns."""
 
+    run: RunDir
+    events: EventWriter | None
     engine: TrainEngine
     datasets: gpt_dataset.GPTDatasets
     checkpointer: Checkpointer
+    guard: StepGuard
     state: TrainState
     manifest: dict[str, Any] | None
     """Of the checkpoint to go on from; None at a fresh start."""
@@ -45,6 +50,8 @@ class Built:
         """Go on from the checkpoint, where there is one. Called by all ranks together."""
         if self.manifest is not None:
             self.state = self.checkpointer.load(self.manifest, self.state.data)
+            self.guard.load_state_dict(self.state.stability)
+        self.state.data = pass_bad_samples(self.run, self.state.data, self.events)
 
 
 def refuse_unsupported(config: RunConfig) -> None:
@@ -97,7 +104,7 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
     _refuse_format(config)
     manifest = choose(run, world, events)
     index_samples = manifest["data_state"]["index_samples"] if manifest else None
-    datasets = _build_data(config, index_samples, world)
+    datasets = _build_data(config, index_samples, skipped_samples(run, manifest), world)
     groups = ParallelGroups.create(
         config.topology,
         config.parallel.ds_sequence_parallel_size,
@@ -105,10 +112,14 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
     )
     stream = _tensor_parallel_stream(config, groups)
     engine = _build_engine(config, groups, stream)
-    checkpointer = Checkpointer(run, config, engine.deepspeed, world, datasets.manifest.tokenizer_sha256, events)
+    checkpointer = Checkpointer(
+        run, config, engine.deepspeed, world, datasets.manifest.tokenizer_sha256, events
+    )
     # Stages and places on the data axis drop apart; tensor-parallel ranks alike what they hold alike.
     seed_rank(config.model.seed, world.rank // config.parallel.tensor_parallel_size)
-    return Built(engine, datasets, checkpointer, TrainState(0, datasets.state), manifest)
+    guard = StepGuard(config, engine.deepspeed, world, events, run)
+    state = TrainState(0, datasets.state)
+    return Built(run, events, engine, datasets, checkpointer, guard, state, manifest)
 
 
 def _tensor_parallel_stream(config: RunConfig, groups: ParallelGroups) -> TensorParallelStream | None:
@@ -130,18 +141,23 @@ def _build_engine(
         groups.tensor_model_parallel, parallel.sequence_parallel, groups.sequence_parallel, stream
     )
     is_piped = parallel.pipeline_parallel_size > 1
+    # A pipeline makes its own from its topology.
+    units = None if is_piped else _deepspeed_units(groups)
     if is_piped:
         from nbtrain.model.pipeline import build_pipeline
         from nbtrain.train.pipeline_engine import PipelineEngine
 
         model = build_pipeline(config, layout, config.topology)
     else:
-        # Before the model: under ZeRO 3 a parameter is cut as soon as its module is made.
+        # Around the model: under ZeRO 3 a parameter is cut as soon as its module is made.
         axis = groups.sequence_data_parallel.process_group
-        with deepspeed.zero.Init(
-            data_parallel_group=axis, config_dict_or_path=derived, enabled=parallel.zero_stage == 3
-        ):
-            model = build_model(config) if world_is_whole(layout) else build_model(config, layout)
+        cut_at_once = (
+            deepspeed.zero.Init(data_parallel_group=axis, config_dict_or_path=derived, mpu=units)
+            if parallel.zero_stage == 3
+            else contextlib.nullcontext()
+        )
+        with cut_at_once:
+            model = build_model(config, layout)
     layers = config.model.num_layers
     named = [
         (canonical_name(name, layers) if is_piped else name, parameter)
@@ -156,16 +172,12 @@ def _build_engine(
             model=model,
             optimizer=build_optimizer(named, config.optimizer),
             config=derived,
-            mpu=None if is_piped else _deepspeed_units(groups),
+            mpu=units,
             dist_init_required=False,
         )
     engine.train()
     kind = PipelineEngine if is_piped else PlainEngine
     return kind(engine, optimizer, groups, parallel.zero_stage)
-
-
-def world_is_whole(layout):
-    return layout.tensor.size == layout.ulysses.size == 1
 
 
 def _deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
@@ -182,11 +194,13 @@ def _deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
     )
 
 
-def _build_data(config: RunConfig, index_samples: int | None, world: World) -> gpt_dataset.GPTDatasets:
+def _build_data(
+    config: RunConfig, index_samples: int | None, skipped: int, world: World
+) -> gpt_dataset.GPTDatasets:
     # Rank 0 fills the index cache, the others read it.
     if world.rank == 0:
-        datasets = gpt_dataset.build(config, index_samples)
+        datasets = gpt_dataset.build(config, index_samples, skipped)
     dist.barrier()
     if world.rank != 0:
-        datasets = gpt_dataset.build(config, index_samples)
+        datasets = gpt_dataset.build(config, index_samples, skipped)
     return datasets

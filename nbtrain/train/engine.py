@@ -54,6 +54,16 @@ class TrainEngine:
         return self.deepspeed.module
 
     @property
+    def ulysses_size(self) -> int:
+        """Ranks that share each sequence."""
+        return self.groups.sequence_parallel.size
+
+    @property
+    def loss_scale(self) -> float:
+        """fp16's; 1 without one."""
+        return float(getattr(self.optimizer, "cur_scale", 1.0))
+
+    @property
     def has_loss(self) -> bool:
         """Whether this rank computes losses: those of the last stage do."""
         pipeline = self.groups.pipeline_model_parallel
@@ -66,10 +76,19 @@ class TrainEngine:
         timer: StepTimer,
         beat: Callable[[], None],
         losses: DatasetLosses | None = None,
+        loss_factor: float | None = None,
     ) -> StepLoss:
         """Forward, backward and one step of the optimizer. Called by all ranks together.
 
-        `beat` is called once a micro batch; `losses` is left the loss of each token, where it is wanted.
+        `beat` is called once a micro batch; `losses` is left the loss of each token, where it is wanted;
+        `loss_factor` is for tests that need a bad step.
+        """
+        raise NotImplementedError
+
+    def local_loss(self) -> torch.Tensor | None:
+        """This rank's own mean loss of the step that is being made, once its last backward pass is done.
+
+        None on a rank that computes none.
         """
         raise NotImplementedError
 

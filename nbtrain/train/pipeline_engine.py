@@ -4,6 +4,7 @@ The engine takes micro batches from an iterator at the first stage (tokens) and 
 between take none. The loss of the last stage is told to all.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator
 
 import torch
@@ -12,6 +13,7 @@ from nbtrain.model.pipeline import pipeline_inputs
 from nbtrain.train.batches import Batch, Batches
 from nbtrain.train.dataset_losses import DatasetLosses
 from nbtrain.train.engine import MicroBatch, StepLoss, TrainEngine
+from nbtrain.train.pipeline_timers import pipeline_timers
 from nbtrain.train.throughput import StepTimer
 
 
@@ -25,6 +27,7 @@ class PipelineEngine(TrainEngine):
         timer: StepTimer,
         beat: Callable[[], None],
         losses: DatasetLosses | None = None,
+        loss_factor: float | None = None,
     ) -> StepLoss:
         def inputs() -> Iterator[tuple]:
             for batch, denominator in micro_batches:
@@ -32,8 +35,22 @@ class PipelineEngine(TrainEngine):
                 noted = losses.of(batch) if losses is not None and self.has_loss else None
                 yield pipeline_inputs(batch, denominator, noted)
 
-        loss = self.deepspeed.train_batch(inputs())
+        with pipeline_timers(self.deepspeed, timer), self._scaled(loss_factor):
+            loss = self.deepspeed.train_batch(inputs())
         return StepLoss(loss, self.deepspeed.get_global_grad_norm())
+
+    def local_loss(self) -> torch.Tensor | None:
+        return self.deepspeed.total_loss / self.deepspeed.micro_batches if self.has_loss else None
+
+    @contextlib.contextmanager
+    def _scaled(self, factor: float | None) -> Iterator[None]:
+        loss_function = self.module.loss_fn
+        if factor is not None:
+            self.module.loss_fn = lambda outputs, labels: loss_function(outputs, labels) * factor
+        try:
+            yield
+        finally:
+            self.module.loss_fn = loss_function
 
     def evaluate(self, batches: Batches, num_batches: int, beat: Callable[[], None]) -> float:
         tokens: list[float] = []

@@ -21,10 +21,11 @@ class PlainEngine(TrainEngine):
         timer: StepTimer,
         beat: Callable[[], None],
         losses: DatasetLosses | None = None,
+        loss_factor: float | None = None,
     ) -> StepLoss:
         engine = self.deepspeed
-        total = torch.zeros((), dtype=torch.float32, device=engine.device)
-        norm = None
+        self._total = total = torch.zeros((), dtype=torch.float32, device=engine.device)
+        self._steps, norm = accumulation_steps, None
         for number, (batch, denominator) in enumerate(micro_batches, start=1):
             engine.set_gradient_accumulation_boundary(number == accumulation_steps)
             with timer.part("forward"):
@@ -35,6 +36,8 @@ class PlainEngine(TrainEngine):
                     **_masked(batch, denominator),
                     **({} if losses is None else {"token_losses": losses.of(batch)}),
                 )
+            if loss_factor is not None:
+                loss = loss * loss_factor
             with timer.part("backward"):
                 engine.backward(loss)
             total += loss.detach()
@@ -47,8 +50,11 @@ class PlainEngine(TrainEngine):
             beat()
         if self.zero_stage:
             norm = engine.get_global_grad_norm()
-        total = self.over_data_axis(total) / (accumulation_steps * self.groups.sequence_data_parallel.size)
-        return StepLoss(total, norm)
+        mean = self.over_data_axis(self.local_loss()) / self.groups.sequence_data_parallel.size
+        return StepLoss(mean, norm)
+
+    def local_loss(self) -> torch.Tensor:
+        return self._total / self._steps
 
     def evaluate(self, batches: Batches, num_batches: int, beat: Callable[[], None]) -> float:
         module = self.module

@@ -7,33 +7,25 @@ Every rank makes every step, evaluation and save together; rank 0 alone logs, wr
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import torch
-import torch.distributed as dist
-
-from nbtrain.config.lr_schedule import LrSchedule
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.weight_decay import WeightDecaySchedule
 from nbtrain.errors import CheckpointError
 from nbtrain.parallel.agreement import Agreement
 from nbtrain.parallel.startup import World
 from nbtrain.rundir import RunDir
 from nbtrain.train.batches import Batches, evaluation_rows, training_rows
 from nbtrain.train.build import Built, build
-from nbtrain.train.communication import CommunicationTimer
-from nbtrain.train.dataset_losses import DatasetLosses
-from nbtrain.train.engine import MicroBatch
 from nbtrain.train.exit_limits import ExitLimits, job_start
 from nbtrain.train.heartbeat import HeartbeatWriter
-from nbtrain.train.optimizer import set_batch_size, set_rates
 from nbtrain.train.perf import PerfClock
 from nbtrain.train.profiler import profiling
 from nbtrain.train.report import Report, make_report
 from nbtrain.train.requests import NOTHING, STOP, Requests
 from nbtrain.train.step_result import StepResult
-from nbtrain.train.throughput import StepTimer
+from nbtrain.train.stragglers import Stragglers
+from nbtrain.train.training_step import TrainingStep
 
 logger = logging.getLogger(__name__)
 
@@ -80,16 +72,15 @@ class Trainer:
         self.engine = built.engine
         self.datasets = built.datasets
         self.checkpointer = built.checkpointer
+        self.guard = built.guard
         self.state = built.state
         self.requests = requests
         self.heartbeat = heartbeat
         self.report = report
         self.profile_step = profile_step
-        self.communication = CommunicationTimer()
-        self.schedule = LrSchedule.of(config)
-        self.weight_decay = WeightDecaySchedule.of(config)
-        self.batch_schedule = config.batch_schedule
+        self.step = TrainingStep(config, world, built, heartbeat)
         self.agreement = Agreement()
+        self.stragglers = Stragglers(world, config)
         self.perf = PerfClock(config.train_steps, world.device) if config.mode == "perf" else None
         self.limits = ExitLimits(config.batch, job_start(requests.job))
 
@@ -104,24 +95,17 @@ class Trainer:
             self._clock()
             while self.state.step < self.config.train_steps:
                 self.agreement.begin(self._wish)
-                with self.communication.measured(self.world, self._log_due()):
-                    result = self._step(batches)
+                result = self.step.make(batches, self._log_due(self.state.step + 1))
                 self._clock()
-                result.communication_seconds = self.communication.seconds
                 self.profile_step()
-                if self.report is not None:
-                    self.report.add_step(result, self.state)
+                self._tell(result)
                 wish = self.agreement.finish(self._wish)
                 if self.limits.ends_at(self.state.step):
                     wish = STOP
                 done = self.state.step == self.config.train_steps
                 if wish != STOP and self._evaluation_due():
                     self._evaluate()
-                if (
-                    wish != NOTHING
-                    or done
-                    or self.state.step % self.config.checkpoint.save_interval_steps == 0
-                ):
+                if wish != NOTHING or done or self._save_due():
                     self._save()
                     # A stop that came while saving must not wait for one more step.
                     wish = max(wish, self.agreement.now(self._wish))
@@ -145,9 +129,19 @@ class Trainer:
         self._test()
         return "finished"
 
+    # --- after each step -------------------------------------------------------------------------------------
+
     def _clock(self) -> None:
         if self.perf is not None:
             self.perf.at(self.state.step, self.state.data.consumed_samples)
+
+    def _tell(self, result: StepResult) -> None:
+        if self._log_due(result.step):
+            spread = self.stragglers.gather(result.timer)
+            if self.report is not None:
+                self.report.add_spread(result.step, spread, self.state)
+        if self.report is not None:
+            self.report.add_step(result, self.state)
 
     def _wish(self) -> int:
         return max(self.requests.wish(), self.limits.wish())
@@ -158,70 +152,10 @@ class Trainer:
         if self.requests.limit and self.world.rank == 0:
             logger.info("step %6s | stops: %s", f"{self.state.step:,}", self.requests.limit)
 
-    def _step(self, batches: Batches) -> StepResult:
-        started = time.perf_counter()
-        engine, timer = self.engine, StepTimer(self.world.device)
-        batch_size = self.batch_schedule.size_at(self.state.data.consumed_samples)
-        accumulation_steps = set_batch_size(engine, batch_size)
-        consumed_tokens = self.state.data.consumed_samples * self.config.model.seq_length
-        learning_rate = self.schedule.learning_rate(consumed_tokens)
-        set_rates(engine.optimizer, learning_rate, self.weight_decay.weight_decay(consumed_tokens))
-        names, losses = self.datasets.names, None
-        if names:
-            losses = DatasetLosses(len(names), self.world.device)
-        micro_batches = self._micro_batches(batches, accumulation_steps, timer)
-        loss, norm = engine.train_step(micro_batches, accumulation_steps, timer, self.heartbeat.beat, losses)
-        self.state.step += 1
-        self.state.data = self.state.data.advanced(batch_size)
-        self.heartbeat.beat(self.state.step)
-        return StepResult(
-            self.state.step,
-            batch_size,
-            self.state.data.consumed_samples,
-            learning_rate,
-            loss,
-            norm,
-            float(getattr(engine.optimizer, "cur_scale", 1.0)),
-            timer,
-            time.perf_counter() - started,
-            dataset_losses=self._dataset_losses(losses),
-        )
-
-    def _dataset_losses(self, losses: DatasetLosses | None) -> torch.Tensor | None:
-        if losses is None:
-            return None
-        return self.engine.over_data_axis(losses.sums(self.engine.groups.sequence_parallel.size))
-
-    def _micro_batches(self, batches: Batches, steps: int, timer: StepTimer) -> Iterator[MicroBatch]:
-        """The `steps` micro batches of a step.
-
-        The engine takes the mean over micro batches and ranks. Where only some tokens bear a loss, the mean over those
-        of the whole step is meant, so that their number is needed first: the step's batches are read ahead.
-        """
-        if not self.datasets.is_masked:
-            for _ in range(steps):
-                with timer.part("data"):
-                    batch = next(batches)
-                yield MicroBatch(batch, None)
-            return
-        with timer.part("data"):
-            held = [next(batches) for _ in range(steps)]
-            masks = [batch.loss_mask for batch in held if batch.loss_mask is not None]
-            learnt = torch.stack([mask.sum(dtype=torch.float64) for mask in masks]).sum()
-            groups = self.engine.groups
-            if groups.data_parallel.size > 1:
-                dist.all_reduce(learnt, group=groups.data_parallel.process_group)
-            # A step that learns nothing has a loss of 0.
-            denominator = (learnt.clamp(min=1) / (steps * groups.sequence_data_parallel.size)).float()
-        for batch in held:
-            yield MicroBatch(batch, denominator)
+    def _log_due(self, step: int) -> bool:
+        return step % self.config.logging.log_interval_steps == 0 or step == self.config.train_steps
 
     # --- every N steps ---------------------------------------------------------------------------------------
-
-    def _log_due(self) -> bool:
-        """Whether the step that comes next will be logged."""
-        step = self.state.step + 1
-        return step % self.config.logging.log_interval_steps == 0 or step == self.config.train_steps
 
     def _evaluation_due(self) -> bool:
         step, evaluation = self.state.step, self.config.evaluation
@@ -232,6 +166,7 @@ class Trainer:
         return step == self.config.train_steps or (step > 0 and step % evaluation.eval_interval_steps == 0)
 
     def _evaluate(self) -> None:
+        self.guard.settle()
         started = time.perf_counter()
         with self.heartbeat.phase("evaluate"):
             loss = self._loss_on(self.datasets.valid)
@@ -244,14 +179,21 @@ class Trainer:
     def _test(self) -> None:
         if self.perf is not None or not self.config.evaluation.eval_iters or self.datasets.test is None:
             return
+        started = time.perf_counter()
         with self.heartbeat.phase("test"):
             loss = self._loss_on(self.datasets.test)
         if self.report is not None:
-            self.report.add_test(self.state, loss)
+            self.report.add_test(self.state, loss, time.perf_counter() - started)
+
+    def _save_due(self) -> bool:
+        return self.state.step % self.config.checkpoint.save_interval_steps == 0
 
     def _save(self) -> None:
+        """A checkpoint of this step, unless its loss or gradient was no number."""
         if self.perf is not None:
             return
+        self.guard.settle()
+        self.state.stability = self.guard.state_dict()
         started = time.perf_counter()
         with self.heartbeat.phase("save"):
             self.checkpointer.save(self.state)
@@ -261,13 +203,14 @@ class Trainer:
     # --- data ------------------------------------------------------------------------------------------------
 
     def _training_batches(self) -> Batches:
+        data = self.engine.groups.data_parallel
         rows = training_rows(
             self.state.data,
             self.config.train_steps - self.state.step,
-            self.batch_schedule,
+            self.config.batch_schedule,
             self.config.batch.micro_batch_size,
-            self.engine.groups.data_parallel.rank,
-            self.engine.groups.data_parallel.size,
+            data.rank,
+            data.size,
         )
         return Batches(
             self.datasets.train,

@@ -1,0 +1,106 @@
+"""One optimizer step: its batch size and rates, its micro batches, the engine, and what is left behind for the report."""
+
+import time
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from nbtrain.config.lr_schedule import LrSchedule
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.weight_decay import WeightDecaySchedule
+from nbtrain.parallel.startup import World
+from nbtrain.train.batches import Batches
+from nbtrain.train.build import Built
+from nbtrain.train.communication import CommunicationTimer
+from nbtrain.train.dataset_losses import DatasetLosses
+from nbtrain.train.engine import MicroBatch
+from nbtrain.train.heartbeat import HeartbeatWriter
+from nbtrain.train.optimizer import set_batch_size, set_rates
+from nbtrain.train.step_result import StepResult
+from nbtrain.train.throughput import StepTimer
+
+
+class TrainingStep:
+    """Makes the steps of one run, each from where built.state stands; all ranks together."""
+
+    def __init__(self, config: RunConfig, world: World, built: Built, heartbeat: HeartbeatWriter):
+        self.config = config
+        self.world = world
+        self.engine = built.engine
+        self.datasets = built.datasets
+        self.state = built.state
+        self.guard = built.guard
+        self.heartbeat = heartbeat
+        self.learning_rate = LrSchedule.of(config)
+        self.weight_decay = WeightDecaySchedule.of(config)
+        self.batch_schedule = config.batch_schedule
+        self.communication = CommunicationTimer()
+
+    def make(self, batches: Batches, logged: bool) -> StepResult:
+        """The next step. Raises StabilityError where it went wrong and the policy is to stop or to go back.
+
+        On a step that is `logged` the collectives are waited for and timed.
+        """
+        started = time.perf_counter()
+        engine, state, timer = self.engine, self.state, StepTimer(self.world.device)
+        consumed_samples = state.data.consumed_samples
+        consumed_tokens = consumed_samples * self.config.model.seq_length
+        batch_size = self.batch_schedule.size_at(consumed_samples)
+        accumulation_steps = set_batch_size(engine, batch_size)
+        learning_rate = self.learning_rate.learning_rate(consumed_tokens)
+        set_rates(engine.optimizer, learning_rate, self.weight_decay.weight_decay(consumed_tokens))
+
+        losses = DatasetLosses(len(self.datasets.names), self.world.device) if self.datasets.names else None
+        first, last = (
+            state.data.position(sample) for sample in (consumed_samples, consumed_samples + batch_size - 1)
+        )
+        self.guard.begin_step(state.step + 1, (first, last + 1), engine.local_loss)
+        with self.communication.measured(self.world, logged, timer):
+            micro_batches = self._micro_batches(batches, accumulation_steps, timer)
+            loss, norm = engine.train_step(
+                micro_batches, accumulation_steps, timer, self.heartbeat.beat, losses, self.guard.loss_factor
+            )
+            sums = engine.over_data_axis(losses.sums(engine.ulysses_size)) if losses is not None else None
+        timer.end()
+        verdict = self.guard.end_step(loss, norm)
+
+        state.step += 1
+        state.data = state.data.advanced(batch_size)
+        self.heartbeat.beat(state.step)
+        return StepResult(
+            state.step,
+            batch_size,
+            state.data.consumed_samples,
+            learning_rate,
+            loss,
+            None if verdict.skipped else norm,
+            engine.loss_scale,
+            timer,
+            time.perf_counter() - started,
+            dataset_losses=sums,
+        )
+
+    def _micro_batches(self, batches: Batches, steps: int, timer: StepTimer) -> Iterator[MicroBatch]:
+        """The `steps` micro batches of a step.
+
+        The engine takes the mean over micro batches and ranks. Where only some tokens bear a loss, the mean over those
+        of the whole step is meant, so that their number is needed first: the step's batches are read ahead.
+        """
+        if not self.datasets.is_masked:
+            for _ in range(steps):
+                with timer.part("data"):
+                    batch = next(batches)
+                yield MicroBatch(batch, None)
+            return
+        with timer.part("data"):
+            held = [next(batches) for _ in range(steps)]
+            masks = [batch.loss_mask for batch in held if batch.loss_mask is not None]
+            learnt = torch.stack([mask.sum(dtype=torch.float64) for mask in masks]).sum()
+            groups = self.engine.groups
+            if groups.data_parallel.size > 1:
+                dist.all_reduce(learnt, group=groups.data_parallel.process_group)
+            # A step that learns nothing has a loss of 0.
+            denominator = (learnt.clamp(min=1) / (steps * groups.sequence_data_parallel.size)).float()
+        for batch in held:
+            yield MicroBatch(batch, denominator)

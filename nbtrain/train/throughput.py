@@ -22,6 +22,7 @@ import torch
 from nbtrain.config.devices import find_device
 from nbtrain.config.flops import hardware_flops_per_token, model_flops_per_token
 from nbtrain.config.schema import RunConfig
+from nbtrain.train.profile_summary import PART_PREFIX
 
 PARTS = ("data", "forward", "backward", "optimizer", "pipeline")
 MEAN_STEPS = 100
@@ -57,7 +58,8 @@ class StepTimer:
         outer = self.part_now
         self._switch(name)
         try:
-            yield
+            with _in_profile(name):
+                yield
         finally:
             self._switch(outer)
 
@@ -106,6 +108,13 @@ class StepTimer:
             return end - begin
         end.synchronize()
         return begin.elapsed_time(end) / 1000.0
+
+
+def _in_profile(part: str) -> contextlib.AbstractContextManager:
+    """A mark in the profiler's trace, while there is one."""
+    if torch.autograd.profiler._is_profiler_enabled:
+        return torch.profiler.record_function(PART_PREFIX + part)
+    return contextlib.nullcontext()
 
 
 class Rate:

@@ -172,6 +172,8 @@ class StepGuard:
                 discard_gradients(self._engine)
                 return
         self._take_model_step(lr_kwargs)
+        if getattr(self._engine.optimizer, "overflow", False):
+            _finish_own_skip(self._engine.optimizer)
 
     def _over_ranks(self, own_loss: torch.Tensor | None) -> tuple[float, bool]:
         """The mean loss of all ranks that have one; whether all gradients are finite, where DeepSpeed does not see to it."""
@@ -261,7 +263,9 @@ class StepGuard:
         return StepVerdict(skipped=True, reason=said)
 
     def _said(self, step: _Step, kind: str, loss: float | None, norm: float | None) -> str:
-        own = gather_objects(None if step.own_loss is None else float(step.own_loss))
+        own = [None if step.own_loss is None else float(step.own_loss)]
+        if self.world.size > 1:
+            own = gather_objects(own[0])
         told = {rank: value for rank, value in enumerate(own) if value is not None}
         first, last = step.positions
         where = f"samples {first:,} to {last - 1:,} of the order"
@@ -353,10 +357,20 @@ def _discard_stage_1_and_2(optimizer: DeepSpeedZeroOptimizer) -> None:
     optimizer._release_preflattened_grad_buffers()
     if optimizer.cpu_offload:
         optimizer.reset_cpu_buffers()
-    for group in optimizer.averaged_gradients:
-        optimizer.averaged_gradients[group] = None
-    for group in optimizer.all_grad_tensors:
-        optimizer.all_grad_tensors[group] = None
+    _finish_own_skip(optimizer)
+
+
+def _finish_own_skip(optimizer: Any) -> None:
+    """What DeepSpeed 0.19 forgets when it leaves out a step by itself.
+
+    With 16-bit weights, fp32 accumulation and offload to the CPU the sums keep what was no number, so that every step
+    after the first overflow would be one too.
+    """
+    if not isinstance(optimizer, DeepSpeedZeroOptimizer):
+        return
+    for sums in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
+        for group in sums:
+            sums[group] = None
 
 
 def _discard_stage3(optimizer: DeepSpeedZeroOptimizer_Stage3) -> None:

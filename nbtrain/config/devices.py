@@ -25,6 +25,8 @@ class Device:
     torch_names: tuple[str, ...]
     compute_capability: tuple[int, int]
     """What a kernel is compiled for, as (major, minor): NVIDIA's table of CUDA GPUs."""
+    link_bytes_per_second: float = 64e9
+    """Between two GPUs of a machine, both directions together: NVLink's figure on the datasheet, or PCIe's."""
 
     def peak(self, dtype: str) -> float | None:
         """Dense peak FLOP/s for fp32, tf32, bf16 or fp16, or None where the device has no such unit."""
@@ -51,6 +53,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA V100 datasheet (2020), SXM2",
         (r"V100-SXM2-16GB",),
         (7, 0),
+        300e9,
     ),
     Device(
         "V100-32GB",
@@ -59,6 +62,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA V100 datasheet (2020), SXM2",
         (r"V100-SXM[23]-32GB(-LS)?",),
         (7, 0),
+        300e9,
     ),
     Device(
         "V100-PCIe-16GB",
@@ -67,6 +71,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA V100 datasheet (2020), PCIe",
         (r"V100-PCIE-16GB",),
         (7, 0),
+        32e9,
     ),
     Device(
         "V100-PCIe-32GB",
@@ -75,8 +80,9 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA V100 datasheet (2020), PCIe",
         (r"V100-PCIE-32GB",),
         (7, 0),
+        32e9,
     ),
-    Device("T4", 15 * GIB, _peaks(65, 8.1, bf16=False), "NVIDIA T4 datasheet (2019)", (r"T4",), (7, 5)),
+    Device("T4", 15 * GIB, _peaks(65, 8.1, bf16=False), "NVIDIA T4 datasheet (2019)", (r"T4",), (7, 5), 32e9),
     Device(
         "A100-40GB",
         40 * GIB,
@@ -84,6 +90,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA A100 datasheet (2021)",
         (r"A100-SXM4-40GB", r"A100-PCI[Ee]-40GB"),
         (8, 0),
+        600e9,
     ),
     Device(
         "A100-80GB",
@@ -92,6 +99,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA A100 datasheet (2021)",
         (r"A100-SXM4-80GB", r"A100 80GB PCIe", r"A100-PCI[Ee]-80GB"),
         (8, 0),
+        600e9,
     ),
     Device(
         "A800-80GB",
@@ -100,6 +108,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA A800 datasheet (2022): A100's rates, slower NVLink",
         (r"A800-SXM4-80GB", r"A800 80GB PCIe", r"A800-PCI[Ee]-80GB"),
         (8, 0),
+        400e9,
     ),
     Device(
         "A10", 22 * GIB + GIB // 2, _peaks(125, 31.2, 62.5), "NVIDIA A10 datasheet (2021)", (r"A10",), (8, 6)
@@ -139,6 +148,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA H100 datasheet (2023), SXM",
         (r"H100 80GB HBM3", r"H100 SXM5 80GB", r"H100-SXM5-80GB"),
         (9, 0),
+        900e9,
     ),
     Device(
         "H100-PCIe",
@@ -147,6 +157,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA H100 datasheet (2022), PCIe",
         (r"H100 PCIe",),
         (9, 0),
+        128e9,
     ),
     Device(
         "H100-NVL",
@@ -155,10 +166,13 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA H100 datasheet (2024), NVL",
         (r"H100 NVL",),
         (9, 0),
+        600e9,
     ),
-    Device("H800", 80 * GIB, _H100, "NVIDIA H800 SXM: H100's rates, slower NVLink", (r"H800",), (9, 0)),
-    Device("H20", 96 * GIB, _peaks(148, 44, 74), "NVIDIA H20 datasheet (2024)", (r"H20",), (9, 0)),
-    Device("H200", 141 * GIB, _H100, "NVIDIA H200 datasheet (2024), SXM", (r"H200",), (9, 0)),
+    Device(
+        "H800", 80 * GIB, _H100, "NVIDIA H800 SXM: H100's rates, slower NVLink", (r"H800",), (9, 0), 400e9
+    ),
+    Device("H20", 96 * GIB, _peaks(148, 44, 74), "NVIDIA H20 datasheet (2024)", (r"H20",), (9, 0), 900e9),
+    Device("H200", 141 * GIB, _H100, "NVIDIA H200 datasheet (2024), SXM", (r"H200",), (9, 0), 900e9),
     Device(
         "B200",
         180 * GIB,
@@ -166,6 +180,7 @@ DEVICES: tuple[Device, ...] = (
         "NVIDIA HGX B200 datasheet (2024), one of eight",
         (r"B200",),
         (10, 0),
+        1800e9,
     ),
 )
 

@@ -43,7 +43,7 @@ def estimate_disk(config: RunConfig) -> DiskEstimate:
 
 
 def num_checkpoints(config: RunConfig) -> int:
-    """Most checkpoints on disk at one time: the newest, those kept for ever, and one being written."""
+    """Most checkpoints on disk at one time: the newest, the best, those kept for ever, and one being written."""
     if config.mode != "full":
         return 0
     checkpoint, steps = config.checkpoint, config.train_steps
@@ -51,7 +51,7 @@ def num_checkpoints(config: RunConfig) -> int:
     written = -(-steps // checkpoint.save_interval_steps)
     newest = min(checkpoint.keep_last, written)
     for_ever = steps // checkpoint.keep_every_steps if checkpoint.keep_every_steps else 0
-    return min(newest + for_ever + 1, written)
+    return min(newest + for_ever + checkpoint.keep_best + 1, written)
 
 
 def _manifest(config: RunConfig) -> DatasetManifest | None:

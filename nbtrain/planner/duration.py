@@ -1,10 +1,17 @@
-"""How long a run takes: its FLOPs over an assumed or a measured rate, stretched by the pipeline's bubble.
+"""How long a run takes: its FLOPs over an assumed or a measured rate, stretched by the pipeline's bubble and by what
+tensor-parallel ranks wait for each other.
 
 On a GPU the rate is the datasheet peak times an assumed MFU. The assumption is what the upstream example
 reached: 27 % of an A100's peak, for 125M on 1 GPU (2.5B tokens in about 8 h) as for 1.3B on 4 (26B in about
 8 days), evaluation and checkpoints included. On a CPU it is a share of what this machine's cores reach in matrix
 products (cpu_rate.py): the share that training reached in docs/benchmarks.md. A run that has been tried before is
 planned by its own measured rate.
+
+A pipeline of p stages and m micro batches takes m times its slowest stage and once each other one (1F1B); with equal
+stages its bubble is (p - 1) / (m + p - 1), arXiv:2104.04473, section 2.2. Tensor-parallel ranks make four all-reduces
+of [s, b, h] for each layer, two in each direction (arXiv:1909.08053, section 3), or as many bytes of gather and scatter
+with sequence parallelism; nothing is computed meanwhile. Data parallelism's and the pipeline's traffic is not counted:
+most of it runs beside computation.
 """
 
 import os
@@ -12,8 +19,9 @@ from dataclasses import dataclass
 
 from nbtrain import files
 from nbtrain.config.devices import find_device
-from nbtrain.config.flops import model_flops_per_token
+from nbtrain.config.flops import block_flops_per_token, logits_flops_per_token, model_flops_per_token
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.stages import stage_layers
 from nbtrain.planner.cpu_rate import matmul_flops_per_core
 from nbtrain.rundir import RunDir
 
@@ -22,6 +30,10 @@ ASSUMED_MFU = 0.27
 # docs/benchmarks.md on 2 cores without AMX: gpt-tiny in fp32, 6,000 tokens/s; 14M parameters in bf16, 2,600. Those
 # cores' own products were not recorded, so that the shares are of a like core. AMX makes bf16 up to twice as fast.
 ASSUMED_MATMUL_FLOPS_PER_CORE = 166e9
+# NCCL's all-reduce moves about 230 of an A100's 300 GB/s each way (nccl-tests, 8 GPUs, large messages).
+SHARE_OF_LINK = 0.77
+# Between machines: 200 Gbit/s for each GPU, as DGX A100 has it.
+NETWORK_BYTES_PER_SECOND = 25e9
 SHARE_OF_MATMUL = {"fp32": 0.43, "bf16": 0.76, "fp16": 0.43}
 
 
@@ -56,9 +68,37 @@ def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationE
 
 
 def bubble_fraction(config: RunConfig) -> float:
-    """(p - 1) / (m + p - 1) for p stages and m micro batches (arXiv:2104.04473, section 2.2), full batch."""
+    """Share of a step in which a rank waits for other stages, at the full batch; 0 without a pipeline."""
     stages = config.parallel.pipeline_parallel_size
-    return (stages - 1) / (config.accumulation_steps + stages - 1)
+    passes = 4 if config.parallel.activation_checkpointing.granularity == "full" else 3
+    cost = [layers * passes * block_flops_per_token(config) for layers in stage_layers(config)]
+    cost[-1] += 3 * logits_flops_per_token(config)
+    slowest, whole = max(cost), sum(cost)
+    work = config.accumulation_steps * whole / stages
+    return 1 - work / (config.accumulation_steps * slowest + whole - slowest)
+
+
+def tensor_communication_seconds(config: RunConfig) -> float | None:
+    """Seconds for each token of a step in which a model's ranks wait for sums over their tensor-parallel group.
+
+    None where the device's link is not known; on a CPU it is not counted.
+    """
+    tensor, resources = config.parallel.tensor_parallel_size, config.resources
+    if tensor == 1 or resources.device == "cpu":
+        return 0.0
+    device = find_device(resources.gpu_type) if resources.gpu_type else None
+    if device is None:
+        return None
+    link = SHARE_OF_LINK * device.link_bytes_per_second / 2
+    if tensor > resources.gpus_per_node:
+        link = min(link, NETWORK_BYTES_PER_SECOND)
+    element = 4 if config.precision.dtype == "fp32" else 2
+    # A ring sends 2 (t - 1) / t of the message; a recomputed forward pass sends its two sums again.
+    sums = 6 if config.parallel.activation_checkpointing.granularity == "full" else 4
+    sent = sums * 2 * (tensor - 1) / tensor * element * config.model.hidden_size
+    # Pipeline stages work on other tokens at the same time.
+    layers = config.model.num_layers / config.parallel.pipeline_parallel_size
+    return layers * sent / link
 
 
 def _measured(config: RunConfig) -> tuple[float, str] | None:
@@ -96,6 +136,13 @@ def _assumed(config: RunConfig, bubble: float, use_measured: bool) -> tuple[floa
         reason = f"{device.name} has no {dtype} peak" if device else "resources.gpu_type is not set"
         return None, f"unknown: {reason}"
     basis = f"assumed {ASSUMED_MFU:.0%} of {device.name}'s {peak / 1e12:g} TFLOP/s, what the upstream example reached"
+    # Of one model: its ranks together, then what they wait for each other.
+    ranks = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
+    computing = flops / (ranks * peak * ASSUMED_MFU)
+    waiting = tensor_communication_seconds(config) or 0.0
+    if waiting:
+        basis += f", with {waiting / (computing + waiting):.0%} for sums over tensor-parallel ranks"
     if bubble:
         basis += f", less a pipeline bubble of {bubble:.0%}"
-    return config.world_size * peak * ASSUMED_MFU * (1 - bubble) / flops, basis
+    models = config.world_size / ranks
+    return models * (1 - bubble) / (computing + waiting), basis

@@ -13,6 +13,7 @@ from nbtrain.config.devices import GIB
 from nbtrain.config.flops import model_flops_per_token
 from nbtrain.config.parameters import Parameters, count_parameters
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.stages import stage_layers
 from nbtrain.planner.disk import DiskEstimate, estimate_disk
 from nbtrain.planner.duration import DurationEstimate, estimate_duration
 from nbtrain.planner.memory import MemoryEstimate, estimate_memory
@@ -90,12 +91,28 @@ class Plan:
     @property
     def layout(self) -> str:
         """The layout as a product."""
-        parallel = self.config.parallel
-        return (
+        parallel, precision = self.config.parallel, self.config.precision
+        sequence = parallel.ds_sequence_parallel_size
+        product = (
             f"data({parallel.data_parallel_size}) * pipeline({parallel.pipeline_parallel_size}) * "
-            f"tensor({parallel.tensor_parallel_size}) = {self.config.world_size} processes, "
-            f"ZeRO {parallel.zero_stage}, {self.config.precision.dtype}"
+            f"tensor({parallel.tensor_parallel_size})"
         )
+        if sequence > 1:
+            product += f" * sequence({sequence})"
+        words = [f"{product} = {self.config.world_size} processes", f"ZeRO {parallel.zero_stage}"]
+        words.append(
+            precision.dtype
+            + (" autocast" if precision.autocast else "")
+            + (" with FP8" if precision.fp8 else "")
+        )
+        if parallel.sequence_parallel:
+            words.append("sequence parallel")
+        return ", ".join(words)
+
+    @property
+    def stages(self) -> str:
+        """How many layers each pipeline stage holds."""
+        return " + ".join(str(layers) for layers in stage_layers(self.config)) + " layers"
 
     def sections(self) -> list[tuple[str, list[tuple[str, str]]]]:
         """(title, rows of name and value): the one source of the text and the HTML table."""
@@ -126,6 +143,7 @@ class Plan:
             *([("a job", self.job_limits)] if self.job_limits else []),
             ("learning rate", self.learning_rate),
             ("layout", self.layout),
+            *([("stages", self.stages)] if config.parallel.pipeline_parallel_size > 1 else []),
             ("FLOPs a token", f"{amounts.count(model_flops_per_token(config))}, forward and backward"),
         ]
         if ramp:
@@ -149,6 +167,13 @@ class Plan:
             *parts,
             ("device has", self._device_line()),
         ]
+        if memory.total_host_bytes:
+            host = ", ".join(
+                f"{part} {amounts.size(size)}" for part, size in memory.host_parts.items() if size
+            )
+            memory_rows.append(("host memory", f"{amounts.size(memory.total_host_bytes)} a rank ({host})"))
+        if memory.nvme_bytes:
+            memory_rows.append(("NVMe", f"{amounts.size(memory.nvme_bytes)} a rank"))
         time_rows = [
             ("time", amounts.duration(duration.seconds) if duration.seconds is not None else "unknown"),
             (
@@ -223,6 +248,8 @@ class Plan:
                 **asdict(self.memory),
                 "total_bytes": self.memory.total_bytes,
                 "fits": self.memory.fits,
+                "total_host_bytes": self.memory.total_host_bytes,
+                "fits_host": self.memory.fits_host,
             },
             "duration": asdict(self.duration),
             "disk": {
@@ -272,6 +299,21 @@ def epochs(config: RunConfig, dataset_tokens: int | None) -> float | None:
 
 
 def _memory_warnings(config: RunConfig, memory: MemoryEstimate) -> list[str]:
+    return [*_device_memory_warnings(config, memory), *_host_memory_warnings(memory)]
+
+
+def _host_memory_warnings(memory: MemoryEstimate) -> list[str]:
+    if memory.fits_host is not False:
+        return []
+    assert memory.host_bytes is not None
+    largest = max(memory.host_parts, key=lambda part: memory.host_parts[part])
+    return [
+        f"Host memory does not suffice: one rank needs {amounts.size(memory.total_host_bytes)} of it, and its share of "
+        f"resources.memory_per_node_bytes is {amounts.size(memory.host_bytes)}. Most is {largest}."
+    ]
+
+
+def _device_memory_warnings(config: RunConfig, memory: MemoryEstimate) -> list[str]:
     if memory.device_bytes is None:
         return ["The device is not known, so nothing says whether the run fits: set resources.gpu_type."]
     if memory.total_bytes <= TIGHT_MEMORY_FRACTION * memory.device_bytes:
@@ -299,8 +341,14 @@ def _remedy(config: RunConfig, part: str) -> str:
         return "set a smaller parallel.reduce_bucket_size, or overlap_comm: false"
     stage = {"optimizer": 1, "gradients": 2, "weights": 3}[part]
     allowed = 1 if parallel.pipeline_parallel_size > 1 else 3
-    if parallel.data_parallel_size > 1 and parallel.zero_stage < stage <= allowed:
+    if parallel.data_axis_size > 1 and parallel.zero_stage < stage <= allowed:
         return f"set parallel.zero_stage: {stage}"
+    offload = "offload_param" if part == "weights" else "offload_optimizer"
+    if config.resources.device == "gpu" and getattr(parallel, offload).device == "none" and stage <= allowed:
+        return (
+            f"set parallel.{offload}.device: cpu, or cut the model among more ranks (data_parallel_size with ZeRO, "
+            "tensor or pipeline)"
+        )
     return "cut the model among more ranks (data_parallel_size with ZeRO, tensor or pipeline)"
 
 
@@ -317,6 +365,10 @@ def _run_warnings(config: RunConfig, duration: DurationEstimate, disk: DiskEstim
         warnings.append(
             f"tensor_parallel_size({parallel.tensor_parallel_size}) reaches across nodes of {resources.gpus_per_node} "
             "GPUs: every layer then waits for the network."
+        )
+    if parallel.fpdt_chunk_tokens or config.precision.fp8:
+        warnings.append(
+            "What FPDT and FP8 save or take is not estimated: memory and time are counted as without them."
         )
     if config.lr_schedule.lr_decay_style != "constant" and config.lr_decay_tokens > config.train_tokens:
         warnings.append(

@@ -5,7 +5,15 @@ import pytest
 from nbtrain.config.devices import GIB
 from nbtrain.config.load import load
 from nbtrain.config.parameters import count_parameters, count_stage_parameters
-from nbtrain.planner.memory import PARTS, activation_bytes, estimate_memory, logits_bytes, stage_memory
+from nbtrain.planner.memory import (
+    PARTS,
+    activation_bytes,
+    estimate_memory,
+    host_memory,
+    logits_bytes,
+    nvme_bytes,
+    stage_memory,
+)
 
 # One process, no dropout masks counted apart: 125M with the upstream example's settings.
 SMALL = ["model.seq_length=2048", "batch.micro_batch_size=16"]
@@ -66,12 +74,12 @@ def test_full_checkpointing_keeps_two_bytes_and_one_layer():
 
 
 def test_earlier_stages_hold_more_micro_batches():
-    """1F1B: stage k of p holds p - k of them, but never more than there are."""
+    """1F1B: stage k of p holds p - k of them, and of each what it sent on, but never more than there are."""
     config = load("gpt-13b-4xdp-4xpp")
     held = [activation_bytes(config, stage) for stage in range(4)]
     unit = 2048 * 16 * 5120
-    # Ten layer inputs of two bytes; on the last stage also the final LayerNorm's input and output.
-    assert (held[1] - held[2], held[2] - held[3]) == (2 * 10 * unit, 2 * 10 * unit - 4 * unit)
+    # Ten layer inputs of two bytes and the stage's output; on the last stage, which sends nothing, the final LayerNorm's input and output.
+    assert (held[1] - held[2], held[2] - held[3]) == (2 * 11 * unit, 2 * 12 * unit - 4 * unit)
     few = load("gpt-13b-4xdp-4xpp", ["batch.global_batch_size=64"])
     assert few.accumulation_steps == 1
     assert activation_bytes(few, 1) == activation_bytes(few, 2)
@@ -91,22 +99,26 @@ def test_zero_divides_what_it_names(stage, weights, gradients, optimizer):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "weights", "optimizer"),
+    ("overrides", "weights", "optimizer", "gradients"),
     [
-        (["precision.dtype=fp32", "parallel.zero_stage=0"], 4, 8),
-        (["precision.dtype=fp32", "parallel.zero_stage=1"], 4, 12),
-        (["precision.dtype=bf16", "parallel.zero_stage=1"], 2, 12),
+        (["precision.dtype=fp32", "parallel.zero_stage=0"], 4, 8, 4),
+        (["precision.dtype=fp32", "parallel.zero_stage=1"], 4, 12, 4),
+        (["precision.dtype=bf16", "parallel.zero_stage=2"], 2, 12, 4),
+        (["precision.dtype=bf16", "parallel.zero_stage=1"], 2, 12, 6),
     ],
 )
-def test_each_format_has_its_bytes(overrides, weights, optimizer):
-    """fp32 with ZeRO 0 needs no second copy of the weights; every other way keeps fp32 masters."""
+def test_each_format_has_its_bytes(overrides, weights, optimizer, gradients):
+    """fp32 with ZeRO 0 needs no second copy of the weights; every other way keeps fp32 masters.
+
+    DeepSpeed's BF16_Optimizer keeps the 16-bit gradients beside their fp32 sums.
+    """
     config = load("gpt-125m", overrides)
     count = count_parameters(config).total
     parts = stage_memory(config, 0)
     assert (parts["weights"], parts["optimizer"], parts["gradients"]) == (
         weights * count,
         optimizer * count,
-        4 * count,
+        gradients * count,
     )
 
 
@@ -117,6 +129,126 @@ def test_chunks_keep_the_logits_small():
     saved = logits_bytes(whole, 0) - logits_bytes(config, 0)
     assert saved == (16 * 2048 - 1024) * 52_096 * 6
     assert logits_bytes(load("gpt-13b-4xdp-4xpp"), 0) == 0
+
+
+def test_selective_recomputation_drops_scores_and_the_mlps_activation():
+    """26 of 34 bytes stay, whatever the kernel; of one layer everything is there at a time."""
+    selective = [*SMALL, "parallel.activation_checkpointing.granularity=selective"]
+    lse = 4 * 12 / 768
+    assert layer_of(selective) + lse == pytest.approx(26, abs=1e-3)
+    assert layer_of([*selective, "model.attention_backend=math"]) + lse == pytest.approx(26, abs=1e-3)
+    unit = 2048 * 16 * 768
+    math = load("gpt-125m", [*selective, "model.attention_backend=math"])
+    scores = 5 * 12 * 2048 / 768
+    whole = (12 * 26 + 8 + scores + 1 + 4) * unit  # embedding's mask, final LayerNorm's input and output
+    assert activation_bytes(math, 0) == pytest.approx(whole, rel=1e-6)
+
+
+@pytest.mark.parametrize("ulysses", [2, 4])
+def test_ulysses_cuts_every_activation_and_no_parameter(ulysses):
+    """s b h 34 / u, the logits' chunk as it was; the ranks share out what ZeRO shares out."""
+    overrides = [
+        *SMALL,
+        f"parallel.ds_sequence_parallel_size={ulysses}",
+        f"resources.gpus_per_node={ulysses}",
+    ]
+    alone, shared = load("gpt-125m", SMALL), load("gpt-125m", overrides)
+    assert activation_bytes(shared, 0) == activation_bytes(alone, 0) // ulysses
+    assert count_stage_parameters(shared, 0) == count_stage_parameters(alone, 0)
+    one, part = stage_memory(alone, 0), stage_memory(shared, 0)
+    assert part["weights"] == one["weights"]
+    assert part["optimizer"] == one["optimizer"] // ulysses
+    assert logits_bytes(alone, 0) - logits_bytes(shared, 0) == 4 * 768 * 16 * 2048 * (1 - 1 / ulysses)
+
+
+def test_an_uneven_cut_is_counted_as_it_is():
+    """Parameters and activations of each stage are those of its own layers."""
+    even, uneven = (
+        load("gpt-13b-4xdp-4xpp", [f"parallel.pipeline_stage_layers={cut}"])
+        for cut in ([10, 10, 10, 10], [4, 12, 12, 12])
+    )
+    layer = 12 * 5120**2 + 13 * 5120
+    for stage, more in enumerate((-6, 2, 2, 2)):
+        counts = [count_stage_parameters(config, stage).total for config in (uneven, even)]
+        assert counts[0] - counts[1] == more * layer
+        held = [activation_bytes(config, stage) for config in (uneven, even)]
+        assert held[0] - held[1] == more * (4 - stage) * 2 * 2048 * 16 * 5120
+
+
+# --- offloading ---------------------------------------------------------------------------------------------------
+
+COUNT = 126_638_592
+QUARTER = COUNT // 4
+
+
+def state_of(*overrides: str, run: str = "gpt-125m-4xdp") -> tuple[dict[str, int], dict[str, int], int]:
+    """State on the device, in host memory, and bytes on NVMe."""
+    config = load(run, list(overrides))
+    device = stage_memory(config, 0)
+    held = {part: device[part] for part in ("weights", "gradients", "optimizer")}
+    return held, host_memory(config, 0), nvme_bytes(config, 0)
+
+
+def test_an_offloaded_optimizer_leaves_the_device_with_its_gradients():
+    """Stage 1 keeps the gradients on the device until they are reduced, behind the last micro batch."""
+    offload = "parallel.offload_optimizer.device=cpu"
+    held, host, nvme = state_of("parallel.zero_stage=2", offload)
+    assert held == {"weights": 2 * COUNT, "gradients": 0, "optimizer": 0}
+    assert (host["gradients"], host["optimizer"], host["weights"], nvme) == (4 * QUARTER, 12 * QUARTER, 0, 0)
+    held, host, _ = state_of("parallel.zero_stage=1", offload)
+    assert (held["gradients"], host["gradients"], host["optimizer"]) == (4 * COUNT, 0, 12 * QUARTER)
+
+
+def test_offloaded_parameters_leave_what_is_whole_at_one_time():
+    """ZeRO 3's live parameters stay in the workspace."""
+    config = load("gpt-125m-4xdp", ["parallel.zero_stage=3", "parallel.offload_param.device=cpu"])
+    assert stage_memory(config, 0)["weights"] == 0
+    assert host_memory(config, 0)["weights"] == 2 * QUARTER
+    assert stage_memory(config, 0)["workspace"] > 2 * COUNT
+
+
+def test_state_on_nvme_passes_through_host_memory():
+    """In files what ZeRO 3 shares out; in host memory four tensors of a sub-group, and five buffers of a parameter."""
+    held, host, nvme = state_of(
+        "parallel.zero_stage=3",
+        *(f"parallel.offload_{what}.device=nvme" for what in ("optimizer", "param")),
+        *(f"parallel.offload_{what}.nvme_path=/nvme" for what in ("optimizer", "param")),
+        "parallel.sub_group_size=10_000_000",
+    )
+    assert held == {"weights": 0, "gradients": 0, "optimizer": 0}
+    assert nvme == 2 * COUNT // 4 + 12 * COUNT // 4
+    embedding = 52_096 * 768 // 4
+    assert host["buffers"] == 4 * 4 * 10_000_000 + 2 * 5 * embedding + 2 * QUARTER
+
+
+def test_on_a_cpu_host_memory_is_the_devices():
+    """Offloading there moves nothing, and nothing is counted twice."""
+    run = ["resources.device=cpu", "resources.gpu_type=null", "parallel.zero_stage=3"]
+    plain, offloaded = load("gpt-125m", run), load("gpt-125m", [*run, "parallel.offload_param.device=cpu"])
+    assert stage_memory(plain, 0) == stage_memory(offloaded, 0)
+    assert set(host_memory(offloaded, 0).values()) == {0}
+
+
+def test_hpz_keeps_a_second_copy():
+    """Cut over the ranks of a machine, beside the part that ZeRO 3 leaves a rank."""
+    run = ["parallel.zero_stage=3", "resources.nodes=2", "resources.gpus_per_node=2"]
+    plain, hpz = state_of(*run)[0], state_of(*run, "parallel.zero_hpz=true")[0]
+    assert hpz["weights"] - plain["weights"] == 2 * COUNT // 2
+
+
+def test_a_snapshot_is_what_a_rank_writes():
+    """Asynchronous saving holds weights and optimizer state once more in host memory, and says where that is too much."""
+    config = load("gpt-125m-4xdp", ["checkpoint.async_save=true", "resources.memory_per_node_bytes=1e9"])
+    assert host_memory(config, 0)["snapshot"] == 2 * COUNT + 12 * QUARTER
+    estimate = estimate_memory(config)
+    assert (estimate.host_bytes, estimate.fits_host) == (250_000_000, False)
+    assert estimate_memory(load("gpt-125m-4xdp", ["checkpoint.async_save=true"])).fits_host is True
+    on_cpu = ["resources.device=cpu", "resources.gpu_type=null"]
+    one, other = (
+        stage_memory(load("gpt-125m", [*on_cpu, f"checkpoint.async_save={asked}"]), 0)["workspace"]
+        for asked in ("true", "false")
+    )
+    assert one - other == 14 * COUNT
 
 
 # --- published peaks --------------------------------------------------------------------------------------------

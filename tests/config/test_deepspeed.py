@@ -1,5 +1,10 @@
 """What DeepSpeed is told, derived from a run."""
 
+import json
+import os
+import subprocess
+import sys
+
 import pytest
 
 from nbtrain.config.deepspeed import deepspeed_config
@@ -57,6 +62,152 @@ def test_extra_keys_are_added_and_collisions_refused():
         "parallel.deepspeed_extra sets zero_optimization.stage, which nbtrain derives as 2. Take it out, and change "
         "the field it comes from."
     )
+
+
+ZERO_3 = {"parallel.zero_stage": 3}
+OFFLOAD = {
+    **ZERO_3,
+    "parallel.offload_optimizer": {"device": "cpu", "pin_memory": True},
+    "parallel.offload_param": {"device": "nvme", "nvme_path": "/nvme", "buffer_count": 6},
+}
+# Overrides of gpt-125m-2xdp -> keys of DeepSpeed's configuration that they become; None: not there.
+DERIVED = {
+    "Ulysses' ranks are data ranks to DeepSpeed": (
+        {"parallel.data_parallel_size": 1, "parallel.ds_sequence_parallel_size": 2},
+        {"train_batch_size": 512, "gradient_accumulation_steps": 16, "train_micro_batch_size_per_gpu": 16},
+    ),
+    "a pipeline sends whole activations and recomputes by itself": (
+        {"parallel.pipeline_parallel_size": 2, "parallel.zero_stage": 1},
+        {
+            "pipeline.pipe_partitioned": False,
+            "pipeline.grad_partitioned": False,
+            "pipeline.activation_checkpoint_interval": 0,
+            "zero_optimization.overlap_comm": False,
+            "train_batch_size": 256,
+        },
+    ),
+    "no pipeline, no block for it": ({}, {"pipeline": None, "zero_optimization.overlap_comm": True}),
+    "nothing is offloaded unless asked": (
+        {},
+        {
+            "zero_optimization.offload_optimizer": None,
+            "zero_optimization.offload_param": None,
+            "zero_force_ds_cpu_optimizer": False,
+        },
+    ),
+    "offloading keeps torch's AdamW": (
+        OFFLOAD,
+        {
+            "zero_optimization.offload_optimizer": {"device": "cpu", "pin_memory": True},
+            # 52,096 x 768 over two ranks: the word embeddings are the largest parameter.
+            "zero_optimization.offload_param": {
+                "device": "nvme",
+                "pin_memory": False,
+                "nvme_path": "/nvme",
+                "buffer_count": 6,
+                "buffer_size": 20_004_864,
+            },
+            "zero_force_ds_cpu_optimizer": False,
+        },
+    ),
+    "ZeRO++ by field": (
+        {
+            **ZERO_3,
+            "parallel.zero_hpz": True,
+            "parallel.zero_quantized_weights": True,
+            "parallel.zero_quantized_gradients": True,
+        },
+        {
+            "zero_optimization.zero_hpz_partition_size": 2,
+            "zero_optimization.zero_quantized_weights": True,
+            "zero_optimization.zero_quantized_gradients": True,
+        },
+    ),
+    "no second copy unless asked": ({}, {"zero_optimization.zero_hpz_partition_size": 1}),
+    "sizes of ZeRO 3": (
+        {
+            **ZERO_3,
+            "parallel.sub_group_size": 1000,
+            "parallel.stage3_max_live_parameters": 2000,
+            "parallel.stage3_prefetch_bucket_size": 3000,
+            "parallel.stage3_param_persistence_threshold": 4000,
+        },
+        {
+            "zero_optimization.sub_group_size": 1000,
+            "zero_optimization.stage3_max_live_parameters": 2000,
+            "zero_optimization.stage3_prefetch_bucket_size": 3000,
+            "zero_optimization.stage3_param_persistence_threshold": 4000,
+        },
+    ),
+    "how gradients travel": (
+        {
+            "parallel.communication_data_type": "bf16",
+            "parallel.reduce_scatter": False,
+            "parallel.contiguous_gradients": False,
+        },
+        {
+            "communication_data_type": "bf16",
+            "zero_optimization.reduce_scatter": False,
+            "zero_optimization.contiguous_gradients": False,
+        },
+    ),
+    "division beforehand": (
+        {"parallel.zero_stage": 0, "precision.dtype": "fp32", "parallel.prescale_gradients": True},
+        {"prescale_gradients": True, "zero_optimization.overlap_comm": False},
+    ),
+    "DeepSpeed's own reports": (
+        {"parallel.wall_clock_breakdown": True, "parallel.steps_per_print": 10},
+        {"wall_clock_breakdown": True, "steps_per_print": 10},
+    ),
+    "a fixed loss scale": (
+        {"precision.fp16.loss_scale": 128.0},
+        {"fp16.loss_scale": 128.0, "fp16.enabled": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DERIVED)
+def test_each_field_becomes_its_key(case):
+    overrides, expected = DERIVED[case]
+    derived = deepspeed_config(load("gpt-125m-2xdp", overrides, check=False))
+    for key, value in expected.items():
+        section, _, name = key.rpartition(".")
+        assert (derived.get(section, {}) if section else derived).get(name) == value, key
+
+
+@pytest.mark.slow
+def test_deepspeed_knows_every_key():
+    """Its own classes take what is derived; its ZeRO section refuses keys that it does not know."""
+    told = {
+        case: deepspeed_config(load("gpt-125m-2xdp", overrides, check=False))
+        for case, (overrides, _) in DERIVED.items()
+    }
+    # In a process of its own: the notebook side's tests load neither torch nor DeepSpeed.
+    asked = subprocess.run(
+        [sys.executable, "-c", ASK_DEEPSPEED],
+        input=json.dumps(list(told.values())),
+        capture_output=True,
+        text=True,
+        env={**os.environ, "DS_ACCELERATOR": "cpu"},
+    )
+    assert asked.returncode == 0, asked.stderr
+    answers = json.loads(asked.stdout.splitlines()[-1])
+    for derived, answer in zip(told.values(), answers, strict=True):
+        assert answer["stage"] == derived["zero_optimization"]["stage"]
+        assert answer["reduce_bucket_size"] == derived["zero_optimization"]["reduce_bucket_size"]
+
+
+ASK_DEEPSPEED = """
+import json, sys
+from deepspeed.runtime.config import DeepSpeedConfig
+answers = []
+for derived in json.load(sys.stdin):
+    # One process is asked, which is not the run's number of data-parallel ranks.
+    derived["train_batch_size"] = derived["train_micro_batch_size_per_gpu"] * derived["gradient_accumulation_steps"]
+    zero = DeepSpeedConfig(derived).zero_config
+    answers.append({"stage": int(zero.stage), "reduce_bucket_size": zero.reduce_bucket_size})
+print(json.dumps(answers))
+"""
 
 
 @pytest.mark.parametrize(

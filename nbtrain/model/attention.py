@@ -45,10 +45,19 @@ def documents_of(
     """
     if as_lengths:
         return Documents(None, cu_seqlens, max_seqlen)
+    return Documents(mask_of(document_numbers(cu_seqlens, batch, tokens)))
+
+
+def document_numbers(cu_seqlens: torch.Tensor, batch: int, tokens: int) -> torch.Tensor:
+    """Which document each token is of, int32 [b, s], from cumulative lengths as documents_of takes them."""
     begins = torch.zeros(batch * tokens + 1, dtype=torch.int32, device=cu_seqlens.device)
     begins.index_fill_(0, cu_seqlens.long(), 1)
-    numbers = begins[:-1].cumsum(0).view(batch, tokens)
-    return Documents((numbers[:, :, None] == numbers[:, None, :]).tril_().unsqueeze(1))
+    return begins[:-1].cumsum(0, dtype=torch.int32).view(batch, tokens)
+
+
+def mask_of(numbers: torch.Tensor) -> torch.Tensor:
+    """Causal and within a document: bool [b, 1, s, s] from document_numbers."""
+    return (numbers[:, :, None] == numbers[:, None, :]).tril_().unsqueeze(1)
 
 
 def takes_lengths(device: str, dtype: torch.dtype, dropout: float, backend: str) -> bool:

@@ -24,7 +24,7 @@ from torch import nn
 from nbtrain.model.attention import Documents, KVCache, LayerCache, documents_of, takes_lengths
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
-from nbtrain.model.layers import LayerNorm, PositionEmbedding, TransformerLayer, word_embedding
+from nbtrain.model.layers import LayerNorm, PositionEmbedding, TransformerLayer, WordEmbedding
 from nbtrain.model.recompute import recomputed
 from nbtrain.parallel import mappings
 from nbtrain.parallel.cross_entropy import linear_cross_entropy
@@ -48,7 +48,7 @@ class GPT(nn.Module):
         self.config = config
         self.parallel = parallel
         init = Initializer(config.seed, config.init_method_std, config.num_layers)
-        self.word_embeddings = word_embedding(config, init, parallel)
+        self.word_embeddings = WordEmbedding(config, init, parallel)
         self.position_embeddings = PositionEmbedding(config, init, parallel)
         self.layers = nn.ModuleList(
             TransformerLayer(f"layers.{index}", config, init, parallel) for index in range(config.num_layers)

@@ -27,16 +27,18 @@ from nbtrain.parallel.random import TensorParallelStream
 from nbtrain.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
 
 
-def word_embedding(config: GPTConfig, init: Initializer, parallel: ModelParallel) -> VocabParallelEmbedding:
-    """Token ids -> [b, s, h]. Its weight is the output matrix too (tied), so it stands alone."""
-    return VocabParallelEmbedding(
-        "word_embeddings",
-        config.padded_vocab_size,
-        config.hidden_size,
-        init,
-        parallel.tensor,
-        parallel.sequence_parallel,
-    )
+class WordEmbedding(VocabParallelEmbedding):
+    """Token ids [b, s] -> [b, s, h]. Its weight [v/t, h] is the output matrix too, so it stands alone (tied)."""
+
+    def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
+        super().__init__(
+            "word_embeddings",
+            config.padded_vocab_size,
+            config.hidden_size,
+            init,
+            parallel.tensor,
+            parallel.sequence_parallel,
+        )
 
 
 class _OfOwnTokens(nn.Module):

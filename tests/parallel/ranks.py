@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-TIMEOUT_SECONDS = 20
+TIMEOUT_SECONDS = 60
 
 
 def names(module: dict) -> list[str]:

@@ -1,0 +1,96 @@
+"""A list of layers cut into the stages of a pipeline, on DeepSpeed's PipelineModule, with what that leaves open.
+
+- The cut is given, not found: PipelineModule would build every layer to count its parameters.
+- What the layers need besides the activations travels beside them, from stage to stage: a Program says how.
+- Recomputation is of the repeated layers alone, in pieces within the stage, and not reentrant. DeepSpeed's own
+  would take the embedding too, whose input has no gradient, and fails there by default.
+
+DeepSpeed sends a stage's output, a tensor or a tuple of tensors, to the next one, and the gradients of those of floating
+point back. Shapes and formats are those of the first micro batch.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
+from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
+from torch import nn
+
+from nbtrain.parallel.startup import quiet
+from nbtrain.topology import Topology
+
+__all__ = ["LayerSpec", "Pipeline", "Program", "TiedLayerSpec"]
+
+
+class Program(Protocol):
+    """How a stage is run. `beside` is whatever enter() makes of what came along; it stays as it is."""
+
+    def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, Any]:
+        """(what the first layer takes, beside), from a micro batch's inputs or what the stage before sent."""
+
+    def run(self, layers: Sequence[Callable], x: torch.Tensor, beside: Any) -> Any:
+        """Layers one behind the other."""
+
+    def run_again(self, layers: Sequence[Callable], x: torch.Tensor, beside: Any) -> Any:
+        """The same, with nothing kept but x: the backward pass runs them again."""
+
+    def leave(self, x: Any, beside: Any) -> torch.Tensor | tuple:
+        """What the next stage is sent, or the loss is taken of."""
+
+
+class Pipeline(PipelineModule):
+    """This rank's stage of `specs`, LayerSpecs that are built where they belong only.
+
+    bounds[i] is the first layer of stage i, and the last of them the number of layers. `repeated`: indices of the layers
+    that are alike, which alone are recomputed, `interval_layers` at a time; 0 keeps all activations.
+    """
+
+    def __init__(
+        self,
+        specs: Sequence[LayerSpec],
+        bounds: Sequence[int],
+        topology: Topology,
+        program: Program,
+        loss_fn: Callable,
+        repeated: range,
+        interval_layers: int = 0,
+    ):
+        axes = PipeModelDataParallelTopology(
+            num_pp=topology.pipeline_parallel_size,
+            num_mp=topology.tensor_parallel_size,
+            num_dp=topology.data_parallel_size,
+        )
+        with quiet():
+            super().__init__(specs, topology=axes, loss_fn=loss_fn, partition_method=list(bounds))
+        self.program = program
+        self.repeated = repeated
+        self.interval_layers = interval_layers
+
+    def _partition_layers(self, method: Any = None) -> None:
+        # Called by PipelineModule with its partition_method: our bounds.
+        self.parts = method
+        self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
+
+    @property
+    def own_repeated(self) -> range:
+        """Those of the repeated layers that are on this stage."""
+        return range(max(self._local_start, self.repeated.start), min(self._local_stop, self.repeated.stop))
+
+    @property
+    def layers(self) -> list[nn.Module]:
+        """The repeated layers on this stage, in running order."""
+        return [self.forward_funcs[index - self._local_start] for index in self.own_repeated]
+
+    def forward(self, forward_input: torch.Tensor | tuple) -> torch.Tensor | tuple:
+        """This stage of one micro batch; called by DeepSpeed's schedule."""
+        program, layers = self.program, self.forward_funcs
+        x, beside = program.enter(forward_input)
+        if not self.interval_layers or not torch.is_grad_enabled():
+            return program.leave(program.run(layers, x, beside), beside)
+        first = self.own_repeated.start - self._local_start
+        last = self.own_repeated.stop - self._local_start
+        x = program.run(layers[:first], x, beside)
+        for start in range(first, last, self.interval_layers):
+            x = program.run_again(layers[start : min(start + self.interval_layers, last)], x, beside)
+        return program.leave(program.run(layers[last:], x, beside), beside)

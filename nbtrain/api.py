@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nbtrain.data.card import BlendCard, DataCard
     from nbtrain.data.prepare import PrepareReport
     from nbtrain.jobs.registry import RunSummary
+    from nbtrain.monitor.profiles import Profiles
     from nbtrain.monitor.run_view import RunView
     from nbtrain.planner.plan import Plan
     from nbtrain.widgets.launcher import Launcher
@@ -168,6 +169,18 @@ class Run:
         from nbtrain.monitor.pictures import training_curves
 
         return training_curves(self.view)
+
+    def timing(self) -> Any:
+        """Matplotlib figure: where each step's time goes, and the ranks side by side."""
+        from nbtrain.monitor.pictures import timing
+
+        return timing(self.view)
+
+    def profile(self) -> "Profiles":
+        """What the profiler saw: pictures in a cell, pages when printed. Raises DataError where it did not run."""
+        from nbtrain.monitor.profiles import profiles
+
+        return profiles(self.directory)
 
     def summary(self) -> dict[str, Any]:
         """summary.json of the last end; empty before one."""

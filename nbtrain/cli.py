@@ -133,6 +133,10 @@ def parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, default=Path("curves.png"), metavar="FILE", help=".png or .svg"
     )
 
+    with_run(
+        verb("profile", profile, "What the profiler saw of a run: a page each, and where its pictures are.")
+    )
+
     one = with_run(verb("generate", generate, "Text from a run's newest checkpoint."))
     one.add_argument("-p", "--prompt", required=True)
     one.add_argument("-n", "--max-new-tokens", type=int, default=100)
@@ -337,6 +341,16 @@ def curves(options: argparse.Namespace) -> None:
 
     _save_picture(api.open_run(options.run).curves(), options.output)
     print(options.output)
+
+
+def profile(options: argparse.Namespace) -> None:
+    import nbtrain as nb
+    from nbtrain.workspace import display
+
+    for one in nb.open_run(options.run).profile():
+        print(
+            f"{one}picture: {display(one.picture)}\ntimeline: {display(one.timeline)} (https://ui.perfetto.dev)\n"
+        )
 
 
 def generate(options: argparse.Namespace) -> None:

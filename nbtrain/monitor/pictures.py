@@ -27,6 +27,14 @@ if TYPE_CHECKING:
 Source = RunView | RunDir | str | os.PathLike[str]
 
 BLUE, ORANGE, GREY = "#1f77b4", "#e8710a", "#6b7280"
+PARTS = {
+    "data_seconds": "#e8710a",
+    "forward_seconds": "#1f77b4",
+    "backward_seconds": "#74add1",
+    "optimizer_seconds": "#9467bd",
+    "pipeline_seconds": "#d62728",
+}
+"""Parts of a step and their colours, from the bottom up."""
 
 
 def scalars_of(source: Source) -> dict[str, Series]:
@@ -51,20 +59,9 @@ def training_curves(source: Source) -> "Figure":
     Where tokens per second were not written, as by Megatron-DeepSpeed, they are batch size x sequence length /
     iteration time.
     """
-    from matplotlib.figure import Figure
-
-    class Curves(Figure):
-        """A figure that a notebook can show without pyplot."""
-
-        def _repr_png_(self) -> bytes:
-            buffer = io.BytesIO()
-            self.savefig(buffer, format="png")
-            return buffer.getvalue()
-
     series = scalars_of(source)
-    figure = Curves(figsize=(11, 6.2), layout="constrained", dpi=100)
+    figure = _figure(_title(source), 6.2)
     (loss, perplexity), (rate, speed) = figure.subplots(2, 2)
-    figure.suptitle(_title(source), fontsize=12)
 
     _curve(loss, series.get("loss"), BLUE, "training", smooth=True)
     _curve(loss, series.get("validation_loss"), ORANGE, "validation", marker="o")
@@ -80,6 +77,62 @@ def training_curves(source: Source) -> "Figure":
     _curve(speed, throughput(series), BLUE, "tokens/s", smooth=True)
     _dress(speed, "Throughput", "tokens/s")
     speed.set_ylim(bottom=0)
+    return figure
+
+
+def timing(source: Source) -> "Figure":
+    """Where each step's time goes, and the ranks side by side: seconds of computing, and how slow the slowest is."""
+    series = scalars_of(source)
+    figure = _figure(_title(source), 3.6)
+    parts, ranks = figure.subplots(1, 2)
+    _stacked(parts, series)
+    _dress(parts, "Time of a step", "s")
+    for name, color, label in (
+        ("compute_max_seconds", ORANGE, "slowest rank"),
+        ("compute_median_seconds", BLUE, "median"),
+        ("compute_min_seconds", GREY, "fastest rank"),
+    ):
+        _curve(ranks, series.get(name), color, label)
+    slowest, slowdown = series.get("slowest_rank"), series.get("rank_slowdown")
+    told = ""
+    if slowest and slowdown:
+        told = f": rank {slowest.values[-1]:.0f} is {slowdown.values[-1]:.0%} behind its stage"
+    _dress(ranks, f"Computing, rank by rank{told}", "s")
+    ranks.set_ylim(bottom=0)
+    return figure
+
+
+def _stacked(axes: "Axes", series: dict[str, Series]) -> None:
+    """The parts of each step on one another, and its whole as a line: the space between is nobody's."""
+    whole = series.get("iteration_time")
+    if not whole:
+        return
+    base = [0.0] * len(whole.steps)
+    for name, color in PARTS.items():
+        if name not in series:
+            continue
+        own = dict(zip(series[name].steps, series[name].values))
+        top = [below + own.get(step, 0.0) for below, step in zip(base, whole.steps)]
+        label = name.removesuffix("_seconds")
+        axes.fill_between(whole.steps, base, top, color=color, linewidth=0, label=label)
+        base = top
+    axes.plot(whole.steps, whole.values, color="#1f2328", linewidth=0.8, label="whole step")
+    axes.set_ylim(bottom=0)
+
+
+def _figure(title: str, height: float) -> "Figure":
+    from matplotlib.figure import Figure
+
+    class Shown(Figure):
+        """A figure that a notebook can show without pyplot."""
+
+        def _repr_png_(self) -> bytes:
+            buffer = io.BytesIO()
+            self.savefig(buffer, format="png")
+            return buffer.getvalue()
+
+    figure = Shown(figsize=(11, height), layout="constrained", dpi=100)
+    figure.suptitle(title, fontsize=12)
     return figure
 
 
@@ -202,7 +255,5 @@ def _dress(axes: "Axes", title: str, unit: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     if len(axes.get_lines()) == 0:
         axes.text(0.5, 0.5, "no points", ha="center", va="center", transform=axes.transAxes, color=GREY)
-    elif (
-        len({line.get_label() for line in axes.get_lines() if not str(line.get_label()).startswith("_")}) > 1
-    ):
+    elif len(set(axes.get_legend_handles_labels()[1])) > 1:
         axes.legend(fontsize=8, frameon=False)

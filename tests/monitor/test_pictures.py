@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.errors import DataError
-from nbtrain.monitor.pictures import scalars_of, scalars_table, throughput, training_curves
+from nbtrain.monitor.pictures import scalars_of, scalars_table, throughput, timing, training_curves
 from nbtrain.monitor.run_view import RunView
 from nbtrain.rundir import RunDir
 from tests.monitor.test_tfevents import EventFile
@@ -50,6 +50,35 @@ def test_curves_of_a_run_are_its_points(run: RunDir) -> None:
 def test_figure_shows_itself_without_pyplot(run: RunDir) -> None:
     """A notebook gets a PNG from the figure alone, with no display and no inline backend."""
     assert training_curves(run)._repr_png_().startswith(b"\x89PNG")
+
+
+def test_time_of_a_step_and_the_ranks_side_by_side(tmp_path: Path) -> None:
+    """Parts stand on one another; ranks are told on logged steps only."""
+    file = EventFile(tmp_path / "run", 100)
+    for step in (1, 2):
+        for tag, value in (
+            ("iteration-time/iteration-time", 4.0),
+            ("time/forward", 1.0),
+            ("time/backward", 2.0),
+        ):
+            file.scalar(step, value, 100 + step, tag)
+    for tag, value in (("min", 1.0), ("median", 1.5), ("max", 3.0)):
+        file.scalar(2, value, 102, f"ranks/compute {tag}")
+    file.scalar(2, 5, 102, "ranks/slowest rank")
+    file.scalar(2, 1.0, 102, "ranks/slowdown of the slowest")
+    figure = timing(tmp_path / "run")
+    lines = drawn(figure)
+    assert list(lines) == ["Time of a step", "Computing, rank by rank: rank 5 is 100% behind its stage"]
+    parts, ranks = figure.axes
+    assert lines["Time of a step"] == [([1, 2], [4.0, 4.0])]
+    # The second area reaches from the first one's top to 3 s.
+    assert [area.get_paths()[0].get_extents().y1 for area in parts.collections] == [1.0, 3.0]
+    assert [text.get_text() for text in parts.get_legend().get_texts()] == [
+        "forward",
+        "backward",
+        "whole step",
+    ]
+    assert [line.get_ydata()[0] for line in ranks.get_lines()] == [3.0, 1.5, 1.0]
 
 
 def test_folder_of_megatron_deepspeed_is_drawn(tmp_path: Path) -> None:

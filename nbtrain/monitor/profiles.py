@@ -1,0 +1,77 @@
+"""The profiles that a run left under output/<run>/profiling, to be shown or printed.
+
+A training run with profile.enabled writes them: beside each timeline a page (.txt), its data (.json) and a picture (.svg).
+"""
+
+import html
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from nbtrain import files
+from nbtrain.errors import DataError
+from nbtrain.rundir import RunDir
+
+_PAGE = re.compile(r"rank(\d+)\.step(\d+)\.txt")
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One cycle of the profiler on one rank. Shown in a cell it is its picture; printed, its page."""
+
+    page: Path
+    rank: int
+    step: int
+    """The last one of the cycle."""
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """Seconds by category and by part, the costliest operators, the memory over time."""
+        return files.read_json(self.page.with_suffix(".json")) or {}
+
+    @property
+    def picture(self) -> Path:
+        return self.page.with_suffix(".svg")
+
+    @property
+    def timeline(self) -> Path:
+        """For https://ui.perfetto.dev, which reads it in the browser, or chrome://tracing."""
+        return self.page.with_name(f"{self.page.stem}.trace.json.gz")
+
+    def __str__(self) -> str:
+        return self.page.read_text(encoding="utf-8")
+
+    __repr__ = __str__
+
+    def _repr_svg_(self) -> str:
+        return self.picture.read_text(encoding="utf-8")
+
+
+class Profiles(list[Profile]):
+    """All of a run, by step and rank. Shown in a cell, all pictures; printed, all pages."""
+
+    def __str__(self) -> str:
+        return "\n".join(str(profile) for profile in self)
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return "".join(
+            f"<details{' open' if number == 0 else ''}><summary>rank {profile.rank}, up to step {profile.step}: "
+            f"{html.escape(profile.page.name)}</summary>{profile._repr_svg_()}</details>"
+            for number, profile in enumerate(self)
+        )
+
+
+def profiles(run: RunDir) -> Profiles:
+    """What the run has. Raises DataError where there is none, with what makes one."""
+    found = [(_PAGE.fullmatch(path.name), path) for path in run.profiling.glob("rank*.txt")]
+    all_of_it = [Profile(path, int(match[1]), int(match[2])) for match, path in found if match]
+    if not all_of_it:
+        raise DataError(
+            f"{run.path} has no profile: set profile.enabled=true and train; by default the steps 2 to 4 and 7 to 9 "
+            "of the job are kept."
+        )
+    return Profiles(sorted(all_of_it, key=lambda profile: (profile.step, profile.rank)))

@@ -1,0 +1,497 @@
+"""The twin of a run: the same kinds of parallelism, ZeRO stage, precision and schedules, so small that CPU cores train it.
+
+What is kept is what can be wrong in a layout: which kinds of parallelism there are, ZeRO's stage and offloading, number
+format, recomputation, accumulation, the way the batch grows, the shapes of all schedules, clipping, dropout, how
+samples are cut and packed, how checkpoints are written. What is made small is what only costs: layers, widths, heads,
+vocabulary, sequence, batch, steps, and the number of ranks.
+
+Folding: while there are more than MAX_RANKS ranks, the largest size is halved (rounded up), and of equal ones data
+first, then tensor, then pipeline, then Ulysses. No size falls below 2, so that every kind of parallelism is still there:
+
+    4 data x 4 pipeline               -> 2 x 4          4 data x 4 pipeline x 4 tensor  -> 2 x 2 x 2
+    4 data x 8 pipeline               -> 2 x 4          16 pipeline x 8 tensor          -> 4 x 2
+
+What a CPU cannot do is taken out or replaced, and said: a proof must not claim more than was run.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbtrain.config.batch import StepSizes
+from nbtrain.config.check import find_problems
+from nbtrain.config.combinations import KINDS, REFUSALS
+from nbtrain.config.schema import RunConfig, given_unit
+from nbtrain.config.sources import FineTuningSourceModel
+from nbtrain.errors import ConfigError
+
+MAX_RANKS = 8
+# The order in which equal sizes are halved; a deep pipeline has more to get wrong than many copies.
+FOLDED_FIRST = (
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "ds_sequence_parallel_size",
+)
+
+STEPS = 7
+# All checkpoints stay: those of steps 3, 6 and 7, and where the run is stopped the one of step 4.
+SAVE_INTERVAL_STEPS = 3
+KEEP_LAST = 4
+EVAL_INTERVAL_STEPS = 2
+STOP_STEP = 4
+"""Behind a checkpoint and a validation, and inside a ramp-up, where there is one."""
+RAMP_STEPS = 5
+
+SEQ_LENGTH = 64
+HEAD_SIZE = 16
+VOCAB_SIZE = 500
+NUM_DOCUMENTS = 400
+LEARNING_RATE = 1e-3
+# Twins of all runs share a tokenizer, and datasets by what they hold.
+TOKENIZER = "twin"
+NAME_CHARACTERS = 53
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What decides on this machine how a twin can be trained."""
+
+    fp16: bool = False
+    """DeepSpeed's CPU accelerator takes fp16: it asks the processor."""
+    compiler: bool = False
+    """There is a C++ compiler, for model.compile."""
+
+
+@dataclass(frozen=True)
+class NotProven:
+    """Something of the run that its twin does not have."""
+
+    what: str
+    """A field and its value, or a property of the run."""
+    why: str
+    instead: str
+    """What the twin has in its place."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}; the twin has {self.instead}"
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A run's twin and what is to be known of it."""
+
+    config: RunConfig
+    """The run as it is, made small."""
+    run: str
+    """The name of the run."""
+    folded: dict[str, tuple[int, int]]
+    """Sizes of parallelism that were made smaller: (the run's, the twin's)."""
+    not_proven: list[NotProven]
+    datasets: list[RunConfig] = field(default_factory=list)
+    """What is to be prepared before the twin itself: the parts of a blend."""
+
+    @property
+    def exact(self) -> RunConfig:
+        """The twin in fp32 and without dropout: it differs from one process by the order of sums alone.
+
+        The twin itself, where it is that already.
+        """
+        if self._is_plain and self.config.precision.dtype == "fp32":
+            return self.config
+        fp32 = {"dtype": "fp32", "autocast": False}
+        return self._changed("exact", {"precision": fp32, "model": NO_DROPOUT})
+
+    @property
+    def rounded(self) -> RunConfig:
+        """The twin in its own number format and without dropout; the twin itself or `exact`, where that is one."""
+        if self.config.precision.dtype == "fp32":
+            return self.exact
+        return self.config if self._is_plain else self._changed("rounded", {"model": NO_DROPOUT})
+
+    @property
+    def reference(self) -> RunConfig:
+        """One process in fp32, nothing cut, recomputed or offloaded: what every layout is held against."""
+        return _whole(self.exact, _name(self.run, "reference"))
+
+    @property
+    def reshaped(self) -> RunConfig:
+        """What goes on from a checkpoint of `exact` in one process."""
+        return _whole(self.exact, _name(self.run, "reshaped"))
+
+    @property
+    def resumed(self) -> RunConfig:
+        """The twin as a run that saves and stops at STOP_STEP, and then goes on."""
+        return self._changed("resumed", {"batch": {"exit_interval_steps": STOP_STEP}})
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.config.model.hidden_dropout == self.config.model.attention_dropout == 0
+
+    def _changed(self, name: str, changes: dict[str, dict[str, Any]]) -> RunConfig:
+        values = self.config.model_dump()
+        for section, change in changes.items():
+            values[section] |= change
+        return _validated(values | {"name": _name(self.run, name)})
+
+
+NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+
+
+def fold(sizes: Mapping[str, int], max_ranks: int = MAX_RANKS) -> dict[str, int]:
+    """`sizes` by their fields, so small that their product is at most max_ranks; every kind that is there stays.
+
+    Raises ConfigError where there are too many kinds for so few ranks.
+    """
+    folded = dict(sizes)
+    while _product(folded) > max_ranks:
+        largest = max(folded.values())
+        if largest <= 2:
+            kinds = ", ".join(key for key, size in sizes.items() if size > 1)
+            raise ConfigError(
+                f"a twin of {kinds} needs {_product(folded)} ranks with two of each, and at most {max_ranks} are meant."
+            )
+        key = next(key for key in FOLDED_FIRST if folded.get(key) == largest)
+        folded[key] = max(-(-largest // 2), 2)
+    return folded
+
+
+def make_twin(
+    config: RunConfig,
+    abilities: Abilities = Abilities(),
+    folder: str = "data/twin",
+    max_ranks: int = MAX_RANKS,
+) -> Twin:
+    """The twin of a run that check.py accepts.
+
+    `folder`, relative to the workspace, is where the examples of a fine-tuning run's twin will lie. Raises ConfigError
+    where the run cannot have a twin.
+    """
+    missing: list[NotProven] = []
+    sizes = {key: getattr(config.parallel, key) for key in FOLDED_FIRST}
+    folded = fold(sizes, max_ranks)
+    values = config.model_dump()
+    values |= {
+        "name": _name(config.name, "twin"),
+        "mode": "full",
+        "model": _model(config, folded, abilities, missing),
+        "tokenizer": {"name": TOKENIZER, "vocab_size": VOCAB_SIZE},
+        "precision": _precision(config, abilities, missing),
+        "parallel": _parallel(config, folded, missing),
+        "evaluation": {"eval_interval_steps": EVAL_INTERVAL_STEPS, "eval_iters": 1},
+        "profile": {},
+        "resources": {"device": "cpu"},
+    }
+    values["batch"] = _batch(config, folded)
+    values["checkpoint"] |= {
+        "save_interval_steps": SAVE_INTERVAL_STEPS,
+        "keep_last": KEEP_LAST,
+        "keep_every_steps": None,
+    }
+    values["logging"] |= {"log_interval_steps": 1}
+    values["backend"] |= {"max_restarts": 0, "heartbeat_timeout_seconds": 300.0}
+    # The loss and the norm of each step to the last bit, in the events of rank 0 (train/report.py).
+    values["backend"]["env"] = config.backend.env | {"NBTRAIN_TRACE": "1"}
+    datasets = _data(config, values, folder, missing)
+    # The schedules need the twin's batches, and those stand in the values made so far.
+    small = RunConfig.model_validate({**values, "lr_schedule": {"lr": LEARNING_RATE}})
+    values["lr_schedule"] = _lr_schedule(config, small)
+    twin = _validated(values)
+    return Twin(
+        twin,
+        config.name,
+        {key: (sizes[key], size) for key, size in folded.items() if size != sizes[key]},
+        missing,
+        [_validated({**values, **entry}) for entry in datasets],
+    )
+
+
+# --- the parts of a twin ----------------------------------------------------------------------------------------
+
+
+def _model(
+    config: RunConfig, folded: dict[str, int], abilities: Abilities, missing: list[NotProven]
+) -> dict[str, Any]:
+    model, parallel = config.model, config.parallel
+    tensor, ulysses = folded["tensor_parallel_size"], folded["ds_sequence_parallel_size"]
+    heads = max(4, tensor * ulysses)
+    values = model.model_dump()
+    backend, compiled = model.attention_backend, model.compile
+    if backend in ("flash", "efficient"):
+        missing.append(
+            NotProven(
+                f"model.attention_backend: {backend}", "that kernel is a GPU's", "attention_backend: auto"
+            )
+        )
+        backend = "auto"
+    if compiled and not abilities.compiler:
+        missing.append(NotProven("model.compile: true", "no C++ compiler was found here", "compile: false"))
+        compiled = False
+    positions = model.max_position_embeddings
+    values |= {
+        "num_layers": sum(_stage_layers(config, folded["pipeline_parallel_size"])),
+        "num_attention_heads": heads,
+        "hidden_size": heads * HEAD_SIZE,
+        "ffn_hidden_size": None if model.ffn_hidden_size is None else _ffn(config, heads * HEAD_SIZE, tensor),
+        "seq_length": SEQ_LENGTH,
+        "max_position_embeddings": None
+        if positions is None
+        else SEQ_LENGTH * (1 if positions == model.seq_length else 2),
+        "make_vocab_size_divisible_by": min(model.make_vocab_size_divisible_by, 128),
+        # A wide model's small deviation leaves a narrow one's gradients in the noise.
+        "init_method_std": max(model.init_method_std, 0.02),
+        # Chunks that do not come out even, where there are chunks.
+        "cross_entropy_chunk_tokens": 48 if model.cross_entropy_chunk_tokens else 0,
+        "attention_backend": backend,
+        "compile": compiled,
+    }
+    if parallel.activation_checkpointing.granularity != "none":
+        values["num_layers"] = max(values["num_layers"], _interval(config))
+    return values
+
+
+def _ffn(config: RunConfig, hidden_size: int, tensor: int) -> int:
+    width = round(config.model.resolved_ffn_hidden_size / config.model.hidden_size * hidden_size)
+    return max(width // (16 * tensor), 1) * 16 * tensor
+
+
+def _interval(config: RunConfig) -> int:
+    return min(config.parallel.activation_checkpointing.interval_layers, 2)
+
+
+def _stage_layers(config: RunConfig, stages: int) -> list[int]:
+    """Blocks of each of the twin's stages: as even or uneven as the run's are told to be."""
+    per_stage = 2 if stages <= 2 or _interval(config) > 1 else 1
+    cut = config.parallel.pipeline_stage_layers
+    if cut is None or len(set(cut)) == 1:
+        return [per_stage] * stages
+    # Every so many-th stage, the first and the last among them.
+    chosen = [cut[round(stage * (len(cut) - 1) / max(stages - 1, 1))] for stage in range(stages)]
+    return [per_stage + (count > min(cut)) for count in chosen]
+
+
+def _batch(config: RunConfig, folded: dict[str, int]) -> dict[str, Any]:
+    batch = config.batch
+    data, stages = folded["data_parallel_size"], folded["pipeline_parallel_size"]
+    micro = min(batch.micro_batch_size, 2 if stages == 1 else 1)
+    accumulation = min(config.accumulation_steps, max(2, stages))
+    unit, whole = micro * data, micro * data * accumulation
+    values: dict[str, Any] = {"micro_batch_size": micro, "global_batch_size": whole}
+    # Over the middle of RAMP_STEPS steps, whose sizes rise from `unit` to `whole`.
+    ramp_samples = RAMP_STEPS * (unit + whole) // 2
+    if accumulation > 1 and batch.rampup is not None:
+        values["rampup"] = {
+            "start_batch_size": unit,
+            "batch_size_increment": unit,
+            "ramp_samples": ramp_samples,
+        }
+    elif accumulation > 1 and isinstance(config.ramp, StepSizes):
+        values["step_batch_size_schedule"] = f"0:{unit} {ramp_samples * SEQ_LENGTH}:{whole}"
+    length, _ = batch.train_amount
+    values["train_steps"] = STEPS
+    if length != "steps":
+        steps = _validated_batch(config, values)
+        del values["train_steps"]
+        values[f"train_{length}"] = steps[length]
+    return values
+
+
+def _validated_batch(config: RunConfig, values: dict[str, Any]) -> dict[str, int]:
+    """STEPS steps of such a batch, in samples and tokens."""
+    batch = type(config.batch).model_validate(values)
+    model = config.model.model_copy(update={"seq_length": SEQ_LENGTH})
+    schedule = config.model_copy(update={"batch": batch, "model": model}).batch_schedule
+    return {"samples": schedule.samples_after(STEPS), "tokens": schedule.tokens_after(STEPS)}
+
+
+def _lr_schedule(config: RunConfig, small: RunConfig) -> dict[str, Any]:
+    """The run's schedule at LEARNING_RATE, each amount the same share of a run, but no warm-up shorter than a step."""
+    schedule = config.lr_schedule
+    scale = LEARNING_RATE / schedule.lr
+
+    def shared(tokens: int) -> int:
+        return tokens * small.train_tokens // config.train_tokens
+
+    values = schedule.model_dump()
+    values |= {
+        "lr": LEARNING_RATE,
+        "min_lr": schedule.min_lr * scale,
+        "lr_warmup_init": schedule.lr_warmup_init * scale,
+    }
+    step = small.tokens_per_step
+    warmup = min(max(shared(config.lr_warmup_tokens), step), small.train_tokens // 2)
+    decay = max(shared(config.lr_decay_tokens), warmup + step)
+    amounts = {"lr_warmup": warmup if config.lr_warmup_tokens else 0, "lr_decay": decay}
+    if (wsd := config.lr_wsd_decay_tokens) is not None:
+        amounts["lr_wsd_decay"] = min(max(shared(wsd), step), decay - amounts["lr_warmup"])
+    for stem, tokens in amounts.items():
+        unit = given_unit(schedule, stem)
+        if unit == "tokens":
+            values[f"{stem}_tokens"] = tokens
+        elif unit == "samples":
+            values[f"{stem}_samples"] = tokens // SEQ_LENGTH
+        elif unit == "steps":
+            values[f"{stem}_steps"] = (
+                max(tokens // step, 1) if stem == "lr_wsd_decay" else _steps(small, tokens)
+            )
+    if schedule.lr_warmup_fraction:
+        values["lr_warmup_fraction"] = max(schedule.lr_warmup_fraction, 0.25)
+    return values
+
+
+def _steps(small: RunConfig, tokens: int) -> int:
+    return max(small.batch_schedule.step_at(tokens // SEQ_LENGTH), 1) if tokens else 0
+
+
+def _precision(config: RunConfig, abilities: Abilities, missing: list[NotProven]) -> dict[str, Any]:
+    values = config.precision.model_dump()
+    if config.precision.fp8:
+        missing.append(NotProven("precision.fp8: true", _why_not_on_cpu("fp8"), "bf16 products"))
+        values["fp8"] = False
+    if config.precision.dtype == "fp16" and not abilities.fp16:
+        missing.append(
+            NotProven(
+                "precision.dtype: fp16 and its loss scale",
+                "DeepSpeed's CPU accelerator has no fp16 on this processor",
+                "bf16 weights with fp32 masters",
+            )
+        )
+        values["dtype"] = "bf16"
+    return values
+
+
+def _parallel(config: RunConfig, folded: dict[str, int], missing: list[NotProven]) -> dict[str, Any]:
+    parallel = config.parallel
+    values = parallel.model_dump() | folded
+    for key, size in folded.items():
+        if (whole := getattr(parallel, key)) != size:
+            missing.append(NotProven(f"parallel.{key}: {whole}", "a twin has few ranks", f"{size}"))
+    off: dict[str, tuple[str, Any]] = {
+        "fpdt": ("fpdt_chunk_tokens", 0),
+        "qwz": ("zero_quantized_weights", False),
+        "qgz": ("zero_quantized_gradients", False),
+    }
+    for kind in KINDS:
+        if kind.name in off and kind.present(config):
+            key, value = off[kind.name]
+            missing.append(
+                NotProven(
+                    f"parallel.{key}: {getattr(parallel, key)}",
+                    _why_not_on_cpu(kind.name),
+                    f"{key}: {value}",
+                )
+            )
+            values[key] = value
+    for name in ("offload_optimizer", "offload_param"):
+        offload = getattr(parallel, name)
+        if offload.device == "nvme":
+            missing.append(
+                NotProven(
+                    f"parallel.{name}.device: nvme", "it needs an NVMe disk and a compiled op", "device: cpu"
+                )
+            )
+            values[name] |= {"device": "cpu", "nvme_path": None}
+        if offload.pin_memory:
+            missing.append(
+                NotProven(f"parallel.{name}.pin_memory: true", "it is a GPU's", "pin_memory: false")
+            )
+            values[name]["pin_memory"] = False
+    if parallel.zero_hpz:
+        ranks = folded["data_parallel_size"] * folded["ds_sequence_parallel_size"]
+        # A second copy cut over fewer ranks than the first one is what the run has, where that can still be.
+        whole = config.zero_hpz_partition_size >= parallel.data_axis_size or ranks < 4 or ranks % 2
+        values["zero_hpz_partition_size"] = ranks if whole else ranks // 2
+    values["activation_checkpointing"]["interval_layers"] = _interval(config)
+    stages = folded["pipeline_parallel_size"]
+    values["pipeline_stage_layers"] = (
+        None if parallel.pipeline_stage_layers is None else _stage_layers(config, stages)
+    )
+    values["process_group_timeout_seconds"] = min(parallel.process_group_timeout_seconds, 120.0)
+    return values
+
+
+def _why_not_on_cpu(kind: str) -> str:
+    return next(refusal.reason for refusal in REFUSALS if refusal.kind == kind and "cpu" in refusal.others)
+
+
+def _data(
+    config: RunConfig, values: dict[str, Any], folder: str, missing: list[NotProven]
+) -> list[dict[str, Any]]:
+    """Put small data of the run's form into `values`; returns what differs in the parts of a blend."""
+    data = config.data
+    shown = f"dataset {data.name} and tokenizer {config.tokenizer.name}"
+    missing.append(NotProven(shown, "a twin trains on made-up words", "seeded mock documents"))
+    kept = ["split_rule", "seed", "shuffle", "packing", "reset_position_ids"]
+    kept += ["inter_document_masking", "eod_mask_loss"]
+    small: dict[str, Any] = {key: getattr(data, key) for key in kept}
+    small |= {"split": "90,5,5", "num_prepare_workers": 1, "num_workers": min(data.num_workers, 1)}
+    sources, datasets = _sources(config, folder), []
+    if data.blend:
+        sources, small["blend"] = [], []
+        for letter, entry in zip("ab", data.blend):
+            mock = {"kind": "mock", "num_documents": NUM_DOCUMENTS, "seed": ord(letter)}
+            part = {"name": f"{TOKENIZER}-{letter}", "sources": [mock], "num_prepare_workers": 1}
+            datasets.append({"data": part})
+            small["blend"].append({"name": part["name"], "weight": entry.weight})
+    # What is made of other sources must have another name; twins of the same kind share one.
+    made_of = json.dumps([sources, small.get("blend")], sort_keys=True).encode()
+    name = f"{TOKENIZER}-{hashlib.sha256(made_of).hexdigest()[:8]}"
+    values["data"] = {**small, "name": name, "sources": sources}
+    return datasets
+
+
+def _sources(config: RunConfig, folder: str) -> list[dict[str, Any]]:
+    """A small source for each of the run's first two: made-up words, or prompts with completions that are learnt."""
+    sources: list[dict[str, Any]] = []
+    for number, source in enumerate(config.data.sources[:2]):
+        if isinstance(source, FineTuningSourceModel):
+            sources.append(
+                {
+                    "kind": "prompt-completion",
+                    "name": f"prompts-{number}",
+                    "path": f"{folder}/prompts-{number}.jsonl",
+                    "weight": source.weight,
+                }
+            )
+        else:
+            sources.append(
+                {"kind": "mock", "name": f"mock-{number}", "num_documents": NUM_DOCUMENTS, "seed": number}
+            )
+    return sources or [{"kind": "mock", "num_documents": NUM_DOCUMENTS}]
+
+
+# --- making configurations --------------------------------------------------------------------------------------
+
+
+def _whole(config: RunConfig, name: str) -> RunConfig:
+    """The same training in one process, its samples and padded vocabulary the same."""
+    tensor = config.parallel.tensor_parallel_size
+    kept = {"communication_data_type", "process_group_timeout_seconds"}
+    parallel = {"zero_stage": 0} | {key: getattr(config.parallel, key) for key in kept}
+    divisible = config.model.make_vocab_size_divisible_by * tensor
+    values = config.model_dump()
+    values["model"] |= {"make_vocab_size_divisible_by": divisible, "compile": False}
+    values |= {"parallel": parallel, "name": name}
+    return _validated(values)
+
+
+def _validated(values: dict[str, Any]) -> RunConfig:
+    config = RunConfig.model_validate(values)
+    if problems := find_problems(config):
+        raise ConfigError(
+            f"no twin can be made of this run; the one tried breaks these rules:\n{chr(10).join(problems)}"
+        )
+    return config
+
+
+def _name(run: str, word: str) -> str:
+    return f"{run[: NAME_CHARACTERS - len(word) - 1].rstrip('-')}-{word}"
+
+
+def _product(sizes: Mapping[str, int]) -> int:
+    product = 1
+    for size in sizes.values():
+        product *= size
+    return product

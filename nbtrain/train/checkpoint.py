@@ -1,35 +1,44 @@
-"""Checkpoints: DeepSpeed writes the state of the engine, we decide what makes it count and what it must fit.
+"""Checkpoints: DeepSpeed makes the state of the engine, we decide what makes it count and what it must fit.
 
-    save    room on the disk? -> DeepSpeed's files -> every rank hashes its share -> manifest.json -> latest -> prune
+    save    room on the disk? -> DeepSpeed's files, hashed while written -> manifest.json -> latest -> prune
+            checkpoint.async_save: copied to host memory; files and manifest follow in the background (checkpoint_writer.py)
     choose  newest whole folder; torn ones are skipped, and that is said
-    load    does it fit this run? -> DeepSpeed
+    load    does it fit this run? -> same layout: DeepSpeed's own load, bit for bit; another one: reshape.py
+            -> the certificate of what the resume keeps (certificate.py)
 
 With the engine's state go the data state, the random state of every rank and universal_checkpoint_info, so
 that a resumed run makes the same steps, bit for bit, and that DeepSpeed can convert it to another layout.
 """
 
+import dataclasses
+import hashlib
 import logging
-import platform
 import shutil
 import time
 from dataclasses import dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
-import nbtrain
 from nbtrain import files
-from nbtrain.config.parameters import count_parameters
+from nbtrain.config.parameters import count_stage_parameters
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.stages import stage_layers
 from nbtrain.data.state import DataState
 from nbtrain.errors import CheckpointError
+from nbtrain.model.names import optimizer_group
 from nbtrain.parallel import random
 from nbtrain.parallel.agreement import broadcast_object, gather_objects
+from nbtrain.parallel.random import TensorParallelStream
 from nbtrain.parallel.startup import World, prepare_deepspeed, quiet
 from nbtrain.rundir import EventWriter, RunDir
+from nbtrain.train import certificate, reshape
 from nbtrain.train import checkpoint_manifest as manifests
+from nbtrain.train.certificate import Samples
+from nbtrain.train.checkpoint_store import CheckpointStore
+from nbtrain.train.checkpoint_writer import SHARES, BackgroundSave, CheckpointWriter, Described
+from nbtrain.train.requests import NOTHING, SAVE
 from nbtrain.workspace import display
 
 logger = logging.getLogger(__name__)
@@ -38,6 +47,8 @@ logger = logging.getLogger(__name__)
 UNIVERSAL_CHECKPOINT_VERSION = 0.2
 # Beside the tensors: manifest, recovery scripts, file system overhead.
 SPARE_BYTES = 16 << 20
+# Where DeepSpeed copies the swap files of state that is offloaded to NVMe.
+SWAPPED = "offloaded_tensors"
 
 
 @dataclass
@@ -49,6 +60,22 @@ class TrainState:
     evaluated_step: int | None = None
     validation_loss: float | None = None
     best_validation_loss: float | None = None
+    stability: dict[str, Any] | None = None
+    """Of the guard against steps that go wrong; None in older checkpoints."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that counts."""
+
+    step: int
+    bytes: int
+    stall_seconds: float
+    """How long training stood still for it."""
+    write_seconds: float
+    """How long it took until it counted, training or not."""
+    removed_steps: list[int]
+    """Older checkpoints that went."""
 
 
 def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, Any] | None:
@@ -67,7 +94,7 @@ def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, A
             shares = gather_objects(manifests.content_problem(folder, world.rank, world.size))
             reason = next((share for share in shares if share), None)
         if reason is None:
-            return files.read_json(folder / manifests.MANIFEST)
+            return manifests.read(folder)
         torn.append(f"{folder.name}: {reason}")
         if events is not None:
             message = f"checkpoint {folder.name} is not used: {reason}; trying the one before it"
@@ -82,7 +109,7 @@ def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, A
 
 
 class Checkpointer:
-    """Saves and loads the checkpoints of one run. Every method is called by all ranks together."""
+    """Saves and loads the checkpoints of one run."""
 
     def __init__(
         self,
@@ -92,27 +119,78 @@ class Checkpointer:
         world: World,
         tokenizer_sha256: str | None,
         events: EventWriter | None,
+        samples: Samples | None = None,
+        stream: TensorParallelStream | None = None,
     ):
+        """`engine` is DeepSpeed's own; it is given the writer of its files here.
+
+        `samples`: the training split, for the hash of the next batch. `stream`: the tensor-parallel dropout's.
+        """
         self.run = run
         self.config = config
         self.engine = engine
         self.world = world
         self.tokenizer_sha256 = tokenizer_sha256
         self.events = events
+        self.samples = samples
+        self.stream = stream
+        self.writer = CheckpointWriter(background=config.checkpoint.async_save)
+        if engine is not None:
+            engine.checkpoint_engine = self.writer
+        self._in_flight: BackgroundSave | None = None
+        self._saved: Saved | None = None
+        self._told: Saved | None = None
+        self._parameters: dict[str, Any] | None = None
 
-    def save(self, state: TrainState) -> None:
-        """Write the checkpoint of `state.step`. Raises CheckpointError where the disk is too small."""
+    # --- at a step boundary ----------------------------------------------------------------------------------
+
+    def wish(self) -> int:
+        """SAVE where this rank's part of a background save has failed, so that all ranks hear of it; else NOTHING."""
+        return SAVE if self._in_flight is not None and self._in_flight.error else NOTHING
+
+    def poll(self) -> Saved | None:
+        """Rank 0: the checkpoint that has come to count since it was asked last. Costs nothing."""
+        self._tell_saved()
+        told, self._told = self._told, None
+        return told
+
+    def _tell_saved(self) -> None:
+        # The background thread leaves it here: events have one writer, the main thread.
+        saved, self._saved = self._saved, None
+        if saved is None:
+            return
+        self._told = saved
+        if self.events is not None:
+            self.events.write(
+                "checkpoint",
+                f"checkpoint of step {saved.step} saved",
+                step=saved.step,
+                bytes=saved.bytes,
+                seconds=saved.write_seconds,
+                stall_seconds=saved.stall_seconds,
+                removed_steps=saved.removed_steps,
+            )
+
+    # --- all ranks together ----------------------------------------------------------------------------------
+
+    def save(self, state: TrainState) -> float:
+        """Write the checkpoint of `state.step`, or begin to; the seconds that training stood still for it.
+
+        Raises CheckpointError, on all ranks, where the disk is too small or the save before this one has failed.
+        """
+        started = time.monotonic()
+        self.finish()
         folder = self.run.checkpoint(state.step)
         problem = self._prepare(folder) if self.world.rank == 0 else None
         if agreed := broadcast_object(problem):
             raise CheckpointError(str(agreed))
         if self._is_whole(folder):
-            return
-        started = time.monotonic()
+            return time.monotonic() - started
         client_state = {
             "nbtrain": {
                 "state": {**vars(state), "data": state.data.to_dict()},
-                "random": gather_objects(random.get_state()),
+                "random": gather_objects(self._random_state()),
+                "optimizer_names": self._optimizer_names(),
             },
             "universal_checkpoint_info": self._universal_checkpoint_info(),
         }
@@ -121,51 +199,149 @@ class Checkpointer:
                 self.engine.save_checkpoint(
                     str(self.run.model), tag=folder.name, client_state=client_state, save_latest=False
                 )
-            names = manifests.payload(folder)
-            shares = gather_objects(manifests.describe(folder, names[self.world.rank :: self.world.size]))
         except (OSError, RuntimeError) as error:
-            # torch reports a full disk as a RuntimeError.
             raise CheckpointError(f"{folder}: the checkpoint could not be written: {error}") from error
+        manifest = self._manifest(state)
+        if self.writer.background:
+            self.writer.wait_for_copies()
+            stall = time.monotonic() - started
+
+            def publish(shares: dict[int, Described]) -> None:
+                self._publish(state.step, manifest, shares, started, stall)
+
+            self._in_flight = BackgroundSave(self.writer, folder, self.world.rank, self.world.size, publish)
+            return stall
+        shares = dict(enumerate(gather_objects(self.writer.described)))
         if self.world.rank == 0:
-            described = {name: entry for share in shares for name, entry in share.items()}
-            files.write_json(folder / manifests.MANIFEST, self._manifest(state, described))
-            files.write_text(self.run.latest, folder.name)
-            removed = manifests.prune(
-                self.run,
-                state.step,
-                self.config.checkpoint.keep_last,
-                self.config.checkpoint.keep_every_steps,
+            self._publish(state.step, manifest, shares, started, None)
+            self._tell_saved()
+        return time.monotonic() - started
+
+    def finish(self) -> None:
+        """Wait until the checkpoint in flight counts; nothing where there is none.
+
+        Raises CheckpointError, on all ranks, where it could not be written; its folder is removed.
+        """
+        saving, self._in_flight = self._in_flight, None
+        if saving is None:
+            return
+        errors = [error for error in gather_objects(saving.wait_written()) if error]
+        if errors:
+            saving.cancel()
+        elif error := broadcast_object(saving.wait_published() if self.world.rank == 0 else None):
+            errors.append(error)
+        if errors:
+            if self.world.rank == 0:
+                shutil.rmtree(saving.folder, ignore_errors=True)
+            raise CheckpointError(
+                f"{saving.folder}: the checkpoint could not be written: {errors[0]}. The one before it still counts."
             )
-            if self.events is not None:
-                size = sum(entry["bytes"] for entry in described.values())
-                self.events.write(
-                    "checkpoint",
-                    f"checkpoint of step {state.step} saved",
-                    step=state.step,
-                    bytes=size,
-                    seconds=time.monotonic() - started,
-                    removed_steps=removed,
-                )
+        self._tell_saved()
 
     def load(self, manifest: dict[str, Any], data: DataState) -> TrainState:
-        """Put the checkpoint that `choose` found into the engine.
+        """Put the checkpoint that `choose` found into the engine, and say what the resume keeps.
 
         `data` is the data state of a fresh run on the dataset that is there. Raises CheckpointError where the
         checkpoint does not fit the run.
         """
-        step = manifest["step"]
+        step, now = manifest["step"], layout(self.config)
         folder = self.run.checkpoint(step)
         self._check_fits(folder, manifest, data)
+        same_layout = manifest["layout"] == now
+        saved = self._load_native(folder) if same_layout else self._load_reshaped(folder)
+        known = {field.name for field in dataclasses.fields(TrainState)}
+        values = {key: value for key, value in saved["state"].items() if key in known}
+        state = TrainState(**{**values, "data": DataState.from_dict(values["data"])})
+        if same_layout:
+            self._set_random_state(saved["random"][self.world.rank])
+        else:
+            self._reseed(step)
+        if self.events is not None:
+            message = f"resumed from the checkpoint of step {step}"
+            if not same_layout:
+                message += f", which another layout saved ({_told(manifest['layout'], now)})"
+                logger.info("%s", message)
+            self.events.write("checkpoint", message, step=step)
+        self._certify(manifest, state, reseeded=not same_layout)
+        return state
+
+    # --- loading ---------------------------------------------------------------------------------------------
+
+    def _load_native(self, folder: Path) -> dict[str, Any]:
+        """DeepSpeed's own load; what the configuration decides stays: DeepSpeed would restore the checkpoint's."""
+        optimizer = self.engine.optimizer
+        groups = [
+            {key: value for key, value in group.items() if key not in ("params", "step")}
+            for group in optimizer.param_groups
+        ]
+        clip_grad = getattr(optimizer, "clip_grad", None)
         with quiet():
             _, client_state = self.engine.load_checkpoint(
                 str(self.run.model), tag=folder.name, load_lr_scheduler_states=False
             )
-        saved = client_state["nbtrain"]
-        state = TrainState(**{**saved["state"], "data": DataState.from_dict(saved["state"]["data"])})
-        random.set_state(saved["random"][self.world.rank])
+        for group, own in zip(optimizer.param_groups, groups, strict=True):
+            group.update(own)
+        if clip_grad is not None:
+            optimizer.clip_grad = clip_grad
+        return client_state["nbtrain"]
+
+    def _load_reshaped(self, folder: Path) -> dict[str, Any]:
+        store = CheckpointStore(folder)
+        _, _, tensor = self.config.topology.coordinate(self.world.rank)
+        size = self.config.parallel.tensor_parallel_size
+        reshape.load_into(self.engine, store, (tensor, size), self.config.padded_vocab_size)
+        return store.client_state
+
+    def _certify(self, manifest: dict[str, Any], state: TrainState, reseeded: bool) -> None:
+        if self.world.rank != 0:
+            return
+        # It imports DeepSpeed, which reading a checkpoint's weights must not do first.
+        from nbtrain.train.stability import pass_bad_samples
+
+        # What a rollback passes over changes the next batch.
+        data = pass_bad_samples(self.run, state.data)
+        made = certificate.certify(
+            manifest,
+            self.config,
+            layout(self.config),
+            self.world.device,
+            self._next_batch_sha256(data),
+            reseeded,
+        )
+        logger.info("%s", made)
         if self.events is not None:
-            self.events.write("checkpoint", f"resumed from the checkpoint of step {step}", step=step)
-        return state
+            self.events.write(
+                "certificate", str(made), step=made.step, resume=made.kind, reasons=made.reasons,
+                next_batch_sha256=made.next_batch_sha256,
+            )  # fmt: skip
+        if (job := self.run.newest_job()) is not None:
+            made.write(job.resume_json)
+
+    def _next_batch_sha256(self, data: DataState) -> str | None:
+        if self.samples is None:
+            return None
+        batch_size = self.config.batch_schedule.size_at(data.consumed_samples)
+        return certificate.next_batch_sha256(self.samples, data, batch_size)
+
+    # --- random state ----------------------------------------------------------------------------------------
+
+    def _random_state(self) -> dict[str, Any]:
+        state = random.get_state()
+        return state if self.stream is None else {**state, "stream": self.stream.get_state()}
+
+    def _set_random_state(self, state: dict[str, Any]) -> None:
+        random.set_state(state)
+        if self.stream is not None:
+            self.stream.set_state(state["stream"])
+
+    def _reseed(self, step: int) -> None:
+        """Another layout has other streams: they begin anew, from the seed and the step, the same at each load."""
+        digest = hashlib.sha256(f"{self.config.model.seed} {step}".encode()).digest()
+        seed = int.from_bytes(digest[:4])
+        place, tensor = divmod(self.world.rank, self.config.parallel.tensor_parallel_size)
+        random.seed_rank(seed, place)
+        if self.stream is not None:
+            self.stream.set_state(TensorParallelStream(seed, place, tensor).get_state())
 
     # --- what a checkpoint needs and says --------------------------------------------------------------------
 
@@ -188,7 +364,40 @@ class Checkpointer:
     def _is_whole(self, folder: Path) -> bool:
         return bool(broadcast_object(folder.exists() and manifests.size_problem(folder) is None))
 
-    def _manifest(self, state: TrainState, described: dict[str, Any]) -> dict[str, Any]:
+    def _publish(
+        self,
+        step: int,
+        manifest: dict[str, Any],
+        shares: dict[int, Described],
+        started: float,
+        stall_seconds: float | None,
+    ) -> None:
+        """Rank 0: the checkpoint counts from here on; older ones go. Not the main thread's in a background save."""
+        folder, options = self.run.checkpoint(step), self.config.checkpoint
+        coordinate = self.config.topology.coordinate
+        described = {
+            name: {**entry, "rank": list(coordinate(rank))}
+            for rank, share in sorted(shares.items())
+            for name, entry in share.items()
+        }
+        swapped = [name for name in manifests.payload(folder) if name.parts[0] == SWAPPED]
+        for name, entry in manifests.describe(folder, swapped).items():
+            described[name] = {**entry, "rank": None}
+        files.write_json(folder / manifests.MANIFEST, {**manifest, "files": dict(sorted(described.items()))})
+        files.write_text(self.run.latest, folder.name)
+        shutil.rmtree(folder / SHARES, ignore_errors=True)
+        removed = manifests.prune(
+            self.run, step, options.keep_last, options.keep_every_steps, options.keep_best
+        )
+        seconds = time.monotonic() - started
+        size = sum(entry["bytes"] for entry in described.values())
+        self._saved = Saved(step, size, seconds if stall_seconds is None else stall_seconds, seconds, removed)
+
+    def _manifest(self, state: TrainState) -> dict[str, Any]:
+        """All but the files. Called by all ranks together; that of rank 0 counts."""
+        parameters = self._described_parameters()
+        if self.world.rank != 0:
+            return {}
         return {
             "schema_version": manifests.SCHEMA_VERSION,
             "run_id": (self.run.record() or {}).get("run_id"),
@@ -198,37 +407,87 @@ class Checkpointer:
             "created_at": time.time(),
             "layout": layout(self.config),
             "architecture": architecture(self.config),
+            "vocab_size": self.config.tokenizer.vocab_size,
+            "padded_vocab_size": self.config.padded_vocab_size,
             "tokenizer_sha256": self.tokenizer_sha256,
             "data_state": state.data.to_dict(),
+            "next_batch_sha256": self._next_batch_sha256(state.data),
             "validation_loss": state.validation_loss,
-            "versions": {
-                "nbtrain": nbtrain.__version__,
-                "torch": torch.__version__,
-                "deepspeed": version("deepspeed"),
-                "python": platform.python_version(),
-            },
-            "files": described,
+            "evaluated_step": state.evaluated_step,
+            "versions": certificate.software(),
+            "device": certificate.device(self.world.device),
+            "settings": certificate.settings(self.config),
+            "parameters": parameters,
         }
 
+    def _described_parameters(self) -> dict[str, Any]:
+        """{canonical name: {shape, partition_dim, group, stage}} of the whole model. Asked of the ranks once."""
+        if self._parameters is None:
+            stage, data, tensor = self.config.topology.coordinate(self.world.rank)
+            size = self.config.parallel.tensor_parallel_size
+            held = {}
+            if data == tensor == 0:
+                live = reshape.canonical_parameters(self.engine, self.config.model.num_layers)
+                for name, parameter in live.items():
+                    shape, dim = list(reshape.live_shape(parameter)), reshape.partition_dim(parameter)
+                    if dim is not None:
+                        shape[dim] *= size
+                    dim = dim if size > 1 else None
+                    held[name] = {
+                        "shape": shape, "partition_dim": dim, "group": optimizer_group(name), "stage": stage
+                    }  # fmt: skip
+            self._parameters = {}
+            for described in gather_objects(held):
+                for name, entry in described.items():
+                    # The tied word embedding is on the last stage too.
+                    self._parameters.setdefault(name, entry)
+        return self._parameters
+
+    def _optimizer_names(self) -> list[list[str]] | None:
+        """ZeRO 0: the names behind the numbers of torch's optimizer state."""
+        if self.config.parallel.zero_stage:
+            return None
+        live = reshape.canonical_parameters(self.engine, self.config.model.num_layers)
+        names = {id(parameter): name for name, parameter in live.items()}
+        return [
+            [names[id(parameter)] for parameter in group["params"]]
+            for group in self.engine.optimizer.param_groups
+        ]
+
     def _universal_checkpoint_info(self) -> dict[str, Any]:
-        return {
+        info: dict[str, Any] = {
             "universal_checkpoint_version": UNIVERSAL_CHECKPOINT_VERSION,
             "original_vocab_size": self.config.tokenizer.vocab_size,
             "vocabulary_parameter_patterns": [r"word_embeddings\.weight"],
         }
+        # A pattern that matches nothing is an error to DeepSpeed's converter.
+        if self.config.parallel.pipeline_parallel_size > 1:
+            info["pipeline_replicated_parameter_patterns"] = [r"word_embeddings\.weight"]
+        if self.config.parallel.tensor_parallel_size > 1:
+            info["parameter_with_row_parallelism_patterns"] = [r"dense\.weight", r"dense_4h_to_h\.weight"]
+            info["tp_replicated_parameter_patterns"] = [
+                r"layernorm\.(weight|bias)", r"dense\.bias", r"dense_4h_to_h\.bias",
+                r"(position_embeddings|^1)\.weight",
+            ]  # fmt: skip
+        return info
 
     def _check_fits(self, folder: Path, manifest: dict[str, Any], data: DataState) -> None:
-        found = []
-        for title, ours in (
-            ("architecture", architecture(self.config)),
-            ("layout", layout(self.config)),
-        ):
-            theirs = manifest[title]
-            found += [
-                f"{title}.{key} is {theirs.get(key)!r} in the checkpoint and {value!r} in the run"
-                for key, value in ours.items()
-                if theirs.get(key) != value
-            ]
+        theirs, ours = manifest["architecture"], architecture(self.config)
+        # Version 1 knew the padded size only.
+        multiple = self.config.model.make_vocab_size_divisible_by * manifest["layout"]["tensor_parallel_size"]
+        padded = -(-self.config.tokenizer.vocab_size // multiple) * multiple
+        theirs = {**theirs, "padded_vocab_size": manifest["padded_vocab_size"]}
+        ours["padded_vocab_size"] = padded
+        if manifest["vocab_size"] is not None:
+            theirs["vocab_size"], ours["vocab_size"] = (
+                manifest["vocab_size"],
+                self.config.tokenizer.vocab_size,
+            )
+        found = [
+            f"architecture.{key} is {theirs.get(key)!r} in the checkpoint and {value!r} in the run"
+            for key, value in ours.items()
+            if theirs.get(key) != value
+        ]
         if manifest["tokenizer_sha256"] != self.tokenizer_sha256:
             found.append("the tokenizer is another one (its sha256 differs)")
         saved = DataState.from_dict(manifest["data_state"])
@@ -246,7 +505,7 @@ class Checkpointer:
 
 
 def architecture(config: RunConfig) -> dict[str, Any]:
-    """What decides the shapes and the meaning of the parameters."""
+    """What decides the shapes and the meaning of the parameters, but for the vocabulary."""
     model = config.model
     return {
         "num_layers": model.num_layers,
@@ -255,34 +514,64 @@ def architecture(config: RunConfig) -> dict[str, Any]:
         "ffn_hidden_size": model.resolved_ffn_hidden_size,
         "max_position_embeddings": model.resolved_max_position_embeddings,
         "seq_length": model.seq_length,
-        "padded_vocab_size": config.padded_vocab_size,
     }
 
 
 def layout(config: RunConfig) -> dict[str, Any]:
-    """How the state is cut into files. A checkpoint is loaded into the same layout only."""
+    """How the state is cut into files: DeepSpeed itself loads a checkpoint into the very same layout only."""
     parallel, precision = config.parallel, config.precision
-    return {
+    found: dict[str, Any] = {
         "data_parallel_size": parallel.data_parallel_size,
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "ds_sequence_parallel_size": parallel.ds_sequence_parallel_size,
         "zero_stage": parallel.zero_stage,
         "weights": "fp32" if precision.autocast else precision.dtype,
     }
+    if parallel.pipeline_parallel_size > 1:
+        found["stage_layers"] = stage_layers(config)
+    if parallel.zero_stage == 3:
+        found["sub_group_size"] = parallel.sub_group_size
+    for key in ("offload_optimizer", "offload_param"):
+        if (place := getattr(parallel, key).device) != "none":
+            found[key] = place
+    return found
+
+
+def _told(before: dict[str, Any], now: dict[str, Any]) -> str:
+    keys = [*before, *(key for key in now if key not in before)]
+    return ", ".join(
+        f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys if before.get(key) != now.get(key)
+    )
 
 
 def checkpoint_bytes(config: RunConfig) -> int:
-    """Bytes of one checkpoint: weights, fp32 masters where ZeRO keeps them apart, two moments."""
-    weights = 4 if config.precision.dtype == "fp32" or config.precision.autocast else 2
-    masters = 4 if config.parallel.zero_stage else 0
-    return count_parameters(config).total * (weights + masters + 8)
+    """Bytes of one checkpoint, over all ranks.
+
+    Every rank of a model writes its parameters, those that tensor-parallel ranks or stages hold alike too; data-parallel
+    ranks share them out. Weights (under ZeRO 3 there are none beside the masters), fp32 masters where ZeRO keeps
+    them apart, two moments.
+    """
+    zero_stage, precision = config.parallel.zero_stage, config.precision
+    weights = 4 if precision.dtype == "fp32" or precision.autocast else 2
+    per_parameter = (weights if zero_stage < 3 else 0) + (4 if zero_stage else 0) + 8
+    stages = range(config.parallel.pipeline_parallel_size)
+    count = sum(count_stage_parameters(config, stage).total for stage in stages)
+    return count * config.parallel.tensor_parallel_size * per_parameter
 
 
-def load_model_weights(run_dir: str | Path, step: int | None = None) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint by canonical name, on the CPU, in the format they were trained in.
+def load_model_weights(
+    run_dir: str | Path,
+    step: int | None = None,
+    unpadded: bool = False,
+    masters: bool = False,
+    padded_vocab_size: int | None = None,
+) -> dict[str, torch.Tensor]:
+    """The weights of a checkpoint of any layout, whole, by canonical name, on the CPU; no process group is needed.
 
-    step None is the newest whole checkpoint. Needs no process group. Raises CheckpointError where there is none
-    or where it is not whole.
+    In the format they were trained in, or with `masters` the fp32 ones that the optimizer keeps. step None is the newest
+    whole checkpoint. The word embedding has the rows of the layout that saved it; with `unpadded` those of tokens
+    alone, with padded_vocab_size so many, new ones being 0. Raises CheckpointError where there is none or where it is not whole.
     """
     run = RunDir(run_dir)
     if step is None:
@@ -293,37 +582,12 @@ def load_model_weights(run_dir: str | Path, step: int | None = None) -> dict[str
     elif reason := manifests.problem(run.checkpoint(step)):
         known = ", ".join(str(known) for known in run.checkpoint_steps()) or "none"
         raise CheckpointError(f"{display(run.checkpoint(step))}: {reason}. Checkpoints there: {known}.")
-    folder = run.checkpoint(step)
-    manifest = files.read_json(folder / manifests.MANIFEST)
-    assert manifest is not None
-    if manifest["layout"]["zero_stage"] == 3:
-        return _gathered_zero3(folder)
-    return _load(folder / "mp_rank_00_model_states.pt")["module"]
-
-
-def _gathered_zero3(folder: Path) -> dict[str, torch.Tensor]:
-    """ZeRO 3 keeps each parameter cut over the ranks: rank k holds the k-th of equal, padded parts."""
     prepare_deepspeed("gpu" if torch.cuda.is_available() else "cpu")
-    from deepspeed.runtime.fp16.loss_scaler import LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-
-    shapes = _load(folder / "zero_pp_rank_0_mp_rank_00_model_states.pt")["param_shapes"]
-    ranks = len(list(folder.glob("*zero_pp_rank_*_mp_rank_00_optim_states.pt")))
-    parts = []
-    for rank in range(ranks):
-        (path,) = folder.glob(f"*zero_pp_rank_{rank}_mp_rank_00_optim_states.pt")
-        with torch.serialization.safe_globals([LossScaler, ZeroStageEnum]):
-            parts.append(_load(path)["optimizer_state_dict"]["fp32_flat_groups"])
-    weights = {}
-    for group, group_shapes in enumerate(shapes):
-        offset = 0
-        for name, shape in group_shapes.items():
-            share = -(-shape.numel() // ranks)
-            pieces = [part[group].detach()[offset : offset + share] for part in parts]
-            weights[name] = torch.cat(pieces)[: shape.numel()].view(shape)
-            offset += share
+    store = CheckpointStore(run.checkpoint(step))
+    weights = {name: store.full(name) if masters else store.weights(name) for name in store.parameters}
+    rows = store.vocab_size if unpadded else padded_vocab_size
+    if rows is not None:
+        words = weights[reshape.WORD_EMBEDDINGS]
+        missing = max(rows - len(words), 0)
+        weights[reshape.WORD_EMBEDDINGS] = torch.cat([words[:rows], words.new_zeros(missing, words.shape[1])])
     return weights
-
-
-def _load(path: Path) -> dict[str, Any]:
-    return torch.load(path, map_location="cpu", weights_only=True, mmap=True)

@@ -6,18 +6,73 @@
 
 A folder without a manifest, or whose files are not what the manifest says, does not count: it is skipped, with
 the reason, and the next older one is used.
+
+schema_version 2 says what reading into another layout needs, version 1 (data parallelism only) did not:
+
+    files         {name: {bytes, sha256, rank: [pipeline, data, tensor]}}  the coordinate of the rank that wrote it
+    parameters    {canonical name: {shape, partition_dim, group, stage}}   whole shapes, vocabulary padding included
+    layout        the sizes of every kind of parallelism, and what else decides how the files are cut
+    settings      every field of the configuration
+    next_batch_sha256, vocab_size, padded_vocab_size, evaluated_step, device
+
+read() gives version 1 in the form of version 2, as far as it goes.
 """
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from nbtrain import files
+from nbtrain.errors import CheckpointError
 from nbtrain.rundir import RunDir
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE = (1, 2)
 MANIFEST = "manifest.json"
+# How version 1 named its files: data rank and, always 0, model rank.
+DATA_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_00")
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The manifest of a whole checkpoint, in the newest form. Raises CheckpointError where there is none to read."""
+    manifest = files.read_json(folder / MANIFEST)
+    if manifest is None:
+        raise CheckpointError(f"{folder}: has no {MANIFEST}: it is no whole checkpoint.")
+    if (version := manifest.get("schema_version")) not in READABLE:
+        raise CheckpointError(f"{folder}: {_unreadable(version)}.")
+    return _migrated(manifest) if version == 1 else manifest
+
+
+def _unreadable(version: Any) -> str:
+    known = " and ".join(str(number) for number in READABLE)
+    return f"{MANIFEST} has schema_version {version}; this nbtrain reads {known}"
+
+
+def _migrated(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 as version 2: data parallelism alone, so that names of files tell the ranks."""
+    architecture = dict(manifest["architecture"])
+    described = {}
+    for name, entry in manifest["files"].items():
+        found = DATA_RANK.search(name)
+        described[name] = {**entry, "rank": [0, int(found[1]) if found else 0, 0]}
+    return {
+        **manifest,
+        "schema_version": SCHEMA_VERSION,
+        "migrated_from": 1,
+        "padded_vocab_size": architecture.pop("padded_vocab_size"),
+        "vocab_size": None,
+        "architecture": architecture,
+        "layout": {"ds_sequence_parallel_size": 1, **manifest["layout"]},
+        "parameters": None,
+        "settings": None,
+        "next_batch_sha256": None,
+        # Version 1 did not say at which step its loss was measured.
+        "evaluated_step": None,
+        "device": None,
+        "files": described,
+    }
 
 
 def payload(folder: Path) -> list[Path]:
@@ -48,8 +103,8 @@ def size_problem(folder: Path) -> str | None:
         return f"{MANIFEST} is not JSON"
     if manifest is None:
         return f"it has no {MANIFEST}: its writing was cut off"
-    if manifest.get("schema_version") != SCHEMA_VERSION:
-        return f"{MANIFEST} has schema_version {manifest.get('schema_version')}; this nbtrain reads {SCHEMA_VERSION}"
+    if manifest.get("schema_version") not in READABLE:
+        return _unreadable(manifest.get("schema_version"))
     for name, expected in manifest["files"].items():
         path = folder / name
         if not path.is_file():
@@ -87,16 +142,32 @@ def newest_whole(
     return None, skipped
 
 
-def prune(run: RunDir, newest: int, keep_last: int, keep_every_steps: int | None) -> list[int]:
+def prune(
+    run: RunDir, newest: int, keep_last: int, keep_every_steps: int | None, keep_best: bool = False
+) -> list[int]:
     """Remove what need not stay: the removed steps. Torn folders behind the newest checkpoint go too."""
     whole = [step for step in run.checkpoint_steps() if run.checkpoint_manifest(step).exists()]
     keep = set(whole[-keep_last:]) | {newest}
     if keep_every_steps:
         keep |= {step for step in whole if step % keep_every_steps == 0}
+    if keep_best and (best := best_step(run, whole)) is not None:
+        keep.add(best)
     removed = [step for step in run.checkpoint_steps() if step not in keep and step < newest]
     for step in removed:
         remove(run, step)
     return removed
+
+
+def best_step(run: RunDir, steps: list[int]) -> int | None:
+    """The one of `steps` with the lowest validation loss; None where none was validated at its own step."""
+    losses = {}
+    for step in steps:
+        manifest = files.read_json(run.checkpoint_manifest(step)) or {}
+        loss = manifest.get("validation_loss")
+        # A loss that is no number is unequal to itself.
+        if loss is not None and loss == loss and manifest.get("evaluated_step") == step:
+            losses[step] = loss
+    return min(losses, key=lambda step: (losses[step], -step), default=None)
 
 
 def remove(run: RunDir, step: int) -> None:

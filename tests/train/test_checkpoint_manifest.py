@@ -38,7 +38,7 @@ def test_a_written_checkpoint_is_whole(run):
         (lambda folder: (folder / "manifest.json").write_text('{"schema'), "manifest.json is not JSON"),
         (
             lambda folder: (folder / "manifest.json").write_text(json.dumps({"schema_version": 9})),
-            "manifest.json has schema_version 9; this nbtrain reads 1",
+            "manifest.json has schema_version 9; this nbtrain reads 1 and 2",
         ),
         (
             lambda folder: (folder / "mp_rank_00_model_states.pt").unlink(),

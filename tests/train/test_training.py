@@ -127,6 +127,7 @@ def test_a_finished_run_has_what_readers_expect(finished):
         "data_parallel_size": 1,
         "tensor_parallel_size": 1,
         "pipeline_parallel_size": 1,
+        "ds_sequence_parallel_size": 1,
         "zero_stage": 1,
         "weights": "fp32",
     }
@@ -190,12 +191,11 @@ def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, data_home):
 
 
 def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, data_home):
-    """Another vocabulary, another layout and another tokenizer: refused, each named, nothing overwritten."""
+    """Another vocabulary and another order of the data: refused, each named, nothing overwritten."""
     config = load_resolved(copy.config_yaml)
     other = config.model_copy(
         update={
             "tokenizer": config.tokenizer.model_copy(update={"vocab_size": 600}),
-            "parallel": config.parallel.model_copy(update={"zero_stage": 2}),
             "data": config.data.model_copy(update={"seed": 7}),
         }
     )
@@ -208,7 +208,7 @@ def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, data_ho
     assert (
         f"CheckpointError: {folder}: does not fit this run: "
         "architecture.padded_vocab_size is 512 in the checkpoint and 640 in the run; "
-        "layout.zero_stage is 1 in the checkpoint and 2 in the run; "
+        "architecture.vocab_size is 500 in the checkpoint and 600 in the run; "
         "data: seed is 1234 in the checkpoint, 7 now. "
         "Restore the setting, or train the new one as another run."
     ) in log

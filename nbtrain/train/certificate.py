@@ -1,0 +1,159 @@
+"""What a resume keeps of the run that it goes on with: stated after each one, and proven where that can be.
+
+    bit-exact    same layout, settings, versions and device: every number from here on is what it would have been
+    data-exact   the next batch is the same, to the token; sums are taken in another order, or random numbers drawn anew
+    changed      the run goes on another way, and reasons say which
+
+The next batch is compared by its hash: over the positions of its samples in the training order, and over their tokens as
+they are read from the dataset now.
+"""
+
+import hashlib
+import platform
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+import nbtrain
+from nbtrain.config.load import FREE_FORM
+from nbtrain.config.schema import RunConfig
+from nbtrain.data.sample import Sample
+from nbtrain.data.state import DataState
+from nbtrain.errors import DataError
+from nbtrain.rundir import ResumeCertificate
+
+# Settings that no number of the training depends on; a section's name stands for all of its fields.
+WITHOUT_EFFECT = (
+    "schema_version",
+    "name",
+    "mode",
+    "backend",
+    "checkpoint",
+    "evaluation",
+    "logging",
+    "profile",
+    "resources",
+    "data.num_workers",
+    "batch.max_steps",
+    "batch.exit_interval_steps",
+    "batch.exit_duration_minutes",
+    "parallel.process_group_timeout_seconds",
+    "parallel.steps_per_print",
+    "parallel.wall_clock_breakdown",
+)
+# Settings that say how the same mathematics is computed.
+SAME_MATHEMATICS = (
+    "parallel",
+    "batch.micro_batch_size",
+    "model.attention_backend",
+    "model.compile",
+    "model.cross_entropy_chunk_tokens",
+    "resources.device",
+)
+
+
+class Samples(Protocol):
+    """What the hash needs of a training split."""
+
+    def sample(self, position: int) -> Sample: ...
+
+
+def next_batch_sha256(samples: Samples, data: DataState, batch_size: int) -> str | None:
+    """Hex SHA-256 of the global batch behind `data`; None where the order ends before it does."""
+    positions = data.step_positions(batch_size)
+    digest = hashlib.sha256(positions.astype("<i8").tobytes())
+    for position in positions.tolist():
+        try:
+            tokens = samples.sample(position).tokens
+        except (DataError, IndexError):
+            return None
+        digest.update(np.asarray(tokens).astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def software() -> dict[str, str]:
+    """Versions that decide the numbers, and Python's."""
+    return {
+        "nbtrain": nbtrain.__version__,
+        "torch": torch.__version__,
+        "deepspeed": version("deepspeed"),
+        "python": platform.python_version(),
+    }
+
+
+def device(kind: torch.device) -> dict[str, Any]:
+    """What decides which kernels run."""
+    if kind.type == "cuda":
+        return {"kind": "gpu", "name": torch.cuda.get_device_name(kind)}
+    return {
+        "kind": "cpu",
+        "name": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def settings(config: RunConfig) -> dict[str, Any]:
+    """{dotted key: value} of every field, as JSON has it."""
+    return dict(_leaves(config.model_dump(mode="json")))
+
+
+def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in mapping.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and dotted not in FREE_FORM:
+            found += _leaves(value, f"{dotted}.")
+        else:
+            found.append((dotted, value))
+    return found
+
+
+def certify(
+    manifest: Mapping[str, Any],
+    config: RunConfig,
+    layout: Mapping[str, Any],
+    where: torch.device,
+    next_batch: str | None,
+    random_reseeded: bool,
+) -> ResumeCertificate:
+    """The certificate of a resume from the checkpoint of `manifest`; `layout` and `next_batch` are the run's now."""
+    changed, inexact = [], []
+    for key, before, now in _differences(manifest["layout"], layout):
+        inexact.append(f"layout: {key}: {before} -> {now}")
+    if manifest["settings"] is None:
+        inexact.append("the checkpoint's version does not say the settings it was trained with")
+    else:
+        for key, before, now in _differences(manifest["settings"], settings(config)):
+            if _within(key, SAME_MATHEMATICS):
+                if key.rpartition(".")[2] not in layout:
+                    inexact.append(f"{key}: {before} -> {now}")
+            elif not _within(key, WITHOUT_EFFECT):
+                changed.append(f"{key}: {before} -> {now}")
+    for title, before_all, now_all in (
+        ("version of", manifest["versions"], software()),
+        ("device", manifest["device"] or {}, device(where)),
+    ):
+        for key, before, now in _differences(before_all, now_all):
+            if key != "python":
+                inexact.append(f"{title} {key}: {before} -> {now}")
+    if random_reseeded and (config.model.hidden_dropout or config.model.attention_dropout):
+        inexact.append("random numbers (dropout) go on from a new seed, made of model.seed and the step")
+    if manifest["next_batch_sha256"] is None:
+        inexact.append("the checkpoint does not say which batch came next")
+    elif manifest["next_batch_sha256"] != next_batch:
+        changed.append("the next batch is another one")
+    kind = "changed" if changed else "data-exact" if inexact else "bit-exact"
+    return ResumeCertificate(kind, changed + inexact, manifest["step"], next_batch, time.time())
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    keys = [*before, *(key for key in now if key not in before)]
+    return [(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]
+
+
+def _within(key: str, sections: tuple[str, ...]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)

@@ -6,6 +6,7 @@
     nb.prepare(run)               corpus -> tokenizer -> .bin/.idx
     nb.data_card(prefix)          what is in a dataset, with pictures
     nb.plan(run)                  parameters, memory, time, disk
+    nb.twin(run)                  a small run of the same shape, on this machine's CPU
     nb.submit(run)                start it (or pick it up again) as a detached job
     nb.runs(), nb.open_run(name)  find it again, from any kernel
     nb.launcher()                 the same as a form
@@ -31,6 +32,7 @@ __all__ = [
     "runs",
     "submit",
     "tensorboard",
+    "twin",
 ]
 
 if TYPE_CHECKING:
@@ -45,6 +47,7 @@ if TYPE_CHECKING:
         runs,
         submit,
         tensorboard,
+        twin,
     )
 
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from nbtrain.data.card import BlendCard, DataCard
     from nbtrain.data.prepare import PrepareReport
     from nbtrain.jobs.registry import RunSummary
+    from nbtrain.jobs.twin_report import TwinReport
     from nbtrain.monitor.profiles import Profiles
     from nbtrain.monitor.run_view import RunView
     from nbtrain.planner.plan import Plan
@@ -228,6 +229,40 @@ class NotLaunched:
         return plan(self.config)
 
 
+class TwinRun:
+    """What a twin has shown of a run's layout. Printed or shown in a cell it is the table of its checks."""
+
+    def __init__(self, report: "TwinReport"):
+        self._report = report
+
+    def __str__(self) -> str:
+        return str(self._report)
+
+    __repr__ = __str__
+
+    @property
+    def passed(self) -> bool:
+        """Every check passed."""
+        return self._report.passed
+
+    @property
+    def run(self) -> Run:
+        """The twin itself, a run as any other."""
+        return open_run(self._report.twin)
+
+    def wait_if(self, wait: str) -> None:
+        """Nothing to wait for. Raises JobFailed where a check failed, so that a notebook's batch job sees it."""
+        wait_wanted(wait)
+        if not self.passed:
+            raise JobFailed(str(self))
+
+    def report(self) -> Any:
+        """Matplotlib figure: the curves, and how far they are from one process."""
+        from nbtrain.monitor.twin_picture import draw
+
+        return draw(self._report.to_dict())
+
+
 def wait_wanted(wait: str) -> bool:
     """Whether a notebook's `wait` parameter means waiting here. Raises ConfigError for another word."""
     if wait not in ("yes", "no", "auto"):
@@ -252,6 +287,17 @@ def plan(run: RunLike, overrides: Overrides = None) -> "Plan":
     from nbtrain.planner.plan import plan as make_plan
 
     return make_plan(load(run, overrides))
+
+
+def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> TwinRun:
+    """Train a small run of the same shape on this machine's CPU: data, steps, checkpoint, resume, export.
+
+    With `submitted` its straight run goes the ordinary way, through supervisor and torchrun. What fails is in what
+    comes back; its wait_if raises.
+    """
+    from nbtrain.jobs.twin import run_twin
+
+    return TwinRun(run_twin(load(run, overrides), submitted))
 
 
 @overload

@@ -5,6 +5,7 @@
     nbtrain check RUN [key=value ...]    the YAML alone
     nbtrain plan RUN [key=value ...]     parameters, memory, time, disk
     nbtrain prepare RUN [key=value ...]  corpus, tokenizer, .bin/.idx
+    nbtrain twin RUN [key=value ...]     a small run of the same shape, on this machine's CPU
     nbtrain submit RUN [key=value ...]   start it; status, logs -f, cancel, resume, clean follow
     nbtrain generate RUN -p TEXT         text from the newest checkpoint
 
@@ -21,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbtrain import __version__, cli_data
+from nbtrain import __version__, cli_data, cli_twin
 from nbtrain.errors import ConfigError, NbtrainError
 from nbtrain.jobstate import SUCCEEDED
 
@@ -97,6 +98,8 @@ def parser() -> argparse.ArgumentParser:
         verb("prepare", cli_data.prepare, "Make what is missing of a run's tokenizer, dataset and indices.")
     )
     one.add_argument("--force", action="store_true", help="make it anew")
+
+    cli_twin.add_verb(verb, with_config)
 
     data = verbs.add_parser(
         "data",

@@ -36,7 +36,7 @@ GROUND = {
     "notebook_parameters": ("IPython",),
 }
 # On top of everything on the notebook side: the public names, the command line and what only they use.
-ROOF = {"__init__", "api", "cli", "cli_data", "doctor", "notebook_runner", "workspace_init"}
+ROOF = {"__init__", "api", "cli", "cli_data", "cli_twin", "doctor", "notebook_runner", "workspace_init"}
 NOTEBOOK_SIDE = ("config", "data", "planner", "jobs", "monitor", "widgets", "server")
 GPU_SIDE = ("parallel", "model", "train", "generation", "export")
 
@@ -290,7 +290,8 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         "runs",
         "submit",
         "tensorboard",
+        "twin",
     ]
     assert (answer["load"], answer["plan"]) == ("RunConfig", "Plan")
-    for name in ("open_run", "prepare", "submit", "generate"):
+    for name in ("open_run", "prepare", "submit", "generate", "twin"):
         assert "no-such-run" in answer[name]

@@ -1,0 +1,86 @@
+"""The picture of a twin's report: the curves of its runs, and how far they are from one process.
+
+matplotlib is imported when the figure is made.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbtrain import files
+from nbtrain.errors import RecordError
+from nbtrain.rundir import RunDir
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+REPORT_JSON = "twin.json"
+# Name in the report: (words, colour, line). Drawn in this order, those that lie on each other in different strokes.
+CURVES = {
+    "reference": ("one process, fp32", "#6b7280", "-"),
+    "exact": ("its ranks, fp32", "#1f77b4", "--"),
+    "rounded": ("its number format", "#e8710a", "-."),
+    "reshaped": ("resumed in one process", "#9467bd", ":"),
+    "straight": ("the twin itself", "#2ca02c", "-"),
+    "resumed": ("stopped and resumed", "#d62728", ":"),
+}
+# Below the smallest difference that fp32 losses can have; stands for none on the logarithmic axis.
+NO_DIFFERENCE = 1e-8
+
+
+def twin_picture(run: RunDir) -> "Figure":
+    """Losses by step, and their differences to one fp32 process. Raises RecordError where the run is no twin."""
+    report = files.read_json(run.path / REPORT_JSON)
+    if report is None:
+        raise RecordError(f"{Path(run.path) / REPORT_JSON} is not there: `nbtrain twin RUN` writes it.")
+    return draw(report)
+
+
+def draw(report: dict[str, Any]) -> "Figure":
+    """The figure of what TwinReport.to_dict() holds."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9.6, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    verdict = "passed" if report["passed"] else "FAILED"
+    figure.suptitle(f"Twin of {report['run']}: {verdict} ({report['layout']}, {report['number_format']})")
+    losses, differences = figure.subplots(1, 2)
+    reference = report["curves"].get("reference", {"step": [], "loss": []})
+    expected = dict(zip(reference["step"], reference["loss"]))
+    for name, (words, colour, line) in CURVES.items():
+        curve = report["curves"].get(name)
+        if not curve or not curve["step"]:
+            continue
+        losses.plot(curve["step"], curve["loss"], line, color=colour, label=words)
+        pairs = [
+            (step, abs(loss - expected[step]))
+            for step, loss in zip(curve["step"], curve["loss"])
+            if step in expected
+        ]
+        # Dropout, where the run has it, makes the twin's own curve another one.
+        if name in ("exact", "rounded", "reshaped") and pairs:
+            steps, distances = zip(*pairs)
+            differences.plot(
+                steps,
+                [max(distance, NO_DIFFERENCE) for distance in distances],
+                line,
+                marker="o",
+                markersize=3,
+                color=colour,
+                label=words,
+            )
+    losses.set_title("Loss")
+    losses.set_xlabel("step")
+    losses.set_ylabel("nats per token")
+    losses.legend(fontsize=8)
+    differences.set_title("Difference to one process")
+    differences.set_xlabel("step")
+    differences.set_yscale("log")
+    for check in report["checks"]:
+        tolerance = check["values"].get("loss_tolerance")
+        if check["name"] in ("layout", "precision") and tolerance:
+            colour = CURVES["exact" if check["name"] == "layout" else "rounded"][1]
+            differences.axhline(tolerance, color=colour, linewidth=0.8, alpha=0.6)
+    if differences.get_legend_handles_labels()[0]:
+        differences.legend(fontsize=8)
+    return figure

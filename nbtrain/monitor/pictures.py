@@ -92,7 +92,7 @@ def timing(source: Source) -> "Figure":
         ("compute_median_seconds", BLUE, "median"),
         ("compute_min_seconds", GREY, "fastest rank"),
     ):
-        _curve(ranks, series.get(name), color, label)
+        _curve(ranks, series.get(name), color, label, marker="o")
     slowest, slowdown = series.get("slowest_rank"), series.get("rank_slowdown")
     told = ""
     if slowest and slowdown:

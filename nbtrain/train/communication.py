@@ -40,19 +40,16 @@ class CommunicationTimer:
     """Seconds of all collectives inside `measured`, by the part of the step that they are in."""
 
     def __init__(self) -> None:
-        self.seconds: float | None = None
         self._timer: StepTimer | None = None
         self._inside = False
 
     @contextlib.contextmanager
-    def measured(self, world: World, wanted: bool, timer: StepTimer | None = None) -> Iterator[None]:
+    def measured(self, world: World, wanted: bool, timer: StepTimer) -> Iterator[None]:
         """Fill in timer.communication with what happens inside, where there are several ranks and it is wanted."""
-        self.seconds = None
         if not wanted or world.size == 1:
             yield
             return
-        self._timer = timer or StepTimer(world.device)
-        self._timer.communication = {}
+        self._timer, timer.communication = timer, {}
         with contextlib.ExitStack() as stack:
             # The backend's methods are hidden on the object, torch's functions replaced in their module.
             for place in (deepspeed_comm.cdb, torch_distributed):
@@ -62,7 +59,6 @@ class CommunicationTimer:
                             _replaced(place, name, self._timed(getattr(place, name), world.device))
                         )
             yield
-        self.seconds = self._timer.communication_seconds
 
     def _timed(self, collective: Callable, device: torch.device) -> Callable:
         def timed(*arguments: Any, **named: Any) -> Any:

@@ -207,7 +207,7 @@ class Report:
         seconds = result.timer.seconds()
         # On a GPU the host is ahead of the device: its clock says little about one step.
         wall_seconds = result.timer.wall_seconds() or result.wall_seconds
-        communication_seconds = _communication_seconds(result)
+        communication_seconds = result.timer.communication_seconds
         self._time_split.add_step(wall_seconds, seconds, communication_seconds)
         batch, samples, seq_length = result.batch_size, result.consumed_samples, self.config.model.seq_length
         tokens = samples * seq_length
@@ -280,7 +280,7 @@ class Report:
         ]
         logger.info("%s", " | ".join(part for part in parts if part))
         self.writer.flush()
-        communication = _communication_seconds(result)
+        communication = result.timer.communication_seconds
         self.alerts.check_all(
             result.step,
             mfu,
@@ -420,11 +420,6 @@ def _device_utilization(device: torch.device) -> float | None:
     except pynvml.NVMLError as error:
         logger.warning("the GPU's utilization is not known: %s", error)
         return None
-
-
-def _communication_seconds(result: StepResult) -> float | None:
-    measured = result.timer.communication_seconds
-    return result.communication_seconds if measured is None else measured
 
 
 def _exp(loss: float) -> float:

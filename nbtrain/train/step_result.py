@@ -23,7 +23,5 @@ class StepResult:
     loss_scale: float
     timer: StepTimer = field(repr=False)
     wall_seconds: float = 0.0
-    communication_seconds: float | None = None
-    """None where this step was not measured."""
     dataset_losses: torch.Tensor | None = None
     """[named datasets, 2], over all ranks: the sum of its learnt tokens' losses, and their number."""

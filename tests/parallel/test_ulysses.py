@@ -1,0 +1,181 @@
+"""Ranks that share sequences train as one process does: the mean of their gradients is the gradient of the whole."""
+
+import contextlib
+import functools
+import io
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from cut import assert_close, draw, world
+from small import HEADS, S, gpt_config, text
+
+from nbtrain.model.gpt import GPT
+from nbtrain.parallel import ulysses
+from nbtrain.parallel.layout import ModelParallel
+from nbtrain.parallel.mappings import own_part
+from nbtrain.parallel.startup import prepare_deepspeed
+
+STEPS = 3
+MASK = (torch.arange(2 * S).view(2, S) % 3 > 0).float()
+DOCUMENTS = {
+    "cu_seqlens": torch.tensor([0, 3, 8, 16], dtype=torch.int32),
+    "max_seqlen": 8,
+    "position_ids": torch.stack([torch.arange(S) - 3 * (torch.arange(S) >= 3), torch.arange(S)]),
+}
+
+
+def prepare() -> None:
+    """Called once before the ranks are forked."""
+    prepare_deepspeed("cpu")
+    import deepspeed  # noqa: F401
+
+
+def model_of(**changes) -> GPT:
+    return GPT(gpt_config(**changes), ModelParallel(ulysses=world()))
+
+
+def mean(tensor: torch.Tensor) -> torch.Tensor:
+    total = tensor.detach().clone()
+    dist.all_reduce(total)
+    return total / world().size
+
+
+def check_tokens_are_traded_for_heads_and_back():
+    """By value: this rank's heads of every rank's tokens; the gradient takes the same way back."""
+    group = world()
+    whole = draw(2, S, HEADS, 6)
+    own = own_part(whole, 1, group).clone().requires_grad_()
+    traded = ulysses.heads_for_tokens(own, group)
+    assert torch.equal(traded, own_part(whole, 2, group))
+    assert torch.equal(ulysses.tokens_for_heads(traded, group), own)
+    grad = draw(2, S, HEADS, 6, seed=1)
+    traded.backward(own_part(grad, 2, group))
+    assert torch.equal(own.grad, own_part(grad, 1, group))
+
+
+def check_losses_and_gradients_are_those_of_one_process():
+    """Plain; with documents and positions; with masks, whose denominator is counted here or given."""
+    tokens, labels = text()
+    size = world().size
+    # A given denominator is of what one rank adds: the mean over the ranks is then the sum over the whole.
+    cases = [
+        ({}, {}),
+        (DOCUMENTS, DOCUMENTS),
+        ({"loss_mask": MASK}, {"loss_mask": MASK}),
+        (
+            {"loss_mask": MASK, "loss_denominator": torch.tensor(6.0)},
+            {"loss_mask": MASK, "loss_denominator": torch.tensor(6.0 / size)},
+        ),
+    ]
+    for plain, shared in cases:
+        one, model = GPT(gpt_config()), model_of()
+        expected_losses, losses = torch.empty(2, S), torch.full((2, S), 7.0)
+        expected = one(tokens, labels, token_losses=expected_losses, **plain)
+        loss = model(tokens, labels, token_losses=losses, **shared)
+        expected.backward(), loss.backward()
+        assert_close(mean(loss), expected.detach())
+        assert_close(mean(losses) * size, expected_losses)
+        assert (losses == 0).sum() == (size - 1) * losses.numel() // size
+        for (name, ours), theirs in zip(model.named_parameters(), one.parameters()):
+            try:
+                assert_close(mean(ours.grad), theirs.grad, 3e-6)
+            except AssertionError as error:
+                raise AssertionError(f"{name}, {sorted(plain)}: {error}") from error
+
+
+def check_ranks_drop_apart_and_recomputation_changes_no_bit():
+    """Each rank draws by the seed it is given: other heads, other tokens."""
+    results = []
+    for interval in (0, 1):
+        torch.manual_seed(world().rank)
+        model = model_of(attention_dropout=0.3, hidden_dropout=0.2, checkpoint_interval_layers=interval)
+        loss = model(*text())
+        loss.backward()
+        results.append([loss.detach(), *(parameter.grad for parameter in model.parameters())])
+    assert all(torch.equal(*pair) for pair in zip(*results))
+
+
+def check_logits_are_refused():
+    with pytest.raises(ValueError, match="logits are of whole sequences"):
+        model_of()(text()[0])
+
+
+def check_uneven_heads_and_tokens_are_refused():
+    group = world()
+    size = group.size
+    with pytest.raises(ValueError, match=rf"{size + 1} attention heads .* a multiple of {size}"):
+        ulysses.heads_for_tokens(torch.zeros(2, 3, size + 1, 6), group)
+    with pytest.raises(ValueError, match=f"must be a multiple of {size}"):
+        model_of()(text()[0][:, : S - 1], text()[1][:, : S - 1])
+
+
+@functools.cache
+def curve_of_one_process() -> list[tuple[float, float]]:
+    model = GPT(gpt_config())
+    optimizer, curve = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4), []
+    for _ in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(*text())
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        curve.append((float(loss.detach()), float(norm)))
+    return curve
+
+
+def check_deepspeed_trains_as_one_process():
+    """It is told of data parallelism only: the mean over the ranks is right for every stage alike."""
+    import deepspeed
+
+    for stage in (1, 2, 3):
+        config = {
+            "train_micro_batch_size_per_gpu": 2,
+            "gradient_clipping": 0.5,
+            "zero_optimization": {"stage": stage, "stage3_param_persistence_threshold": 0},
+        }
+        with contextlib.redirect_stdout(io.StringIO()):
+            with deepspeed.zero.Init(config_dict_or_path=config, enabled=stage == 3):
+                model = model_of()
+            optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, eps=1e-4)
+            engine, *_ = deepspeed.initialize(
+                model=model, optimizer=optimizer, config=config, dist_init_required=False
+            )
+        curve = []
+        for _ in range(STEPS):
+            loss = engine(*text())
+            engine.backward(loss)
+            engine.step()
+            curve.append((float(mean(loss)), float(engine.get_global_grad_norm())))
+        engine.destroy()
+        torch.testing.assert_close(
+            torch.tensor(curve), torch.tensor(curve_of_one_process()), rtol=2e-6, atol=2e-6
+        )
+
+
+@pytest.fixture(scope="module")
+def outcomes(tmp_path_factory):
+    # On four ranks what could differ from two: one head each.
+    checks = {
+        2: ranks.names(globals()),
+        4: [
+            "check_tokens_are_traded_for_heads_and_back",
+            "check_losses_and_gradients_are_those_of_one_process",
+        ],
+    }
+    return {
+        size: ranks.launch(__file__, size, tmp_path_factory.mktemp("ranks"), names)
+        for size, names in checks.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("check", ranks.names(globals()))
+def test_on_two_ranks(outcomes, check):
+    assert not outcomes[2][check], outcomes[2][check]
+
+
+@pytest.mark.slow
+def test_on_four_ranks(outcomes):
+    assert not any(outcomes[4].values()), outcomes[4]

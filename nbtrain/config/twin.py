@@ -20,7 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from nbtrain.config.batch import StepSizes
+from nbtrain.config.batch import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.check import find_problems
 from nbtrain.config.combinations import KINDS, REFUSALS
 from nbtrain.config.schema import RunConfig, given_unit
@@ -43,6 +43,7 @@ KEEP_LAST = 4
 EVAL_INTERVAL_STEPS = 2
 STOP_STEP = 4
 """Behind a checkpoint and a validation, and inside a ramp-up, where there is one."""
+# Of a schedule of step sizes: steps before the whole batch.
 RAMP_STEPS = 5
 
 SEQ_LENGTH = 64
@@ -279,16 +280,14 @@ def _batch(config: RunConfig, folded: dict[str, int]) -> dict[str, Any]:
     accumulation = min(config.accumulation_steps, max(2, stages))
     unit, whole = micro * data, micro * data * accumulation
     values: dict[str, Any] = {"micro_batch_size": micro, "global_batch_size": whole}
-    # Over the middle of RAMP_STEPS steps, whose sizes rise from `unit` to `whole`.
-    ramp_samples = RAMP_STEPS * (unit + whole) // 2
     if accumulation > 1 and batch.rampup is not None:
         values["rampup"] = {
             "start_batch_size": unit,
             "batch_size_increment": unit,
-            "ramp_samples": ramp_samples,
+            "ramp_samples": _ramp_samples(unit, whole),
         }
     elif accumulation > 1 and isinstance(config.ramp, StepSizes):
-        values["step_batch_size_schedule"] = f"0:{unit} {ramp_samples * SEQ_LENGTH}:{whole}"
+        values["step_batch_size_schedule"] = f"0:{unit} {RAMP_STEPS * unit * SEQ_LENGTH}:{whole}"
     length, _ = batch.train_amount
     values["train_steps"] = STEPS
     if length != "steps":
@@ -296,6 +295,16 @@ def _batch(config: RunConfig, folded: dict[str, int]) -> dict[str, Any]:
         del values["train_steps"]
         values[f"train_{length}"] = steps[length]
     return values
+
+
+def _ramp_samples(unit: int, whole: int) -> int:
+    """The longest ramp from `unit` to `whole` whose last step of STEPS has the whole batch."""
+
+    def last_size(ramp_samples: int) -> int:
+        schedule = BatchSchedule(whole, 1, 1, Rampup(unit, unit, ramp_samples))
+        return schedule.size_at(schedule.samples_after(STEPS - 1))
+
+    return max(samples for samples in range(1, STEPS * whole) if last_size(samples) == whole)
 
 
 def _validated_batch(config: RunConfig, values: dict[str, Any]) -> dict[str, int]:

@@ -19,6 +19,16 @@ UPSTREAM = [
     "gpt-13b-4xdp-4xpp-4xtp",
 ]
 
+ASCEND = [
+    "gpt-345m-4xdp-2xpp",
+    "gpt-345m-8xdp",
+    "gpt-1-3b-2xdp-2xpp-2xtp",
+    "gpt-2-7b-2xdp-2xpp-2xtp",
+    "gpt-3-7b-2xdp-2xpp-2xtp",
+]
+
+OWN = ["gpt-350m-4xdp", "gpt-760m-8xdp", "gpt-6-7b-4xdp-4xtp"]
+
 
 @pytest.fixture
 def run_yaml(tmp_path: Path) -> Callable[..., Path]:

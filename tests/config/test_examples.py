@@ -14,8 +14,9 @@ from nbtrain.config.lr_schedule import LrSchedule
 from nbtrain.config.parameters import count_parameters, count_stage_parameters
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value
+from nbtrain.planner.memory import estimate_memory
 
-from .conftest import EXAMPLES, UPSTREAM
+from .conftest import ASCEND, EXAMPLES, OWN, UPSTREAM
 
 ALL = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
 
@@ -34,9 +35,9 @@ GOLDEN = {
 }
 
 
-def test_the_examples_are_tiny_the_nine_upstream_names_and_175b():
+def test_the_examples_are_tiny_upstreams_ascends_gpt3s_and_175b():
     """No file is missing and none is a base that cannot run."""
-    assert sorted(ALL) == sorted([*UPSTREAM, "gpt-tiny", "gpt-175b"])
+    assert sorted(ALL) == sorted([*UPSTREAM, *ASCEND, *OWN, "gpt-tiny", "gpt-175b"])
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -107,6 +108,78 @@ def test_size_initialization_and_rate_are_the_published_ones(name, model):
     )
     assert found == model
     assert config.model.seq_length == config.model.resolved_max_position_embeddings == 2048
+
+
+# name: tensor, pipeline, data, layers, hidden, heads, sequence, micro, global, micro batches a step, rate, least rate
+GOLDEN_ASCEND = {
+    "gpt-345m-4xdp-2xpp": (1, 2, 4, 24, 1024, 16, 1024, 4, 16, 1, 1.5e-4, 1.5e-5),
+    "gpt-345m-8xdp": (1, 1, 8, 24, 1024, 16, 1024, 4, 32, 1, 1.5e-4, 1.5e-5),
+    "gpt-1-3b-2xdp-2xpp-2xtp": (2, 2, 2, 24, 2048, 16, 1024, 8, 32, 2, 2e-4, 2e-5),
+    "gpt-2-7b-2xdp-2xpp-2xtp": (2, 2, 2, 32, 2560, 32, 2048, 8, 32, 2, 1.6e-4, 1.6e-5),
+    "gpt-3-7b-2xdp-2xpp-2xtp": (2, 2, 2, 32, 3072, 32, 2048, 4, 16, 2, 1.2e-4, 1.2e-5),
+}
+
+
+@pytest.mark.parametrize("name", ASCEND)
+def test_layout_and_schedule_are_ascends(name):
+    """Each number of its script, with ZeRO 1 in place of ZeRO 0 in fp16."""
+    config = load(name)
+    found = (
+        config.parallel.tensor_parallel_size,
+        config.parallel.pipeline_parallel_size,
+        config.parallel.data_parallel_size,
+        config.model.num_layers,
+        config.model.hidden_size,
+        config.model.num_attention_heads,
+        config.model.seq_length,
+        config.batch.micro_batch_size,
+        config.batch.global_batch_size,
+        config.accumulation_steps,
+        config.lr_schedule.lr,
+        config.lr_schedule.min_lr,
+    )
+    assert found == GOLDEN_ASCEND[name]
+    assert config.world_size == config.resources.gpus_per_node == 8
+    assert (config.parallel.zero_stage, config.precision.dtype) == (1, "fp16")
+    assert config.parallel.activation_checkpointing.granularity == "full"
+    assert config.precision.fp16.initial_scale_power == 12
+    assert (config.optimizer.weight_decay, config.optimizer.clip_grad) == (0.01, 1.0)
+    assert config.model.hidden_dropout == config.model.attention_dropout == 0
+    assert (config.train_steps, config.checkpoint.save_interval_steps) == (500_000, 100_000)
+    step = config.tokens_per_step
+    assert (config.lr_decay_tokens, config.lr_warmup_tokens) == (320_000 * step, 3_200 * step)
+    assert (config.data.split, config.tokenizer.vocab_size) == ("949,50,1", 50_257)
+
+
+@pytest.mark.parametrize(
+    ("name", "golden"),
+    [
+        ("gpt-350m-4xdp", (24, 1024, 16, 0.018, 3e-4, 256)),
+        ("gpt-760m-8xdp", (24, 1536, 16, 0.015, 2.5e-4, 256)),
+        ("gpt-6-7b-4xdp-4xtp", (32, 4096, 32, 0.009, 1.2e-4, 1024)),
+    ],
+)
+def test_the_sizes_of_gpt3_are_the_published_ones(name, golden):
+    """Layers, hidden size, heads, initial deviation, peak rate and batch; 20 tokens per parameter, 1 % warm-up."""
+    config = load(name)
+    model = config.model
+    assert golden == (
+        model.num_layers,
+        model.hidden_size,
+        model.num_attention_heads,
+        model.init_method_std,
+        config.lr_schedule.lr,
+        config.batch.global_batch_size,
+    )
+    assert config.train_tokens / count_parameters(config).total == pytest.approx(20, rel=0.01)
+    assert config.lr_warmup_tokens == config.train_tokens // 100
+    assert config.lr_decay_tokens == config.train_tokens
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_example_fits_its_devices(name):
+    """The planner's verdict for the GPUs it names; gpt-tiny's is this machine."""
+    assert estimate_memory(load(name)).fits
 
 
 def test_gpt_tiny_is_about_4m_parameters_on_the_cpu():

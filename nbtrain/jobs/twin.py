@@ -13,20 +13,15 @@ Ranks are forked from one process that has torch loaded (fork_server.py), so tha
 output/<run>-twin/twin.json. The twin's folder is made anew every time.
 """
 
-import json
 import os
-import random
 import shutil
 import time
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 
 from nbtrain import files
-from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.twin import (
-    NUM_DOCUMENTS,
     SAVE_INTERVAL_STEPS,
     STEPS,
     STOP_STEP,
@@ -35,10 +30,10 @@ from nbtrain.config.twin import (
     make_twin,
 )
 from nbtrain.data.prepare import prepare
-from nbtrain.errors import SubmitError
 from nbtrain.jobs.environment import package_version, rank_variables, usable_cores
 from nbtrain.jobs.fork_server import Ended, ForkServer, Launch
-from nbtrain.jobs.submit import active_job, refuse_foreign, submit
+from nbtrain.jobs.submit import submit
+from nbtrain.jobs.twin_folder import end_job, new_job, renew, write_prompts
 from nbtrain.jobs.twin_report import (
     Check,
     Curve,
@@ -48,20 +43,16 @@ from nbtrain.jobs.twin_report import (
     check_export,
     check_trained,
 )
-from nbtrain.jobstate import ACTIVE, FAILED, RUNNING, SUCCEEDED, read_state
-from nbtrain.rundir import SCHEMA_VERSION, JobDir, JobRecord, ProcessIdentity, RunDir, new_job_id, new_run_id
+from nbtrain.jobstate import ACTIVE, SUCCEEDED, read_state
+from nbtrain.rundir import JobDir, RunDir
 from nbtrain.workspace import data_home, display
 
 TRAINER = "nbtrain.train.__main__:main"
 EXPORT = "nbtrain.train.twin_export:main"
-# A key of run.json that says: this folder may be made anew.
-TWIN_OF = "twin_of"
 # Below the twin's run directory: the runs that it is compared with.
 PROOF = "proof"
-HARMLESS_ENTRIES = frozenset({"notebooks"})
 EXPORT_LOG = "export.log"
 EXPORT_ANSWER = "export.json"
-PROMPTS = 2
 LAUNCH_SECONDS = 300.0
 POLL_SECONDS = 0.2
 
@@ -92,6 +83,8 @@ class _Proof:
         self.server = server
         self.checks: list[Check] = []
         self.runs: dict[str, RunDir] = {}
+        self.serving: dict[str, str] = {}
+        """By run: the one that is made for it, or the same."""
         self.errors: dict[str, str] = {}
         """By run: how it ended badly, and where to look."""
         self.seconds: dict[str, float] = {}
@@ -145,27 +138,15 @@ class _Proof:
         )
 
     def _train(self, submitted: bool) -> None:
-        """All runs, those that need nothing of another first."""
+        """All runs, those that need nothing of another first. Where the twin itself cannot train, nothing else."""
         twin = self.twin
         job = submit(twin.config) if submitted else None
-        wanted = {
-            "straight": twin.config,
-            "resumed": twin.resumed,
-            "exact": twin.exact,
-            "rounded": twin.rounded,
-            "reference": twin.reference,
-        }
-        different: dict[str, RunConfig] = {}
-        for name, config in wanted.items():
-            # One run serves for all that ask for the same.
-            same = next((other for other, known in different.items() if known == config), None)
-            if same is None:
-                different[name] = config
-                self.runs[name] = self.run if name == "straight" else self._proof(name)
-            else:
-                self.runs[name] = self.runs[same]
-        if job is not None:
-            del different["straight"]
+        different = self._different()
+        straight = {"straight": different.pop("straight")}
+        if job is None:
+            self._launch(straight)
+            if "straight" in self.errors:
+                return
         self._launch(different)
         if job is not None:
             self._wait(job)
@@ -173,24 +154,45 @@ class _Proof:
         again = {}
         if "resumed" not in self.errors:
             again["resumed"] = twin.resumed
-        if self._take_checkpoint():
+        if not self._error("exact") and self._take_checkpoint():
             again["reshaped"] = twin.reshaped
         self._launch(again)
-        self._export({self.runs[name].name: self.runs[name] for name in ("straight", "exact")})
+        for name in dict.fromkeys(("straight", self.serving["exact"])):
+            if name not in self.errors and "reference" not in self.errors:
+                self._export(name)
+
+    def _different(self) -> dict[str, RunConfig]:
+        """The runs that differ by more than their name; one serves for all that ask for the same."""
+        twin, different = self.twin, dict[str, RunConfig]()
+        wanted = {
+            "straight": twin.config,
+            "resumed": twin.resumed,
+            "exact": twin.exact,
+            "rounded": twin.rounded,
+            "reference": twin.reference,
+        }
+        for name, config in wanted.items():
+            same = next((other for other, known in different.items() if known == config), name)
+            self.serving[name] = same
+            different.setdefault(same, config)
+            self.runs[name] = self.run if same == "straight" else self._proof(same)
+        return different
+
+    def _error(self, name: str) -> str | None:
+        """How what `name` stands for ended badly; None where it did not."""
+        return self.errors.get(self.serving.get(name, name))
 
     def _proof(self, name: str) -> RunDir:
         return RunDir(self.run.path / PROOF / name)
 
     def _take_checkpoint(self) -> bool:
         """Give the run that goes on in one process a checkpoint of the middle."""
-        source, self.runs["reshaped"] = (
-            self.runs["exact"].checkpoint(SAVE_INTERVAL_STEPS),
-            self._proof("reshaped"),
-        )
+        source, target = self.runs["exact"].checkpoint(SAVE_INTERVAL_STEPS), self._proof("reshaped")
+        self.runs["reshaped"] = target
         if not source.is_dir():
             self.errors["reshaped"] = f"{display(source)} is not there"
             return False
-        shutil.copytree(source, self.runs["reshaped"].checkpoint(SAVE_INTERVAL_STEPS))
+        shutil.copytree(source, target.checkpoint(SAVE_INTERVAL_STEPS))
         return True
 
     def _launch(self, wanted: dict[str, RunConfig]) -> None:
@@ -218,7 +220,7 @@ class _Proof:
     def _note(self, name: str, job: JobDir, ended: Ended) -> None:
         """How one launch ended: in its job.json, and here where it was bad."""
         self.seconds[name] = self.seconds.get(name, 0.0) + ended.seconds
-        cause = None if ended.succeeded else _cause(ended)
+        cause = None if ended.succeeded else cause_of(ended)
         end_job(job, cause)
         if cause is not None:
             log = display(job.log(0, 0).parent)
@@ -233,169 +235,67 @@ class _Proof:
         if state[0] != SUCCEEDED:
             self.errors["straight"] = f"{state[0]}: {state[1]}; logs: {display(job.log(0, 0).parent)}"
 
-    def _export(self, runs: dict[str, RunDir]) -> None:
-        """Each run's newest weights through one file into one process, which has `reference`'s configuration."""
-        reference = self.runs["reference"]
-        for run in runs.values():
-            name = _export_of(run)
-            log = run.path / EXPORT_LOG
-            ended = self.server.run(1, EXPORT, [str(run.path), str(reference.path)], log=log)
-            if not ended.succeeded:
-                self.errors[name] = f"{_cause(ended)}; log: {display(log)}"
+    def _export(self, name: str) -> None:
+        """A run's newest weights through one file into one process, which has `reference`'s configuration."""
+        run = self.runs[name]
+        log = run.path / EXPORT_LOG
+        ended = self.server.run(1, EXPORT, [str(run.path), str(self.runs["reference"].path)], log=log)
+        self.seconds[f"export of {name}"] = ended.seconds
+        if not ended.succeeded:
+            self.errors[f"export of {name}"] = f"{cause_of(ended)}; log: {display(log)}"
 
     # --- comparing ----------------------------------------------------------------------------------------------
 
     def _compare(self, curves: dict[str, Curve]) -> None:
-        number_format = format_of(self.twin.config)
-        straight, exact, reference = curves["straight"], curves["exact"], curves["reference"]
-        ranks = "1 rank" if self.twin.config.world_size == 1 else f"{self.twin.config.world_size} ranks"
-
-        def add(name: str, needs: tuple[str, ...], check: Callable[[], Check]) -> None:
-            own, *others = needs
-            if error := self.errors.get(own):
-                self.checks.append(Check(name, "failed", error))
-            elif missing := [other for other in others if other in self.errors]:
-                self.checks.append(Check(name, "skipped", f"the run `{missing[0]}` did not end well"))
-            else:
-                made = check()
-                made.values.setdefault("seconds", self.seconds.get(own, 0.0))
-                self.checks.append(made)
-
-        add("train", ("straight",), lambda: check_trained(straight, STEPS))
-        add(
+        number_format, config = format_of(self.twin.config), self.twin.config
+        ranks = "1 rank" if config.world_size == 1 else f"{config.world_size} ranks"
+        one = f"{ranks} against one process"
+        onward = f"step {SAVE_INTERVAL_STEPS} of {ranks}, on in one process"
+        straight = curves["straight"]
+        self._add("train", ["straight"], lambda: check_trained(straight, STEPS))
+        self._add(
             "resume",
-            ("resumed", "straight"),
+            ["resumed", "straight"],
             lambda: check_bitwise("resume", straight, curves["resumed"], STOP_STEP),
         )
-        add(
-            "layout",
-            ("exact", "reference"),
-            lambda: check_close("layout", exact, reference, "fp32", f"fp32, {ranks} against one process"),
-        )
-        if number_format != "fp32":
-            add(
-                "precision",
-                ("rounded", "reference"),
-                lambda: check_close(
-                    "precision", curves["rounded"], reference, number_format, f"{number_format}, against fp32"
-                ),
-            )
-        add(
-            "reshape",
-            ("reshaped", "exact"),
-            lambda: check_close(
-                "reshape",
-                curves["reshaped"],
-                exact,
-                "fp32",
-                f"step {SAVE_INTERVAL_STEPS} of {ranks}, on in one process",
-            ),
-        )
-        add(
-            "export",
-            (_export_of(self.run), "straight", "reference"),
-            lambda: self._exported(self.run, straight, number_format),
-        )
-        if (exact_run := self.runs["exact"]) is not self.run:
-            needs = (_export_of(exact_run), "exact", "reference")
-            add("export fp32", needs, lambda: self._exported(exact_run, exact, "fp32"))
+        for name, ours, theirs, form, words in (
+            ("layout", "exact", "reference", "fp32", f"fp32, {one}"),
+            ("precision", "rounded", "reference", number_format, f"{number_format}, against fp32"),
+            ("reshape", "reshaped", "exact", "fp32", onward),
+        ):
+            if name != "precision" or number_format != "fp32":
+                self._add(
+                    name,
+                    [ours, theirs],
+                    lambda name=name, ours=ours, theirs=theirs, form=form, words=words: check_close(  # type: ignore[misc]
+                        name, curves[ours], curves[theirs], form, words
+                    ),
+                )
+        exact = self.serving.get("exact", "exact")
+        for name, run, form in (("export", "straight", number_format), ("export fp32", exact, "fp32")):
+            if name == "export" or run != "straight":
+                self._add(
+                    name,
+                    [f"export of {run}", run, "reference"],
+                    lambda name=name, run=run, form=form: check_export(  # type: ignore[misc]
+                        name, files.read_json(self.runs[run].export / EXPORT_ANSWER), curves[run], form
+                    ),
+                )
 
-    def _exported(self, run: RunDir, curve: Curve, number_format: str) -> Check:
-        answer = files.read_json(run.export / EXPORT_ANSWER)
-        assert answer is not None
-        name = "export" if run is self.run else "export fp32"
-        return check_export(name, answer, curve, number_format)
-
-
-def _export_of(run: RunDir) -> str:
-    return f"export of {run.name}"
-
-
-# --- the folder -------------------------------------------------------------------------------------------------
-
-
-def renew(run: RunDir, twin_of: str) -> None:
-    """An empty folder for a twin, with its run.json. Raises SubmitError where there is something else, or a job runs."""
-    refuse_foreign(run)
-    record = run.record()
-    if record is not None and TWIN_OF not in record:
-        raise SubmitError(
-            f"{display(run.path)} is a run of its own, not a twin: it has been submitted. Rename that run's folder, or "
-            f"give {twin_of} another name."
-        )
-    run.path.mkdir(parents=True, exist_ok=True)
-    with run.locked(blocking=False) as taken:
-        if not taken or active_job(run):
-            raise SubmitError(
-                f"{display(run.path)}: a job of this twin is active. Wait for it, or end it: `nbtrain cancel {run.name} --now`."
-            )
-        for entry in run.path.iterdir():
-            if entry.name in HARMLESS_ENTRIES:
-                continue
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink()
-        write_identity(run, twin_of)
-
-
-def write_identity(run: RunDir, twin_of: str) -> None:
-    """run.json of a twin, or of a run that it is compared with."""
-    identity = {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": new_run_id(),
-        "name": run.name,
-        "parent": None,
-        "created_at": time.time(),
-        TWIN_OF: twin_of,
-    }
-    files.write_json(run.run_json, identity)
-
-
-def new_job(run: RunDir, config: RunConfig, twin_of: str) -> JobDir:
-    """One more job of a run whose ranks are forked; this process stands in job.json for the supervisor."""
-    run.path.mkdir(parents=True, exist_ok=True)
-    if not run.exists():
-        write_identity(run, twin_of)
-    files.write_text(run.config_yaml, to_yaml(config))
-    moment = time.time()
-    newest = max((job_id[:15] for job_id in run.job_ids()), default="")
-    while (job_id := new_job_id(moment))[:15] <= newest:
-        moment += 1
-    job = run.job(job_id)
-    job.make_folders()
-    identity = run.record()
-    assert identity is not None
-    now = time.time()
-    record = JobRecord(job_id, identity["run_id"], run.name, RUNNING, now, config.world_size, started_at=now)
-    record.supervisor = ProcessIdentity.of(os.getpid())
-    record.write(job.job_json)
-    return job
-
-
-def end_job(job: JobDir, cause: str | None) -> None:
-    """Write down how the ranks of new_job ended; `cause` where it was bad."""
-    record = JobRecord.read(job.job_json)
-    assert record is not None
-    record.state = SUCCEEDED if cause is None else FAILED
-    record.cause = cause or "a launch of a twin: its ranks ended in order"
-    record.ended_at = time.time()
-    record.write(job.job_json)
-
-
-def write_prompts(folder: Path) -> None:
-    """Examples with prompts and completions, the same every time, for the twins of fine-tuning runs."""
-    for number in range(PROMPTS):
-        path = folder / f"prompts-{number}.jsonl"
-        if path.is_file():
-            continue
-        folder.mkdir(parents=True, exist_ok=True)
-        generator = random.Random(number)
-        lines = []
-        for _ in range(NUM_DOCUMENTS):
-            one, other = generator.randint(0, 99), generator.randint(0, 99)
-            lines.append(json.dumps({"prompt": f"{one} and {other} are ", "completion": f"{one + other}."}))
-        files.write_text(path, "\n".join(lines) + "\n")
+    def _add(self, name: str, needs: list[str], check: Callable[[], Check]) -> None:
+        """A check of the runs `needs`, the first of which it is about."""
+        own, *others = needs
+        made = self.seconds.get(self.serving.get(own, own))
+        if error := self._error(own):
+            found = Check(name, "failed", error)
+        elif missing := [other for other in others if self._error(other)]:
+            found = Check(name, "skipped", f"the run `{missing[0]}` did not end well")
+        elif made is None:
+            found = Check(name, "skipped", "what it needs was not trained")
+        else:
+            found = check()
+        self.checks.append(found)
+        found.values.setdefault("seconds", made or 0.0)
 
 
 # --- words ------------------------------------------------------------------------------------------------------
@@ -425,9 +325,14 @@ def format_of(config: RunConfig) -> str:
     return "autocast" if config.precision.autocast else config.precision.dtype
 
 
-def _cause(ended: Ended) -> str:
+def cause_of(ended: Ended) -> str:
+    """How a launch ended badly, in one line: codes, and what the first rank that failed by itself said last."""
     if ended.timed_out:
         return f"not done after {LAUNCH_SECONDS:g} s"
-    codes = ", ".join(f"rank {rank}: {code}" for rank, code in enumerate(ended.exit_codes) if code)
-    last = ended.last_words(1)
-    return f"exit codes {codes}" + (f"; {last}" if last else "")
+    codes = {rank: code for rank, code in enumerate(ended.exit_codes) if code}
+    said = ended.last_words(1)
+    if len(codes) > 1 and len(codes) == len(ended.exit_codes) and len(set(codes.values())) == 1:
+        told = f"all {len(codes)} ranks ended with code {codes[0]}"
+    else:
+        told = ", ".join(f"rank {rank} ended with code {code}" for rank, code in codes.items())
+    return f"{told}: {said}" if said else told

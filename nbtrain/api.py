@@ -358,11 +358,11 @@ def submit(
 
 
 def _shortages(config: RunConfig) -> list[str]:
-    """Everything in the way of a run, if a part of it is this machine or this release; else nothing."""
+    """Everything in the way of a run, if a part of it is this machine; else nothing."""
     from nbtrain.jobs.preflight import preflight
 
     problems = preflight(config)
-    if not any(problem.kind in ("resource", "unsupported") for problem in problems):
+    if not any(problem.kind == "resource" for problem in problems):
         return []
     return [str(problem) for problem in problems]
 

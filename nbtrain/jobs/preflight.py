@@ -7,21 +7,23 @@ whether it is a mistake to mend or a machine that does not suffice.
 import os
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 
+from nbtrain.config.check_layout import FLASH_CAPABILITY, FP8_CAPABILITY
+from nbtrain.config.devices import find_device
 from nbtrain.config.schema import RunConfig
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.errors import DataError
 from nbtrain.jobs.environment import Machine, this_machine
+from nbtrain.jobs.preflight_tools import compiler_is_there, extensions_can_be_built, nvme_is_ready
+from nbtrain.jobs.problem import GIB, Problem, Problems, gib, read_only, size
 from nbtrain.planner.disk import estimate_disk
 from nbtrain.planner.memory import estimate_memory
 from nbtrain.rundir import RunDir
 from nbtrain.workspace import display, output_root, tokenizer_dir
 
-GIB = 1 << 30
 # The memory estimate is no measurement: only what is over by more than this is refused.
 ESTIMATE_SLACK = 1.1
 # Event files, logs and records of a run.
@@ -32,68 +34,10 @@ CPU_FLAGS = {
 }
 
 
-@dataclass(frozen=True)
-class Problem:
-    """One reason not to launch."""
-
-    kind: str
-    """error: a mistake to mend; data: prepare or mend the data; resource: this machine does not suffice;
-    unsupported: this release cannot run it yet."""
-    message: str
-    """What was found, with the rule's numbers."""
-    fix: str
-    """What to do."""
-
-    def __str__(self) -> str:
-        return f"{self.message} {self.fix}".rstrip()
-
-
-Problems = Iterator[Problem]
-
-
 def preflight(config: RunConfig, machine: Machine | None = None) -> list[Problem]:
     """Every problem that would stop this run on this machine; empty where it can start."""
     machine = this_machine() if machine is None else machine
     return [problem for check in CHECKS for problem in check(config, machine)]
-
-
-# --- what this release cannot do yet -------------------------------------------------------------------------
-
-
-def features_are_there(config: RunConfig, machine: Machine) -> Problems:
-    """Layouts that load, check and plan, but do not train yet."""
-    parallel = config.parallel
-    wanted = [
-        (
-            parallel.tensor_parallel_size > 1,
-            "parallel.tensor_parallel_size",
-            parallel.tensor_parallel_size,
-            "1",
-        ),
-        (
-            parallel.pipeline_parallel_size > 1,
-            "parallel.pipeline_parallel_size",
-            parallel.pipeline_parallel_size,
-            "1",
-        ),
-        (parallel.sequence_parallel, "parallel.sequence_parallel", "true", "false"),
-    ]
-    for present, key, value, plain in wanted:
-        if present:
-            yield Problem(
-                "unsupported",
-                f"{config.where(key)}: {key} = {value}: this release trains data-parallel runs only; "
-                f"{_feature(key)} is missing.",
-                f"It plans already (`nbtrain plan {shlex.join(config.as_arguments)}`); to train here set {key}={plain} and a layout that fits.",
-            )
-
-
-def _feature(key: str) -> str:
-    return {
-        "parallel.tensor_parallel_size": "tensor parallelism",
-        "parallel.pipeline_parallel_size": "pipeline parallelism",
-        "parallel.sequence_parallel": "sequence parallelism",
-    }[key]
 
 
 # --- devices -------------------------------------------------------------------------------------------------
@@ -139,11 +83,43 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Problems:
         )
 
 
+def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Problems:
+    """The GPUs that are there serve the format and the attention that are asked for; check.py has looked at gpu_type.
+
+    A GPU that no table knows is left to the rank's own look at it.
+    """
+    if config.resources.device != "gpu":
+        return
+    names = dict.fromkeys(gpu.name for gpu in machine.gpus[: config.world_size])
+    devices = [(name, device) for name in names if (device := find_device(name))]
+    for name, device in devices:
+        has = f"{name} has compute capability {'.'.join(map(str, device.compute_capability))}"
+        if config.precision.fp8 and device.compute_capability < FP8_CAPABILITY:
+            yield Problem(
+                "resource",
+                f"{config.where('precision.fp8')}: precision.fp8 = true needs a GPU from Hopper on (9.0); {has}.",
+                "Set precision.fp8=false.",
+            )
+        if config.precision.dtype == "bf16" and device.peak("bf16") is None:
+            yield Problem(
+                "resource",
+                f"{config.where('precision.dtype')}: precision.dtype = bf16 needs a GPU from Ampere on (8.0); {has}.",
+                "Set precision.dtype=fp16 or fp32.",
+            )
+        if config.model.attention_backend == "flash" and device.compute_capability < FLASH_CAPABILITY:
+            yield Problem(
+                "resource",
+                f"{config.where('model.attention_backend')}: model.attention_backend = flash needs a GPU from Ampere on "
+                f"(8.0); {has}.",
+                "Set model.attention_backend=auto.",
+            )
+
+
 def memory_suffices(config: RunConfig, machine: Machine) -> Problems:
     """The planner's peak of every rank, against the GPU it gets or the host memory they share."""
     estimate = estimate_memory(config)
     needed = estimate.total_bytes
-    parts = ", ".join(f"{name} {_gib(size)}" for name, size in estimate.parts.items() if size >= GIB // 20)
+    parts = ", ".join(f"{name} {gib(size)}" for name, size in estimate.parts.items() if size >= GIB // 20)
     if config.resources.device == "cpu":
         ranks = config.world_size
         needed, present, where = needed * ranks, machine.memory_bytes, f"{ranks} rank(s) on {machine.host}"
@@ -155,10 +131,25 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Problems:
     if needed > ESTIMATE_SLACK * present:
         yield Problem(
             "resource",
-            f"{where} will need about {_gib(needed)} of memory and there is {_gib(present)}"
+            f"{where} will need about {gib(needed)} of memory and there is {gib(present)}"
             + (f" (per rank: {parts})." if parts else "."),
             "Lower batch.micro_batch_size or model.seq_length, set parallel.activation_checkpointing.granularity=full "
             "or a higher parallel.zero_stage with more ranks, or use a larger machine.",
+        )
+
+
+def host_memory_suffices(config: RunConfig, machine: Machine) -> Problems:
+    """What offloading and asynchronous saving put beside the GPUs, of all ranks together."""
+    estimate = estimate_memory(config)
+    needed = estimate.total_host_bytes * min(config.ranks_per_node, config.world_size)
+    if needed > machine.memory_bytes:
+        parts = ", ".join(f"{name} {gib(size)}" for name, size in estimate.host_parts.items() if size)
+        yield Problem(
+            "resource",
+            f"{config.ranks_per_node} rank(s) on {machine.host} will need about {gib(needed)} of host memory and there is "
+            f"{gib(machine.memory_bytes)} (per rank: {parts}).",
+            "Offload less (parallel.offload_optimizer, parallel.offload_param), set checkpoint.async_save=false, or use "
+            "device=nvme with zero_stage=3.",
         )
 
 
@@ -173,7 +164,7 @@ def output_is_writable(config: RunConfig, machine: Machine) -> Problems:
         yield Problem(
             "error", f"{display(folder)} is a file, not a folder.", "Set NBTRAIN_OUTPUT to a folder."
         )
-    elif not os.access(folder, os.W_OK | os.X_OK) or _read_only(folder):
+    elif not os.access(folder, os.W_OK | os.X_OK) or read_only(folder):
         yield Problem(
             "error",
             f"{display(run.path)} cannot be written: {display(folder)} gives no right to.",
@@ -196,37 +187,18 @@ def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Problems:
     needed = max(0, estimate.checkpoints_bytes - present) + SPARE_DISK_BYTES
     free = shutil.disk_usage(folder).free
     if free < needed:
-        there = f", {_size(present)} of them there already" if present else ""
+        there = f", {size(present)} of them there already" if present else ""
         yield Problem(
             "resource",
-            f"{display(output_root())}: the disk has {_size(free)} free, but {estimate.num_checkpoints} checkpoints of "
-            f"{_size(estimate.checkpoint_bytes)} (keep_last and the one being written{there}) and logs need "
-            f"{_size(needed)}.",
+            f"{display(output_root())}: the disk has {size(free)} free, but {estimate.num_checkpoints} checkpoints of "
+            f"{size(estimate.checkpoint_bytes)} (keep_last and the one being written{there}) and logs need "
+            f"{size(needed)}.",
             "Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a larger disk.",
         )
 
 
 def _existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
-def _read_only(folder: Path) -> bool:
-    # access() says yes to root whatever the mount says.
-    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
-
-
-def compiler_is_there(config: RunConfig, machine: Machine) -> Problems:
-    """torch.compile on CPU calls a C++ compiler; ranks inherit this environment."""
-    if not config.model.compile or config.resources.device != "cpu":
-        return
-    named = os.environ.get("CXX")
-    if not any(shutil.which(name) for name in ([named] if named else ["g++", "clang++"])):
-        yield Problem(
-            "error",
-            f"{config.where('model.compile')}: model.compile = true needs a C++ compiler on CPU, and neither $CXX nor "
-            "g++ nor clang++ was found.",
-            "Install one (Debian: apt-get install g++), or set model.compile=false.",
-        )
 
 
 # --- data ----------------------------------------------------------------------------------------------------
@@ -263,24 +235,16 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Problems:
         )
 
 
-# --- wording -------------------------------------------------------------------------------------------------
-
-
-def _gib(number: int) -> str:
-    return f"{number / GIB:,.1f} GiB"
-
-
-def _size(number: int) -> str:
-    return f"{number / 1e9:,.2f} GB" if number >= 1e7 else f"{number / 1e6:,.2f} MB"
-
-
 Check = Callable[[RunConfig, Machine], Problems]
 CHECKS: tuple[Check, ...] = (
-    features_are_there,
     devices_suffice,
+    gpus_have_the_kernels,
     memory_suffices,
+    host_memory_suffices,
     output_is_writable,
     disk_holds_checkpoints,
     compiler_is_there,
+    nvme_is_ready,
+    extensions_can_be_built,
     data_is_whole,
 )

@@ -10,6 +10,7 @@ import pytest
 
 from nbtrain.config.load import load
 from nbtrain.jobs import preflight as checks
+from nbtrain.jobs import preflight_tools as tools_checks
 from nbtrain.jobs.environment import Gpu, Machine
 from nbtrain.jobs.preflight import preflight
 
@@ -55,15 +56,238 @@ def test_hidden_gpus_are_explained(tiny, monkeypatch):
     assert "box has 0 (CUDA_VISIBLE_DEVICES=)." in told
 
 
-def test_what_the_release_cannot_do_is_named(repository):
-    """Pipeline and tensor parallelism load and plan; launching says what is missing."""
-    config = load(repository / "examples/megatron-gpt/training/gpt-13b-4xdp-4xpp-4xtp.yaml")
-    told = [problem for problem in preflight(config, MACHINE)]
-    unsupported = [str(problem) for problem in told if problem.kind == "unsupported"]
-    assert len(unsupported) == 2
-    assert "tensor parallelism is missing." in unsupported[0]
-    assert "pipeline parallelism is missing." in unsupported[1]
-    assert "resource" in {problem.kind for problem in told}
+def test_a_cut_model_is_trained(tiny):
+    """Nothing is missing for tensor ranks, a pipeline or Ulysses, on a machine that has the cores."""
+    for layout in (
+        {"parallel.tensor_parallel_size": 2, "parallel.sequence_parallel": True},
+        {"parallel.pipeline_parallel_size": 2},
+        {"parallel.ds_sequence_parallel_size": 2},
+    ):
+        assert found(tiny(**layout)) == []
+
+
+ON_GPU = {"resources.device": "gpu", "resources.gpus_per_node": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "expected"),
+    [
+        (
+            "NVIDIA A100-SXM4-80GB",
+            {"precision.fp8": True, "precision.dtype": "bf16"},
+            "override precision.fp8=true: precision.fp8 = true needs a GPU from Hopper on (9.0); NVIDIA A100-SXM4-80GB has "
+            "compute capability 8.0. Set precision.fp8=false.",
+        ),
+        (
+            "Tesla T4",
+            {"precision.dtype": "bf16"},
+            "override precision.dtype=bf16: precision.dtype = bf16 needs a GPU from Ampere on (8.0); Tesla T4 has compute "
+            "capability 7.5. Set precision.dtype=fp16 or fp32.",
+        ),
+        (
+            "Tesla T4",
+            {"model.attention_backend": "flash", "precision.dtype": "fp16"},
+            "override model.attention_backend=flash: model.attention_backend = flash needs a GPU from Ampere on (8.0); "
+            "Tesla T4 has compute capability 7.5. Set model.attention_backend=auto.",
+        ),
+    ],
+)
+def test_a_gpu_without_the_kernels(tiny, name, overrides, expected):
+    """Whatever resources.gpu_type says, the GPU that is there decides; one that no table knows is left to the rank."""
+    config = tiny(**ON_GPU, **overrides)
+    assert found(config, replace(MACHINE, gpus=(Gpu(name, 16 * GIB),))) == [("resource", expected)]
+    for fine in ("NVIDIA H200", "NVIDIA Something New"):
+        assert found(config, replace(MACHINE, gpus=(Gpu(fine, 16 * GIB),))) == []
+
+
+def test_host_memory_beside_the_gpus(tiny):
+    """What offloading moves there is counted for all ranks together."""
+    large = {"model.hidden_size": 4096, "model.num_layers": 24, "model.num_attention_heads": 32}
+    offload = {"parallel.zero_stage": 3, "parallel.offload_optimizer.device": "cpu"}
+    config = tiny(**ON_GPU, **large, **offload)
+    machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
+    [told] = host_memory(found(config, machine))
+    assert re.match(
+        r"1 rank\(s\) on box will need about [\d.]+ GiB of host memory and there is 16.0 GiB \(per rank:",
+        told,
+    )
+    assert "gradients" in told
+    assert "optimizer" in told
+    assert host_memory(found(config, replace(machine, memory_bytes=512 * GIB))) == []
+
+
+def host_memory(problems: list[tuple[str, str]]) -> list[str]:
+    return [told for kind, told in problems if kind == "resource" and "of host memory" in told]
+
+
+# --- NVMe and what is built on first use ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tools(monkeypatch, tmp_path):
+    """Every tool is there, libaio's header too; a test takes away what it wants missing."""
+    present = {"g++": True, "ninja": True, "nvcc": True, "gcc": True}
+    for variable in (
+        "CXX",
+        "CC",
+        "CUDA_HOME",
+        "CPATH",
+        "C_INCLUDE_PATH",
+        "CPLUS_INCLUDE_PATH",
+        "CFLAGS",
+        "CXXFLAGS",
+    ):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setattr(
+        tools_checks.shutil, "which", lambda name: f"/bin/{name}" if present.get(name) else None
+    )
+    monkeypatch.setattr(tools_checks.sys, "executable", str(tmp_path / "bin" / "python"))
+    include = tmp_path / "include"
+    include.mkdir()
+    (include / "libaio.h").touch()
+    monkeypatch.setattr(tools_checks, "INCLUDE_FOLDERS", (str(include),))
+    return present
+
+
+@pytest.fixture
+def nvme(tmp_path, monkeypatch):
+    """A folder on a disk, and the settings that offload to it."""
+    folder = tmp_path / "nvme"
+    folder.mkdir()
+    monkeypatch.setattr(tools_checks, "_file_system", lambda folder: "ext4")
+    return folder, {
+        "parallel.zero_stage": 3,
+        "parallel.offload_optimizer": {"device": "nvme", "nvme_path": str(folder)},
+    }
+
+
+def test_nvme_that_is_ready(tiny, tools, nvme):
+    assert found(tiny(**nvme[1])) == []
+
+
+def test_nvme_without_a_folder(tiny, tools, nvme):
+    nvme[0].rmdir()
+    [(kind, told)] = found(tiny(**nvme[1]))
+    assert kind == "error"
+    assert told.endswith(
+        f"parallel.offload_optimizer.nvme_path = {nvme[0]} is no folder. Make it, on a local NVMe disk."
+    )
+
+
+def test_nvme_that_cannot_be_written(tiny, tools, nvme, monkeypatch):
+    allowed = os.access
+    monkeypatch.setattr(
+        tools_checks.os, "access", lambda path, mode: str(path) != str(nvme[0]) and allowed(path, mode)
+    )
+    [(kind, told)] = found(tiny(**nvme[1]))
+    assert kind == "error"
+    assert told.endswith("cannot be written. Name a folder that can be.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        ("tmpfs", "lies in host memory (tmpfs), which offloading is to spare."),
+        ("nfs4", "lies on a file system of another machine (nfs4): every step would wait for it."),
+        (
+            "fuse.sshfs",
+            "lies on a file system of another machine (fuse.sshfs): every step would wait for it.",
+        ),
+    ],
+)
+def test_nvme_that_is_no_disk_of_this_machine(tiny, tools, nvme, monkeypatch, kind, expected):
+    monkeypatch.setattr(tools_checks, "_file_system", lambda folder: kind)
+    [(problem, told)] = found(tiny(**nvme[1]))
+    assert problem == "error"
+    assert expected in told
+
+
+def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
+    """The offloaded state of all ranks is counted."""
+    usage = shutil.disk_usage("/")
+    monkeypatch.setattr(
+        tools_checks.shutil,
+        "disk_usage",
+        lambda path: usage._replace(free=1000 if str(path) == str(nvme[0]) else 10**12),
+    )
+    [(kind, told)] = found(tiny(**nvme[1]))
+    assert kind == "resource"
+    assert re.search(
+        r"nvme: the disk has 0\.00 MB free, and the state that is offloaded to NVMe needs 0\.\d\d MB\.", told
+    )
+
+
+def test_the_file_system_of_a_folder_is_that_of_the_deepest_mount(monkeypatch, tmp_path):
+    """Blanks in a mount point are octal; a folder beside one that begins with the same letters is not inside."""
+    mounts = tmp_path / "mounts"
+    inside = tmp_path / "a disk"
+    inside.mkdir()
+    beside = tmp_path / "a disk 2"
+    beside.mkdir()
+    point = str(inside).replace(" ", "\\040")
+    mounts.write_text(f"/dev/sda / ext4 rw 0 0\nhost:/x {point} nfs rw 0 0\n")
+    real = tools_checks.Path
+    monkeypatch.setattr(tools_checks, "Path", lambda path: mounts if path == "/proc/mounts" else real(path))
+    assert tools_checks._file_system(inside) == "nfs"
+    assert tools_checks._file_system(beside) == "ext4"
+
+
+@pytest.mark.parametrize(
+    ("gone", "expected"),
+    [
+        ("g++", "a C++ compiler (Debian: g++)"),
+        ("ninja", "ninja (pip install ninja)"),
+        ("libaio.h", "libaio's headers (Debian: libaio-dev)"),
+    ],
+)
+def test_nvme_needs_what_its_extension_is_built_with(tiny, tools, nvme, monkeypatch, gone, expected):
+    """DeepSpeed would say so after a minute of compiling, on every rank."""
+    tools[gone] = False
+    if gone == "libaio.h":
+        monkeypatch.setattr(tools_checks, "INCLUDE_FOLDERS", ())
+    [(kind, told)] = found(tiny(**nvme[1]))
+    assert kind == "error"
+    assert (
+        "parallel.offload_optimizer.device = nvme makes DeepSpeed compile an extension, and this is missing: "
+        f"{expected}. Install it, or leave the field at its default." in told
+    )
+
+
+def test_a_header_is_looked_for_where_the_compiler_is_told_to(tiny, tools, nvme, monkeypatch, tmp_path):
+    folder = tools_checks.INCLUDE_FOLDERS[0]
+    monkeypatch.setattr(tools_checks, "INCLUDE_FOLDERS", ())
+    for variable, value in (("CPATH", f"/x:{folder}"), ("CFLAGS", f"-O2 -I{folder}")):
+        with monkeypatch.context() as patch:
+            patch.setenv(variable, value)
+            assert found(tiny(**nvme[1])) == []
+
+
+def test_ninja_beside_python_is_found(tiny, tools, nvme, tmp_path):
+    """pip puts it there; ranks are started with that folder's Python."""
+    tools["ninja"] = False
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ninja").touch()
+    assert found(tiny(**nvme[1])) == []
+
+
+def test_quantization_needs_cudas_compiler(tiny, tools):
+    config = tiny(**ON_GPU, **{"parallel.zero_stage": 3, "parallel.zero_quantized_weights": True})
+    machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
+    assert found(config, machine) == []
+    tools["nvcc"] = False
+    [(kind, told)] = found(config, machine)
+    assert kind == "error"
+    assert "this is missing: CUDA's compiler nvcc (or $CUDA_HOME)." in told
+
+
+def test_compile_for_gpus_needs_a_c_compiler(tiny, tools):
+    """Triton builds its launcher with it."""
+    config = tiny(**ON_GPU, **{"model.compile": True})
+    machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
+    assert found(config, machine) == []
+    tools["gcc"] = False
+    [(_, told)] = found(config, machine)
+    assert "needs a C compiler on GPUs, and neither $CC nor gcc nor clang was found." in told
 
 
 def test_a_ramp_is_trained(tiny):

@@ -1,0 +1,161 @@
+"""What a run needs of this machine beside its data and its memory: compilers for what is built on first use, and the disk
+of NVMe offloading. Each check is one of preflight.py's.
+"""
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+from nbtrain.config.check_wording import value_of
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
+from nbtrain.jobs.environment import Machine
+from nbtrain.jobs.problem import Problem, Problems, read_only, size
+from nbtrain.planner.memory import estimate_memory
+
+
+def compiler_is_there(config: RunConfig, machine: Machine) -> Problems:
+    """torch.compile calls a C++ compiler on CPU, and for GPUs Triton a C compiler; ranks inherit this environment."""
+    if not config.model.compile:
+        return
+    on_cpu = config.resources.device == "cpu"
+    variable, language, names, package = (
+        ("CXX", "C++", ("g++", "clang++"), "g++") if on_cpu else ("CC", "C", ("gcc", "clang"), "gcc")
+    )
+    if not _compiler(variable, *names):
+        yield Problem(
+            "error",
+            f"{config.where('model.compile')}: model.compile = true needs a {language} compiler on "
+            f"{'CPU' if on_cpu else 'GPUs'}, and neither ${variable} nor {' nor '.join(names)} was found.",
+            f"Install one (Debian: apt-get install {package}), or set model.compile=false.",
+        )
+
+
+# Kinds of file systems that are no disk of this machine, as /proc/mounts names them.
+REMOTE_FILE_SYSTEMS = re.compile(
+    r"nfs\d?|cifs|smb\w*|lustre|ceph|beegfs|gpfs|glusterfs|afs|9p|virtiofs|fuse\..*sshfs"
+)
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
+
+
+def nvme_is_ready(config: RunConfig, machine: Machine) -> Problems:
+    """The folders of offloading are there, can be written, lie on a disk of this machine and have room."""
+    parallel = config.parallel
+    keys = [
+        f"parallel.{name}.nvme_path"
+        for name in ("offload_optimizer", "offload_param")
+        if getattr(parallel, name).device == "nvme"
+    ]
+    for key in keys:
+        folder = Path(str(value_of(config, key)))
+        found = f"{config.where(key)}: {key} = {folder}"
+        if not folder.is_dir():
+            yield Problem("error", f"{found} is no folder.", "Make it, on a local NVMe disk.")
+            continue
+        if not os.access(folder, os.W_OK | os.X_OK) or read_only(folder):
+            yield Problem("error", f"{found} cannot be written.", "Name a folder that can be.")
+        kind = _file_system(folder)
+        if kind in MEMORY_FILE_SYSTEMS:
+            yield Problem(
+                "error",
+                f"{found} lies in host memory ({kind}), which offloading is to spare.",
+                "Name a folder on a local NVMe disk, or set device=cpu.",
+            )
+        elif kind and REMOTE_FILE_SYSTEMS.fullmatch(kind):
+            yield Problem(
+                "error",
+                f"{found} lies on a file system of another machine ({kind}): every step would wait for it.",
+                "Name a folder on a local NVMe disk.",
+            )
+    if folders := [Path(str(value_of(config, key))) for key in keys]:
+        needed = estimate_memory(config).nvme_bytes * min(config.ranks_per_node, config.world_size)
+        # Both may lie on one disk: each is asked for all of it, which is too much by at most the smaller part.
+        for folder in dict.fromkeys(folder for folder in folders if folder.is_dir()):
+            free = shutil.disk_usage(folder).free
+            if free < needed:
+                yield Problem(
+                    "resource",
+                    f"{folder}: the disk has {size(free)} free, and the state that is offloaded to NVMe needs "
+                    f"{size(needed)}.",
+                    "Free space, or name a folder on a larger disk.",
+                )
+
+
+def _file_system(folder: Path) -> str | None:
+    """The kind of file system that a folder lies on; None where /proc/mounts does not say."""
+    try:
+        lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    path, best, kind = str(folder.resolve()), "", None
+    for line in lines:
+        _, point, found, *_ = line.split(" ")
+        # Blanks in a mount point are written as octal numbers.
+        point = re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), point)
+        inside = path == point or path.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, found
+    return kind
+
+
+INCLUDE_FOLDERS = ("/usr/include", "/usr/local/include")
+
+
+def extensions_can_be_built(config: RunConfig, machine: Machine) -> Problems:
+    """DeepSpeed compiles its access to NVMe and its quantization at their first use; each needs its tools."""
+    parallel = config.parallel
+    nvme = next(
+        (
+            f"parallel.{name}.device"
+            for name in ("offload_optimizer", "offload_param")
+            if getattr(parallel, name).device == "nvme"
+        ),
+        None,
+    )
+    quantized = next(
+        (
+            f"parallel.{name}"
+            for name in ("zero_quantized_weights", "zero_quantized_gradients")
+            if getattr(parallel, name)
+        ),
+        None,
+    )
+    for key in (nvme, quantized):
+        if key is None:
+            continue
+        missing = {
+            "a C++ compiler (Debian: g++)": not _compiler("CXX", "g++", "clang++"),
+            "ninja (pip install ninja)": not _tool("ninja"),
+        }
+        if key == nvme:
+            missing["libaio's headers (Debian: libaio-dev)"] = not _header("libaio.h")
+        else:
+            missing["CUDA's compiler nvcc (or $CUDA_HOME)"] = not (
+                shutil.which("nvcc") or os.environ.get("CUDA_HOME")
+            )
+        if lacking := [what for what, lacks in missing.items() if lacks]:
+            yield Problem(
+                "error",
+                f"{config.where(key)}: {key} = {show(value_of(config, key))} makes DeepSpeed compile an extension, and "
+                f"this is missing: {', '.join(lacking)}.",
+                "Install it, or leave the field at its default.",
+            )
+
+
+def _compiler(variable: str, *names: str) -> bool:
+    named = os.environ.get(variable)
+    return any(shutil.which(name) for name in ([named] if named else names))
+
+
+def _tool(name: str) -> bool:
+    """Whether ranks find a tool: on PATH, or beside the Python that starts them."""
+    return shutil.which(name) is not None or (Path(sys.executable).parent / name).is_file()
+
+
+def _header(name: str) -> bool:
+    asked = [os.environ.get(variable, "") for variable in ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")]
+    folders = [*INCLUDE_FOLDERS, *(folder for value in asked for folder in value.split(":") if folder)]
+    flags = re.findall(r"-I\s*(\S+)", f"{os.environ.get('CFLAGS', '')} {os.environ.get('CXXFLAGS', '')}")
+    return any((Path(folder) / name).is_file() for folder in (*folders, *flags))

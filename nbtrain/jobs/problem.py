@@ -1,0 +1,42 @@
+"""A reason not to launch, and the wording that checks of the machine share."""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One reason not to launch."""
+
+    kind: str
+    """error: a mistake to mend; data: prepare or mend the data; resource: this machine does not suffice."""
+    message: str
+    """What was found, with the rule's numbers."""
+    fix: str
+    """What to do."""
+
+    def __str__(self) -> str:
+        return f"{self.message} {self.fix}".rstrip()
+
+
+Problems = Iterator[Problem]
+
+
+def gib(number: int) -> str:
+    """ "16.0 GiB": of memory."""
+    return f"{number / GIB:,.1f} GiB"
+
+
+def size(number: int) -> str:
+    """ "0.61 MB", "1.20 GB": of disks."""
+    return f"{number / 1e9:,.2f} GB" if number >= 1e7 else f"{number / 1e6:,.2f} MB"
+
+
+def read_only(folder: Path) -> bool:
+    """Whether a folder's file system is mounted read-only."""
+    # access() says yes to root whatever the mount says.
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)

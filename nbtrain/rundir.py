@@ -13,6 +13,7 @@
         resume.json             rank 0      what its newest attempt kept of the checkpoint that it went on from
         control/request.json    supervisor  what the ranks are asked to do at the next step boundary
         control/ack.json        rank 0      the last request it carried out
+        control/devices.json    an operator how many devices the next attempt may take (backend.elastic)
         heartbeat/<rank>.json   that rank
         exit/<rank>.<attempt>.json          the wrapper of that rank
         logs/<rank>.<attempt>.log           that rank's stdout and stderr
@@ -21,6 +22,7 @@
       tensorboard/              rank 0      event files
       model/global_step<N>/     the ranks   a checkpoint; counts when its manifest.json (rank 0, last) is whole
       model/latest              rank 0      a hint, never the truth
+      universal/global_step<N>/ `nbtrain checkpoint universal`: a checkpoint in DeepSpeed's universal form
       profiling/  export/  notebooks/
 
 One writer per file; every JSON file appears by rename; nothing inside holds an absolute path, so the
@@ -34,6 +36,7 @@ import json
 import os
 import re
 import secrets
+import signal
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
@@ -45,6 +48,9 @@ from nbtrain.workspace import check_name, output_root
 
 SCHEMA_VERSION = 1
 JOB_ID_PATTERN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+# Of a checkpoint's manifest (train/checkpoint_manifest.py).
+MANIFEST = "manifest.json"
+MANIFEST_VERSIONS = (1, 2)
 CHECKPOINT_PATTERN = re.compile(r"global_step(\d+)")
 
 
@@ -103,6 +109,10 @@ class RunDir:
         return self.model / "latest"
 
     @property
+    def universal(self) -> Path:
+        return self.path / "universal"
+
+    @property
     def profiling(self) -> Path:
         return self.path / "profiling"
 
@@ -118,7 +128,7 @@ class RunDir:
         return self.model / f"global_step{step}"
 
     def checkpoint_manifest(self, step: int) -> Path:
-        return self.checkpoint(step) / "manifest.json"
+        return self.checkpoint(step) / MANIFEST
 
     def checkpoint_steps(self) -> list[int]:
         """Steps of every checkpoint folder, whole or not, ascending."""
@@ -199,6 +209,10 @@ class JobDir:
     def control_ack(self) -> Path:
         return self.path / "control" / "ack.json"
 
+    @property
+    def control_devices(self) -> Path:
+        return self.path / "control" / "devices.json"
+
     def heartbeat(self, rank: int) -> Path:
         return self.path / "heartbeat" / f"{rank}.json"
 
@@ -219,6 +233,28 @@ class JobDir:
     def make_folders(self) -> None:
         for name in ("control", "heartbeat", "exit", "logs", "events"):
             (self.path / name).mkdir(parents=True, exist_ok=True)
+
+
+def checkpoint_problem(folder: Path) -> str | None:
+    """Why a checkpoint is not whole, as far as names and sizes tell; None where they are right. Cheap."""
+    if not folder.is_dir():
+        return "there is no such checkpoint"
+    try:
+        manifest = files.read_json(folder / MANIFEST)
+    except ValueError:
+        return f"{MANIFEST} is not JSON"
+    if manifest is None:
+        return f"it has no {MANIFEST}: its writing was cut off"
+    if (version := manifest.get("schema_version")) not in MANIFEST_VERSIONS:
+        known = " and ".join(str(number) for number in MANIFEST_VERSIONS)
+        return f"{MANIFEST} has schema_version {version}; this nbtrain reads {known}"
+    for name, expected in manifest["files"].items():
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if (size := path.stat().st_size) != expected["bytes"]:
+            return f"{name} has {size:,} bytes; its manifest says {expected['bytes']:,}"
+    return None
 
 
 def new_job_id(now: float | None = None) -> str:
@@ -260,6 +296,25 @@ def boot_id() -> str:
 
 
 @dataclass
+class AttemptRecord:
+    """One attempt of a job, in job.json; what is not known yet is None."""
+
+    attempt: int
+    started_at: float
+    world_size: int
+    data_parallel_size: int
+    running_at: float | None = None
+    """When rank 0 was past loading."""
+    resumed_from_step: int | None = None
+    ended_at: float | None = None
+    reached_step: int | None = None
+    cause: str | None = None
+    """Of its end, where it failed or was rolled back."""
+    lost_tokens: int | None = None
+    """Trained since the checkpoint that the next attempt goes on from."""
+
+
+@dataclass
 class JobRecord:
     """job.json. States and who may set them: jobstate.py."""
 
@@ -280,6 +335,8 @@ class JobRecord:
     backend: str = "local"
     command: list[str] = field(default_factory=list)
     """What a rank runs: arguments of Python, to which the run directory is added."""
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    """Oldest first."""
     schema_version: int = SCHEMA_VERSION
 
     @classmethod
@@ -289,6 +346,7 @@ class JobRecord:
             return None
         if value.get("supervisor"):
             value["supervisor"] = ProcessIdentity(**value["supervisor"])
+        value["attempts"] = [AttemptRecord(**attempt) for attempt in value.get("attempts", [])]
         return cls(**value)
 
     def write(self, path: Path) -> None:
@@ -318,8 +376,28 @@ class Progress:
 
 
 @dataclass
+class Collective:
+    """The collective that a rank is in, or the last one it called."""
+
+    name: str
+    """As torch.distributed names it; send and recv with the other rank's number."""
+    kind: str
+    """The kind of its group, such as data_parallel; "" where it has no name."""
+    ranks: list[int]
+    number: int
+    """How many collectives this rank has called in this group, this one counted."""
+    since: float
+    waiting: bool
+    """Whether the call has not returned; on a GPU it returns before the collective is done."""
+
+
+@dataclass
 class Heartbeat:
-    """heartbeat/<rank>.json, renewed at every change of phase and at most once a second in between."""
+    """heartbeat/<rank>.json, renewed at every change of phase and once a second in between.
+
+    A thread of the rank renews it, so that it is fresh while the rank hangs: whether a rank goes on is told by
+    everything but `time`.
+    """
 
     rank: int
     attempt: int
@@ -331,6 +409,12 @@ class Heartbeat:
     phase_since: float
     progress: Progress | None = None
     """Rank 0 only."""
+    progress_count: int = 0
+    """Rises with every micro batch, phase and collective; stands still in a rank that hangs."""
+    collective: Collective | None = None
+    host: str = ""
+    dumps_stack: bool = False
+    """Whether the rank writes the stacks of its threads to its log when it gets STACK_SIGNAL."""
 
     @classmethod
     def read(cls, path: Path) -> "Heartbeat | None":
@@ -340,12 +424,15 @@ class Heartbeat:
         value["process"] = ProcessIdentity(**value["process"])
         if value.get("progress"):
             value["progress"] = Progress(**value["progress"])
+        if value.get("collective"):
+            value["collective"] = Collective(**value["collective"])
         return cls(**value)
 
     def write(self, path: Path) -> None:
         files.write_json_unsynced(path, asdict(self))
 
 
+STACK_SIGNAL = signal.SIGUSR2
 PHASES = ("start", "build", "load", "train", "evaluate", "save", "test", "end")
 
 
@@ -360,12 +447,14 @@ class ExitRecord:
     """None where a signal ended it."""
     signal: int | None
     outcome: str
-    """finished: all tokens done; stopped: saved and left on request; failed: an error; killed: by a signal."""
+    """finished: all tokens done; stopped: saved and left on request; rollback: left in order, to go on from the newest
+    checkpoint; failed: an error; killed: by a signal."""
     step: int | None = None
     message: str = ""
     """One line: what the rank said last."""
     detail: str = ""
-    """The traceback of a failure, where there is one; of a stop the limit that made it, such as exit_interval_steps."""
+    """The traceback of a failure, where there is one; of a stop the limit that made it, such as exit_interval_steps; of a
+    rollback {"step", "first", "last"} as JSON: the bad step and the positions [first, last) that it has read."""
 
     @classmethod
     def read(cls, path: Path) -> "ExitRecord | None":

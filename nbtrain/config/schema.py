@@ -328,8 +328,9 @@ class StabilityConfig(ConfigModel):
     """What is done about a step whose loss or gradient is no number, or whose loss jumps."""
 
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
-    """stop: the job fails with the step's name; skip: the step's weights are left as they were, its samples are passed;
-    rollback: go back to the newest checkpoint and pass the samples from there to the bad step."""
+    """stop: the job fails with the step's name; skip: the step's weights are left as they were, its samples are passed
+    (every step then waits for the device once, as its loss is looked at before the weights move); rollback: go back to
+    the newest checkpoint and pass the samples from there to the bad step."""
     on_loss_spike: Literal["ignore", "stop", "skip", "rollback"] = "ignore"
     """The same for a loss above loss_spike_factor; skip acts before the weights move."""
     loss_spike_factor: Annotated[float, Field(gt=1)] = 2.0
@@ -425,7 +426,12 @@ class LocalBackendConfig(ConfigModel):
     shutdown_timeout_seconds: PositiveFloat = 60.0
     """How long ranks may take to save and leave when asked; after that they are killed."""
     heartbeat_timeout_seconds: PositiveFloat = 1800.0
-    """A rank whose heartbeat does not change for this long counts as hanging."""
+    """A rank that makes no progress (step, micro batch, phase, collective) for this long counts as hanging."""
+    disk_wait_seconds: Annotated[float, Field(ge=0)] = 600.0
+    """Where the disk is full: how long to wait for room for a checkpoint before the job fails."""
+    elastic: bool = False
+    """A restart counts the devices that are usable and takes as many data-parallel ranks as they hold; the global batch
+    stays. On CPU an operator says how many (nbtrain.jobs.control.ask_devices)."""
     env: dict[str, str] = {}
     """Environment variables for every rank."""
     debug: Literal["none", "nccl", "distributed"] = "none"

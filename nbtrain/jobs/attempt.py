@@ -5,8 +5,8 @@
         rank 0 .. W-1       -> heartbeat/<rank>.json
 
 An attempt ends when torchrun has ended and no process with the job's marker is left. It ends early when a
-rank is gone (its peers get a short grace: without it they can save nothing), when a heartbeat stands still
-for too long, or when a stop was asked for and the ranks did not leave in time. Ranks are killed before their
+rank is gone (its peers get a short grace: without it they can save nothing), when a rank makes no progress
+for too long (hang.py says which), or when a stop was asked for and the ranks did not leave in time. Ranks are killed before their
 wrappers, so that the wrappers still write down how they ended.
 """
 
@@ -16,15 +16,19 @@ import socket
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import IO
 
+from nbtrain.config.elastic import DATA_PARALLEL_SIZE
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs import processes
-from nbtrain.jobs.environment import oom_kills, rank_variables
+from nbtrain.jobs.environment import rank_variables
+from nbtrain.jobs.hang import Standstill, culprits, main_stack, report
+from nbtrain.jobs.host_memory import HostMemory
 from nbtrain.jobs.rank_wrapper import EXIT_FD
-from nbtrain.jobs.verdict import Circumstances, Verdict, judge
-from nbtrain.rundir import ExitRecord, Heartbeat, JobDir, JobRecord
+from nbtrain.jobs.verdict import Circumstances, Verdict, judge, lost_a_peer
+from nbtrain.rundir import STACK_SIGNAL, ExitRecord, Heartbeat, JobDir, JobRecord
 
 POLL_SECONDS = 0.2
 # Peers of a dead rank wait in a collective that cannot end; this is for their last words.
@@ -36,6 +40,8 @@ TERM_GRACE_SECONDS = 3.0
 WRAPPER_GRACE_SECONDS = 3.0
 # Before its first heartbeat a rank waits for torchrun, whose import of torch may wait for a cold disk.
 BIRTH_SECONDS = 120.0
+# faulthandler writes the stacks of a hundred threads in less.
+STACK_SECONDS = 0.5
 EARLY_PHASES = frozenset({"start", "build", "load"})
 
 
@@ -43,13 +49,19 @@ EARLY_PHASES = frozenset({"start", "build", "load"})
 class RankWatch:
     """What one rank was last heard to do, by the supervisor's own clock."""
 
-    heard_at: float
+    progressed_at: float
+    """When anything but the time in its heartbeat changed."""
+    written_at: float
+    """When its heartbeat was renewed: by a thread, so also while the rank hangs."""
     beat: Heartbeat | None = None
 
     def hear(self, beat: Heartbeat | None, now: float) -> None:
         # Contents are compared, never clocks: the time in a heartbeat may jump.
-        if beat is not None and beat != self.beat:
-            self.beat, self.heard_at = beat, now
+        if beat is None or beat == self.beat:
+            return
+        if self.beat is None or replace(beat, time=self.beat.time) != self.beat:
+            self.progressed_at = now
+        self.beat, self.written_at = beat, now
 
 
 @dataclass
@@ -64,8 +76,15 @@ class Attempt:
     log: IO[bytes]
     watches: dict[int, RankWatch] = field(default_factory=dict)
     records: dict[int, ExitRecord] = field(default_factory=dict)
+    first_step: int = 0
+    """The step of the checkpoint that it begins with."""
     hang: str | None = None
+    stuck: str | None = None
+    """Where the ranks stood when the first of them gave up waiting."""
+    stacks: dict[int, list[str]] = field(default_factory=dict)
+    """Innermost frames of the ranks that hung, as far as they could tell."""
     killed: bool = False
+    killed_at: float | None = None
     trained: bool = False
     stop_now: bool = False
     stop_asked_at: float | None = None
@@ -84,10 +103,14 @@ class Attempt:
             *("--no-python", sys.executable, "-m", "nbtrain.jobs.rank_wrapper"),
             *(sys.executable, *self.record.command, str(self.job.run.path)),
         ]
-        environment = {**os.environ, **rank_variables(self.config, self.job, self.number, self.cores)}
-        self.oom_kills_before = oom_kills()
+        environment = {
+            **os.environ,
+            **rank_variables(self.config, self.job, self.number, self.cores),
+            DATA_PARALLEL_SIZE: str(self.config.parallel.data_parallel_size),
+        }
+        self.memory_before = HostMemory.now()
         self.started_at = now = time.monotonic()
-        self.watches = {rank: RankWatch(now) for rank in range(self.record.world_size)}
+        self.watches = {rank: RankWatch(now, now) for rank in range(self.record.world_size)}
         self.torchrun = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -118,7 +141,8 @@ class Attempt:
         if self.stop_asked_at is not None:
             self._press_stop(now)
         elif any(record.outcome in ("failed", "killed") for record in self.records.values()):
-            self.failed_at = self.failed_at or now
+            self._note_failure(now)
+            assert self.failed_at is not None
             if now - self.failed_at > min(PEER_GRACE_SECONDS, self.config.backend.shutdown_timeout_seconds):
                 self.kill()
         elif hang := self._hanging(now):
@@ -147,18 +171,44 @@ class Attempt:
         steps += [record.step for record in self.records.values() if record.step is not None]
         return max(steps, default=None)
 
+    def _note_failure(self, now: float) -> None:
+        """The clock of the peers' grace begins; where all that failed had waited for others, so does the question whom for."""
+        if self.failed_at is not None:
+            return
+        self.failed_at = now
+        live = self._standstills(now)
+        if live and lost_a_peer(self.records):
+            self.stuck = report(live)
+            self._dump_stacks(live)
+
     def _hanging(self, now: float) -> str | None:
         limit = self.config.backend.heartbeat_timeout_seconds
-        stale = {
-            rank: watch
+        live = self._standstills(now)
+        if not any(one.still_seconds > (limit if one.beat else limit + BIRTH_SECONDS) for one in live):
+            return None
+        # One that stands still for so long makes all others wait: what is asked is who it was.
+        self._dump_stacks(live)
+        return f"no progress for {limit:g} s: {report(live)}"
+
+    def _standstills(self, now: float) -> list[Standstill]:
+        return [
+            Standstill(rank, watch.beat, now - watch.progressed_at, now - watch.written_at)
             for rank, watch in self.watches.items()
             if rank not in self.records
-            and now - watch.heard_at > (limit if watch.beat else limit + BIRTH_SECONDS)
-        }
-        if not stale:
-            return None
-        told = "; ".join(f"rank {rank} {_whereabouts(watch, now)}" for rank, watch in sorted(stale.items()))
-        return f"no heartbeat for {limit:g} s: {told}"
+        ]
+
+    def _dump_stacks(self, live: list[Standstill]) -> None:
+        """Have every rank that can write the stacks of its threads to its log; keep the culprits'."""
+        able = [one for one in live if one.beat and one.beat.dumps_stack and not one.stopped]
+        sizes = {one.rank: _size(self.job.log(one.rank, self.number)) for one in able}
+        processes.send([one.beat.process.pid for one in able if one.beat], STACK_SIGNAL)
+        if able:
+            time.sleep(STACK_SECONDS)
+        for one in culprits(live):
+            if one.rank in sizes:
+                with self.job.log(one.rank, self.number).open("rb") as log:
+                    log.seek(sizes[one.rank])
+                    self.stacks[one.rank] = main_stack(log.read().decode(errors="replace"))
 
     # --- ending -----------------------------------------------------------------------------------------
 
@@ -192,6 +242,7 @@ class Attempt:
     def kill(self) -> None:
         """Kill the ranks, give their wrappers time to write it down, then kill whatever is left."""
         self.killed = True
+        self.killed_at = self.killed_at or time.time()
         processes.send(processes.marked_pids([self.job.job_id], EXIT_FD), signal.SIGKILL)
         deadline = time.monotonic() + WRAPPER_GRACE_SECONDS
         while time.monotonic() < deadline and processes.children(self.torchrun.pid):
@@ -204,16 +255,17 @@ class Attempt:
         self.killed = self.killed or bool(left)
         self.torchrun.wait()
         self.poll()
-        after = oom_kills()
-        counted = None if after is None or self.oom_kills_before is None else after - self.oom_kills_before
         return judge(
             self.records,
             Circumstances(
                 world_size=self.record.world_size,
                 stop_requested=self.stop_asked_at is not None,
                 killed_by_us=self.killed,
+                killed_at=self.killed_at,
                 hang=self.hang,
-                oom_kills=counted,
+                stuck=self.stuck,
+                memory=HostMemory.now().since(self.memory_before),
+                first_step=self.first_step,
                 launcher_signal=self._launcher_signal(),
                 mode=self.config.mode,
                 launcher_message=f"torchrun ended with code {self.torchrun.returncode}; see logs/supervisor.log",
@@ -225,13 +277,11 @@ class Attempt:
         return -code if code is not None and code < 0 and not self.killed and not self.signalled_at else None
 
 
-def _whereabouts(watch: RankWatch, now: float) -> str:
-    silent = f"silent for {now - watch.heard_at:.0f} s"
-    if watch.beat is None:
-        return f"never spoke, {silent}"
-    stopped = processes.process_state(watch.beat.process.pid) in "Tt"
-    note = ", its process is stopped by a signal" if stopped else ""
-    return f"in phase {watch.beat.phase} after step {watch.beat.step}, {silent}{note}"
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def free_port() -> int:

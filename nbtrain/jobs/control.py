@@ -56,6 +56,17 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
     return state, cause
 
 
+def ask_devices(job: JobDir, devices: int | None) -> None:
+    """Say how many devices the next attempt may take (backend.elastic); None: it counts them itself again."""
+    files.write_json(job.control_devices, {"devices": devices, "time": time.time()})
+
+
+def asked_devices(job: JobDir) -> int | None:
+    """What ask_devices() said last; None where nothing holds."""
+    asked = files.read_json(job.control_devices)
+    return asked["devices"] if asked else None
+
+
 def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     """Ask a running job for a checkpoint at its next step; it goes on.
 

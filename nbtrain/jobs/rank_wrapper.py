@@ -30,7 +30,8 @@ from nbtrain.rundir import ExitRecord, JobDir, RunDir
 
 EXIT_FD = "NBTRAIN_EXIT_FD"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-OUTCOMES = ("finished", "stopped", "failed")
+IN_ORDER = ("finished", "stopped", "rollback")
+OUTCOMES = (*IN_ORDER, "failed")
 # The rank's word holds a traceback at most; more than this is no word of ours.
 MAX_WORD_BYTES = 1 << 20
 # The end of a traceback says most, and the record must fit into its reserve.
@@ -38,7 +39,7 @@ MAX_DETAIL_CHARACTERS = 12_000
 
 
 def main(command: list[str]) -> int:
-    """Run `command` as this rank. Returns 0 where it finished or stopped in order, else 1."""
+    """Run `command` as this rank. Returns 0 where it left in order, else 1."""
     die_with_parent(signal.SIGTERM)
     rank, attempt = int(os.environ["RANK"]), int(os.environ["NBTRAIN_ATTEMPT"])
     job = JobDir(RunDir(os.environ["NBTRAIN_RUN_DIR"]), os.environ["NBTRAIN_JOB"])
@@ -76,7 +77,7 @@ def main(command: list[str]) -> int:
         child.send_signal(received)
     word = read_until_exit(child, reader)
     record = write_record(job, rank, attempt, child.returncode, word, reserve)
-    return 0 if record.outcome in ("finished", "stopped") else 1
+    return 0 if record.outcome in IN_ORDER else 1
 
 
 def read_until_exit(child: subprocess.Popen, reader: int) -> dict:

@@ -84,6 +84,7 @@ def summarize(
         "test_perplexity": perplexity(test_loss),
         "checkpoint_step": newest("checkpoint_step", progress.checkpoint_step),
         "restarts": record.restarts,
+        "lost_tokens": sum(attempt.lost_tokens or 0 for attempt in record.attempts),
         "started_at": record.created_at,
         "ended_at": ended_at,
         # From the submission to the end: start-up, training, evaluation, saving, restarts.

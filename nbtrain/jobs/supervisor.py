@@ -6,6 +6,14 @@
                  ^           |
                  +-RESTARTING+     from the newest whole checkpoint, after a wait that doubles
 
+What it does between two attempts depends on how the first one ended (verdict.py):
+
+    rollback     at once: the samples from the checkpoint to the bad step go to rollbacks.json and are passed over
+    disk         it waits until there is room, up to backend.disk_wait_seconds
+    GPU, rank    with backend.elastic the devices are counted, and the next attempt has as many data-parallel ranks
+                 as they hold; the global batch stays
+    the rest     after a wait that doubles, at most backend.max_restarts times
+
 It has its own session, so a kernel, a server or a shell may end around it, and it holds the run's lock while
 it lives. Signals: TERM and INT ask the ranks to save and leave, QUIT kills them, USR1 asks for a checkpoint;
 HUP is ignored. If it is killed itself, the kernel tells torchrun (PR_SET_PDEATHSIG), the ranks save and leave,
@@ -22,20 +30,38 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
+from nbtrain import files
+from nbtrain.config.elastic import elastic_size, resized
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
+from nbtrain.data.state import DataState
 from nbtrain.jobs import leftovers, processes
 from nbtrain.jobs.attempt import POLL_SECONDS, Attempt
-from nbtrain.jobs.environment import usable_cores
+from nbtrain.jobs.control import asked_devices
+from nbtrain.jobs.environment import usable_cores, visible_gpus
 from nbtrain.jobs.reserve import FULL, Reserve
 from nbtrain.jobs.summary import write_summary
 from nbtrain.jobs.verdict import Verdict
 from nbtrain.jobstate import CANCELLED, FAILED, RESTARTING, RUNNING, STARTING, SUCCEEDED
-from nbtrain.rundir import ControlRequest, EventWriter, Heartbeat, JobDir, JobRecord, ProcessIdentity, RunDir
+from nbtrain.planner.disk import estimate_disk
+from nbtrain.rundir import (
+    AttemptRecord,
+    ControlRequest,
+    EventWriter,
+    Heartbeat,
+    JobDir,
+    JobRecord,
+    ProcessIdentity,
+    Rollback,
+    RunDir,
+)
 
 LONGEST_BACKOFF_SECONDS = 300.0
 # Whoever filled the disk may take the reserve too: the last words are tried this often.
 LAST_WORD_TRIES = 20
+# Beside a checkpoint: events, logs, heartbeats.
+SPARE_BYTES = 64 << 20
+DISK_POLL_SECONDS = 1.0
 
 
 class Supervisor:
@@ -91,33 +117,142 @@ class Supervisor:
 
     def attempts(self) -> Verdict:
         """Attempt after attempt, until one ends the job."""
-        backend = self.config.backend
         before: Verdict | None = None
         while True:
             verdict = self.attempt()
+            if verdict.kind == "rollback":
+                self.note_rollback(verdict)
             if not verdict.retry:
+                self.close_attempt(verdict, None)
                 return verdict
-            lost = self.tell_lost(verdict)
-            if before and verdict.signature and verdict.signature == before.signature:
-                return self.given_up(verdict, "the attempt before failed the same way")
-            if self.record.restarts >= backend.max_restarts:
-                return self.given_up(verdict, f"backend.max_restarts = {backend.max_restarts} is used up")
+            lost, tokens = self.tell_lost(verdict)
+            self.close_attempt(verdict, tokens)
+            ended = self.before_the_next(verdict, before, lost)
+            if ended is not None:
+                return ended
             before = verdict
-            wait = min(backend.restart_backoff_seconds * 2**self.record.restarts, LONGEST_BACKOFF_SECONDS)
-            self.record.restarts += 1
-            self.event(
-                "restart",
-                f"attempt {self.record.attempt} failed: {verdict.cause}; {lost}; the next one starts in {wait:g} s",
-                attempt=self.record.attempt,
-                cause=verdict.cause,
-                wait_seconds=wait,
-            )
-            self.set_state(RESTARTING, verdict.cause)
-            if self.stopped_while_waiting(wait):
-                return Verdict(
-                    CANCELLED, f"stopped on request while it waited to restart; before: {verdict.cause}"
-                )
             self.record.attempt += 1
+
+    def before_the_next(self, verdict: Verdict, before: Verdict | None, lost: str) -> Verdict | None:
+        """What must be before another attempt; the job's end where there is to be none."""
+        if verdict.kind == "rollback":
+            return self.go_back(verdict, lost)
+        backend = self.config.backend
+        if before and verdict.signature and verdict.signature == before.signature:
+            return self.given_up(verdict, "the attempt before failed the same way")
+        if self.record.restarts >= backend.max_restarts:
+            return self.given_up(verdict, f"backend.max_restarts = {backend.max_restarts} is used up")
+        wait = min(backend.restart_backoff_seconds * 2**self.record.restarts, LONGEST_BACKOFF_SECONDS)
+        self.record.restarts += 1
+        self.tell_restart(verdict, lost, wait)
+        if verdict.kind == "disk" and (ended := self.wait_for_room(verdict)):
+            return ended
+        if self.stopped_while_waiting(wait):
+            return self.cancelled_while_waiting(verdict)
+        return self.fit_devices(verdict) if backend.elastic else None
+
+    def tell_restart(self, verdict: Verdict, lost: str, wait: float) -> None:
+        self.event(
+            "restart",
+            f"attempt {self.record.attempt} failed: {verdict.cause}; {lost}; the next one starts in {wait:g} s",
+            attempt=self.record.attempt,
+            cause=verdict.cause,
+            reason=verdict.kind,
+            wait_seconds=wait,
+        )
+        self.set_state(RESTARTING, verdict.cause)
+
+    def cancelled_while_waiting(self, verdict: Verdict) -> Verdict:
+        return Verdict(CANCELLED, f"stopped on request while it waited to restart; before: {verdict.cause}")
+
+    # --- between two attempts ---------------------------------------------------------------------------------
+
+    def note_rollback(self, verdict: Verdict) -> None:
+        """Write down which samples every later attempt, of this job or another, passes over."""
+        assert verdict.bad_samples is not None and verdict.step is not None
+        step = leftovers.newest_checkpoint_step(self.run_dir) or 0
+        manifest = files.read_json(self.run_dir.checkpoint_manifest(step)) if step else None
+        first = 0
+        if manifest and "data_state" in manifest:
+            state = DataState.from_dict(manifest["data_state"])
+            first = state.position(state.consumed_samples)
+        entry = Rollback(
+            job_id=self.job.job_id,
+            attempt=self.record.attempt,
+            time=time.time(),
+            step=verdict.step,
+            checkpoint_step=step,
+            first=first,
+            last=verdict.bad_samples[1],
+            cause=verdict.cause,
+        )
+        self.reserve.write(lambda: entry.append(self.run_dir.rollbacks_json))
+
+    def go_back(self, verdict: Verdict, lost: str) -> Verdict | None:
+        """Restart at once; no more often within a window than stability.max_skipped_steps allows."""
+        stability = self.config.stability
+        entries = Rollback.read_all(self.run_dir.rollbacks_json)
+        newest, window = entries[-1], stability.loss_spike_window_steps
+        near = [entry for entry in entries if abs(entry.step - newest.step) < window]
+        if len(near) > stability.max_skipped_steps:
+            return self.given_up(
+                verdict,
+                f"{len(near)} rollbacks within {window} steps are more than stability.max_skipped_steps = "
+                f"{stability.max_skipped_steps} allows; lower lr_schedule.lr or look at the data",
+            )
+        back = f"step {newest.checkpoint_step}" if newest.checkpoint_step else "the start"
+        message = f"{verdict.cause}; goes back to {back} and passes over samples {newest.first:,} to {newest.last - 1:,}; {lost}"
+        self.event("rollback", message, step=newest.step, positions=[newest.first, newest.last])
+        self.set_state(RESTARTING, verdict.cause)
+        return self.cancelled_while_waiting(verdict) if self.stop_requested else None
+
+    def wait_for_room(self, verdict: Verdict) -> Verdict | None:
+        """Wait until the disk holds one more checkpoint; the job's end where it does not in time."""
+        needed = estimate_disk(self.config).checkpoint_bytes + SPARE_BYTES
+        seconds = self.config.backend.disk_wait_seconds
+        deadline = time.monotonic() + seconds
+        told = False
+        while (free := shutil.disk_usage(self.run_dir.path).free) < needed:
+            words = f"{needed / 2**30:.2f} GiB are needed, {free / 2**30:.2f} GiB are free"
+            if time.monotonic() >= deadline:
+                waited = f"there was no room within backend.disk_wait_seconds = {seconds:g}"
+                return self.given_up(verdict, f"{waited} ({words})")
+            if not told:
+                told = True
+                self.event(
+                    "warning", f"waits up to {seconds:g} s for room on the disk: {words}", needed_bytes=needed
+                )
+            if self.stopped_while_waiting(DISK_POLL_SECONDS):
+                return self.cancelled_while_waiting(verdict)
+        return None
+
+    def fit_devices(self, verdict: Verdict) -> Verdict | None:
+        """backend.elastic: as many data-parallel ranks as the devices that are left, or there again, can hold."""
+        devices = self.usable_devices()
+        size = elastic_size(self.config, devices)
+        known = self.config.parallel.data_parallel_size
+        if size is None:
+            copy = self.config.world_size // known
+            return self.given_up(
+                verdict, f"{devices} devices are left, and one copy of the model needs {copy}"
+            )
+        if size != known:
+            self.known_config = resized(self.config, size)
+            self.record.world_size = self.config.world_size
+            self.event(
+                "warning",
+                f"{devices} devices are usable: data_parallel_size {known} -> {size}, {self.config.world_size} ranks; the "
+                f"global batch of {self.config.batch.global_batch_size} stays",
+                devices=devices,
+                data_parallel_size=size,
+            )
+        return None
+
+    def usable_devices(self) -> int:
+        """What an operator asked for (nbtrain.jobs.control.ask_devices); else the GPUs; on CPU as many as there were."""
+        if (asked := asked_devices(self.job)) is not None:
+            return asked
+        return len(visible_gpus()) if self.config.resources.device == "gpu" else self.config.world_size
 
     def attempt(self) -> Verdict:
         """One attempt: torchrun, from start to the last process gone."""
@@ -128,6 +263,11 @@ class Supervisor:
         self.job.control_request.unlink(missing_ok=True)
         with self.job.supervisor_log.open("ab") as log:
             attempt = Attempt(self.job, self.config, self.record, self.record.attempt, self.cores, log)
+            attempt.first_step = self.found_step or 0
+            parallel = self.config.parallel
+            self.record.attempts.append(
+                AttemptRecord(self.record.attempt, began, self.record.world_size, parallel.data_parallel_size)
+            )
             self.set_state(STARTING)
             attempt.start()
             while attempt.poll():
@@ -139,6 +279,13 @@ class Supervisor:
             verdict = attempt.finish()
         self.last_beat = attempt.lead() or self.last_beat
         self.reached_step = attempt.reached_step()
+        for rank, stack in sorted(attempt.stacks.items()):
+            self.event(
+                "hang",
+                f"rank {rank} stood at {stack[0] if stack else 'no line of Python'}; all stacks are in its log",
+                rank=rank,
+                stack=stack,
+            )
         since = began if attempt.killed else None
         for path in leftovers.sweep(self.run_dir, since, keep=self.reserve.path):
             self.event("warning", f"removed {path}, left half-written by a killed process")
@@ -246,21 +393,42 @@ class Supervisor:
         told = beat.progress.checkpoint_step if beat and beat.progress else None
         steps = [step for step in (self.found_step, told) if step is not None]
         self.record.resumed_from_step = min(steps, default=None) if self.found_step else None
+        self.correct_lost()
         self.set_state(RUNNING)
 
-    def tell_lost(self, verdict: Verdict) -> str:
-        """What a failed attempt costs: the steps since the newest checkpoint."""
+    def tell_lost(self, verdict: Verdict) -> tuple[str, int]:
+        """What a failed attempt costs, in words and tokens: the steps since the newest checkpoint."""
         saved = leftovers.newest_checkpoint_step(self.run_dir) or 0
         reached = max(filter(None, (verdict.step, self.reached_step, 0)), default=0)
-        schedule = self.config.batch_schedule
-        tokens = schedule.tokens_after(max(saved, reached)) - schedule.tokens_after(saved)
+        tokens = self.tokens_between(saved, reached)
         text = f"{max(0, reached - saved)} steps ({tokens:,} tokens) since the checkpoint of step {saved} are lost"
         if not saved:
             text = f"no checkpoint yet: {reached} steps ({tokens:,} tokens) are lost"
         self.event(
             "error", f"{verdict.cause}; {text}", lost_tokens=tokens, checkpoint_step=saved, step=reached
         )
-        return text
+        return text, tokens
+
+    def tokens_between(self, saved: int, reached: int) -> int:
+        schedule = self.config.batch_schedule
+        return schedule.tokens_after(max(saved, reached)) - schedule.tokens_after(saved)
+
+    def close_attempt(self, verdict: Verdict, lost_tokens: int | None) -> None:
+        """What is known of the attempt at its end, for job.json; the next state change writes it."""
+        if not self.record.attempts:
+            return
+        newest = self.record.attempts[-1]
+        newest.ended_at, newest.reached_step = time.time(), self.reached_step
+        newest.lost_tokens = lost_tokens
+        if verdict.state != SUCCEEDED:
+            newest.cause = verdict.cause
+
+    def correct_lost(self) -> None:
+        """An attempt goes on: from which step is known now, so what the one before has lost is too."""
+        now = self.record.attempts[-1]
+        now.running_at, now.resumed_from_step = time.time(), self.record.resumed_from_step
+        if len(self.record.attempts) > 1 and (before := self.record.attempts[-2]).reached_step is not None:
+            before.lost_tokens = self.tokens_between(self.record.resumed_from_step or 0, before.reached_step)
 
     def given_up(self, verdict: Verdict, why: str) -> Verdict:
         return Verdict(FAILED, f"{verdict.cause}; not tried again: {why}", step=verdict.step)

@@ -2,23 +2,49 @@
 
 The records are the only witnesses. torchrun's own code is 1 whatever happened, and silence is a failure too:
 a rank without a record was taken away together with its wrapper.
+
+One rank fails, and with it all that wait for it: of several failures the cause is the first that is not of losing a
+peer. Its kind says what the supervisor does: wait for room on the disk, count the devices, go back.
 """
 
+import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from nbtrain.jobs.host_memory import HostMemory
 from nbtrain.jobstate import CANCELLED, FAILED, SUCCEEDED
 from nbtrain.rundir import ExitRecord
 
-SIGKILL, SIGBUS = 9, 7
+SIGABRT, SIGBUS, SIGKILL, SIGTERM = 6, 7, 9, 15
+# What a shell makes of a death by SIGKILL.
+EXIT_137 = 128 + SIGKILL
 # What a success means, by the run's mode.
 DONE = {
     "full": "all steps are trained and saved",
     "perf": "all steps are measured, none is saved",
     "eval": "the newest checkpoint is evaluated, nothing is trained",
 }
-FULL_DISK = re.compile(r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b", re.IGNORECASE)
+FULL_DISK = re.compile(
+    r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b|a checkpoint needs .* are free",
+    re.IGNORECASE,
+)
+DEVICE_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|CUDNN_STATUS_ALLOC_FAILED")
+HOST_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Cannot allocate memory|Errno 12\b")
+LOST_DEVICE = re.compile(
+    r"uncorrectable ECC|fallen off the bus|unspecified launch failure|CUDA error: (?:unknown error|hardware)|"
+    r"\bXid\b|needs GPU \d+, but torch",
+    re.IGNORECASE,
+)
+# What a rank says that only lost a peer: gloo, NCCL, torch's store.
+LOST_PEER = re.compile(
+    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket (?:closed|timeout)|application timeout|"
+    r"timed out|wait timeout|ncclRemoteError|ncclSystemError|communicator was aborted|remote process|"
+    r"DistNetworkError|DistBackendError|TCPStore|connectFullMesh|Watchdog caught",
+    re.IGNORECASE,
+)
+# Steps after which running out of memory is no matter of the configuration alone.
+STEADY_STEPS = 20
 # Errors that the user mends; the same configuration fails the same way again.
 USER_ERROR = re.compile(r"\b(ConfigError|DataError|CheckpointError|NbtrainError|SubmitError)\b")
 
@@ -33,8 +59,14 @@ class Circumstances:
     """The supervisor killed ranks that did not leave in time."""
     hang: str | None = None
     """Which ranks hung and since when, where that is why they were killed."""
-    oom_kills: int | None = None
-    """Kills that the kernel counted in this cgroup during the attempt; None where it does not tell."""
+    stuck: str | None = None
+    """Where the ranks stood when the first of them gave up waiting for a peer."""
+    memory: HostMemory = field(default_factory=HostMemory)
+    """What the kernel counted during the attempt."""
+    killed_at: float | None = None
+    """Since when SIGKILL was the supervisor's own; seconds since the epoch."""
+    first_step: int = 0
+    """The step that the attempt began behind."""
     launcher_signal: int | None = None
     """The signal that killed torchrun, where one did and it was not the supervisor's."""
     mode: str = "full"
@@ -56,6 +88,10 @@ class Verdict:
     signature: tuple | None = None
     """Equal for two failures in the same place for the same reason; None where that cannot be told."""
     step: int | None = None
+    kind: str = ""
+    """rollback, hang, disk, device memory, host memory, device, killed; "" for any other end."""
+    bad_samples: tuple[int, int] | None = None
+    """Of a rollback: the positions [first, last) of the order that the bad step has read."""
 
 
 def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Verdict:
@@ -67,6 +103,8 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     outcomes = {record.outcome for record in records.values()}
     if not missing and outcomes == {"finished"}:
         return Verdict(SUCCEEDED, DONE[around.mode], step=step)
+    if rolled := [record for record in records.values() if record.outcome == "rollback"]:
+        return _rollback(rolled[0], around)
     saved = "saved" if around.mode == "full" else f"mode: {around.mode} saves nothing"
     if not missing and outcomes <= {"finished", "stopped"}:
         if around.stop_requested:
@@ -89,32 +127,102 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     if around.stop_requested:
         if around.killed_by_us:
             return Verdict(CANCELLED, f"stopped on request; killed before it had saved{_at(step)}", step=step)
-        first = _first_failure(records)
+        first = _first_failure(records, around)
         how = f" (rank {first.rank}: {first.message})" if first else ""
         return Verdict(CANCELLED, f"stopped on request before it could save{_at(step)}{how}", step=step)
     if around.hang:
-        return Verdict(FAILED, around.hang, retry=True, step=step)
-    first = _first_failure(records)
+        return Verdict(FAILED, around.hang, retry=True, step=step, kind="hang")
+    first = _first_failure(records, around)
     if first is None:
         return _without_witness(missing, around, step)
     return _failure(first, missing, around, step)
 
 
-def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step: int | None) -> Verdict:
-    where = (
-        f"rank {first.rank} {first.outcome if first.outcome == 'failed' else 'was killed'}{_at(first.step)}"
+def _rollback(record: ExitRecord, around: Circumstances) -> Verdict:
+    told = json.loads(record.detail)
+    return Verdict(
+        CANCELLED if around.stop_requested else FAILED,
+        record.message + ("; stopped on request before it went back" if around.stop_requested else ""),
+        retry=not around.stop_requested,
+        step=told["step"],
+        kind="rollback",
+        bad_samples=(told["first"], told["last"]),
     )
+
+
+def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step: int | None) -> Verdict:
+    killed = first.outcome == "killed" or first.exit_code == EXIT_137
+    where = f"rank {first.rank} {'was killed' if killed else 'failed'}{_at(first.step)}"
     said = f"{first.message}\n{first.detail}"
-    if first.signal is not None:
-        # Killing has no author in the kernel's record, so the cause says what is known and what is guessed.
-        return Verdict(FAILED, f"{where}: {_killed(first, around)}", retry=True, step=step)
+    if killed:
+        return _killed(first, where, around, step)
     if FULL_DISK.search(said):
-        return Verdict(FAILED, f"{where}: the disk is full: {first.message}", step=step)
+        return Verdict(
+            FAILED, f"{where}: the disk is full: {first.message}", retry=True, step=step, kind="disk"
+        )
+    if DEVICE_MEMORY.search(said):
+        return _out_of_memory(first, where, around, step, "device memory")
     if user_error(first):
         return Verdict(FAILED, f"{where}: {first.message}", step=step)
+    if HOST_MEMORY.search(said):
+        return _out_of_memory(first, where, around, step, "host memory")
+    if LOST_DEVICE.search(said):
+        return Verdict(FAILED, f"{where}: its GPU is lost: {first.message}", True, step=step, kind="device")
+    if _lost_peer(first):
+        return _lost_peers(first, around, step)
     gone = f" (no exit record from rank {_ranks(missing)}: killed with its wrapper)" if missing else ""
     signature = None if missing else (first.step, first.message)
     return Verdict(FAILED, f"{where}: {first.message}{gone}", retry=True, signature=signature, step=step)
+
+
+def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | None) -> Verdict:
+    if record.signal not in (SIGKILL, None):
+        said = record.message
+        if record.signal == SIGBUS:
+            said += ": shared memory (/dev/shm) is full, or a mapped file was cut short"
+        return Verdict(FAILED, f"{where}: {said}", retry=True, step=step, kind="killed")
+    how = "exit code 137" if record.signal is None else "SIGKILL"
+    if evidence := around.memory.evidence:
+        said = f"out of host memory: the kernel ended it ({how}, {evidence}). {MEND['host memory']}"
+        # At the very same step again it is the run that does not fit.
+        return Verdict(FAILED, f"{where}: {said}", True, ("host memory", step), step, "host memory")
+    # Killing has no author in the kernel's record, so the cause says what is known and what is guessed.
+    said = "killed by SIGKILL" if record.signal else "exit code 137, which stands for SIGKILL"
+    said += ", not by nbtrain: by hand, by another program, or out of host memory"
+    return Verdict(FAILED, f"{where}: {said} ({around.memory.no_evidence})", True, step=step, kind="killed")
+
+
+MEND = {
+    "device memory": (
+        "Lower batch.micro_batch_size (the global batch stays), set parallel.activation_checkpointing.granularity: "
+        "full, or raise parallel.zero_stage"
+    ),
+    "host memory": "Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
+}
+
+
+def _out_of_memory(
+    record: ExitRecord, where: str, around: Circumstances, step: int | None, kind: str
+) -> Verdict:
+    """Tried again only where it had gone well for a while: then it may be fragmentation, or another program."""
+    made = (record.step or 0) - around.first_step
+    title = "GPU memory" if kind == "device memory" else "host memory"
+    said = f"{where}: out of {title}: {record.message.removeprefix('OutOfMemoryError: ')}"
+    if made >= STEADY_STEPS:
+        signature = (kind, record.step)
+        return Verdict(FAILED, f"{said} (after {made} good steps)", True, signature, step, kind)
+    return Verdict(FAILED, f"{said.removesuffix('.')}. {MEND[kind]}", step=step, kind=kind)
+
+
+def _lost_peers(first: ExitRecord, around: Circumstances, step: int | None) -> Verdict:
+    told = f"rank {first.rank}{_at(first.step)}: {first.message}"
+    if around.stuck:
+        return Verdict(
+            FAILED, f"{around.stuck}; gave up waiting for it: {told}", True, step=step, kind="hang"
+        )
+    return Verdict(
+        FAILED, f"ranks lost each other, and none tells of an error of its own; first {told}", True, step=step
+    )
 
 
 def user_error(record: ExitRecord) -> bool:
@@ -140,27 +248,29 @@ def _without_witness(missing: list[int], around: Circumstances, step: int | None
     )
 
 
-def _killed(record: ExitRecord, around: Circumstances) -> str:
-    if record.signal == SIGKILL:
-        if around.oom_kills:
-            return "out of host memory: the kernel ended it (SIGKILL, counted by its cgroup)"
-        known = (
-            "the cgroup counts no such kill"
-            if around.oom_kills == 0
-            else "the kernel's counter is not readable"
-        )
-        return (
-            f"{record.message}, not by nbtrain: by hand, by another program, or out of host memory ({known})"
-        )
-    if record.signal == SIGBUS:
-        return f"{record.message}: shared memory (/dev/shm) is full, or a mapped file was cut short"
-    return record.message
-
-
-def _first_failure(records: Mapping[int, ExitRecord]) -> ExitRecord | None:
-    # Every other rank fails because of the first one: its peers vanish, or the launcher ends them.
+def _first_failure(records: Mapping[int, ExitRecord], around: Circumstances) -> ExitRecord | None:
+    """The failure that the others follow from: their peers vanish, the launcher ends them, or the supervisor does."""
     bad = [record for record in records.values() if record.outcome in ("failed", "killed")]
-    return min(bad, key=lambda record: record.time, default=None)
+    return min(bad, key=lambda record: (_distance(record, around), record.time), default=None)
+
+
+def _distance(record: ExitRecord, around: Circumstances) -> int:
+    """0: an end of its own; 1: it lost a peer; 2: a signal that follows from another's end; 3: killed by us."""
+    if record.signal == SIGKILL and around.killed_at is not None and record.time >= around.killed_at:
+        return 3
+    if record.signal in (SIGABRT, SIGTERM):
+        return 2
+    return 1 if _lost_peer(record) else 0
+
+
+def _lost_peer(record: ExitRecord) -> bool:
+    return record.outcome == "failed" and bool(LOST_PEER.search(record.message))
+
+
+def lost_a_peer(records: Mapping[int, ExitRecord]) -> bool:
+    """Whether all failures so far are of ranks that gave up waiting for another one, which may hang."""
+    bad = [record for record in records.values() if record.outcome in ("failed", "killed")]
+    return bool(bad) and all(_lost_peer(record) for record in bad)
 
 
 def _at(step: int | None) -> str:

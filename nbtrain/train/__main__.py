@@ -3,16 +3,18 @@
     torchrun --nproc-per-node 2 -m nbtrain.train output/<run>
 
 The job and the attempt come from NBTRAIN_JOB and NBTRAIN_ATTEMPT; by hand it is the run's newest job, attempt 0.
-Exit code 0: finished, or stopped in order on request or by a limit.
+Exit code 0: finished, or left in order: stopped on request or by a limit, or to be rolled back.
 """
 
+import json
 import logging
 import os
 import sys
 import traceback
 
+from nbtrain.config.elastic import attempt_config
 from nbtrain.config.load import load_resolved
-from nbtrain.errors import JobError, NbtrainError
+from nbtrain.errors import JobError, NbtrainError, RollbackError
 from nbtrain.parent_death import die_with_parent
 from nbtrain.rundir import EventWriter, JobDir, Progress, RunDir
 from nbtrain.train import outcome
@@ -27,7 +29,13 @@ def main(run_path: str) -> int:
         job = find_job(run)
         rank, attempt = int(os.environ.get("RANK", "0")), int(os.environ.get("NBTRAIN_ATTEMPT", "0"))
         heartbeat = HeartbeatWriter(job, rank, attempt)
+        heartbeat.start()
         word, limit = train(run, job, heartbeat)
+    except RollbackError as error:
+        first, last = error.positions
+        detail = json.dumps({"step": error.step, "first": first, "last": last})
+        outcome.report("rollback", error.step, str(error), detail)
+        return error.exit_code
     except Exception as error:
         step = heartbeat.step if heartbeat else None
         known = isinstance(error, NbtrainError)
@@ -52,7 +60,7 @@ def find_job(run: RunDir) -> JobDir:
 
 def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, str]:
     """The whole story of a rank: "finished" or "stopped", and the limit that stopped it, "" where none did."""
-    config = load_resolved(run.config_yaml)
+    config = attempt_config(load_resolved(run.config_yaml))
     requests = Requests(job, heartbeat.rank)
     level = logging.INFO if heartbeat.rank == 0 else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
@@ -64,13 +72,22 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
         # torch takes seconds to import: the first sign of life comes before it.
         from nbtrain.parallel import startup
         from nbtrain.train.build import refuse_unsupported
+        from nbtrain.train.collectives import CollectiveWatch
         from nbtrain.train.trainer import train_run
 
         refuse_unsupported(config)
         if "NBTRAIN_EXIT_FD" not in os.environ:
             die_with_parent()
         world = startup.start(config.resources.device, config.parallel.process_group_timeout_seconds)
-    result = train_run(run, config, world, requests, heartbeat)
+        collectives = CollectiveWatch()
+        collectives.install()
+        heartbeat.collective, heartbeat.calls = collectives.current, lambda: collectives.calls
+    try:
+        result = train_run(run, config, world, requests, heartbeat)
+    except RollbackError:
+        # Every rank has seen the bad step: they leave in order, as at the end.
+        startup.finish()
+        raise
     with heartbeat.phase("end"):
         startup.finish()
     return result, requests.limit

@@ -5,7 +5,10 @@ import os
 
 
 def report(outcome: str, step: int | None, message: str, detail: str = "") -> None:
-    """outcome is finished, stopped or failed; `detail` is a traceback, or the limit that stopped the run. Without a wrapper the message has been logged, and that is all."""
+    """outcome, step, message and detail are those of rundir.ExitRecord; killed is not the rank's to say.
+
+    Without a wrapper the message has been logged, and that is all.
+    """
     number = os.environ.get("NBTRAIN_EXIT_FD")
     if number is None:
         return

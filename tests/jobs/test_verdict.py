@@ -2,7 +2,8 @@
 
 import pytest
 
-from nbtrain.jobs.verdict import Circumstances, judge, user_error
+from nbtrain.jobs.host_memory import HostMemory
+from nbtrain.jobs.verdict import Circumstances, judge, lost_a_peer, user_error
 from nbtrain.rundir import ExitRecord
 
 TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1\n'
@@ -101,32 +102,147 @@ def test_the_first_failure_is_the_cause():
     assert verdict.signature == (7, "RuntimeError: boom")
 
 
+GIB = 1 << 30
+
+
 @pytest.mark.parametrize(
-    ("oom_kills", "words"),
+    ("memory", "words"),
     [
-        (1, "out of host memory: the kernel ended it (SIGKILL, counted by its cgroup)"),
         (
-            0,
-            "killed by SIGKILL, not by nbtrain: by hand, by another program, or out of host memory (the cgroup counts",
+            HostMemory(1, 1, 8 * GIB, 8 * GIB),
+            "out of host memory: the kernel ended it (SIGKILL, counted by its cgroup; at most 8.00 of 8.00 GiB were used). "
+            "Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
         ),
-        (None, "or out of host memory (the kernel's counter is not readable)"),
+        (
+            HostMemory(0, 1),
+            "out of host memory: the kernel ended it (SIGKILL, the machine's out-of-memory killer acted once meanwhile)",
+        ),
+        (
+            HostMemory(0, 0, 8 * GIB, 2 * GIB),
+            "killed by SIGKILL, not by nbtrain: by hand, by another program, or out of host memory (the kernel counts no "
+            "such kill; at most 2.00 of 8.00 GiB were used)",
+        ),
+        (HostMemory(), "or out of host memory (the kernel's counters are not readable)"),
     ],
 )
-def test_signal_9_tells_memory_from_a_person(oom_kills, words):
+def test_signal_9_tells_memory_from_a_person(memory, words):
     """A rank that nobody of ours killed: out of memory where the kernel counted it, else both are named."""
     entry = record(1, "killed", code=None, signal=9, step=None, message="killed by SIGKILL")
-    verdict = judged(record(0, "failed", time=1.0, code=1), entry, oom_kills=oom_kills)
+    verdict = judged(record(0, "failed", time=1.0, code=1), entry, memory=memory)
     assert verdict.cause.startswith("rank 1 was killed: ")
     assert words in verdict.cause
     assert verdict.retry
+    assert verdict.kind == ("host memory" if memory.evidence else "killed")
 
 
-def test_a_full_disk_is_told_and_not_tried_again():
-    """No space left on device: trying again would fill it again."""
+def test_exit_code_137_is_a_sigkill_behind_a_shell():
+    entry = record(
+        0, "failed", code=137, message="exit code 137 without a word; the end of its log says more"
+    )
+    assert judged(entry, memory=HostMemory(1)).cause == (
+        "rank 0 was killed at step 7: out of host memory: the kernel ended it (exit code 137, counted by its cgroup). "
+        "Lower data.num_workers or batch.micro_batch_size, or give the job more memory"
+    )
+    assert "exit code 137, which stands for SIGKILL, not by nbtrain" in judged(entry).cause
+
+
+def test_a_full_disk_is_told_and_waited_for():
+    """No space left on device, met by a write or foreseen by the checkpoint: the supervisor waits for room."""
     said = "OSError: [Errno 28] No space left on device"
     verdict = judged(record(0, "failed", code=1, message=said, detail=f"{TRACEBACK}{said}"))
     assert verdict.cause == f"rank 0 failed at step 7: the disk is full: {said}"
-    assert not verdict.retry
+    assert (verdict.retry, verdict.kind) == (True, "disk")
+    said = (
+        "model: a checkpoint needs 2.00 GB and 0.50 GB are free. Free space, or lower checkpoint.keep_last."
+    )
+    assert judged(record(0, "failed", code=1, message=said, detail=said)).kind == "disk"
+
+
+CUDA = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def test_out_of_gpu_memory_is_tried_again_only_after_good_steps():
+    """In the first steps it is the configuration, which is told how to shrink; later it may be fragmentation."""
+    early = judged(
+        record(0, "failed", code=1, step=3, message=CUDA, detail=f"{TRACEBACK}torch.{CUDA}"), first_step=2
+    )
+    assert early.cause == (
+        "rank 0 failed at step 3: out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB. Lower "
+        "batch.micro_batch_size (the global batch stays), set parallel.activation_checkpointing.granularity: full, or "
+        "raise parallel.zero_stage"
+    )
+    assert (early.retry, early.kind) == (False, "device memory")
+    late = judged(record(0, "failed", code=1, step=90, message=CUDA, detail=TRACEBACK), first_step=50)
+    assert late.cause == (
+        "rank 0 failed at step 90: out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB. (after 40 good steps)"
+    )
+    assert late.retry and late.signature == ("device memory", 90)
+
+
+def test_an_allocation_that_the_host_refuses_is_host_memory():
+    said = "RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"
+    verdict = judged(record(0, "failed", code=1, step=1, message=said, detail=TRACEBACK + said))
+    assert verdict.cause.startswith(
+        "rank 0 failed at step 1: out of host memory: RuntimeError: [enforce fail"
+    )
+    assert (verdict.retry, verdict.kind) == (False, "host memory")
+
+
+def test_a_lost_gpu_is_told():
+    said = "AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+    verdict = judged(record(3, "failed", code=1, message=said, detail=TRACEBACK + said), world_size=1)
+    assert verdict.cause == f"rank 3 failed at step 7: its GPU is lost: {said}"
+    assert (verdict.retry, verdict.kind) == (True, "device")
+
+
+GLOO = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:31234"
+NCCL = "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, remote process exited or there was a network error"
+
+
+@pytest.mark.parametrize("said", [GLOO, NCCL])
+def test_a_rank_that_lost_its_peer_is_no_cause(said):
+    """Even where its record is the earlier one: the error of its own names the cause, and so does a death."""
+    follower = record(0, "failed", time=1.0, code=1, message=said, detail=TRACEBACK + said)
+    boom = record(1, "failed", time=2.0, code=1, message="ValueError: boom", detail=TRACEBACK)
+    assert judged(follower, boom).cause == "rank 1 failed at step 7: ValueError: boom"
+    dead = record(1, "killed", time=2.0, code=None, signal=11, message="killed by SIGSEGV")
+    assert judged(follower, dead).cause == "rank 1 was killed at step 7: killed by SIGSEGV"
+
+
+def test_what_follows_from_the_end_of_others_is_no_cause():
+    """The watchdog's abort, the launcher's TERM, and the ranks that the supervisor killed itself."""
+    lost = record(0, "failed", time=1.0, code=1, message=GLOO, detail=TRACEBACK + GLOO)
+    abort = record(1, "killed", time=0.5, code=None, signal=6, message="killed by SIGABRT")
+    ours = record(2, "killed", time=9.0, code=None, signal=9, message="killed by SIGKILL")
+    verdict = judged(lost, abort, ours, killed_by_us=True, killed_at=8.0)
+    assert (
+        verdict.cause
+        == f"ranks lost each other, and none tells of an error of its own; first rank 0 at step 7: {GLOO}"
+    )
+    assert verdict.retry
+    stuck = judged(lost, ours, killed_by_us=True, killed_at=8.0, stuck="rank 2 stopped 60 s ago")
+    assert stuck.cause == f"rank 2 stopped 60 s ago; gave up waiting for it: rank 0 at step 7: {GLOO}"
+    assert stuck.kind == "hang"
+    assert lost_a_peer({0: lost}) and not lost_a_peer({0: lost, 1: abort}) and not lost_a_peer({})
+
+
+def test_a_rollback_carries_what_is_passed_over():
+    """Every rank left in order: tried again with the bad step's samples; a stop still wins, and they are not forgotten."""
+    told = '{"step": 12, "first": 88, "last": 96}'
+    ranks = [record(rank, "rollback", message="step 12: the loss is nan", detail=told) for rank in (0, 1)]
+    verdict = judged(*ranks)
+    assert (verdict.state, verdict.cause, verdict.retry) == ("FAILED", "step 12: the loss is nan", True)
+    assert (verdict.kind, verdict.step, verdict.bad_samples) == ("rollback", 12, (88, 96))
+    stopped = judged(*ranks, stop_requested=True)
+    assert (stopped.state, stopped.retry, stopped.bad_samples) == ("CANCELLED", False, (88, 96))
+    assert stopped.cause == "step 12: the loss is nan; stopped on request before it went back"
+
+
+def test_a_step_that_stops_the_run_is_not_tried_again():
+    """StabilityError is told in words: the same data would do the same."""
+    said = "step 12: the loss is nan on rank 1 of 2; a.yaml:3: stability.on_nan = stop ends the job."
+    verdict = judged(record(0, "failed", code=8, message=said, detail=said))
+    assert (verdict.cause, verdict.retry) == (f"rank 0 failed at step 7: {said}", False)
 
 
 def test_a_hang_is_the_cause_whatever_the_kill_left():

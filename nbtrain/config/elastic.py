@@ -1,0 +1,45 @@
+"""The run on another number of data-parallel ranks: the same global batch, so the same steps, on fewer or more devices.
+
+    backend.elastic: a restart counts the devices -> elastic_size -> NBTRAIN_DATA_PARALLEL_SIZE -> attempt_config
+
+Only data_parallel_size changes. A step has the same samples in the same order whatever it is (data/state.py): fewer
+ranks make more micro batches one after the other.
+"""
+
+import os
+from collections.abc import Mapping
+
+from nbtrain.config.check import find_problems
+from nbtrain.config.schema import RunConfig
+
+DATA_PARALLEL_SIZE = "NBTRAIN_DATA_PARALLEL_SIZE"
+"""Environment variable of an attempt's ranks: its data_parallel_size, where it may be another than config.yaml's."""
+
+
+def resized(config: RunConfig, data_parallel_size: int) -> RunConfig:
+    """The run with that many data-parallel copies; nothing else changes."""
+    if data_parallel_size == config.parallel.data_parallel_size:
+        return config
+    parallel = config.parallel.model_copy(update={"data_parallel_size": data_parallel_size})
+    changed = config.model_copy(update={"parallel": parallel})
+    changed._origins, changed._run = config._origins, config._run
+    return changed
+
+
+def elastic_size(config: RunConfig, devices: int) -> int | None:
+    """The largest legal data_parallel_size that `devices` devices hold; None where not even one copy fits.
+
+    Legal: every step's batch divides, and all rules of config/check.py hold.
+    """
+    copy = config.world_size // config.parallel.data_parallel_size
+    most = min(devices // copy, config.batch.global_batch_size // config.batch.micro_batch_size)
+    for size in range(most, 0, -1):
+        if config.batch.global_batch_size % size == 0 and not find_problems(resized(config, size)):
+            return size
+    return None
+
+
+def attempt_config(config: RunConfig, environment: Mapping[str, str] = os.environ) -> RunConfig:
+    """The configuration that this attempt's ranks train with."""
+    size = environment.get(DATA_PARALLEL_SIZE)
+    return resized(config, int(size)) if size else config

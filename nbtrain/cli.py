@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from nbtrain import __version__, cli_data, cli_twin
+from nbtrain import __version__, cli_checkpoint, cli_data, cli_twin
 from nbtrain.errors import ConfigError, NbtrainError
 from nbtrain.jobstate import SUCCEEDED
 
@@ -129,6 +129,9 @@ def parser() -> argparse.ArgumentParser:
     one = with_run(verb("clone", clone, "Submit a run's configuration under a new name."))
     one.add_argument("name", metavar="NAME")
     one.add_argument("overrides", nargs="*", metavar="key=value")
+    saved = verbs.add_parser("checkpoint", help="What a run has saved: list, inspect, universal.")
+    saved_verbs = saved.add_subparsers(required=True, metavar="VERB", title="verbs")
+    cli_checkpoint.add_verbs(saved_verbs, verb, with_run)
     one = with_run(verb("clean", clean, "Remove what failed attempts left behind."))
     one.add_argument("--yes", action="store_true", help="remove; without it the list is only shown")
     one = with_run(verb("curves", curves, "Draw loss, perplexity, learning rate and throughput."))

@@ -36,7 +36,17 @@ GROUND = {
     "notebook_parameters": ("IPython",),
 }
 # On top of everything on the notebook side: the public names, the command line and what only they use.
-ROOF = {"__init__", "api", "cli", "cli_data", "cli_twin", "doctor", "notebook_runner", "workspace_init"}
+ROOF = {
+    "__init__",
+    "api",
+    "cli",
+    "cli_checkpoint",
+    "cli_data",
+    "cli_twin",
+    "doctor",
+    "notebook_runner",
+    "workspace_init",
+}
 NOTEBOOK_SIDE = ("config", "data", "planner", "jobs", "monitor", "widgets", "server")
 GPU_SIDE = ("parallel", "model", "train", "generation", "export")
 

@@ -26,28 +26,21 @@ from typing import Any
 
 from nbtrain import files
 from nbtrain.errors import CheckpointError
-from nbtrain.rundir import RunDir
+from nbtrain.rundir import MANIFEST, MANIFEST_VERSIONS, RunDir, checkpoint_problem
 
-SCHEMA_VERSION = 2
-READABLE = (1, 2)
-MANIFEST = "manifest.json"
+SCHEMA_VERSION = MANIFEST_VERSIONS[-1]
+size_problem = checkpoint_problem
 # How version 1 named its files: data rank and, always 0, model rank.
 DATA_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_00")
 
 
 def read(folder: Path) -> dict[str, Any]:
     """The manifest of a whole checkpoint, in the newest form. Raises CheckpointError where there is none to read."""
+    if reason := size_problem(folder):
+        raise CheckpointError(f"{folder}: {reason}.")
     manifest = files.read_json(folder / MANIFEST)
-    if manifest is None:
-        raise CheckpointError(f"{folder}: has no {MANIFEST}: it is no whole checkpoint.")
-    if (version := manifest.get("schema_version")) not in READABLE:
-        raise CheckpointError(f"{folder}: {_unreadable(version)}.")
-    return _migrated(manifest) if version == 1 else manifest
-
-
-def _unreadable(version: Any) -> str:
-    known = " and ".join(str(number) for number in READABLE)
-    return f"{MANIFEST} has schema_version {version}; this nbtrain reads {known}"
+    assert manifest is not None
+    return _migrated(manifest) if manifest["schema_version"] == 1 else manifest
 
 
 def _migrated(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -91,27 +84,6 @@ def describe(folder: Path, names: list[Path]) -> dict[str, dict[str, Any]]:
             files.fsync_file(stream)
         described[str(name)] = {"bytes": path.stat().st_size, "sha256": files.sha256_of(path)}
     return described
-
-
-def size_problem(folder: Path) -> str | None:
-    """Why the checkpoint is not whole, as far as names and sizes tell; None where they are right. Cheap."""
-    if not folder.is_dir():
-        return "there is no such checkpoint"
-    try:
-        manifest = files.read_json(folder / MANIFEST)
-    except ValueError:
-        return f"{MANIFEST} is not JSON"
-    if manifest is None:
-        return f"it has no {MANIFEST}: its writing was cut off"
-    if manifest.get("schema_version") not in READABLE:
-        return _unreadable(manifest.get("schema_version"))
-    for name, expected in manifest["files"].items():
-        path = folder / name
-        if not path.is_file():
-            return f"{name} is missing"
-        if (size := path.stat().st_size) != expected["bytes"]:
-            return f"{name} has {size:,} bytes; its manifest says {expected['bytes']:,}"
-    return None
 
 
 def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:

@@ -122,17 +122,34 @@ class CheckpointStore:
         return {key: common[key] for key in ("global_steps", "global_samples", "skipped_steps")}
 
     @cached_property
-    def loss_scaler(self) -> Any | None:
-        """DeepSpeed's loss scaler; None where none was saved."""
+    def global_state(self) -> dict[str, Any]:
+        """What ZeRO keeps beside the tensors, of rank 0: loss_scaler and others; empty without ZeRO."""
         if not self.zero_stage:
-            return None
-        return self._optimizer_state(0, 0, 0).get("loss_scaler")
+            return {}
+        saved = self._optimizer_state(0, 0, 0)
+        return {key: value for key, value in saved.items() if not isinstance(value, dict | list)}
+
+    @property
+    def hyperparameters(self) -> list[dict[str, Any]]:
+        """Of the optimizer's groups, decay and no_decay, as they were at the save."""
+        if not self.zero_stage:
+            base = self._model_file(0, 0)["optimizer"]
+        else:
+            saved = self._optimizer_state(0, 0, 0)
+            base = saved.get("base_optimizer_state") or saved["optimizer_state_dict"]
+        return [
+            {key: value for key, value in group.items() if key != "params"} for group in base["param_groups"]
+        ]
 
     @property
     def vocab_size(self) -> int:
         """Rows of the word embedding that mean a token; the rest is padding."""
         known = self.manifest["vocab_size"]
         return known or self._model_file(0, 0)["universal_checkpoint_info"]["original_vocab_size"]
+
+    def partition_dim(self, name: str) -> int | None:
+        """Along which tensor ranks shared a parameter; None where there was one rank, or each held all of it."""
+        return self._parameter(name).partition_dim
 
     # --- state of the optimizer ------------------------------------------------------------------------------
 

@@ -12,7 +12,6 @@ that is still writing holds up no step; what is published is decided by files al
 
 import copy
 import hashlib
-import os
 import threading
 import time
 from collections import OrderedDict
@@ -64,7 +63,7 @@ class CheckpointWriter:
         return load_file(Path(path))
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
-        os.makedirs(path, exist_ok=exist_ok)
+        Path(path).mkdir(parents=True, exist_ok=exist_ok)
 
     def commit(self, info: Any) -> bool:
         """Nothing: a checkpoint counts once its manifest is there."""

@@ -53,7 +53,7 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
     """
     parameters = canonical_parameters(engine, store.num_layers)
     _check_shapes(store, parameters, tensor, padded_vocab_size)
-    scaler, optimizer = store.loss_scaler, engine.optimizer
+    scaler, optimizer = store.global_state.get("loss_scaler"), engine.optimizer
     is_partitioned = hasattr(optimizer, "fp16_partitioned_groups_flat")
     if is_partitioned:
         optimizer.checkpoint_event_prologue()

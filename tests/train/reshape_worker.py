@@ -4,12 +4,14 @@ python reshape_worker.py RUN_DIR ...; a run that has a checkpoint before it is t
 checkpoint that its layout makes of it.
 """
 
+import gc
 import os
 import sys
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 
 from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import groups as deepspeed_groups
 
 from nbtrain.config.load import load_resolved
 from nbtrain.parallel import startup
@@ -19,6 +21,20 @@ from nbtrain.train.build import build
 from nbtrain.train.heartbeat import HeartbeatWriter
 from nbtrain.train.requests import Requests
 from nbtrain.train.trainer import train_run
+
+# What deepspeed/utils/groups.py keeps of an engine for the next one, as it is before any.
+UNUSED = {
+    name: value
+    for name, value in vars(deepspeed_groups).items()
+    if value is None and not name.startswith("__")
+}
+
+
+def forget_engines() -> None:
+    """Let go of the last engine, and of what DeepSpeed would give the next one of it."""
+    gc.collect()
+    for name, value in UNUSED.items():
+        setattr(deepspeed_groups, name, value)
 
 
 def main(paths: list[str]) -> None:
@@ -40,7 +56,10 @@ def main(paths: list[str]) -> None:
             built.checkpointer.run = RunDir(run.path / "resaved")
             built.checkpointer.save(built.state)
             built.checkpointer.finish()
+            del built
+            forget_engines()
         assert train_run(run, config, world, Requests(job, world.rank), heartbeat) == "finished"
+        forget_engines()
     startup.finish()
 
 

@@ -12,8 +12,9 @@ The backward pass costs twice the forward one. Causality is not deducted, as in 
     72 L h^2 (1 + s / 6h + V / 12Lh)   per token, forward and backward
 
 What is computed a second time is no model FLOP. Hardware FLOPs count it: full activation checkpointing makes the layers'
-forward pass twice, selective the scores and their product with the values (its other half, the MLP's activation, is no
-product). A device's share is the whole over world_size: tensor, pipeline and Ulysses ranks share the products of the
+forward pass twice. Selective makes the scores and their product with the values twice, where the attention kernel keeps
+the scores at all, which is the backend math alone; its other half, the MLP's activation, is no product. What flash
+attention computes again inside its own backward pass is left out, as everywhere. A device's share is the whole over world_size: tensor, pipeline and Ulysses ranks share the products of the
 same tokens, data-parallel ranks take other tokens, and no product is made on two ranks.
 
 Megatron-DeepSpeed logs `24 f B s L h^2 (1 + s/6h + V/16Lh)` with f = 3, or 4 with activation checkpointing.
@@ -34,7 +35,9 @@ def hardware_flops_per_token(config: RunConfig) -> float:
     model = config.model
     recomputed = {
         "none": 0.0,
-        "selective": model.num_layers * attention_flops_per_token(config),
+        "selective": model.num_layers * attention_flops_per_token(config)
+        if model.attention_backend == "math"
+        else 0.0,
         "full": _layers_forward(config),
     }[config.parallel.activation_checkpointing.granularity]
     return model_flops_per_token(config) + recomputed

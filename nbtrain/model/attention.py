@@ -8,12 +8,15 @@ Shapes: b sequences, s tokens of this call, p tokens in the cache before it, n h
 
 import contextlib
 import inspect
+import warnings
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from nbtrain.parallel.random import preserved
 
 BACKENDS = {
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -108,11 +111,66 @@ def causal_attention(
     if mask is None and 1 < queries < keys:
         mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
     is_causal = mask is None and queries == keys and queries > 1
-    chosen = contextlib.nullcontext() if backend == "auto" else sdpa_kernel(BACKENDS[backend])
-    with chosen:
+    with _kernels(backend):
         return F.scaled_dot_product_attention(
             query, key, value, attn_mask=mask, dropout_p=dropout, is_causal=is_causal
         )
+
+
+def keeps_weights(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout: float = 0.0,
+    backend: str = "auto",
+    documents: Documents | None = None,
+) -> bool:
+    """Whether causal_attention, called so, keeps the weights [b, n, s, s] for its backward pass: the math kernel does.
+
+    False inside of a compiled layer, where it is not for us to say.
+    """
+    if torch.compiler.is_compiling():
+        return False
+    if documents is not None and documents.mask is None:
+        return False
+    mask = documents.mask if documents is not None else None
+    with _kernels(backend):
+        # torch's own choice, by which its function goes.
+        choice = torch._fused_sdp_choice(query, key, value, mask, dropout, mask is None)
+    return choice == SDPBackend.MATH.value
+
+
+def backend_problem(
+    device: torch.device | str,
+    dtype: torch.dtype,
+    backend: str,
+    dropout: float = 0.0,
+    documents: bool = False,
+    head_size: int = 64,
+) -> str | None:
+    """Why attention `backend` cannot serve, in torch's words, or None where it can: a tiny trial tells.
+
+    dtype: that of the products, so bf16 under autocast. Random generators are left as they were.
+    """
+    if backend == "auto":
+        return None
+    shape = (1, 1, 16, head_size)
+    query = torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)
+    bounds = None
+    if documents:
+        bounds = Documents(mask_of(torch.zeros(1, 16, dtype=torch.int32, device=device)))
+    with preserved(), warnings.catch_warnings(record=True) as reasons:
+        warnings.simplefilter("always")
+        try:
+            causal_attention(query, query, query, dropout, backend, bounds).sum().backward()
+        except RuntimeError as error:
+            words = [str(reason.message) for reason in reasons] or [str(error)]
+            return " ".join(word.splitlines()[0] for word in words)
+    return None
+
+
+def _kernels(backend: str) -> contextlib.AbstractContextManager:
+    return contextlib.nullcontext() if backend == "auto" else sdpa_kernel(BACKENDS[backend])
 
 
 def _varlen_attention(

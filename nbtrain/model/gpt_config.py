@@ -24,7 +24,9 @@ class GPTConfig:
     autocast: bool = False
     """Keep the weights as they are and cast to bf16 inside each product."""
     checkpoint_interval_layers: int = 0
-    """Recompute in the backward pass, this many layers at a time; 0 keeps all activations."""
+    """Recompute in the backward pass, this many layers at a time; 0 keeps what they compute."""
+    selective_recompute: bool = False
+    """Recompute what is large and cheap in each layer (recompute.py); beside the above it has nothing to do."""
     vocab_size: int | None = None
     """Ids in use; those from here on are padding and take no part. None: all are in use."""
 
@@ -48,6 +50,7 @@ class GPTConfig:
             seed=model.seed,
             autocast=config.precision.autocast,
             checkpoint_interval_layers=recompute.interval_layers if recompute.granularity == "full" else 0,
+            selective_recompute=recompute.granularity == "selective",
             vocab_size=config.tokenizer.vocab_size,
         )
 

@@ -17,9 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from nbtrain.model.attention import Documents, LayerCache, causal_attention
+from nbtrain.model.attention import Documents, LayerCache, causal_attention, keeps_weights
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
+from nbtrain.model.recompute import recomputed, without_keeping
 from nbtrain.parallel import ulysses
 from nbtrain.parallel.layout import WHOLE, ModelParallel
 from nbtrain.parallel.mappings import copy_parameters_to_sequence_parallel_region, own_part, uncompiled
@@ -112,6 +113,7 @@ class Attention(nn.Module):
         self.head_size = config.head_size
         self.dropout = config.attention_dropout
         self.backend = config.attention_backend
+        self.selective = config.selective_recompute
         self.ulysses = parallel.ulysses
         self.stream = parallel.stream
         self.query_key_value = ColumnParallelLinear(
@@ -133,18 +135,17 @@ class Attention(nn.Module):
         if cache is not None:
             key, value = cache.extended(key, value, start)
         dropout = self.dropout if self.training else 0.0
-        attended = _drawing(
-            self.stream if dropout else None,
-            causal_attention,
-            query,
-            key,
-            value,
-            dropout,
-            self.backend,
-            documents,
-        )
+        arguments = (query, key, value, dropout, self.backend, documents)
+        if self.selective and torch.is_grad_enabled() and keeps_weights(*arguments):
+            attended = recomputed(self.stream, self._attend, *arguments)
+        else:
+            attended = self._attend(*arguments)
         attended = ulysses.tokens_for_heads(attended.transpose(1, 2), self.ulysses)
         return self.dense(attended.flatten(2))
+
+    def _attend(self, query, key, value, dropout, backend, documents) -> torch.Tensor:
+        stream = self.stream if dropout else None
+        return _drawing(stream, causal_attention, query, key, value, dropout, backend, documents)
 
 
 class MLP(nn.Module):
@@ -152,6 +153,7 @@ class MLP(nn.Module):
 
     def __init__(self, name: str, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
+        self.selective = config.selective_recompute
         inner, cut = config.ffn_hidden_size, (parallel.tensor, parallel.sequence_parallel)
         self.dense_h_to_4h = ColumnParallelLinear(
             f"{name}.dense_h_to_4h", config.hidden_size, inner, init, *cut
@@ -161,8 +163,10 @@ class MLP(nn.Module):
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        # The tanh form is GPT-2's and Megatron's.
-        return self.dense_4h_to_h(F.gelu(self.dense_h_to_4h(x), approximate="tanh"))
+        inner = self.dense_h_to_4h(x)
+        if self.selective:
+            return without_keeping(_gelu, self.dense_4h_to_h, inner)
+        return self.dense_4h_to_h(_gelu(inner))
 
 
 class TransformerLayer(nn.Module):
@@ -190,6 +194,11 @@ class TransformerLayer(nn.Module):
 
     def _dropped(self, x: torch.Tensor) -> torch.Tensor:
         return dropout(x, self.hidden_dropout, self.training, self.stream)
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    # The tanh form is GPT-2's and Megatron's.
+    return F.gelu(x, approximate="tanh")
 
 
 def dropout(

@@ -1,10 +1,19 @@
-"""What the backward pass computes again, so that its inputs need not be kept (arXiv:1604.06174).
+"""What the backward pass computes again, so that it need not be kept.
 
-full    a run of layers: only its input is kept
+    full         a run of layers: only its input is kept (arXiv:1604.06174)
+    selective    what is large and cheap (arXiv:2205.05198, section 5): the attention weights, [b, n, s, s] and with
+                 dropout three times over, where the kernel keeps them at all (flash and efficient do not); and the
+                 output of the MLP's activation, [b, s, f], which comes from its input, kept anyway
+
+Either way the second computation draws the first one's dropout and gives the same bits. Inside of a compiled layer
+selective does nothing: the compiler decides there what it keeps, and computes activations again by itself.
+
+Shapes: b sequences, s tokens, n heads, f MLP width
 """
 
 from collections.abc import Callable
 
+import torch
 from torch.utils.checkpoint import checkpoint
 
 from nbtrain.parallel.random import TensorParallelStream
@@ -18,3 +27,32 @@ def recomputed(stream: TensorParallelStream | None, function: Callable, *argumen
     if stream is None:
         return checkpoint(function, *arguments, use_reentrant=False)
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=stream.recompute_contexts)
+
+
+def without_keeping(
+    activation: Callable[[torch.Tensor], torch.Tensor],
+    consumer: Callable[[torch.Tensor], torch.Tensor],
+    x: torch.Tensor,
+) -> torch.Tensor:
+    """consumer(activation(x)), whose backward pass takes activation(x) from x again.
+
+    checkpoint could not: around the activation it would keep the output for the consumer, around both it would
+    run the consumer twice. Here what the consumer keeps of the output is replaced by a note of its shape.
+    """
+    if not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return consumer(activation(x))
+    y = activation(x)
+    source, place, size = x.detach(), y.data_ptr(), y.numel()
+
+    def pack(kept: torch.Tensor) -> torch.Tensor | torch.Size:
+        is_output = kept.data_ptr() == place and kept.numel() == size and kept.is_contiguous()
+        return kept.shape if is_output else kept
+
+    def unpack(packed: torch.Tensor | torch.Size) -> torch.Tensor:
+        if isinstance(packed, torch.Tensor):
+            return packed
+        with torch.no_grad():
+            return activation(source).view(packed)
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+        return consumer(y)

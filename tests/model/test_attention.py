@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from nbtrain.model import attention
-from nbtrain.model.attention import causal_attention, documents_of, takes_lengths
+from nbtrain.model.attention import (
+    backend_problem,
+    causal_attention,
+    documents_of,
+    keeps_weights,
+    takes_lengths,
+)
 
 
 def gradients(dtype: torch.dtype, tokens: int, backend: str):
@@ -116,3 +122,25 @@ def test_lengths_give_what_the_mask_gives():
         results.append((output, *torch.autograd.grad(output, inputs, upstream)))
     for lengths, mask in zip(*results):
         torch.testing.assert_close(lengths, mask, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize(
+    ("backend", "dropout"), [("auto", 0.1), ("flash", 0.0), ("math", 0.1), ("math", 0.0)]
+)
+@pytest.mark.parametrize("documents", [False, True])
+def test_a_backend_that_can_serve_has_no_problem(backend, dropout, documents):
+    state = torch.get_rng_state()
+    assert backend_problem("cpu", torch.float32, backend, dropout, documents) is None
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(("backend", "dropout"), [("efficient", 0.0), ("flash", 0.1)])
+def test_a_backend_that_cannot_serve_is_told_before_training(backend, dropout):
+    """On CPU there is no efficient kernel, and flash knows no dropout; auto would take math."""
+    assert "kernel" in backend_problem("cpu", torch.bfloat16, backend, dropout).lower()
+
+
+@pytest.mark.parametrize(("backend", "dropout"), [("auto", 0.0), ("auto", 0.1), ("math", 0.0)])
+def test_only_the_math_kernel_keeps_the_weights(backend, dropout):
+    query = torch.zeros(1, 2, 8, 16, requires_grad=True)
+    assert keeps_weights(query, query, query, dropout, backend) == (dropout > 0 or backend == "math")

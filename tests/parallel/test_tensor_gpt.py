@@ -127,9 +127,10 @@ def check_cut_activations_are_dropped_apart():
 def check_recomputation_changes_no_bit_with_dropout_of_both_streams():
     for sequence_parallel in (False, True):
         kept = losses_of_dropped(sequence_parallel, 0.2, 0.2)
-        again = losses_of_dropped(sequence_parallel, 0.2, 0.2, checkpoint_interval_layers=1)
-        assert torch.equal(kept[0], again[0])
-        assert all(torch.equal(*pair) for pair in zip(kept[1], again[1]))
+        for way in ({"checkpoint_interval_layers": 1}, {"selective_recompute": True}):
+            again = losses_of_dropped(sequence_parallel, 0.2, 0.2, **way)
+            assert torch.equal(kept[0], again[0])
+            assert all(torch.equal(*pair) for pair in zip(kept[1], again[1]))
         other = losses_of_dropped(sequence_parallel, 0.0, 0.0)
         assert not torch.equal(kept[0], other[0])
 

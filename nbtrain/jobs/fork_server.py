@@ -54,6 +54,8 @@ class Ended:
     """By rank; minus the signal where one ended it."""
     timed_out: bool
     seconds: float
+    cpu_seconds: float
+    """Of all its ranks: what it costs, however many others share the cores."""
 
     @property
     def succeeded(self) -> bool:
@@ -196,7 +198,9 @@ class ForkServer:
 
     def _note(self, answer: dict[str, Any]) -> None:
         launch = self._launches.pop(answer["id"])
-        self._ended[launch.id] = Ended(launch, answer["exit_codes"], answer["timed_out"], answer["seconds"])
+        self._ended[launch.id] = Ended(
+            launch, answer["exit_codes"], answer["timed_out"], answer["seconds"], answer["cpu_seconds"]
+        )
 
     def _answer(self, deadline: float | None) -> dict[str, Any]:
         assert self._process.stdout

@@ -88,6 +88,8 @@ class _Proof:
         self.errors: dict[str, str] = {}
         """By run: how it ended badly, and where to look."""
         self.seconds: dict[str, float] = {}
+        self.cpu_seconds: dict[str, float] = {}
+        """By run, its ranks together: what it costs on cores that others share."""
         folder = data_home() / "twin"
         plain = make_twin(config, folder=display(folder))
         self.run = RunDir.named(plain.config.name)
@@ -219,12 +221,16 @@ class _Proof:
 
     def _note(self, name: str, job: JobDir, ended: Ended) -> None:
         """How one launch ended: in its job.json, and here where it was bad."""
-        self.seconds[name] = self.seconds.get(name, 0.0) + ended.seconds
+        self._add_time(name, ended)
         cause = None if ended.succeeded else cause_of(ended)
         end_job(job, cause)
         if cause is not None:
             log = display(job.log(0, 0).parent)
             self.errors[name] = f"{cause}; logs: {log}"
+
+    def _add_time(self, name: str, ended: Ended) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + ended.seconds
+        self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + ended.cpu_seconds
 
     def _wait(self, job: JobDir) -> None:
         """For the end of the run that went the ordinary way."""
@@ -240,7 +246,7 @@ class _Proof:
         run = self.runs[name]
         log = run.path / EXPORT_LOG
         ended = self.server.run(1, EXPORT, [str(run.path), str(self.runs["reference"].path)], log=log)
-        self.seconds[f"export of {name}"] = ended.seconds
+        self._add_time(f"export of {name}", ended)
         if not ended.succeeded:
             self.errors[f"export of {name}"] = f"{cause_of(ended)}; log: {display(log)}"
 
@@ -296,6 +302,7 @@ class _Proof:
             found = check()
         self.checks.append(found)
         found.values.setdefault("seconds", made or 0.0)
+        found.values["cpu_seconds"] = self.cpu_seconds.get(self.serving.get(own, own), 0.0)
 
 
 # --- words ------------------------------------------------------------------------------------------------------

@@ -4,7 +4,7 @@
 
     {"id": 1, "ranks": 4, "function": "nbtrain.train.__main__:main", "arguments": ["output/gpt"], "log": "{rank}.log", ...}
       -> {"kind": "started", "id": 1, "pids": [...]}
-      -> {"kind": "ended", "id": 1, "exit_codes": [0, 0, 0, 0], "timed_out": false, "seconds": 5.1}
+      -> {"kind": "ended", "id": 1, "exit_codes": [0, 0, 0, 0], "timed_out": false, ...}
     {"id": 1, "signal": 15, "rank": 0}
       -> the signal, to one rank or (rank null) to all that are left
 
@@ -69,6 +69,7 @@ class Launch:
     """pid -> rank of those that have not ended."""
     exit_codes: list[int | None]
     """By rank; minus the signal where one ended it, None while it runs."""
+    cpu_seconds: float = 0.0
     timed_out: bool = False
     kill_at: float = field(default=float("inf"))
 
@@ -145,8 +146,9 @@ class Server:
     def _look_after(self) -> None:
         for launch in list(self._launches.values()):
             for pid in list(launch.running):
-                done, status = os.waitpid(pid, os.WNOHANG)
+                done, status, used = os.wait4(pid, os.WNOHANG)
                 if done:
+                    launch.cpu_seconds += used.ru_utime + used.ru_stime
                     code = os.waitstatus_to_exitcode(status)
                     launch.exit_codes[launch.running.pop(pid)] = code
                     if code != 0:
@@ -163,6 +165,7 @@ class Server:
                         "exit_codes": launch.exit_codes,
                         "timed_out": launch.timed_out,
                         "seconds": time.monotonic() - launch.started,
+                        "cpu_seconds": launch.cpu_seconds,
                     }
                 )
 

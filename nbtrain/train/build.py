@@ -15,11 +15,11 @@ import torch.distributed as dist
 
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.stages import stage_layers
 from nbtrain.data import gpt_dataset
 from nbtrain.errors import ConfigError
 from nbtrain.model.gpt import build_model
-from nbtrain.model.layers import TransformerLayer
-from nbtrain.model.names import canonical_name
+from nbtrain.model.pipeline import build_pipeline, canonical_parameters
 from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.random import TensorParallelStream, seed_rank
@@ -28,6 +28,7 @@ from nbtrain.rundir import EventWriter, RunDir
 from nbtrain.train.checkpoint import Checkpointer, TrainState, choose
 from nbtrain.train.engine import TrainEngine
 from nbtrain.train.optimizer import build_optimizer
+from nbtrain.train.pipeline_engine import PipelineEngine
 from nbtrain.train.plain_engine import PlainEngine
 from nbtrain.train.stability import StepGuard, pass_bad_samples, skipped_samples
 
@@ -113,7 +114,14 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
     stream = _tensor_parallel_stream(config, groups)
     engine = _build_engine(config, groups, stream)
     checkpointer = Checkpointer(
-        run, config, engine.deepspeed, world, datasets.manifest.tokenizer_sha256, events
+        run,
+        config,
+        engine.deepspeed,
+        world,
+        datasets.manifest.tokenizer_sha256,
+        events,
+        datasets.train,
+        stream,
     )
     # Stages and places on the data axis drop apart; tensor-parallel ranks alike what they hold alike.
     seed_rank(config.model.seed, world.rank // config.parallel.tensor_parallel_size)
@@ -141,13 +149,11 @@ def _build_engine(
         groups.tensor_model_parallel, parallel.sequence_parallel, groups.sequence_parallel, stream
     )
     is_piped = parallel.pipeline_parallel_size > 1
+    model: Any
     # A pipeline makes its own from its topology.
     units = None if is_piped else _deepspeed_units(groups)
     if is_piped:
-        from nbtrain.model.pipeline import build_pipeline
-        from nbtrain.train.pipeline_engine import PipelineEngine
-
-        model = build_pipeline(config, layout, config.topology)
+        model = build_pipeline(config, layout, config.topology, stage_layers(config))
     else:
         # Around the model: under ZeRO 3 a parameter is cut as soon as its module is made.
         axis = groups.sequence_data_parallel.process_group
@@ -158,15 +164,10 @@ def _build_engine(
         )
         with cut_at_once:
             model = build_model(config, layout)
-    layers = config.model.num_layers
-    named = [
-        (canonical_name(name, layers) if is_piped else name, parameter)
-        for name, parameter in model.named_parameters()
-    ]
+    named = canonical_parameters(model) if is_piped else model.named_parameters()
     if config.model.compile:
-        for module in model.modules():
-            if isinstance(module, TransformerLayer):
-                module.compile()
+        for layer in model.layers:
+            layer.compile()
     with quiet():
         engine, optimizer, _, _ = deepspeed.initialize(
             model=model,

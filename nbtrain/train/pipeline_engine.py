@@ -6,6 +6,7 @@ between take none. The loss of the last stage is told to all.
 
 import contextlib
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 
@@ -44,13 +45,14 @@ class PipelineEngine(TrainEngine):
 
     @contextlib.contextmanager
     def _scaled(self, factor: float | None) -> Iterator[None]:
-        loss_function = self.module.loss_fn
+        module: Any = self.module
+        loss_function = module.loss_fn
         if factor is not None:
-            self.module.loss_fn = lambda outputs, labels: loss_function(outputs, labels) * factor
+            module.loss_fn = lambda outputs, labels: loss_function(outputs, labels) * factor
         try:
             yield
         finally:
-            self.module.loss_fn = loss_function
+            module.loss_fn = loss_function
 
     def evaluate(self, batches: Batches, num_batches: int, beat: Callable[[], None]) -> float:
         tokens: list[float] = []

@@ -17,6 +17,7 @@ from nbtrain.parallel.startup import World
 from nbtrain.rundir import RunDir
 from nbtrain.train.batches import Batches, evaluation_rows, training_rows
 from nbtrain.train.build import Built, build
+from nbtrain.train.checkpoint import Saved
 from nbtrain.train.exit_limits import ExitLimits, job_start
 from nbtrain.train.heartbeat import HeartbeatWriter
 from nbtrain.train.perf import PerfClock
@@ -112,7 +113,9 @@ class Trainer:
                 self.requests.acknowledge(self.state.step)
                 if wish == STOP and not done:
                     self._tell_limit()
+                    self._finish_saving()
                     return "stopped"
+        self._finish_saving()
         if self.perf is not None and self.perf.result is not None and self.report is not None:
             self.report.add_throughput(self.state, self.perf.result)
         self._test()
@@ -142,9 +145,10 @@ class Trainer:
                 self.report.add_spread(result.step, spread, self.state)
         if self.report is not None:
             self.report.add_step(result, self.state)
+        self._tell_written(self.checkpointer.poll())
 
     def _wish(self) -> int:
-        return max(self.requests.wish(), self.limits.wish())
+        return max(self.requests.wish(), self.limits.wish(), self.checkpointer.wish())
 
     def _tell_limit(self) -> None:
         if self.requests.wish() != STOP:
@@ -194,11 +198,22 @@ class Trainer:
             return
         self.guard.settle()
         self.state.stability = self.guard.state_dict()
-        started = time.perf_counter()
         with self.heartbeat.phase("save"):
-            self.checkpointer.save(self.state)
+            stall_seconds = self.checkpointer.save(self.state)
         if self.report is not None:
-            self.report.add_checkpoint(self.state, time.perf_counter() - started)
+            self.report.add_checkpoint(self.state, stall_seconds)
+        self._tell_written(self.checkpointer.poll())
+
+    def _finish_saving(self) -> None:
+        """Until what is still being written in the background is there."""
+        if self.config.checkpoint.async_save:
+            with self.heartbeat.phase("save"):
+                self.checkpointer.finish()
+            self._tell_written(self.checkpointer.poll())
+
+    def _tell_written(self, saved: Saved | None) -> None:
+        if saved is not None and self.report is not None:
+            self.report.add_checkpoint_written(self.state, saved.step, saved.write_seconds, saved.bytes)
 
     # --- data ------------------------------------------------------------------------------------------------
 

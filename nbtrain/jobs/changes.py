@@ -1,7 +1,7 @@
 """What may change between the jobs of one run, and what makes it another run.
 
-A checkpoint binds the architecture, the tokenizer, the order of the data, the sizes of all steps and the cut
-over the ranks. Everything else may change on resume, and is told.
+A checkpoint binds the architecture, the tokenizer, the number format, the order of the data and the sizes of all
+steps. Everything else may change on resume, and is told: the cut over the ranks too (train/reshape.py).
 """
 
 import re
@@ -32,11 +32,6 @@ BOUND = (
     "batch.step_batch_size_schedule",
     "precision.dtype",
     "precision.autocast",
-    "parallel.data_parallel_size",
-    "parallel.tensor_parallel_size",
-    "parallel.pipeline_parallel_size",
-    "parallel.sequence_parallel",
-    "parallel.zero_stage",
 )
 # A source's share of packed data decides the order; its other settings change the dataset itself, or nothing.
 WEIGHT = re.compile(r"data\.sources\.\d+\.weight")

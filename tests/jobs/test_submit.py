@@ -204,7 +204,7 @@ def test_a_finished_trial_names_its_own_limit(tiny):
 
 
 def test_another_training_is_refused_by_name(tiny):
-    """Architecture, tokenizer, data and layout are bound by what was trained; each is told with its place."""
+    """Architecture, tokenizer and data are bound by what was trained; each is told with its place. The layout is not."""
     job = submit(tiny())
     end(job, "FAILED", step=5)
     before = job.run.config_yaml.read_text()
@@ -223,7 +223,6 @@ def test_another_training_is_refused_by_name(tiny):
         "output/tiny holds another training; these settings cannot change on resume:\n"
         "  model.num_layers: 2 -> 4  (override model.num_layers=4)\n"
         "  data.seed: 1234 -> 7  (override data.seed=7)\n"
-        "  parallel.zero_stage: 1 -> 2  (override parallel.zero_stage=2)\n"
         "Nothing was written. `nbtrain resume tiny` goes on with its own settings; "
         "another `name:` trains these as a new run."
     )
@@ -253,6 +252,20 @@ def test_changes_are_fields(tiny):
         ("model.compile", False, True, False),
         ("backend.env", {}, {"A": "1"}, False),
     ]
+
+
+def test_the_layout_is_free(tiny):
+    """A checkpoint loads into any layout: nothing of `parallel`, and no micro batch, makes another run."""
+    other = {
+        "parallel.data_parallel_size": 2,
+        "parallel.tensor_parallel_size": 2,
+        "parallel.zero_stage": 3,
+        "parallel.activation_checkpointing.granularity": "full",
+        "batch.micro_batch_size": 1,
+    }
+    changes = changes_between(tiny(), tiny(**other))
+    assert {change.key for change in changes} >= set(other)
+    assert not any(change.bound for change in changes)
 
 
 def test_weights_of_packed_sources_are_bound(tiny):

@@ -217,7 +217,7 @@ class OffloadConfig(ConfigModel):
     """Where ZeRO keeps something that a device's memory does not hold."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
-    """none: on the device; cpu: in host memory; nvme: in files under nvme_path."""
+    """none: on the device; cpu: in host memory; nvme: in files under nvme_path, ZeRO 3 only."""
     nvme_path: str | None = None
     """A folder on a local NVMe disk."""
     pin_memory: bool = False
@@ -258,11 +258,11 @@ class ParallelConfig(ConfigModel):
     zero_quantized_weights: bool = False
     """ZeRO++ on stage 3: gather parameters in INT8; GPU only."""
     zero_quantized_gradients: bool = False
-    """ZeRO++ on stage 3: reduce gradients in INT4; GPU only."""
+    """ZeRO++ on stage 3: reduce gradients between machines in INT4; GPU only."""
     activation_checkpointing: ActivationCheckpointingConfig = ActivationCheckpointingConfig()
     """Memory against recomputation."""
     overlap_comm: bool = True
-    """ZeRO: reduce gradients while the backward pass runs."""
+    """ZeRO: reduce gradients while the backward pass runs; a pipeline does so behind it."""
     contiguous_gradients: bool = True
     """ZeRO: copy gradients to one buffer as they appear."""
     reduce_scatter: bool = True

@@ -252,8 +252,10 @@ def _layer_bytes(config: RunConfig, whole: bool = False) -> int:
     tokens = _tokens(config)
     # Flash attention keeps one fp32 number per head and token, the log-sum-exp of the scores.
     heads = model.num_attention_heads / tensor
-    scores = 0 if selective else 4 * heads * tokens
-    if keeps_scores(config) and not selective:
+    scores = 4 * heads * tokens
+    if keeps_scores(config) and selective:
+        scores = 0
+    elif keeps_scores(config):
         # Softmax, its dropout mask and the dropped-out softmax, for every pair of positions.
         masks = 1 + product if model.attention_dropout else 0
         scores = (product + masks) * heads * tokens * model.seq_length

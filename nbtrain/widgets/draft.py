@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 GROUPS = {
     "Distributed": ("resources", "backend"),
     "Model": ("model", "tokenizer"),
-    "Training": ("mode", "batch", "optimizer", "lr_schedule", "precision", "checkpoint"),
+    "Training": ("mode", "batch", "optimizer", "lr_schedule", "precision", "checkpoint", "stability"),
     "Parallel": ("parallel",),
     "Data": ("data",),
     "Evaluation": ("evaluation",),

@@ -132,10 +132,10 @@ def test_chunks_keep_the_logits_small():
 
 
 def test_selective_recomputation_drops_scores_and_the_mlps_activation():
-    """26 of 34 bytes stay, whatever the kernel; of one layer everything is there at a time."""
+    """26 of 34 bytes stay, with the scores where the kernel keeps them; of one layer everything is there at a time."""
     selective = [*SMALL, "parallel.activation_checkpointing.granularity=selective"]
     lse = 4 * 12 / 768
-    assert layer_of(selective) + lse == pytest.approx(26, abs=1e-3)
+    assert layer_of(selective) == pytest.approx(26, abs=1e-3)
     assert layer_of([*selective, "model.attention_backend=math"]) + lse == pytest.approx(26, abs=1e-3)
     unit = 2048 * 16 * 768
     math = load("gpt-125m", [*selective, "model.attention_backend=math"])

@@ -450,7 +450,8 @@ class _Shard:
     def _check_range(self, ids: np.ndarray) -> None:
         if not len(ids):
             return
-        smallest, largest = int(ids.min()), int(ids.max())
+        smallest = 0 if ids.dtype.kind == "u" else int(ids.min())
+        largest = int(ids.max())
         if smallest < 0 or largest >= self.settings.vocab_size:
             raise DataError(
                 f"token id {smallest if smallest < 0 else largest:,} is outside the vocabulary of "

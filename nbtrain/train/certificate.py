@@ -36,6 +36,7 @@ WITHOUT_EFFECT = (
     "evaluation",
     "logging",
     "profile",
+    # The device itself is compared below.
     "resources",
     "data.num_workers",
     "batch.max_steps",
@@ -52,7 +53,6 @@ SAME_MATHEMATICS = (
     "model.attention_backend",
     "model.compile",
     "model.cross_entropy_chunk_tokens",
-    "resources.device",
 )
 
 
@@ -122,17 +122,17 @@ def certify(
 ) -> ResumeCertificate:
     """The certificate of a resume from the checkpoint of `manifest`; `layout` and `next_batch` are the run's now."""
     changed, inexact = [], []
-    for key, before, now in _differences(manifest["layout"], layout):
-        inexact.append(f"layout: {key}: {before} -> {now}")
     if manifest["settings"] is None:
         inexact.append("the checkpoint's version does not say the settings it was trained with")
     else:
         for key, before, now in _differences(manifest["settings"], settings(config)):
-            if _within(key, SAME_MATHEMATICS):
-                if key.rpartition(".")[2] not in layout:
-                    inexact.append(f"{key}: {before} -> {now}")
-            elif not _within(key, WITHOUT_EFFECT):
-                changed.append(f"{key}: {before} -> {now}")
+            if _within(key, WITHOUT_EFFECT):
+                continue
+            (inexact if _within(key, SAME_MATHEMATICS) else changed).append(f"{key}: {before} -> {now}")
+    if not inexact or manifest["settings"] is None:
+        # Else the settings say it, in the words of the YAML.
+        for key, before, now in _differences(manifest["layout"], layout):
+            inexact.append(f"layout: {key}: {before} -> {now}")
     for title, before_all, now_all in (
         ("version of", manifest["versions"], software()),
         ("device", manifest["device"] or {}, device(where)),

@@ -53,7 +53,7 @@ EXPORT = "nbtrain.train.twin_export:main"
 PROOF = "proof"
 EXPORT_LOG = "export.log"
 EXPORT_ANSWER = "export.json"
-LAUNCH_SECONDS = 300.0
+LAUNCH_SECONDS = 900.0
 POLL_SECONDS = 0.2
 
 

@@ -1,6 +1,7 @@
 """One rank that trains several runs, one after the other, in one process group: its start is paid once.
 
-python worker.py RUN_DIR ...; each run as `python -m nbtrain.train` trains it, but for start and end.
+python worker.py RUN_DIR ..., or worker:main of forked ranks (nbtrain/jobs/fork_server.py); each run as
+`python -m nbtrain.train` trains it, but for start and end.
 """
 
 import os
@@ -8,10 +9,15 @@ import sys
 
 os.environ["DS_ACCELERATOR"] = "cpu"
 
+import gc
+
+import torch
 from deepspeed.accelerator import get_accelerator
+from deepspeed.utils import groups as deepspeed_groups
 
 from nbtrain.config.load import load_resolved
 from nbtrain.parallel import startup
+from nbtrain.parallel.startup import World
 from nbtrain.parent_death import die_with_parent
 from nbtrain.rundir import EventWriter, Progress, RunDir
 from nbtrain.train.build import refuse_unsupported
@@ -19,24 +25,45 @@ from nbtrain.train.heartbeat import HeartbeatWriter
 from nbtrain.train.requests import Requests
 from nbtrain.train.trainer import train_run
 
+# What deepspeed/utils/groups.py keeps of an engine for the next one, as it is before any.
+_UNUSED = {
+    name: value
+    for name, value in vars(deepspeed_groups).items()
+    if value is None and not name.startswith("__")
+}
 
-def main(paths: list[str]) -> None:
+
+def forget_engines() -> None:
+    """Let go of the last run's engine, and of what DeepSpeed would give the next one of it."""
+    gc.collect()
+    for name, value in _UNUSED.items():
+        setattr(deepspeed_groups, name, value)
+
+
+def train(path: str, world: World) -> str:
+    """One run: "finished" or "stopped"."""
+    run = RunDir(path)
+    job = run.newest_job()
+    config = load_resolved(run.config_yaml)
+    refuse_unsupported(config)
+    heartbeat = HeartbeatWriter(job, world.rank, 0)
+    if world.rank == 0:
+        heartbeat.events = EventWriter(job, "rank0")
+        heartbeat.progress = Progress(config.train_steps, config.train_tokens)
+    torch.manual_seed(0)
+    return train_run(run, config, world, Requests(job, world.rank), heartbeat)
+
+
+def main(*paths: str) -> None:
     die_with_parent()
     world = startup.start("cpu", 120)
     # DeepSpeed asks the processor for fp16 instructions; torch computes without them, slowly.
     get_accelerator().is_fp16_supported = lambda: True
     for path in paths:
-        run = RunDir(path)
-        job = run.newest_job()
-        config = load_resolved(run.config_yaml)
-        refuse_unsupported(config)
-        heartbeat = HeartbeatWriter(job, world.rank, 0)
-        if world.rank == 0:
-            heartbeat.events = EventWriter(job, "rank0")
-            heartbeat.progress = Progress(config.train_steps, config.train_tokens)
-        assert train_run(run, config, world, Requests(job, world.rank), heartbeat) == "finished"
+        assert train(path, world) == "finished"
+        forget_engines()
     startup.finish()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

@@ -1,0 +1,218 @@
+"""Runs whose curves are compared: a layout, a way of ZeRO, a precision, a kind of data and what else bears on a step.
+
+All train the same tiny model from the same weights on the same samples in the same order, without dropout (ranks draw
+other numbers), so that there is one curve for each kind of data, whatever the layout.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+STEPS = 10
+GLOBAL_BATCH = 16
+SEQ_LENGTH = 32
+MODEL = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 8, "seq_length": SEQ_LENGTH}
+# 8 and 24 make another padding for 1, 2, 4 and 8 tensor-parallel ranks: of 500 to 504, 528, 576, 576.
+PADDING = 24
+
+BASE = {
+    **{f"model.{key}": value for key, value in MODEL.items()},
+    "model.hidden_dropout": 0.0,
+    "model.attention_dropout": 0.0,
+    "model.make_vocab_size_divisible_by": PADDING,
+    # Less than most micro batches' tokens, and no divisor of them: there are several pieces, the last a shorter one.
+    "model.cross_entropy_chunk_tokens": 100,
+    "batch.global_batch_size": GLOBAL_BATCH,
+    "batch.train_tokens": STEPS * GLOBAL_BATCH * SEQ_LENGTH,
+    "lr_schedule.lr_warmup_tokens": 2 * GLOBAL_BATCH * SEQ_LENGTH,
+    "evaluation.eval_interval_steps": 5,
+    "evaluation.eval_iters": 1,
+    # Every ZeRO stage cuts every parameter: the model is small.
+    "parallel.stage3_param_persistence_threshold": 0,
+}
+
+# What decides the curve.
+DATA: dict[str, dict[str, Any]] = {
+    "stream": {},
+    # Several documents in a sequence, apart from each other.
+    "documents": {
+        "data.name": "short",
+        "data.reset_position_ids": True,
+        "data.inter_document_masking": True,
+    },
+    # No loss on some tokens, of other numbers in each sample.
+    "masked": {"data.name": "short", "data.eod_mask_loss": True},
+    # Best fit, with documents, positions, masks and two sources.
+    "packed": {"data.name": "packed", "data.packing": "best_fit"},
+    # 8, 8, 16 ...: the micro batches of a step change on the way.
+    "ramp": {"batch.rampup": {"start_batch_size": 8, "batch_size_increment": 8, "ramp_samples": 32}},
+}
+PRECISIONS: dict[str, dict[str, Any]] = {
+    "fp32": {"precision.dtype": "fp32"},
+    "bf16": {"precision.dtype": "bf16"},
+    "autocast": {"precision.dtype": "bf16", "precision.autocast": True},
+    "fp16": {"precision.dtype": "fp16"},
+}
+RECOMPUTE: dict[str, dict[str, Any]] = {
+    "none": {},
+    "selective": {"parallel.activation_checkpointing.granularity": "selective"},
+    "full": {"parallel.activation_checkpointing.granularity": "full"},
+    "every2": {
+        "parallel.activation_checkpointing.granularity": "full",
+        "parallel.activation_checkpointing.interval_layers": 2,
+    },
+}
+OFFLOAD: dict[str, dict[str, Any]] = {
+    "none": {},
+    "optimizer": {"parallel.offload_optimizer.device": "cpu"},
+    "param": {"parallel.offload_param.device": "cpu"},
+    "both": {"parallel.offload_optimizer.device": "cpu", "parallel.offload_param.device": "cpu"},
+}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Largest deviations from one process, as runner.Deviation has them; why they are these: test_parity.py."""
+
+    loss: float
+    grad_norm: float
+    validation_loss: float
+    weights: float
+    weights_mean: float
+    exp_avg: float
+    exp_avg_sq: float
+
+
+FP32 = Tolerance(2e-6, 4e-6, 2e-6, 2e-5, 1e-6, 1e-5, 1e-5)
+FP16 = Tolerance(1e-3, 1e-2, 1e-3, 2e-2, 2e-3, 1e-1, 1e-1)
+TOLERANCES = {"fp32": FP32, "bf16": FP16, "autocast": FP16, "fp16": FP16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way of training the run; the values of its fields are keys of the tables above, or sizes."""
+
+    dp: int = 1
+    tp: int = 1
+    sp: bool = False
+    pp: int = 1
+    us: int = 1
+    zero: int = 1
+    precision: str = "fp32"
+    data: str = "stream"
+    recompute: str = "none"
+    offload: str = "none"
+    hpz: int = 0
+    extra: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Further overrides."""
+    note: str = ""
+    """What those do, in the name."""
+
+    @cached_property
+    def name(self) -> str:
+        sizes = [f"{kind}{size}" for kind in ("dp", "tp", "pp", "us") if (size := getattr(self, kind)) > 1]
+        parts = [*(sizes or ["one"]), f"z{self.zero}"]
+        if self.sp:
+            parts.insert(len(parts) - 1, "sp")
+        parts += [self.precision] if self.precision != "fp32" else []
+        parts += [self.data] if self.data != "stream" else []
+        parts += [f"recompute-{self.recompute}"] if self.recompute != "none" else []
+        parts += [f"offload-{self.offload}"] if self.offload != "none" else []
+        parts += [f"hpz{self.hpz}"] if self.hpz else []
+        return "-".join([*parts, *([self.note] if self.note else [])])
+
+    @property
+    def layout(self) -> str:
+        """Without what the name says besides."""
+        return Case(self.dp, self.tp, self.sp, self.pp, self.us, self.zero).name
+
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.tp * self.pp * self.us
+
+    @property
+    def tolerance(self) -> Tolerance:
+        return TOLERANCES[self.precision]
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """Of launch.TINY. Every rank makes several micro batches a step, a ramp's first steps included."""
+        accumulation_steps = 4 if self.data == "ramp" or self.pp > 2 else 2
+        micro = max(GLOBAL_BATCH // (self.dp * accumulation_steps), 1)
+        hpz = {"parallel.zero_hpz": True, "parallel.zero_hpz_partition_size": self.hpz} if self.hpz else {}
+        return {
+            **BASE,
+            "batch.micro_batch_size": micro,
+            "parallel.data_parallel_size": self.dp,
+            "parallel.tensor_parallel_size": self.tp,
+            "parallel.sequence_parallel": self.sp,
+            "parallel.pipeline_parallel_size": self.pp,
+            "parallel.ds_sequence_parallel_size": self.us,
+            "parallel.zero_stage": self.zero,
+            **DATA[self.data],
+            **PRECISIONS[self.precision],
+            **RECOMPUTE[self.recompute],
+            **OFFLOAD[self.offload],
+            **hpz,
+            **self.extra,
+        }
+
+
+def parity_cases() -> list[Case]:
+    """Every kind and every product of kinds that up to 8 ranks can hold, and each other choice with each of them."""
+    cases = [Case()]
+    # Data parallelism, alone and under every cut of the model.
+    cases += [Case(dp=dp, zero=zero) for dp in (1, 2, 4, 8) for zero in (0, 1, 2, 3)]
+    for sp in (False, True):
+        cases += [Case(tp=tp, sp=sp) for tp in (2, 4, 8)]
+        cases += [
+            Case(tp=tp, dp=dp, sp=sp, zero=zero)
+            for tp, dp in ((2, 1), (2, 2), (2, 4), (4, 2))
+            for zero in (1, 2, 3)
+        ]
+        cases += [Case(tp=tp, pp=pp, sp=sp) for tp, pp in ((2, 2), (2, 4), (4, 2))]
+        cases += [Case(tp=2, pp=2, dp=2, sp=sp)]
+    cases += [Case(pp=pp, dp=dp) for pp, dp in ((2, 1), (4, 1), (2, 2), (2, 4), (4, 2))]
+    cases += [
+        Case(us=us, dp=dp, zero=zero)
+        for us, dp in ((2, 1), (4, 1), (8, 1), (2, 2), (2, 4), (4, 2))
+        for zero in (0, 1, 2, 3)
+    ]
+    # What is chosen besides, with every kind of cut.
+    cuts: list[dict[str, Any]] = [
+        {"dp": 2, "zero": 2},
+        {"dp": 2, "zero": 3},
+        {"tp": 2},
+        {"tp": 2, "sp": True, "dp": 2, "zero": 2},
+        {"tp": 2, "sp": True, "dp": 2, "zero": 3},
+        {"pp": 2, "dp": 2},
+        {"tp": 2, "sp": True, "pp": 2},
+        {"tp": 2, "sp": True, "pp": 2, "dp": 2},
+        {"us": 2},
+        {"us": 2, "dp": 2, "zero": 3},
+    ]
+    for cut in cuts:
+        cases += [Case(**cut, precision=precision) for precision in ("bf16", "autocast")]
+        cases += [Case(**cut, recompute=recompute) for recompute in ("selective", "full", "every2")]
+        cases += [Case(**cut, data=data) for data in DATA if data != "stream"]
+        cases += [Case(**cut, offload="optimizer")]
+        if cut.get("zero") == 3:
+            cases += [Case(**cut, offload=offload) for offload in ("param", "both")]
+    cases += [Case(zero=stage, precision="bf16") for stage in (1, 2, 3)]
+    cases += [Case(dp=2, zero=stage, precision="bf16", data="ramp") for stage in (1, 2, 3)]
+    cases += [Case(dp=dp, zero=3, hpz=hpz) for dp, hpz in ((4, 2), (8, 2), (8, 4))]
+    cases += [Case(dp=2, us=2, zero=3, hpz=2), Case(dp=4, zero=3, hpz=2, precision="bf16")]
+    for zero in (1, 2, 3):
+        for key, value in (
+            ("overlap_comm", False),
+            ("contiguous_gradients", False),
+            ("reduce_scatter", False),
+            ("reduce_bucket_size", 20_000),
+        ):
+            note = key if value is False else "small-buckets"
+            note = note if value is not False else f"no-{key}"
+            cases.append(Case(dp=2, zero=zero, extra={f"parallel.{key}": value}, note=note))
+    cases.append(Case(dp=2, zero=3, extra={"parallel.sub_group_size": 20_000}, note="sub-groups"))
+    cases.append(Case(dp=2, zero=0, extra={"parallel.prescale_gradients": True}, note="prescaled"))
+    cases.append(Case(pp=3, extra={"parallel.pipeline_stage_layers": [1, 2, 1]}, note="uneven"))
+    return list(dict.fromkeys(cases))

@@ -1,0 +1,120 @@
+"""The curve of one process in fp32: a plain loop around plain_gpt.py with torch's AdamW, without DeepSpeed.
+
+Shared with nbtrain: the order of samples, the initial weights, and the learning rate and weight decay of a step, which
+have tests of their own. A step takes its whole batch in one piece.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from plain_gpt import PlainGPT
+
+from nbtrain.config.lr_schedule import LrSchedule
+from nbtrain.config.schema import RunConfig
+from nbtrain.data import gpt_dataset
+from nbtrain.model.gpt import build_model
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What one process makes of a run."""
+
+    losses: np.ndarray
+    """Of each step."""
+    grad_norms: np.ndarray
+    """Before clipping."""
+    validation_losses: np.ndarray
+    """At every evaluation.eval_interval_steps."""
+    weights: dict[str, torch.Tensor]
+    """At the end, by canonical name; the word embedding without padding."""
+    exp_avg: dict[str, torch.Tensor]
+    """Adam's first moments at the end: linear in every gradient, so that a wrong one shows by its name."""
+    exp_avg_sq: dict[str, torch.Tensor]
+    """Its second moments."""
+
+
+def plain_model(config: RunConfig) -> PlainGPT:
+    """With the run's initial weights."""
+    model, vocabulary = config.model, config.tokenizer.vocab_size
+    plain = PlainGPT(
+        model.num_layers,
+        model.hidden_size,
+        model.num_attention_heads,
+        vocabulary,
+        model.resolved_max_position_embeddings,
+    )
+    weights = build_model(config).state_dict()
+    weights["word_embeddings.weight"] = weights["word_embeddings.weight"][:vocabulary]
+    plain.load_state_dict(weights)
+    return plain
+
+
+def batch_of(dataset: Any, positions: range) -> tuple[torch.Tensor | None, ...]:
+    """(tokens, labels, positions, visible, learnt) of some samples, as PlainGPT takes them."""
+    samples = [dataset.sample(position) for position in positions]
+    length = len(samples[0].tokens)
+    tokens = torch.tensor(np.stack([sample.tokens for sample in samples]), dtype=torch.int64)
+    labels = torch.tensor(np.stack([sample.labels for sample in samples]), dtype=torch.int64)
+    own = visible = learnt = None
+    if any(sample.position_ids is not None for sample in samples):
+        straight = np.arange(length)
+        rows = [straight if sample.position_ids is None else sample.position_ids for sample in samples]
+        own = torch.tensor(np.stack(rows), dtype=torch.int64)
+    if any(sample.cu_seqlens is not None for sample in samples):
+        numbers = np.zeros((len(samples), length), np.int64)
+        for row, sample in zip(numbers, samples):
+            for start in sample.cu_seqlens if sample.cu_seqlens is not None else ():
+                row[start:] += 1
+        visible = torch.tensor(numbers[:, :, None] == numbers[:, None, :])
+    if any(sample.loss_mask is not None for sample in samples):
+        every = np.ones(length, np.float32)
+        rows = [every if sample.loss_mask is None else sample.loss_mask for sample in samples]
+        learnt = torch.tensor(np.stack(rows))
+    return tokens, labels, own, visible, learnt
+
+
+def curve(config: RunConfig) -> Curve:
+    """Train the run of `config`, whatever layout it asks for, in this process. NBTRAIN_DATA names its data home."""
+    datasets, schedule, settings = gpt_dataset.build(config, None), LrSchedule.of(config), config.optimizer
+    model = plain_model(config)
+    matrices, others = (
+        [parameter for parameter in model.parameters() if (parameter.ndim > 1) == is_matrix]
+        for is_matrix in (True, False)
+    )
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": matrices, "weight_decay": settings.weight_decay},
+            {"params": others, "weight_decay": 0.0},
+        ],
+        betas=(settings.adam_beta1, settings.adam_beta2),
+        eps=settings.adam_eps,
+        foreach=False,
+        fused=False,
+    )
+    losses, norms, validation = [], [], []
+    consumed = 0
+    for step in range(1, config.train_steps + 1):
+        size = config.batch_schedule.size_at(consumed)
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.learning_rate(consumed * config.model.seq_length)
+        optimizer.zero_grad()
+        loss = model(*batch_of(datasets.train, range(consumed, consumed + size)))
+        loss.backward()
+        norms.append(float(torch.nn.utils.clip_grad_norm_(model.parameters(), settings.clip_grad)))
+        optimizer.step()
+        losses.append(loss.item())
+        consumed += size
+        if step % config.evaluation.eval_interval_steps == 0 or step == config.train_steps:
+            held_out = range(config.evaluation.eval_iters * config.batch.global_batch_size)
+            with torch.no_grad():
+                validation.append(model(*batch_of(datasets.valid, held_out)).item())
+    state = {name: optimizer.state[parameter] for name, parameter in model.named_parameters()}
+    return Curve(
+        np.array(losses),
+        np.array(norms),
+        np.array(validation),
+        {name: parameter.detach() for name, parameter in model.named_parameters()},
+        *({name: state[name][kind] for name in state} for kind in ("exp_avg", "exp_avg_sq")),
+    )

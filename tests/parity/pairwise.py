@@ -1,0 +1,86 @@
+"""Few cases in which every two choices that go together meet: most faults of a product show in a product of two."""
+
+import itertools
+import random
+from functools import cache
+from typing import Any
+
+from cases import Case
+
+Row = dict[str, Any]
+Pair = frozenset[tuple[str, Any]]
+
+# `tensor` is tp and sp.
+CHOICES: dict[str, tuple[Any, ...]] = {
+    "dp": (1, 2),
+    "tensor": ((1, False), (2, False), (2, True)),
+    "pp": (1, 2),
+    "us": (1, 2),
+    "zero": (0, 1, 2, 3),
+    "precision": ("fp32", "bf16", "autocast"),
+    "data": ("stream", "documents", "masked", "packed", "ramp"),
+    "recompute": ("none", "selective", "full", "every2"),
+    "offload": ("none", "optimizer", "both"),
+}
+TRIES = 150
+
+
+def case_of(row: Row) -> Case:
+    """A row of CHOICES; what is missing is the first of its choices."""
+    whole = {key: choices[0] for key, choices in CHOICES.items()} | {"zero": 1} | row
+    tp, sp = whole.pop("tensor")
+    return Case(tp=tp, sp=sp, **whole)
+
+
+def goes_together(row: Row) -> bool:
+    """Whether nbtrain trains such a row; test_pairwise.py holds this against config/check.py."""
+    case = case_of(row)
+    return not (
+        (case.zero == 0 and (case.precision == "bf16" or case.tp > 1 or case.pp > 1))
+        or (case.zero > 1 and case.pp > 1)
+        or (case.us > 1 and (case.tp > 1 or case.pp > 1))
+        or (case.offload != "none" and case.zero == 0)
+        or (case.offload == "both" and case.zero != 3)
+    )
+
+
+def pairs_of(row: Row) -> set[Pair]:
+    return {frozenset(pair) for pair in itertools.combinations(row.items(), 2)}
+
+
+@cache
+def all_pairs() -> frozenset[Pair]:
+    """Every two choices that can meet in a row that goes together."""
+    found = set()
+    for (first, ones), (second, others) in itertools.combinations(CHOICES.items(), 2):
+        for one, other in itertools.product(ones, others):
+            row = {first: one, second: other}
+            if _completed(row, random.Random(0)) is not None:
+                found.add(frozenset(row.items()))
+    return frozenset(found)
+
+
+@cache
+def cover() -> tuple[Case, ...]:
+    """A small set of cases that has all of all_pairs(), the same at each call."""
+    generator, missing, rows = random.Random(4), set(all_pairs()), []
+    while missing:
+        seed = dict(min(missing, key=lambda pair: sorted(map(repr, pair))))
+        candidates = [_completed(seed, generator) for _ in range(TRIES)]
+        best = max(
+            (row for row in candidates if row is not None),
+            # Of rows that have as many new pairs, the one with the fewest ranks.
+            key=lambda row: len(pairs_of(row) & missing) - case_of(row).ranks / 2,
+        )
+        missing -= pairs_of(best)
+        rows.append(best)
+    return tuple(case_of(row) for row in rows)
+
+
+def _completed(part: Row, generator: random.Random) -> Row | None:
+    """A random row that has these choices and goes together; None where none was found."""
+    for _ in range(TRIES):
+        row = {key: generator.choice(choices) for key, choices in CHOICES.items()} | part
+        if goes_together(row):
+            return row
+    return None

@@ -1,0 +1,124 @@
+"""Checkpoints that one layout writes and another loads: the curve goes on, and nothing is changed by the way.
+
+The second layout saves what it has loaded before its first step: masters, moments and Adam's step of every parameter
+must be the first one's, byte for byte (the vocabulary's padding, which no layout shares, apart). In fp32 the steps behind
+are compared with one process.
+"""
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import launch
+import numpy as np
+from cases import STEPS, Case
+from runner import Job, RunFailed, Runner, contents, values
+
+from nbtrain import files
+from nbtrain.config.load import load_resolved, to_yaml
+from nbtrain.rundir import RunDir
+
+AT = 5
+LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}
+OVERRIDES = {"checkpoint.keep_last": STEPS}
+
+
+@dataclass(frozen=True)
+class Reshaped:
+    """What became of a checkpoint in another layout; its contents are byte-equal, or there would be none of this."""
+
+    loss: float
+    """Largest deviation from one process (bf16: from the run that wrote it) in the steps behind."""
+    grad_norm: float
+    tensors: int
+    """Parameters whose weight, master, moments and step were compared."""
+
+
+def first_half(runner: Runner, case: Case) -> Job[RunDir]:
+    """A run in `case`, trained up to the checkpoint of step AT and, from there, to the end."""
+    run = runner.make_run(case, f"{case.name}-first", OVERRIDES | {"checkpoint.save_interval_steps": AT})
+    yield from runner.train(run, case)
+    return run
+
+
+def reshaped(runner: Runner, first: RunDir, case: Case) -> Job[Reshaped]:
+    """The checkpoint of `first` in the layout of `case`."""
+    name = f"{first.name}-to-{case.name}"
+    run, copy = (runner.make_run(case, f"{name}{suffix}", OVERRIDES) for suffix in ("", "-copy"))
+    shutil.copytree(first.checkpoint(AT), run.checkpoint(AT))
+    found = yield from _continue(runner, run, copy, case, AT)
+    losses, norms = values(run, range(AT + 1, STEPS + 1))
+    if case.precision == "fp32":
+        reference = runner.reference(case.data)
+        expected = reference.losses[AT:], reference.grad_norms[AT:]
+    else:
+        expected = values(first, range(AT + 1, STEPS + 1))
+    shutil.rmtree(run.model)
+    shutil.rmtree(copy.model)
+    loss, norm = (float(np.abs(ours - theirs).max()) for ours, theirs in zip((losses, norms), expected))
+    assert loss <= LOSS_TOLERANCE[case.precision], f"{name}: the loss goes on {loss:.2g} apart"
+    return Reshaped(loss, norm, found)
+
+
+def _continue(runner: Runner, run: RunDir, copy: RunDir, case: Case, step: int) -> Job[int]:
+    """Load, save in `copy` what was loaded, train; how many parameters are byte-equal in both."""
+    before = contents(run.checkpoint(step))
+    ended = yield runner.start(run, case.ranks, "suffering:reshaped", str(copy.path))
+    if not ended.succeeded:
+        raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_words(30)}")
+    after = contents(copy.checkpoint(step))
+    different = [name for name in before if after.get(name) != before[name]]
+    assert not different, f"{run.name}: other contents after loading of {different}"
+    return len(before)
+
+
+def chained(runner: Runner, cases: Sequence[Case]) -> Job[Reshaped]:
+    """One run that is loaded into another layout every step or so, through all of `cases`, of one precision."""
+    precision = cases[0].precision
+    name = f"chain-{precision}"
+    # The last layout makes what is left.
+    ends = [*range(1, len(cases)), STEPS]
+    assert len(cases) <= STEPS
+    run = runner.make_run(cases[0], name, OVERRIDES)
+    tensors = 0
+    for number, (case, end) in enumerate(zip(cases, ends)):
+        stops = OVERRIDES | ({"batch.max_steps": end} if end < STEPS else {})
+        copy = runner.make_run(case, f"{name}-{number}", stops)
+        files.write_text(run.config_yaml, to_yaml(load_resolved(copy.config_yaml)))
+        if number == 0:
+            yield from runner.train(run, case)
+            continue
+        launch.new_job(run)
+        tensors += yield from _continue(runner, run, copy, case, ends[number - 1])
+    losses, norms = values(run, range(1, STEPS + 1))
+    reference = runner.reference(cases[0].data)
+    loss = float(np.abs(losses - reference.losses).max())
+    assert loss <= LOSS_TOLERANCE[precision], f"{name}: the loss goes on {loss:.2g} apart"
+    return Reshaped(loss, float(np.abs(norms - reference.grad_norms).max()), tensors)
+
+
+def reshape_cases() -> list[Case]:
+    """Layouts of every kind; each is loaded into each other."""
+    return [
+        Case(zero=0),
+        Case(dp=2),
+        Case(dp=2, zero=2, offload="optimizer"),
+        Case(dp=4, zero=3),
+        Case(tp=2, sp=True, dp=2, zero=2),
+        Case(tp=4, zero=3),
+        Case(pp=2, dp=2),
+        Case(pp=4),
+        Case(tp=2, pp=2, dp=2),
+        Case(us=2, zero=1),
+        Case(us=2, dp=2, zero=3),
+    ]
+
+
+def reshape_cases_bf16() -> list[Case]:
+    """Those that can have bf16 weights."""
+    return [replace(case, precision="bf16") for case in reshape_cases() if case.zero]
+
+
+def turns(cases: Sequence[Case]) -> list[Case]:
+    """All of them once, neighbours far apart in the list."""
+    return [*cases[::2], *reversed(cases[1::2])][:STEPS]

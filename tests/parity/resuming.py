@@ -1,0 +1,164 @@
+"""Runs that are interrupted in three ways, one behind the other, against one that was not: equal bit for bit.
+
+    SIGTERM to one rank in the middle of a step      all ranks save and stop in order
+    SIGKILL of one rank in the middle of a step      the others follow; the newest checkpoint is an older one
+    SIGKILL of one rank while it writes a checkpoint the torn one is passed over
+
+Rank, step, moment and file are drawn by a generator that is seeded with the case's name. Dropout is on: its random
+numbers go on too.
+"""
+
+import random
+import signal
+from dataclasses import dataclass
+
+import launch
+from cases import Case
+from runner import Job, RunFailed, Runner, contents
+
+from nbtrain.jobs.fork_server import Ended
+from nbtrain.rundir import ResumeCertificate, RunDir, read_events
+
+STEPS, INTERVAL = 9, 3
+OVERRIDES = {
+    "model.hidden_dropout": 0.1,
+    "model.attention_dropout": 0.1,
+    "batch.train_tokens": None,
+    "batch.train_steps": STEPS,
+    "checkpoint.save_interval_steps": INTERVAL,
+    "checkpoint.keep_last": STEPS,
+    "evaluation.eval_interval_steps": 4,
+}
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What was done to a run that then was equal to a straight one in all it said and saved."""
+
+    interruptions: list[str]
+    steps: int
+    """Whose loss and norm are the same, those made twice counted twice."""
+    tensors: int
+    """Parameters whose weight, master and moments in the last checkpoint have the same SHA-256."""
+
+
+def resumed(runner: Runner, case: Case) -> Job[Resumed]:
+    """AssertionError or RunFailed where it is not equal."""
+    draw = random.Random(case.name)
+    straight = runner.make_run(case, f"{case.name}-straight", OVERRIDES)
+    yield from runner.train(straight, case)
+    cut = runner.make_run(case, f"{case.name}-cut", OVERRIDES)
+    told = []
+
+    rank, step, beats = draw.randrange(case.ranks), draw.randint(1, 2), draw.randint(1, 3)
+    ended = yield runner.start(
+        cut, case.ranks, "suffering:hit", int(signal.SIGTERM), rank, step, beats, linger_seconds=60.0
+    )
+    _expect(ended, [0] * case.ranks)
+    stopped_at = max(cut.checkpoint_steps())
+    assert step < stopped_at < STEPS, f"SIGTERM behind step {step}: stopped at {stopped_at}"
+    told.append(f"SIGTERM to rank {rank} behind step {step}, stopped at {stopped_at}")
+
+    newest = stopped_at
+    rank, step, beats = draw.randrange(case.ranks), draw.randint(newest, 6), draw.randint(1, 3)
+    launch.new_job(cut)
+    ended = yield runner.start(
+        cut, case.ranks, "suffering:hit", int(signal.SIGKILL), rank, step, beats, linger_seconds=1.0
+    )
+    _expect_killed(ended, rank)
+    told.append(f"kill -9 of rank {rank} behind step {step}")
+    _assert_certified(cut, newest)
+
+    newest = max(cut.checkpoint_steps())
+    torn = next(step for step in range(newest + 1, STEPS + 1) if step % INTERVAL == 0 or step == STEPS)
+    rank = draw.randrange(case.ranks)
+    # Every rank writes one file at least; rank 0 its model, its part of the optimizer and the manifest.
+    file = draw.randint(1, 3) if rank == 0 else 1
+    launch.new_job(cut)
+    ended = yield runner.start(
+        cut, case.ranks, "suffering:killed_in_save", rank, torn, file, linger_seconds=1.0
+    )
+    _expect_killed(ended, rank)
+    told.append(f"kill -9 of rank {rank} in file {file} of step {torn}'s checkpoint")
+    _assert_certified(cut, newest)
+
+    launch.new_job(cut)
+    yield from runner.train(cut, case)
+    _assert_certified(cut, newest)
+    return Resumed(told, *_assert_equal(straight, cut))
+
+
+def _expect(ended: Ended, codes: list[int]) -> None:
+    if ended.exit_codes != codes:
+        raise RunFailed(f"exit codes {ended.exit_codes} in place of {codes}\n{ended.last_words(30)}")
+
+
+def _expect_killed(ended: Ended, rank: int) -> None:
+    if ended.exit_codes[rank] != -signal.SIGKILL or ended.timed_out:
+        raise RunFailed(f"rank {rank} was to be killed: {ended.exit_codes}\n{ended.last_words(30)}")
+
+
+def _assert_certified(run: RunDir, step: int) -> None:
+    """The newest job went on from `step`, and said that nothing is changed."""
+    job = run.newest_job()
+    certificate = ResumeCertificate.read(job.resume_json)
+    assert certificate is not None, f"{run.name}: {job.job_id} has no certificate"
+    assert (certificate.step, certificate.kind) == (step, "bit-exact"), f"{run.name}: {certificate}"
+
+
+def _assert_equal(straight: RunDir, cut: RunDir) -> tuple[int, int]:
+    """(steps, parameters) that were compared."""
+    expected = launch.trace(straight)
+    assert sorted(expected) == list(range(1, STEPS + 1))
+    made = [
+        event
+        for job_id in cut.job_ids()
+        for event in read_events(cut.job(job_id))
+        if event["kind"] == "trace"
+    ]
+    for event in made:
+        step = event["step"]
+        assert (event["loss"], event["grad_norm"]) == expected[step], (
+            f"{cut.name}: step {step}: loss, norm {event['loss']}, {event['grad_norm']} in place of {expected[step]}"
+        )
+    assert {event["step"] for event in made} == set(expected)
+    ours, theirs = contents(cut.checkpoint(STEPS)), contents(straight.checkpoint(STEPS))
+    different = [name for name in theirs if ours.get(name) != theirs[name]]
+    assert not different, f"{cut.name}: other contents of {different}"
+    return len(made), len(theirs)
+
+
+def resume_cases() -> list[Case]:
+    """Every stage, every layout and what else is kept from step to step."""
+    cases = [Case(dp=dp, zero=zero) for dp in (1, 2) for zero in (0, 1, 2, 3)]
+    cases += [Case(tp=2, zero=zero) for zero in (1, 2, 3)]
+    cases += [Case(tp=2, sp=True, dp=2, zero=zero) for zero in (1, 2, 3)]
+    cases += [Case(pp=2), Case(pp=2, dp=2), Case(pp=4), Case(tp=2, pp=2), Case(tp=2, sp=True, pp=2, dp=2)]
+    cases += [Case(us=2, zero=zero) for zero in (0, 1, 2, 3)]
+    cases += [Case(us=2, dp=2, zero=2), Case(dp=4, zero=3, hpz=2)]
+    cases += [Case(dp=2, zero=zero, offload="optimizer") for zero in (1, 2, 3)]
+    cases += [Case(dp=2, zero=3, offload="both"), Case(tp=2, pp=2, offload="optimizer")]
+    cases += [Case(dp=2, zero=zero, precision="bf16") for zero in (1, 2, 3)]
+    cases += [Case(dp=2, zero=zero, precision="bf16", offload="optimizer") for zero in (1, 2, 3)]
+    cases += [Case(tp=2, sp=True, pp=2, precision="bf16"), Case(us=2, zero=3, precision="bf16")]
+    cases += [Case(dp=2, zero=2, precision="autocast")]
+    cases += [Case(dp=2, zero=2, data=data) for data in ("documents", "masked", "packed", "ramp")]
+    cases += [Case(pp=2, data="ramp"), Case(tp=2, sp=True, data="packed"), Case(us=2, data="masked")]
+    cases += [Case(tp=2, sp=True, dp=2, recompute=recompute) for recompute in ("selective", "full")]
+    cases += [Case(pp=2, recompute="every2")]
+    background = {"checkpoint.async_save": True}
+    for layout in ({"dp": 2, "zero": 2}, {"dp": 2, "zero": 3}, {"tp": 2, "pp": 2}, {"us": 2, "zero": 1}):
+        cases.append(Case(**layout, precision="bf16", extra=background, note="async"))
+    cases.append(Case(dp=2, extra={"data.num_workers": 1}, note="workers"))
+    return cases
+
+
+def resume_cases_of_ci() -> list[Case]:
+    """A few that have every kind of cut, stage and saving once."""
+    return [
+        Case(zero=0, data="masked"),
+        Case(dp=2, zero=3, precision="bf16", data="ramp"),
+        Case(tp=2, sp=True, dp=2, zero=2, data="packed", recompute="selective"),
+        Case(tp=2, pp=2, precision="bf16", extra={"checkpoint.async_save": True}, note="async"),
+        Case(us=2, data="documents", offload="optimizer"),
+    ]

@@ -1,0 +1,238 @@
+"""Trains the runs of cases in forked ranks and compares what they left with one process.
+
+A job is a generator that yields launches and returns what it has found; a few jobs run at one time. Every launch is
+ranks of its own: DeepSpeed keeps things from one engine for the next, and a fork costs less than a step.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+import launch
+import numpy as np
+import torch
+from cases import Case
+from oracle import Curve, curve
+from test_data_options import make_packed
+
+from nbtrain.config.load import load_resolved
+from nbtrain.jobs.fork_server import Ended, ForkServer, Launch
+from nbtrain.rundir import RunDir, read_events
+from nbtrain.train.checkpoint_store import STATES, CheckpointStore
+
+TRAIN = "nbtrain.train.__main__:main"
+SYS_PATH = [Path(__file__).parent, Path(__file__).parents[1] / "train"]
+TIMEOUT_SECONDS = 900.0
+
+Found = TypeVar("Found")
+Job = Generator[Launch, Ended, Found]
+
+
+class RunFailed(Exception):
+    """Ranks that ended otherwise than they should."""
+
+
+def make_datasets(home: Path) -> None:
+    """Those that cases name: `test`, `short` with several documents in a sequence, and `packed`."""
+    launch.make_dataset(home)
+    launch.make_dataset(home, "short", document_tokens=(3, 20))
+    make_packed(home)
+
+
+@dataclass(frozen=True)
+class Deviation:
+    """How far a run is from one process, at most over all steps or numbers."""
+
+    loss: float
+    grad_norm: float
+    validation_loss: float
+    weights: float
+    """Of any weight, at the end."""
+    weights_mean: float
+    """Of the mean over the worst parameter."""
+    exp_avg: float
+    """Of a parameter's first moments together, relative to their norm: a gradient that is missing or of another scale."""
+    exp_avg_sq: float
+    """The same of its second moments."""
+
+    def worst(self, other: "Deviation") -> "Deviation":
+        """The larger of each."""
+        pairs = zip(asdict(self).values(), asdict(other).values())
+        return Deviation(*(max(pair) for pair in pairs))
+
+
+class Runner:
+    """Runs below `root`, by name; `home` is their data home."""
+
+    def __init__(self, server: ForkServer, root: Path, home: Path):
+        self.server, self.root, self.home = server, root, home
+        self._references: dict[str, Curve] = {}
+
+    # --- launches ----------------------------------------------------------------------------------------------
+
+    def make_run(self, case: Case, name: str, overrides: dict[str, Any] | None = None) -> RunDir:
+        """A run as submit makes it; ConfigError where its layout is refused."""
+        return launch.make_run(self.root, {**case.overrides, **(overrides or {})}, name)
+
+    def start(
+        self, run: RunDir, ranks: int, function: str = TRAIN, *arguments: Any, **options: Any
+    ) -> Launch:
+        """Ranks over the run's newest job."""
+        job = run.newest_job()
+        assert job is not None
+        return self.server.start(
+            ranks,
+            function,
+            [str(run.path), *arguments],
+            log=job.path / "logs" / "{rank}.0.log",
+            environment={"NBTRAIN_DATA": str(self.home), "NBTRAIN_JOB": job.job_id, "NBTRAIN_TRACE": "1"},
+            sys_path=SYS_PATH,
+            timeout_seconds=TIMEOUT_SECONDS,
+            **options,
+        )
+
+    def train(self, run: RunDir, case: Case) -> Job[None]:
+        """To the end. Raises RunFailed with the log's end."""
+        # Which processors can compute in fp16 is DeepSpeed's guess; torch computes without their help, slowly.
+        function = "worker:main" if case.precision == "fp16" else TRAIN
+        ended = yield self.start(run, case.ranks, function)
+        if not ended.succeeded:
+            raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_words(30)}")
+
+    def finish(
+        self, jobs: Iterable[tuple[str, Job[Found]]], at_once: int = 2
+    ) -> Iterator[tuple[str, Found | str]]:
+        """(name, what it has found) of each job, or why it has failed."""
+        waiting, running = iter(jobs), []
+        while True:
+            while len(running) < at_once and (entry := next(waiting, None)) is not None:
+                name, job = entry
+                running.append((name, job, self._advance(job, None)))
+            if not running:
+                return
+            name, job, state = running.pop(0)
+            if isinstance(state, Launch):
+                running.append((name, job, self._advance(job, self.server.wait(state))))
+            else:
+                yield name, state[0]
+
+    @staticmethod
+    def _advance(job: Job[Found], ended: Ended | None) -> Launch | tuple[Found | str]:
+        try:
+            return job.send(ended)  # type: ignore[arg-type]
+        except StopIteration as end:
+            return (end.value,)
+        except (RunFailed, AssertionError) as error:
+            return (f"{type(error).__name__}: {error}",)
+
+    # --- against one process -----------------------------------------------------------------------------------
+
+    def reference(self, data: str) -> Curve:
+        """The curve of one process over a kind of data."""
+        if data not in self._references:
+            run = launch.make_run(self.root, Case(data=data, zero=0).overrides, f"reference-{data}")
+            with _environment("NBTRAIN_DATA", str(self.home)):
+                self._references[data] = curve(load_resolved(run.config_yaml))
+        return self._references[data]
+
+    def parity(self, case: Case) -> Job[Deviation]:
+        """Train it, and compare."""
+        run = self.make_run(case, case.name)
+        yield from self.train(run, case)
+        return deviation(run, self.reference(case.data))
+
+    def autotp(self, case: Case) -> Job[tuple[float, float]]:
+        """(loss, gradient norm): how far DeepSpeed's own tensor parallelism is from ours, at most over all steps.
+
+        In a layout and ZeRO stage of both; `case` must have been trained.
+        """
+        run = self.make_run(case, f"{case.name}-autotp")
+        answer = run.path / "autotp.json"
+        ended = yield self.start(run, case.ranks, "autotp:main", str(answer))
+        if not ended.succeeded:
+            raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_words(30)}")
+        theirs = np.array(json.loads(answer.read_text()))
+        ours = values(RunDir(run.path.with_name(case.name)), range(1, len(theirs) + 1))
+        loss, norm = (float(np.abs(ours[index] - theirs[:, index]).max()) for index in (0, 1))
+        return loss, norm
+
+
+def deviation(run: RunDir, reference: Curve) -> Deviation:
+    """Of a finished run from a curve."""
+    steps = len(reference.losses)
+    step = max(run.checkpoint_steps())
+    assert step == steps, f"{run.name} ended at step {step}"
+    losses, norms = values(run, range(1, steps + 1))
+    validation = [event["loss"] for event in read_events(run.newest_job()) if event["kind"] == "validation"]
+    assert len(validation) == len(reference.validation_losses), f"{run.name}: {len(validation)} validations"
+    store = CheckpointStore(run.checkpoint(step))
+    assert sorted(store.parameters) == sorted(reference.weights), f"{run.name}: {sorted(store.parameters)}"
+    found = {"fp32": [], "mean": [], "exp_avg": [], "exp_avg_sq": []}
+    for name, expected in reference.weights.items():
+        assert store.step(name) == steps, f"{run.name}: {name} is at Adam's step {store.step(name)}"
+        difference = (store.full(name)[: len(expected)] - expected).abs()
+        found["fp32"].append(float(difference.max()))
+        found["mean"].append(float(difference.mean()))
+        for kind in ("exp_avg", "exp_avg_sq"):
+            ours, theirs = store.full(name, kind)[: len(expected)], getattr(reference, kind)[name]
+            found[kind].append(float((ours - theirs).norm() / theirs.norm()))
+    worst = [max(entries) for entries in found.values()]
+    return Deviation(
+        float(np.abs(losses - reference.losses).max()),
+        float(np.abs(norms - reference.grad_norms).max()),
+        float(np.abs(np.array(validation) - reference.validation_losses).max()),
+        *worst,
+    )
+
+
+def values(run: RunDir, steps: range) -> tuple[np.ndarray, np.ndarray]:
+    """Losses and gradient norms of these steps, which the run must have made."""
+    trace = launch.trace(run)
+    missing = [step for step in steps if step not in trace]
+    assert not missing, f"{run.name}: no trace of steps {missing}"
+    losses, norms = ([float.fromhex(trace[step][index]) for step in steps] for index in (0, 1))
+    return np.array(losses), np.array(norms)
+
+
+def contents(folder: Path) -> dict[str, str]:
+    """SHA-256 of everything that a checkpoint says of each parameter, whatever layout wrote it; padding left out."""
+    store, hashes = CheckpointStore(folder), {}
+    for name in store.parameters:
+        rows = store.vocab_size if name == "word_embeddings.weight" else None
+        parts = [store.full(name, state)[:rows] for state in STATES] + [store.weights(name)[:rows]]
+        digest = hashlib.sha256(f"{store.step(name)}".encode())
+        for part in parts:
+            digest.update(f"{part.dtype} {tuple(part.shape)}".encode())
+            digest.update(part.contiguous().flatten().view(torch.uint8).numpy().tobytes())
+        hashes[name] = digest.hexdigest()
+    return hashes
+
+
+def exceeds(found: Deviation, case: Case) -> str:
+    """What of a deviation is more than the case's tolerance; "" where nothing is."""
+    allowed = case.tolerance
+    told = [
+        f"{entry.name} {getattr(found, entry.name):.2g} > {getattr(allowed, entry.name):g}"
+        for entry in fields(Deviation)
+        # Said this way round, so that NaN exceeds everything.
+        if not getattr(found, entry.name) <= getattr(allowed, entry.name)
+    ]
+    return ", ".join(told)
+
+
+@contextlib.contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

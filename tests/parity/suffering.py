@@ -1,0 +1,59 @@
+"""Ranks that something is done to while they train; called through the fork server."""
+
+import os
+import signal
+
+from nbtrain.rundir import RunDir
+from nbtrain.train import __main__ as trainer
+from nbtrain.train.build import Built
+from nbtrain.train.heartbeat import HeartbeatWriter
+
+
+def hit(path: str, number: int, rank: int, step: int, beats: int) -> int:
+    """Train; rank `rank` sends itself signal `number` in the middle of a step, `beats` beats behind `step`."""
+    beat, left = HeartbeatWriter.beat, [None]
+
+    def counted(self, done=None):
+        if done == step:
+            left[0] = beats
+        elif left[0] is not None:
+            left[0] -= 1
+        if left[0] == 0:
+            left[0] = None
+            os.kill(os.getpid(), number)
+        return beat(self, done)
+
+    if int(os.environ["RANK"]) == rank:
+        HeartbeatWriter.beat = counted
+    return trainer.main(path)
+
+
+def killed_in_save(path: str, rank: int, step: int, file: int) -> int:
+    """Train; rank `rank` is killed when its `file`-th file of the checkpoint of `step` is written but not yet named."""
+    replace, seen = os.replace, [0]
+
+    def counted(source, target, **options):
+        if f"global_step{step}{os.sep}" in os.fspath(target):
+            seen[0] += 1
+            if seen[0] == file:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return replace(source, target, **options)
+
+    if int(os.environ["RANK"]) == rank:
+        os.replace = counted
+    return trainer.main(path)
+
+
+def reshaped(path: str, copy: str) -> int:
+    """Train; what was loaded is saved once more, in the run `copy`, before the first step."""
+    load = Built.load
+
+    def load_and_save(self):
+        load(self)
+        own, self.checkpointer.run = self.checkpointer.run, RunDir(copy)
+        self.checkpointer.save(self.state)
+        self.checkpointer.finish()
+        self.checkpointer.run = own
+
+    Built.load = load_and_save
+    return trainer.main(path)

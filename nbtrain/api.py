@@ -357,6 +357,19 @@ def submit(
     return Run(submit_job(config).run)
 
 
+def launch(run: RunLike, mode: str = "full") -> Run | NotLaunched | TwinRun:
+    """What notebook 03 does: submit a run, joined or opened where it is there and explained where the machine is too
+    small; or with mode "twin" train its twin, the straight run of it by the same way.
+    """
+    if mode not in ("full", "twin"):
+        raise ConfigError(
+            f'mode = {mode!r} must be "full" or "twin". What a run itself does (mode: perf, mode: eval) is an override.'
+        )
+    if mode == "twin":
+        return twin(run, submitted=True)
+    return submit(run, finished="open", too_small="explain", prepared=False)
+
+
 def _shortages(config: RunConfig) -> list[str]:
     """Everything in the way of a run, if a part of it is this machine; else nothing."""
     from nbtrain.jobs.preflight import preflight

@@ -60,7 +60,7 @@ def training_curves(source: Source) -> "Figure":
     iteration time.
     """
     series = scalars_of(source)
-    figure = _figure(_title(source), 6.2)
+    figure = shown_figure(_title(source), 6.2)
     (loss, perplexity), (rate, speed) = figure.subplots(2, 2)
 
     _curve(loss, series.get("loss"), BLUE, "training", smooth=True)
@@ -83,7 +83,7 @@ def training_curves(source: Source) -> "Figure":
 def timing(source: Source) -> "Figure":
     """Where each step's time goes, and the ranks side by side: seconds of computing, and how slow the slowest is."""
     series = scalars_of(source)
-    figure = _figure(_title(source), 3.6)
+    figure = shown_figure(_title(source), 3.6)
     parts, ranks = figure.subplots(1, 2)
     _stacked(parts, series)
     _dress(parts, "Time of a step", "s")
@@ -120,7 +120,8 @@ def _stacked(axes: "Axes", series: dict[str, Series]) -> None:
     axes.set_ylim(bottom=0)
 
 
-def _figure(title: str, height: float) -> "Figure":
+def shown_figure(title: str, height: float) -> "Figure":
+    """An empty figure, 11 inches wide, that a notebook can show."""
     from matplotlib.figure import Figure
 
     class Shown(Figure):

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain import files
 from nbtrain.errors import RecordError
+from nbtrain.monitor.pictures import shown_figure
 from nbtrain.rundir import RunDir
 
 if TYPE_CHECKING:
@@ -37,13 +38,9 @@ def twin_picture(run: RunDir) -> "Figure":
 
 def draw(report: dict[str, Any]) -> "Figure":
     """The figure of what TwinReport.to_dict() holds."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9.6, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
     verdict = "passed" if report["passed"] else "FAILED"
-    figure.suptitle(f"Twin of {report['run']}: {verdict} ({report['layout']}, {report['number_format']})")
+    title = f"Twin of {report['run']}: {verdict} ({report['layout']}, {report['number_format']})"
+    figure = shown_figure(title, 4.0)
     losses, differences = figure.subplots(1, 2)
     reference = report["curves"].get("reference", {"step": [], "loss": []})
     expected = dict(zip(reference["step"], reference["loss"]))

@@ -1,21 +1,29 @@
 """Training speed on CPU: our trainer, as a user runs it, against a bare loop and against transformers.
 
-    python tests/benchmarks/train_cpu.py [--rounds 5] [--seconds 20] [--compiled] [--threads 2] [--dropout 0]
+    python tests/benchmarks/train_cpu.py [--rounds 5] [--seconds 20] [--compiled] [--layouts] [--trainer]
+                                         [--precision masters] [--threads 2] [--dropout 0]
 
-(a) bare: our model in a bare PyTorch loop. (b) transformers: GPT2LMHeadModel in the same loop. All with 6 layers,
-hidden 384, vocabulary 8192, sequences of 512, batches of 8, AdamW (fused), gradient clipping, in bf16 autocast and
-in bf16 weights with fp32 masters. Ours runs under torchrun with DeepSpeed, data from disk and all its records.
+(a) bare: our model in a bare PyTorch loop. (b) transformers: GPT2LMHeadModel in the same loop. (c) with --trainer,
+transformers' Trainer with DeepSpeed (ZeRO 1), which needs the package accelerate. (d) with --layouts, ours on two ranks
+of one thread: data, tensor, Ulysses and pipeline parallel. All with 6 layers, hidden 384, vocabulary 8192, sequences of
+512, batches of 8, AdamW (fused), gradient clipping; in fp32, in bf16 autocast and in bf16 weights with fp32 masters.
+Ours runs under torchrun with DeepSpeed, data from disk and all its records. A pipeline cuts the batch in four micro
+batches, so that of two stages' time a fifth is the bubble; two ranks of data parallelism take four sequences each.
 
 Every contender is started once and then stopped (SIGSTOP); a round lets each run alone for some seconds, in
 turn, so that a slow minute of the machine falls on all. A round's figure is tokens over the time between its
-first and last finished step. Prints the medians over the rounds and the ratios; asserts nothing. Wants a quiet
+first and last finished step. Prints the medians over the rounds and the ratios: to the bare loop, to the fastest
+transformers, and of the gains of bf16 and of compiling to the bare loop's own. Asserts nothing. Wants a quiet
 machine: check the load first. Tokens per CPU second, beside them, stand up to a busy one with --threads 1.
 """
 
 import argparse
+import functools
+import importlib.util
 import json
 import os
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -27,7 +35,19 @@ import psutil
 
 LAYERS, HIDDEN, HEADS, VOCAB, SEQ, BATCH = 6, 384, 6, 8192, 512, 8
 TOKENS = SEQ * BATCH
-PRECISIONS = ("autocast", "masters")
+PRECISIONS = ("fp32", "autocast", "masters")
+# Micro batch and parallel sizes of two ranks that make the same step.
+LAYOUTS = {
+    "dp2": {"batch.micro_batch_size": 4, "parallel.data_parallel_size": 2},
+    "tp2": {"batch.micro_batch_size": 8, "parallel.tensor_parallel_size": 2},
+    "tp2-sp": {
+        "batch.micro_batch_size": 8,
+        "parallel.tensor_parallel_size": 2,
+        "parallel.sequence_parallel": True,
+    },
+    "ulysses2": {"batch.micro_batch_size": 8, "parallel.ds_sequence_parallel_size": 2},
+    "pp2": {"batch.micro_batch_size": 2, "parallel.pipeline_parallel_size": 2},
+}
 
 
 # --- a contender's own process ------------------------------------------------------------------------------
@@ -79,7 +99,8 @@ def loop(kind: str, precision: str, compiled: bool, dropout: float, log: Path) -
 
 
 def bare_model(dropout: float):
-    from nbtrain.model.gpt import GPT, GPTConfig
+    from nbtrain.model.gpt import GPT
+    from nbtrain.model.gpt_config import GPTConfig
 
     return GPT(GPTConfig(LAYERS, HIDDEN, HEADS, 4 * HIDDEN, VOCAB, SEQ, dropout, dropout))
 
@@ -105,6 +126,67 @@ def transformers_model(dropout: float):
     ).train()
 
 
+def trainer(precision: str, compiled: bool, dropout: float, log: Path) -> None:
+    """transformers' Trainer with DeepSpeed, ZeRO 1, as its documentation sets it up; steps to `log`."""
+    os.environ |= {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1"}
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        os.environ["MASTER_PORT"] = str(probe.getsockname()[1])
+    from nbtrain.parallel.startup import prepare_deepspeed
+
+    # Without it DeepSpeed starts a compiler; nothing else of ours is used here.
+    prepare_deepspeed("cpu")
+    import torch
+    from torch.utils.data import Dataset
+    from transformers import Trainer, TrainerCallback, TrainingArguments
+
+    class Tokens(Dataset):
+        def __init__(self) -> None:
+            generator = torch.Generator().manual_seed(0)
+            self.sequences = torch.randint(VOCAB, (16 * BATCH, SEQ), generator=generator)
+
+        def __len__(self) -> int:
+            return 10**7
+
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            sequence = self.sequences[index % len(self.sequences)]
+            return {"input_ids": sequence, "labels": sequence}
+
+    class Clock(TrainerCallback):
+        def on_step_end(self, *_: object, **__: object) -> None:
+            with log.open("a") as stream:
+                stream.write(f"{time.time()}\n")
+
+    bf16 = precision != "fp32"
+    settings = {
+        "train_micro_batch_size_per_gpu": BATCH,
+        "gradient_accumulation_steps": 1,
+        "gradient_clipping": 1.0,
+        "bf16": {"enabled": bf16},
+        "zero_optimization": {"stage": 1},
+        "zero_allow_untested_optimizer": True,
+        "steps_per_print": 2**31,
+    }
+    model = transformers_model(dropout)
+    arguments = TrainingArguments(
+        output_dir=str(log.with_suffix("")),
+        per_device_train_batch_size=BATCH,
+        max_steps=10**6,
+        learning_rate=1e-4,
+        weight_decay=0.1,
+        optim="adamw_torch_fused",
+        bf16=bf16,
+        use_cpu=True,
+        deepspeed=settings,
+        torch_compile=compiled,
+        logging_strategy="no",
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    Trainer(model=model, args=arguments, train_dataset=Tokens(), callbacks=[Clock()]).train()
+
+
 # --- the contest --------------------------------------------------------------------------------------------
 
 
@@ -118,6 +200,9 @@ class Contender:
         self.cpu_rates: list[float] = []
 
     def finished_steps(self) -> list[float]:
+        raise NotImplementedError
+
+    def last_words(self) -> str:
         raise NotImplementedError
 
     def tree(self) -> list[psutil.Process]:
@@ -165,15 +250,20 @@ class Loop(Contender):
             subprocess.Popen(command, stdout=output, stderr=output, env=environment, start_new_session=True),
         )
 
+    def last_words(self) -> str:
+        return self.log.with_suffix(".out").read_text(errors="replace")[-3000:]
+
     def finished_steps(self) -> list[float]:
         return [float(line) for line in self.log.read_text().splitlines(keepends=True) if line.endswith("\n")]
 
 
 class Ours(Contender):
-    def __init__(self, precision: str, compiled: bool, options: argparse.Namespace, root: Path):
+    def __init__(
+        self, precision: str, compiled: bool, options: argparse.Namespace, root: Path, layout: str = ""
+    ):
         import launch
 
-        name = f"nbtrain {precision}{' compiled' if compiled else ''}"
+        name = f"nbtrain {precision}{' compiled' if compiled else ''}{' ' + layout if layout else ''}"
         overrides = {
             "model.num_layers": LAYERS,
             "model.hidden_size": HIDDEN,
@@ -190,15 +280,24 @@ class Ours(Contender):
             "batch.train_tokens": 10_000 * TOKENS,
             "evaluation.eval_interval_steps": 10**6,
             "checkpoint.save_interval_steps": 10**6,
-            "precision.dtype": "bf16",
+            "precision.dtype": "fp32" if precision == "fp32" else "bf16",
             "precision.autocast": precision == "autocast",
-            "parallel.zero_stage": 0 if precision == "autocast" else 1,
+            "parallel.zero_stage": 1 if precision == "masters" or layout == "pp2" else 0,
+            # A rank that is stopped keeps the others waiting.
+            "parallel.process_group_timeout_seconds": 36_000,
+            "logging.log_interval_steps": 100,
+            **LAYOUTS.get(layout, {}),
         }
         self.run = launch.make_run(root, overrides, name.replace(" ", "-"))
+        ranks = 2 if layout else 1
+        threads = str(max(options.threads // ranks, 1))
         super().__init__(
             name,
-            launch.start(self.run, root / "data", OMP_NUM_THREADS=str(options.threads), NBTRAIN_TRACE="1"),
+            launch.start(self.run, root / "data", ranks, OMP_NUM_THREADS=threads, NBTRAIN_TRACE="1"),
         )
+
+    def last_words(self) -> str:
+        return self.run.newest_job().log(0, 0).read_text(errors="replace")[-3000:]
 
     def finished_steps(self) -> list[float]:
         path = self.run.newest_job().events / "rank0.jsonl"
@@ -220,14 +319,19 @@ def main() -> None:
     parser.add_argument(
         "--compiled", action="store_true", help="compiled contenders too (they need a compiler)"
     )
-    parser.add_argument("--precision", choices=PRECISIONS, action="append", help="both when not given")
+    parser.add_argument("--precision", choices=PRECISIONS, action="append", help="all when not given")
+    parser.add_argument("--layouts", action="store_true", help="ours on two ranks, in each layout, too")
+    parser.add_argument("--trainer", action="store_true", help="transformers' Trainer with DeepSpeed, too")
     parser.add_argument("--contender", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.contender:
         kind, precision, compiled, log = options.contender
-        loop(kind, precision, bool(int(compiled)), options.dropout, Path(log))
+        play = trainer if kind == "trainer" else functools.partial(loop, kind)
+        play(precision, bool(int(compiled)), options.dropout, Path(log))
         return
     sys.path.insert(0, str(Path(__file__).parents[1] / "train"))
+    # Whoever ends the contest ends the contenders, stopped ones too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     with tempfile.TemporaryDirectory() as folder:
         contest(options, Path(folder))
 
@@ -240,11 +344,16 @@ def contest(options: argparse.Namespace, root: Path) -> None:
     try:
         for precision in options.precision or PRECISIONS:
             for compiled in (False, True) if options.compiled else (False,):
-                for make in (Ours, "bare", "transformers"):
+                for kind in ["nbtrain", "bare", "transformers"] + ["trainer"] * with_trainer(
+                    options, precision
+                ):
                     arguments = (precision, compiled, options, root)
-                    contender = Ours(*arguments) if make is Ours else Loop(make, *arguments)
+                    contender = Ours(*arguments) if kind == "nbtrain" else Loop(kind, *arguments)
                     contenders.append(contender)
                     warm_up(contender)
+            for layout in LAYOUTS if options.layouts else ():
+                contenders.append(Ours(precision, False, options, root, layout))
+                warm_up(contenders[-1])
         for number in range(options.rounds):
             # Another order each round, so that nobody always follows the same neighbour.
             for contender in contenders[number % len(contenders) :] + contenders[: number % len(contenders)]:
@@ -259,11 +368,21 @@ def contest(options: argparse.Namespace, root: Path) -> None:
     report(contenders, options)
 
 
+def with_trainer(options: argparse.Namespace, precision: str) -> bool:
+    """Whether transformers' Trainer takes part: where it is asked for, and has a precision of its own for it."""
+    if not options.trainer or precision == "autocast":
+        return False
+    if importlib.util.find_spec("accelerate") is None:
+        print("transformers' Trainer is left out: it needs accelerate, which is not installed.")
+        options.trainer = False
+    return options.trainer
+
+
 def warm_up(contender: Contender) -> None:
     deadline = time.monotonic() + 600
     while len(contender.finished_steps()) < 3:
         if contender.process.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"{contender.name} did not make three steps")
+            raise SystemExit(f"{contender.name} did not make three steps\n{contender.last_words()}")
         time.sleep(0.2)
     contender.signal(signal.SIGSTOP)
 
@@ -279,13 +398,43 @@ def report(contenders: list[Contender], options: argparse.Namespace) -> None:
         print(
             f"  {contender.name:<32} {medians[contender.name]:>8,.0f}   ({spread}), {per_cpu_second:,.0f} per CPU second"
         )
-    peers = {name: rate for name, rate in medians.items() if name.startswith("transformers")}
+    ratios(medians)
+
+
+def ratios(medians: dict[str, float]) -> None:
+    """Of medians by the contenders' names."""
+    peers = {name: rate for name, rate in medians.items() if name.startswith(("transformers", "trainer"))}
     fastest = max(peers, key=peers.__getitem__)
     print()
     for name, rate in medians.items():
-        if name.startswith("nbtrain"):
-            bare = medians[name.replace("nbtrain", "bare")]
-            print(f"  {name:<32} {rate / bare:.3f} of bare, {rate / peers[fastest]:.3f} of {fastest}")
+        if not name.startswith("nbtrain"):
+            continue
+        words = name.split()
+        of = [f"{rate / peers[fastest]:.3f} of {fastest}"]
+        if words[-1] in LAYOUTS:
+            of.append(f"{rate / medians[' '.join(words[:-1])]:.3f} of one rank with all threads")
+        else:
+            of.append(f"{rate / medians[name.replace('nbtrain', 'bare')]:.3f} of bare")
+            of += [
+                f"{rate / medians[other]:.3f} of {other}"
+                for other in (name.replace("nbtrain", "trainer"),)
+                if other in medians
+            ]
+        print(f"  {name:<32} {', '.join(reversed(of))}")
+    print()
+    for gain, before, after in (
+        ("bf16 autocast over fp32", "fp32", "autocast"),
+        ("bf16 weights over fp32", "fp32", "masters"),
+        ("compiled over eager, fp32", "fp32", "fp32 compiled"),
+        ("compiled over eager, bf16 autocast", "autocast", "autocast compiled"),
+        ("compiled over eager, bf16 weights", "masters", "masters compiled"),
+    ):
+        wanted = [f"{kind} {what}" for kind in ("nbtrain", "bare") for what in (before, after)]
+        if all(name in medians for name in wanted):
+            ours, bare = (
+                medians[f"{kind} {after}"] / medians[f"{kind} {before}"] for kind in ("nbtrain", "bare")
+            )
+            print(f"  {gain:<36} ours {ours:.3f}, bare {bare:.3f}: {ours / bare:.3f} of it")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,35 @@
+"""docs/profiling.md: its figures are the code's, and what it names is there."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from nbtrain.config.flops import megatron_deepspeed_tflops, model_flops_per_token
+from nbtrain.config.load import field_keys, load
+from nbtrain.metrics import BY_NAME
+
+PAGE = (Path(__file__).parents[2] / "docs" / "profiling.md").read_text(encoding="utf-8")
+
+
+def test_the_table_of_logged_and_right_figures():
+    """Every number of the table from the samples per second in its first column."""
+    rows = re.findall(
+        r"^\| (4\d\.\d{3}) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) % \|$", PAGE, re.MULTILINE
+    )
+    assert [row[:2] for row in rows] == [("44.780", "84.02"), ("44.803", "84.06"), ("44.855", "84.16")]
+    config = load("gpt-125m")
+    for samples_per_second, logged, formula, right, mfu in (map(float, row) for row in rows):
+        right_tflops = model_flops_per_token(config) * samples_per_second * 2048 / 1e12
+        assert logged == formula == round(megatron_deepspeed_tflops(config, samples_per_second), 2)
+        assert right == pytest.approx(right_tflops, abs=0.005)
+        assert mfu == pytest.approx(right_tflops / 312 * 100, abs=0.05)
+
+
+def test_scalars_and_fields_are_there():
+    """Every name with _seconds, every field of profile: in the tables of the page."""
+    scalars = set(re.findall(r"`(\w+_seconds|mfu|hfu|matmul_fraction|slowest_rank|rank_slowdown)`", PAGE))
+    assert {"mfu", "hfu", "pipeline_seconds", "rank_slowdown"} <= scalars <= set(BY_NAME)
+    fields = {key.removeprefix("profile.") for key in field_keys() if key.startswith("profile.")}
+    assert fields - {"enabled"} == {field for field in fields if f"`{field}`" in PAGE}
+    assert "profile.enabled=true" in PAGE

@@ -38,7 +38,7 @@ EARLY_STOP_SECONDS = 5.0
 # Between the signal to the ranks and the kill, once shutdown_timeout_seconds are over.
 TERM_GRACE_SECONDS = 3.0
 WRAPPER_GRACE_SECONDS = 3.0
-# Before its first heartbeat a rank waits for torchrun, whose import of torch may wait for a cold disk.
+# Until it has loaded, a rank waits for torchrun and imports torch, which a cold disk makes long, and tells no progress.
 BIRTH_SECONDS = 120.0
 # faulthandler writes the stacks of a hundred threads in less.
 STACK_SECONDS = 0.5
@@ -184,7 +184,13 @@ class Attempt:
     def _hanging(self, now: float) -> str | None:
         limit = self.config.backend.heartbeat_timeout_seconds
         live = self._standstills(now)
-        if not any(one.still_seconds > (limit if one.beat else limit + BIRTH_SECONDS) for one in live):
+        overdue = [
+            one
+            for one in live
+            if one.still_seconds
+            > limit + (BIRTH_SECONDS if not one.beat or one.beat.phase in EARLY_PHASES else 0.0)
+        ]
+        if not overdue:
             return None
         # One that stands still for so long makes all others wait: what is asked is who it was.
         self._dump_stacks(live)

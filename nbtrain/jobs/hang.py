@@ -109,15 +109,17 @@ def report(ranks: Iterable[Standstill]) -> str:
     text = "; ".join(f"rank {one.rank} stopped {whereabouts(one)}" for one in guilty[:4])
     if len(guilty) > 4:
         text += f"; and {len(guilty) - 4} more"
-    waits: dict[str, list[int]] = {}
+    places: dict[str, list[int]] = {}
     for one in others:
-        told = (
-            _told(one.collective) if one.collective else f"phase {one.beat.phase}" if one.beat else "silence"
-        )
-        waits.setdefault(told, []).append(one.rank)
-    for told, waiting in waits.items():
-        plural = "s" if len(waiting) > 1 else ""
-        text += f"; rank{plural} {_numbers(waiting)} wait{'' if plural else 's'} in {told}"
+        told = f"in {_told(one.collective)}" if one.collective else ""
+        if not told:
+            told = f"in phase {one.beat.phase} after step {one.beat.step}" if one.beat else "silent"
+        places.setdefault(told, []).append(one.rank)
+    for told, there in places.items():
+        waiting = any(one.collective for one in others if one.rank in there)
+        many = len(there) > 1
+        verb = ("wait" if many else "waits") if waiting else ("are" if many else "is")
+        text += f"; rank{'s' if many else ''} {_numbers(there)} {verb} {told}"
     return text
 
 
@@ -177,4 +179,4 @@ def main_stack(log: str, frames: int = 8) -> list[str]:
     # The kernel gives the signal to the main thread, and that one is written last.
     after = log.rpartition(heads[-1])[2].splitlines()[1:]
     end = next((number for number, line in enumerate(after) if not line.startswith("  ")), len(after))
-    return [line.strip() for line in after[:end]][:frames]
+    return [line.strip() for line in after[:end] if "File" in line][:frames]

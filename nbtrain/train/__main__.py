@@ -44,6 +44,9 @@ def main(run_path: str) -> int:
         print(f"{type(error).__name__}: {error}" if known else detail, file=sys.stderr, flush=True)
         outcome.report("failed", step, message.partition("\n")[0], message if known else detail)
         return getattr(error, "exit_code", 1)
+    finally:
+        if heartbeat is not None:
+            heartbeat.stop()
     outcome.report(word, heartbeat.step, f"{word} at step {heartbeat.step}", limit)
     return 0
 

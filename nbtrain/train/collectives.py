@@ -16,10 +16,15 @@ import torch.distributed as dist
 from nbtrain.rundir import Collective
 
 GROUPED = (
-    "all_reduce",
+    "_all_gather_base",
+    "_reduce_scatter_base",
     "all_gather",
+    "all_gather_coalesced",
     "all_gather_into_tensor",
     "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "all_reduce_coalesced",
     "all_to_all",
     "all_to_all_single",
     "barrier",
@@ -27,8 +32,10 @@ GROUPED = (
     "broadcast_object_list",
     "gather",
     "gather_object",
+    "monitored_barrier",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
     "reduce_scatter_tensor",
     "scatter",
     "scatter_object_list",
@@ -50,7 +57,7 @@ class CollectiveWatch:
 
     def install(self) -> None:
         """Replace the functions; called once in a process, when its process group is there."""
-        for name in GROUPED:
+        for name in [name for name in GROUPED if hasattr(dist, name)]:
             setattr(dist, name, self._noted(name, getattr(dist, name)))
         for name, peer in PAIRED.items():
             setattr(dist, name, self._noted(name, getattr(dist, name), peer))

@@ -38,14 +38,21 @@ class Faults:
         """What the loss of `step` is multiplied by; None: it is left alone."""
         for fault in self._mine:
             if fault["step"] == step and fault["do"] in ("nan", "spike"):
+                _announce(fault)
                 return float("nan") if fault["do"] == "nan" else float(fault.get("factor", 100))
         return None
 
     def at(self, step: int) -> None:
         """Suffer what is ordered for the begin of `step`."""
         for fault in self._mine:
-            if fault["step"] == step:
+            if fault["step"] == step and fault["do"] not in ("nan", "spike"):
+                _announce(fault)
                 _suffer(fault)
+
+
+def _announce(fault: dict[str, Any]) -> None:
+    """To the rank's log, with the time: how long it took to run again is counted from here."""
+    print(f"fault on order: {fault['do']} at step {fault['step']}, time {time.time():.3f}", flush=True)
 
 
 def _suffer(fault: dict[str, Any]) -> None:

@@ -1,6 +1,7 @@
 """A tiny prepared run, a rank program that trains nothing, and a fixture that leaves no process behind."""
 
 import json
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ from nbtrain.jobs import processes
 from nbtrain.jobs.registry import list_runs
 from nbtrain.jobs.submit import submit
 from nbtrain.rundir import JobDir, RunDir, read_events
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 FAKE_RANK = str(Path(__file__).parent / "fake_rank.py")
 
@@ -85,9 +88,9 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def wait_until() -> Callable[..., Any]:
-    """wait_until(condition, what): its first true value; fails after a minute, for a very busy machine."""
+    """wait_until(condition, what): its first true value; fails after four minutes, for a very busy machine."""
 
-    def wait(condition: Callable[[], Any], what: str, seconds: float = 60.0) -> Any:
+    def wait(condition: Callable[[], Any], what: str, seconds: float = 240.0) -> Any:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if value := condition():

@@ -47,15 +47,19 @@ def test_a_full_disk_is_told(fake, start, small_disk, monkeypatch):
     """The disk fills while the run trains: FAILED, with the disk as the cause, and every record is whole."""
     from nbtrain.jobs import submit as submitting
 
-    config = fake([{"step": 7, "do": "fill"}], steps=1000)
+    config = fake([{"step": 7, "do": "fill"}], steps=1000, backend={"disk_wait_seconds": 0.5})
     monkeypatch.setenv("NBTRAIN_OUTPUT", str(small_disk))
     # The plan would rightly refuse 2 MiB; it is the fill during the run that is looked at.
     monkeypatch.setattr(submitting, "preflight", lambda config: [])
     job = start(config)
-    state, cause = control.wait(job, 60)
+    state, cause = control.wait(job, 300)
     assert state == "FAILED"
     assert cause.startswith(
         "rank 0 failed at step 7: the disk is full: OSError: [Errno 28] No space left on device"
+    )
+    assert (
+        "; not tried again: there was no room within backend.disk_wait_seconds = 0.5 (0.06 GiB are needed, "
+        in cause
     )
     assert cause.endswith("GiB free)")
     assert ExitRecord.read(job.exit_record(0, 0)).outcome == "failed"
@@ -104,11 +108,12 @@ def test_out_of_memory_is_told_from_a_kill(fake, memory_group, workspace, tiny_d
         check=True,
     )
     job = RunDir.named(config.name).job(answer.stdout.strip())
-    state, cause = control.wait(job, 60)
+    state, cause = control.wait(job, 300)
     # Cancelling what has ended waits for its supervisor to be gone, and with it the last process in the cgroup.
     assert control.cancel(job) == (state, cause)
     assert state == "FAILED"
     assert cause == (
-        "rank 0 was killed: out of host memory: the kernel ended it (SIGKILL, counted by its cgroup); "
+        "rank 0 was killed: out of host memory: the kernel ended it (SIGKILL, counted by its cgroup; at most 0.39 of "
+        "0.39 GiB were used). Lower data.num_workers or batch.micro_batch_size, or give the job more memory; "
         "not tried again: backend.max_restarts = 0 is used up"
     )

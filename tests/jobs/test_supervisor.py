@@ -30,7 +30,7 @@ def test_a_job_goes_to_its_end(fake, start, states_of):
     """Two ranks to SUCCEEDED: states in order with durations, a log for each rank, summary, nothing left."""
     job = start(fake(ranks=2, steps=10))
     seen = []
-    state, cause = control.wait(job, 60, on_change=lambda state, cause: seen.append(state))
+    state, cause = control.wait(job, 300, on_change=lambda state, cause: seen.append(state))
     assert (state, cause) == ("SUCCEEDED", "all steps are trained and saved: 10 steps")
     assert seen[-1] == "SUCCEEDED"
     assert states_of(job) == ["QUEUED", "STARTING", "RUNNING", "SUCCEEDED"]
@@ -62,7 +62,7 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
     """Rank 1 is killed at step 7: its peer ends, the job restarts from step 5 and says what that cost."""
     faults = [{"rank": 1, "attempt": 0, "step": 7, "do": "kill", "signal": 9}]
     job = start(fake(faults, ranks=2, steps=10))
-    assert control.wait(job, 60)[0] == "SUCCEEDED"
+    assert control.wait(job, 300)[0] == "SUCCEEDED"
     assert states_of(job) == [
         "QUEUED",
         "STARTING",
@@ -81,18 +81,25 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
     events = read_events(job)
     restart = next(event for event in events if event["kind"] == "restart")
     assert "rank 1 was killed: killed by SIGKILL, not by nbtrain" in restart["cause"]
+    assert restart["reason"] == "killed"
     lost = next(event for event in events if "lost_tokens" in event)
     assert lost["checkpoint_step"] == 5
     # 8 sequences of 16 tokens in a step.
     assert lost["lost_tokens"] == (lost["step"] - 5) * 128 > 0
     assert ExitRecord.read(job.exit_record(1, 0)).signal == 9
     assert record.resumed_from_step == 5
+    first, second = record.attempts
+    assert (first.attempt, first.cause, first.lost_tokens) == (0, restart["cause"], lost["lost_tokens"])
+    assert (first.world_size, first.resumed_from_step, second.resumed_from_step) == (2, None, 5)
+    assert (second.cause, second.lost_tokens) == (None, None)
+    assert first.started_at < first.running_at < first.ended_at < second.started_at < second.running_at
+    assert files.read_json(job.run.summary_json)["lost_tokens"] == first.lost_tokens
 
 
 def test_the_same_failure_twice_is_not_tried_a_third_time(fake, start):
     """Exit code 7 at the same step again: FAILED after two attempts, with rank, step and reason."""
     job = start(fake([{"step": 3, "do": "exit", "code": 7}], steps=10))
-    state, cause = control.wait(job, 60)
+    state, cause = control.wait(job, 300)
     assert state == "FAILED"
     assert cause == (
         "rank 0 failed: exit code 7 without a word; the end of its log says more; "
@@ -109,11 +116,13 @@ def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
         {"rank": 0, "attempt": 0, "step": 6, "do": "hang"},
     ]
     job = start(fake(faults, ranks=2, steps=10, backend={"heartbeat_timeout_seconds": 2.5}))
-    assert control.wait(job, 90)[0] == "SUCCEEDED"
+    assert control.wait(job, 300)[0] == "SUCCEEDED"
     cause = next(event for event in read_events(job) if event["kind"] == "restart")["cause"]
-    assert cause.startswith("no heartbeat for 2.5 s: ")
-    assert "rank 1 in phase train after step 6" in cause
-    assert "its process is stopped by a signal" in cause
+    assert re.fullmatch(
+        r"no progress for 2.5 s: rank 1 stopped \d+ s ago after step 6, in phase train; its process is stopped by a "
+        r"signal; rank 0 is in phase train after step 6",
+        cause,
+    )
 
 
 def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
@@ -141,7 +150,7 @@ def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
     }
     second = resume(job.run, more, command=tuple(JobRecord.read(job.job_json).command))
     assert second.job_id > job.job_id
-    assert control.wait(second, 60)[0] == "SUCCEEDED"
+    assert control.wait(second, 300)[0] == "SUCCEEDED"
     assert JobRecord.read(second.job_json).resumed_from_step == step
     assert any("changed on resume: backend.env" in event["message"] for event in read_events(second))
 
@@ -188,7 +197,7 @@ def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
     # Submitted at once, while the lost job's ranks are still at their last step.
     second = start(fake(ranks=2, steps=30))
     assert second.job_id != job.job_id
-    assert control.wait(second, 60)[0] == "SUCCEEDED"
+    assert control.wait(second, 300)[0] == "SUCCEEDED"
     assert processes.marked_pids([job.job_id]) == []
     left = ExitRecord.read(job.exit_record(0, 0))
     assert left.outcome == "stopped"
@@ -234,12 +243,12 @@ def test_the_submitting_process_may_die(fake, tmp_path, wait_until):
     os.killpg(kernel.pid, signal.SIGKILL)
     kernel.wait()
     kernel.stdout.close()
-    assert control.wait(job, 60)[0] == "SUCCEEDED"
+    assert control.wait(job, 300)[0] == "SUCCEEDED"
     assert JobRecord.read(job.job_json).restarts == 0
 
 
 def test_a_killed_rank_leaves_no_half_written_file(fake, start):
     """A rank killed between writing and renaming: its temporary file and torn checkpoint are swept."""
     job = start(fake([{"attempt": 0, "step": 7, "do": "torn"}], steps=10))
-    assert control.wait(job, 60)[0] == "SUCCEEDED"
+    assert control.wait(job, 300)[0] == "SUCCEEDED"
     assert temporaries(job.run) == []

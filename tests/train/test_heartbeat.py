@@ -1,10 +1,15 @@
-"""Signs of life."""
+"""Signs of life, and where a rank stands."""
 
+import errno
 import os
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 
-from nbtrain.rundir import EventWriter, Heartbeat, Progress, RunDir, read_events
+from nbtrain.rundir import STACK_SIGNAL, Collective, EventWriter, Heartbeat, Progress, RunDir, read_events
 from nbtrain.train import heartbeat as heartbeat_module
 from nbtrain.train.heartbeat import HeartbeatWriter
 
@@ -73,3 +78,83 @@ def test_a_phases_event_has_its_own_seconds(job, clock):
     events = [(event["phase"], event["seconds"]) for event in read_events(job)]
     assert events == [("evaluate", 1.0), ("train", 7.0)]
     assert Heartbeat.read(job.heartbeat(0)).phase == "train"
+
+
+def test_the_thread_renews_the_file_and_counts_no_progress(job, monkeypatch):
+    """A rank that waits is told to be alive, by the time, and not to go on, by everything else."""
+    monkeypatch.setattr(heartbeat_module, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(heartbeat_module.faulthandler, "register", lambda *arguments, **named: None)
+    writer = HeartbeatWriter(job, 0, 0)
+    here = Collective("all_reduce", "data_parallel", [0, 1], 7, 5.0, True)
+    writer.collective, writer.calls = lambda: here, lambda: 13
+    writer.beat(3)
+    writer.start()
+    seen = []
+    deadline = time.monotonic() + 60
+    while len({beat.time for beat in seen}) < 3:
+        assert time.monotonic() < deadline
+        if (beat := Heartbeat.read(job.heartbeat(0))) is not None and beat.step:
+            seen.append(beat)
+    assert {(beat.step, beat.progress_count) for beat in seen} == {(3, 14)}
+    assert seen[-1].collective == here
+    assert seen[-1].dumps_stack
+    writer.beat(4)
+    writer.stop()
+    last = Heartbeat.read(job.heartbeat(0))
+    writer.write()
+    after = Heartbeat.read(job.heartbeat(0))
+    assert (after.step, after.progress_count) == (4, 15)
+    assert last.host == after.host != ""
+
+
+def test_a_full_disk_does_not_end_the_rank(job, monkeypatch):
+    """The heartbeat is passed over; another error of the disk is not."""
+    writer = HeartbeatWriter(job, 0, 0)
+
+    def fails(number):
+        def write(*arguments):
+            raise OSError(number, os.strerror(number))
+
+        return write
+
+    monkeypatch.setattr(heartbeat_module.Heartbeat, "write", fails(errno.ENOSPC))
+    writer.write()
+    monkeypatch.setattr(heartbeat_module.Heartbeat, "write", fails(errno.EIO))
+    with pytest.raises(OSError):
+        writer.write()
+
+
+HANGING = """
+import sys, time
+from nbtrain.rundir import RunDir
+from nbtrain.train.heartbeat import HeartbeatWriter
+
+def where_it_hangs():
+    print("ready", flush=True)
+    time.sleep(600)
+
+HeartbeatWriter(RunDir(sys.argv[1]).job("20261121-031500-a1b2"), 0, 0).start()
+where_it_hangs()
+"""
+
+
+def test_a_hanging_rank_tells_its_stack(job):
+    """STACK_SIGNAL: every thread's stack goes to stderr, and the rank goes on hanging."""
+    rank = subprocess.Popen(
+        [sys.executable, "-c", HANGING, str(job.run.path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert rank.stdout.readline() == "ready\n"
+        rank.send_signal(STACK_SIGNAL)
+        told = []
+        while not any("in <module>" in line for line in told):
+            told.append(rank.stderr.readline())
+        assert any("in where_it_hangs" in line for line in told)
+        assert any("in _renew" in line for line in told)
+        assert rank.poll() is None
+    finally:
+        rank.send_signal(signal.SIGKILL)
+        rank.communicate()

@@ -1,0 +1,69 @@
+"""The same steps on another number of data-parallel ranks."""
+
+import pytest
+
+from nbtrain.config.elastic import DATA_PARALLEL_SIZE, attempt_config, elastic_size, resized
+from nbtrain.config.load import load
+
+TINY = """
+name: tiny
+model: {num_layers: 4, hidden_size: 64, num_attention_heads: 4, seq_length: 32}
+tokenizer: {name: test, vocab_size: 500}
+data: {name: test}
+batch: {micro_batch_size: 2, global_batch_size: 48, train_tokens: 153600}
+lr_schedule: {lr: 1.0e-3}
+parallel: {data_parallel_size: 8}
+resources: {device: cpu}
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    (tmp_path / "tiny.yaml").write_text(TINY)
+    return lambda **overrides: load(tmp_path / "tiny.yaml", overrides)
+
+
+@pytest.mark.parametrize(
+    ("devices", "size"), [(8, 8), (7, 6), (6, 6), (5, 4), (3, 3), (1, 1), (0, None), (11, 8), (100, 24)]
+)
+def test_the_largest_size_that_divides_the_batch(config, devices, size):
+    """24 micro batches of 2 in a step: 7 devices hold 6 ranks of 4, 11 hold 8 of 3."""
+    found = elastic_size(config(), devices)
+    assert found == size
+    if found:
+        smaller = resized(config(), found)
+        assert smaller.batch.global_batch_size == 48
+        assert smaller.train_steps == config().train_steps
+        assert smaller.accumulation_steps * found * 2 == 48
+
+
+def test_a_copy_of_the_model_is_not_cut_up(config):
+    """Two stages of two tensor-parallel ranks: devices count by fours."""
+    piped = config(
+        **{
+            "parallel.data_parallel_size": 4,
+            "parallel.tensor_parallel_size": 2,
+            "parallel.pipeline_parallel_size": 2,
+            "batch.global_batch_size": 32,
+            "batch.train_tokens": 102400,
+        }
+    )
+    assert [elastic_size(piped, devices) for devices in (16, 15, 8, 7, 3)] == [4, 2, 2, 1, None]
+
+
+def test_a_ramps_sizes_must_divide_too(config):
+    ramped = config(
+        **{
+            "batch.rampup": {"start_batch_size": 16, "batch_size_increment": 16, "ramp_samples": 96},
+            "batch.micro_batch_size": 1,
+        }
+    )
+    # 6 ranks divide 48, but not 16.
+    assert elastic_size(ramped, 7) == 4
+
+
+def test_an_attempt_trains_with_its_own_size(config):
+    assert attempt_config(config(), {}).parallel.data_parallel_size == 8
+    changed = attempt_config(config(), {DATA_PARALLEL_SIZE: "4"})
+    assert (changed.parallel.data_parallel_size, changed.world_size) == (4, 4)
+    assert changed.where("parallel.data_parallel_size") == config().where("parallel.data_parallel_size")

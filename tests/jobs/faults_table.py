@@ -1,0 +1,396 @@
+"""Faults on a tiny run of two CPU processes: each is made to happen, and what the user reads, how long it takes to run
+again and what is lost are written into docs/faults.md.
+
+    python tests/jobs/faults_table.py [NAME ...]       only these; their rows alone are renewed
+
+tests/jobs/test_faults.py suffers the same faults and pins the words.
+"""
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbtrain import files
+from nbtrain.config.load import load, to_yaml
+from nbtrain.data.prepare import prepare
+from nbtrain.jobs import control
+from nbtrain.jobs.environment import cgroup_file
+from nbtrain.jobs.submit import resume, submit
+from nbtrain.jobstate import read_state
+from nbtrain.rundir import Heartbeat, JobDir, JobRecord, RunDir, read_events
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
+BEGIN, END = "<!-- measured: python tests/jobs/faults_table.py -->", "<!-- end -->"
+SEQ_LENGTH, BATCH, STEPS = 16, 8, 20
+HANG_SECONDS = 30
+PATIENCE_SECONDS = 600
+RUN = f"""
+name: tiny
+model: {{num_layers: 2, hidden_size: 32, num_attention_heads: 2, seq_length: {SEQ_LENGTH}, hidden_dropout: 0.1}}
+tokenizer: {{name: mock, vocab_size: 384}}
+data: {{name: mock, split: "80,10,10", sources: [{{kind: mock, num_documents: 300}}]}}
+batch: {{micro_batch_size: 2, global_batch_size: {BATCH}, train_tokens: {STEPS * BATCH * SEQ_LENGTH}}}
+lr_schedule: {{lr: 1.0e-3, lr_warmup_tokens: 128}}
+precision: {{dtype: fp32}}
+parallel: {{data_parallel_size: 2, zero_stage: 1}}
+checkpoint: {{save_interval_steps: 4}}
+evaluation: {{eval_interval_steps: 10, eval_iters: 1}}
+resources: {{device: cpu}}
+backend: {{restart_backoff_seconds: 1, shutdown_timeout_seconds: 20, heartbeat_timeout_seconds: {HANG_SECONDS}}}
+"""
+
+
+@dataclass
+class Suffered:
+    """What came of a fault."""
+
+    job: JobDir
+    state: str
+    cause: str
+    fault_at: float | None = None
+    """When it happened, seconds since the epoch."""
+
+    @property
+    def record(self) -> JobRecord:
+        record = JobRecord.read(self.job.job_json)
+        assert record is not None
+        return record
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        return read_events(self.job)
+
+    @property
+    def log(self) -> str:
+        return "\n".join(path.read_text() for path in sorted(self.job.log(0, 0).parent.glob("*.log")))
+
+    @property
+    def seconds(self) -> float | None:
+        """From the fault to training again; None where it does not train again by itself."""
+        again = [attempt.running_at for attempt in self.record.attempts[1:] if attempt.running_at]
+        return again[0] - self.fault_at if again and self.fault_at else None
+
+    @property
+    def lost_tokens(self) -> int | None:
+        return sum(attempt.lost_tokens or 0 for attempt in self.record.attempts)
+
+
+@dataclass
+class Fault:
+    """One row: how it is made and what kind of words it must leave."""
+
+    title: str
+    orders: list[dict[str, Any]] = field(default_factory=list)
+    """For NBTRAIN_FAULTS."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    act: Callable[["Suffered", Callable[[], float]], None] | None = None
+    """Done by hand while the job runs; called with the job and a function that notes the time of the fault."""
+    told: str = "restart"
+    """Kind of the event that the user reads; "end": the job's cause; "lost": what a reader derives."""
+    prepare: Callable[[Path], contextlib.AbstractContextManager] | None = None
+    """What must be around the job: a small disk, a memory cgroup."""
+
+
+def at(step: int, do: str, rank: int | None = None, attempt: int | None = 0, **more: Any) -> dict[str, Any]:
+    order = {"step": step, "do": do, **more}
+    return (
+        order | ({} if rank is None else {"rank": rank}) | ({} if attempt is None else {"attempt": attempt})
+    )
+
+
+def wait_for(condition: Callable[[], Any], what: str) -> Any:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"{what}: not within {PATIENCE_SECONDS} s")
+
+
+def reached(job: JobDir, step: int) -> bool:
+    beat = Heartbeat.read(job.heartbeat(0))
+    return beat is not None and beat.step >= step
+
+
+def kill_supervisor(suffered: Suffered, note: Callable[[], float]) -> None:
+    job = suffered.job
+    wait_for(lambda: reached(job, 6), "step 6")
+    supervisor = suffered.record.supervisor
+    assert supervisor is not None
+    note()
+    os.kill(supervisor.pid, signal.SIGKILL)
+    wait_for(lambda: read_state(job, time.time())[0] == "LOST", "LOST")
+
+
+def ask_for_one(suffered: Suffered, note: Callable[[], float]) -> None:
+    control.ask_devices(suffered.job, 1)
+
+
+def fill_disk(suffered: Suffered, note: Callable[[], float]) -> None:
+    """Fill the small disk once step 6 is made; make room again as soon as the job waits for it."""
+    job = suffered.job
+    wait_for(lambda: reached(job, 6), "step 6")
+    ballast = job.run.path.parent / "ballast"
+    note()
+    with contextlib.suppress(OSError), ballast.open("wb", buffering=0) as stream:
+        while True:
+            stream.write(bytes(1 << 16))
+    wait_for(
+        lambda: (
+            any("waits up to" in event["message"] for event in suffered.events)
+            or read_state(job, time.time())[0] == "FAILED"
+        ),
+        "the wait for room",
+    )
+    ballast.unlink()
+
+
+@contextlib.contextmanager
+def small_disk(folder: Path) -> Iterator[dict[str, str]]:
+    """A disk of 80 MiB for the output; needs root."""
+    disk = folder / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(disk)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        raise Impossible(f"mount is not allowed here: {mounted.stderr.strip()}")
+    try:
+        yield {"NBTRAIN_OUTPUT": str(disk)}
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@contextlib.contextmanager
+def little_memory(folder: Path) -> Iterator[dict[str, str]]:
+    """A memory cgroup of 3 GiB for everything that the job starts; needs root."""
+    own = cgroup_file("memory", "memory.max", "memory.limit_in_bytes")
+    if own is None:
+        raise Impossible("no memory cgroup is visible here")
+    group = own.parent / f"nbtrain-faults-{os.getpid()}"
+    try:
+        group.mkdir()
+        (group / own.name).write_text(str(3 << 30))
+    except OSError as error:
+        if group.is_dir():
+            group.rmdir()
+        raise Impossible(f"cgroups cannot be made here: {error}") from error
+    try:
+        yield {"FAULTS_CGROUP": str(group)}
+    finally:
+        wait_for(lambda: not (group / "cgroup.procs").read_text().strip(), "an empty cgroup")
+        group.rmdir()
+
+
+class Impossible(Exception):
+    """This machine cannot suffer the fault; the reason goes into the table."""
+
+
+FAULTS = {
+    "killed": Fault("kill -9 of a rank", [at(7, "kill", rank=1)]),
+    "crashed": Fault("a rank crashes (SIGSEGV)", [at(7, "kill", rank=1, signal=11)]),
+    "stopped": Fault("a rank is stopped (SIGSTOP)", [at(7, "stop", rank=1)]),
+    "asleep": Fault("a rank sleeps before a collective", [at(7, "sleep", rank=1)]),
+    "raised": Fault("an error in one rank, once", [at(7, "raise", rank=1, message="boom")]),
+    "repeated": Fault(
+        "the same error at the same step", [at(7, "raise", 1, None, message="boom")], told="end"
+    ),
+    "nan-stop": Fault("loss is nan, `on_nan: stop`", [at(7, "nan", rank=1)], told="end"),
+    "nan-skip": Fault(
+        "loss is nan, `on_nan: skip`", [at(7, "nan", rank=1)], {"stability.on_nan": "skip"}, told="skip"
+    ),
+    "nan-rollback": Fault(
+        "loss is nan, `on_nan: rollback`",
+        [at(7, "nan", rank=1)],
+        {"stability.on_nan": "rollback"},
+        told="rollback",
+    ),
+    "spike-skip": Fault(
+        "loss jumps, `on_loss_spike: skip`",
+        [at(7, "spike")],
+        {"stability.on_loss_spike": "skip", "stability.loss_spike_window_steps": 4},
+        told="skip",
+    ),
+    "spike-rollback": Fault(
+        "loss jumps, `on_loss_spike: rollback`",
+        [at(7, "spike")],
+        {"stability.on_loss_spike": "rollback", "stability.loss_spike_window_steps": 4},
+        told="rollback",
+    ),
+    "gpu-memory": Fault(
+        "out of GPU memory at step 1 (its words, on a CPU)", [at(1, "oom", 1, None)], told="end"
+    ),
+    "host-memory": Fault(
+        "out of host memory (a cgroup of 3 GiB)", [at(7, "memory", rank=1)], prepare=little_memory
+    ),
+    "full-disk": Fault(
+        "the disk is full; room is made while the job waits", act=fill_disk, prepare=small_disk
+    ),
+    "fewer": Fault(
+        "a rank dies and one device is left, `elastic: true`",
+        [at(7, "kill", rank=1)],
+        {"backend.elastic": True},
+        act=ask_for_one,
+    ),
+    "supervisor": Fault("kill -9 of the supervisor; `nbtrain resume`", act=kill_supervisor, told="lost"),
+}
+
+
+def suffer(name: str, folder: Path, data_home: Path) -> Suffered:
+    """Make the fault happen to a run in `folder`. Raises Impossible where this machine cannot."""
+    fault = FAULTS[name]
+    (folder / "tiny.yaml").write_text(RUN)
+    with fault.prepare(folder) if fault.prepare else contextlib.nullcontext({}) as around:
+        variables = {"NBTRAIN_WORKSPACE": str(folder), "NBTRAIN_DATA": str(data_home), **around}
+        with _environment(variables):
+            orders = {
+                "NBTRAIN_FAULTS": json.dumps(fault.orders),
+                "NBTRAIN_TRACE": "1",
+                "OMP_NUM_THREADS": "1",
+            }
+            config = load(folder / "tiny.yaml", {"name": name, "backend.env": orders, **fault.settings})
+            job = (
+                _submit_inside(config, folder, around["FAULTS_CGROUP"])
+                if "FAULTS_CGROUP" in around
+                else submit(config)
+            )
+            suffered = Suffered(job, "", "")
+
+            def note() -> float:
+                suffered.fault_at = time.time()
+                return suffered.fault_at
+
+            if fault.act:
+                fault.act(suffered, note)
+            suffered.state, cause = control.wait(job, PATIENCE_SECONDS)
+            suffered.cause = cause or ""
+            if suffered.fault_at is None:
+                told = re.findall(r"^fault on order: .*, time ([\d.]+)$", suffered.log, flags=re.M)
+                suffered.fault_at = float(told[0]) if told else None
+            if fault.told == "lost":
+                _resume(suffered)
+            # The files are read later, and a small disk goes with its mount.
+            _keep(suffered, folder)
+    return suffered
+
+
+def _resume(suffered: Suffered) -> None:
+    """What a user does about a lost job; its seconds are counted to the new job's training."""
+    lost = suffered.record
+    second = resume(suffered.job.run)
+    state, _ = control.wait(second, PATIENCE_SECONDS)
+    assert state == "SUCCEEDED", state
+    record = JobRecord.read(second.job_json)
+    assert record is not None
+    lost.attempts += record.attempts
+    lost.write(suffered.job.job_json)
+
+
+def _keep(suffered: Suffered, folder: Path) -> None:
+    if suffered.job.run.path.is_relative_to(folder / "disk"):
+        kept = RunDir(folder / "kept" / suffered.job.run.name)
+        shutil.copytree(suffered.job.run.path, kept.path)
+        suffered.job = kept.job(suffered.job.job_id)
+
+
+def _submit_inside(config: Any, folder: Path, group: str) -> JobDir:
+    """Submit from a process of its own that is in the cgroup, and so is all that it starts."""
+    yaml = folder / "resolved.yaml"
+    yaml.write_text(to_yaml(config))
+    script = (
+        "import os, pathlib, sys\n"
+        "pathlib.Path(sys.argv[1], 'cgroup.procs').write_text(str(os.getpid()))\n"
+        "from nbtrain.config.load import load_resolved\n"
+        "from nbtrain.jobs.submit import submit\n"
+        "print(submit(load_resolved(sys.argv[2])).job_id)\n"
+    )
+    command = [sys.executable, "-c", script, group, str(yaml)]
+    answer = subprocess.run(command, capture_output=True, text=True, check=True)
+    return RunDir.named(config.name).job(answer.stdout.strip())
+
+
+@contextlib.contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in (*variables, "NBTRAIN_OUTPUT")}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+def told(name: str, suffered: Suffered) -> str:
+    """What the user reads first."""
+    kind = FAULTS[name].told
+    if kind == "end":
+        return suffered.cause
+    if kind == "lost":
+        return "its supervisor died without a word while the job was RUNNING"
+    # A skip is told by rank 0, what ends an attempt by the supervisor.
+    writer = "rank0" if kind == "skip" else "supervisor"
+    event = next(event for event in suffered.events if (event["kind"], event["writer"]) == (kind, writer))
+    return str(event.get("cause") or event["message"])
+
+
+# --- the table -----------------------------------------------------------------------------------------------
+
+
+def row(name: str, suffered: Suffered | None, why_not: str = "") -> str:
+    title = FAULTS[name].title
+    if suffered is None:
+        return f"| {title} | not measured: {why_not} | | |"
+    words = told(name, suffered).replace("|", "\\|").replace("\n", " ")
+    again = "ends at once" if suffered.seconds is None else f"{suffered.seconds:.0f}"
+    if FAULTS[name].told == "skip":
+        again = "0, goes on"
+    return f"| {title} | {words} | {again} | {suffered.lost_tokens:,} |"
+
+
+def write_table(rows: dict[str, str]) -> None:
+    text = DOCUMENT.read_text()
+    head, _, rest = text.partition(BEGIN)
+    table, _, tail = rest.partition(END)
+    known = {line.split(" | ")[0]: line for line in table.splitlines() if line.startswith("| ")}
+    lines = [rows.get(name) or known.get(f"| {fault.title}", "") for name, fault in FAULTS.items()]
+    header = (
+        "| fault | what the user reads | seconds to running again | tokens lost |\n| --- | --- | --- | --- |"
+    )
+    body = "\n".join(line for line in lines if line)
+    files.write_text(DOCUMENT, f"{head}{BEGIN}\n{header}\n{body}\n{END}{tail}")
+
+
+def main(names: list[str]) -> None:
+    rows = {}
+    with tempfile.TemporaryDirectory(prefix="faults-") as temporary:
+        home = Path(temporary) / "data"
+        (Path(temporary) / "tiny.yaml").write_text(RUN)
+        with _environment({"NBTRAIN_DATA": str(home)}):
+            prepare(load(Path(temporary) / "tiny.yaml"))
+        for name in names or list(FAULTS):
+            folder = Path(temporary) / name
+            folder.mkdir()
+            try:
+                suffered = suffer(name, folder, home)
+                rows[name] = row(name, suffered)
+            except Impossible as error:
+                rows[name] = row(name, None, str(error))
+            print(rows[name], flush=True)
+            write_table(rows)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

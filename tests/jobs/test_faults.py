@@ -1,0 +1,116 @@
+"""One run of the real trainer that meets one fault after the other, and comes to its end.
+
+    attempt 0   rank 1 sleeps before step 7      named with its collective and its stack, killed
+    attempt 1   the loss of step 10 is nan       back to step 8, its samples passed over
+    attempt 2   rank 1 dies at step 14, and one device is left
+    attempt 3   one rank with twice the micro batches: the same steps
+
+Each other fault by itself: faults_table.py, which writes docs/faults.md.
+"""
+
+import re
+
+import faults_table
+import pytest
+from faults_table import BEGIN, DOCUMENT, END, FAULTS, Fault, at, suffer
+
+from nbtrain import files
+from nbtrain.jobs import control
+from nbtrain.rundir import Rollback, read_events
+
+
+def leave_one_device(suffered, note):
+    """Said while attempt 2 runs: the next one counts."""
+    faults_table.wait_for(
+        lambda: suffered.record.attempt == 2 or suffered.record.ended_at, "the third attempt"
+    )
+    control.ask_devices(suffered.job, 1)
+
+
+EVERYTHING = Fault(
+    "everything, one after the other",
+    [at(7, "sleep", rank=1, attempt=0), at(10, "nan", rank=1, attempt=1), at(14, "kill", rank=1, attempt=2)],
+    {"stability.on_nan": "rollback", "backend.elastic": True},
+    act=leave_one_device,
+)
+
+
+@pytest.fixture(scope="module")
+def suffered(tmp_path_factory, tiny_data):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(FAULTS, "everything", EVERYTHING)
+        return suffer("everything", tmp_path_factory.mktemp("everything"), tiny_data)
+
+
+@pytest.mark.slow
+def test_it_comes_to_its_end(suffered):
+    """Four attempts, three of them cut short, all steps made once the samples of the bad ones are left out."""
+    assert (suffered.state, suffered.cause) == ("SUCCEEDED", "all steps are trained and saved: 20 steps"), (
+        suffered.log
+    )
+    record = suffered.record
+    assert [attempt.resumed_from_step for attempt in record.attempts] == [None, 4, 8, 12]
+    assert [attempt.data_parallel_size for attempt in record.attempts] == [2, 2, 2, 1]
+    # A rollback is no restart: it has its own limit.
+    assert record.restarts == 2
+    tokens = [attempt.lost_tokens for attempt in record.attempts]
+    step = faults_table.BATCH * faults_table.SEQ_LENGTH
+    assert tokens == [2 * step, 2 * step, step, None]
+    assert files.read_json(suffered.job.run.summary_json)["lost_tokens"] == 5 * step
+
+
+@pytest.mark.slow
+def test_the_rank_that_sleeps_is_named(suffered):
+    """Not the one that waits: with step, phase, and the collective of the other; its stack is told and in its log."""
+    restart = next(event for event in suffered.events if event["kind"] == "restart")
+    assert re.fullmatch(
+        rf"no progress for {faults_table.HANG_SECONDS} s: rank 1 stopped \d+ s ago after step 6, in phase train, outside "
+        r"any collective \(last: \w+ no. \d+ of ranks 0, 1\); rank 0 waits in \w+ no. \d+ of ranks 0, 1",
+        restart["cause"],
+    )
+    (stack,) = [event for event in suffered.events if event["kind"] == "hang"]
+    assert stack["rank"] == 1
+    assert "faults.py" in stack["stack"][0]
+    assert "in _suffer" in suffered.job.log(1, 0).read_text()
+
+
+@pytest.mark.slow
+def test_the_bad_steps_samples_are_passed_over(suffered):
+    """From the checkpoint of step 8 to the end of step 10: two steps of 8 samples."""
+    (entry,) = Rollback.read_all(suffered.job.run.rollbacks_json)
+    assert (entry.step, entry.checkpoint_step, entry.first, entry.last) == (10, 8, 64, 80)
+    told = next(
+        event for event in suffered.events if event["kind"] == "rollback" and event["writer"] == "supervisor"
+    )
+    assert re.fullmatch(
+        r"step 10: the (loss is nan on rank 1 of 2|gradient is not finite)[^;]*; samples 72 to 79 of the order; goes back "
+        r"to step 8 and passes over samples 64 to 79; 2 steps \(256 tokens\) since the checkpoint of step 8 are lost",
+        told["message"],
+    )
+    manifest = files.read_json(suffered.job.run.checkpoint_manifest(20))
+    assert manifest["data_state"]["skipped_sample_ranges"] == [[64, 80]]
+    assert manifest["data_state"]["consumed_samples"] == 20 * faults_table.BATCH
+
+
+@pytest.mark.slow
+def test_one_device_takes_over_the_whole_batch(suffered):
+    """data_parallel_size 2 -> 1 with the global batch of 8; the steps that were made again are the same, to rounding."""
+    (told,) = [event for event in suffered.events if event.get("data_parallel_size") == 1]
+    assert told["message"] == (
+        "1 devices are usable: data_parallel_size 2 -> 1, 1 ranks; the global batch of 8 stays"
+    )
+    losses: dict[int, list[float]] = {}
+    for event in read_events(suffered.job):
+        if event["kind"] == "trace" and event["step"] > 10:
+            losses.setdefault(event["step"], []).append(float.fromhex(event["loss"]))
+    assert sorted(losses) == list(range(11, 21))
+    # Step 13 was made by two ranks and by one; dropout is another, so only the size can be compared.
+    first, second = losses[13]
+    assert first == pytest.approx(second, rel=0.05)
+
+
+def test_the_document_has_a_row_for_every_fault():
+    """docs/faults.md is written by faults_table.py: none is missing, none is of a fault that is gone."""
+    table = DOCUMENT.read_text().partition(BEGIN)[2].partition(END)[0]
+    rows = [line.split(" | ")[0].removeprefix("| ") for line in table.splitlines() if line.startswith("| ")]
+    assert rows[2:] == [fault.title for fault in FAULTS.values()]

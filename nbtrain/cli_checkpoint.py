@@ -17,7 +17,7 @@ from typing import Any
 
 from nbtrain import amounts, files
 from nbtrain.errors import CheckpointError
-from nbtrain.rundir import RunDir, checkpoint_problem
+from nbtrain.rundir import MANIFEST, RunDir, checkpoint_problem
 from nbtrain.workspace import display
 
 # Fields of a layout that are told where they say something, and how.
@@ -81,7 +81,9 @@ def summary(run: RunDir, step: int) -> dict[str, Any]:
     known = manifest or {}
     return {
         "step": step,
-        "bytes": sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()),
+        "bytes": sum(
+            path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST
+        ),
         "layout": layout_text(known.get("layout") or {}),
         # Told only where it is this step's.
         "validation_loss": known.get("validation_loss") if known.get("evaluated_step") == step else None,

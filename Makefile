@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo lab test check format docs bench clean
+.PHONY: demo lab test check format docs bench parity clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/nbtrain demo
@@ -33,6 +33,10 @@ docs: $(VENV)/.installed-test
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python tests/benchmarks/train_cpu.py
+
+# Every layout against one process, interrupted and reshaped: docs/parity.md. Goes on where it was stopped.
+parity: $(VENV)/.installed-test
+	PYTHONPATH=tests/train OMP_NUM_THREADS=1 $(BIN)/python tests/parity/matrix.py $(PARITY_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache

@@ -18,6 +18,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
+from nbtrain.parallel.stale_locks import remove_stale_locks
+
 logger = logging.getLogger(__name__)
 
 
@@ -49,6 +51,9 @@ def start(device: str, timeout_seconds: float) -> World:
     prepare_deepspeed(device)
     import deepspeed
 
+    if local_rank == 0:
+        for lock in remove_stale_locks():
+            logger.warning("%s: removed, a lock that a killed build has left behind", lock)
     if device == "gpu":
         if torch.cuda.device_count() <= local_rank:
             raise RuntimeError(

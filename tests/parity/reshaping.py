@@ -17,6 +17,7 @@ from runner import Job, RunFailed, Runner, contents, values
 from nbtrain import files
 from nbtrain.config.load import load_resolved, to_yaml
 from nbtrain.rundir import RunDir
+from nbtrain.train.checkpoint_store import CheckpointStore
 
 AT = 5
 LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}
@@ -72,10 +73,9 @@ def _continue(runner: Runner, run: RunDir, copy: RunDir, case: Case, step: int) 
     return len(before)
 
 
-def chained(runner: Runner, cases: Sequence[Case]) -> Job[Reshaped]:
-    """One run that is loaded into another layout every step or so, through all of `cases`, of one precision."""
+def chained(runner: Runner, cases: Sequence[Case], name: str) -> Job[Reshaped]:
+    """The run `name`, loaded into another layout every step or so, through all of `cases`, of one precision."""
     precision = cases[0].precision
-    name = f"chain-{precision}"
     # The last layout makes what is left.
     ends = [*range(1, len(cases)), STEPS]
     assert len(cases) <= STEPS
@@ -91,6 +91,8 @@ def chained(runner: Runner, cases: Sequence[Case]) -> Job[Reshaped]:
         launch.new_job(run)
         tensors += yield from _continue(runner, run, copy, case, ends[number - 1])
     losses, norms = values(run, range(1, STEPS + 1))
+    store = CheckpointStore(run.checkpoint(STEPS))
+    assert {store.step(parameter) for parameter in store.parameters} == {STEPS}
     reference = runner.reference(cases[0].data)
     loss = float(np.abs(losses - reference.losses).max())
     assert loss <= LOSS_TOLERANCE[precision], f"{name}: the loss goes on {loss:.2g} apart"

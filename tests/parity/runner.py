@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -21,6 +21,7 @@ from oracle import Curve, curve
 from test_data_options import make_packed
 
 from nbtrain.config.load import load_resolved
+from nbtrain.errors import NbtrainError
 from nbtrain.jobs.fork_server import Ended, ForkServer, Launch
 from nbtrain.rundir import RunDir, read_events
 from nbtrain.train.checkpoint_store import STATES, CheckpointStore
@@ -80,7 +81,13 @@ class Runner:
         return launch.make_run(self.root, {**case.overrides, **(overrides or {})}, name)
 
     def start(
-        self, run: RunDir, ranks: int, function: str = TRAIN, *arguments: Any, **options: Any
+        self,
+        run: RunDir,
+        ranks: int,
+        function: str = TRAIN,
+        *arguments: Any,
+        more_path: Sequence[Path] = (),
+        **options: Any,
     ) -> Launch:
         """Ranks over the run's newest job."""
         job = run.newest_job()
@@ -91,7 +98,7 @@ class Runner:
             [str(run.path), *arguments],
             log=job.path / "logs" / "{rank}.0.log",
             environment={"NBTRAIN_DATA": str(self.home), "NBTRAIN_JOB": job.job_id, "NBTRAIN_TRACE": "1"},
-            sys_path=SYS_PATH,
+            sys_path=[*more_path, *SYS_PATH],
             timeout_seconds=TIMEOUT_SECONDS,
             **options,
         )
@@ -104,6 +111,13 @@ class Runner:
         if not ended.succeeded:
             raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_words(30)}")
 
+    def run(self, job: Job[Found]) -> Found:
+        """One job to its end; what it has found."""
+        state = self._advance(job, None)
+        while isinstance(state, Launch):
+            state = self._advance(job, self.server.wait(state))
+        return state[0]
+
     def finish(
         self, jobs: Iterable[tuple[str, Job[Found]]], at_once: int = 2
     ) -> Iterator[tuple[str, Found | str]]:
@@ -112,23 +126,27 @@ class Runner:
         while True:
             while len(running) < at_once and (entry := next(waiting, None)) is not None:
                 name, job = entry
-                running.append((name, job, self._advance(job, None)))
+                running.append((name, job, self._advance_or_tell(job, None)))
             if not running:
                 return
             name, job, state = running.pop(0)
             if isinstance(state, Launch):
-                running.append((name, job, self._advance(job, self.server.wait(state))))
+                running.append((name, job, self._advance_or_tell(job, self.server.wait(state))))
             else:
                 yield name, state[0]
 
+    def _advance_or_tell(self, job: Job[Found], ended: Ended | None) -> Launch | tuple[Found | str]:
+        try:
+            return self._advance(job, ended)
+        except (RunFailed, AssertionError, NbtrainError) as error:
+            return (f"{type(error).__name__}: {error}",)
+
     @staticmethod
-    def _advance(job: Job[Found], ended: Ended | None) -> Launch | tuple[Found | str]:
+    def _advance(job: Job[Found], ended: Ended | None) -> Launch | tuple[Found]:
         try:
             return job.send(ended)  # type: ignore[arg-type]
         except StopIteration as end:
             return (end.value,)
-        except (RunFailed, AssertionError) as error:
-            return (f"{type(error).__name__}: {error}",)
 
     # --- against one process -----------------------------------------------------------------------------------
 

@@ -1,0 +1,67 @@
+"""Locks that a killed build of a compiled op has left behind, which every later run would wait for without a word.
+
+torch builds an extension (DeepSpeed's async_io for NVMe, its CPU Adam) under a file named `lock` beside it. Whoever finds
+the file waits until it is gone: for ever, where the process that made it was killed. That process holds the file open while
+it builds, so a lock that no process holds is nobody's. Processes of other machines cannot be seen: on a file system that
+may be shared with some, a lock has to be old as well.
+"""
+
+import os
+import time
+from pathlib import Path
+
+# A lock that is taken between a look at the processes and a look at the file is new.
+LOCAL_SECONDS = 5.0
+# The longest build that was seen, on a busy machine.
+SHARED_SECONDS = 1800.0
+LOCAL_FILE_SYSTEMS = frozenset({"ext4", "ext3", "ext2", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "f2fs"})
+
+
+def extensions_root() -> Path:
+    """Where torch builds extensions: TORCH_EXTENSIONS_DIR, or the user's cache."""
+    if folder := os.environ.get("TORCH_EXTENSIONS_DIR"):
+        return Path(folder)
+    from torch._appdirs import user_cache_dir
+
+    return Path(user_cache_dir(appname="torch_extensions"))
+
+
+def remove_stale_locks(root: Path | None = None) -> list[Path]:
+    """Remove those that are nobody's; which they were."""
+    root = root or extensions_root()
+    # The ops lie there, or below a folder for each version of Python and CUDA.
+    locks = {path.resolve() for pattern in ("*/lock", "*/*/lock") for path in root.glob(pattern)}
+    removed: list[Path] = []
+    if not locks:
+        return removed
+    oldest = LOCAL_SECONDS if _file_system(root.resolve()) in LOCAL_FILE_SYSTEMS else SHARED_SECONDS
+    for lock in sorted(locks - _held_open()):
+        try:
+            if time.time() - lock.stat().st_mtime >= oldest:
+                lock.unlink()
+                removed.append(lock)
+        except FileNotFoundError:  # its holder was done meanwhile
+            continue
+    return removed
+
+
+def _held_open() -> set[Path]:
+    """Files that some process of this machine, as far as we may look, has open."""
+    held = set()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        try:
+            held.add(descriptor.readlink())
+        except OSError:  # gone, or another user's
+            continue
+    return held
+
+
+def _file_system(path: Path) -> str:
+    """The kind of file system that `path` lies on, as /proc/mounts names it; "" where that is not known."""
+    try:
+        mounts = [line.split(" ") for line in Path("/proc/mounts").read_text().splitlines()]
+    except OSError:
+        return ""
+    # Blanks are written as octal numbers there; such a mount is not found, and its parent answers.
+    below = [(len(where), kind) for _, where, kind, *_ in mounts if path.is_relative_to(where)]
+    return max(below)[1] if below else ""

@@ -1,0 +1,24 @@
+"""Makes the modules of this folder, tests/parity and tests/train importable, and gives tests a runner."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("guards", "parity", "train")]
+
+if TYPE_CHECKING:
+    from runner import Runner
+
+    from nbtrain.jobs.fork_server import ForkServer
+
+
+@pytest.fixture(scope="session")
+def runner(fork_server: "ForkServer", tmp_path_factory: pytest.TempPathFactory) -> "Runner":
+    """Trains cases in a folder and a data home of their own."""
+    from runner import Runner, make_datasets
+
+    root = tmp_path_factory.mktemp("guards")
+    make_datasets(root / "data")
+    return Runner(fork_server, root, root / "data")

@@ -1,0 +1,168 @@
+"""Ranks that train with one guard taken away, and what DeepSpeed does by itself; called through the fork server."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nbtrain.parallel import startup
+from nbtrain.train import __main__ as trainer
+from nbtrain.train import build
+
+
+def train(path: str, guard: str) -> int:
+    """The run of `path` without `guard`, one of TAKEN_AWAY."""
+    TAKEN_AWAY[guard]()
+    return trainer.main(path)
+
+
+def _without_marks() -> None:
+    """T3: parameters do not say that they are cut."""
+    make = build.build_model
+
+    def unmarked(*arguments):
+        model = make(*arguments)
+        for parameter in model.parameters():
+            parameter.tensor_model_parallel = False
+        return model
+
+    build.build_model = unmarked
+
+
+def _with_partitioned_activations() -> None:
+    """T6: DeepSpeed's defaults of what a pipeline sends."""
+    derive = build.deepspeed_config
+    build.deepspeed_config = lambda config: derive(config) | {"pipeline": {}}
+
+
+def _with_ulysses_told() -> None:
+    """T7: DeepSpeed is given the real sequence- and data-parallel groups."""
+    build._deepspeed_units = build.MegatronUnits
+
+
+TAKEN_AWAY: dict[str, Callable[[], None]] = {
+    "marks": _without_marks,
+    "whole activations": _with_partitioned_activations,
+    "Ulysses untold": _with_ulysses_told,
+}
+
+
+def facts(answer: str) -> None:
+    """What DeepSpeed does where nobody holds it, on one rank; JSON to `answer`."""
+    startup.start("cpu", 600)
+    found = {check.__name__.removeprefix("_"): check() for check in FACTS}
+    Path(answer).write_text(json.dumps(found))
+    startup.finish()
+
+
+def _engine(stage: int, **config: Any) -> tuple[Any, torch.optim.Optimizer]:
+    import deepspeed
+
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    with startup.quiet():
+        engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=optimizer,
+            config={
+                "train_micro_batch_size_per_gpu": 1,
+                "zero_optimization": {"stage": stage},
+                "steps_per_print": 2**31,
+                **config,
+            },
+            dist_init_required=False,
+        )
+    return engine, optimizer
+
+
+def _adam_steps_before_training() -> dict[str, float]:
+    """T1: how many steps Adam counts before the first one, by ZeRO stage, with bf16 weights."""
+    counts = {}
+    for stage in (0, 1):
+        _, optimizer = _engine(stage, bf16={"enabled": True})
+        steps = [float(state["step"]) for state in optimizer.state.values() if "step" in state]
+        counts[str(stage)] = max(steps, default=0.0)
+    return counts
+
+
+def _norms() -> dict[str, bool]:
+    """T2: whether the engine tells the gradient norm, by ZeRO stage, in fp32."""
+    told = {}
+    for stage in (0, 1):
+        engine, _ = _engine(stage, gradient_clipping=1.0)
+        engine.backward(engine(torch.ones(1, 4)).sum())
+        engine.step()
+        told[str(stage)] = engine.get_global_grad_norm() is not None
+    return told
+
+
+def _matrices_inside_zero_init() -> dict[str, int]:
+    """T4: parameters of a GPT that are matrices to dim(), and those in our optimizer's group `decay`, under zero.Init."""
+    import deepspeed
+
+    from nbtrain.model.gpt import GPT, GPTConfig
+    from nbtrain.train.optimizer import parameter_groups
+
+    with deepspeed.zero.Init(config_dict_or_path={"train_batch_size": 1, "zero_optimization": {"stage": 3}}):
+        model = GPT(GPTConfig(2, 16, 2, 64, 32, 8))
+    decay, no_decay = parameter_groups(model.named_parameters(), 0.1)
+    return {
+        "by dim": sum(parameter.dim() > 1 for parameter in model.parameters()),
+        "decay": len(decay["params"]),
+        "decay of matrices": sum(len(parameter.ds_shape) > 1 for parameter in decay["params"]),
+        "no_decay of matrices": sum(len(parameter.ds_shape) > 1 for parameter in no_decay["params"]),
+    }
+
+
+def _pipeline_recomputes_its_embedding() -> str:
+    """T15: what DeepSpeed's own recomputation of a pipeline says, with its defaults."""
+    import deepspeed
+    from deepspeed.pipe import LayerSpec, PipelineModule
+
+    with startup.quiet():
+        module = PipelineModule(
+            [LayerSpec(torch.nn.Embedding, 8, 4), LayerSpec(torch.nn.Linear, 4, 8)],
+            num_stages=1,
+            loss_fn=lambda logits, labels: torch.nn.functional.cross_entropy(
+                logits.flatten(0, 1), labels.flatten()
+            ),
+            activation_checkpoint_interval=1,
+        )
+        engine, *_ = deepspeed.initialize(
+            model=module,
+            optimizer=torch.optim.AdamW(module.parameters()),
+            config={
+                "train_micro_batch_size_per_gpu": 1,
+                "zero_optimization": {"stage": 1},
+                "steps_per_print": 2**31,
+            },
+            dist_init_required=False,
+        )
+    tokens = torch.zeros(1, 3, dtype=torch.int64)
+    try:
+        engine.train_batch(iter([(tokens, tokens)]))
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+FACTS = (
+    _adam_steps_before_training,
+    _norms,
+    _matrices_inside_zero_init,
+    _pipeline_recomputes_its_embedding,
+)
+
+
+def compiled_ops(answer: str) -> None:
+    """T13: what DeepSpeed believes it can compile, and what a start of a rank has compiled."""
+    startup.start("cpu", 600)
+    import deepspeed
+
+    folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
+    built = sorted(path.name for path in folder.rglob("*")) if folder.exists() else []
+    Path(answer).write_text(json.dumps([deepspeed.ops.__compatible_ops__, built]))
+    startup.finish()

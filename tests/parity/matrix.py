@@ -1,0 +1,166 @@
+"""`make parity`: every product of kinds of parallelism on up to 8 CPU ranks, and docs/parity.md with what was found.
+
+PYTHONPATH=tests/train python tests/parity/matrix.py [--only parity autotp resume reshape] [--folder build/parity] [--at-once 2]
+
+What has been found is kept in --folder for the sources it holds for, so that a run that was stopped goes on, and one
+that has nothing left to do writes the page. Ends with 1 where something deviates by more than it may.
+"""
+
+import argparse
+import json
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import page
+from cases import Case, parity_cases
+from reshaping import first_half, reshape_cases, reshape_cases_bf16, reshaped
+from resuming import resume_cases, resumed
+from runner import Job, RunFailed, Runner, exceeds, make_datasets
+from sources import PAGE, REPOSITORY, sources_sha256, stamp
+
+from nbtrain.jobs import fork_server
+from nbtrain.jobs.fork_server import ForkServer
+from nbtrain.rundir import RunDir
+
+TABLES = ("parity", "autotp", "resume", "reshape")
+AUTOTP = [Case(tp=2), Case(tp=4), Case(tp=2, dp=2), Case(tp=2, dp=2, zero=2), Case(tp=2, dp=2, zero=3)]
+
+Record = dict[str, Any]
+"""{table, name, ok, seconds, found or error}."""
+
+
+class Results:
+    """A file of JSON lines: what has been found for one state of the sources."""
+
+    def __init__(self, folder: Path):
+        self.path = folder / f"results-{sources_sha256()[:16]}.jsonl"
+        folder.mkdir(parents=True, exist_ok=True)
+        lines = self.path.read_text().splitlines() if self.path.exists() else []
+        self.records: dict[tuple[str, str], Record] = {}
+        for line in lines:
+            record = json.loads(line)
+            # What failed is tried again.
+            if record["ok"]:
+                self.records[record["table"], record["name"]] = record
+
+    def add(self, record: Record) -> None:
+        self.records[record["table"], record["name"]] = record
+        with self.path.open("a") as stream:
+            stream.write(json.dumps(record) + "\n")
+
+    def of(self, table: str) -> list[Record]:
+        return [record for (kind, _), record in self.records.items() if kind == table]
+
+
+def parity_job(runner: Runner, case: Case) -> Job[Record]:
+    found = yield from runner.parity(case)
+    shutil.rmtree(runner.root / "output" / case.name / "model")
+    more = exceeds(found, case)
+    return {
+        "ok": not more,
+        "found": asdict(found),
+        "error": more,
+        "ranks": case.ranks,
+        "precision": case.precision,
+    }
+
+
+def autotp_job(runner: Runner, case: Case) -> Job[Record]:
+    run = runner.root / "output" / case.name
+    if not run.exists():
+        yield from runner.train(runner.make_run(case, case.name), case)
+    loss, norm = yield from runner.autotp(case)
+    ok = loss <= case.tolerance.loss and norm <= case.tolerance.grad_norm
+    return {"ok": ok, "found": {"loss": loss, "grad_norm": norm}, "error": "" if ok else "deviates"}
+
+
+def resume_job(runner: Runner, case: Case) -> Job[Record]:
+    found = yield from resumed(runner, case)
+    for end in ("straight", "cut"):
+        shutil.rmtree(runner.root / "output" / f"{case.name}-{end}" / "model")
+    return {"ok": True, "found": asdict(found), "error": "", "ranks": case.ranks}
+
+
+def reshape_job(runner: Runner, origin: Case, target: Case) -> Job[Record]:
+    found = yield from reshaped(runner, _first_of(runner, origin), target)
+    return {
+        "ok": True,
+        "found": asdict(found),
+        "error": "",
+        "from": origin.layout,
+        "to": target.layout,
+        "precision": origin.precision,
+    }
+
+
+def _first_of(runner: Runner, origin: Case) -> RunDir:
+    return RunDir(runner.root / "output" / f"{origin.name}-first")
+
+
+def jobs_of(table: str, runner: Runner, done: Callable[[str], bool]) -> Iterator[tuple[str, Job[Record]]]:
+    """(name, job) of what is not done yet."""
+    if table == "reshape":
+        for cases in (reshape_cases(), reshape_cases_bf16()):
+            for origin in cases:
+                targets = [case for case in cases if case != origin]
+                left = [case for case in targets if not done(f"{origin.name} -> {case.name}")]
+                if left:
+                    # Trained before its checkpoint is asked for.
+                    for name, found in runner.finish([(origin.name, first_half(runner, origin))]):
+                        if isinstance(found, str):
+                            raise RunFailed(f"{name}: {found}")
+                for target in left:
+                    yield f"{origin.name} -> {target.name}", reshape_job(runner, origin, target)
+                shutil.rmtree(runner.root / "output" / f"{origin.name}-first", ignore_errors=True)
+        return
+    job, cases = {
+        "parity": (parity_job, parity_cases()),
+        "autotp": (autotp_job, AUTOTP),
+        "resume": (resume_job, resume_cases()),
+    }[table]
+    for case in cases:
+        if not done(case.name):
+            yield case.name, job(runner, case)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES)
+    parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "parity")
+    parser.add_argument("--at-once", type=int, default=2)
+    options = parser.parse_args()
+    # A busy machine is no error.
+    fork_server.START_SECONDS = 1200.0
+    results = Results(options.folder)
+    runs = options.folder / "runs"
+    shutil.rmtree(runs, ignore_errors=True)
+    make_datasets(runs / "data")
+    failed = 0
+    with ForkServer() as server:
+        runner = Runner(server, runs, runs / "data")
+        for table in options.only:
+
+            def done(name: str, table: str = table) -> bool:
+                return (table, name) in results.records
+
+            started = time.monotonic()
+            for name, found in runner.finish(jobs_of(table, runner, done), options.at_once):
+                record = {"ok": False, "error": found} if isinstance(found, str) else found
+                record = {"table": table, "name": name, "seconds": time.monotonic() - started, **record}
+                results.add(record)
+                failed += not record["ok"]
+                what = "ok" if record["ok"] else f"FAILED {record['error']}"
+                print(f"{record['seconds']:7.1f} s  {table}  {name}  {what}", flush=True)
+    shutil.rmtree(runs)
+    PAGE.write_text(page.text({table: results.of(table) for table in TABLES}, stamp()))
+    print(f"{PAGE}: written; {failed} failed")
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

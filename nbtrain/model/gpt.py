@@ -29,7 +29,7 @@ from nbtrain.model.recompute import recomputed
 from nbtrain.parallel import mappings
 from nbtrain.parallel.cross_entropy import linear_cross_entropy
 from nbtrain.parallel.layout import WHOLE, ModelParallel
-from nbtrain.parallel.ulysses import own_tokens
+from nbtrain.parallel.ulysses import own_tokens, set_own_tokens
 
 
 def build_model(config: Any, parallel: ModelParallel = WHOLE) -> "GPT":
@@ -129,10 +129,13 @@ class GPT(nn.Module):
             raise ValueError(
                 "a cache holds one document from position 0 on; give no position_ids or cu_seqlens"
             )
-        ulysses = self.parallel.ulysses
+        ulysses, chunk = self.parallel.ulysses, self.config.fpdt_chunk_tokens
         if ulysses.size > 1:
-            tokens = own_tokens(tokens, ulysses)
-            position_ids = own_tokens(position_ids, ulysses) if position_ids is not None else None
+            if chunk and position_ids is None:
+                position_ids = torch.arange(end, device=tokens.device).expand_as(tokens)
+            tokens = own_tokens(tokens, ulysses, chunk)
+            if position_ids is not None:
+                position_ids = own_tokens(position_ids, ulysses, chunk)
             start = ulysses.rank * tokens.shape[1]
         hidden = self.position_embeddings(self.word_embeddings(tokens), start, position_ids)
         # Said only where there are some: a compiled layer of a plain run is called as ever.
@@ -196,13 +199,13 @@ def language_model_loss(
     mean over this rank's tokens; with loss_mask its learnt ones' sum over loss_denominator, or, without one, over
     1/u of those of all ranks. token_losses is filled where this rank's tokens are, with zeros elsewhere.
     """
-    ulysses = parallel.ulysses
+    ulysses, chunk = parallel.ulysses, config.fpdt_chunk_tokens
     if ulysses.size > 1:
-        labels = own_tokens(labels, ulysses)
+        labels = own_tokens(labels, ulysses, chunk)
         if loss_mask is not None:
             if loss_denominator is None:
                 loss_denominator = loss_mask.sum().clamp(min=1) / ulysses.size
-            loss_mask = own_tokens(loss_mask, ulysses)
+            loss_mask = own_tokens(loss_mask, ulysses, chunk)
         everyones = token_losses
         if token_losses is not None:
             token_losses = token_losses.new_empty(labels.shape)
@@ -220,7 +223,7 @@ def language_model_loss(
     )
     if ulysses.size > 1 and everyones is not None:
         assert token_losses is not None
-        own_tokens(everyones.zero_(), ulysses).copy_(token_losses)
+        set_own_tokens(everyones, ulysses, token_losses, chunk)
     return loss
 
 

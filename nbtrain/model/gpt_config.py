@@ -27,6 +27,10 @@ class GPTConfig:
     """Recompute in the backward pass, this many layers at a time; 0 keeps what they compute."""
     selective_recompute: bool = False
     """Recompute what is large and cheap in each layer (recompute.py); beside the above it has nothing to do."""
+    fp8: bool = False
+    """Take the products of the blocks' matrices in FP8 (parallel/fp8.py)."""
+    fpdt_chunk_tokens: int = 0
+    """Attention and MLP in chunks of so many tokens of the whole sequence (parallel/fpdt.py); 0 is off."""
     vocab_size: int | None = None
     """Ids in use; those from here on are padding and take no part. None: all are in use."""
 
@@ -51,6 +55,8 @@ class GPTConfig:
             autocast=config.precision.autocast,
             checkpoint_interval_layers=recompute.interval_layers if recompute.granularity == "full" else 0,
             selective_recompute=recompute.granularity == "selective",
+            fp8=config.precision.fp8,
+            fpdt_chunk_tokens=config.parallel.fpdt_chunk_tokens,
             vocab_size=config.tokenizer.vocab_size,
         )
 

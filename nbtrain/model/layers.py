@@ -12,6 +12,7 @@ Shapes: b micro batch, s tokens of this rank, h hidden, n heads of this rank, d 
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,11 +22,17 @@ from nbtrain.model.attention import Documents, LayerCache, causal_attention, kee
 from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.initialization import Initializer
 from nbtrain.model.recompute import recomputed, without_keeping
-from nbtrain.parallel import ulysses
+from nbtrain.parallel import fpdt, ulysses
 from nbtrain.parallel.layout import WHOLE, ModelParallel
 from nbtrain.parallel.mappings import copy_parameters_to_sequence_parallel_region, own_part, uncompiled
 from nbtrain.parallel.random import TensorParallelStream
-from nbtrain.parallel.tensor import ColumnParallelLinear, RowParallelLinear, VocabParallelEmbedding
+from nbtrain.parallel.tensor import (
+    FP8,
+    PLAIN,
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+)
 
 
 class WordEmbedding(VocabParallelEmbedding):
@@ -109,17 +116,18 @@ class Attention(nn.Module):
 
     def __init__(self, name: str, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
-        hidden_size, cut = config.hidden_size, (parallel.tensor, parallel.sequence_parallel)
+        hidden_size, options = config.hidden_size, _linear_options(config, init, parallel)
         self.head_size = config.head_size
         self.dropout = config.attention_dropout
         self.backend = config.attention_backend
         self.selective = config.selective_recompute
         self.ulysses = parallel.ulysses
         self.stream = parallel.stream
+        self.chunk_tokens = config.fpdt_chunk_tokens
         self.query_key_value = ColumnParallelLinear(
-            f"{name}.query_key_value", hidden_size, 3 * hidden_size, init, *cut, unit=3 * self.head_size
+            f"{name}.query_key_value", hidden_size, 3 * hidden_size, unit=3 * self.head_size, **options
         )
-        self.dense = RowParallelLinear(f"{name}.dense", hidden_size, hidden_size, init, *cut, residual=True)
+        self.dense = RowParallelLinear(f"{name}.dense", hidden_size, hidden_size, residual=True, **options)
 
     def forward(
         self,
@@ -128,6 +136,12 @@ class Attention(nn.Module):
         start: int = 0,
         documents: Documents | None = None,
     ) -> torch.Tensor:
+        if self.chunk_tokens and cache is None:
+            if documents is not None:
+                raise ValueError("FPDT keeps no documents apart: set parallel.fpdt_chunk_tokens: 0")
+            return fpdt.attention(
+                x, self.query_key_value, self.dense, self.head_size, self.chunk_tokens, self.ulysses
+            )
         # [b, s, n, 3d]: the heads are what there are here, all or this rank's.
         packed = self.query_key_value(x).unflatten(2, (-1, 3 * self.head_size))
         packed = ulysses.heads_for_tokens(packed, self.ulysses).transpose(1, 2)
@@ -154,15 +168,23 @@ class MLP(nn.Module):
     def __init__(self, name: str, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__()
         self.selective = config.selective_recompute
-        inner, cut = config.ffn_hidden_size, (parallel.tensor, parallel.sequence_parallel)
+        self.chunk_tokens = config.fpdt_chunk_tokens // parallel.ulysses.size
+        options = _linear_options(config, init, parallel)
         self.dense_h_to_4h = ColumnParallelLinear(
-            f"{name}.dense_h_to_4h", config.hidden_size, inner, init, *cut
+            f"{name}.dense_h_to_4h", config.hidden_size, config.ffn_hidden_size, **options
         )
         self.dense_4h_to_h = RowParallelLinear(
-            f"{name}.dense_4h_to_h", inner, config.hidden_size, init, *cut, residual=True
+            f"{name}.dense_4h_to_h", config.ffn_hidden_size, config.hidden_size, residual=True, **options
         )
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.chunk_tokens and torch.is_grad_enabled():
+            # FPDT: [b, s, f] of one chunk at a time, forward and backward.
+            chunks = x.split(self.chunk_tokens, dim=1)
+            return torch.cat([recomputed(None, self._whole, chunk) for chunk in chunks], dim=1)
+        return self._whole(x)
+
+    def _whole(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.dense_h_to_4h(x)
         if self.selective:
             return without_keeping(_gelu, self.dense_4h_to_h, inner)
@@ -194,6 +216,15 @@ class TransformerLayer(nn.Module):
 
     def _dropped(self, x: torch.Tensor) -> torch.Tensor:
         return dropout(x, self.hidden_dropout, self.training, self.stream)
+
+
+def _linear_options(config: GPTConfig, init: Initializer, parallel: ModelParallel) -> dict[str, Any]:
+    return {
+        "init": init,
+        "group": parallel.tensor,
+        "sequence_parallel": parallel.sequence_parallel,
+        "products": FP8 if config.fp8 else PLAIN,
+    }
 
 
 def _gelu(x: torch.Tensor) -> torch.Tensor:

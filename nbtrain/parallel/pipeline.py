@@ -72,6 +72,14 @@ class Pipeline(PipelineModule):
         self.parts = method
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
+    def get_tied_weights_and_groups(self) -> list[tuple[Any, Any]]:
+        """What the engine sums over the stages that share a parameter: its gradient, wherever ZeRO keeps it.
+
+        DeepSpeed 0.19.8 sums `grad` (of its BF16_Optimizer `_hp_grad`). Under ZeRO 1 with fp16 weights, whose gradients are
+        accumulated in fp32, they are in `grad_accum` by then and `grad` is None: the copies would drift apart silently.
+        """
+        return [(_TiedGradient(weight), group) for weight, group in super().get_tied_weights_and_groups()]
+
     @property
     def own_repeated(self) -> range:
         """Those of the repeated layers that are on this stage."""
@@ -94,3 +102,19 @@ class Pipeline(PipelineModule):
         for start in range(first, last, self.interval_layers):
             x = program.run_again(layers[start : min(start + self.interval_layers, last)], x, beside)
         return program.leave(program.run(layers[last:], x, beside), beside)
+
+
+class _TiedGradient:
+    """A tied parameter as the engine looks at it."""
+
+    def __init__(self, weight: nn.Parameter):
+        self._weight: Any = weight
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        accumulated = getattr(self._weight, "grad_accum", None)
+        return self._weight.grad if accumulated is None else accumulated
+
+    @property
+    def _hp_grad(self) -> torch.Tensor | None:
+        return self._weight._hp_grad

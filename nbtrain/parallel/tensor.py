@@ -16,14 +16,15 @@ that see only a part of the tokens.
 Shapes: b sequences, s tokens, i inputs, o outputs, h hidden, v padded vocabulary, t ranks of the group
 """
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from nbtrain.parallel import mappings
+from nbtrain.parallel import fp8, mappings
 from nbtrain.parallel.groups import ALONE, Group
 from nbtrain.parallel.mappings import TOKENS
 
@@ -34,6 +35,25 @@ class Initializer(Protocol):
     def normal(self, name: str, *shape: int, residual: bool = False) -> nn.Parameter: ...
 
     def zeros(self, *shape: int) -> nn.Parameter: ...
+
+
+class Products(NamedTuple):
+    """The three products of a linear layer."""
+
+    linear: Callable[..., torch.Tensor]
+    """(x, weight, bias) -> y"""
+    input_gradient: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """(grad, weight) -> grad of x"""
+    weight_gradient: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    """(grad, x) -> grad of the weight"""
+
+
+def _weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return grad.flatten(0, -2).T @ x.flatten(0, -2)
+
+
+PLAIN = Products(F.linear, torch.matmul, _weight_gradient)
+FP8 = Products(fp8.linear, fp8.input_gradient, fp8.weight_gradient)
 
 
 def shard(whole: nn.Parameter, dim: int, group: Group) -> nn.Parameter:
@@ -55,7 +75,7 @@ class ColumnParallelLinear(nn.Module):
 
     With sequence_parallel x is [b, s/t, i]; it is gathered, and gathered again in the backward pass, so that
     only the part is kept. `unit`: rows that belong together and are never cut, such as the 3 d of one head in packed
-    query-key-value. Raises ValueError where the units cannot be dealt out evenly.
+    query-key-value. `products`: their format. Raises ValueError where the units cannot be dealt out evenly.
     """
 
     def __init__(
@@ -67,6 +87,7 @@ class ColumnParallelLinear(nn.Module):
         group: Group = ALONE,
         sequence_parallel: bool = False,
         unit: int = 1,
+        products: Products = PLAIN,
     ):
         super().__init__()
         if outputs % (unit * group.size):
@@ -75,15 +96,17 @@ class ColumnParallelLinear(nn.Module):
                 f"ranks: must be a multiple of {unit * group.size}."
             )
         self.group = group
+        self.products = products
         self.sequence_parallel = sequence_parallel and group.size > 1
         self.weight = shard(init.normal(f"{name}.weight", outputs, inputs), 0, group)
         self.bias = shard(init.zeros(outputs), 0, group)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.group.size == 1:
+        if self.group.size == 1 and self.products is PLAIN:
             return F.linear(x, self.weight, self.bias)
         x, weight, bias = _as_products(x, self.weight, self.bias)
-        return _column_linear(x, weight, bias, self.group, self.sequence_parallel)
+        products = _products(self.products, x)
+        return _column_linear(x, weight, bias, self.group, self.sequence_parallel, products)
 
 
 class RowParallelLinear(nn.Module):
@@ -102,6 +125,7 @@ class RowParallelLinear(nn.Module):
         group: Group = ALONE,
         sequence_parallel: bool = False,
         residual: bool = False,
+        products: Products = PLAIN,
     ):
         super().__init__()
         if inputs % group.size:
@@ -110,19 +134,21 @@ class RowParallelLinear(nn.Module):
                 f"must be a multiple of {group.size}."
             )
         self.group = group
+        self.products = products
         self.sequence_parallel = sequence_parallel and group.size > 1
         self.weight = shard(init.normal(f"{name}.weight", outputs, inputs, residual=residual), 1, group)
         self.bias = init.zeros(outputs)
         self.bias.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.group.size == 1:
+        if self.group.size == 1 and self.products is PLAIN:
             return F.linear(x, self.weight, self.bias)
         bias: torch.Tensor = self.bias
         if self.sequence_parallel:
             (bias,) = mappings.copy_parameters_to_sequence_parallel_region(bias, group=self.group)
         x, weight, bias = _as_products(x, self.weight, bias)
-        return _row_linear(x, weight, self.group, self.sequence_parallel) + bias
+        products = _products(self.products, x)
+        return _row_linear(x, weight, self.group, self.sequence_parallel, products) + bias
 
 
 class VocabParallelEmbedding(nn.Module):
@@ -174,20 +200,21 @@ def _as_products(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(tensor.to(dtype) for tensor in tensors)
 
 
-def _weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-    return grad.flatten(0, -2).T @ x.flatten(0, -2)
+def _products(wanted: Products, x: torch.Tensor) -> Products:
+    # What is trained in FP8 may be read in fp32, to generate text.
+    return wanted if x.dtype == torch.bfloat16 else PLAIN
 
 
 class _ColumnLinear(torch.autograd.Function):
     """Backward: the sum of x's gradient travels while the weight's is computed."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, group, sequence_parallel):
+    def forward(ctx, x, weight, bias, group, sequence_parallel, products):
         ctx.save_for_backward(x, weight)
-        ctx.group, ctx.sequence_parallel = group, sequence_parallel
+        ctx.group, ctx.sequence_parallel, ctx.products = group, sequence_parallel, products
         if sequence_parallel:
             x = mappings.all_gather(x, TOKENS, group)
-        return F.linear(x, weight, bias)
+        return products.linear(x, weight, bias)
 
     @staticmethod
     @once_differentiable
@@ -199,29 +226,30 @@ class _ColumnLinear(torch.autograd.Function):
         )
         grad_x = grad_weight = grad_bias = work = None
         if needs_x:
-            grad_x = grad @ weight
+            grad_x = ctx.products.input_gradient(grad, weight)
             if ctx.sequence_parallel:
                 work = mappings.Scattering(grad_x, TOKENS, ctx.group)
-            else:
+            elif ctx.group.size > 1:
                 work = torch.distributed.all_reduce(grad_x, group=ctx.group.process_group, async_op=True)
         if needs_weight:
-            grad_weight = _weight_gradient(grad, gathering.wait() if gathering is not None else x)
+            whole_x = gathering.wait() if gathering is not None else x
+            grad_weight = ctx.products.weight_gradient(grad, whole_x)
         if needs_bias:
             grad_bias = grad.flatten(0, -2).sum(0)
         if work is not None:
             done = work.wait()
             grad_x = done if ctx.sequence_parallel else grad_x
-        return grad_x, grad_weight, grad_bias, None, None
+        return grad_x, grad_weight, grad_bias, None, None, None
 
 
 class _RowLinear(torch.autograd.Function):
     """The product and its sum in one, so that the sum needs no second buffer."""
 
     @staticmethod
-    def forward(ctx, x, weight, group, sequence_parallel):
+    def forward(ctx, x, weight, group, sequence_parallel, products):
         ctx.save_for_backward(x, weight)
-        ctx.group, ctx.sequence_parallel = group, sequence_parallel
-        y = F.linear(x, weight)
+        ctx.group, ctx.sequence_parallel, ctx.products = group, sequence_parallel, products
+        y = products.linear(x, weight)
         return (
             mappings.reduce_scatter(y, TOKENS, group) if sequence_parallel else mappings.all_reduce(y, group)
         )
@@ -234,8 +262,9 @@ class _RowLinear(torch.autograd.Function):
             grad = mappings.all_gather(grad, TOKENS, ctx.group)
         needs_x, needs_weight, *_ = ctx.needs_input_grad
         return (
-            grad @ weight if needs_x else None,
-            _weight_gradient(grad, x) if needs_weight else None,
+            ctx.products.input_gradient(grad, weight) if needs_x else None,
+            ctx.products.weight_gradient(grad, x) if needs_weight else None,
+            None,
             None,
             None,
         )

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 
 from nbtrain.parallel.groups import Group
-from nbtrain.parallel.mappings import own_part, uncompiled
+from nbtrain.parallel.mappings import uncompiled
 
 TOKENS, HEADS = 1, 2
 
@@ -28,9 +28,31 @@ def tokens_for_heads(x: torch.Tensor, group: Group) -> torch.Tensor:
     return _trade(x, TOKENS, HEADS, group) if group.size > 1 else x
 
 
-def own_tokens(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """This rank's tokens of what all ranks hold whole: [b, s] -> [b, s/u], a view."""
-    return own_part(x, TOKENS, group)
+def own_tokens(x: torch.Tensor, group: Group, chunk_tokens: int = 0) -> torch.Tensor:
+    """This rank's tokens of what all ranks hold whole: [b, s] -> [b, s/u], the r-th of u equal parts.
+
+    With chunk_tokens (FPDT) the r-th part of every chunk of so many. Raises ValueError where they cannot be dealt out
+    evenly.
+    """
+    return _own_pieces(x, group, chunk_tokens).flatten(TOKENS)
+
+
+def set_own_tokens(x: torch.Tensor, group: Group, own: torch.Tensor, chunk_tokens: int = 0) -> None:
+    """Put what own_tokens takes out back in its place, and zeros everywhere else."""
+    x.zero_()
+    pieces = _own_pieces(x, group, chunk_tokens)
+    pieces.copy_(own.view_as(pieces))
+
+
+def _own_pieces(x: torch.Tensor, group: Group, chunk_tokens: int) -> torch.Tensor:
+    chunk = chunk_tokens or x.shape[TOKENS]
+    if x.shape[TOKENS] % chunk or chunk % group.size:
+        raise ValueError(
+            f"{x.shape[TOKENS]} tokens in chunks of {chunk} cannot be dealt out to {group.size} Ulysses ranks: "
+            f"must be a multiple of {chunk}, and that of {group.size}."
+        )
+    # [b, chunks, u, c/u] -> [b, chunks, c/u]
+    return x.unflatten(TOKENS, (-1, group.size, chunk // group.size)).select(TOKENS + 1, group.rank)
 
 
 def _all_to_all(x: torch.Tensor, cut: int, join: int, group: Group) -> torch.Tensor:

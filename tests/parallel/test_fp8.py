@@ -1,0 +1,143 @@
+"""Products in FP8 against the same of the rounded numbers, and against bf16; on the CPU's own _scaled_mm."""
+
+import pytest
+import ranks
+import torch
+from cut import draw, world
+from small import gpt_config, text
+
+from nbtrain.model.gpt import GPT
+from nbtrain.parallel import fp8
+from nbtrain.parallel.layout import WHOLE, ModelParallel
+
+TOKENS, INPUTS, OUTPUTS = 48, 32, 64
+# All sizes are multiples of 16, with two ranks too.
+SIZES = {"hidden_size": 32, "ffn_hidden_size": 64, "init_method_std": 0.1}
+
+
+def tensors():
+    return (
+        draw(TOKENS, INPUTS, seed=1).bfloat16(),
+        (draw(OUTPUTS, INPUTS, seed=2) * 1e-3).bfloat16(),
+        (draw(TOKENS, OUTPUTS, seed=3) * 1e4).bfloat16(),
+    )
+
+
+def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """x as FP8 holds it by a scale that brings its largest number to the format's."""
+    scale = x.abs().max().float() / torch.finfo(dtype).max
+    return (x.float() / scale).to(dtype).float() * scale
+
+
+def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((ours.float() - expected.float()).norm() / expected.float().norm())
+
+
+def test_products_are_those_of_the_rounded_numbers():
+    """e4m3 for inputs and weights, e5m2 for gradients; what is left is the result's own rounding to bf16."""
+    x, weight, grad = tensors()
+    x8, weight8 = (rounded(one, torch.float8_e4m3fn) for one in (x, weight))
+    grad8 = rounded(grad, torch.float8_e5m2)
+    for ours, expected in (
+        (fp8.linear(x, weight), x8 @ weight8.T),
+        (fp8.input_gradient(grad, weight), grad8 @ weight8),
+        (fp8.weight_gradient(grad, x), grad8.T @ x8),
+    ):
+        assert ours.dtype == torch.bfloat16
+        torch.testing.assert_close(
+            ours.float(), expected, rtol=2**-8, atol=1e-3 * float(expected.abs().max())
+        )
+
+
+def test_products_are_near_those_of_bf16():
+    """Roundings of 2^-4 and 2^-3 at most, of either side, that average out over the sums."""
+    x, weight, grad = tensors()
+    assert relative_error(fp8.linear(x, weight), x.float() @ weight.float().T) < 0.05
+    assert relative_error(fp8.input_gradient(grad, weight), grad.float() @ weight.float()) < 0.08
+    assert relative_error(fp8.weight_gradient(grad, x), grad.float().T @ x.float()) < 0.08
+
+
+@pytest.mark.parametrize("factor", [0.0, 1e-30, 1.0, 1e30])
+def test_the_scale_follows_the_numbers(factor):
+    """Whatever their size: the same relative error, and zeros stay zeros."""
+    x, weight, _ = tensors()
+    product = fp8.linear(x * factor, weight)
+    assert torch.isfinite(product).all()
+    # At 1e-30 the numbers lie below what a scale may make of them: next to nothing is what they are.
+    if factor >= 1:
+        assert relative_error(product / factor, fp8.linear(x, weight)) < 0.02
+    else:
+        assert float(product.abs().max()) < 1e-12
+
+
+def test_the_bias_is_added_and_leading_dimensions_are_kept():
+    x, weight, _ = tensors()
+    bias = draw(OUTPUTS, seed=4).bfloat16()
+    product = fp8.linear(x.view(2, 24, INPUTS), weight, bias)
+    assert torch.equal(product, fp8.linear(x, weight).view(2, 24, OUTPUTS) + bias)
+
+
+def test_sizes_that_the_kernel_cannot_take_are_refused():
+    x, weight, _ = tensors()
+    with pytest.raises(
+        ValueError, match=r"\(48, 24\) and \(24, 64\) cannot be taken in FP8: .* multiples of 16"
+    ):
+        fp8.linear(x[:, :24], weight[:, :24])
+
+
+def step(parallel=WHOLE, **changes):
+    """(loss, gradients, products in FP8) of one step in bf16."""
+    model = GPT(gpt_config(64, **SIZES, **changes), parallel).bfloat16()
+    calls, taken = [], torch._scaled_mm
+    torch._scaled_mm = lambda *arguments, **keywords: calls.append(1) or taken(*arguments, **keywords)
+    try:
+        loss = model(*text())
+        loss.backward()
+    finally:
+        torch._scaled_mm = taken
+    return loss.detach(), [parameter.grad for parameter in model.parameters()], len(calls)
+
+
+def assert_near(ours, plain, layers=2) -> None:
+    # Four matrices in each layer, forward and twice backward; not the output matrix.
+    assert ours[2] == layers * 4 * 3 and plain[2] == 0
+    torch.testing.assert_close(ours[0], plain[0], rtol=2e-2, atol=0)
+    for one, other in zip(ours[1], plain[1]):
+        assert one.dtype == torch.bfloat16
+        # A key's bias has no gradient but rounding.
+        if other.dim() > 1:
+            assert relative_error(one, other) < 0.2
+
+
+def test_a_gpt_takes_the_products_of_its_blocks_in_fp8():
+    assert_near(step(fp8=True), step())
+
+
+def test_under_autocast_too():
+    model = GPT(gpt_config(64, **SIZES, fp8=True, autocast=True))
+    plain = GPT(gpt_config(64, **SIZES, autocast=True))
+    losses = [one(*text()) for one in (model, plain)]
+    losses[0].backward()
+    assert losses[0] != losses[1]
+    torch.testing.assert_close(losses[0], losses[1], rtol=2e-2, atol=0)
+    assert all(parameter.grad.dtype == torch.float32 for parameter in model.parameters())
+
+
+def test_read_in_fp32_it_computes_in_fp32():
+    """To generate text on a CPU from a run that was trained in FP8."""
+    with torch.no_grad():
+        tokens = text()[0]
+        exact = GPT(gpt_config(64, **SIZES))(tokens)
+        torch.testing.assert_close(GPT(gpt_config(64, **SIZES, fp8=True))(tokens), exact)
+
+
+def check_cut_layers_take_their_products_in_fp8():
+    for sequence_parallel in (False, True):
+        parallel = ModelParallel(world(), sequence_parallel)
+        assert_near(step(parallel, fp8=True), step(parallel))
+
+
+@pytest.mark.slow
+def test_on_two_ranks(tmp_path):
+    (outcome,) = ranks.launch(__file__, 2, tmp_path, ranks.names(globals())).values()
+    assert not outcome, outcome

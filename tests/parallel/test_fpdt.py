@@ -1,0 +1,128 @@
+"""FPDT between our layers and DeepSpeed's, with plain attention in the place of flash-attn's kernels."""
+
+import pytest
+import ranks
+import torch
+import torch.distributed as dist
+from cut import assert_close, world
+from packaging import version
+from small import HEADS, H, S, gpt_config, text
+
+from nbtrain.model.gpt import GPT
+from nbtrain.parallel import fpdt
+from nbtrain.parallel.layout import ModelParallel
+from nbtrain.parallel.startup import prepare_deepspeed
+from nbtrain.parallel.ulysses import own_tokens, set_own_tokens
+
+
+def prepare() -> None:
+    """Called once before the ranks are forked."""
+    prepare_deepspeed("cpu")
+    import deepspeed.sequence.fpdt_layer  # noqa: F401
+
+
+def scores(query, key, scale, causal):
+    """[b, n, s, s] of [b, s, n, d]."""
+    products = torch.einsum("bqnd,bknd->bnqk", query, key) * scale
+    later = torch.ones(products.shape[-2:], dtype=torch.bool).triu_(1)
+    return products.masked_fill(later, -torch.inf) if causal else products
+
+
+def forward(query, key, value, dropout, scale, causal, **_):
+    """(output [b, s, n, d], log of the sums of exponentials [b, n, s], ...) as flash-attn 2.7 gives them."""
+    products = scores(query, key, scale, causal)
+    return torch.einsum("bnqk,bknd->bqnd", products.softmax(-1), value), products.logsumexp(-1), None, None
+
+
+def backward(grad, query, key, value, output, log_sums, dq, dk, dv, dropout, scale, causal, *_, **__):
+    """Its gradients, put into dq, dk, dv."""
+    weights = (scores(query, key, scale, causal) - log_sums.unsqueeze(-1)).exp()
+    dv.copy_(torch.einsum("bnqk,bqnd->bknd", weights, grad))
+    of_weights = torch.einsum("bqnd,bknd->bnqk", grad, value)
+    mean = (grad * output).sum(-1).transpose(1, 2).unsqueeze(-1)
+    of_scores = weights * (of_weights - mean) * scale
+    dq.copy_(torch.einsum("bnqk,bknd->bqnd", of_scores, key))
+    dk.copy_(torch.einsum("bnqk,bqnd->bknd", of_scores, query))
+
+
+def check_a_gpt_in_chunks_is_that_of_one_process():
+    """Two and four chunks of the whole sequence, of which each rank has a piece: losses, gradients, their order."""
+    import deepspeed
+    from deepspeed.sequence import fpdt_layer
+
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
+    fpdt_layer._flash_attn_forward, fpdt_layer._flash_attn_backward = forward, backward
+    fpdt_layer.flash_attn_version = version.parse("2.7.0")
+    fpdt.problem = lambda device: None
+    tokens, labels = text()
+    one = GPT(gpt_config())
+    expected_losses = torch.empty(2, S)
+    expected = one(tokens, labels, token_losses=expected_losses)
+    expected.backward()
+    group = world()
+    for chunk in (2, 4):
+        model = GPT(gpt_config(fpdt_chunk_tokens=chunk), ModelParallel(ulysses=group))
+        losses = torch.empty(2, S)
+        loss = model(tokens, labels, token_losses=losses)
+        loss.backward()
+        mean = loss.detach() / group.size
+        dist.all_reduce(mean), dist.all_reduce(losses)
+        assert_close(mean, expected.detach())
+        assert_close(losses, expected_losses)
+        for ours, theirs in zip(model.parameters(), one.parameters()):
+            dist.all_reduce(ours.grad)
+            assert_close(ours.grad / group.size, theirs.grad, 5e-6)
+
+
+def check_of_every_chunk_each_rank_has_a_piece():
+    group = world()
+    whole = torch.arange(2 * S).view(2, S)
+    size = 4 // group.size
+    expected = [chunk * 4 + group.rank * size + place for chunk in range(2) for place in range(size)]
+    own = own_tokens(whole, group, 4)
+    assert own[0].tolist() == expected
+    back = torch.full_like(whole, -1)
+    set_own_tokens(back, group, own, 4)
+    assert (back[0] != 0).sum() >= len(expected) - 1 and torch.equal(own_tokens(back, group, 4), own)
+
+
+def test_what_is_missing_is_said():
+    assert "the device is cpu" in fpdt.problem("cpu")
+    assert "attention_dropout must be 0, not 0.1" in fpdt.problem("cuda", 0.1)
+    with pytest.raises(RuntimeError, match=r"the device is cpu\. Set parallel\.fpdt_chunk_tokens: 0\."):
+        GPT(gpt_config(fpdt_chunk_tokens=4))(*text())
+
+
+def test_documents_are_refused():
+    apart = {"cu_seqlens": torch.tensor([0, 3, 8, 16], dtype=torch.int32), "max_seqlen": 8}
+    with pytest.raises(ValueError, match="FPDT keeps no documents apart"):
+        GPT(gpt_config(fpdt_chunk_tokens=4))(*text(), **apart)
+
+
+def test_the_mlp_of_a_chunk_at_a_time_is_the_same():
+    """Up to the order of sums in the weights' gradients; and a chunk's inner activations are all that is made."""
+    mlps = [GPT(gpt_config(fpdt_chunk_tokens=chunk)).layers[0].mlp for chunk in (0, 2)]
+    x = torch.randn(2, S, H, generator=torch.Generator().manual_seed(0))
+    outputs = [mlp(x) for mlp in mlps]
+    torch.testing.assert_close(outputs[1], outputs[0])
+    gradients = [
+        torch.autograd.grad(output.square().sum(), list(mlp.parameters()))
+        for output, mlp in zip(outputs, mlps)
+    ]
+    for plain, chunked in zip(*gradients):
+        torch.testing.assert_close(chunked, plain, rtol=1e-5, atol=1e-5)
+
+
+def test_generation_goes_by_its_cache():
+    """A run that was trained so is read on any machine."""
+    model = GPT(gpt_config(fpdt_chunk_tokens=4)).eval()
+    with torch.no_grad():
+        logits = model(text()[0], cache=model.new_cache(2))
+        torch.testing.assert_close(logits, GPT(gpt_config()).eval()(text()[0]))
+    assert model.new_cache(1).layers[0].keys.shape[1] == HEADS
+
+
+@pytest.mark.slow
+def test_on_two_ranks(tmp_path):
+    outcomes = ranks.launch(__file__, 2, tmp_path, ranks.names(globals()))
+    assert not any(outcomes.values()), outcomes

@@ -101,30 +101,47 @@ def sequence_fits_positions(config: RunConfig) -> Problems:
 
 
 def sequence_divides(config: RunConfig) -> Problems:
-    """Ranks that share a sequence, and the chunks of FPDT, have equal parts of it."""
+    """Ranks that share a sequence have equal parts of it; with FPDT, of each of its chunks."""
     parallel, length = config.parallel, config.model.seq_length
     tensor, ulysses, chunk = (
         parallel.tensor_parallel_size,
         parallel.ds_sequence_parallel_size,
         parallel.fpdt_chunk_tokens,
     )
-    for size, reason in (
+    for size, name in (
         (
             tensor if parallel.sequence_parallel else 1,
             f"tensor_parallel_size({tensor}) with sequence_parallel",
         ),
         (ulysses, f"ds_sequence_parallel_size({ulysses})"),
-        (
-            ulysses * (chunk or 1) if chunk else 1,
-            f"fpdt_chunk_tokens({chunk}) * ds_sequence_parallel_size({ulysses}) = {chunk * ulysses}",
-        ),
+        (chunk or 1, f"fpdt_chunk_tokens({chunk})"),
     ):
         if length % size:
             yield (
                 f"{found(config, 'model.seq_length')}\n"
-                f"  must be a multiple of {reason}; nearest: {join(nearest_multiples(length, size))}."
+                f"  must be a multiple of {name}; nearest: {join(nearest_multiples(length, size))}."
             )
-            return
+    if chunk % ulysses:
+        yield (
+            f"{found(config, 'parallel.fpdt_chunk_tokens')}\n"
+            f"  must be a multiple of ds_sequence_parallel_size({ulysses}): ranks share each chunk; "
+            f"nearest: {join(nearest_multiples(chunk, ulysses))}."
+        )
+
+
+def fpdt_has_its_kernels(config: RunConfig) -> Problems:
+    """FPDT's attention is flash-attn's, without dropout, without bounds between documents."""
+    if not config.parallel.fpdt_chunk_tokens:
+        return
+    told = found(config, "parallel.fpdt_chunk_tokens")
+    if config.model.attention_dropout:
+        yield (
+            f"{told}\n  needs model.attention_dropout: 0, which is {config.model.attention_dropout:g}: its backward pass "
+            "would draw other numbers."
+        )
+    if config.data.inter_document_masking or config.data.packing == "best_fit":
+        option = "packing: best_fit" if config.data.packing == "best_fit" else "inter_document_masking: true"
+        yield f"{told}\n  keeps no documents apart, and data has {option}. Set fpdt_chunk_tokens: 0, or change that."
 
 
 def layout_fits_resources(config: RunConfig) -> Problems:
@@ -223,6 +240,15 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
                 f"{config.where(key)}: {key}: FP8 products need sides that are multiples of {FP8_MULTIPLE}, and this "
                 f"one over tensor_parallel_size({tensor}) is {side}. Set fp8: false, or another size."
             )
+    ulysses = config.parallel.ds_sequence_parallel_size
+    tokens = config.batch.micro_batch_size * model.seq_length // ulysses
+    if tokens % FP8_MULTIPLE:
+        yield (
+            f"{found(config, 'precision.fp8')}\n"
+            f"  needs a multiple of {FP8_MULTIPLE} tokens, and micro_batch_size({config.batch.micro_batch_size}) * "
+            f"seq_length({model.seq_length}) / ds_sequence_parallel_size({ulysses}) = {tokens}. Set fp8: false, or another "
+            "seq_length."
+        )
 
 
 RULES: tuple[Callable[[RunConfig], Problems], ...] = (
@@ -232,6 +258,7 @@ RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     recomputed_pieces_fit,
     sequence_fits_positions,
     sequence_divides,
+    fpdt_has_its_kernels,
     layout_fits_resources,
     gpu_type_is_known,
     attention_backend_serves,

@@ -17,7 +17,12 @@ from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.errors import DataError
 from nbtrain.jobs.environment import Machine, this_machine
-from nbtrain.jobs.preflight_tools import compiler_is_there, extensions_can_be_built, nvme_is_ready
+from nbtrain.jobs.preflight_tools import (
+    compiler_is_there,
+    extensions_can_be_built,
+    nvme_is_ready,
+    packages_are_there,
+)
 from nbtrain.jobs.problem import GIB, Problem, Problems, gib, read_only, size
 from nbtrain.planner.disk import estimate_disk
 from nbtrain.planner.memory import estimate_memory
@@ -246,5 +251,6 @@ CHECKS: tuple[Check, ...] = (
     compiler_is_there,
     nvme_is_ready,
     extensions_can_be_built,
+    packages_are_there,
     data_is_whole,
 )

@@ -2,6 +2,7 @@
 of NVMe offloading. Each check is one of preflight.py's.
 """
 
+import importlib.util
 import os
 import re
 import shutil
@@ -159,3 +160,14 @@ def _header(name: str) -> bool:
     folders = [*INCLUDE_FOLDERS, *(folder for value in asked for folder in value.split(":") if folder)]
     flags = re.findall(r"-I\s*(\S+)", f"{os.environ.get('CFLAGS', '')} {os.environ.get('CXXFLAGS', '')}")
     return any((Path(folder) / name).is_file() for folder in (*folders, *flags))
+
+
+def packages_are_there(config: RunConfig, machine: Machine) -> Problems:
+    """FPDT's kernels are a package of their own, that nbtrain does not bring."""
+    if config.parallel.fpdt_chunk_tokens and importlib.util.find_spec("flash_attn") is None:
+        yield Problem(
+            "error",
+            f"{config.where('parallel.fpdt_chunk_tokens')}: parallel.fpdt_chunk_tokens = "
+            f"{config.parallel.fpdt_chunk_tokens} needs the package flash-attn, which is not installed.",
+            "Install it (pip install flash-attn --no-build-isolation), or set parallel.fpdt_chunk_tokens=0.",
+        )

@@ -118,11 +118,54 @@ BROKEN = {
         "@: model.seq_length = 2046\n"
         "  must be a multiple of ds_sequence_parallel_size(4); nearest: 2044, 2048.",
     ),
-    "chunks that do not fill a rank's part": (
+    "chunks that do not fill the sequence": (
         "gpt-125m-4xdp",
-        [*ULYSSES, "parallel.fpdt_chunk_tokens=300"],
-        "@: model.seq_length = 2048\n"
-        "  must be a multiple of fpdt_chunk_tokens(300) * ds_sequence_parallel_size(4) = 1200; nearest: 1200, 2400.",
+        ["parallel.fpdt_chunk_tokens=300", "model.attention_dropout=0.0"],
+        "@: model.seq_length = 2048\n  must be a multiple of fpdt_chunk_tokens(300); nearest: 1800, 2100.",
+    ),
+    "chunks that ranks cannot share": (
+        "gpt-125m-4xdp",
+        ["parallel.fpdt_chunk_tokens=2", "model.attention_dropout=0.0", *ULYSSES],
+        "@: parallel.fpdt_chunk_tokens = 2\n"
+        "  must be a multiple of ds_sequence_parallel_size(4): ranks share each chunk; nearest: 4.",
+    ),
+    "chunks with dropout": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512"],
+        "@: parallel.fpdt_chunk_tokens = 512\n"
+        "  needs model.attention_dropout: 0, which is 0.1: its backward pass would draw other numbers.",
+    ),
+    "chunks across documents": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", "data.inter_document_masking=true"],
+        "@: parallel.fpdt_chunk_tokens = 512\n"
+        "  keeps no documents apart, and data has inter_document_masking: true. Set fpdt_chunk_tokens: 0, or change that.",
+    ),
+    "chunks in fp32": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", "precision.dtype=fp32"],
+        "@: parallel.fpdt_chunk_tokens = 512\n"
+        "  needs precision.dtype: bf16 or fp16, which is fp32. Set fpdt_chunk_tokens: 0, or that.",
+    ),
+    "chunks of parameters in parts": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", *ZERO_3],
+        "@: parallel.fpdt_chunk_tokens = 512\n"
+        "  does not go with zero_stage(3): nobody has compared such a run with one without FPDT yet.\n"
+        "  Set fpdt_chunk_tokens: 0, or take FPDT with Ulysses and ZeRO 1 or 2.",
+    ),
+    "FP8 of odd numbers of tokens": (
+        "gpt-125m",
+        [
+            "precision.fp8=true",
+            "model.seq_length=2047",
+            "batch.micro_batch_size=8",
+            "precision.dtype=bf16",
+            "resources.gpu_type=H100",
+        ],
+        "@: precision.fp8 = true\n"
+        "  needs a multiple of 16 tokens, and micro_batch_size(8) * seq_length(2047) / ds_sequence_parallel_size(1) = 16376. "
+        "Set fp8: false, or another seq_length.",
     ),
     "Ulysses ranks that do not divide the heads": (
         "gpt-125m-4xdp",
@@ -228,11 +271,11 @@ BROKEN = {
         "gpt-125m",
         ["precision.fp8=true", "precision.dtype=bf16", *ON_CPU],
         "@: precision.fp8 = true\n"
-        "  does not go with resources.device(cpu): only GPUs from Hopper on are meant.\n  Set fp8: false.",
+        "  does not go with resources.device(cpu): only GPUs from Hopper on have units for it.\n  Set fp8: false.",
     ),
     "FPDT on a CPU": (
         "gpt-125m",
-        ["parallel.fpdt_chunk_tokens=512", *ON_CPU],
+        ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", *ON_CPU],
         "@: parallel.fpdt_chunk_tokens = 512\n"
         "  does not go with resources.device(cpu): it streams chunks of attention between GPU and host.\n"
         "  Set fpdt_chunk_tokens: 0.",

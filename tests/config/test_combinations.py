@@ -14,6 +14,7 @@ PLAIN = {
     "precision.dtype": "fp32",
     "model.hidden_size": 64,
     "model.seq_length": 64,
+    "model.attention_dropout": 0.0,
     "batch.global_batch_size": 8,
     "batch.micro_batch_size": 2,
     "resources.device": "gpu",

@@ -280,6 +280,19 @@ def test_quantization_needs_cudas_compiler(tiny, tools):
     assert "this is missing: CUDA's compiler nvcc (or $CUDA_HOME)." in told
 
 
+def test_fpdt_needs_its_package(tiny, monkeypatch):
+    """Looked for without importing it: it would bring torch."""
+    settings = {"parallel.fpdt_chunk_tokens": 16, "model.attention_dropout": 0.0, "precision.dtype": "bf16"}
+    config = tiny(**ON_GPU, **settings)
+    machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
+    monkeypatch.setattr(tools_checks.importlib.util, "find_spec", lambda name: None)
+    [(kind, told)] = found(config, machine)
+    assert kind == "error"
+    assert "parallel.fpdt_chunk_tokens = 16 needs the package flash-attn, which is not installed." in told
+    monkeypatch.setattr(tools_checks.importlib.util, "find_spec", lambda name: name)
+    assert found(config, machine) == []
+
+
 def test_compile_for_gpus_needs_a_c_compiler(tiny, tools):
     """Triton builds its launcher with it."""
     config = tiny(**ON_GPU, **{"model.compile": True})

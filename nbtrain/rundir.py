@@ -389,6 +389,8 @@ class Collective:
     since: float
     waiting: bool
     """Whether the call has not returned; on a GPU it returns before the collective is done."""
+    group: str = ""
+    """torch's name of the group, the same on all its ranks: several groups may have the same ranks."""
 
 
 @dataclass

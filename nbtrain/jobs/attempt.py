@@ -40,6 +40,8 @@ TERM_GRACE_SECONDS = 3.0
 WRAPPER_GRACE_SECONDS = 3.0
 # Until it has loaded, a rank waits for torchrun and imports torch, which a cold disk makes long, and tells no progress.
 BIRTH_SECONDS = 120.0
+# A look that comes so much too late: the supervisor itself stood still (a busy or suspended machine).
+PAUSE_SECONDS = 5.0
 # faulthandler writes the stacks of a hundred threads in less.
 STACK_SECONDS = 0.5
 EARLY_PHASES = frozenset({"start", "build", "load"})
@@ -89,6 +91,8 @@ class Attempt:
     stop_now: bool = False
     stop_asked_at: float | None = None
     failed_at: float | None = None
+    looked_at: float | None = None
+    """When poll() was here last."""
     signalled_at: float | None = None
 
     def start(self) -> None:
@@ -127,6 +131,7 @@ class Attempt:
     def poll(self) -> bool:
         """Look once at every process and record; act where something is overdue. False once it has ended."""
         now = time.monotonic()
+        self._excuse(now)
         ended = self.torchrun.poll() is not None
         processes.reap_orphans()
         for rank, watch in self.watches.items():
@@ -149,6 +154,15 @@ class Attempt:
             self.hang = hang
             self.kill()
         return True
+
+    def _excuse(self, now: float) -> None:
+        """Who was away himself cannot say that the others were silent meanwhile: that time does not count."""
+        pause = now - self.looked_at if self.looked_at is not None else 0.0
+        self.looked_at = now
+        if pause > PAUSE_SECONDS:
+            for watch in self.watches.values():
+                watch.progressed_at += pause
+                watch.written_at += pause
 
     def lead(self) -> Heartbeat | None:
         """Rank 0's last heartbeat of this attempt."""

@@ -47,15 +47,20 @@ class Standstill:
 def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
     """Those that the others wait for; all of them where that cannot be told."""
     ranks = list(ranks)
+    longest = max((one.still_seconds for one in ranks), default=0.0)
+    # Who still went on when others had long stopped is not to blame.
+    still = [one for one in ranks if 2 * one.still_seconds >= longest]
     for found in (
         [rank for rank in ranks if rank.stopped],
         [rank for rank in ranks if rank.beat is None],
         _awaited(ranks),
         [rank for rank in ranks if rank.frozen],
         _behind(ranks),
+        still,
     ):
-        if found and len(found) < len(ranks):
-            return found
+        guilty = [one for one in found if one in still]
+        if guilty and len(guilty) < len(ranks):
+            return guilty
     return ranks
 
 
@@ -77,7 +82,7 @@ def _awaited(ranks: list[Standstill]) -> list[Standstill]:
 
 
 def _together(one: Collective, other: Collective | None) -> bool:
-    if other is None or one.ranks != other.ranks:
+    if other is None or (one.group, one.ranks) != (other.group, other.ranks):
         return False
     # Point to point: who sends and who receives call different functions.
     paired = " (" in one.name and " (" in other.name
@@ -86,11 +91,11 @@ def _together(one: Collective, other: Collective | None) -> bool:
 
 def _behind(ranks: list[Standstill]) -> list[Standstill]:
     """On a GPU a call returns before its collective is done: who has called fewer of a group's, or stands a step back."""
-    numbers: dict[tuple[int, ...], dict[int, int]] = {}
+    numbers: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     for one in ranks:
         last = one.beat.collective if one.beat else None
         if last is not None and last.ranks:
-            numbers.setdefault(tuple(last.ranks), {})[one.rank] = last.number
+            numbers.setdefault((last.group, tuple(last.ranks)), {})[one.rank] = last.number
     for called in numbers.values():
         least = min(called.values())
         if len(called) > 1 and least < max(called.values()):

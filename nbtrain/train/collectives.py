@@ -53,7 +53,7 @@ class CollectiveWatch:
         self._last: tuple[str, Any, int, float] | None = None
         self._waiting = False
         self._counts: dict[Any, int] = {}
-        self._groups: dict[Any, tuple[str, list[int]]] = {}
+        self._groups: dict[Any, tuple[str, list[int], str]] = {}
 
     def install(self) -> None:
         """Replace the functions; called once in a process, when its process group is there."""
@@ -65,7 +65,7 @@ class CollectiveWatch:
 
     def name_group(self, kind: str, group: dist.ProcessGroup | None) -> None:
         """Tell what a group is for; reports then say so."""
-        self._groups[group] = (kind, _ranks(group))
+        self._groups[group] = (kind, *_ranks_and_name(group))
 
     def current(self) -> Collective | None:
         """The collective that this rank is in, or the last one; None before the first. Asked by another thread."""
@@ -73,15 +73,15 @@ class CollectiveWatch:
         if last is None:
             return None
         name, group, number, since = last
-        kind, ranks = self._groups.get(group) or self._look_up(group)
-        return Collective(name, kind, ranks, number, since, waiting)
+        kind, ranks, own_name = self._groups.get(group) or self._look_up(group)
+        return Collective(name, kind, ranks, number, since, waiting, own_name)
 
-    def _look_up(self, group: Any) -> tuple[str, list[int]]:
+    def _look_up(self, group: Any) -> tuple[str, list[int], str]:
         try:
-            ranks = _ranks(group)
+            found = ("", *_ranks_and_name(group))
         except (ValueError, RuntimeError):
-            return "", []  # the process group is gone by now: the rank is about to leave
-        self._groups[group] = found = ("", ranks)
+            return "", [], ""  # the process group is gone by now: the rank is about to leave
+        self._groups[group] = found
         return found
 
     def _noted(self, name: str, function: Callable, peer: str | None = None) -> Callable:
@@ -122,5 +122,6 @@ class CollectiveWatch:
         return waited
 
 
-def _ranks(group: dist.ProcessGroup | None) -> list[int]:
-    return dist.get_process_group_ranks(group if group is not None else dist.group.WORLD)
+def _ranks_and_name(group: dist.ProcessGroup | None) -> tuple[list[int], str]:
+    known = group if group is not None else dist.group.WORLD
+    return dist.get_process_group_ranks(known), str(known.group_name) if known is not None else ""

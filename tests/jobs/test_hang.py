@@ -18,8 +18,8 @@ def rank(number, collective=None, step=6, still=30.0, unwritten=0.5, host="a", p
     return Standstill(number, beat, still, unwritten)
 
 
-def inside(ranks, number=13, name="all_reduce", kind="data_parallel", waiting=True):
-    return Collective(name, kind, list(ranks), number, 0.0, waiting)
+def inside(ranks, number=13, name="all_reduce", kind="data_parallel", waiting=True, group="0"):
+    return Collective(name, kind, list(ranks), number, 0.0, waiting, group)
 
 
 def test_the_rank_outside_the_collective_is_named():
@@ -70,6 +70,16 @@ def test_on_a_gpu_the_count_tells():
     assert [one.rank for one in culprits(everyone)] == [1]
     assert [one.rank for one in culprits([rank(0, step=6), rank(1, step=5)])] == [1]
     assert [one.rank for one in culprits([rank(0), rank(1)])] == [0, 1]
+
+
+def test_groups_of_the_same_ranks_count_apart():
+    """Rank 1 has called fewer of another group's, which says nothing; it is a step behind."""
+    everyone = [
+        rank(0, inside([0, 1], 40, waiting=False), step=7),
+        rank(1, inside([0, 1], 8, waiting=False, group="3")),
+    ]
+    assert [one.rank for one in culprits(everyone)] == [1]
+    assert [one.rank for one in culprits([everyone[0], rank(1, everyone[1].beat.collective, step=8)])] == [0]
 
 
 def test_a_stopped_process_is_told(monkeypatch):

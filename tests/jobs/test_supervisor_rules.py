@@ -4,9 +4,14 @@ import time
 
 import pytest
 
+from nbtrain import files
+from nbtrain.data.state import DataState
+from nbtrain.jobs import control
+from nbtrain.jobs import supervisor as supervisor_module
+from nbtrain.jobs.reserve import Reserve
 from nbtrain.jobs.supervisor import Supervisor
 from nbtrain.jobs.verdict import Verdict
-from nbtrain.rundir import JobDir, JobRecord, RunDir, new_job_id, read_events
+from nbtrain.rundir import AttemptRecord, JobDir, JobRecord, Rollback, RunDir, new_job_id, read_events
 
 
 @pytest.fixture
@@ -18,6 +23,7 @@ def supervisor(tiny, workspace):
     JobRecord(job.job_id, "id", "tiny", "QUEUED", time.time(), world_size=1).write(job.job_json)
     supervisor = Supervisor(job)
     supervisor.known_config = config
+    supervisor.reserve = Reserve(job.path, "supervisor")
     supervisor.told = []
     supervisor.attempt = lambda: supervisor.told.pop(0)
     return supervisor
@@ -88,3 +94,181 @@ def test_a_full_disk_does_not_end_the_watch(supervisor, monkeypatch):
     monkeypatch.setattr(files, "write_json", full)
     supervisor.set_state("RUNNING")
     assert supervisor.record.state == "RUNNING"
+
+
+# --- going back ----------------------------------------------------------------------------------------------
+
+
+def bad_step(step, first, last, stopped=False):
+    state = "CANCELLED" if stopped else "FAILED"
+    return Verdict(
+        state,
+        f"step {step}: the loss is nan",
+        retry=not stopped,
+        step=step,
+        kind="rollback",
+        bad_samples=(first, last),
+    )
+
+
+def checkpoint(run, step, consumed, skipped=()):
+    folder = run.checkpoint(step)
+    folder.mkdir(parents=True)
+    (folder / "state").write_bytes(b"x")
+    state = DataState(1, "9,1,0", "megatron", "0" * 64, 1000, consumed, skipped)
+    manifest = {"files": {"state": {"bytes": 1}}, "data_state": state.to_dict()}
+    files.write_json(folder / "manifest.json", manifest)
+
+
+def test_a_rollback_restarts_at_once_and_is_no_restart(supervisor):
+    """No wait, no count; the samples from the checkpoint on are written down, with those passed over before counted."""
+    checkpoint(supervisor.run_dir, 4, 32, ((8, 16),))
+    supervisor.told = [bad_step(6, 48, 56), Verdict("SUCCEEDED", "done")]
+    supervisor.reached_step = 6
+    assert supervisor.attempts().cause == "done"
+    assert supervisor.record.restarts == 0
+    (entry,) = Rollback.read_all(supervisor.run_dir.rollbacks_json)
+    # 32 samples and the 8 that were passed over before lie behind the checkpoint.
+    assert (entry.step, entry.checkpoint_step, entry.first, entry.last) == (6, 4, 40, 56)
+    (told,) = [event for event in read_events(supervisor.job) if event["kind"] == "rollback"]
+    assert told["message"] == (
+        "step 6: the loss is nan; goes back to step 4 and passes over samples 40 to 55; 2 steps (256 tokens) since the "
+        "checkpoint of step 4 are lost"
+    )
+
+
+def test_a_rollback_without_a_checkpoint_goes_to_the_start(supervisor):
+    supervisor.told = [bad_step(2, 8, 16), Verdict("SUCCEEDED", "done")]
+    supervisor.attempts()
+    (entry,) = Rollback.read_all(supervisor.run_dir.rollbacks_json)
+    assert (entry.checkpoint_step, entry.first, entry.last) == (0, 0, 16)
+    told = next(event["message"] for event in read_events(supervisor.job) if event["kind"] == "rollback")
+    assert "goes back to the start and passes over samples 0 to 15; no checkpoint yet" in told
+
+
+def test_rollbacks_have_a_limit_of_their_own(supervisor):
+    """max_skipped_steps within the window; those of far away steps do not count."""
+    stability = supervisor.config.stability.model_copy(
+        update={"max_skipped_steps": 2, "loss_spike_window_steps": 10}
+    )
+    supervisor.known_config = supervisor.config.model_copy(update={"stability": stability})
+    supervisor.told = [bad_step(step, 8 * step, 8 * step + 8) for step in (5, 30, 31, 33, 34)]
+    verdict = supervisor.attempts()
+    assert verdict.state == "FAILED"
+    assert verdict.cause == (
+        "step 33: the loss is nan; not tried again: 3 rollbacks within 10 steps are more than "
+        "stability.max_skipped_steps = 2 allows; lower lr_schedule.lr or look at the data"
+    )
+    assert len(supervisor.told) == 1
+
+
+def test_a_stop_does_not_forget_the_bad_samples(supervisor):
+    """Asked to stop when the ranks left to go back: CANCELLED, and the next job passes over them."""
+    supervisor.told = [bad_step(6, 48, 56, stopped=True)]
+    assert supervisor.attempts().state == "CANCELLED"
+    assert len(Rollback.read_all(supervisor.run_dir.rollbacks_json)) == 1
+
+
+# --- a full disk ---------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """shutil of supervisor.py: free bytes, one look after the other; the last stays."""
+
+    def __init__(self, *free):
+        self.looks = list(free)
+
+    def disk_usage(self, path):
+        free = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        return type("Usage", (), {"free": free, "total": 1 << 40})
+
+
+def full_disk():
+    return Verdict("FAILED", "rank 0 failed: the disk is full", retry=True, kind="disk")
+
+
+def test_it_waits_for_room(supervisor, monkeypatch):
+    """Until a checkpoint fits, with one event; then it goes on."""
+    monkeypatch.setattr(supervisor_module, "shutil", Disk(0, 1 << 20, 1 << 30))
+    monkeypatch.setattr(supervisor_module, "DISK_POLL_SECONDS", 0.01)
+    supervisor.told = [full_disk(), Verdict("SUCCEEDED", "done")]
+    assert supervisor.attempts().cause == "done"
+    (told,) = [event for event in read_events(supervisor.job) if event["kind"] == "warning"]
+    assert told["message"] == "waits up to 600 s for room on the disk: 0.06 GiB are needed, 0.00 GiB are free"
+
+
+def test_it_does_not_wait_for_ever(supervisor, monkeypatch):
+    backend = supervisor.config.backend.model_copy(update={"disk_wait_seconds": 0.0})
+    supervisor.known_config = supervisor.config.model_copy(update={"backend": backend})
+    monkeypatch.setattr(supervisor_module, "shutil", Disk(0))
+    supervisor.told = [full_disk()]
+    assert supervisor.attempts().cause == (
+        "rank 0 failed: the disk is full; not tried again: there was no room within backend.disk_wait_seconds = 0 "
+        "(0.06 GiB are needed, 0.00 GiB are free)"
+    )
+
+
+# --- fewer or more devices -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elastic(supervisor):
+    config = supervisor.config
+    parallel = config.parallel.model_copy(update={"data_parallel_size": 4})
+    backend = config.backend.model_copy(update={"elastic": True})
+    batch = config.batch.model_copy(update={"micro_batch_size": 1})
+    supervisor.known_config = config.model_copy(
+        update={"parallel": parallel, "backend": backend, "batch": batch}
+    )
+    return supervisor
+
+
+def test_a_restart_takes_as_many_devices_as_there_are(elastic):
+    """4 -> 2 where 3 are left, since the batch of 8 does not divide by 3; and back to 4 when they are there again."""
+    sizes = []
+
+    def attempt():
+        sizes.append((elastic.config.parallel.data_parallel_size, elastic.record.world_size))
+        control.ask_devices(elastic.job, 3 if len(sizes) == 1 else 4)
+        return failure() if len(sizes) < 3 else Verdict("SUCCEEDED", "done")
+
+    elastic.attempt = attempt
+    elastic.record.world_size = 4
+    assert elastic.attempts().cause == "done"
+    assert sizes == [(4, 4), (2, 2), (4, 4)]
+    told = [event["message"] for event in read_events(elastic.job) if event["kind"] == "warning"]
+    assert told == [
+        "3 devices are usable: data_parallel_size 4 -> 2, 2 ranks; the global batch of 8 stays",
+        "4 devices are usable: data_parallel_size 2 -> 4, 4 ranks; the global batch of 8 stays",
+    ]
+
+
+def test_no_device_is_no_run(elastic):
+    control.ask_devices(elastic.job, 0)
+    elastic.told = [failure()]
+    assert elastic.attempts().cause == (
+        "rank 0 failed; not tried again: 0 devices are left, and one copy of the model needs 1"
+    )
+
+
+def test_nobody_asked_on_a_cpu(elastic):
+    """Nothing is counted there: the size stays, also once the operator's word is taken back."""
+    control.ask_devices(elastic.job, None)
+    elastic.told = [failure(), Verdict("SUCCEEDED", "done")]
+    elastic.attempts()
+    assert elastic.config.parallel.data_parallel_size == 4
+
+
+# --- what is known of each attempt ---------------------------------------------------------------------------
+
+
+def test_what_was_lost_is_known_once_the_next_one_goes_on(supervisor):
+    """The newest checkpoint was torn inside: the next attempt goes on from an older one, and more is lost."""
+    supervisor.record.attempts = [
+        AttemptRecord(0, 0.0, 1, 1, reached_step=9, lost_tokens=128),
+        AttemptRecord(1, 0.0, 1, 1),
+    ]
+    supervisor.record.resumed_from_step = 4
+    supervisor.correct_lost()
+    assert supervisor.record.attempts[0].lost_tokens == 5 * 8 * 16
+    assert supervisor.record.attempts[1].resumed_from_step == 4

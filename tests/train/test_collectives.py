@@ -63,6 +63,7 @@ def test_the_current_one_is_told(watch, alone):
         True,
     )
     assert watch.current().waiting is False
+    assert watch.current().group == dist.group.WORLD.group_name
     # In and out; torch itself waits for the work of a call that is not asynchronous.
     assert watch.calls == 2 * 3 + 2 * 2
 

@@ -1,0 +1,82 @@
+"""When an attempt's ranks count as hanging, by the supervisor's own clock."""
+
+import os
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from nbtrain.jobs import attempt as attempt_module
+from nbtrain.jobs.attempt import BIRTH_SECONDS, Attempt, RankWatch
+from nbtrain.rundir import Heartbeat, JobDir, ProcessIdentity, RunDir, new_job_id
+
+
+class Watched:
+    """An attempt of two ranks whose heartbeats are written here, and whose clock is moved by hand."""
+
+    def __init__(self, config, monkeypatch):
+        self.now = 1000.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now, sleep=lambda seconds: None)
+        monkeypatch.setattr(attempt_module, "time", clock)
+        self.job = JobDir(RunDir.named("tiny"), new_job_id(time.time()))
+        self.job.make_folders()
+        record = SimpleNamespace(world_size=2)
+        self.attempt = Attempt(self.job, config, record, 0, 2, sys.stderr.buffer)
+        self.attempt.watches = {rank: RankWatch(self.now, self.now) for rank in (0, 1)}
+        self.attempt.torchrun = SimpleNamespace(poll=lambda: None)
+        self.killed = False
+        monkeypatch.setattr(self.attempt, "kill", lambda: setattr(self, "killed", True))
+
+    def beat(self, rank, step, phase="train", **more):
+        identity = ProcessIdentity.of(os.getpid())
+        Heartbeat(rank, 0, identity, self.now, step, phase, 0.0, host="a", **more).write(
+            self.job.heartbeat(rank)
+        )
+
+    def look(self, seconds=1.0):
+        self.now += seconds
+        self.attempt.poll()
+        return self.attempt.hang
+
+
+@pytest.fixture
+def watched(tiny, monkeypatch):
+    return Watched(tiny(**{"backend.heartbeat_timeout_seconds": 10.0}), monkeypatch)
+
+
+def test_a_fresh_file_without_progress_is_a_hang(watched):
+    """Rank 1's thread goes on writing the same words; rank 0 makes micro batches within a long step."""
+    for second in range(9):
+        watched.beat(0, 6, progress_count=second)
+        watched.beat(1, 6, progress_count=3)
+        assert watched.look() is None
+    for second in range(9, 13):
+        watched.beat(0, 6, progress_count=second)
+        watched.beat(1, 6, progress_count=3)
+        watched.look()
+    assert watched.killed
+    assert watched.attempt.hang.startswith("no progress for 10 s: rank 1 stopped 1")
+    assert "does not even write" not in watched.attempt.hang
+
+
+def test_loading_may_take_longer(watched):
+    """Imports tell no progress: two minutes more before the training."""
+    for rank in (0, 1):
+        watched.beat(rank, 0, phase="start")
+    for _ in range(int(BIRTH_SECONDS) + 9):
+        assert watched.look() is None
+    watched.look(2.0)
+    assert watched.look() is not None
+
+
+def test_a_pause_of_the_supervisor_is_not_held_against_the_ranks(watched):
+    """A suspended machine: nobody could write, and the first look comes before anybody does."""
+    for rank in (0, 1):
+        watched.beat(rank, 6)
+    watched.look()
+    assert watched.look(3600.0) is None
+    for _ in range(9):
+        assert watched.look() is None
+    watched.look(2.0)
+    assert watched.killed

@@ -1,7 +1,7 @@
 """What rank 0 tells the world: log lines, scalars, events, alerts and the progress in its heartbeat.
 
-Nothing here waits for the device on the step's path: on a GPU a step's loss and norm are read when the next
-log line is due.
+Nothing here waits for the device on the step's path: on a GPU a step's loss and norm are read when a log line is due, and
+that is written while the device is at the next step.
 """
 
 import json
@@ -62,6 +62,7 @@ class Report:
         self._trace = os.environ.get("NBTRAIN_TRACE") == "1"
         self._rate = Rate()
         self._pending: list[StepResult] = []
+        progress.num_parameters = count_parameters(config).total
         self._run_samples = config.batch_schedule.samples_after(config.train_steps)
         self._follow(state)
 
@@ -70,20 +71,26 @@ class Report:
         self._pending.append(result)
         self._rate.add(result.batch_size, result.wall_seconds)
         self._follow(state)
-        log = (
-            result.step % self.config.logging.log_interval_steps == 0
-            or result.step == self.config.train_steps
-        )
-        if log or self.world.device.type == "cpu":
+        if self.world.device.type == "cpu":
             self.flush()
-        if log:
-            self._log(result)
+        elif any(self._is_logged(earlier) for earlier in self._pending[:-1]):
+            # Behind the next step's launch: the device computes that one while the host writes.
+            self._write_pending(keep=1)
 
     def flush(self) -> None:
         """Write what is pending; waits for the device."""
-        for result in self._pending:
+        self._write_pending(keep=0)
+
+    def _write_pending(self, keep: int) -> None:
+        while len(self._pending) > keep:
+            result = self._pending.pop(0)
             self._write(result)
-        self._pending.clear()
+            if self._is_logged(result):
+                self._log(result)
+
+    def _is_logged(self, result: StepResult) -> bool:
+        interval, last = self.config.logging.log_interval_steps, self.config.train_steps
+        return result.step % interval == 0 or result.step == last
 
     def add_validation(self, state: TrainState, seconds: float) -> None:
         self.flush()
@@ -298,7 +305,6 @@ class Report:
         progress.consumed_tokens = state.data.consumed_samples * self.config.model.seq_length
         progress.validation_loss = state.validation_loss
         progress.best_validation_loss = state.best_validation_loss
-        progress.num_parameters = count_parameters(self.config).total
         progress.samples_per_second = self._rate.per_second()
         if progress.samples_per_second:
             left = self._run_samples - state.data.consumed_samples

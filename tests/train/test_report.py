@@ -69,6 +69,21 @@ def test_log_line(report, config, caplog):
     ]
 
 
+def test_on_a_gpu_a_logged_step_is_written_behind_the_next_ones_launch(report, config, caplog, monkeypatch):
+    """Steps 2 and 4 are logged: each is told once the step after it is under way, the rest by flush()."""
+    caplog.set_level(logging.INFO, "nbtrain")
+    monkeypatch.setattr(report, "world", World(0, 1, 0, torch.device("cuda")))
+    monkeypatch.setattr(report, "_device_memory", lambda: (None, None))
+    monkeypatch.setattr("nbtrain.train.report._device_utilization", lambda device: None)
+    told = []
+    for step in range(1, 6):
+        add_step(report, config, step, loss=5.0 - step)
+        told.append((len(caplog.messages), report.progress.loss))
+    assert told == [(0, None), (0, None), (1, 3.0), (1, 3.0), (2, 1.0)]
+    report.flush()
+    assert (len(caplog.messages), report.progress.loss) == (2, 0.0)
+
+
 def test_progress_follows_the_steps(report, config):
     for step in (1, 2, 3):
         add_step(report, config, step, loss=5.0 - step)

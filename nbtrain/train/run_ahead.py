@@ -1,0 +1,83 @@
+"""Lets the host run ahead of a GPU: DeepSpeed's waits for the device in its optimizer's step are left out.
+
+In every step its ZeRO 1 and 2 look, on the host, whether the gradients' norm is a number, to leave the step out where it
+is none, and BF16_Optimizer whether there is anything to clip. Each look waits for the whole backward pass, and then the
+device waits for the host to launch the rest. StepGuard (stability.py) looks at loss and norm anyway, from a copy and one
+step later, so where its policy is to stop or to go back these looks decide nothing: the weights that a bad step leaves
+are never saved. They stay for fp16, whose loss scale lives by them, for `skip`, which must know before the weights
+move, and in ZeRO 3.
+
+The arithmetic is the same, bit by bit: what need not be clipped is multiplied by 1.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from deepspeed.runtime import bf16_optimizer
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.zero import stage_1_and_2
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+
+from nbtrain.config.schema import RunConfig
+
+
+def may_run_ahead(config: RunConfig) -> bool:
+    """Whether nothing before the next step needs to know how this one went."""
+    policies = (config.stability.on_nan, config.stability.on_loss_spike)
+    return config.precision.dtype != "fp16" and "skip" not in policies
+
+
+def let_run_ahead(engine: Any) -> None:
+    """Make the steps of an engine's optimizer without a wait; nothing for an optimizer that is none of those above."""
+    optimizer = engine.optimizer
+    if not isinstance(optimizer, BF16_Optimizer | DeepSpeedZeroOptimizer):
+        return
+    if isinstance(optimizer, DeepSpeedZeroOptimizer):
+        optimizer.check_grad_overflow = False
+    step = optimizer.step
+
+    def without_waiting(*arguments: Any, **named: Any) -> Any:
+        with _no_looks():
+            return step(*arguments, **named)
+
+    optimizer.step = without_waiting
+
+
+@contextlib.contextmanager
+def _no_looks() -> Iterator[None]:
+    kept = (
+        bf16_optimizer.is_invalid_grad_norm,
+        stage_1_and_2.is_invalid_grad_norm,
+        bf16_optimizer.clip_tensors_by_global_norm,
+    )
+    bf16_optimizer.is_invalid_grad_norm = stage_1_and_2.is_invalid_grad_norm = _unseen
+    bf16_optimizer.clip_tensors_by_global_norm = _clip
+    try:
+        yield
+    finally:
+        (
+            bf16_optimizer.is_invalid_grad_norm,
+            stage_1_and_2.is_invalid_grad_norm,
+            bf16_optimizer.clip_tensors_by_global_norm,
+        ) = kept
+
+
+def _unseen(norm: torch.Tensor | float) -> bool:
+    return False
+
+
+def _clip(
+    input_tensors: list[torch.Tensor],
+    max_norm: float = 1.0,
+    global_norm: torch.Tensor | None = None,
+    mpu: Any = None,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """deepspeed.runtime.utils.clip_tensors_by_global_norm, with 1 for the factor where there is nothing to clip."""
+    assert global_norm is not None
+    factor = (max_norm / (global_norm + eps)).clamp(max=1.0)
+    for tensor in input_tensors:
+        tensor.detach().mul_(factor)
+    return global_norm

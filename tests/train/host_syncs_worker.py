@@ -1,0 +1,85 @@
+"""Trains runs of one rank, and writes down who in a step took a number from a tensor: on a GPU each is a wait.
+
+torchrun --nproc-per-node 1 host_syncs_worker.py RUN_DIR ...; a run whose name ends in "-ahead" runs ahead
+(nbtrain/train/run_ahead.py). Leaves {"file:function": times} in RUN_DIR/host_syncs.json, of all steps.
+"""
+
+import os
+import sys
+
+os.environ["DS_ACCELERATOR"] = "cpu"
+
+import collections
+import traceback
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nbtrain import files
+from nbtrain.config.load import load_resolved
+from nbtrain.parallel import startup
+from nbtrain.parent_death import die_with_parent
+from nbtrain.rundir import EventWriter, Progress, RunDir
+from nbtrain.train import trainer
+from nbtrain.train.heartbeat import HeartbeatWriter
+from nbtrain.train.requests import Requests
+from nbtrain.train.run_ahead import let_run_ahead, may_run_ahead
+from nbtrain.train.training_step import TrainingStep
+
+WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select"}
+PACKAGES = ("nbtrain", "deepspeed")
+
+
+class Waits(TorchDispatchMode):
+    """Counts, by the innermost frame that is ours or DeepSpeed's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: collections.Counter[str] = collections.Counter()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.name() in WAITS:
+            frames = [frame for frame in traceback.extract_stack() if _package(frame.filename)]
+            self.found[f"{Path(frames[-1].filename).name}:{frames[-1].name}"] += 1
+        return function(*args, **(kwargs or {}))
+
+
+def _package(filename: str) -> bool:
+    parts = Path(filename).parts
+    return any(package in parts for package in PACKAGES) and Path(filename) != Path(__file__)
+
+
+def main(*paths: str) -> None:
+    die_with_parent()
+    world = startup.start("cpu", 120)
+    make, build = TrainingStep.make, trainer.build
+    for path in paths:
+        run, waits = RunDir(path), Waits()
+        config = load_resolved(run.config_yaml)
+
+        def counted(self, batches, logged, waits=waits):
+            with waits:
+                return make(self, batches, logged)
+
+        def built(*arguments):
+            made = build(*arguments)
+            # Of this run: its folder is the second argument.
+            if arguments[1].name.endswith("-ahead"):
+                assert may_run_ahead(arguments[0])
+                let_run_ahead(made.engine.deepspeed)
+            return made
+
+        TrainingStep.make, trainer.build = counted, built
+        job = run.newest_job()
+        heartbeat = HeartbeatWriter(job, 0, 0)
+        heartbeat.events = EventWriter(job, "rank0")
+        heartbeat.progress = Progress(config.train_steps, config.train_tokens)
+        torch.manual_seed(0)
+        assert trainer.train_run(run, config, world, Requests(job, 0), heartbeat) == "finished"
+        files.write_json(run.path / "host_syncs.json", dict(waits.found))
+    startup.finish()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -432,7 +432,6 @@ class Checkpointer:
                     shape, dim = list(reshape.live_shape(parameter)), reshape.partition_dim(parameter)
                     if dim is not None:
                         shape[dim] *= size
-                    dim = dim if size > 1 else None
                     held[name] = {
                         "shape": shape, "partition_dim": dim, "group": optimizer_group(name), "stage": stage
                     }  # fmt: skip

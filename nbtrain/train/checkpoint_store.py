@@ -2,7 +2,7 @@
 
     store = CheckpointStore(folder)
     store.full("layers.0.mlp.dense_h_to_4h.weight", "fp32")         the whole tensor
-    store.read(name, "exp_avg", part=(1, 4), start=0, count=1000)   1,000 elements of the second of four tensor ranks' parts
+    store.read(name, "exp_avg", Part(1, 4, dim=0), 0, 1000)         1,000 elements of the second of four tensor ranks' parts
 
 State is what Adam and ZeRO keep of each parameter: fp32 (the master weight), exp_avg, exp_avg_sq, and its step. DeepSpeed
 cuts it for each (pipeline, tensor) rank over the data ranks:
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -49,7 +49,7 @@ class StoredParameter:
     shape: tuple[int, ...]
     """Of the whole tensor, vocabulary padding included."""
     partition_dim: int | None
-    """Along which tensor ranks share it; None where each holds all of it."""
+    """Along which tensor ranks share it, where there are several; None where each holds all of it."""
     stage: int
     """The first pipeline stage that has it."""
 
@@ -60,6 +60,18 @@ class StoredParameter:
     @property
     def count(self) -> int:
         return torch.Size(self.shape).numel()
+
+
+class Part(NamedTuple):
+    """The part of a parameter that one of the reader's tensor ranks holds."""
+
+    rank: int = 0
+    size: int = 1
+    dim: int | None = None
+    """Along which they share it, whatever the checkpoint's ranks did; None: each holds all of it."""
+
+
+WHOLE = Part()
 
 
 @dataclass(frozen=True)
@@ -148,7 +160,7 @@ class CheckpointStore:
         return known or self._model_file(0, 0)["universal_checkpoint_info"]["original_vocab_size"]
 
     def partition_dim(self, name: str) -> int | None:
-        """Along which tensor ranks shared a parameter; None where there was one rank, or each held all of it."""
+        """Along which tensor ranks share a parameter; None where each holds all of it."""
         return self._parameter(name).partition_dim
 
     # --- state of the optimizer ------------------------------------------------------------------------------
@@ -165,12 +177,12 @@ class CheckpointStore:
         self,
         name: str,
         state: str,
-        part: tuple[int, int] = (0, 1),
+        part: Part = WHOLE,
         start: int = 0,
         count: int | None = None,
         rows: int | None = None,
     ) -> torch.Tensor:
-        """Elements [start, start + count) of the part that tensor rank part[0] of part[1] has, flat, fp32.
+        """Elements [start, start + count) of a part of a parameter, flat, fp32.
 
         `rows`: how many the whole tensor has in the reader's layout, for the word embedding, whose padding depends on the
         number of tensor ranks. Where that is more than are stored, the answer ends with the stored ones. No more is
@@ -178,10 +190,10 @@ class CheckpointStore:
         CheckpointError for an unknown name.
         """
         parameter = self._parameter(name)
-        rank, size = part if parameter.partition_dim is not None else (0, 1)
+        rank, size, dim = part if part.dim is not None else WHOLE
         total = torch.Size((rows or parameter.shape[0], *parameter.shape[1:])).numel()
         count = total // size - start if count is None else count
-        if parameter.partition_dim == 1:
+        if 1 in (dim, parameter.partition_dim):
             return self._columns(parameter, state, rank, size, start, count)
         # Cut along the first dimension, the parts lie end to end in the whole.
         first = rank * (total // size) + start
@@ -241,7 +253,7 @@ class CheckpointStore:
         parameter = self._parameter(name)
         if self.zero_stage == 3:
             return self.full(name).to(self.dtype)
-        if parameter.partition_dim is None:
+        if parameter.partition_dim is None or self.tensor_parallel_size == 1:
             return self._module(parameter, 0)
         parts = [self._module(parameter, rank) for rank in range(self.tensor_parallel_size)]
         return torch.cat(parts, dim=parameter.partition_dim)

@@ -18,7 +18,7 @@ from torch import nn
 
 from nbtrain.errors import CheckpointError
 from nbtrain.model.names import canonical_name
-from nbtrain.train.checkpoint_store import MASTER, MOMENTS, CheckpointStore
+from nbtrain.train.checkpoint_store import MASTER, MOMENTS, CheckpointStore, Part
 
 WORD_EMBEDDINGS = "word_embeddings.weight"
 
@@ -60,8 +60,9 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
     with torch.no_grad():
         for target in targets(engine, parameters, store):
             rows = padded_vocab_size if target.name == WORD_EMBEDDINGS else None
+            part = Part(*tensor, partition_dim(parameters[target.name]))
             for state, live in target.states.items():
-                found = store.read(target.name, state, tensor, target.start, target.count, rows)
+                found = store.read(target.name, state, part, target.start, target.count, rows)
                 live[: len(found)].copy_(found)
                 if len(found) < target.count and state != MASTER:
                     live[len(found) :].zero_()
@@ -88,7 +89,6 @@ def _check_shapes(
         if name == WORD_EMBEDDINGS:
             shape[0] = padded_vocab_size
         if (dim := partition_dim(parameter)) is not None:
-            # One tensor rank's marks are not written down by version 1, which knew no others.
             shape[dim] //= tensor[1]
         if tuple(shape) != (live := live_shape(parameter)):
             raise CheckpointError(

@@ -1,0 +1,115 @@
+"""Runs of one small model in any layout, each trained to half of its steps once, by forked ranks."""
+
+import shutil
+from pathlib import Path
+
+import launch
+import torch
+
+from nbtrain.jobs.fork_server import ForkServer
+from nbtrain.rundir import RunDir
+from nbtrain.train.checkpoint_store import STATES, CheckpointStore
+
+HALF, STEPS = 2, 4
+BASE = {
+    "model.hidden_size": 32,
+    "model.hidden_dropout": 0.0,
+    "model.attention_dropout": 0.0,
+    "batch.global_batch_size": 8,
+    "batch.train_tokens": STEPS * 8 * 32,
+    "evaluation.eval_iters": 0,
+}
+SIZES = {
+    "d": "parallel.data_parallel_size",
+    "t": "parallel.tensor_parallel_size",
+    "p": "parallel.pipeline_parallel_size",
+    "s": "parallel.ds_sequence_parallel_size",
+}
+
+
+def layout(name: str) -> tuple[int, dict]:
+    """ "d2 t2 z1 bf16": the ranks of a layout and its overrides; offload puts the optimizer on the CPU."""
+    ranks, found = 1, dict(BASE)
+    for word in name.split():
+        if word[0] in SIZES and word[1:].isdigit():
+            found[SIZES[word[0]]] = int(word[1:])
+            ranks *= int(word[1:])
+        elif word[0] == "z":
+            found["parallel.zero_stage"] = int(word[1:])
+        elif word == "offload":
+            found["parallel.offload_optimizer.device"] = "cpu"
+        elif word == "sub":
+            # Several sub-groups of ZeRO 3, so that the order of their state matters.
+            found["parallel.sub_group_size"] = 5000
+        elif word == "micro1":
+            found["batch.micro_batch_size"] = 1
+        elif word == "pad":
+            found["model.make_vocab_size_divisible_by"] = 8
+        else:
+            found["precision.dtype"] = word
+    return ranks, found
+
+
+class Place:
+    """Where the runs of this module are, and what trains them."""
+
+    def __init__(self, root: Path, data_home: Path, server: ForkServer):
+        self.root, self.data_home, self.server = root, data_home, server
+        self.trained: dict[str, RunDir] = {}
+
+    def source(self, name: str, steps: int = HALF) -> RunDir:
+        """The layout trained to `steps`, once."""
+        key = f"{name} {steps}"
+        if key not in self.trained:
+            run = launch.make_run(self.root, {**layout(name)[1], "batch.max_steps": steps}, self._name(key))
+            self.train(run, layout(name)[0])
+            self.trained[key] = run
+        return self.trained[key]
+
+    def target(self, source: RunDir, name: str) -> RunDir:
+        """A run of another layout that has the source's checkpoint."""
+        run = launch.make_run(self.root, layout(name)[1], self._name(f"{source.name} {name}"))
+        shutil.copytree(source.model, run.model)
+        return run
+
+    def train(self, run: RunDir, ranks: int) -> None:
+        self._run(run, ranks, "nbtrain.train.__main__:main", str(run.path))
+
+    def resave(self, run: RunDir, ranks: int, universal: Path | None = None) -> Path:
+        """The checkpoint that the run's layout makes of what it loads, untrained; of `universal`, where that is given."""
+        to = run.path / "resaved"
+        more = [str(universal)] if universal is not None else []
+        self._run(run, ranks, "resaving_rank:main", str(run.path), str(to), *more)
+        return RunDir(to).checkpoint(HALF)
+
+    def _name(self, words: str) -> str:
+        return words.replace(" ", "-")
+
+    def _run(self, run: RunDir, ranks: int, what: str, *arguments: str) -> None:
+        job = run.newest_job()
+        assert job is not None
+        ended = self.server.run(
+            ranks,
+            what,
+            list(arguments),
+            log=job.path / "logs" / "{rank}.0.log",
+            environment={
+                "NBTRAIN_DATA": str(self.data_home), "NBTRAIN_JOB": job.job_id, "NBTRAIN_TRACE": "1"
+            },
+            sys_path=[str(Path(__file__).parent)],
+            timeout_seconds=900,
+        )  # fmt: skip
+        assert ended.succeeded, ended.last_words(40)
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Masters, moments and steps of two checkpoints are equal, bit for bit; padding of the vocabulary apart."""
+    before, now = CheckpointStore(one), CheckpointStore(other)
+    assert sorted(before.parameters) == sorted(now.parameters)
+    for name in before.parameters:
+        for state in STATES:
+            ours, theirs = now.full(name, state), before.full(name, state)
+            rows = min(len(ours), len(theirs)) if name == "word_embeddings.weight" else len(theirs)
+            assert torch.equal(ours[:rows], theirs[:rows]), (name, state)
+            assert state == "fp32" or not ours[rows:].any()
+        assert now.step(name) == before.step(name) == HALF

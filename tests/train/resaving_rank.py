@@ -1,0 +1,37 @@
+"""A forked rank that loads a checkpoint into a run's layout and saves it again, untrained."""
+
+from pathlib import Path
+
+from deepspeed.accelerator import get_accelerator
+
+from nbtrain.config.load import load_resolved
+from nbtrain.data.state import DataState
+from nbtrain.parallel import startup
+from nbtrain.rundir import RunDir
+from nbtrain.train.build import build
+from nbtrain.train.checkpoint import TrainState
+
+
+def main(path: str, to: str, universal: str | None = None) -> int:
+    """The checkpoint of the run `path` as its layout would have written it, under the run directory `to`.
+
+    `universal`: a folder in DeepSpeed's universal form, which DeepSpeed's own loader reads in its place.
+    """
+    world = startup.start("cpu", 120)
+    # DeepSpeed asks the processor for fp16 instructions; torch computes without them, slowly.
+    get_accelerator().is_fp16_supported = lambda: True
+    run = RunDir(path)
+    built = build(load_resolved(run.config_yaml), run, world, None)
+    if universal is None:
+        built.load()
+    else:
+        _, client_state = built.engine.deepspeed.load_checkpoint(
+            str(Path(universal).parent), tag=Path(universal).name, load_lr_scheduler_states=False
+        )
+        saved = client_state["nbtrain"]["state"]
+        built.state = TrainState(**{**saved, "data": DataState.from_dict(saved["data"])})
+    built.checkpointer.run = RunDir(to)
+    built.checkpointer.save(built.state)
+    built.checkpointer.finish()
+    startup.finish()
+    return 0

@@ -1,0 +1,25 @@
+"""A forked rank that trains on a disk which fails it: at one checkpoint it hangs with half a file, or is full."""
+
+import resource
+import time
+from pathlib import Path
+
+from nbtrain.train import checkpoint_writer
+from nbtrain.train.__main__ import main as train_main
+
+
+def main(path: str, what: str, step: int) -> int:
+    """Train the run `path`; the files of `step` hang ("hang") or do not fit ("full")."""
+    write_file = checkpoint_writer.write_file
+
+    def failing(file: Path, state):
+        if file.parent.name != f"global_step{step}":
+            return write_file(file, state)
+        if what == "hang":
+            (file.parent / f".{file.name}.half.tmp").write_bytes(b"half")
+            time.sleep(600)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, -1))
+        return write_file(file, state)
+
+    checkpoint_writer.write_file = failing
+    return train_main(path)

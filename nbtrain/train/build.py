@@ -18,6 +18,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.config.stages import stage_layers
 from nbtrain.data import gpt_dataset
 from nbtrain.errors import ConfigError
+from nbtrain.model.attention import backend_problem
 from nbtrain.model.gpt import build_model
 from nbtrain.model.pipeline import build_pipeline, canonical_parameters
 from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
@@ -30,7 +31,9 @@ from nbtrain.train.engine import TrainEngine
 from nbtrain.train.optimizer import build_optimizer
 from nbtrain.train.pipeline_engine import PipelineEngine
 from nbtrain.train.plain_engine import PlainEngine
+from nbtrain.train.run_ahead import let_run_ahead, may_run_ahead
 from nbtrain.train.stability import StepGuard, pass_bad_samples, skipped_samples
+from nbtrain.train.throughput import compute_dtype
 
 
 @dataclass
@@ -93,6 +96,24 @@ def _refuse_format(config: RunConfig) -> None:
         )
 
 
+def refuse_backend(config: RunConfig, world: World) -> None:
+    """Raises ConfigError where the attention backend that was asked for cannot serve this device."""
+    model, data = config.model, config.data
+    problem = backend_problem(
+        world.device,
+        compute_dtype(config),
+        model.attention_backend,
+        model.attention_dropout,
+        documents=data.inter_document_masking or data.packing == "best_fit",
+        head_size=model.hidden_size // model.num_attention_heads,
+    )
+    if problem is not None:
+        raise ConfigError(
+            f"{config.where('model.attention_backend')}: model.attention_backend = {model.attention_backend} cannot "
+            f"serve {world.device.type} in {config.precision.dtype} here: {problem} Set attention_backend: auto."
+        )
+
+
 def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | None) -> Built:
     """Data, model and engine; load() comes next. Called by all ranks together."""
     if world.size != config.world_size:
@@ -103,6 +124,7 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
             f"{config.world_size} ranks, but {world.size} were started."
         )
     _refuse_format(config)
+    refuse_backend(config, world)
     manifest = choose(run, world, events)
     index_samples = manifest["data_state"]["index_samples"] if manifest else None
     datasets = _build_data(config, index_samples, skipped_samples(run, manifest), world)
@@ -177,6 +199,8 @@ def _build_engine(
             dist_init_required=False,
         )
     engine.train()
+    if config.resources.device == "gpu" and may_run_ahead(config):
+        let_run_ahead(engine)
     kind = PipelineEngine if is_piped else PlainEngine
     return kind(engine, optimizer, groups, parallel.zero_stage)
 

@@ -1,27 +1,30 @@
-"""What this release does not train is refused by name, before anything is taken."""
+"""What this machine cannot train is refused by name, before a model is built."""
 
 import pytest
+import torch
 
 from nbtrain.config.load import load
 from nbtrain.errors import ConfigError
-from nbtrain.train.build import refuse_unsupported
+from nbtrain.parallel.startup import World
+from nbtrain.train.build import refuse_backend, refuse_unsupported
 
 
-@pytest.mark.parametrize(
-    "run, key",
-    [
-        ("gpt-1-3b-4xdp-4xpp", "parallel.pipeline_parallel_size"),
-        ("gpt-13b-4xdp-4xpp-4xtp", "parallel.tensor_parallel_size"),
-    ],
-)
-def test_pipeline_and_tensor_parallelism(run, key):
-    with pytest.raises(ConfigError, match=f"{key} is not trained by this release"):
-        refuse_unsupported(load(run))
-
-
-@pytest.mark.parametrize("run", ["gpt-tiny", "gpt-125m", "gpt-125m-4xdp", "gpt-1-3b-8xdp"])
-def test_data_parallel_runs_are_trained(run):
+@pytest.mark.parametrize("run", ["gpt-tiny", "gpt-125m-4xdp", "gpt-1-3b-4xdp-4xpp", "gpt-13b-4xdp-4xpp-4xtp"])
+def test_every_layout_is_trained(run):
     refuse_unsupported(load(run))
+
+
+def test_an_attention_backend_that_torch_cannot_give_is_refused():
+    """Flash attention has no dropout on a CPU: torch's own words come with the field."""
+    config = load("gpt-tiny", {"model.attention_backend": "flash", "model.attention_dropout": 0.1})
+    with pytest.raises(ConfigError) as caught:
+        refuse_backend(config, World(0, 1, 0, torch.device("cpu")))
+    message = str(caught.value)
+    assert message.startswith(
+        "override model.attention_backend=flash: model.attention_backend = flash cannot serve cpu"
+    )
+    assert message.endswith("Set attention_backend: auto.")
+    refuse_backend(load("gpt-tiny", {"model.attention_backend": "math"}), World(0, 1, 0, torch.device("cpu")))
 
 
 def test_a_ramp_is_trained():

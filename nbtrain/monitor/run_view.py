@@ -20,7 +20,16 @@ from nbtrain.metrics import scalar as scalar_named
 from nbtrain.monitor import logs
 from nbtrain.monitor.resources import ResourceSampler
 from nbtrain.monitor.tfevents import ScalarReader, Series
-from nbtrain.rundir import ExitRecord, Heartbeat, JobDir, JobRecord, Progress, RunDir, read_events
+from nbtrain.rundir import (
+    ExitRecord,
+    Heartbeat,
+    JobDir,
+    JobRecord,
+    Progress,
+    ResumeCertificate,
+    RunDir,
+    read_events,
+)
 
 SNAPSHOT_SCHEMA_VERSION = 1
 SNAPSHOT_KEYS = (
@@ -445,6 +454,9 @@ def status_text(view: RunView) -> str:
             f"job {job['job_id']}: {job['world_size']} rank(s) on backend {job['backend']}, "
             f"{amounts.elapsed(job['elapsed_seconds'])}, attempt {job['attempt']}, {job['restarts']} restart(s)"
         )
+    newest = view.run.newest_job()
+    if newest is not None and (made := ResumeCertificate.read(newest.resume_json)) is not None:
+        lines.append(str(made))
     for rank in ranks[:16]:
         age = rank["heartbeat_age_seconds"]
         seen = f", heard {amounts.elapsed(age)} ago" if age is not None and snapshot["active"] else ""

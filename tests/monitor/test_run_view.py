@@ -12,7 +12,7 @@ import pytest
 
 from nbtrain.monitor import run_view
 from nbtrain.monitor.run_view import SNAPSHOT_KEYS, RunView, progress_line, status_text, thin
-from nbtrain.rundir import ExitRecord, Heartbeat, ProcessIdentity, RunDir
+from nbtrain.rundir import ExitRecord, Heartbeat, ProcessIdentity, ResumeCertificate, RunDir
 from tests.widgets.fake_run import TOKENS_PER_STEP, FakeJob
 
 
@@ -241,6 +241,11 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
     text = status_text(RunView(run))
     assert f"job {job.job.job_id}: 2 rank(s) on backend local, " in text
     assert "  rank 1: train, step 2, heard 0 s ago" in text
+    assert "resume from" not in text
+    ResumeCertificate("data-exact", ["device"], 1, "a" * 64, 0.0).write(job.job.resume_json)
+    assert "\nresume from step 1 is data-exact, next batch aaaaaaaaaaaa: device\n" in status_text(
+        RunView(run)
+    )
     job.finish("FAILED", "rank 1 was killed by SIGKILL")
     assert progress_line(run).endswith(" tokens/s | rank 1 was killed by SIGKILL")
     assert "state: FAILED: rank 1 was killed by SIGKILL" in status_text(RunView(run))

@@ -29,6 +29,7 @@ from nbtrain.jobs.environment import supervisor_environment
 # A machine whose cores are shared by many takes minutes for the imports.
 START_SECONDS = 600.0
 END_SECONDS = 5.0
+PLACES = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
 LAST_LINES = 15
 
 
@@ -71,6 +72,10 @@ class Ended:
         except FileNotFoundError:
             text = ""
         return "\n".join(text.strip().splitlines()[-lines:])
+
+
+def _places() -> dict[str, str]:
+    return {name: value for name, value in supervisor_environment().items() if name in PLACES}
 
 
 class ForkServer:
@@ -143,7 +148,8 @@ class ForkServer:
             "ranks": ranks,
             "function": function,
             "arguments": list(arguments),
-            "environment": dict(environment or {}),
+            # Where things are may have changed since the server was started.
+            "environment": {**_places(), **(environment or {})},
             "log": str(log),
             "timeout_seconds": timeout_seconds,
             "linger_seconds": linger_seconds,

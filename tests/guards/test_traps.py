@@ -63,7 +63,7 @@ def configuration(tmp_path):
 
 def first_steps(runner, case: Case, guard: str | None = None) -> np.ndarray:
     """How far losses and norms of the first steps are from one process, with a guard or without: [loss, norm]."""
-    name = f"{case.name}-{(guard or 'guarded').replace(' ', '-')}"
+    name = f"{case.name}-{(guard or 'guarded').replace(' ', '-').lower()}"
     run = runner.make_run(case, name, {"batch.max_steps": STEPS, "evaluation.eval_iters": 0})
 
     def job():
@@ -376,12 +376,12 @@ def test_t14_the_optimizer_is_torchs(configuration):
 
 @pytest.mark.slow
 def test_t15_a_pipeline_recomputes_blocks_alone(runner, configuration, facts):
-    """DeepSpeed's recomputation takes the embedding too, whose input has no gradient, and fails.
+    """DeepSpeed's recomputation takes the embedding too, whose input has no gradient: the loss has none either.
 
     Its own is off, and the pipeline recomputes its repeated layers itself. Seen: with `repeated=range(len(specs))` the
     run fails in its first step. Contrast: DeepSpeed alone.
     """
-    assert "does not require grad" in facts["pipeline_recomputes_its_embedding"]
+    assert "loss must be a scalar tensor" in facts["pipeline_recomputes_its_embedding"]
     case = Case(pp=2, recompute="full")
     assert deepspeed_config(configuration(case))["pipeline"]["activation_checkpoint_interval"] == 0
     loss, norm = first_steps(runner, case)

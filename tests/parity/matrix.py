@@ -59,7 +59,7 @@ class Results:
 
 def parity_job(runner: Runner, case: Case) -> Job[Record]:
     found = yield from runner.parity(case)
-    shutil.rmtree(runner.root / "output" / case.name / "model")
+    shutil.rmtree(runner.run_dir(case.name).model)
     more = exceeds(found, case)
     return {
         "ok": not more,
@@ -71,8 +71,7 @@ def parity_job(runner: Runner, case: Case) -> Job[Record]:
 
 
 def autotp_job(runner: Runner, case: Case) -> Job[Record]:
-    run = runner.root / "output" / case.name
-    if not run.exists():
+    if not runner.run_dir(case.name).path.exists():
         yield from runner.train(runner.make_run(case, case.name), case)
     loss, norm = yield from runner.autotp(case)
     ok = loss <= case.tolerance.loss and norm <= case.tolerance.grad_norm
@@ -82,7 +81,7 @@ def autotp_job(runner: Runner, case: Case) -> Job[Record]:
 def resume_job(runner: Runner, case: Case) -> Job[Record]:
     found = yield from resumed(runner, case)
     for end in ("straight", "cut"):
-        shutil.rmtree(runner.root / "output" / f"{case.name}-{end}" / "model")
+        shutil.rmtree(runner.run_dir(f"{case.name}-{end}").model)
     return {"ok": True, "found": asdict(found), "error": "", "ranks": case.ranks}
 
 
@@ -99,7 +98,7 @@ def reshape_job(runner: Runner, origin: Case, target: Case) -> Job[Record]:
 
 
 def _first_of(runner: Runner, origin: Case) -> RunDir:
-    return RunDir(runner.root / "output" / f"{origin.name}-first")
+    return runner.run_dir(f"{origin.name}-first")
 
 
 def jobs_of(table: str, runner: Runner, done: Callable[[str], bool]) -> Iterator[tuple[str, Job[Record]]]:
@@ -116,7 +115,7 @@ def jobs_of(table: str, runner: Runner, done: Callable[[str], bool]) -> Iterator
                             raise RunFailed(f"{name}: {found}")
                 for target in left:
                     yield f"{origin.name} -> {target.name}", reshape_job(runner, origin, target)
-                shutil.rmtree(runner.root / "output" / f"{origin.name}-first", ignore_errors=True)
+                shutil.rmtree(_first_of(runner, origin).path, ignore_errors=True)
         return
     job, cases = {
         "parity": (parity_job, parity_cases()),

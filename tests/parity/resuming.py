@@ -72,8 +72,8 @@ def resumed(runner: Runner, case: Case) -> Job[Resumed]:
     newest = max(cut.checkpoint_steps())
     torn = next(step for step in range(newest + 1, STEPS + 1) if step % INTERVAL == 0 or step == STEPS)
     rank = draw.randrange(case.ranks)
-    # Every rank writes one file at least; rank 0 its model, its part of the optimizer and the manifest.
-    file = draw.randint(1, 3) if rank == 0 else 1
+    # Every rank writes one file at least; rank 0 its model, under ZeRO its part of the optimizer, and the manifest.
+    file = draw.randint(1, 3 if case.zero else 2) if rank == 0 else 1
     launch.new_job(cut)
     ended = yield runner.start(
         cut, case.ranks, "suffering:killed_in_save", rank, torn, file, linger_seconds=1.0

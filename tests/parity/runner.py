@@ -29,6 +29,8 @@ from nbtrain.train.checkpoint_store import STATES, CheckpointStore
 TRAIN = "nbtrain.train.__main__:main"
 SYS_PATH = [Path(__file__).parent, Path(__file__).parents[1] / "train"]
 TIMEOUT_SECONDS = 900.0
+# Of a run: fields.Name.
+NAME_LENGTH = 53
 
 Found = TypeVar("Found")
 Job = Generator[Launch, Ended, Found]
@@ -78,7 +80,13 @@ class Runner:
 
     def make_run(self, case: Case, name: str, overrides: dict[str, Any] | None = None) -> RunDir:
         """A run as submit makes it; ConfigError where its layout is refused."""
-        return launch.make_run(self.root, {**case.overrides, **(overrides or {})}, name)
+        return launch.make_run(self.root, {**case.overrides, **(overrides or {})}, self.run_dir(name).name)
+
+    def run_dir(self, name: str) -> RunDir:
+        """Where the run `name` is: below a shorter name, where this one is longer than a run's may be."""
+        if len(name) > NAME_LENGTH:
+            name = f"{name[: NAME_LENGTH - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+        return RunDir(self.root / "output" / name)
 
     def start(
         self,
@@ -175,7 +183,7 @@ class Runner:
         if not ended.succeeded:
             raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_words(30)}")
         theirs = np.array(json.loads(answer.read_text()))
-        ours = values(RunDir(run.path.with_name(case.name)), range(1, len(theirs) + 1))
+        ours = values(self.run_dir(case.name), range(1, len(theirs) + 1))
         loss, norm = (float(np.abs(ours[index] - theirs[:, index]).max()) for index in (0, 1))
         return loss, norm
 

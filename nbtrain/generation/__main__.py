@@ -58,7 +58,8 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         step, torn = newest_whole(run)
         for number, reason in torn:
             yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {reason}"}
-    weights = load_model_weights(run.path, step)
+    # A run that was resumed on other tensor ranks pads its vocabulary otherwise.
+    weights = load_model_weights(run.path, step, padded_vocab_size=config.padded_vocab_size)
     assert step is not None  # without a whole checkpoint there are no weights
     trained_with = (read_json(run.checkpoint(step) / MANIFEST) or {}).get("tokenizer_sha256")
     if trained_with not in (None, tokenizer.sha256):

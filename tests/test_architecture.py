@@ -66,7 +66,7 @@ ALLOWED = {
         {"pydantic", "ipywidgets", "anywidget", "traitlets", "IPython"},
     ),
     "server": ({"monitor", "jobs"}, {"jupyter_server", "tornado"}),
-    "parallel": (set(), {"torch", "deepspeed", "numpy"}),
+    "parallel": (set(), {"torch", "deepspeed", "numpy", "flash_attn"}),
     "model": ({"parallel"}, {"torch"}),
     "train": (
         {"model", "parallel", "config", "data"},

@@ -18,6 +18,7 @@ What is decided here, and why:
   does not ask whether a parameter is larger.
 """
 
+from pathlib import Path
 from typing import Any
 
 from nbtrain.config.parameters import count_stage_parameters, largest_parameter
@@ -102,18 +103,21 @@ def _zero_optimization(config: RunConfig) -> dict[str, Any]:
         "elastic_checkpoint": parallel.elastic_checkpoint,
     }
     if parallel.offload_optimizer.device != "none":
-        zero["offload_optimizer"] = _offload(parallel.offload_optimizer)
+        zero["offload_optimizer"] = _offload(parallel.offload_optimizer, config.name)
     if parallel.offload_param.device != "none":
-        zero["offload_param"] = _offload(parallel.offload_param)
+        zero["offload_param"] = _offload(parallel.offload_param, config.name)
         if parallel.offload_param.device == "nvme":
             zero["offload_param"]["buffer_size"] = nvme_buffer_elements(config)
     return zero
 
 
-def _offload(offload: OffloadConfig) -> dict[str, Any]:
+def _offload(offload: OffloadConfig, run: str) -> dict[str, Any]:
     told: dict[str, Any] = {"device": offload.device, "pin_memory": offload.pin_memory}
     if offload.device == "nvme":
-        told |= {"nvme_path": offload.nvme_path, "buffer_count": offload.buffer_count}
+        assert offload.nvme_path is not None
+        # DeepSpeed tells ranks apart below its folder, but not runs: two of them would share their files.
+        folder = str(Path(offload.nvme_path) / run)
+        told |= {"nvme_path": folder, "buffer_count": offload.buffer_count}
     return told
 
 

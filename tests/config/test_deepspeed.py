@@ -103,7 +103,7 @@ DERIVED = {
             "zero_optimization.offload_param": {
                 "device": "nvme",
                 "pin_memory": False,
-                "nvme_path": "/nvme/gpt-125m",
+                "nvme_path": "/nvme/gpt-125m-2xdp",
                 "buffer_count": 6,
                 "buffer_size": 20_004_864,
             },

@@ -38,13 +38,15 @@ EARLY_STOP_SECONDS = 5.0
 # Between the signal to the ranks and the kill, once shutdown_timeout_seconds are over.
 TERM_GRACE_SECONDS = 3.0
 WRAPPER_GRACE_SECONDS = 3.0
-# Until it has loaded, a rank waits for torchrun and imports torch, which a cold disk makes long, and tells no progress.
+# Until it has loaded, a rank waits for torchrun and imports torch, which a cold disk makes long; at its end it unloads.
 BIRTH_SECONDS = 120.0
 # A look that comes so much too late: the supervisor itself stood still (a busy or suspended machine).
 PAUSE_SECONDS = 5.0
 # faulthandler writes the stacks of a hundred threads in less.
 STACK_SECONDS = 0.5
 EARLY_PHASES = frozenset({"start", "build", "load"})
+# Python and torch take their time to come and to go, and tell nothing of it.
+QUIET_PHASES = EARLY_PHASES | {"end"}
 
 
 @dataclass
@@ -202,7 +204,7 @@ class Attempt:
             one
             for one in live
             if one.still_seconds
-            > limit + (BIRTH_SECONDS if not one.beat or one.beat.phase in EARLY_PHASES else 0.0)
+            > limit + (BIRTH_SECONDS if not one.beat or one.beat.phase in QUIET_PHASES else 0.0)
         ]
         if not overdue:
             return None

@@ -33,7 +33,7 @@ from nbtrain.rundir import Heartbeat, JobDir, JobRecord, RunDir, read_events
 DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
 BEGIN, END = "<!-- measured: python tests/jobs/faults_table.py -->", "<!-- end -->"
 SEQ_LENGTH, BATCH, STEPS = 16, 8, 20
-HANG_SECONDS = 30
+HANG_SECONDS = 60
 PATIENCE_SECONDS = 600
 RUN = f"""
 name: tiny

@@ -60,10 +60,11 @@ def test_a_fresh_file_without_progress_is_a_hang(watched):
     assert "does not even write" not in watched.attempt.hang
 
 
-def test_loading_may_take_longer(watched):
-    """Imports tell no progress: two minutes more before the training."""
+@pytest.mark.parametrize("phase", ["start", "build", "end"])
+def test_coming_and_going_may_take_longer(watched, phase):
+    """Imports and the interpreter's end tell no progress: two minutes more than between two steps."""
     for rank in (0, 1):
-        watched.beat(rank, 0, phase="start")
+        watched.beat(rank, 0, phase=phase)
     for _ in range(int(BIRTH_SECONDS) + 9):
         assert watched.look() is None
     watched.look(2.0)

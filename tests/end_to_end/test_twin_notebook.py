@@ -1,0 +1,79 @@
+"""papermill runs 03_launch in twin mode for each of the nine upstream runs: data, supervisor, steps, resume, export.
+
+The straight run of each goes the ordinary way, through preflight, supervisor, torchrun and wrappers. On two cores that nobody
+else uses all nine take about five minutes.
+"""
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from nbtrain import api, files
+from nbtrain.config.load import load
+from nbtrain.config.twin import STEPS
+from nbtrain.jobstate import SUCCEEDED
+from nbtrain.rundir import JobRecord
+
+pytestmark = pytest.mark.slow
+
+NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "03_launch.ipynb"
+UPSTREAM = [
+    "gpt-125m",
+    "gpt-125m-2xdp",
+    "gpt-125m-4xdp",
+    "gpt-1-3b-4xdp",
+    "gpt-1-3b-8xdp",
+    "gpt-1-3b-4xdp-4xpp",
+    "gpt-13b-4xdp-4xpp",
+    "gpt-13b-4xdp-8xpp",
+    "gpt-13b-4xdp-4xpp-4xtp",
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A workspace that all nine share, so that their data is made once."""
+    folder = tmp_path_factory.mktemp("twins of notebooks")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBTRAIN_WORKSPACE", str(folder))
+        patch.delenv("NBTRAIN_OUTPUT", raising=False)
+        patch.delenv("NBTRAIN_DATA", raising=False)
+        yield folder
+
+
+def execute(output: Path, **parameters: str):
+    from papermill.execute import execute_notebook
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of papermill's own dependencies
+        return execute_notebook(str(NOTEBOOK), str(output), parameters=parameters, progress_bar=False)
+
+
+@pytest.mark.parametrize("name", UPSTREAM)
+def test_the_twin_of_each_upstream_run_passes(home, tmp_path, name):
+    """Whatever the size of the run, 8 ranks at most; the notebook keeps the table and the picture."""
+    executed = execute(tmp_path / "out.ipynb", run=name, mode="twin")
+    shown = [output for cell in executed.cells for output in cell.get("outputs", [])]
+    text = "\n".join(str(output.get("text", "")) + str(output.get("data", "")) for output in shown)
+    assert f"Twin of {name}: PASSED" in text
+    assert "image/png" in shown[-1]["data"]
+
+    run = api.open_run(f"{name}-twin")
+    report = files.read_json(run.directory.path / "twin.json")
+    assert report["passed"] and report["ranks"] == min(load(name).world_size, 8)
+    assert {check["outcome"] for check in report["checks"]} == {"passed"}
+    assert {"data", "train", "resume", "layout", "precision", "reshape", "export", "export fp32"} == {
+        check["name"] for check in report["checks"]
+    }
+    # By the ordinary way: a supervisor wrote this, and summed up.
+    record = JobRecord.read(run.job.job_json)
+    assert record is not None and record.state == SUCCEEDED and record.command == ["-m", "nbtrain.train"]
+    assert run.summary()["steps"] == STEPS
+
+
+def test_an_unknown_mode_is_an_error(home, tmp_path):
+    from papermill.exceptions import PapermillExecutionError
+
+    with pytest.raises(PapermillExecutionError, match='mode = \'typo\' must be "full" or "twin"'):
+        execute(tmp_path / "out.ipynb", run="gpt-tiny", mode="typo")

@@ -6,7 +6,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo lab test check format docs bench parity clean
+.PHONY: demo lab test check format docs bench parity faults clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/nbtrain demo
@@ -37,6 +37,10 @@ bench: $(VENV)/.installed-test
 # Every layout against one process, interrupted and reshaped: docs/parity.md. Goes on where it was stopped.
 parity: $(VENV)/.installed-test
 	PYTHONPATH=tests/train OMP_NUM_THREADS=1 $(BIN)/python tests/parity/matrix.py $(PARITY_ARGS)
+
+# Each fault suffered by a real run: docs/faults.md. Some need root.
+faults: $(VENV)/.installed-test
+	OMP_NUM_THREADS=1 $(BIN)/python tests/jobs/faults_table.py $(FAULTS_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache

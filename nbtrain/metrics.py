@@ -104,6 +104,23 @@ SCALARS: tuple[Scalar, ...] = (
         "s",
         "One checkpoint from its start to its publication, in the background too.",
     ),
+    # ours: steps that went wrong; none of these is written until there is one
+    Scalar(
+        "skipped_steps", "stability/skipped steps", "steps", "Steps that stability.* has skipped, so far."
+    ),
+    Scalar(
+        "overflow_steps",
+        "stability/fp16 overflow steps",
+        "steps",
+        "Steps that fp16's loss scaling skipped, so far.",
+    ),
+    Scalar(
+        "loss_spikes",
+        "stability/loss spikes",
+        "steps",
+        "Losses above loss_spike_factor times the mean of the window, so far.",
+    ),
+    Scalar("rollbacks", "stability/rollbacks", "", "Returns to a checkpoint after a bad step, so far."),
     # ours: the ranks side by side, on logged steps of several
     Scalar(
         "compute_min_seconds",

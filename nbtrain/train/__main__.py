@@ -85,6 +85,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
         collectives = CollectiveWatch()
         collectives.install()
         heartbeat.collective, heartbeat.calls = collectives.current, lambda: collectives.calls
+        heartbeat.name_group = collectives.name_group
     try:
         result = train_run(run, config, world, requests, heartbeat)
     except RollbackError:

@@ -15,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from nbtrain.rundir import (
     PHASES,
@@ -42,6 +43,8 @@ class HeartbeatWriter:
     """Tells the collective that this rank is in (collectives.py)."""
     calls: Callable[[], int] | None = None
     """Tells how many collectives were begun or ended."""
+    name_group: Callable[[str, Any], None] | None = None
+    """Takes what a process group is for, which a report of a hang then says."""
 
     def __init__(self, job: JobDir, rank: int, attempt: int):
         self.path = job.heartbeat(rank)

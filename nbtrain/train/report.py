@@ -256,6 +256,7 @@ class Report:
             device_memory_bytes=device_bytes,
             device_memory_fraction=device_fraction,
             **self._dataset_losses(result),
+            **result.stability_counts,
         )
         if not math.isfinite(loss):
             self.alerts.check("loss", True, f"step {result.step}: the loss is {loss}", result.step)

@@ -25,3 +25,5 @@ class StepResult:
     wall_seconds: float = 0.0
     dataset_losses: torch.Tensor | None = None
     """[named datasets, 2], over all ranks: the sum of its learnt tokens' losses, and their number."""
+    stability_counts: dict[str, int] = field(default_factory=dict)
+    """Bad steps of the run so far, by their names in metrics.py; empty while there are none."""

@@ -37,6 +37,9 @@ def train_run(
     """Build, load, train, close: "finished" or "stopped". Called by all ranks together."""
     with heartbeat.phase("build"):
         built = build(config, run, world, heartbeat.events)
+        if heartbeat.name_group is not None:
+            for kind, group in built.engine.groups:
+                heartbeat.name_group(kind, group.process_group)
     with heartbeat.phase("load"):
         built.load()
         heartbeat.beat(built.state.step)

@@ -79,6 +79,7 @@ class TrainingStep:
             timer,
             time.perf_counter() - started,
             dataset_losses=sums,
+            stability_counts=dict(self.guard.counts) if any(self.guard.counts.values()) else {},
         )
 
     def _micro_batches(self, batches: Batches, steps: int, timer: StepTimer) -> Iterator[MicroBatch]:

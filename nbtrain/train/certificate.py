@@ -121,7 +121,8 @@ def certify(
     random_reseeded: bool,
 ) -> ResumeCertificate:
     """The certificate of a resume from the checkpoint of `manifest`; `layout` and `next_batch` are the run's now."""
-    changed, inexact = [], []
+    changed: list[str] = []
+    inexact: list[str] = []
     if manifest["settings"] is None:
         inexact.append("the checkpoint's version does not say the settings it was trained with")
     else:

@@ -34,6 +34,9 @@ MAY_CONTACT = {
     "jobs/attempt.py": {"socket"},  # a free port of 127.0.0.1
     "jobs/environment.py": {"socket"},  # the host's own name
     "jobs/rank_wrapper.py": {"socket"},  # a pair inside the process
+    "train/fork_server.py": {"socket"},  # a free port of 127.0.0.1
+    "train/heartbeat.py": {"socket"},  # the host's own name
+    "train/stragglers.py": {"socket"},  # the host's own name
 }
 
 # Python reads it at start-up in this process and in every child: each connection becomes a line.

@@ -10,7 +10,6 @@ import shutil
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from nbtrain.config.deepspeed import deepspeed_config
@@ -65,16 +64,10 @@ def refuse_unsupported(config: RunConfig) -> None:
 
 
 def _refuse_compile(config: RunConfig) -> None:
-    where = config.where("model.compile")
-    if config.parallel.zero_stage == 3:
-        raise ConfigError(
-            f"{where}: model.compile = true fails with parallel.zero_stage = 3 in torch {torch.__version__}, whose "
-            "compiler cannot follow partitioned weights. Set compile: false, or zero_stage: 2."
-        )
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if config.resources.device == "cpu" and (compiler is None or shutil.which(compiler) is None):
         raise ConfigError(
-            f"{where}: model.compile = true needs a C++ compiler on CPU, and neither $CXX nor g++ nor clang++ was "
+            f"{config.where('model.compile')}: model.compile = true needs a C++ compiler on CPU, and neither $CXX nor g++ nor clang++ was "
             "found. Install one (Debian: apt-get install g++), or set compile: false."
         )
 

@@ -319,7 +319,7 @@ def test_a_bad_override_is_told(overrides, expected):
         ("gpt-tinny", "Nearest: gpt-tiny."),
         (".", ".: no such run YAML"),
         ("..", "..: no such run YAML"),
-        ("/nowhere/zzz.yaml", "Known: gpt-1-3b-4xdp, "),
+        ("/nowhere/zzz.yaml", "Known: gpt-1-3b-2xdp-2xpp-2xtp, "),
     ],
 )
 def test_a_run_that_is_not_there_names_the_near_ones(run, expected):

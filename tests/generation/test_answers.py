@@ -26,7 +26,7 @@ def test_torn_checkpoints_are_told_and_another_tokenizer_is_refused(tmp_path, mo
     run.checkpoint(10).mkdir(parents=True)
     files.write_json(run.checkpoint_manifest(10), {"tokenizer_sha256": "a" * 64})
     tokenizer = SimpleNamespace(directory=tmp_path / "tokenizer", sha256="b" * 64)
-    config = SimpleNamespace(tokenizer=SimpleNamespace(name="x"))
+    config = SimpleNamespace(tokenizer=SimpleNamespace(name="x"), padded_vocab_size=128)
     monkeypatch.setattr(generation, "load_resolved", lambda path: config)
     monkeypatch.setattr(generation.Tokenizer, "load", lambda folder: tokenizer)
     monkeypatch.setattr(generation, "newest_whole", lambda run: (10, [(20, "it is torn")]))

@@ -183,7 +183,7 @@ def test_a_dead_parent_ends_the_rank_in_order(job, wait_until):
     time.sleep(0.3)
     process.kill()
     process.wait()
-    record = wait_until(lambda: ExitRecord.read(job.exit_record(3, 1)), "the record", 20)
+    record = wait_until(lambda: ExitRecord.read(job.exit_record(3, 1)), "the record", 120)
     assert record.exit_code == 5
 
 

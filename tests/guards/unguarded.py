@@ -38,15 +38,9 @@ def _with_partitioned_activations() -> None:
     build.deepspeed_config = lambda config: derive(config) | {"pipeline": {}}
 
 
-def _with_ulysses_told() -> None:
-    """T7: DeepSpeed is given the real sequence- and data-parallel groups."""
-    build._deepspeed_units = build.MegatronUnits
-
-
 TAKEN_AWAY: dict[str, Callable[[], None]] = {
     "marks": _without_marks,
     "whole activations": _with_partitioned_activations,
-    "Ulysses untold": _with_ulysses_told,
 }
 
 

@@ -25,6 +25,8 @@ def main(path: str, to: str, universal: str | None = None) -> int:
     if universal is None:
         built.load()
     else:
+        # {"checkpoint": {"load_universal": true}}, which a run's configuration does not take.
+        built.engine.deepspeed._config.load_universal_checkpoint = True
         _, client_state = built.engine.deepspeed.load_checkpoint(
             str(Path(universal).parent), tag=Path(universal).name, load_lr_scheduler_states=False
         )

@@ -417,7 +417,7 @@ def _parallel(config: RunConfig, folded: dict[str, int], missing: list[NotProven
     values["pipeline_stage_layers"] = (
         None if parallel.pipeline_stage_layers is None else _stage_layers(config, stages)
     )
-    values["process_group_timeout_seconds"] = min(parallel.process_group_timeout_seconds, 120.0)
+    values["process_group_timeout_seconds"] = min(parallel.process_group_timeout_seconds, 300.0)
     return values
 
 

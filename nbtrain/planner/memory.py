@@ -310,7 +310,7 @@ def _product_element(config: RunConfig) -> int:
 
 
 def logits_bytes(config: RunConfig, stage: int) -> int:
-    """The fused linear + cross entropy of model/loss.py, on the last stage.
+    """The fused linear + cross entropy of parallel/cross_entropy.py, on the last stage.
 
     A chunk's logits in the products' format and its log-softmax in fp32; the fp32 gradient of the word
     embeddings and the gradient of the hidden states, both made in the forward pass.

@@ -25,7 +25,7 @@ class MicroBatch(NamedTuple):
 
     batch: Batch
     loss_denominator: torch.Tensor | None
-    """Where there is a loss mask: what a micro batch's sum of losses is divided by (model/loss.py)."""
+    """Where there is a loss mask: what a micro batch's sum of losses is divided by (parallel/cross_entropy.py)."""
 
 
 class StepLoss(NamedTuple):

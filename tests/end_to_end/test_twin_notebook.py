@@ -1,7 +1,7 @@
 """papermill runs 03_launch in twin mode for each of the nine upstream runs: data, supervisor, steps, resume, export.
 
 The straight run of each goes the ordinary way, through preflight, supervisor, torchrun and wrappers. On two cores that nobody
-else uses all nine take about five minutes.
+else uses all nine take a few minutes.
 """
 
 import warnings

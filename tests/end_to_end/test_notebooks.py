@@ -18,12 +18,22 @@ from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.inspect import verify
 from nbtrain.errors import ConfigError, JobError
 from nbtrain.notebook_runner import check_parameter_names, folder_of, run_notebook, typed_parameters
-from nbtrain.planner.docs import RUNS
 from nbtrain.rundir import RunDir
 
 ROOT = Path(__file__).parent.parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-UPSTREAM = tuple(name for name in RUNS if name not in ("gpt-tiny", "gpt-175b"))
+# The nine of Megatron-DeepSpeed's GPT example.
+UPSTREAM = (
+    "gpt-125m",
+    "gpt-125m-2xdp",
+    "gpt-125m-4xdp",
+    "gpt-1-3b-4xdp",
+    "gpt-1-3b-8xdp",
+    "gpt-1-3b-4xdp-4xpp",
+    "gpt-13b-4xdp-4xpp",
+    "gpt-13b-4xdp-8xpp",
+    "gpt-13b-4xdp-4xpp-4xtp",
+)
 
 # gpt-tiny, smaller still: the same notebooks and the same path through every package, in seconds.
 SMALL = (
@@ -226,7 +236,6 @@ def test_launch_explains_what_this_machine_lacks(trial, tmp_path):
 
     with ThreadPoolExecutor(2) as pool:
         shown = dict(zip(UPSTREAM, pool.map(launch, UPSTREAM)))
-    assert len(shown) == 9
     for name, text in shown.items():
         assert f"{name} was not launched: this machine does not suffice." in text
         assert "GPU" in text

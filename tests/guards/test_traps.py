@@ -1,6 +1,7 @@
 """One test for each way in which DeepSpeed trains wrongly, hangs or leaves ranks behind, mostly without a word.
 
-Each holds the guard that nbtrain has against it, and fails where that is taken away; its docstring says how that was seen.
+Each holds the guard that nbtrain has against it, and fails where that is taken away: "Seen" says with which change of the code
+it did, "would" what follows from what is asserted and was not tried.
 Where it can be had cheaply the trap itself is shown too, by a contrast: DeepSpeed alone, or ranks that train with the guard
 taken away (unguarded.py). Where a contrast fails one day, DeepSpeed has been mended, and the guard may go.
 """
@@ -85,8 +86,8 @@ def first_steps(runner, case: Case, guard: str | None = None) -> np.ndarray:
 def test_t1_zero_0_with_16_bit_weights_is_refused(configuration, facts):
     """DeepSpeed makes a step of the optimizer before the first one, and Adam's bias correction is one step ahead.
 
-    Refused in config/combinations.py, and once more where DeepSpeed's keys are derived. Without the two, both loads pass
-    (seen by taking the rows out of REFUSALS and the `raise` out of deepspeed_config).
+    Refused in config/combinations.py, and once more where DeepSpeed's keys are derived: without the row in REFUSALS, or
+    without the `raise` in deepspeed_config, nothing would be raised.
     """
     for precision in ("bf16", "fp16"):
         with pytest.raises(ConfigError, match="zero_stage = 0"):
@@ -103,7 +104,7 @@ def test_t2_zero_0_tells_a_norm_and_clips_by_all_of_it(runner, configuration, fa
     """The engine tells no norm at stage 0, so plain_engine.py takes it itself, before the step; with a cut model it would
     clip by one part of it, which is refused.
 
-    Seen: with `engine.get_global_grad_norm()` at all stages the trace has no norm, and `values` fails.
+    With `engine.get_global_grad_norm()` at all stages the trace would have no norm.
     """
     assert facts["norms"] == {"0": False, "1": True}
     loss, norm = first_steps(runner, Case(zero=0))
@@ -134,7 +135,7 @@ def test_t3_cut_parameters_say_so(runner):
 def test_t4_decay_goes_by_name(facts):
     """Inside zero.Init every parameter has one dimension and none of its elements: dim() puts all into no_decay.
 
-    Seen: with `parameter.dim() > 1` in parameter_groups `decay` is empty.
+    With `parameter.dim() > 1` in parameter_groups `decay` would be empty.
     """
     matrices = 2 + 2 * 4
     assert facts["matrices_inside_zero_init"] == {
@@ -349,7 +350,7 @@ def test_t12_ranks_look_for_locks_before_they_join(monkeypatch, tmp_path):
 def test_t13_a_rank_on_cpu_compiles_nothing_to_start(runner, tmp_path):
     """DeepSpeed would build its shared-memory all-reduce at every first start: half a minute, and a crash without a compiler.
 
-    Seen: with `__compatible_ops__` left alone the op is in the table, and a folder of it in the cache.
+    With `__compatible_ops__` left alone the op would be in the table, and a folder of it in the cache.
     """
     ended = runner.server.run(
         1,
@@ -385,8 +386,7 @@ def test_t14_the_optimizer_is_torchs(configuration):
 def test_t15_a_pipeline_recomputes_blocks_alone(runner, configuration, facts):
     """DeepSpeed's recomputation takes the embedding too, whose input has no gradient: the loss has none either.
 
-    Its own is off, and the pipeline recomputes its repeated layers itself. Seen: with `repeated=range(len(specs))` the
-    run fails in its first step. Contrast: DeepSpeed alone.
+    Its own is off, and the pipeline recomputes its repeated layers itself. With the embedding among the `repeated` layers the run would fail in its first step. Contrast: DeepSpeed alone.
     """
     assert "loss must be a scalar tensor" in facts["pipeline_recomputes_its_embedding"]
     case = Case(pp=2, recompute="full")

@@ -247,7 +247,8 @@ class Checkpointer:
         step, now = manifest["step"], layout(self.config)
         folder = self.run.checkpoint(step)
         self._check_fits(folder, manifest, data)
-        same_layout = manifest["layout"] == now
+        padded = self.config.padded_vocab_size
+        same_layout = manifest["layout"] == now and manifest["padded_vocab_size"] == padded
         saved = self._load_native(folder) if same_layout else self._load_reshaped(folder)
         known = {field.name for field in dataclasses.fields(TrainState)}
         values = {key: value for key, value in saved["state"].items() if key in known}
@@ -472,16 +473,19 @@ class Checkpointer:
 
     def _check_fits(self, folder: Path, manifest: dict[str, Any], data: DataState) -> None:
         theirs, ours = manifest["architecture"], architecture(self.config)
-        # Version 1 knew the padded size only.
-        multiple = self.config.model.make_vocab_size_divisible_by * manifest["layout"]["tensor_parallel_size"]
-        padded = -(-self.config.tokenizer.vocab_size // multiple) * multiple
-        theirs = {**theirs, "padded_vocab_size": manifest["padded_vocab_size"]}
-        ours["padded_vocab_size"] = padded
+        # The padding belongs to a layout; but version 1 knew the padded size only.
+        vocab_size = self.config.tokenizer.vocab_size
         if manifest["vocab_size"] is not None:
-            theirs["vocab_size"], ours["vocab_size"] = (
-                manifest["vocab_size"],
-                self.config.tokenizer.vocab_size,
+            theirs, ours = (
+                {**theirs, "vocab_size": manifest["vocab_size"]},
+                {**ours, "vocab_size": vocab_size},
             )
+        else:
+            multiple = (
+                self.config.model.make_vocab_size_divisible_by * manifest["layout"]["tensor_parallel_size"]
+            )
+            theirs = {**theirs, "padded_vocab_size": manifest["padded_vocab_size"]}
+            ours = {**ours, "padded_vocab_size": -(-vocab_size // multiple) * multiple}
         found = [
             f"architecture.{key} is {theirs.get(key)!r} in the checkpoint and {value!r} in the run"
             for key, value in ours.items()

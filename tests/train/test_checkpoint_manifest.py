@@ -84,6 +84,24 @@ def test_pruning_keeps_the_newest_and_the_multiples(run, keep_last, keep_every_s
     assert sorted(removed) == sorted({10, 20, 30, 40, 45, 50} - set(left))
 
 
+def test_the_best_one_stays(run):
+    """The lowest loss that was measured at the checkpoint's own step; one that is no number is none."""
+    for step, loss, at in (
+        (10, 2.0, 8),
+        (20, 3.0, 20),
+        (30, 2.5, 30),
+        (40, float("nan"), 40),
+        (50, 2.5, 50),
+        (60, 4.0, 60),
+    ):
+        write(run, step)
+        path = run.checkpoint_manifest(step)
+        manifest = {**files.read_json(path), "validation_loss": loss, "evaluated_step": at}
+        files.write_json(path, manifest)
+    assert manifests.prune(run, 60, 1, None, keep_best=True) == [10, 20, 30, 40]
+    assert run.checkpoint_steps() == [50, 60]
+
+
 def test_pruning_leaves_newer_folders_alone(run):
     """After a resume from an older checkpoint, a torn newer one is overwritten in its turn, not removed."""
     write(run, 10)

@@ -9,8 +9,10 @@ import pytest
 import torch
 from layouts import HALF, STEPS, Place, assert_same, layout
 
+from nbtrain import files
+from nbtrain.config.load import load_resolved
 from nbtrain.rundir import ResumeCertificate, read_events
-from nbtrain.train.checkpoint import load_model_weights
+from nbtrain.train.checkpoint import checkpoint_bytes, load_model_weights
 from nbtrain.train.checkpoint_store import CheckpointStore
 
 pytestmark = pytest.mark.slow
@@ -89,3 +91,34 @@ def test_16_bit_masters_and_moments_are_kept_bit_for_bit(place, source, target):
     place.train(run, ranks)
     straight = launch.losses(place.source(source, STEPS))
     assert launch.losses(run) == pytest.approx(straight[HALF:], abs=2e-3)
+
+
+@pytest.mark.parametrize("source", ["d2 z2 bf16", "d2 z3", "z0"])
+def test_a_checkpoint_of_version_1_is_read(place, source):
+    """It says nothing of parameters, ranks and settings, and goes on in another layout all the same."""
+    saved = place.source(source)
+    run = place.target(saved, "z1 bf16" if "bf16" in source else "z1")
+    path = run.checkpoint_manifest(HALF)
+    manifest = files.read_json(path)
+    for added in ("parameters", "settings", "next_batch_sha256", "vocab_size", "device", "evaluated_step"):
+        del manifest[added]
+    for entry in manifest["files"].values():
+        del entry["rank"]
+    for key in ("ds_sequence_parallel_size", "sub_group_size"):
+        manifest["layout"].pop(key, None)
+    manifest["architecture"]["padded_vocab_size"] = manifest.pop("padded_vocab_size")
+    files.write_json(path, {**manifest, "schema_version": 1})
+    assert_same(saved.checkpoint(HALF), place.resave(run, 1))
+    place.train(run, 1)
+    made = ResumeCertificate.read(run.newest_job().resume_json)
+    assert made.kind == "data-exact"
+    assert "the checkpoint does not say which batch came next" in made.reasons
+
+
+@pytest.mark.parametrize("name", ["z0", "d2 z3", "t2 p2 z1", "d2 z2 bf16"])
+def test_a_checkpoint_takes_what_is_reckoned(place, name):
+    """Before it is written; pickled names and the random state come on top."""
+    run = place.source(name)
+    written = sum(entry["bytes"] for entry in launch.manifest(run, HALF)["files"].values())
+    reckoned = checkpoint_bytes(load_resolved(run.config_yaml))
+    assert 0 <= written - reckoned < 400_000

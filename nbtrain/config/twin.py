@@ -194,7 +194,8 @@ def make_twin(
     values["logging"] |= {"log_interval_steps": 1}
     values["backend"] |= {"max_restarts": 0, "heartbeat_timeout_seconds": 300.0}
     # The loss and the norm of each step to the last bit, in the events of rank 0 (train/report.py).
-    values["backend"]["env"] = config.backend.env | {"NBTRAIN_TRACE": "1"}
+    # One thread, as forked ranks have: products in 16 bits are summed in another order by more.
+    values["backend"]["env"] = config.backend.env | {"NBTRAIN_TRACE": "1", "OMP_NUM_THREADS": "1"}
     datasets = _data(config, values, folder, missing)
     # The schedules need the twin's batches, and those stand in the values made so far.
     small = RunConfig.model_validate({**values, "lr_schedule": {"lr": LEARNING_RATE}})

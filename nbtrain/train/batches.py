@@ -98,7 +98,7 @@ class Batches:
     ):
         self.wait_seconds = 0.0
         self._device = device
-        self._loader = iter(
+        self._loader: Iterator[Batch] = iter(
             DataLoader(
                 _Readable(dataset),
                 batch_sampler=_Rows(rows),
@@ -110,6 +110,16 @@ class Batches:
                 generator=torch.Generator().manual_seed(0),
             )
         )
+
+    def __enter__(self) -> "Batches":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End the workers, whoever still holds this one: DeepSpeed's pipeline keeps the iterator it was given.
+
+        They ignore SIGTERM, so that Python's own end would wait for them for ever.
+        """
+        self._loader = iter(())
 
     def __iter__(self) -> "Batches":
         return self

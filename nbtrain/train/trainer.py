@@ -94,8 +94,7 @@ class Trainer:
             return self._evaluate_checkpoint()
         if self._evaluation_due():
             self._evaluate()
-        with self.heartbeat.phase("train"):
-            batches = self._training_batches()
+        with self.heartbeat.phase("train"), self._training_batches() as batches:
             self._clock()
             while self.state.step < self.config.train_steps:
                 self.agreement.begin(self._wish)
@@ -243,6 +242,6 @@ class Trainer:
         batch, data = self.config.batch, self.engine.groups.data_parallel
         num_samples = self.config.evaluation.eval_iters * batch.global_batch_size
         rows = evaluation_rows(num_samples, batch.micro_batch_size, data.rank, data.size)
-        batches = Batches(dataset, rows, self.world.device, masked=self.datasets.is_masked)
         num_batches = num_samples // (batch.micro_batch_size * data.size)
-        return self.engine.evaluate(batches, num_batches, self.heartbeat.beat)
+        with Batches(dataset, rows, self.world.device, masked=self.datasets.is_masked) as batches:
+            return self.engine.evaluate(batches, num_batches, self.heartbeat.beat)

@@ -1,6 +1,7 @@
 """Which samples a rank reads, and when."""
 
 import itertools
+import multiprocessing
 
 import numpy as np
 import pytest
@@ -135,3 +136,12 @@ def test_a_masked_run_has_a_mask_in_every_batch():
     [batch] = Batches(Mixed(), iter([[0]]), torch.device("cpu"), masked=True)
     assert batch.loss_mask.tolist() == [[1, 1, 1, 1]]
     assert batch.cu_seqlens is None and batch.dataset_ids is None
+
+
+def test_workers_end_with_the_block_though_somebody_holds_it():
+    """DeepSpeed's pipeline engine keeps its iterator; a worker that lives on keeps the rank from ending."""
+    with Batches(Counting(), iter([[5, 9], [0, 2]]), torch.device("cpu"), num_workers=1) as batches:
+        next(batches)
+        (worker,) = multiprocessing.active_children()
+    worker.join(10)
+    assert not worker.is_alive()

@@ -198,6 +198,23 @@ def parity_cases() -> list[Case]:
         cases += [Case(**cut, offload="optimizer")]
         if cut.get("zero") == 3:
             cases += [Case(**cut, offload=offload) for offload in ("param", "both")]
+    # DeepSpeed accumulates fp16 gradients apart in a pipeline: those of the tied embedding too.
+    cases += [
+        Case(**cut, precision="fp16")
+        for cut in ({}, {"dp": 2}, {"tp": 2}, {"pp": 2}, {"pp": 2, "dp": 2}, {"tp": 2, "sp": True, "pp": 2})
+    ]
+    compiled = {"extra": {"model.compile": True}, "note": "compiled"}
+    cases += [
+        Case(**cut, **compiled)
+        for cut in (
+            {"dp": 2},
+            {"pp": 2},
+            {"tp": 2, "sp": True},
+            {"us": 2},
+            {"recompute": "full"},
+            {"pp": 2, "recompute": "full"},
+        )
+    ]
     cases += [Case(zero=stage, precision="bf16") for stage in (1, 2, 3)]
     cases += [Case(dp=2, zero=stage, precision="bf16", data="ramp") for stage in (1, 2, 3)]
     cases += [Case(dp=dp, zero=3, hpz=hpz) for dp, hpz in ((4, 2), (8, 2), (8, 4))]

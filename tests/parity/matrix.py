@@ -1,9 +1,11 @@
 """`make parity`: every product of kinds of parallelism on up to 8 CPU ranks, and docs/parity.md with what was found.
 
 PYTHONPATH=tests/train python tests/parity/matrix.py [--only parity autotp resume reshape] [--folder build/parity] [--at-once 2]
+    [--match fp16]
 
 What has been found is kept in --folder for the sources it holds for, so that a run that was stopped goes on, and one
-that has nothing left to do writes the page. Ends with 1 where something deviates by more than it may.
+that has nothing left to do writes the page; with --match it makes the cases of such names alone, and no page. Ends with
+1 where something deviates by more than it may.
 """
 
 import argparse
@@ -132,6 +134,7 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", choices=TABLES, default=TABLES)
     parser.add_argument("--folder", type=Path, default=REPOSITORY / "build" / "parity")
     parser.add_argument("--at-once", type=int, default=2)
+    parser.add_argument("--match", default="", help="a part of the name")
     options = parser.parse_args()
     # A busy machine is no error.
     fork_server.START_SECONDS = 1200.0
@@ -145,7 +148,7 @@ def main() -> int:
         for table in options.only:
 
             def done(name: str, table: str = table) -> bool:
-                return (table, name) in results.records
+                return (table, name) in results.records or options.match not in name
 
             started = time.monotonic()
             for name, found in runner.finish(jobs_of(table, runner, done), options.at_once):
@@ -156,6 +159,8 @@ def main() -> int:
                 what = "ok" if record["ok"] else f"FAILED {record['error']}"
                 print(f"{record['seconds']:7.1f} s  {table}  {name}  {what}", flush=True)
     shutil.rmtree(runs)
+    if options.match:
+        return min(failed, 1)
     PAGE.write_text(page.text({table: results.of(table) for table in TABLES}, stamp()))
     print(f"{PAGE}: written; {failed} failed")
     return min(failed, 1)

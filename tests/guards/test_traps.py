@@ -86,8 +86,7 @@ def first_steps(runner, case: Case, guard: str | None = None) -> np.ndarray:
 def test_t1_zero_0_with_16_bit_weights_is_refused(configuration, facts):
     """DeepSpeed makes a step of the optimizer before the first one, and Adam's bias correction is one step ahead.
 
-    Refused in config/combinations.py, and once more where DeepSpeed's keys are derived: without the row in REFUSALS, or
-    without the `raise` in deepspeed_config, nothing would be raised.
+    Refused in config/combinations.py, and once more where DeepSpeed's keys are derived. Seen: without either, nothing is raised.
     """
     for precision in ("bf16", "fp16"):
         with pytest.raises(ConfigError, match="zero_stage = 0"):
@@ -104,7 +103,7 @@ def test_t2_zero_0_tells_a_norm_and_clips_by_all_of_it(runner, configuration, fa
     """The engine tells no norm at stage 0, so plain_engine.py takes it itself, before the step; with a cut model it would
     clip by one part of it, which is refused.
 
-    With `engine.get_global_grad_norm()` at all stages the trace would have no norm.
+    Seen: with `engine.get_global_grad_norm()` at all stages the trace has no norm.
     """
     assert facts["norms"] == {"0": False, "1": True}
     loss, norm = first_steps(runner, Case(zero=0))
@@ -135,7 +134,7 @@ def test_t3_cut_parameters_say_so(runner):
 def test_t4_decay_goes_by_name(facts):
     """Inside zero.Init every parameter has one dimension and none of its elements: dim() puts all into no_decay.
 
-    With `parameter.dim() > 1` in parameter_groups `decay` would be empty.
+    Seen: with `parameter.dim() > 1` in parameter_groups `decay` is empty.
     """
     matrices = 2 + 2 * 4
     assert facts["matrices_inside_zero_init"] == {
@@ -350,7 +349,7 @@ def test_t12_ranks_look_for_locks_before_they_join(monkeypatch, tmp_path):
 def test_t13_a_rank_on_cpu_compiles_nothing_to_start(runner, tmp_path):
     """DeepSpeed would build its shared-memory all-reduce at every first start: half a minute, and a crash without a compiler.
 
-    With `__compatible_ops__` left alone the op would be in the table, and a folder of it in the cache.
+    Seen: with `__compatible_ops__` left alone the op is in the table.
     """
     ended = runner.server.run(
         1,
@@ -386,7 +385,9 @@ def test_t14_the_optimizer_is_torchs(configuration):
 def test_t15_a_pipeline_recomputes_blocks_alone(runner, configuration, facts):
     """DeepSpeed's recomputation takes the embedding too, whose input has no gradient: the loss has none either.
 
-    Its own is off, and the pipeline recomputes its repeated layers itself. With the embedding among the `repeated` layers the run would fail in its first step. Contrast: DeepSpeed alone.
+    Its own is off, and the pipeline recomputes its repeated layers itself, not reentrant. Seen: with `use_reentrant=True`
+    in model/recompute.py and the embedding among the `repeated` layers the first backward fails; each alone is harmless.
+    Contrast: DeepSpeed alone.
     """
     assert "loss must be a scalar tensor" in facts["pipeline_recomputes_its_embedding"]
     case = Case(pp=2, recompute="full")

@@ -23,6 +23,7 @@ from typing import Any
 from nbtrain.config.batch import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.check import find_problems
 from nbtrain.config.combinations import KINDS, REFUSALS
+from nbtrain.config.data_section import CleaningConfig, DataConfig
 from nbtrain.config.schema import RunConfig, given_unit
 from nbtrain.config.sources import FineTuningSourceModel
 from nbtrain.errors import ConfigError
@@ -53,6 +54,8 @@ NUM_DOCUMENTS = 400
 LEARNING_RATE = 1e-3
 # Twins of all runs share a tokenizer, and datasets by what they hold.
 TOKENIZER = "twin"
+# What the made-up words of a twin do not go through.
+MADE_OF_TEXT = ("cleaning", "extra_json_keys", "split_sentences")
 NAME_CHARACTERS = 53
 
 
@@ -433,6 +436,10 @@ def _data(
     data = config.data
     shown = f"dataset {data.name} and tokenizer {config.tokenizer.name}"
     missing.append(NotProven(shown, "a twin trains on made-up words", "seeded mock documents"))
+    for key in MADE_OF_TEXT:
+        if (value := getattr(data, key)) != DataConfig.model_fields[key].default:
+            shown = f"data.{key}" if isinstance(value, CleaningConfig) else f"data.{key}: {value}"
+            missing.append(NotProven(shown, "made-up words have nothing of that", "plain documents"))
     kept = ["split_rule", "seed", "shuffle", "packing", "reset_position_ids"]
     kept += ["inter_document_masking", "eod_mask_loss"]
     small: dict[str, Any] = {key: getattr(data, key) for key in kept}

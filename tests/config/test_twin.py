@@ -234,6 +234,18 @@ def test_a_blend_is_one_of_two():
     assert all(one.data.sources for one in twin.datasets)
 
 
+def test_what_is_done_to_text_is_not_proven():
+    """Cleaning, sentences, further keys: made-up words have none of it, and the report says so."""
+    config = config_of(
+        {"data.split_sentences": "en", "data.extra_json_keys": ["title"], "data.cleaning.ftfy": True}
+    )
+    assert [entry.what for entry in make_twin(config).not_proven[-3:]] == [
+        "data.cleaning",
+        "data.extra_json_keys: ['title']",
+        "data.split_sentences: en",
+    ]
+
+
 def test_uneven_stages_stay_uneven_and_pieces_stay_pieces():
     config = config_of(
         {

@@ -287,6 +287,7 @@ class Attempt:
                 hang=self.hang,
                 stuck=self.stuck,
                 memory=HostMemory.now().since(self.memory_before),
+                pids={rank: watch.beat.process.pid for rank, watch in self.watches.items() if watch.beat},
                 first_step=self.first_step,
                 launcher_signal=self._launcher_signal(),
                 mode=self.config.mode,

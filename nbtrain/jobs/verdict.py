@@ -63,6 +63,8 @@ class Circumstances:
     """Where the ranks stood when the first of them gave up waiting for a peer."""
     memory: HostMemory = field(default_factory=HostMemory)
     """What the kernel counted during the attempt."""
+    pids: Mapping[int, int] = field(default_factory=dict)
+    """{rank: its process}, as far as the ranks have told."""
     killed_at: float | None = None
     """Since when SIGKILL was the supervisor's own; seconds since the epoch."""
     first_step: int = 0
@@ -182,14 +184,18 @@ def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | N
             said += ": shared memory (/dev/shm) is full, or a mapped file was cut short"
         return Verdict(FAILED, f"{where}: {said}", retry=True, step=step, kind="killed")
     how = "exit code 137" if record.signal is None else "SIGKILL"
-    if evidence := around.memory.evidence:
+    if evidence := around.memory.evidence(around.pids.get(record.rank)):
         said = f"out of host memory: the kernel ended it ({how}, {evidence}). {MEND['host memory']}"
         # At the very same step again it is the run that does not fit.
         return Verdict(FAILED, f"{where}: {said}", True, ("host memory", step), step, "host memory")
     # Killing has no author in the kernel's record, so the cause says what is known and what is guessed.
     said = "killed by SIGKILL" if record.signal else "exit code 137, which stands for SIGKILL"
-    said += ", not by nbtrain: by hand, by another program, or out of host memory"
-    return Verdict(FAILED, f"{where}: {said} ({around.memory.no_evidence})", True, step=step, kind="killed")
+    said += ", not by nbtrain: by hand, by another program, or "
+    if perhaps := around.memory.possibility:
+        said += f"perhaps out of host memory: {perhaps}"
+    else:
+        said += f"out of host memory ({around.memory.no_evidence})"
+    return Verdict(FAILED, f"{where}: {said}", True, step=step, kind="killed")
 
 
 MEND = {

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nbtrain.config.fields import ConfigModel, Count, Fraction, Name, PositiveCount, PositiveFloat
+from nbtrain.config.fields import ConfigModel, Count, Fraction, Name, PositiveCount, PositiveFloat, Seed
 from nbtrain.config.sources import Source
 
 
@@ -38,7 +38,7 @@ class NearDedupConfig(ConfigModel):
     """Hash functions of a signature."""
     shingle_words: PositiveCount = 5
     """Words in a shingle."""
-    seed: Count = 42
+    seed: Seed = 42
     """Seed of the hash functions."""
 
 
@@ -101,7 +101,7 @@ class DataConfig(ConfigModel):
     """Relative sizes of training, validation and test."""
     split_rule: Literal["megatron-deepspeed", "megatron-core"] = "megatron-deepspeed"
     """How a split is rounded to documents and a blend to samples; the two differ by a document for a quarter of all sizes."""
-    seed: Count = 1234
+    seed: Seed = 1234
     """Seed of the document and sample order."""
     index_samples: PositiveCount | None = None
     """Training samples the order is built for; null means as many as train_tokens needs, fixed at first launch."""

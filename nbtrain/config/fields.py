@@ -74,5 +74,8 @@ def _whole(value: Any) -> Any:
 Count = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
 PositiveCount = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
+# numpy's RandomState takes no more.
+Seed = Annotated[int, Field(ge=0, le=2**32 - 1), BeforeValidator(_whole)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN.pattern}$")]

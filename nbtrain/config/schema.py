@@ -12,11 +12,22 @@ from pydantic import Field, PrivateAttr
 
 from nbtrain.config.batch import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.data_section import DataConfig, TokenizerConfig
-from nbtrain.config.fields import ConfigModel, Count, Fraction, Name, PositiveCount, PositiveFloat
+from nbtrain.config.fields import (
+    ConfigModel,
+    Count,
+    Fraction,
+    FractionBelowOne,
+    Name,
+    PositiveCount,
+    PositiveFloat,
+)
 from nbtrain.errors import ConfigError
 from nbtrain.topology import Topology
 
 SCHEMA_VERSION = 1
+
+# Megatron-LM starts there; the scaled loss is an fp32 number, which ends below 2 to the power of 128.
+MOST_SCALE_POWER = 32
 
 # Of mode: perf where max_steps is not set; the first quarter warms up (train/perf.py).
 PERF_STEPS = 20
@@ -48,9 +59,9 @@ class ModelConfig(ConfigModel):
     """Learned positions; null means seq_length."""
     make_vocab_size_divisible_by: PositiveCount = 128
     """The vocabulary is padded to a multiple of this times tensor_parallel_size."""
-    hidden_dropout: Fraction = 0.1
+    hidden_dropout: FractionBelowOne = 0.1
     """Dropout after the embedding, the attention output and the MLP."""
-    attention_dropout: Fraction = 0.1
+    attention_dropout: FractionBelowOne = 0.1
     """Dropout on the attention weights."""
     init_method_std: PositiveFloat = 0.02
     """Standard deviation of the initial weights; residual projections get it divided by sqrt(2 num_layers)."""
@@ -121,9 +132,9 @@ class BatchConfig(ConfigModel):
 class OptimizerConfig(ConfigModel):
     """AdamW, decay on matrices only (GPT-3, appendix B)."""
 
-    adam_beta1: Fraction = 0.9
+    adam_beta1: FractionBelowOne = 0.9
     """Decay of the first moment."""
-    adam_beta2: Fraction = 0.95
+    adam_beta2: FractionBelowOne = 0.95
     """Decay of the second moment."""
     adam_eps: PositiveFloat = 1e-8
     """Added to the root of the second moment."""
@@ -178,16 +189,16 @@ class LrScheduleConfig(ConfigModel):
 class LossScaleConfig(ConfigModel):
     """fp16 only."""
 
-    loss_scale: Annotated[float, Field(ge=0)] = 0.0
+    loss_scale: Annotated[float, Field(ge=0, le=2.0**MOST_SCALE_POWER)] = 0.0
     """A fixed scale, or 0 for a dynamic one."""
-    initial_scale_power: Count = 11
+    initial_scale_power: Annotated[int, Field(ge=0, le=MOST_SCALE_POWER)] = 11
     """The dynamic scale starts at 2 to this power."""
     loss_scale_window: PositiveCount = 500
     """Steps without overflow before the scale doubles."""
     hysteresis: PositiveCount = 2
     """Overflows in a row before the scale halves."""
-    min_loss_scale: PositiveFloat = 1.0
-    """Never below this."""
+    min_loss_scale: PositiveCount = 1
+    """Never below this; DeepSpeed wants a whole number."""
 
 
 class PrecisionConfig(ConfigModel):
@@ -289,8 +300,8 @@ class ParallelConfig(ConfigModel):
     """Steps between DeepSpeed's own step reports; null leaves them out, as nbtrain writes its own."""
     elastic_checkpoint: bool = False
     """DeepSpeed's older way to reload on other ranks; refused: every checkpoint here loads into any layout."""
-    process_group_timeout_seconds: PositiveFloat = 600.0
-    """A collective that waits longer ends the rank."""
+    process_group_timeout_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 600.0
+    """A collective that waits longer ends the rank; at most 30 days."""
     deepspeed_extra: dict[str, Any] = {}
     """DeepSpeed keys that have no field here; refused where they collide with one that nbtrain derives."""
 

@@ -209,8 +209,12 @@ def _schema_words(schema: dict[str, Any]) -> str:
         "null": "null",
     }.get(kind, kind)
     bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
-    limits = [f"{sign} {schema[bound]:g}" for bound, sign in bounds.items() if bound in schema]
+    limits = [f"{sign} {_bound_words(schema[bound])}" for bound, sign in bounds.items() if bound in schema]
     return f"{words} {', '.join(limits)}".strip()
+
+
+def _bound_words(bound: float) -> str:
+    return f"{bound:,.0f}" if float(bound).is_integer() else f"{bound:g}"
 
 
 def _field_schema(info: FieldInfo) -> dict[str, Any]:

@@ -112,6 +112,31 @@ REFUSED = {
 }
 
 
+# What torch, numpy and DeepSpeed would refuse later: a field and its value -> the rule, behind "field = value: must be".
+OUT_OF_RANGE = {
+    "optimizer.adam_beta1=1": "less than 1",
+    "optimizer.adam_beta2=1.0": "less than 1",
+    "model.hidden_dropout=1": "less than 1",
+    "model.attention_dropout=1": "less than 1",
+    "data.seed=4294967296": "less than or equal to 4294967295",
+    "data.cleaning.near_dedup.seed=4294967296": "less than or equal to 4294967295",
+    "precision.fp16.loss_scale=1e10": "less than or equal to 4294967296",
+    "precision.fp16.initial_scale_power=33": "less than or equal to 32",
+    "precision.fp16.min_loss_scale=0.5": "a whole number",
+    "parallel.process_group_timeout_seconds=0.5": "greater than or equal to 1",
+    "parallel.process_group_timeout_seconds=1e15": "less than or equal to 2592000",
+}
+
+
+@pytest.mark.parametrize("override", OUT_OF_RANGE)
+def test_a_field_is_as_strict_as_who_reads_it(override):
+    with pytest.raises(ConfigError) as caught:
+        load("gpt-tiny", override, check=False)
+    key = override.partition("=")[0]
+    assert f": {key} = " in str(caught.value)
+    assert str(caught.value).endswith(f": must be {OUT_OF_RANGE[override]}.")
+
+
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_bad_value_is_told_with_its_line(case, run_yaml):
     """Where, what was found, the rule; the nearest name where there is one."""

@@ -1,13 +1,15 @@
 """`nbtrain checkpoint ...`: what a run has saved.
 
-    nbtrain checkpoint list RUN                step, size, layout, validation loss of each, and which are whole
+    nbtrain checkpoint list RUN                step, size, layout, validation loss of each, and what is missing
     nbtrain checkpoint inspect RUN             one of them: what wrote it, where the training stood, its files
+    nbtrain checkpoint verify RUN              all of them, or one: reads every file and compares its SHA-256
     nbtrain checkpoint universal RUN           one of them in DeepSpeed's universal form, for other tools
 
 A run resumes in any layout without a conversion. RUN is a run's name, folder or YAML.
 """
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -37,6 +39,10 @@ def add_verbs(under: Any, verb: Callable[..., argparse.ArgumentParser], with_run
     one.add_argument("--json", action="store_true", help="as JSON")
     one = with_run(verb("inspect", inspect, "What is in a checkpoint, and where the training stood.", under))
     _with_step(one).add_argument("--json", action="store_true", help="the manifest as it is")
+    one = with_run(
+        verb("verify", verify, "Read every file of the checkpoints and compare its SHA-256.", under)
+    )
+    one.add_argument("--step", type=int, metavar="N", help="this one alone; all without it")
     one = with_run(verb("universal", universal, "Write a checkpoint in DeepSpeed's universal form.", under))
     _with_step(one).add_argument(
         "--to",
@@ -63,7 +69,8 @@ def list_checkpoints(options: argparse.Namespace) -> None:
     rows = [("step", "size", "layout", "validation loss", "")]
     for one in found:
         loss = "" if one["validation_loss"] is None else f"{one['validation_loss']:.4f}"
-        state = "whole" if one["problem"] is None else f"not whole: {one['problem']}"
+        # Their contents are not read here: `verify` does.
+        state = "sizes right" if one["problem"] is None else f"not whole: {one['problem']}"
         rows.append((f"{one['step']:,}", amounts.size(one["bytes"]), one["layout"], loss, state))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     for row in rows:
@@ -72,13 +79,13 @@ def list_checkpoints(options: argparse.Namespace) -> None:
 
 
 def summary(run: RunDir, step: int) -> dict[str, Any]:
-    """{step, bytes, layout, validation_loss, problem} of a checkpoint folder; problem None where it is whole."""
+    """{step, bytes, layout, validation_loss, problem} of a checkpoint folder; problem None where names and sizes are right."""
     folder = run.checkpoint(step)
     problem = checkpoint_problem(folder)
-    manifest = None
-    if problem is None or not problem.startswith("manifest.json is not JSON"):
-        manifest = files.read_json(run.checkpoint_manifest(step))
-    known = manifest or {}
+    known: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):  # `problem` says so
+        read = files.read_json(run.checkpoint_manifest(step))
+        known = read if isinstance(read, dict) else {}
     return {
         "step": step,
         "bytes": sum(
@@ -105,8 +112,7 @@ def inspect(options: argparse.Namespace) -> None:
     folder = run.checkpoint(step)
     if problem := checkpoint_problem(folder):
         raise CheckpointError(f"{display(folder)}: {problem}.")
-    manifest = files.read_json(run.checkpoint_manifest(step))
-    assert manifest is not None
+    manifest = _manifest(run, step)
     if options.json:
         print(json.dumps(manifest, indent=2))
         return
@@ -133,6 +139,37 @@ def inspect(options: argparse.Namespace) -> None:
         lines.append(("next batch", manifest["next_batch_sha256"]))
     for title, text in lines:
         print(f"{title:<16}{text}")
+
+
+def verify(options: argparse.Namespace) -> None:
+    """Raises CheckpointError, at the end, where a checkpoint is not whole; nothing is changed."""
+    from nbtrain.progress import Progress
+
+    run = _run(options)
+    steps = run.checkpoint_steps()
+    if options.step is not None:
+        steps = [step for step in steps if step == options.step]
+    if not steps:
+        which = "no checkpoint" if options.step is None else f"no checkpoint of step {options.step}"
+        raise CheckpointError(f"{display(run.model)}: holds {which}.")
+    problems = {step: checkpoint_problem(run.checkpoint(step)) for step in steps}
+    described = {step: _manifest(run, step)["files"] for step, problem in problems.items() if problem is None}
+    total = sum(entry["bytes"] for entries in described.values() for entry in entries.values())
+    with Progress("verify", total, "B") as bar:
+        for step, entries in described.items():
+            for name, entry in sorted(entries.items()):
+                if files.sha256_of(run.checkpoint(step) / name) != entry["sha256"]:
+                    problems[step] = f"{name} does not have the SHA-256 that its manifest says"
+                bar.update(entry["bytes"])
+    for step, problem in problems.items():
+        count = len(described.get(step, ()))
+        whole = f"whole: {count} file{' has its' if count == 1 else 's have their'} SHA-256"
+        print(f"{step:>10,}  {f'not whole: {problem}' if problem else whole}")
+    if bad := [step for step, problem in problems.items() if problem]:
+        raise CheckpointError(
+            f"{display(run.model)}: {len(bad)} of {len(problems)} checkpoints "
+            f"{'is' if len(bad) == 1 else 'are'} not whole; a resume takes the newest whole one."
+        )
 
 
 def universal(options: argparse.Namespace) -> None:
@@ -166,6 +203,13 @@ def _run(options: argparse.Namespace) -> RunDir:
     from nbtrain import api
 
     return api.open_run(options.run).directory
+
+
+def _manifest(run: RunDir, step: int) -> dict[str, Any]:
+    """Of a checkpoint without a problem."""
+    manifest = files.read_json(run.checkpoint_manifest(step))
+    assert isinstance(manifest, dict)
+    return manifest
 
 
 def _newest_whole(run: RunDir) -> int:

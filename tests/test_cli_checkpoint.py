@@ -1,5 +1,6 @@
 """nbtrain checkpoint: what it says of folders that are whole, torn or old."""
 
+import hashlib
 import json
 
 import pytest
@@ -66,8 +67,8 @@ def test_the_list_tells_which_are_whole_and_why_others_are_not(run, capsys):
     lines = capsys.readouterr().out.splitlines()
     assert [" ".join(line.split()) for line in lines] == [
         "step size layout validation loss",
-        "10 2.9 KiB 1 rank, ZeRO 3, fp32 whole",
-        "20 2.9 KiB data 2, tensor 4, ZeRO 1, bf16 3.2500 whole",
+        "10 2.9 KiB 1 rank, ZeRO 3, fp32 sizes right",
+        "20 2.9 KiB data 2, tensor 4, ZeRO 1, bf16 3.2500 sizes right",
         "1,000 7 B data 2, tensor 4, ZeRO 1, bf16 not whole: a.pt has 7 bytes; its manifest says 3,000",
         "2,000 2.9 KiB not whole: it has no manifest.json: its writing was cut off",
     ]
@@ -108,6 +109,32 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
         assert words in said
     assert cli.main(["checkpoint", "inspect", "tiny", "--step", "30"]) == 4
     assert "its writing was cut off" in capsys.readouterr().err
+
+
+def test_verify_reads_everything(run, capsys):
+    """A byte that has changed is found, whatever the sizes say; all are told, then the exit code."""
+    content = b"x" * 3000
+    whole = {"a.pt": {"bytes": 3000, "sha256": hashlib.sha256(content).hexdigest()}}
+    for step in (10, 20, 30):
+        write(run, step, VERSION_2)
+        files.write_json(run.checkpoint_manifest(step), {**VERSION_2, "step": step, "files": whole})
+    assert cli.main(["checkpoint", "verify", "tiny"]) == 0
+    (run.checkpoint(20) / "a.pt").write_bytes(b"y" + content[1:])
+    (run.checkpoint(30) / "a.pt").write_bytes(b"y")
+    capsys.readouterr()
+    assert cli.main(["checkpoint", "verify", "tiny"]) == 4
+    said = capsys.readouterr()
+    assert [" ".join(line.split()) for line in said.out.splitlines()] == [
+        "10 whole: 1 file has its SHA-256",
+        "20 not whole: a.pt does not have the SHA-256 that its manifest says",
+        "30 not whole: a.pt has 1 bytes; its manifest says 3,000",
+    ]
+    assert said.err.endswith(
+        "output/tiny/model: 2 of 3 checkpoints are not whole; a resume takes the newest whole one.\n"
+    )
+    assert cli.main(["checkpoint", "verify", "tiny", "--step", "10"]) == 0
+    assert cli.main(["checkpoint", "verify", "tiny", "--step", "11"]) == 4
+    assert "holds no checkpoint of step 11" in capsys.readouterr().err
 
 
 def test_universal_asks_the_gpu_side(run, capsys, monkeypatch):

@@ -7,8 +7,7 @@ is still being written.
 import shutil
 from pathlib import Path
 
-from nbtrain import files
-from nbtrain.rundir import RunDir
+from nbtrain.rundir import MANIFEST, REJECTED, RunDir, checkpoint_problem
 
 TEMPORARY = ".*.tmp"
 
@@ -49,7 +48,9 @@ def sweep(run: RunDir, killed_since: float | None, keep: Path | None = None) -> 
         removed += [
             path
             for path in unfinished
-            if not (path / "manifest.json").exists() and path.stat().st_mtime >= killed_since
+            if not (path / MANIFEST).exists()
+            and not (path / REJECTED).exists()
+            and path.stat().st_mtime >= killed_since
         ]
     for path in removed:
         remove(path)
@@ -65,14 +66,4 @@ def remove(path: Path) -> None:
 
 
 def _whole(run: RunDir, step: int) -> bool:
-    try:
-        manifest = files.read_json(run.checkpoint_manifest(step))
-    except ValueError:
-        return False
-    if manifest is None:
-        return False
-    folder = run.checkpoint(step)
-    return all(
-        (folder / name).is_file() and (folder / name).stat().st_size == entry["bytes"]
-        for name, entry in manifest["files"].items()
-    )
+    return checkpoint_problem(run.checkpoint(step)) is None

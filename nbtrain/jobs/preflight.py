@@ -13,6 +13,7 @@ from pathlib import Path
 from nbtrain.config.check_layout import FLASH_CAPABILITY, FP8_CAPABILITY
 from nbtrain.config.devices import find_device
 from nbtrain.config.schema import RunConfig
+from nbtrain.data.contents import check_contents
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.errors import DataError
@@ -210,7 +211,7 @@ def _existing(path: Path) -> Path:
 
 
 def data_is_whole(config: RunConfig, machine: Machine) -> Problems:
-    """The .bin/.idx are there, of the size their index counts, and hold this vocabulary; hashes fit."""
+    """The .bin/.idx are there, of the size their index counts, hold this vocabulary and what their manifest says."""
     tokenizer = manifest = None
     prepare = f"`nbtrain prepare {shlex.join(config.as_arguments)}` makes what is missing."
     try:
@@ -220,7 +221,9 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Problems:
         if config.data.sources:
             yield Problem("data", str(error), prepare)
     try:
-        manifest = DatasetFiles.of(config).require(config.tokenizer.vocab_size)
+        dataset = DatasetFiles.of(config)
+        manifest = dataset.require(config.tokenizer.vocab_size)
+        check_contents(dataset)
     except DataError as error:
         # Damaged data is not missing: its message says how it is made again, with --force.
         yield Problem("data", str(error), "" if "--force" in str(error) else prepare)

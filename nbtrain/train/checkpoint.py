@@ -81,7 +81,8 @@ class Saved:
 def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, Any] | None:
     """The manifest of the newest checkpoint that is whole; None where there is no checkpoint at all.
 
-    Called by all ranks together, each reads a share. A torn one is passed over, with an event and a log line.
+    Called by all ranks together, each reads a share. A torn one is passed over, with an event and a log line; one of
+    other contents than its manifest says does not count from then on.
     Raises CheckpointError where there are checkpoints and none is whole.
     """
     torn = []
@@ -93,8 +94,10 @@ def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, A
         if reason is None:
             shares = gather_objects(manifests.content_problem(folder, world.rank, world.size))
             reason = next((share for share in shares if share), None)
-        if reason is None:
-            return manifests.read(folder)
+            if reason is None:
+                return manifests.read(folder)
+            if world.rank == 0:
+                manifests.reject(folder, str(reason))
         torn.append(f"{folder.name}: {reason}")
         if events is not None:
             message = f"checkpoint {folder.name} is not used: {reason}; trying the one before it"
@@ -202,18 +205,20 @@ class Checkpointer:
         except (OSError, RuntimeError) as error:
             raise CheckpointError(f"{folder}: the checkpoint could not be written: {error}") from error
         manifest = self._manifest(state)
+        # `state` goes on with the training while the files are written.
+        step = state.step
         if self.writer.background:
             self.writer.wait_for_copies()
             stall = time.monotonic() - started
 
             def publish(shares: dict[int, Described]) -> None:
-                self._publish(state.step, manifest, shares, started, stall)
+                self._publish(step, manifest, shares, started, stall)
 
             self._in_flight = BackgroundSave(self.writer, folder, self.world.rank, self.world.size, publish)
             return stall
         shares = dict(enumerate(gather_objects(self.writer.described)))
         if self.world.rank == 0:
-            self._publish(state.step, manifest, shares, started, None)
+            self._publish(step, manifest, shares, started, None)
             self._tell_saved()
         return time.monotonic() - started
 

@@ -5,7 +5,8 @@
       manifest.json                                         ours, by rename, when all of them are on disk
 
 A folder without a manifest, or whose files are not what the manifest says, does not count: it is skipped, with
-the reason, and the next older one is used.
+the reason, and the next older one is used. Where the contents were read and found to be others, the manifest goes into
+rejected.json, so that nobody counts on that checkpoint without reading it again.
 
 schema_version 2 says what reading into another layout needs, version 1 (data parallelism only) did not:
 
@@ -26,7 +27,7 @@ from typing import Any
 
 from nbtrain import files
 from nbtrain.errors import CheckpointError
-from nbtrain.rundir import MANIFEST, MANIFEST_VERSIONS, RunDir, checkpoint_problem
+from nbtrain.rundir import MANIFEST, MANIFEST_VERSIONS, REJECTED, RunDir, checkpoint_problem
 
 SCHEMA_VERSION = MANIFEST_VERSIONS[-1]
 size_problem = checkpoint_problem
@@ -71,7 +72,9 @@ def _migrated(manifest: dict[str, Any]) -> dict[str, Any]:
 def payload(folder: Path) -> list[Path]:
     """Every file of a checkpoint but its manifest, sorted, relative to the folder."""
     return sorted(
-        path.relative_to(folder) for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST
+        path.relative_to(folder)
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in (MANIFEST, REJECTED)
     )
 
 
@@ -96,6 +99,13 @@ def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     return None
 
 
+def reject(folder: Path, reason: str) -> None:
+    """Let a checkpoint count no more, its files kept: its manifest goes into rejected.json, with the reason."""
+    manifest = files.read_json(folder / MANIFEST)
+    files.write_json(folder / REJECTED, {"reason": reason, "manifest": manifest})
+    (folder / MANIFEST).unlink()
+
+
 def problem(folder: Path) -> str | None:
     """Why the checkpoint in `folder` is not whole, or None. Reads all of it."""
     return size_problem(folder) or content_problem(folder)
@@ -118,7 +128,7 @@ def prune(
     run: RunDir, newest: int, keep_last: int, keep_every_steps: int | None, keep_best: bool = False
 ) -> list[int]:
     """Remove what need not stay: the removed steps. Torn folders behind the newest checkpoint go too."""
-    whole = [step for step in run.checkpoint_steps() if run.checkpoint_manifest(step).exists()]
+    whole = [step for step in run.checkpoint_steps() if size_problem(run.checkpoint(step)) is None]
     keep = set(whole[-keep_last:]) | {newest}
     if keep_every_steps:
         keep |= {step for step in whole if step % keep_every_steps == 0}

@@ -1,4 +1,5 @@
-"""A forked rank that trains on a disk which fails it: at one checkpoint it hangs with half a file, or is full."""
+"""A forked rank that trains on a disk which fails it: at one checkpoint it hangs with half a file, or is full;
+or all of it is slow."""
 
 import resource
 import time
@@ -9,11 +10,13 @@ from nbtrain.train.__main__ import main as train_main
 
 
 def main(path: str, what: str, step: int) -> int:
-    """Train the run `path`; the files of `step` hang ("hang") or do not fit ("full")."""
+    """Train the run `path`; the files of `step` hang ("hang") or do not fit ("full"), or all outlast a step ("slow")."""
     write_file = checkpoint_writer.write_file
 
     def failing(file: Path, state):
-        if file.parent.name != f"global_step{step}":
+        if what == "slow":
+            time.sleep(0.5)
+        if what == "slow" or file.parent.name != f"global_step{step}":
             return write_file(file, state)
         if what == "hang":
             (file.parent / f".{file.name}.half.tmp").write_bytes(b"half")

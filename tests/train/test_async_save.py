@@ -46,8 +46,8 @@ class Ranks:
             timeout_seconds=900,
         )  # fmt: skip
 
-    def train(self, run: RunDir, ranks: int = 1) -> None:
-        ended = self.server.wait(self.start(run, ranks))
+    def train(self, run: RunDir, ranks: int = 1, *arguments) -> None:
+        ended = self.server.wait(self.start(run, ranks, *arguments))
         assert ended.succeeded, ended.last_words(40)
 
 
@@ -61,15 +61,18 @@ def events(run: RunDir, kind: str) -> list[dict]:
 
 
 def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path, ranks):
-    """Loss by loss, and all state bit by bit; the best checkpoint stays; the stall is told apart from the writing."""
+    """Loss by loss, and all state bit by bit; the best checkpoint stays; the stall is told apart from the writing.
+
+    Its disk is so slow that each checkpoint is written while further steps are made.
+    """
     overrides = {**RUN, "parallel.data_parallel_size": 2, "parallel.zero_stage": 2, "precision.dtype": "bf16"}
     runs = {
         name: launch.make_run(tmp_path, {**overrides, "checkpoint.async_save": name == "behind"}, name)
         for name in ("now", "behind")
     }
-    for run in runs.values():
-        ranks.train(run, 2)
     now, behind = runs["now"], runs["behind"]
+    ranks.train(now, 2)
+    ranks.train(behind, 2, "slow", 0)
     assert launch.trace(now) == launch.trace(behind)
     steps = now.checkpoint_steps()
     assert behind.checkpoint_steps() == steps and steps[-1] == STEPS

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from nbtrain import files
+from nbtrain.jobs import leftovers
 from nbtrain.rundir import RunDir
 from nbtrain.train import checkpoint_manifest as manifests
 
@@ -16,7 +17,7 @@ def run(tmp_path):
 
 def write(run: RunDir, step: int, content: bytes = b"weights") -> None:
     folder = run.checkpoint(step)
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "mp_rank_00_model_states.pt").write_bytes(content)
     described = manifests.describe(folder, manifests.payload(folder))
     files.write_json(folder / "manifest.json", {"schema_version": 1, "step": step, "files": described})
@@ -59,6 +60,37 @@ def test_a_torn_checkpoint_is_passed_over_with_its_reason(run, damage, reason):
     write(run, 20)
     damage(run.checkpoint(20))
     assert manifests.newest_whole(run) == (10, [(20, reason)])
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", '{"schema_version": 2}', '{"schema_version": 2, "files": {"a": 1}}']
+)
+def test_a_manifest_of_another_form_is_told(run, content):
+    write(run, 10)
+    write(run, 20)
+    run.checkpoint_manifest(20).write_text(content)
+    found, [(step, reason)] = manifests.newest_whole(run)
+    assert (found, step) == (10, 20)
+    assert reason in (
+        "manifest.json holds a list in place of fields",
+        "manifest.json does not say the sizes of its files",
+    )
+    assert leftovers.newest_checkpoint_step(run) == 10
+
+
+def test_a_rejected_checkpoint_counts_no_more_and_keeps_its_files(run):
+    """Nobody who looks at sizes alone takes it for whole; pruning counts the others; a good copy counts again."""
+    for step in (10, 20, 30):
+        write(run, step)
+    manifests.reject(run.checkpoint(30), "its weights rot")
+    assert manifests.newest_whole(run, manifests.size_problem) == (20, [(30, "its weights rot")])
+    assert leftovers.newest_checkpoint_step(run) == 20
+    leftovers.sweep(run, killed_since=0.0)
+    assert (run.checkpoint(30) / "mp_rank_00_model_states.pt").exists()
+    assert manifests.prune(run, 20, keep_last=2, keep_every_steps=None) == []
+    assert run.checkpoint_steps() == [10, 20, 30]
+    write(run, 30)
+    assert manifests.newest_whole(run) == (30, [])
 
 
 def test_a_step_that_was_never_saved(run):

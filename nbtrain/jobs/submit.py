@@ -75,7 +75,8 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
     """Go on from the newest whole checkpoint as a new job, with `overrides` over its own configuration.
 
     An active run gives its job. A run that has succeeded needs more to train: batch.train_tokens (or what
-    says its length), or batch.max_steps after a trial. Raises ConfigError and SubmitError as submit does.
+    says its length), or batch.max_steps after a trial. To go on is to train: after a job with mode: eval it is mode: full
+    again, and after one with mode: perf the mode must be said. Raises ConfigError and SubmitError as submit does.
     """
     refuse_foreign(run)
     if not run.exists():
@@ -88,18 +89,44 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
     if active := active_job(run):
         _tell_ignored_changes(run, config)
         return active
+    config = _mode_of_resume(run, before, config)
     newest = run.newest_job()
     if (
         newest
         and read_state(newest, time.time())[0] == SUCCEEDED
-        and config.train_steps <= before.train_steps
-        and before.mode == config.mode == "full"
+        and config.mode == "full"
+        and config.train_steps <= (done := _steps_done(run, before))
     ):
+        again = f" To evaluate again: `nbtrain resume {run.name} mode=eval`." if before.mode == "eval" else ""
         raise SubmitError(
-            f"{display(run.path)}: all {before.train_steps:,} steps are done, and the run asks for "
-            f"{config.train_steps:,}. To train on: {more_to_train(run, before)}."
+            f"{display(run.path)}: all {done:,} steps are done, and the run asks for "
+            f"{config.train_steps:,}. To train on: {more_to_train(run, before)}.{again}"
         )
     return _launch(run, config, None, command)
+
+
+def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunConfig:
+    """`config` with the mode that is meant where none is said. Raises SubmitError where that cannot be told."""
+    if before.mode == "full" or config.where("mode").startswith("override "):
+        return config
+    if before.mode == "perf":
+        raise SubmitError(
+            f"{display(run.path)}: its last job only measured (mode: perf), and left no checkpoint to go on from. "
+            f"`nbtrain resume {run.name} mode=full` trains it from the beginning; `nbtrain resume {run.name} mode=perf` "
+            "measures again."
+        )
+    logger.info(
+        "%s: its last job evaluated (mode: eval); this one trains on, with mode: full. `nbtrain resume %s mode=eval` "
+        "evaluates again.",
+        run.name,
+        run.name,
+    )
+    return load(config, {"mode": "full"})
+
+
+def _steps_done(run: RunDir, before: RunConfig) -> int:
+    """Steps of a run whose last job has succeeded; other modes than full leave them as they were."""
+    return before.train_steps if before.mode == "full" else leftovers.newest_checkpoint_step(run) or 0
 
 
 def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
@@ -112,6 +139,9 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
     if not run.exists():
         raise SubmitError(f"{display(run.path)}: there is no run to clone. `nbtrain runs` lists the runs.")
     config = load(load(load_resolved(run.config_yaml), overrides, check=False), {"name": name})
+    if config.mode == "eval":
+        # Of the last job, not of the run: there is nothing yet to evaluate.
+        config = load(config, {"mode": "full"})
     target = RunDir.named(name)
     if target.path.exists() and set(os.listdir(target.path)) - HARMLESS_ENTRIES:
         raise SubmitError(f"{display(target.path)} is there already. Choose another name for the clone.")

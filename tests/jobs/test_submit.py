@@ -96,7 +96,7 @@ def test_a_longer_run_stretches_its_decay(tiny):
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)
-    files.write_json(job.run.checkpoint_manifest(5), {"files": {}})
+    files.write_json(job.run.checkpoint_manifest(5), {"schema_version": 2, "files": {}})
     second = submit(tiny(**{"batch.train_tokens": 2560}))
     assert [event["message"] for event in read_events(second)] == [
         "submitted; trains from the checkpoint of step 5",
@@ -111,7 +111,7 @@ def test_less_than_what_is_done_is_refused(tiny):
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)
-    files.write_json(job.run.checkpoint_manifest(5), {"files": {}})
+    files.write_json(job.run.checkpoint_manifest(5), {"schema_version": 2, "files": {}})
     with pytest.raises(SubmitError) as refused:
         resume(job.run, ["batch.max_steps=3"])
     assert str(refused.value) == (
@@ -125,13 +125,75 @@ def test_perf_is_not_measured_within_a_training(tiny):
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)
-    files.write_json(job.run.checkpoint_manifest(5), {"files": {}})
+    files.write_json(job.run.checkpoint_manifest(5), {"schema_version": 2, "files": {}})
     with pytest.raises(SubmitError) as refused:
         resume(job.run, ["mode=perf"])
     assert str(refused.value) == (
         "override mode=perf: mode = perf measures from the first step and saves nothing, but output/tiny has been "
         "trained to step 5. Measure under another `name:`."
     )
+
+
+def trained_then_evaluated(tiny, step):
+    job = submit(tiny())
+    job.run.checkpoint(step).mkdir(parents=True)
+    files.write_json(job.run.checkpoint_manifest(step), {"schema_version": 2, "files": {}})
+    end(job, "SUCCEEDED" if step == 10 else "CANCELLED", step=step)
+    evaluated = resume(job.run, ["mode=eval"])
+    assert load_resolved(job.run.config_yaml).mode == "eval"
+    end(evaluated)
+    return job.run
+
+
+def test_to_go_on_after_an_evaluation_is_to_train(tiny, caplog):
+    """The mode was that of one job: said, and told as a change of the new job."""
+    caplog.set_level("INFO", "nbtrain")
+    run = trained_then_evaluated(tiny, 4)
+    third = resume(run)
+    assert load_resolved(run.config_yaml).mode == "full"
+    assert [event["message"] for event in read_events(third) if event["kind"] == "config"] == [
+        "changed on resume: mode: eval -> full"
+    ]
+    assert (
+        "tiny: its last job evaluated (mode: eval); this one trains on, with mode: full. `nbtrain resume tiny mode=eval` "
+        "evaluates again."
+    ) in caplog.messages
+    end(third, "CANCELLED", step=5)
+    end(resume(run, {"mode": "eval"}))
+    resume(run, ["mode=eval"])
+    assert load_resolved(run.config_yaml).mode == "eval"
+
+
+def test_after_an_evaluation_of_all_steps_more_must_be_asked_for(tiny):
+    run = trained_then_evaluated(tiny, 10)
+    with pytest.raises(SubmitError) as refused:
+        resume(run)
+    assert str(refused.value) == (
+        "output/tiny: all 10 steps are done, and the run asks for 10. To train on: `nbtrain resume tiny "
+        "batch.train_tokens=2560`. To evaluate again: `nbtrain resume tiny mode=eval`."
+    )
+    assert load_resolved(run.config_yaml).mode == "eval"
+    resume(run, ["batch.train_tokens=1536"])
+    assert (load_resolved(run.config_yaml).mode, load_resolved(run.config_yaml).train_steps) == ("full", 12)
+
+
+def test_a_clone_of_an_evaluated_run_trains(tiny):
+    assert clone(trained_then_evaluated(tiny, 4), "twice").mode == "full"
+
+
+def test_after_a_measurement_the_mode_must_be_said(tiny):
+    """It may mean to measure again or to train, hours long: refused with both lines."""
+    job = submit(tiny(mode="perf"))
+    end(job)
+    with pytest.raises(SubmitError) as refused:
+        resume(job.run)
+    assert str(refused.value) == (
+        "output/tiny: its last job only measured (mode: perf), and left no checkpoint to go on from. `nbtrain resume tiny "
+        "mode=full` trains it from the beginning; `nbtrain resume tiny mode=perf` measures again."
+    )
+    end(resume(job.run, ["mode=perf"]))
+    resume(job.run, ["mode=full"])
+    assert load_resolved(job.run.config_yaml).mode == "full"
 
 
 def test_an_evaluation_needs_a_checkpoint(tiny):
@@ -148,7 +210,7 @@ def test_data_made_anew_is_refused(tiny):
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)
-    manifest = {"files": {}, "data_state": {"dataset_sha256": "0" * 64}}
+    manifest = {"schema_version": 2, "files": {}, "data_state": {"dataset_sha256": "0" * 64}}
     files.write_json(job.run.checkpoint_manifest(5), manifest)
     with pytest.raises(SubmitError) as refused:
         resume(job.run)

@@ -458,7 +458,7 @@ class RunConfig(ConfigModel):
     """The run's name: its folder under the output root."""
     mode: Literal["full", "perf", "eval"] = "full"
     """perf measures how fast the run is: max_steps or 20 steps, no evaluation, no checkpoint, throughput told at the end.
-    eval tells validation and test loss of the newest checkpoint and trains nothing."""
+    eval tells validation and test loss of the newest checkpoint and trains nothing; the next resume is full again."""
     model: ModelConfig
     """Architecture."""
     tokenizer: TokenizerConfig

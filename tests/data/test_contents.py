@@ -2,6 +2,7 @@
 
 import os
 import re
+import time
 
 import pytest
 
@@ -17,9 +18,14 @@ def dataset(make_config, texts) -> DatasetFiles:
     config = make_config()
     make_dataset(config, texts)
     found = DatasetFiles.of(config)
-    # An encoding takes longer than the clock of a file system ticks.
-    os.utime(found.manifest_json)
+    age(found.manifest_json, 0)
     return found
+
+
+def age(path, seconds: float) -> None:
+    """Write a file's time: seconds from now."""
+    moment = time.time() + seconds
+    os.utime(path, (moment, moment))
 
 
 @pytest.fixture
@@ -48,6 +54,7 @@ def test_a_changed_file_of_the_same_size_is_told(dataset, reads):
     content[0:4] = content[2:4] + content[0:2]
     assert content != before
     dataset.bin.write_bytes(content)
+    age(dataset.bin, 10)
     dataset.require()
     told = (
         re.escape(f"{dataset.bin.name}: is not what its manifest describes: written on ")
@@ -58,18 +65,19 @@ def test_a_changed_file_of_the_same_size_is_told(dataset, reads):
         with pytest.raises(DataError, match=told):
             check_contents(dataset)
     dataset.bin.write_bytes(before)
+    age(dataset.bin, 20)
     check_contents(dataset)
     assert reads == [dataset.bin.name] * 3
 
 
 def test_a_copied_dataset_is_read_once(dataset, reads):
     """Its files are younger than the manifest; what was found is remembered, until one of them is written again."""
-    os.utime(dataset.idx)
+    age(dataset.idx, 10)
     check_contents(dataset)
     check_contents(dataset)
     assert reads == [dataset.idx.name]
     (dataset.directory / REMEMBERED).write_text("torn")
     check_contents(dataset)
-    os.utime(dataset.idx)
+    age(dataset.idx, 20)
     check_contents(dataset)
     assert reads == [dataset.idx.name] * 3

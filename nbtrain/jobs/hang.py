@@ -111,7 +111,7 @@ def report(ranks: Iterable[Standstill]) -> str:
     if gone := _gone_host(ranks, guilty):
         return gone
     others = [one for one in ranks if one not in guilty]
-    text = "; ".join(f"rank {one.rank} stopped {whereabouts(one)}" for one in guilty[:4])
+    text = "; ".join(f"rank {one.rank} stopped: {whereabouts(one)}" for one in guilty[:4])
     if len(guilty) > 4:
         text += f"; and {len(guilty) - 4} more"
     places: dict[str, list[int]] = {}
@@ -129,10 +129,14 @@ def report(ranks: Iterable[Standstill]) -> str:
 
 
 def whereabouts(one: Standstill) -> str:
-    """`... 30 s ago after step 6, in phase train, outside any collective (last: all_reduce no. 12 of ranks 0-3)`."""
+    """`last heard of at step 6, 30 s ago, in phase train, outside any collective (last: all_reduce no. 12 of ranks 0-3)`.
+
+    Heard of, not stopped: a heartbeat is written every second, and what came between the last one and the end is not
+    in it.
+    """
     if one.beat is None:
-        return f"before its first heartbeat, {one.still_seconds:.0f} s ago"
-    text = f"{one.still_seconds:.0f} s ago after step {one.beat.step}, in phase {one.beat.phase}"
+        return f"never heard of, for {one.still_seconds:.0f} s"
+    text = f"last heard of at step {one.beat.step}, {one.still_seconds:.0f} s ago, in phase {one.beat.phase}"
     last: Collective | None = one.beat.collective
     if last is not None:
         text += f", in {_told(last)}" if last.waiting else f", outside any collective (last: {_told(last)})"

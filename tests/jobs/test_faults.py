@@ -64,7 +64,7 @@ def test_the_rank_that_sleeps_is_named(suffered):
     """Not the one that waits: with step, phase, and the collective of the other; its stack is told and in its log."""
     restart = next(event for event in suffered.events if event["kind"] == "restart")
     assert re.fullmatch(
-        rf"no progress for {faults_table.HANG_SECONDS} s: rank 1 stopped \d+ s ago after step 6, in phase train, outside "
+        rf"no progress for {faults_table.HANG_SECONDS} s: rank 1 stopped: last heard of at step 6, \d+ s ago, in phase train, outside "
         r"any collective \(last: \w+ no. \d+ of ranks 0, 1\); rank 0 waits in \w+ no. \d+ of ranks 0, 1",
         restart["cause"],
     )

@@ -32,7 +32,7 @@ def test_the_rank_outside_the_collective_is_named():
     ]
     assert [one.rank for one in culprits(everyone)] == [2]
     assert report(everyone) == (
-        "rank 2 stopped 30 s ago after step 6, in phase train, outside any collective (last: all_reduce no. 12 of "
+        "rank 2 stopped: last heard of at step 6, 30 s ago, in phase train, outside any collective (last: all_reduce no. 12 of "
         "data_parallel ranks 0-3); ranks 0, 1, 3 wait in all_reduce no. 13 of data_parallel ranks 0-3"
     )
 
@@ -86,13 +86,13 @@ def test_a_stopped_process_is_told(monkeypatch):
     """SIGSTOP: whatever the others do, that is it."""
     monkeypatch.setattr(processes, "process_state", lambda pid: "T")
     assert report([rank(0)]) == (
-        "rank 0 stopped 30 s ago after step 6, in phase train; its process is stopped by a signal"
+        "rank 0 stopped: last heard of at step 6, 30 s ago, in phase train; its process is stopped by a signal"
     )
 
 
 def test_a_rank_that_never_spoke_is_told():
     assert report([rank(0, inside([0, 1])), rank(1, spoke=False, still=130)]) == (
-        "rank 1 stopped before its first heartbeat, 130 s ago; rank 0 waits in all_reduce no. 13 of data_parallel ranks 0, 1"
+        "rank 1 stopped: never heard of, for 130 s; rank 0 waits in all_reduce no. 13 of data_parallel ranks 0, 1"
     )
 
 
@@ -100,7 +100,7 @@ def test_a_rank_that_cannot_even_write_is_told():
     """In the same collective as the others, but its thread is silent too."""
     everyone = [rank(0, inside([0, 1])), rank(1, inside([0, 1]), unwritten=29)]
     assert report(everyone).startswith(
-        "rank 1 stopped 30 s ago after step 6, in phase train, in all_reduce no. 13"
+        "rank 1 stopped: last heard of at step 6, 30 s ago, in phase train, in all_reduce no. 13"
     )
     assert "its process does not even write its heartbeat" in report(everyone)
 

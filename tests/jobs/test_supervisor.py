@@ -120,7 +120,7 @@ def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
     assert control.wait(job, 300)[0] == "SUCCEEDED"
     cause = next(event for event in read_events(job) if event["kind"] == "restart")["cause"]
     assert re.fullmatch(
-        r"no progress for 2.5 s: rank 1 stopped \d+ s ago after step 6, in phase train; its process is stopped by a "
+        r"no progress for 2.5 s: rank 1 stopped: last heard of at step 6, \d+ s ago, in phase train; its process is stopped by a "
         r"signal; rank 0 is in phase train after step 6",
         cause,
     )

@@ -72,6 +72,12 @@ class Pipeline(PipelineModule):
         self.parts = method
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
+    def _synchronize_tied_weights(self) -> None:
+        # DeepSpeed 0.19.8 overwrites a leaf of the graph in place here, which is no part of any training step: autograd
+        # would watch it all the same, and warn of a broadcast without a gradient in the first backward pass.
+        with torch.no_grad():
+            super()._synchronize_tied_weights()
+
     def get_tied_weights_and_groups(self) -> list[tuple[Any, Any]]:
         """What the engine sums over the stages that share a parameter: its gradient, wherever ZeRO keeps it.
 

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import io
+import warnings
 from typing import NamedTuple
 
 import pytest
@@ -241,6 +242,16 @@ def check_each_tokens_loss_is_left_where_it_is_asked_for():
             model(batch.tokens, batch.labels, **bounds(batch), token_losses=expected)
             torch.testing.assert_close(place, expected)
     engine.destroy()
+
+
+def check_autograd_does_not_warn_of_the_tied_embedding():
+    """DeepSpeed broadcasts it to its stages outside of any training step."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        engine, _ = engine_of(Topology(2, 1, 2), [3, 2])
+        engine.train_batch(inputs(0, False, 0, 1))
+    engine.destroy()
+    assert not [str(warning.message) for warning in said if "autograd" in str(warning.message)]
 
 
 def check_a_stage_holds_its_own_layers_by_their_names():

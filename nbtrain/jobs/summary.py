@@ -1,7 +1,7 @@
 """summary.json: the run in figures, written at every end of a job.
 
-Figures come from rank 0's last heartbeat, totals from job.json. What a short-lived job cannot know (one that
-failed before its first validation) is kept from the summary before.
+Figures come from rank 0's last heartbeat, totals from job.json, the newest checkpoint from the disk. What a short-lived
+job cannot know (one that failed before its first validation) is kept from the summary before.
 """
 
 import math
@@ -9,6 +9,7 @@ from typing import Any
 
 from nbtrain import files
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs import leftovers
 from nbtrain.rundir import SCHEMA_VERSION, Heartbeat, JobRecord, Progress, RunDir
 
 
@@ -24,6 +25,7 @@ def write_summary(
     """Write summary.json for a job that ends in `state`; returns what was written."""
     before = files.read_json(run.summary_json) or {}
     summary = summarize(config, record, state, cause, beat, ended_at, before)
+    summary["checkpoint_step"] = leftovers.newest_checkpoint_step(run)
     summary["total_seconds"] = round(total_seconds(run, record, ended_at), 3)
     files.write_json(run.summary_json, summary)
     return summary
@@ -82,7 +84,6 @@ def summarize(
         "best_validation_perplexity": perplexity(best_validation_loss),
         "test_loss": test_loss,
         "test_perplexity": perplexity(test_loss),
-        "checkpoint_step": newest("checkpoint_step", progress.checkpoint_step),
         "restarts": record.restarts,
         "lost_tokens": sum(attempt.lost_tokens or 0 for attempt in record.attempts),
         "started_at": record.created_at,

@@ -45,6 +45,8 @@ LOST_PEER = re.compile(
 )
 # Steps after which running out of memory is no matter of the configuration alone.
 STEADY_STEPS = 20
+# Of an error that names the step it happened in, which is the one behind the last that the rank had done.
+NAMES_STEP = re.compile(r"step [\d,]+: ")
 # Errors that the user mends; the same configuration fails the same way again.
 USER_ERROR = re.compile(r"\b(ConfigError|DataError|CheckpointError|NbtrainError|SubmitError)\b")
 
@@ -154,7 +156,8 @@ def _rollback(record: ExitRecord, around: Circumstances) -> Verdict:
 
 def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step: int | None) -> Verdict:
     killed = first.outcome == "killed" or first.exit_code == EXIT_137
-    where = f"rank {first.rank} {'was killed' if killed else 'failed'}{_at(first.step)}"
+    at = "" if NAMES_STEP.match(first.message) else _at(first.step)
+    where = f"rank {first.rank} {'was killed' if killed else 'failed'}{at}"
     said = f"{first.message}\n{first.detail}"
     if killed:
         return _killed(first, where, around, step)

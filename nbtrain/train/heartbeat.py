@@ -73,10 +73,11 @@ class HeartbeatWriter:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread; the file stays as it is."""
+        """End the thread and renew the file once more, so that it tells the very step that the exit record tells."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
+        self.write()
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:

@@ -63,6 +63,8 @@ class Report:
         self._rate = Rate()
         self._pending: list[StepResult] = []
         progress.num_parameters = count_parameters(config).total
+        # A run that goes on has loaded it; it counts until there is a newer one.
+        progress.checkpoint_step = state.step or None
         self._run_samples = config.batch_schedule.samples_after(config.train_steps)
         self._follow(state)
 

@@ -100,11 +100,10 @@ def test_the_thread_renews_the_file_and_counts_no_progress(job, monkeypatch):
     assert seen[-1].dumps_stack
     writer.beat(4)
     writer.stop()
+    # The last word is of the last step, however short the time since the one before.
     last = Heartbeat.read(job.heartbeat(0))
-    writer.write()
-    after = Heartbeat.read(job.heartbeat(0))
-    assert (after.step, after.progress_count) == (4, 15)
-    assert last.host == after.host != ""
+    assert (last.step, last.progress_count) == (4, 15)
+    assert last.host != ""
 
 
 def test_a_full_disk_does_not_end_the_rank(job, monkeypatch):

@@ -22,7 +22,7 @@ class Progress:
         self.done = 0.0
         self.figures = ""
         # A notebook paints what goes to stderr as an error.
-        self._stream = stream or (sys.stdout if "ipykernel" in sys.modules else sys.stderr)
+        self._stream = stream or (sys.stdout if _in_notebook() else sys.stderr)
         self._started = self._last_line = time.monotonic()
         self._lines = 0
         self._bar = None
@@ -75,3 +75,9 @@ class Progress:
         if self.figures:
             parts.append(self.figures)
         print(", ".join(parts), file=self._stream, flush=True)
+
+
+def _in_notebook() -> bool:
+    """Whether this process is a kernel; that ipykernel is imported does not say so."""
+    kernel = sys.modules.get("ipykernel.kernelapp")
+    return kernel is not None and kernel.IPKernelApp.initialized()

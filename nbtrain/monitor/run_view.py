@@ -70,6 +70,9 @@ CURVES = (
 LARGEST_NUM_POINTS = 300
 LOG_LINES = 12
 NUM_EVENTS = 60
+STATUS_EVENTS = 8
+# What decides where a run stands; many newer events of other kinds do not push these out of sight.
+WEIGHTY = frozenset({"error", "restart", "rollback", "hang"})
 # Between two heartbeats lies a second at most while a step is short; a step may be long.
 STALE_HEARTBEAT_SECONDS = 60.0
 # Several panels and cells may ask about one run: within this time they get one answer.
@@ -198,7 +201,7 @@ class RunView:
             "resources": resources,
             "ranks": self._ranks(job, record, heartbeats, resources, now, active),
             "log": self._log(job, state),
-            "events": [_event(event) for event in events[-NUM_EVENTS:]],
+            "events": [_event(event) for event in in_sight(events, NUM_EVENTS)],
             "alerts": _alerts(events),
             "warnings": list(self._reader.warnings),
         }
@@ -403,6 +406,13 @@ def _event(event: Mapping[str, Any]) -> dict[str, Any]:
     return {key: event.get(key) for key in ("time", "kind", "writer", "message")}
 
 
+def in_sight(events: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """At most `most` events, in their order: the newest, and half of the room is for what is weighty, however old."""
+    weighty = [number for number, event in enumerate(events) if event.get("kind") in WEIGHTY][-(most // 2) :]
+    others = [number for number in range(len(events)) if number not in weighty]
+    return [events[number] for number in sorted([*weighty, *others[-(most - len(weighty)) :]])]
+
+
 def _alerts(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [_event(event) for event in events if event.get("kind") == "alert"][-NUM_EVENTS:]
 
@@ -466,7 +476,7 @@ def status_text(view: RunView) -> str:
         lines.append(f"  and {len(ranks) - 16} more ranks")
     if snapshot["events"]:
         lines.append("last events:")
-        for event in snapshot["events"][-5:]:
+        for event in in_sight(snapshot["events"], STATUS_EVENTS):
             moment = time.strftime("%H:%M:%S", time.localtime(event["time"]))
             lines.append(f"  {moment} {event['kind']}: {event['message']}")
     return "\n".join(lines)

@@ -30,6 +30,8 @@ from nbtrain.train.throughput import Rate, Speedometer, Speeds, host_memory
 from nbtrain.train.time_split import TimeSplit
 
 SLOW_INTERVALS = 3
+# Figures of single steps flap about their threshold: an alert is told again only after so many looks without it.
+CLEAR_INTERVALS = 10
 
 logger = logging.getLogger(__name__)
 
@@ -186,9 +188,10 @@ class Report:
                 f"{slowdown:.0%} above the median of its stage, {times} times in a row "
                 f"(logging.alerts.max_rank_slowdown {limit:.0%})"
             )
-            # Told once; the next time after it was as fast as the others in between.
-            if times == 0 or times >= SLOW_INTERVALS:
-                self.alerts.check(f"max_rank_slowdown of rank {rank}", times > 0, message, step)
+            name = f"max_rank_slowdown of rank {rank}"
+            # Slow once more is not clear, though it takes three times in a row to be told.
+            if times == 0 or times >= SLOW_INTERVALS or self.alerts.is_raised(name):
+                self.alerts.check(name, times > 0, message, step)
 
     def close(self) -> None:
         """Write what is pending, and where the job's time went."""
@@ -260,8 +263,9 @@ class Report:
             **self._dataset_losses(result),
             **result.stability_counts,
         )
-        if not math.isfinite(loss):
-            self.alerts.check("loss", True, f"step {result.step}: the loss is {loss}", result.step)
+        self.alerts.check(
+            "loss", not math.isfinite(loss), f"step {result.step}: the loss is {loss}", result.step
+        )
 
     def _dataset_losses(self, result: StepResult) -> dict[str, float | None]:
         """By name in metrics.py; None for a dataset that no learnt token of this step is of."""
@@ -358,20 +362,29 @@ def make_report(
 
 
 class Alerts:
-    """An event and a log line when a threshold is crossed; the same one again only after it was kept once."""
+    """An event and a log line when a threshold is crossed; the same one again only after it was kept for a while."""
 
     def __init__(self, config: RunConfig, events: EventWriter):
         self._limits = config.logging.alerts
         self._events = events
-        self._raised: set[str] = set()
+        # {name: checks in a row that were clear}
+        self._raised: dict[str, int] = {}
+
+    def is_raised(self, name: str) -> bool:
+        """Whether it was told and not clear for CLEAR_INTERVALS checks since."""
+        return name in self._raised
 
     def check(self, name: str, crossed: bool, message: str, step: int) -> None:
-        if crossed and name not in self._raised:
-            self._raised.add(name)
-            logger.warning("alert: %s", message)
-            self._events.write("alert", message, alert=name, step=step)
-        elif not crossed:
-            self._raised.discard(name)
+        """Tell `message` where it is news. Called at every look at the figure."""
+        if crossed:
+            if name not in self._raised:
+                logger.warning("alert: %s", message)
+                self._events.write("alert", message, alert=name, step=step)
+            self._raised[name] = 0
+        elif name in self._raised:
+            self._raised[name] += 1
+            if self._raised[name] >= CLEAR_INTERVALS:
+                del self._raised[name]
 
     def check_all(
         self,

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from nbtrain import amounts
+from nbtrain.monitor.run_view import in_sight
 
 BLUE, ORANGE, GREY, LINE = "#1976d2", "#e8710a", "#7a828e", "#9aa2ad"
 STATE_COLORS = {
@@ -182,8 +183,8 @@ def _ranks(snapshot: dict[str, Any]) -> str:
 
 
 def _events(snapshot: dict[str, Any]) -> str:
-    # Alerts stay however old they are; of the rest the newest.
-    newest = snapshot["events"][-8:]
+    # Alerts stay however old they are; of the rest the weighty and the newest.
+    newest = in_sight(snapshot["events"], 8)
     shown = [alert for alert in snapshot["alerts"][-8:] if alert not in newest] + newest
     rows = [
         (

@@ -63,6 +63,37 @@ def test_snapshot_of_a_running_job(run: RunDir) -> None:
     job.tensorboard.close()
 
 
+def test_what_is_weighty_stays_in_sight(run: RunDir) -> None:
+    """A restart and its cause behind a hundred alerts: in the snapshot, and among the few lines of the status."""
+    job = FakeJob(run, steps=10)
+    job.events.write("error", "rank 1 was killed; 2 steps are lost")
+    job.events.write("restart", "attempt 0 failed: rank 1 was killed; the next one starts in 5 s")
+    for step in range(100):
+        job.events.write("alert", f"step {step}: communication is above 30%")
+    view = RunView(run)
+    told = [event["message"] for event in view.snapshot()["events"]]
+    assert len(told) == run_view.NUM_EVENTS
+    assert [text.split(":")[0] for text in told[:3]] == [
+        "rank 1 was killed; 2 steps are lost",
+        "attempt 0 failed",
+        "step 42",
+    ]
+    lines = status_text(view).partition("last events:\n")[2].splitlines()
+    assert [line.split(": ")[1] for line in lines] == [
+        "rank 1 was killed; 2 steps are lost",
+        "attempt 0 failed",
+        *(f"step {step}" for step in range(94, 100)),
+    ]
+    job.tensorboard.close()
+
+
+def test_weighty_events_take_half_the_room_at_most() -> None:
+    events = [{"kind": kind, "number": number} for number, kind in enumerate(["restart"] * 9 + ["phase"] * 9)]
+    assert [event["number"] for event in run_view.in_sight(events, 8)] == [5, 6, 7, 8, 14, 15, 16, 17]
+    assert run_view.in_sight(events[:3], 8) == events[:3]
+    assert run_view.in_sight(events[8:], 8) == [events[8], *events[-7:]]
+
+
 def test_later_snapshots_follow_the_run(run: RunDir) -> None:
     """The same view sees new steps, and the end with its cause; figures of a dead job's processes are gone."""
     job = FakeJob(run, steps=10)

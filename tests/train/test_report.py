@@ -105,11 +105,15 @@ def test_a_loss_that_is_no_number_raises_an_alert(report, config, job):
 
 
 def test_a_slow_rank_is_told_after_three_times_in_a_row(report, job):
-    """Slow twice, as fast as the others once, then slow four times: one alert, at the third of these."""
+    """Slow twice, as fast as the others once, then slow four times: one alert, at the third of these.
+
+    And no second one while it is slow now and then.
+    """
     state = TrainState(1, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16))
-    for step, own in enumerate((1.5, 1.5, 1.0, 1.3, 1.3, 1.3, 1.3), start=1):
+    owns = (1.5, 1.5, 1.0, 1.3, 1.3, 1.3, 1.3, *(1.0,) * 9, 1.3, *(1.0,) * 9, 1.3, 1.3, 1.3)
+    for step, own in enumerate(owns, start=1):
         report.add_spread(step, Spread.of([1.0, own, 1.0], [0, 0, 0], ["a", "b", "c"]), state)
-    report.add_spread(8, None, state)
+    report.add_spread(30, None, state)
     assert [event["message"] for event in read_events(job) if event["kind"] == "alert"] == [
         "step 6: rank 1 on b computes 1.3 s a step, 30% above the median of its stage, 3 times in a row "
         "(logging.alerts.max_rank_slowdown 25%)"
@@ -150,13 +154,15 @@ def test_communication_is_estimated_from_the_steps_where_it_was_measured():
     assert str(split) == "forward 40.0%, backward 40.0%, evaluation 20.0%, in these, communication 20.0%"
 
 
-def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept(job, config):
+def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept_for_a_while(job, config):
+    """At every second step it is one alert; ten clear ones in a row make the next one news."""
     alerts = Alerts(config, EventWriter(job, "rank0"))
-    for step, used in enumerate((0.5, 0.95, 0.96, 0.5, 0.91), start=1):
-        alerts.check_all(step, None, None, used, None, CPU)
+    used = [0.5, *(0.95, 0.5) * 20, *(0.5,) * 8, 0.92, *(0.5,) * 10, 0.91]
+    for step, fraction in enumerate(used, start=1):
+        alerts.check_all(step, None, None, fraction, None, CPU)
     assert [event["message"] for event in read_events(job)] == [
         "step 2: host memory 95.0% is above 90% (logging.alerts.max_host_memory_fraction)",
-        "step 5: host memory 91.0% is above 90% (logging.alerts.max_host_memory_fraction)",
+        "step 61: host memory 91.0% is above 90% (logging.alerts.max_host_memory_fraction)",
     ]
 
 

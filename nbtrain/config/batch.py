@@ -75,17 +75,15 @@ class BatchSchedule:
 
     def samples_after(self, step: int) -> int:
         """Sequences consumed when `step` steps are done."""
-        ramp = _ramp(self)
-        if step < len(ramp):
-            return ramp[step]
-        return ramp[-1] + (step - len(ramp) + 1) * self.global_batch_size
+        steps, samples, sizes = _stretches(self)
+        number = bisect.bisect_right(steps, step) - 1
+        return samples[number] + (step - steps[number]) * sizes[number]
 
     def step_at(self, consumed_samples: int) -> int:
         """The inverse of samples_after: whole steps within `consumed_samples`."""
-        ramp = _ramp(self)
-        if consumed_samples < ramp[-1]:
-            return bisect.bisect_right(ramp, consumed_samples) - 1
-        return len(ramp) - 1 + (consumed_samples - ramp[-1]) // self.global_batch_size
+        steps, samples, sizes = _stretches(self)
+        number = bisect.bisect_right(samples, consumed_samples) - 1
+        return steps[number] + (consumed_samples - samples[number]) // sizes[number]
 
     def tokens_after(self, step: int) -> int:
         """Tokens consumed when `step` steps are done."""
@@ -105,9 +103,34 @@ class BatchSchedule:
 
 
 @functools.lru_cache(maxsize=64)
-def _ramp(schedule: BatchSchedule) -> tuple[int, ...]:
-    """Samples consumed after 0, 1, 2, ... steps, up to the first step at the global batch size."""
-    consumed = [0]
-    while schedule.rampup and consumed[-1] < schedule.rampup.ramp_samples:
-        consumed.append(consumed[-1] + schedule.size_at(consumed[-1]))
-    return tuple(consumed)
+def _stretches(schedule: BatchSchedule) -> tuple[list[int], list[int], list[int]]:
+    """First step, samples consumed before it, and batch size of each stretch of equal steps; the last has no end.
+
+    Not an entry for each step: a ramp may be as long as somebody writes it.
+    """
+    steps, samples, sizes = [0], [0], [schedule.size_at(0)]
+    while schedule.rampup and samples[-1] < schedule.rampup.ramp_samples:
+        end = _end_of_size(schedule, schedule.rampup, samples[-1])
+        taken = -(-(end - samples[-1]) // sizes[-1])
+        steps.append(steps[-1] + taken)
+        samples.append(samples[-1] + taken * sizes[-1])
+        sizes.append(schedule.size_at(samples[-1]))
+    return steps, samples, sizes
+
+
+def _end_of_size(schedule: BatchSchedule, ramp: Rampup | StepSizes, consumed_samples: int) -> int:
+    """The least count of samples, beyond `consumed_samples`, at which another size may hold."""
+    if isinstance(ramp, StepSizes):
+        return min(first for first, _ in (*ramp.parts, (ramp.ramp_samples, 0)) if first > consumed_samples)
+    size = schedule.size_at(consumed_samples)
+    increments = (schedule.global_batch_size - ramp.start_batch_size) // ramp.batch_size_increment
+    if increments <= 0:
+        return ramp.ramp_samples
+    passed = (size - ramp.start_batch_size) // ramp.batch_size_increment + 1
+    end = min(int(passed * (ramp.ramp_samples / increments)), ramp.ramp_samples)
+    # size_at() divides, this multiplies: they may round to numbers that differ by one.
+    while end > consumed_samples + 1 and schedule.size_at(end - 1) != size:
+        end -= 1
+    while end < ramp.ramp_samples and schedule.size_at(end) == size:
+        end += 1
+    return max(end, consumed_samples + 1)

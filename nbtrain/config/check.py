@@ -16,7 +16,7 @@ from nbtrain.config import check_layout, check_zero
 from nbtrain.config.batch import StepSizes
 from nbtrain.config.check_data import RULES as DATA_RULES
 from nbtrain.config.check_wording import Problems, found, join, nearest_divisors, nearest_multiples
-from nbtrain.config.schema import UNITS, RunConfig, given_unit
+from nbtrain.config.schema import MOST_TRAIN_TOKENS, UNITS, RunConfig, given_unit
 from nbtrain.errors import ConfigError
 
 
@@ -104,6 +104,17 @@ def _step_sizes_problems(config: RunConfig) -> Problems:
                 f"data_parallel_size({config.parallel.data_parallel_size}) = {unit}; "
                 f"nearest: {join(nearest_multiples(size, unit))}."
             )
+
+
+def training_ends(config: RunConfig) -> Problems:
+    """A length that no run has is a slip of the pen, and overflows what counts samples."""
+    unit, tokens = given_unit(config.batch, "train"), config.train_tokens
+    if tokens > MOST_TRAIN_TOKENS:
+        most = MOST_TRAIN_TOKENS // {"tokens": 1, "samples": config.model.seq_length}.get(
+            unit or "tokens", config.tokens_per_step
+        )
+        steps = f" = {MOST_TRAIN_TOKENS:.0e} tokens" if unit != "tokens" else ""
+        yield f"{found(config, f'batch.train_{unit}')}\n  must be at most {most}{steps}."
 
 
 # --- schedules ------------------------------------------------------------------------------------------------
@@ -321,6 +332,7 @@ def environment_is_safe(config: RunConfig) -> Problems:
 RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     global_batch_divides,
     rampup_is_whole,
+    training_ends,
     *check_layout.RULES,
     *check_zero.RULES,
     amounts_are_given_once,

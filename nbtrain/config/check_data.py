@@ -4,9 +4,12 @@ import re
 from collections.abc import Callable
 
 from nbtrain.config.check_wording import Problems, found
+from nbtrain.config.languages import LANGUAGES
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import FineTuningSourceModel, WikiSource
 
+# Kinds of sources whose records have keys by name; of data/sources/, each reader's has_extra_keys.
+KINDS_WITH_KEYS = ("jsonl", "parquet", "hf-dataset", "wikiextractor")
 STREAM_OPTIONS = ("reset_position_ids", "inter_document_masking", "eod_mask_loss")
 
 
@@ -26,6 +29,29 @@ def json_keys_name_files(config: RunConfig) -> Problems:
         yield (
             f"{found(config, 'data.extra_json_keys')}\n"
             f"  names {', '.join(twice)} twice, data.json_key({data.json_key}) counted; each key is encoded once."
+        )
+
+
+def extra_keys_are_in_the_records(config: RunConfig) -> Problems:
+    """What is encoded beside the text is found in each source."""
+    data = config.data
+    without = [source.kind for source in data.sources if source.kind not in KINDS_WITH_KEYS]
+    if data.extra_json_keys and without:
+        yield (
+            f"{found(config, 'data.extra_json_keys')}\n"
+            f"  are keys of records, and those of kind {', '.join(dict.fromkeys(without))} in data.sources have none by name.\n"
+            f"  Set extra_json_keys: [], or use {', '.join(KINDS_WITH_KEYS)}."
+        )
+
+
+def sentences_have_a_language(config: RunConfig) -> Problems:
+    """A code that means no language would be cut by English rules, without a word."""
+    code = config.data.split_sentences
+    if code is not None and code not in LANGUAGES:
+        yield (
+            f"{found(config, 'data.split_sentences')}\n"
+            "  is no language that the splitter knows: an ISO 639 code such as en, de or zh.\n"
+            "  Set the language of the text; one without rules of its own is cut by those of a related one, in the end English."
         )
 
 
@@ -141,6 +167,8 @@ def document_sizes_are_ordered(config: RunConfig) -> Problems:
 
 RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     json_keys_name_files,
+    extra_keys_are_in_the_records,
+    sentences_have_a_language,
     blend_is_whole,
     packing_goes_with_the_options,
     weights_are_read,

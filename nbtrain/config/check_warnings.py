@@ -5,6 +5,7 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 from nbtrain.config.check_wording import Problems, found
 from nbtrain.config.schema import RunConfig
@@ -57,8 +58,20 @@ def best_is_looked_for_often(config: RunConfig) -> Problems:
         )
 
 
+def nvme_folder_is_here(config: RunConfig) -> Problems:
+    """The folder of offloading may be another machine's, where the run is started; that launch asks for it again."""
+    for name in ("offload_optimizer", "offload_param"):
+        offload = getattr(config.parallel, name)
+        if offload.device == "nvme" and offload.nvme_path and not Path(offload.nvme_path).is_dir():
+            yield (
+                f"{found(config, f'parallel.{name}.nvme_path')}: no such folder on this machine; make it on the one that "
+                "trains, or the run is not started."
+            )
+
+
 RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     hpz_stays_inside_a_machine,
     quantized_gradients_cross_machines,
     best_is_looked_for_often,
+    nvme_folder_is_here,
 )

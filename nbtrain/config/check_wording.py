@@ -1,5 +1,6 @@
 """How a broken rule begins: the place of the value, its key, and the value; and what it offers instead."""
 
+import math
 from collections.abc import Iterable, Iterator
 
 from nbtrain.config.schema import RunConfig
@@ -29,7 +30,8 @@ def nearest_multiples(value: int, unit: int) -> list[int]:
 
 def nearest_divisors(value: int, whole: int) -> list[int]:
     """The divisors of `whole` around `value`."""
-    divisors = [divisor for divisor in range(1, whole + 1) if whole % divisor == 0]
+    small = [divisor for divisor in range(1, math.isqrt(whole) + 1) if whole % divisor == 0]
+    divisors = sorted({*small, *(whole // divisor for divisor in small)})
     below = [divisor for divisor in divisors if divisor < value]
     above = [divisor for divisor in divisors if divisor > value]
     return [*below[-1:], *above[:1]]

@@ -3,13 +3,14 @@
 Which of them go together at all stands in combinations.py.
 """
 
+import difflib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbtrain.config.check_layout import layers_fill_the_stages
 from nbtrain.config.check_wording import Problems, found, join, nearest_divisors
 from nbtrain.config.combinations import kinds_go_together, kinds_have_what_they_need
-from nbtrain.config.deepspeed import deepspeed_config
+from nbtrain.config.deepspeed import KNOWN_KEYS, deepspeed_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.errors import ConfigError
 
@@ -156,7 +157,7 @@ def _decided(extra: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
-    """Nobody writes a second value for what a field decides."""
+    """Nobody writes a second value for what a field decides, or one that nobody reads."""
     extra = config.parallel.deepspeed_extra
     decided = sorted(_decided(extra))
     for key, owner in decided:
@@ -164,9 +165,16 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
             f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, "
             f"which {owner} decides. Take it out, and change that."
         )
+    unknown = [key for key in extra if key not in KNOWN_KEYS and key not in DECIDED_ELSEWHERE]
+    for key in unknown:
+        near = difflib.get_close_matches(key, KNOWN_KEYS, n=1)
+        yield (
+            f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, which DeepSpeed "
+            f"does not read.{f' Nearest: {near[0]}.' if near else ''} Take it out, or mend its name."
+        )
     # What broken layouts and stages would say has rules of its own, and said here it would be said twice.
     broken = any(kinds_go_together(config)) or any(layers_fill_the_stages(config))
-    if extra and not decided and not broken:
+    if extra and not decided and not unknown and not broken:
         try:
             deepspeed_config(config)
         except ConfigError as error:

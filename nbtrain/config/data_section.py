@@ -4,7 +4,16 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nbtrain.config.fields import ConfigModel, Count, Fraction, Name, PositiveCount, PositiveFloat, Seed
+from nbtrain.config.fields import (
+    ConfigModel,
+    Count,
+    Fraction,
+    Name,
+    PositiveCount,
+    PositiveFloat,
+    Seed,
+    WorkerCount,
+)
 from nbtrain.config.sources import Source
 
 
@@ -34,7 +43,7 @@ class NearDedupConfig(ConfigModel):
     """Drop near duplicates."""
     threshold: Fraction = 0.8
     """Estimated Jaccard similarity from which two documents count as one."""
-    num_permutations: PositiveCount = 128
+    num_permutations: Annotated[int, Field(ge=1, le=10_000)] = 128
     """Hash functions of a signature."""
     shingle_words: PositiveCount = 5
     """Words in a shingle."""
@@ -95,7 +104,7 @@ class DataConfig(ConfigModel):
     """Further keys of the same records, each encoded to its own <key>_document.bin and .idx."""
     split_sentences: Annotated[str, Field(pattern="^[a-z]{2,3}$")] | None = None
     """Language whose rules cut documents into sentences, one sequence each, in <json_key>_sentence.bin and .idx; null does not cut."""
-    num_prepare_workers: Count = 0
+    num_prepare_workers: WorkerCount = 0
     """Processes that extract and encode; 0 means one per core. The result is the same for any number."""
     split: str = "949,50,1"
     """Relative sizes of training, validation and test."""
@@ -115,5 +124,5 @@ class DataConfig(ConfigModel):
     """stream: attention stays inside a document."""
     eod_mask_loss: bool = False
     """No loss where the input token is the end-of-document token."""
-    num_workers: Count = 0
+    num_workers: WorkerCount = 0
     """Processes that read ahead for each rank; 0 reads in the training process."""

@@ -77,5 +77,11 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 # numpy's RandomState takes no more.
 Seed = Annotated[int, Field(ge=0, le=2**32 - 1), BeforeValidator(_whole)]
+# Sequences: a thousand times GPT-3's batch.
+BatchSize = Annotated[int, Field(ge=1, le=1_000_000), BeforeValidator(_whole)]
+# Sequences of a ramp-up, as whole numbers of floating point.
+RampSamples = Annotated[int, Field(ge=1, le=10**12), BeforeValidator(_whole)]
+# Processes beside a rank, or on a machine.
+WorkerCount = Annotated[int, Field(ge=0, le=1024), BeforeValidator(_whole)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN.pattern}$")]

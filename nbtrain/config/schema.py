@@ -13,6 +13,7 @@ from pydantic import Field, PrivateAttr
 from nbtrain.config.batch import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.data_section import DataConfig, TokenizerConfig
 from nbtrain.config.fields import (
+    BatchSize,
     ConfigModel,
     Count,
     Fraction,
@@ -20,6 +21,7 @@ from nbtrain.config.fields import (
     Name,
     PositiveCount,
     PositiveFloat,
+    RampSamples,
 )
 from nbtrain.errors import ConfigError
 from nbtrain.topology import Topology
@@ -31,6 +33,8 @@ MOST_SCALE_POWER = 32
 
 # Of mode: perf where max_steps is not set; the first quarter warms up (train/perf.py).
 PERF_STEPS = 20
+# Of a run: more than all text there is, many times over.
+MOST_TRAIN_TOKENS = 10**15
 # "0:16 2.4B:320 12B:1536"
 STEP_SIZES = r"^0:[1-9]\d*( [1-9]\d*(\.\d+)?[KMBT]?:[1-9]\d*)*$"
 UNITS = ("tokens", "samples", "steps")
@@ -88,20 +92,20 @@ class ModelConfig(ConfigModel):
 class RampupConfig(ConfigModel):
     """Batch ramp-up: start at start_batch_size, add increment until global_batch_size, over ramp_samples."""
 
-    start_batch_size: PositiveCount
+    start_batch_size: BatchSize
     """Sequences of the first step."""
-    batch_size_increment: PositiveCount
+    batch_size_increment: BatchSize
     """Added at equal distances."""
-    ramp_samples: PositiveCount
+    ramp_samples: RampSamples
     """Samples over which the batch grows."""
 
 
 class BatchConfig(ConfigModel):
     """How many sequences make one optimizer step, and how many tokens, samples or steps make the run."""
 
-    micro_batch_size: PositiveCount
+    micro_batch_size: BatchSize
     """Sequences in one forward pass of one data-parallel rank."""
-    global_batch_size: PositiveCount
+    global_batch_size: BatchSize
     """Sequences in one optimizer step, over all ranks and accumulation steps."""
     train_tokens: PositiveCount | None = None
     """Tokens the run trains on. Exactly one of train_tokens, train_samples and train_steps is set."""
@@ -436,7 +440,7 @@ class LocalBackendConfig(ConfigModel):
     """Wait before the first restart; doubles each time, up to 5 minutes."""
     shutdown_timeout_seconds: PositiveFloat = 60.0
     """How long ranks may take to save and leave when asked; after that they are killed."""
-    heartbeat_timeout_seconds: PositiveFloat = 1800.0
+    heartbeat_timeout_seconds: Annotated[float, Field(ge=2)] = 1800.0
     """A rank that makes no progress (step, micro batch, phase, collective) for this long counts as hanging."""
     disk_wait_seconds: Annotated[float, Field(ge=0)] = 600.0
     """Where the disk is full: how long to wait for room for a checkpoint before the job fails."""

@@ -45,6 +45,14 @@ def test_the_ramp_of_175b():
     assert schedule.size_at(schedule.samples_after(19_802)) == 1536
 
 
+def test_a_ramp_of_any_length_costs_nothing():
+    """Nothing is kept for each of its steps: 2.5e11 of them."""
+    schedule = BatchSchedule(8, 1, 10**15, Rampup(4, 4, 10**12))
+    assert schedule.step_at(10**12) == 25 * 10**10
+    assert schedule.samples_after(25 * 10**10 + 1) == 10**12 + 8
+    assert schedule.total_steps == 25 * 10**10 + (10**15 - 10**12) // 8
+
+
 schedules = st.builds(
     lambda unit, start, increments, ramp, seq, tokens: BatchSchedule(
         unit * (start + increments), seq, tokens, Rampup(unit * start, unit, ramp)

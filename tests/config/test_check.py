@@ -1,9 +1,13 @@
 """The rules that join fields: each message, and that all of them are told at once."""
 
+import importlib
+
 import pytest
 
 from nbtrain.config.check import RULES, check_config, find_problems
+from nbtrain.config.check_data import KINDS_WITH_KEYS
 from nbtrain.config.load import field_keys, load
+from nbtrain.data.sources.base import READERS
 from nbtrain.errors import ConfigError
 
 # Four ranks that share each sequence.
@@ -456,6 +460,41 @@ BROKEN = {
         ["parallel.deepspeed_extra={optimizer: {type: Adam}}"],
         "@: parallel.deepspeed_extra sets optimizer, which optimizer decides. Take it out, and change that.",
     ),
+    "a DeepSpeed key that nobody reads": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={foo: 1}"],
+        "@: parallel.deepspeed_extra sets foo, which DeepSpeed does not read. Take it out, or mend its name.",
+    ),
+    "a DeepSpeed key with a typing error": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={flops_profilr: {enabled: true}}"],
+        "@: parallel.deepspeed_extra sets flops_profilr, which DeepSpeed does not read. Nearest: flops_profiler. "
+        "Take it out, or mend its name.",
+    ),
+    "a length that no run has": (
+        "gpt-125m",
+        ["batch.train_tokens=1e30"],
+        "@: batch.train_tokens = 1000000000000000019884624838656\n  must be at most 1000000000000000.",
+    ),
+    "the same in steps": (
+        "gpt-125m",
+        ["batch.train_steps=99999999999999999999", "batch.train_tokens=null"],
+        "@: batch.train_steps = 99999999999999999999\n  must be at most 1907348632 = 1e+15 tokens.",
+    ),
+    "keys of records that have none": (
+        "gpt-tiny",
+        ["data.extra_json_keys=[title]"],
+        "@: data.extra_json_keys = [title]\n"
+        "  are keys of records, and those of kind python-docs in data.sources have none by name.\n"
+        "  Set extra_json_keys: [], or use jsonl, parquet, hf-dataset, wikiextractor.",
+    ),
+    "a language that is none": (
+        "gpt-125m",
+        ["data.split_sentences=xx"],
+        "@: data.split_sentences = xx\n"
+        "  is no language that the splitter knows: an ISO 639 code such as en, de or zh.\n"
+        "  Set the language of the text; one without rules of its own is cut by those of a related one, in the end English.",
+    ),
     "a DeepSpeed key that is derived": (
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {stage: 3}}"],
@@ -778,6 +817,10 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
         [
             "parallel.deepspeed_extra={zero_optimization: {round_robin_gradients: true}, aio: {thread_count: 2}}"
         ],
+        ["data.split_sentences=sv"],
+        ["data.split_sentences=yi"],
+        ["data.split_sentences=gsw"],
+        ["data.extra_json_keys=[title]", "data.sources=[{kind: jsonl, path: x}]"],
         ["data.index_samples=1220864"],
         ["data.index_samples=1000", "batch.max_steps=10"],
         ["batch.max_steps=2", "batch.global_batch_size=2", "batch.micro_batch_size=1", "model.seq_length=64"],
@@ -810,6 +853,16 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
 def test_what_is_allowed_passes(overrides):
     """The rules refuse no more than they must."""
     check_config(load("gpt-125m", overrides, check=False))
+
+
+def test_kinds_with_keys_are_those_whose_readers_have_them():
+    """The rule stands where readers are not imported."""
+    found = set()
+    for kind, place in READERS.items():
+        module, _, name = place.partition(":")
+        if getattr(importlib.import_module(module), name).has_extra_keys:
+            found.add(kind)
+    assert found == set(KINDS_WITH_KEYS)
 
 
 def test_every_rule_is_broken_by_some_case():

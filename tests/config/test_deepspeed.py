@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from nbtrain.config.deepspeed import deepspeed_config
+from nbtrain.config.deepspeed import KNOWN_KEYS, deepspeed_config
 from nbtrain.config.load import load
 from nbtrain.errors import ConfigError
 
@@ -62,6 +62,38 @@ def test_extra_keys_are_added_and_collisions_refused():
         "parallel.deepspeed_extra sets zero_optimization.stage, which nbtrain derives as 2. Take it out, and change "
         "the field it comes from."
     )
+
+
+KEYS_READ = """
+import deepspeed.runtime.config as runtime
+
+class Keys:
+    def __init__(self, of): self.of = of
+    def __contains__(self, key): return key in self.of
+    def __iter__(self): return dict.__iter__(self.of)
+
+class Noting(dict):
+    read = set()
+    def __contains__(self, key): self.read.add(key); return super().__contains__(key)
+    def __getitem__(self, key): self.read.add(key); return super().__getitem__(key)
+    def get(self, key, default=None): self.read.add(key); return super().get(key, default)
+    def keys(self): return Keys(self)
+
+runtime.DeepSpeedConfig(Noting(train_batch_size=1))
+print("read", *sorted(Noting.read))
+"""
+
+
+@pytest.mark.slow
+def test_the_known_keys_are_those_that_deepspeed_reads():
+    """Its configuration is made of a mapping that notes what is asked for."""
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", KEYS_READ], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    [told] = [line for line in done.stdout.splitlines() if line.startswith("read ")]
+    assert told.split()[1:] == sorted(KNOWN_KEYS)
 
 
 ZERO_3 = {"parallel.zero_stage": 3}

@@ -112,7 +112,7 @@ REFUSED = {
 }
 
 
-# What torch, numpy and DeepSpeed would refuse later: a field and its value -> the rule, behind "field = value: must be".
+# What torch, numpy and DeepSpeed would refuse later, and what nobody can mean: a field and its value -> the rule, behind "field = value: must be".
 OUT_OF_RANGE = {
     "optimizer.adam_beta1=1": "less than 1",
     "optimizer.adam_beta2=1.0": "less than 1",
@@ -125,6 +125,12 @@ OUT_OF_RANGE = {
     "precision.fp16.min_loss_scale=0.5": "a whole number",
     "parallel.process_group_timeout_seconds=0.5": "greater than or equal to 1",
     "parallel.process_group_timeout_seconds=1e15": "less than or equal to 2592000",
+    "batch.global_batch_size=1e30": "less than or equal to 1000000",
+    "batch.micro_batch_size=1e30": "less than or equal to 1000000",
+    "data.num_workers=100000": "less than or equal to 1024",
+    "data.num_prepare_workers=100000": "less than or equal to 1024",
+    "data.cleaning.near_dedup.num_permutations=100000": "less than or equal to 10000",
+    "backend.heartbeat_timeout_seconds=0.001": "greater than or equal to 2",
 }
 
 

@@ -237,7 +237,12 @@ def test_a_blend_is_one_of_two():
 def test_what_is_done_to_text_is_not_proven():
     """Cleaning, sentences, further keys: made-up words have none of it, and the report says so."""
     config = config_of(
-        {"data.split_sentences": "en", "data.extra_json_keys": ["title"], "data.cleaning.ftfy": True}
+        {
+            "data.split_sentences": "en",
+            "data.extra_json_keys": ["title"],
+            "data.cleaning.ftfy": True,
+            "data.sources": [{"kind": "jsonl", "path": "texts.jsonl"}],
+        }
     )
     assert [entry.what for entry in make_twin(config).not_proven[-3:]] == [
         "data.cleaning",

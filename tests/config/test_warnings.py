@@ -36,6 +36,15 @@ WARNED = {
         "override checkpoint.keep_best=true: checkpoint.keep_best = true: a checkpoint and a validation meet every 300 "
         "steps only, with save_interval_steps(150) and eval_interval_steps(100); make one a multiple of the other.",
     ),
+    "a folder of offloading that is not here": (
+        [
+            "parallel.zero_stage=3",
+            "parallel.offload_param.device=nvme",
+            "parallel.offload_param.nvme_path=/no/such/folder",
+        ],
+        "override parallel.offload_param.nvme_path=/no/such/folder: parallel.offload_param.nvme_path = /no/such/folder: no "
+        "such folder on this machine; make it on the one that trains, or the run is not started.",
+    ),
 }
 
 
@@ -57,6 +66,11 @@ def test_a_warning_says_where_and_why(case):
 )
 def test_what_is_well_set_is_not_warned_of(overrides):
     assert find_warnings(load("gpt-125m-4xdp", overrides)) == []
+
+
+def test_a_folder_of_offloading_that_is_here_is_not_warned_of(tmp_path):
+    overrides = {"zero_stage": 3, "offload_param": {"device": "nvme", "nvme_path": str(tmp_path)}}
+    assert find_warnings(load("gpt-125m-4xdp", {"parallel": overrides})) == []
 
 
 def test_every_rule_warns_in_some_case():

@@ -58,10 +58,11 @@ def hpz_divides(config: RunConfig) -> Problems:
             f"{found(config, 'parallel.zero_hpz_partition_size')}\n"
             "  is for zero_hpz: true, which is false. Set it to null, or zero_hpz: true."
         )
-    ranks, size = parallel.data_axis_size, config.zero_hpz_partition_size
-    if parallel.zero_hpz and ranks % size:
+    # Where none is written it is a machine's ranks, and those divide unless another rule is broken, which says so.
+    ranks, size = parallel.data_axis_size, parallel.zero_hpz_partition_size
+    if parallel.zero_hpz and size is not None and ranks % size:
         yield (
-            f"{config.where('parallel.zero_hpz_partition_size')}: parallel.zero_hpz_partition_size = {size}\n"
+            f"{found(config, 'parallel.zero_hpz_partition_size')}\n"
             f"  must divide data_parallel_size * ds_sequence_parallel_size = {ranks}; "
             f"nearest: {join(nearest_divisors(size, ranks))}."
         )

@@ -310,6 +310,19 @@ BROKEN = {
         "and those are tensor-parallel ranks, whose parameters differ.\n"
         "  Set zero_hpz: false, or tensor_parallel_size: 1.",
     ),
+    "hpZ with tensor ranks alone on their machine": (
+        "gpt-125m-2xdp",
+        [
+            "parallel.zero_hpz=true",
+            *ZERO_3,
+            "parallel.tensor_parallel_size=2",
+            "parallel.data_parallel_size=1",
+        ],
+        "@: parallel.zero_hpz = true\n"
+        "  does not go with tensor_parallel_size(2): DeepSpeed lets ranks with consecutive numbers share the second copy, "
+        "and those are tensor-parallel ranks, whose parameters differ.\n"
+        "  Set zero_hpz: false, or tensor_parallel_size: 1.",
+    ),
     "hpZ in unequal groups": (
         "gpt-125m-4xdp",
         ["parallel.zero_hpz_partition_size=3", "parallel.zero_hpz=true", *ZERO_3],

@@ -204,6 +204,10 @@ def make_twin(
     small = RunConfig.model_validate({**values, "lr_schedule": {"lr": LEARNING_RATE}})
     values["lr_schedule"] = _lr_schedule(config, small)
     twin = _validated(values)
+    for key in ("enabled", "memory_snapshot"):
+        if getattr(config.profile, key):
+            why = "the times and memory of a small run say nothing of the large one"
+            missing.append(NotProven(f"profile.{key}: true", why, "no profiler"))
     return Twin(
         twin,
         config.name,

@@ -251,6 +251,13 @@ def test_what_is_done_to_text_is_not_proven():
     ]
 
 
+def test_a_profile_is_not_proven():
+    """The profiler stays away, and the report says so where the run has one."""
+    whats = [entry.what for entry in make_twin(config_of({"profile.enabled": True})).not_proven]
+    assert "profile.enabled: true" in whats
+    assert not any(entry.what.startswith("profile") for entry in make_twin(config_of({})).not_proven)
+
+
 def test_uneven_stages_stay_uneven_and_pieces_stay_pieces():
     config = config_of(
         {

@@ -54,7 +54,7 @@ def summarize(
             progress.best_validation_loss,
             progress.validation_loss,
         )
-        if loss is not None
+        if loss is not None and math.isfinite(loss)
     ]
     best_validation_loss = min(best, default=None)
     test_loss = newest("test_loss", progress.test_loss)

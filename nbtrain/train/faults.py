@@ -4,6 +4,7 @@
 
 `rank` and `attempt` may be left out: every one. `do` is one of
     nan, spike       the step's loss, and with it its gradient, is not a number; is multiplied by `factor` (100)
+    weights          a weight of this rank is not a number any more behind the step
     kill             the rank sends itself the signal `signal` (9)
     stop, sleep      the rank is stopped (SIGSTOP); does nothing for ever, before the step's first collective
     raise            a RuntimeError with `message`
@@ -42,10 +43,17 @@ class Faults:
                 return float("nan") if fault["do"] == "nan" else float(fault.get("factor", 100))
         return None
 
+    def spoils_weights(self, step: int) -> bool:
+        """Whether the weights behind `step` are to be no numbers."""
+        ordered = [fault for fault in self._mine if fault["step"] == step and fault["do"] == "weights"]
+        for fault in ordered:
+            _announce(fault)
+        return bool(ordered)
+
     def at(self, step: int) -> None:
         """Suffer what is ordered for the begin of `step`."""
         for fault in self._mine:
-            if fault["step"] == step and fault["do"] not in ("nan", "spike"):
+            if fault["step"] == step and fault["do"] not in ("nan", "spike", "weights"):
                 _announce(fault)
                 _suffer(fault)
 

@@ -101,6 +101,12 @@ class Report:
         self._time_split.add(evaluation=seconds)
         loss = state.validation_loss
         assert loss is not None
+        self.alerts.check(
+            "validation_loss",
+            not math.isfinite(loss),
+            f"step {state.step}: the validation loss is {loss}, though all weights are numbers",
+            state.step,
+        )
         self._write_scalars(
             state, validation_loss=loss, validation_perplexity=_exp(loss), evaluation_seconds=seconds
         )

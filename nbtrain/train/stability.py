@@ -3,6 +3,7 @@
     stop      the job fails and says which step, loss, norm, ranks and samples
     skip      the step's gradients are thrown away before the weights move; weights, moments and Adam's step count
               stay, the next step is the one that would have been made without it, bit for bit
+              A step that is bad because the weights are no numbers any more cannot be mended so: it ends the job.
     rollback  the ranks leave in order; the supervisor starts them again from the newest checkpoint, and the samples
               from there to the bad step are passed over (rollbacks.json, DataState.skipped_sample_ranges)
 
@@ -40,6 +41,7 @@ from nbtrain.parallel.agreement import gather_objects
 from nbtrain.parallel.startup import World
 from nbtrain.rundir import EventWriter, Rollback, RunDir
 from nbtrain.train.faults import Faults
+from nbtrain.train.finite_weights import bad_weights, local_part
 
 logger = logging.getLogger(__name__)
 
@@ -128,6 +130,8 @@ class StepGuard:
         the job goes back.
         """
         step = self._step
+        if self._faults.spoils_weights(step.number):
+            local_part(next(self._engine.module.parameters())).fill_(math.nan)
         if self._found:
             return self._act(step, self._found, self._told_loss, None)
         if getattr(self._engine.optimizer, "overflow", False):
@@ -145,6 +149,30 @@ class StepGuard:
     def settle(self) -> None:
         """Look at every step that was made; waits for the device. Raises as end_step does."""
         self._look(keep=0)
+
+    def check_weights(self) -> None:
+        """Before a save: raises, by the policy for what is no number, where a weight is none. Waits for the device.
+
+        Good losses do not tell: the last update itself may have spoilt them, or the memory.
+        """
+        if not (names := bad_weights(self._engine.module, self.world)):
+            return
+        step = self._step
+        first, last = step.positions
+        said = (
+            f"step {step.number}: weights behind it are no numbers ({names}), so no checkpoint of them is saved; "
+            f"samples {first:,} to {last - 1:,} of the order"
+        )
+        policy = "rollback" if self._policy["nan"] == "rollback" else "stop"
+        self._tell(
+            policy, f"{said}; {DONE[policy]}", step=step.number, bad="weights", positions=[first, last]
+        )
+        if policy == "rollback":
+            raise RollbackError(said, step.number, step.positions)
+        raise StabilityError(
+            f"{said}. `nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first, or set "
+            "stability.on_nan = rollback, which passes over the samples since."
+        )
 
     # --- what outlives a process -----------------------------------------------------------------------------
 
@@ -248,6 +276,11 @@ class StepGuard:
             raise StabilityError(
                 f"{said}; {where}: stability.{key} = stop ends the job. Lower lr_schedule.lr or look at these samples; "
                 f"stability.{key} = skip leaves out such steps, rollback passes over the samples since the checkpoint."
+            )
+        if kind == "nan" and (names := bad_weights(self._engine.module, self.world)):
+            raise StabilityError(
+                f"{said}; the weights themselves are no numbers ({names}), and skipping steps does not mend them. "
+                "`nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first."
             )
         self.counts["skipped_steps"] += 1
         self._skipped.append(step.number)

@@ -6,6 +6,7 @@ Every rank makes every step, evaluation and save together; rank 0 alone logs, wr
 """
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,7 @@ from nbtrain.train.batches import Batches, evaluation_rows, training_rows
 from nbtrain.train.build import Built, build
 from nbtrain.train.checkpoint import Saved
 from nbtrain.train.exit_limits import ExitLimits, job_start
+from nbtrain.train.finite_weights import bad_weights
 from nbtrain.train.heartbeat import HeartbeatWriter
 from nbtrain.train.perf import PerfClock
 from nbtrain.train.profiler import profiling
@@ -27,6 +29,7 @@ from nbtrain.train.requests import NOTHING, STOP, Requests
 from nbtrain.train.step_result import StepResult
 from nbtrain.train.stragglers import Stragglers
 from nbtrain.train.training_step import TrainingStep
+from nbtrain.workspace import display
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +45,7 @@ def train_run(
                 heartbeat.name_group(kind, group.process_group)
     with heartbeat.phase("load"):
         built.load()
+        refuse_bad_weights(run, built, world)
         heartbeat.beat(built.state.step)
     names = built.datasets.names
     report = (
@@ -56,6 +60,18 @@ def train_run(
     finally:
         if report is not None:
             report.close()
+
+
+def refuse_bad_weights(run: RunDir, built: Built, world: World) -> None:
+    """Raises CheckpointError where the weights that were loaded are no numbers: every step from there would go wrong."""
+    step = built.state.step
+    if not step or not (names := bad_weights(built.engine.deepspeed.module, world)):
+        return
+    older = max((known for known in run.checkpoint_steps() if known < step), default=0)
+    raise CheckpointError(
+        f"{display(run.checkpoint(step))}: its weights are no numbers ({names}). Remove that folder: then `nbtrain resume` "
+        f"goes on from {f'step {older:,}' if older else 'the start'}."
+    )
 
 
 class Trainer:
@@ -178,7 +194,12 @@ class Trainer:
             loss = self._loss_on(self.datasets.valid)
         state = self.state
         state.evaluated_step, state.validation_loss = state.step, loss
-        state.best_validation_loss = min(loss, state.best_validation_loss or loss)
+        if math.isfinite(loss):
+            best = state.best_validation_loss
+            # An older checkpoint may have kept a best one that is no number.
+            state.best_validation_loss = min(loss, best) if best is not None and math.isfinite(best) else loss
+        else:
+            self.guard.check_weights()
         if self.report is not None:
             self.report.add_validation(state, time.perf_counter() - started)
 
@@ -195,10 +216,14 @@ class Trainer:
         return self.state.step % self.config.checkpoint.save_interval_steps == 0
 
     def _save(self) -> None:
-        """A checkpoint of this step, unless its loss or gradient was no number."""
+        """A checkpoint of this step. None where its loss or gradient was no number and it was made, or a weight is none.
+
+        A step that was skipped has left the weights as they were: they may be saved.
+        """
         if self.perf is not None:
             return
         self.guard.settle()
+        self.guard.check_weights()
         self.state.stability = self.guard.state_dict()
         with self.heartbeat.phase("save"):
             stall_seconds = self.checkpointer.save(self.state)

@@ -21,6 +21,7 @@ from deepspeed.accelerator import get_accelerator
 
 from nbtrain.config.load import load
 from nbtrain.parallel import startup
+from nbtrain.train.finite_weights import bad_weights, local_part
 from nbtrain.train.stability import StepGuard, discard_gradients
 
 WIDTH, ACCUMULATION = 24, 2
@@ -163,7 +164,7 @@ def state_of(engine: Any) -> dict[str, torch.Tensor]:
     """Weights of this rank and everything that the inner optimizer keeps, masters included."""
     found = {}
     for name, parameter in engine.module.named_parameters():
-        found[f"weight {name}"] = part_of(parameter).detach().clone()
+        found[f"weight {name}"] = local_part(parameter).clone()
     inner = getattr(engine.optimizer, "optimizer", engine.optimizer)
     for group, values in enumerate(inner.param_groups):
         for number, parameter in enumerate(values["params"]):
@@ -174,13 +175,14 @@ def state_of(engine: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def part_of(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The parameter; under ZeRO 3 this rank's part of it, without the padding, which is what the memory held."""
-    if not hasattr(parameter, "ds_tensor"):
-        return parameter
-    part = parameter.ds_tensor
-    real = min(part.numel(), max(0, parameter.ds_numel - dist.get_rank() * part.numel()))
-    return part[:real]
+def weights_told(engine: Any, world: startup.World) -> dict[str, str]:
+    """What is said of the weights as they are, and after one value of rank 1 is no number."""
+    sound = bad_weights(engine.module, world)
+    held = [(name, local_part(parameter)) for name, parameter in engine.module.named_parameters()]
+    name, part = [(name, part) for name, part in held if part.numel()][-1]
+    if world.rank == 1:
+        part.view(-1)[-1] = math.nan
+    return {"sound": sound, "spoilt": bad_weights(engine.module, world), "spoilt_name": name}
 
 
 CASES = [
@@ -230,6 +232,7 @@ def main(results: str) -> None:
                 "overflowed": [verdict.overflowed for verdict in verdicts],
                 "reason": next((verdict.reason for verdict in verdicts if verdict.reason), ""),
                 "values": len(expected),
+                **weights_told(engine, world),
                 "finite": all(bool(value.float().isfinite().all()) for value in found.values()),
             }
             answers: list = [None] * world.size

@@ -132,6 +132,33 @@ def test_too_many_skips_end_the_job(yaml, job):
         run.step(math.nan)
 
 
+def test_skipping_does_not_mend_weights(yaml, job):
+    """The loss is no number because the weight is none: the first such step ends the job, not the eleventh."""
+    run = Run(yaml, job, on_nan="skip")
+    run.step(2.0)
+    run.engine.module.weight.data.fill_(math.nan)
+    with pytest.raises(StabilityError, match=r"step 2: .*; the weights themselves are no numbers \(weight\)"):
+        run.step(math.nan)
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_weights_that_are_no_numbers_are_not_saved(yaml, job, policy, value):
+    """After a step whose loss and gradient were good: skip cannot help and stops, rollback goes back."""
+    run = Run(yaml, job, on_nan=policy)
+    run.step(2.0)
+    run.guard.check_weights()
+    run.engine.module.weight.data.fill_(value)
+    with pytest.raises(StabilityError) as caught:
+        run.guard.check_weights()
+    assert isinstance(caught.value, RollbackError) == (policy == "rollback")
+    said = "step 1: weights behind it are no numbers (weight), so no checkpoint of them is saved; samples 0 to 3 of the order"
+    assert str(caught.value).startswith(said)
+    (event,) = read_events(job)
+    assert event["message"].startswith(said)
+    assert (event["kind"], event["bad"]) == ("rollback" if policy == "rollback" else "error", "weights")
+
+
 @pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
 def test_a_spike_is_seen_once_the_window_is_full(yaml, job, policy):
     """Against the mean of the window; a spike is no part of the mean, and nothing is one before the window is full."""
@@ -282,6 +309,15 @@ def test_a_bad_step_leaves_no_trace(discarded):
             assert answer["differing"] == [], about
             assert answer["values"] > 8, about
             assert (answer["skipped_steps"], answer["global_steps"]) == (1, 5), about
+
+
+@pytest.mark.slow
+def test_every_rank_hears_of_one_weight_that_is_no_number(discarded):
+    """In the last value of rank 1's own part, in every stage and format; sound weights, padding and all, are sound."""
+    for line in discarded:
+        for answer in line["answers"]:
+            assert answer["sound"] == "", line["case"]
+            assert answer["spoilt"] == line["answers"][1]["spoilt_name"], line["case"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,45 @@
+"""Whether all weights are numbers: what is not may be no checkpoint, and no skipped step mends it."""
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbtrain.parallel.agreement import gather_objects
+from nbtrain.parallel.startup import World
+
+NAMES_SHOWN = 3
+
+
+def bad_weights(module: torch.nn.Module, world: World) -> str:
+    """Names of parameters that hold a NaN or an infinity on any rank; "" where none does.
+
+    All ranks together. Reads each rank's own part of the weights once and waits for the device; parts that lie on NVMe
+    are not read.
+    """
+    parts = {name: local_part(parameter) for name, parameter in module.named_parameters()}
+    parts = {name: part for name, part in parts.items() if part.numel()}
+    highest = torch.nn.utils.get_total_norm(list(parts.values()), math.inf) if parts else torch.zeros(())
+    bad = (~highest.isfinite()).to(world.device, torch.int32)
+    if world.size > 1:
+        dist.all_reduce(bad, dist.ReduceOp.MAX)
+    if not bad.item():
+        return ""
+    own = [name.replace("_orig_mod.", "") for name, part in parts.items() if not part.isfinite().all()]
+    all_own = gather_objects(own) if world.size > 1 else [own]
+    told = list(dict.fromkeys(name for names in all_own for name in names))
+    more = f" and {len(told) - NAMES_SHOWN} more" if len(told) > NAMES_SHOWN else ""
+    return ", ".join(told[:NAMES_SHOWN]) + more
+
+
+def local_part(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """The parameter; under ZeRO 3 this rank's part of it, without the padding, which is whatever the memory held."""
+    if not hasattr(parameter, "ds_tensor"):
+        return parameter.detach()
+    zero: Any = parameter
+    part = zero.ds_tensor.detach()
+    if zero.ds_tensor.status.name != "AVAILABLE":
+        return part[:0]
+    size = part.numel()
+    return part[: max(0, min(size, zero.ds_numel - zero.ds_zero_partition_rank * size))]

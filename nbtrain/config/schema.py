@@ -353,7 +353,8 @@ class StabilityConfig(ConfigModel):
     loss_spike_window_steps: PositiveCount = 100
     """Steps of that mean; nothing counts as a spike before there are so many."""
     max_skipped_steps: PositiveCount = 10
-    """Steps that may be skipped, and rollbacks that may be made, within loss_spike_window_steps; one more fails the job."""
+    """Steps that may be skipped, and rollbacks that may be made, within loss_spike_window_steps; one more fails the job. So
+    does the third rollback in a row that comes no further."""
 
 
 class AlertConfig(ConfigModel):

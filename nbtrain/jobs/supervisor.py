@@ -21,6 +21,7 @@ and readers see the job as LOST.
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -57,6 +58,8 @@ from nbtrain.rundir import (
 )
 
 LONGEST_BACKOFF_SECONDS = 300.0
+# With other samples each time, so often at the same step from the same checkpoint: a fourth would be no different.
+VAIN_ROLLBACKS = 3
 # Whoever filled the disk may take the reserve too: the last words are tried this often.
 LAST_WORD_TRIES = 20
 # Beside a checkpoint: events, logs, heartbeats.
@@ -189,7 +192,7 @@ class Supervisor:
         self.reserve.write(lambda: entry.append(self.run_dir.rollbacks_json))
 
     def go_back(self, verdict: Verdict, lost: str) -> Verdict | None:
-        """Restart at once; no more often within a window than stability.max_skipped_steps allows."""
+        """Restart at once; no more often within a window than stability.max_skipped_steps allows, nor where it is in vain."""
         stability = self.config.stability
         entries = Rollback.read_all(self.run_dir.rollbacks_json)
         newest, window = entries[-1], stability.loss_spike_window_steps
@@ -201,6 +204,13 @@ class Supervisor:
                 f"{stability.max_skipped_steps} allows; lower lr_schedule.lr or look at the data",
             )
         back = f"step {newest.checkpoint_step}" if newest.checkpoint_step else "the start"
+        if in_vain(entries) >= VAIN_ROLLBACKS:
+            older = ", or remove that checkpoint to go on from an older one" if newest.checkpoint_step else ""
+            return self.given_up(
+                verdict,
+                f"{VAIN_ROLLBACKS} attempts from {back} came no further, with other samples each time, so it is not the "
+                f"data; lower lr_schedule.lr{older}",
+            )
         message = f"{verdict.cause}; goes back to {back} and passes over samples {newest.first:,} to {newest.last - 1:,}; {lost}"
         self.event("rollback", message, step=newest.step, positions=[newest.first, newest.last])
         self.set_state(RESTARTING, verdict.cause)
@@ -482,6 +492,17 @@ class Supervisor:
         if usage.free > max(64 * 2**20, usage.total // 1000):
             return ""
         return f" (the run's disk has {usage.free / 2**20:.0f} MiB of {usage.total / 2**30:.2f} GiB free)"
+
+
+def in_vain(entries: list[Rollback]) -> int:
+    """How many of the newest rollbacks, of one job and to one checkpoint, have not come behind the step of the first of them."""
+    newest = entries[-1]
+    place = (newest.job_id, newest.checkpoint_step)
+    same = list(
+        itertools.takewhile(lambda one: (one.job_id, one.checkpoint_step) == place, reversed(entries))
+    )
+    steps = [one.step for one in reversed(same)]
+    return len(steps) - steps.index(max(steps))
 
 
 def main(run_dir: str, job_id: str) -> int:

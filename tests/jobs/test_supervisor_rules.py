@@ -9,7 +9,7 @@ from nbtrain.data.state import DataState
 from nbtrain.jobs import control
 from nbtrain.jobs import supervisor as supervisor_module
 from nbtrain.jobs.reserve import Reserve
-from nbtrain.jobs.supervisor import Supervisor
+from nbtrain.jobs.supervisor import Supervisor, in_vain
 from nbtrain.jobs.verdict import Verdict
 from nbtrain.rundir import AttemptRecord, JobDir, JobRecord, Rollback, RunDir, new_job_id, read_events
 
@@ -116,7 +116,7 @@ def checkpoint(run, step, consumed, skipped=()):
     folder.mkdir(parents=True)
     (folder / "state").write_bytes(b"x")
     state = DataState(1, "9,1,0", "megatron", "0" * 64, 1000, consumed, skipped)
-    manifest = {"files": {"state": {"bytes": 1}}, "data_state": state.to_dict()}
+    manifest = {"schema_version": 2, "files": {"state": {"bytes": 1}}, "data_state": state.to_dict()}
     files.write_json(folder / "manifest.json", manifest)
 
 
@@ -160,6 +160,30 @@ def test_rollbacks_have_a_limit_of_their_own(supervisor):
         "stability.max_skipped_steps = 2 allows; lower lr_schedule.lr or look at the data"
     )
     assert len(supervisor.told) == 1
+
+
+def test_a_rollback_in_vain_is_not_made_over_and_over(supervisor):
+    """Thrice at one step, or before it, from one checkpoint, other samples each time: no need of ten more starts."""
+    checkpoint(supervisor.run_dir, 4, 32)
+    supervisor.told = [bad_step(step, 8 * step, 8 * step + 8) for step in (6, 8, 8, 7, 8)]
+    verdict = supervisor.attempts()
+    assert verdict.cause == (
+        "step 7: the loss is nan; not tried again: 3 attempts from step 4 came no further, with other samples each time, "
+        "so it is not the data; lower lr_schedule.lr, or remove that checkpoint to go on from an older one"
+    )
+    assert len(supervisor.told) == 1
+
+
+def test_only_rollbacks_of_one_job_to_one_checkpoint_are_in_vain():
+    """A new job may have other settings, a new checkpoint is progress, and so is a later step."""
+
+    def entries(*places):
+        return [Rollback(job, 0, 0.0, step, saved, 0, 8, "nan") for job, saved, step in places]
+
+    assert in_vain(entries(("a", 4, 6))) == 1
+    assert in_vain(entries(("a", 4, 6), ("a", 4, 6), ("b", 4, 6))) == 1
+    assert in_vain(entries(("a", 0, 6), ("a", 4, 6), ("a", 4, 6))) == 2
+    assert in_vain(entries(("a", 4, 6), ("a", 4, 7), ("a", 4, 6))) == 2
 
 
 def test_a_stop_does_not_forget_the_bad_samples(supervisor):

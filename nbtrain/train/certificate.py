@@ -56,6 +56,23 @@ SAME_MATHEMATICS = (
 )
 
 
+# Of a layout (train/checkpoint.py), what is said to people: by the key of the YAML that decides it.
+LAYOUT_KEYS = {
+    "data_parallel_size": "parallel.data_parallel_size",
+    "tensor_parallel_size": "parallel.tensor_parallel_size",
+    "pipeline_parallel_size": "parallel.pipeline_parallel_size",
+    "ds_sequence_parallel_size": "parallel.ds_sequence_parallel_size",
+    "zero_stage": "parallel.zero_stage",
+    "weights": "precision.dtype",
+    "stage_layers": "parallel.pipeline_stage_layers",
+    "sub_group_size": "parallel.sub_group_size",
+    "offload_optimizer": "parallel.offload_optimizer.device",
+    "offload_param": "parallel.offload_param.device",
+}
+# What comes, goes and changes with another of them, and is said where it changes alone.
+FOLLOWS = {"stage_layers": "pipeline_parallel_size", "sub_group_size": "zero_stage"}
+
+
 class Samples(Protocol):
     """What the hash needs of a training split."""
 
@@ -132,8 +149,7 @@ def certify(
             (inexact if _within(key, SAME_MATHEMATICS) else changed).append(f"{key}: {before} -> {now}")
     if not inexact or manifest["settings"] is None:
         # Else the settings say it, in the words of the YAML.
-        for key, before, now in _differences(manifest["layout"], layout):
-            inexact.append(f"layout: {key}: {before} -> {now}")
+        inexact += layout_words(manifest["layout"], layout)
     for title, before_all, now_all in (
         ("version of", manifest["versions"], software()),
         ("device", manifest["device"] or {}, device(where)),
@@ -149,6 +165,16 @@ def certify(
         changed.append("the next batch is another one")
     kind = "changed" if changed else "data-exact" if inexact else "bit-exact"
     return ResumeCertificate(kind, changed + inexact, manifest["step"], next_batch, time.time())
+
+
+def layout_words(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """["parallel.zero_stage: 1 -> 3", ...]: what differs between two layouts, in the words of the YAML."""
+    changed = {key: (old, new) for key, old, new in _differences(before, now)}
+    return [
+        f"{LAYOUT_KEYS.get(key, key)}: {'none' if old is None else old} -> {'none' if new is None else new}"
+        for key, (old, new) in changed.items()
+        if FOLLOWS.get(key) not in changed
+    ]
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

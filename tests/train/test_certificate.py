@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from nbtrain.config.load import load
+from nbtrain.config.load import field_keys, load
 from nbtrain.data.sample import Sample
 from nbtrain.data.state import DataState
 from nbtrain.rundir import ResumeCertificate
@@ -118,6 +118,35 @@ def test_what_an_older_checkpoint_does_not_say_is_not_claimed():
     made = certified(manifest(config, settings=None, next_batch_sha256=None, device=None), config)
     assert made.kind == "data-exact"
     assert "the checkpoint does not say which batch came next" in made.reasons
+
+
+def test_a_layout_is_told_in_the_words_of_the_yaml():
+    """What follows from another change, as the layers of each stage, is not said beside it; alone it is."""
+    plain = layout(load("gpt-tiny"))
+    piped = {**plain, "pipeline_parallel_size": 2, "stage_layers": [2, 2]}
+    shared = {**plain, "zero_stage": 3, "sub_group_size": 10**9, "offload_param": "cpu"}
+    assert certificate.layout_words(piped, shared) == [
+        "parallel.pipeline_parallel_size: 2 -> 1",
+        "parallel.zero_stage: 0 -> 3",
+        "parallel.offload_param.device: none -> cpu",
+    ]
+    uneven = {**piped, "stage_layers": [3, 1]}
+    assert certificate.layout_words(piped, uneven) == ["parallel.pipeline_stage_layers: [2, 2] -> [3, 1]"]
+    smaller = {**shared, "sub_group_size": 10**6}
+    assert certificate.layout_words(shared, smaller) == ["parallel.sub_group_size: 1000000000 -> 1000000"]
+    assert certificate.layout_words(plain, plain) == []
+
+
+def test_every_part_of_a_layout_has_a_key_of_the_yaml():
+    everything = {
+        "parallel.pipeline_parallel_size": 2,
+        "parallel.zero_stage": 3,
+        "parallel.offload_param.device": "cpu",
+        "parallel.offload_optimizer.device": "cpu",
+    }
+    found = layout(load("gpt-tiny", everything, check=False))
+    assert set(certificate.LAYOUT_KEYS) == set(found)
+    assert set(certificate.LAYOUT_KEYS.values()) <= set(field_keys())
 
 
 def test_the_hash_is_of_positions_and_tokens():

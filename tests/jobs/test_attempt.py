@@ -56,7 +56,7 @@ def test_a_fresh_file_without_progress_is_a_hang(watched):
         watched.beat(1, 6, progress_count=3)
         watched.look()
     assert watched.killed
-    assert watched.attempt.hang.startswith("no progress for 10 s: rank 1 stopped 1")
+    assert watched.attempt.hang.startswith("no progress for 10 s: rank 1 stopped: last heard of at step 6, 1")
     assert "does not even write" not in watched.attempt.hang
 
 

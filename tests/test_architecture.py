@@ -55,7 +55,7 @@ ALLOWED = {
     "config": (set(), {"pydantic", "pydantic_core", "yaml"}),
     "data": (
         {"config"},
-        {"pydantic", "numpy", "tokenizers", "fastokens", "orjson", "matplotlib", "loky"}
+        {"pydantic", "numpy", "tokenizers", "fastokens", "orjson", "xxhash", "matplotlib", "loky"}
         | {"lxml", "mwparserfromhell", "zstandard", "pyarrow", "ftfy", "rensa", "rustbpe", "sentencex"},
     ),
     "planner": ({"config", "data"}, {"matplotlib", "numpy", "pydantic", "pydantic_core"}),

@@ -2,7 +2,7 @@
 
 Both indices answer in document order and do not care how the documents are cut into batches.
 
-    exact   blake2b of 16 bytes, kept as sorted runs: 16 bytes and 1.3 us a document (of 50 M), and 0.2 GB to merge
+    exact   XXH3 of 16 bytes, kept as sorted runs: 16 bytes and 1.3 us a document (of 50 M), and 0.2 GB to merge
     near    shingles of words -> MinHash (rensa) -> bands; 330 bytes a document that stays, at 128 hash functions
             and threshold 0.8
 
@@ -10,12 +10,12 @@ Sources: MinHash, Broder 1997; bands, Leskovec, Rajaraman and Ullman, Mining of 
 one byte in place of each minimum, Li and Koenig, b-bit minwise hashing (arXiv:0910.3349).
 """
 
-import hashlib
 import importlib.metadata
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from nbtrain.config.data_section import NearDedupConfig
 from nbtrain.data import characters
@@ -27,8 +27,11 @@ PAIRS = 1 << 17  # candidates compared at once: 17 MB at 128 hash functions
 
 
 def digest(content: bytes) -> bytes:
-    """The identity of a document: blake2b of its UTF-8 bytes, 16 bytes."""
-    return hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest()
+    """The identity of a document: XXH3 of its UTF-8 bytes, 128 bits: 2 of 10^12 documents meet once in 10^15 corpora.
+
+    It is made for speed, not against an adversary, who could have a document of his own taken for another's double.
+    """
+    return xxhash.xxh3_128_digest(content)
 
 
 class SortedRuns:

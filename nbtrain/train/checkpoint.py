@@ -265,9 +265,12 @@ class Checkpointer:
         if self.events is not None:
             message = f"resumed from the checkpoint of step {step}"
             if not same_layout:
-                message += f", which another layout saved ({_told(manifest['layout'], now)})"
+                words = certificate.layout_words(manifest["layout"], now)
+                if manifest["padded_vocab_size"] != padded:
+                    words.append(f"padded vocabulary: {manifest['padded_vocab_size']:,} -> {padded:,}")
+                message += f", which another layout saved ({', '.join(words)})"
                 logger.info("%s", message)
-            self.events.write("checkpoint", message, step=step)
+            self.events.write("checkpoint", message, step=step, saved_layout=manifest["layout"], layout=now)
         self._certify(manifest, state, reseeded=not same_layout)
         return state
 
@@ -544,13 +547,6 @@ def layout(config: RunConfig) -> dict[str, Any]:
         if (place := getattr(parallel, key).device) != "none":
             found[key] = place
     return found
-
-
-def _told(before: dict[str, Any], now: dict[str, Any]) -> str:
-    keys = [*before, *(key for key in now if key not in before)]
-    return ", ".join(
-        f"{key}: {before.get(key)} -> {now.get(key)}" for key in keys if before.get(key) != now.get(key)
-    )
 
 
 def checkpoint_bytes(config: RunConfig) -> int:

@@ -38,7 +38,7 @@ from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.errors import DataError
 
 # Text that is in memory as tokens at one time.
-BATCH_CHARS = 1 << 20
+BATCH_CHARS = 1 << 19
 # A text from this size on goes from the tokenizer to the disk piece by piece: its ids alone may be 4 times its size.
 LONG_TEXT_BYTES = 8 << 20
 LARGEST_SEQUENCE_TOKENS = 2**31 - 1

@@ -17,7 +17,7 @@ from nbtrain.workspace import display
 
 CHECKS = {".gz": "gzip -t", ".zst": "zstd -t", ".bz2": "bzip2 -t"}
 SUFFIXES = tuple(CHECKS)
-BLOCK_BYTES = 1 << 20
+BLOCK_BYTES = 1 << 18
 FEED_BYTES = 64 << 10
 # zstandard's object cannot be told how much to unpack at once; 4 KiB are at most 128 MiB.
 ZSTD_FEED_BYTES = 4 << 10

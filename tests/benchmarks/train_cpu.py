@@ -39,14 +39,15 @@ PRECISIONS = ("fp32", "autocast", "masters")
 # Micro batch and parallel sizes of two ranks that make the same step.
 LAYOUTS = {
     "dp2": {"batch.micro_batch_size": 4, "parallel.data_parallel_size": 2},
-    "tp2": {"batch.micro_batch_size": 8, "parallel.tensor_parallel_size": 2},
+    "tp2": {"batch.micro_batch_size": 8, "parallel.tensor_parallel_size": 2, "parallel.zero_stage": 1},
     "tp2-sp": {
         "batch.micro_batch_size": 8,
         "parallel.tensor_parallel_size": 2,
         "parallel.sequence_parallel": True,
+        "parallel.zero_stage": 1,
     },
     "ulysses2": {"batch.micro_batch_size": 8, "parallel.ds_sequence_parallel_size": 2},
-    "pp2": {"batch.micro_batch_size": 2, "parallel.pipeline_parallel_size": 2},
+    "pp2": {"batch.micro_batch_size": 2, "parallel.pipeline_parallel_size": 2, "parallel.zero_stage": 1},
 }
 
 
@@ -282,7 +283,7 @@ class Ours(Contender):
             "checkpoint.save_interval_steps": 10**6,
             "precision.dtype": "fp32" if precision == "fp32" else "bf16",
             "precision.autocast": precision == "autocast",
-            "parallel.zero_stage": 1 if precision == "masters" or layout == "pp2" else 0,
+            "parallel.zero_stage": 1 if precision == "masters" else 0,
             # A rank that is stopped keeps the others waiting.
             "parallel.process_group_timeout_seconds": 36_000,
             "logging.log_interval_steps": 100,

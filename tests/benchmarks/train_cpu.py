@@ -14,7 +14,8 @@ Every contender is started once and then stopped (SIGSTOP); a round lets each ru
 turn, so that a slow minute of the machine falls on all. A round's figure is tokens over the time between its
 first and last finished step. Prints the medians over the rounds and the ratios: to the bare loop, to the fastest
 transformers, and of the gains of bf16 and of compiling to the bare loop's own. Asserts nothing. Wants a quiet
-machine: check the load first. Tokens per CPU second, beside them, stand up to a busy one with --threads 1.
+machine: check the load first. A stopped contender keeps its memory: with --layouts one --precision at a time fits
+24 GiB. Tokens per CPU second, beside them, stand up to a busy one with --threads 1.
 """
 
 import argparse

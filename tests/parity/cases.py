@@ -226,8 +226,7 @@ def parity_cases() -> list[Case]:
             ("reduce_scatter", False),
             ("reduce_bucket_size", 20_000),
         ):
-            note = key if value is False else "small-buckets"
-            note = note if value is not False else f"no-{key}"
+            note = f"no-{key.replace('_', '-')}" if value is False else "small-buckets"
             cases.append(Case(dp=2, zero=zero, extra={f"parallel.{key}": value}, note=note))
     cases.append(Case(dp=2, zero=3, extra={"parallel.sub_group_size": 20_000}, note="sub-groups"))
     cases.append(Case(dp=2, zero=0, extra={"parallel.prescale_gradients": True}, note="prescaled"))

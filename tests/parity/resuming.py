@@ -71,8 +71,9 @@ def resumed(runner: Runner, case: Case) -> Job[Resumed]:
 
     newest = max(cut.checkpoint_steps())
     torn = next(step for step in range(newest + 1, STEPS + 1) if step % INTERVAL == 0 or step == STEPS)
-    rank = draw.randrange(case.ranks)
-    # Every rank writes one file at least; rank 0 its model, under ZeRO its part of the optimizer, and the manifest.
+    # Under ZeRO every rank writes one file at least, without it rank 0 alone; rank 0 its model, under ZeRO its part of the
+    # optimizer, and the manifest.
+    rank = draw.randrange(case.ranks) if case.zero else 0
     file = draw.randint(1, 3 if case.zero else 2) if rank == 0 else 1
     launch.new_job(cut)
     ended = yield runner.start(

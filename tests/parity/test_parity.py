@@ -17,11 +17,14 @@ a norm, which sees the rounding of each gradient, not its mean, 4.6e-3, of a par
 """
 
 import itertools
+import re
 
 import launch
 import pytest
-from cases import Case
+from cases import Case, parity_cases
 from pairwise import CHOICES, all_pairs, case_of, cover, goes_together
+from reshaping import reshape_cases, reshape_cases_bf16
+from resuming import resume_cases
 from runner import exceeds
 
 from nbtrain.config.load import load
@@ -95,3 +98,10 @@ def test_the_cover_holds_every_pair_that_may_be_trained(tmp_path):
                 with pytest.raises(ConfigError, match=r"does not go with|needs"):
                     load(str(tiny), case_of({**row, "zero": stage}).overrides)
     assert left_out
+
+
+def test_names_of_cases_are_names_that_runs_may_have():
+    names = [
+        case.name for case in (*parity_cases(), *resume_cases(), *reshape_cases(), *reshape_cases_bf16())
+    ]
+    assert [name for name in names if not re.fullmatch("[a-z0-9]+(-[a-z0-9]+)*", name)] == []

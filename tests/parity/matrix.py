@@ -117,7 +117,6 @@ def jobs_of(table: str, runner: Runner, done: Callable[[str], bool]) -> Iterator
                             raise RunFailed(f"{name}: {found}")
                 for target in left:
                     yield f"{origin.name} -> {target.name}", reshape_job(runner, origin, target)
-                shutil.rmtree(_first_of(runner, origin).path, ignore_errors=True)
         return
     job, cases = {
         "parity": (parity_job, parity_cases()),

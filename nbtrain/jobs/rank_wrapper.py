@@ -33,6 +33,8 @@ FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 IN_ORDER = ("finished", "stopped", "rollback")
 OUTCOMES = (*IN_ORDER, "failed")
 # The rank's word holds a traceback at most; more than this is no word of ours.
+# In the message of a rank that ended without telling why.
+WITHOUT_WORD = "without a word"
 MAX_WORD_BYTES = 1 << 20
 # The end of a traceback says most, and the record must fit into its reserve.
 MAX_DETAIL_CHARACTERS = 12_000
@@ -137,7 +139,7 @@ def write_record(
         said = f" after it said {outcome!r}: {message}" if outcome in OUTCOMES else ""
         outcome, message = "killed", f"killed by {signal_name(killed_by)}{said}"
     elif outcome not in OUTCOMES:
-        outcome, message = "failed", f"exit code {exit_code} without a word; the end of its log says more"
+        outcome, message = "failed", f"exit code {exit_code} {WITHOUT_WORD}; the end of its log says more"
     elif exit_code and outcome != "failed":
         outcome, message = "failed", f"exit code {exit_code} after it said {outcome!r}: {message}"
     step = word.get("step")

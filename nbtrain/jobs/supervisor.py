@@ -29,6 +29,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from nbtrain import files
@@ -40,6 +41,7 @@ from nbtrain.jobs import leftovers, processes
 from nbtrain.jobs.attempt import POLL_SECONDS, Attempt
 from nbtrain.jobs.control import asked_devices
 from nbtrain.jobs.environment import usable_cores, visible_gpus
+from nbtrain.jobs.rank_wrapper import WITHOUT_WORD
 from nbtrain.jobs.reserve import FULL, Reserve
 from nbtrain.jobs.summary import write_summary
 from nbtrain.jobs.verdict import Verdict
@@ -60,6 +62,8 @@ from nbtrain.rundir import (
 LONGEST_BACKOFF_SECONDS = 300.0
 # With other samples each time, so often at the same step from the same checkpoint: a fourth would be no different.
 VAIN_ROLLBACKS = 3
+# With less a rank cannot leave the record of its end.
+NO_ROOM_BYTES = 1 << 20
 # Whoever filled the disk may take the reserve too: the last words are tried this often.
 LAST_WORD_TRIES = 20
 # Beside a checkpoint: events, logs, heartbeats.
@@ -122,7 +126,7 @@ class Supervisor:
         """Attempt after attempt, until one ends the job."""
         before: Verdict | None = None
         while True:
-            verdict = self.attempt()
+            verdict = self.seen_with_the_disk(self.attempt())
             if verdict.kind == "rollback":
                 self.note_rollback(verdict)
             if not verdict.retry:
@@ -135,6 +139,14 @@ class Supervisor:
                 return ended
             before = verdict
             self.record.attempt += 1
+
+    def seen_with_the_disk(self, verdict: Verdict) -> Verdict:
+        """A rank that ended without a word beside a full disk could not write one: that is the cause."""
+        if not (verdict.retry and not verdict.kind and WITHOUT_WORD in verdict.cause):
+            return verdict
+        if shutil.disk_usage(self.run_dir.path).free >= NO_ROOM_BYTES:
+            return verdict
+        return replace(verdict, cause=f"{verdict.cause}; the disk is full", kind="disk", signature=None)
 
     def before_the_next(self, verdict: Verdict, before: Verdict | None, lost: str) -> Verdict | None:
         """What must be before another attempt; the job's end where there is to be none."""

@@ -353,7 +353,9 @@ def row(name: str, suffered: Suffered | None, why_not: str = "") -> str:
     title = FAULTS[name].title
     if suffered is None:
         return f"| {title} | not measured: {why_not} | | |"
-    words = told(name, suffered).replace("|", "\\|").replace("\n", " ")
+    # Without the temporary folder, which is nobody else's.
+    place = str(suffered.job.run.path.parents[1])
+    words = told(name, suffered).replace(f"{place}/", "").replace("|", "\\|").replace("\n", " ")
     again = "ends at once" if suffered.seconds is None else f"{suffered.seconds:.0f}"
     if FAULTS[name].told == "skip":
         again = "0, goes on"

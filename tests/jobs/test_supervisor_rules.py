@@ -1,5 +1,6 @@
 """The supervisor's decisions between attempts, with attempts that are told and not run."""
 
+import collections
 import time
 
 import pytest
@@ -8,6 +9,7 @@ from nbtrain import files
 from nbtrain.data.state import DataState
 from nbtrain.jobs import control
 from nbtrain.jobs import supervisor as supervisor_module
+from nbtrain.jobs.rank_wrapper import WITHOUT_WORD
 from nbtrain.jobs.reserve import Reserve
 from nbtrain.jobs.supervisor import Supervisor, in_vain
 from nbtrain.jobs.verdict import Verdict
@@ -219,6 +221,21 @@ def test_it_waits_for_room(supervisor, monkeypatch):
     assert supervisor.attempts().cause == "done"
     (told,) = [event for event in read_events(supervisor.job) if event["kind"] == "warning"]
     assert told["message"] == "waits up to 600 s for room on the disk: 0.06 GiB are needed, 0.00 GiB are free"
+
+
+def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it(supervisor, monkeypatch):
+    """The cause is the disk, and it is waited for; with room the rank's silence stays what it is."""
+    silent = Verdict(
+        "FAILED", f"rank 0 failed: exit code 1 {WITHOUT_WORD}", retry=True, signature=(3, "x"), step=3
+    )
+    full = collections.namedtuple("Usage", "total used free")(80 << 20, 80 << 20, 4096)
+    monkeypatch.setattr(supervisor_module.shutil, "disk_usage", lambda path: full)
+    seen = supervisor.seen_with_the_disk(silent)
+    assert (seen.kind, seen.signature) == ("disk", None)
+    assert seen.cause == "rank 0 failed: exit code 1 without a word; the disk is full"
+    assert supervisor.seen_with_the_disk(failure()) == failure()
+    monkeypatch.setattr(supervisor_module.shutil, "disk_usage", lambda path: full._replace(free=1 << 30))
+    assert supervisor.seen_with_the_disk(silent) == silent
 
 
 def test_it_does_not_wait_for_ever(supervisor, monkeypatch):

@@ -254,9 +254,12 @@ def checkpoint_problem(folder: Path) -> str | None:
         return f"{MANIFEST} has schema_version {version}; this nbtrain reads {known}"
     described = manifest.get("files")
     if not isinstance(described, dict) or not all(
-        isinstance(entry, dict) and isinstance(entry.get("bytes"), int) for entry in described.values()
+        isinstance(entry, dict)
+        and isinstance(entry.get("bytes"), int)
+        and isinstance(entry.get("sha256"), str)
+        for entry in described.values()
     ):
-        return f"{MANIFEST} does not say the sizes of its files"
+        return f"{MANIFEST} does not say size and SHA-256 of its files"
     for name, expected in described.items():
         path = folder / name
         if not path.is_file():

@@ -49,10 +49,14 @@ def test_clean_lists_and_removes(job, leftover):
     (job.path / "heartbeat" / ".0.json.12.tmp").write_text("{")
     run.checkpoint(4).mkdir(parents=True)
     (run.checkpoint(4) / "state.pt").write_bytes(b"1234")
-    files.write_json(run.checkpoint_manifest(4), {"schema_version": 2, "files": {"state.pt": {"bytes": 4}}})
+    files.write_json(
+        run.checkpoint_manifest(4), {"schema_version": 2, "files": {"state.pt": {"bytes": 4, "sha256": "0"}}}
+    )
     run.checkpoint(8).mkdir()
     (run.checkpoint(8) / "state.pt").write_bytes(b"12")
-    files.write_json(run.checkpoint_manifest(8), {"schema_version": 2, "files": {"state.pt": {"bytes": 4}}})
+    files.write_json(
+        run.checkpoint_manifest(8), {"schema_version": 2, "files": {"state.pt": {"bytes": 4, "sha256": "0"}}}
+    )
     run.checkpoint(9).mkdir()
     job.log(0, 0).write_text("last words")
     cut = run.jobs / "20250101-000000-abcd"

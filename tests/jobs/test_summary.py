@@ -15,7 +15,7 @@ def test_the_checkpoint_is_the_one_on_the_disk(tmp_path):
     for step, size in ((40, 1), (44, 2)):
         run.checkpoint(step).mkdir(parents=True)
         (run.checkpoint(step) / "state").write_bytes(b"x")
-        manifest = {"schema_version": 2, "files": {"state": {"bytes": size}}}
+        manifest = {"schema_version": 2, "files": {"state": {"bytes": size, "sha256": "0"}}}
         files.write_json(run.checkpoint_manifest(step), manifest)
     record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "local", [])
     me = ProcessIdentity.of(os.getpid())

@@ -118,7 +118,11 @@ def checkpoint(run, step, consumed, skipped=()):
     folder.mkdir(parents=True)
     (folder / "state").write_bytes(b"x")
     state = DataState(1, "9,1,0", "megatron", "0" * 64, 1000, consumed, skipped)
-    manifest = {"schema_version": 2, "files": {"state": {"bytes": 1}}, "data_state": state.to_dict()}
+    manifest = {
+        "schema_version": 2,
+        "files": {"state": {"bytes": 1, "sha256": "0"}},
+        "data_state": state.to_dict(),
+    }
     files.write_json(folder / "manifest.json", manifest)
 
 

@@ -62,8 +62,11 @@ def test_a_torn_checkpoint_is_passed_over_with_its_reason(run, damage, reason):
     assert manifests.newest_whole(run) == (10, [(20, reason)])
 
 
+NO_SHA256 = '{"schema_version": 2, "files": {"mp_rank_00_model_states.pt": {"bytes": 7}}}'
+
+
 @pytest.mark.parametrize(
-    "content", ["[]", '{"schema_version": 2}', '{"schema_version": 2, "files": {"a": 1}}']
+    "content", ["[]", '{"schema_version": 2}', '{"schema_version": 2, "files": {"a": 1}}', NO_SHA256]
 )
 def test_a_manifest_of_another_form_is_told(run, content):
     write(run, 10)
@@ -73,7 +76,7 @@ def test_a_manifest_of_another_form_is_told(run, content):
     assert (found, step) == (10, 20)
     assert reason in (
         "manifest.json holds a list in place of fields",
-        "manifest.json does not say the sizes of its files",
+        "manifest.json does not say size and SHA-256 of its files",
     )
     assert leftovers.newest_checkpoint_step(run) == 10
 

@@ -11,6 +11,7 @@ FAKE_FAULTS         JSON list of {"rank", "attempt", "step", "do", ...}; do is o
 A checkpoint is a folder with a manifest; training goes on from the newest.
 """
 
+import hashlib
 import json
 import os
 import signal
@@ -65,9 +66,11 @@ def main(run_path: str) -> int:
         if rank == 0:
             folder = run.checkpoint(step)
             folder.mkdir(parents=True, exist_ok=True)
-            (folder / "state.bin").write_bytes(b"x" * 100)
+            content = b"x" * 100
+            (folder / "state.bin").write_bytes(content)
+            described = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
             files.write_json(
-                folder / "manifest.json", {"schema_version": 1, "files": {"state.bin": {"bytes": 100}}}
+                folder / "manifest.json", {"schema_version": 1, "files": {"state.bin": described}}
             )
 
     def say(outcome: str, message: str, detail: str = "") -> None:

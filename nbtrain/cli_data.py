@@ -16,6 +16,7 @@ DATA is a dataset's name in the data home, a run YAML, or the prefix of any .bin
 
 import argparse
 import json
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -79,6 +80,7 @@ def _with_tokenizer(one: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def prepare(options: argparse.Namespace) -> int:
+    without_idle_threads()
     from nbtrain.config.load import load
     from nbtrain.data.prepare import prepare as prepare_data
 
@@ -92,6 +94,11 @@ def prepare(options: argparse.Namespace) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
+
+
+def without_idle_threads() -> None:
+    """Before NumPy is imported: OpenBLAS' threads spin a tenth of a second at start, and no data step multiplies."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 def _interrupt(number: int, frame: Any) -> None:

@@ -4,7 +4,7 @@
 
     text        installed source and documentation files, each once by its hash (or FILE.jsonl), never repeated: repetition
                 flatters engines that remember words
-    contender   a process of its own that makes tokens, index and manifest from the text: `prepare --through encode`
+    contender   a process of its own that makes tokens, index and manifest from the text: `nbtrain data encode`
     figure      CPU seconds of the whole process and its children, the median over the rounds; memory is the peak
                 of the process (VmHWM). On a busy machine they are many times as large: look at uptime first
 
@@ -175,17 +175,20 @@ def child(engine: str, run: str) -> None:
     """Make one dataset; the process is the measurement."""
     if engine == "datatrove":
         return child_datatrove(run)
-    from nbtrain.config.load import load
-    from nbtrain.data.prepare import prepare
+    from nbtrain import cli, cli_data
 
+    cli_data.without_idle_threads()
     use_engine(engine)
-    report = prepare(load(run), through="encode")
+    if cli.main(["data", "encode", run]):
+        raise SystemExit(1)
     status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
-    files = report.manifest.files
+    dataset = Path(os.environ["NBTRAIN_DATA"]) / "dataset" / Path(run).stem
+    manifest = json.loads((dataset / "manifest.json").read_text())
+    files = manifest["files"]
     print(
         json.dumps(
             {
-                "tokens": report.manifest.counts["tokens"],
+                "tokens": manifest["counts"]["tokens"],
                 "sha256": next(entry["sha256"] for name, entry in files.items() if name.endswith(".bin")),
                 "peak_mib": int(status["VmHWM"].split()[0]) / 1024,
             }

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from nbtrain import files
 from nbtrain.config.check import check_config
 from nbtrain.config.deepspeed import deepspeed_config
-from nbtrain.config.load import Overrides, load, load_resolved, to_yaml
+from nbtrain.config.load import Overrides, load, load_resolved, override_layer, to_yaml
 from nbtrain.config.schema import UNITS, RunConfig, given_unit
 from nbtrain.errors import SubmitError
 from nbtrain.jobs import leftovers
@@ -85,11 +85,13 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
             "`nbtrain submit RUN.yaml` starts one."
         )
     before = load_resolved(run.config_yaml)
-    config = load(before, overrides)
+    given = override_layer(overrides).value
+    config = load(before, given)
     if active := active_job(run):
         _tell_ignored_changes(run, config)
         return active
-    config = _mode_of_resume(run, before, config)
+    if "mode" not in given and before.mode != "full":
+        config = _mode_of_resume(run, before, config)
     newest = run.newest_job()
     if (
         newest
@@ -106,9 +108,7 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
 
 
 def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunConfig:
-    """`config` with the mode that is meant where none is said. Raises SubmitError where that cannot be told."""
-    if before.mode == "full" or config.where("mode").startswith("override "):
-        return config
+    """`config` with the mode that is meant where none is said, after a job that did not train. Raises SubmitError."""
     if before.mode == "perf":
         raise SubmitError(
             f"{display(run.path)}: its last job only measured (mode: perf), and left no checkpoint to go on from. "

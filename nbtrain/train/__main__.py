@@ -6,6 +6,7 @@ The job and the attempt come from NBTRAIN_JOB and NBTRAIN_ATTEMPT; by hand it is
 Exit code 0: finished, or left in order: stopped on request or by a limit, or to be rolled back.
 """
 
+import contextlib
 import json
 import logging
 import os
@@ -41,8 +42,10 @@ def main(run_path: str) -> int:
         known = isinstance(error, NbtrainError)
         message = str(error) if known else f"{type(error).__name__}: {error}"
         detail = traceback.format_exc()
-        print(f"{type(error).__name__}: {error}" if known else detail, file=sys.stderr, flush=True)
+        # The supervisor first: on a full disk the log takes no word any more, and the error would be that one.
         outcome.report("failed", step, message.partition("\n")[0], message if known else detail)
+        with contextlib.suppress(OSError):
+            print(f"{type(error).__name__}: {error}" if known else detail, file=sys.stderr, flush=True)
         return getattr(error, "exit_code", 1)
     finally:
         if heartbeat is not None:

@@ -3,7 +3,10 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -71,3 +74,22 @@ def test_the_last_word_goes_through_the_pipe(monkeypatch):
 def test_without_a_wrapper_there_is_nobody_to_tell(monkeypatch):
     monkeypatch.delenv("NBTRAIN_EXIT_FD", raising=False)
     outcome.report("finished", 7, "finished at step 7")
+
+
+def test_the_last_word_arrives_where_the_log_takes_none(tmp_path):
+    """A rank whose log lies on a full disk still says why it failed, and by which exit code."""
+    reader, writer = os.pipe()
+    with Path("/dev/full").open("w") as full:
+        failed = subprocess.run(
+            [sys.executable, "-m", "nbtrain.train", str(tmp_path / "run")],
+            env=os.environ | {"NBTRAIN_EXIT_FD": str(writer), "NBTRAIN_JOB": ""},
+            pass_fds=[writer],
+            stdout=full,
+            stderr=full,
+        )
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        word = json.loads(pipe.read())
+    assert failed.returncode == 5
+    assert word["outcome"] == "failed"
+    assert "holds no job" in word["message"]

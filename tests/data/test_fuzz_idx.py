@@ -125,7 +125,7 @@ def pairs(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("mutations", [400, pytest.param(6000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("mutations", [400, pytest.param(2000, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("block_bits", [2, 16])
 def test_mutated_pairs(pairs, monkeypatch, block_bits, mutations):
     """Thousands of seeded mutations, with blocks that opening checks and blocks that it leaves for later."""

@@ -94,7 +94,11 @@ def _kept(cleaner: Cleaner, tally: Tally, record: Record) -> Kept | None:
             tally.dropped["empty"] += 1
             return None
         content = record.ids.tobytes()
-        return Kept(record, len(content), digest(content))
+        told = digest(content)
+        # Equal ids of which others are learnt teach something else; a mask that names all of them says nothing.
+        if record.learnt is not None and not record.learnt.all():
+            told = digest(told + record.learnt.tobytes())
+        return Kept(record, len(content), told)
     if isinstance(record, str | Texts):
         text = record if isinstance(record, str) else record.text
         if not text or text.isspace():

@@ -56,6 +56,18 @@ def test_what_stays_and_what_tells_it_from_others():
     assert tally.dropped == {"empty": 3, "not_unicode": 1}
 
 
+def test_what_is_learnt_tells_token_ids_apart():
+    """Equal ids with other labels are other documents; a mask that names every token is none."""
+    ids = np.array([1, 2, 3, 4], np.uint32)
+    masks = [None, [True] * 4, [False, True, True, True], [True, False, False, False]]
+    records = [TokenIds(ids, None if mask is None else np.array(mask)) for mask in masks]
+    # The bytes of this one's ids are those of the last one's ids and mask.
+    records.append(TokenIds(np.array([1, 2, 3, 4, 1], np.uint32)))
+    plain, named, *others = (kept.digest for kept in cleaned(records, NO_CLEANING, Tally()))
+    assert plain == named == digest(ids.tobytes())
+    assert len({plain, *others}) == 4
+
+
 def test_cleaning_counts_its_reasons():
     """What the rules drop is counted by reason; extras of a record stay with it."""
     tally = Tally()

@@ -1,7 +1,7 @@
 """Documents that are token ids already, with labels as Hugging Face aligns them: labels[i] belongs to input_ids[i].
 
 A token is learnt where its label is its id and not where it is -100. Any other label cannot be kept in a .bin, and
-is most often a list that was shifted by one: such a record is broken.
+is most often a list that was shifted by one: such a record is broken. So is one of which nothing is learnt.
 """
 
 from collections.abc import Iterator
@@ -97,4 +97,6 @@ def _token_ids(ids: np.ndarray, labels: np.ndarray | None, ids_key: str, labels_
                 f"{labels_key}[{at}] = {labels[at]} is neither {IGNORED_LABEL} nor {ids_key}[{at}] = {ids[at]}; labels "
                 "stand at their own tokens, not shifted"
             )
+        if len(learnt) and not learnt.any():
+            raise ValueError(f"{labels_key!r} is {IGNORED_LABEL} throughout: nothing of it is learnt")
     return TokenIds(ids.astype(np.uint32), learnt)

@@ -14,7 +14,7 @@ RECORDS = [
     {"input_ids": [1, 2, 3], "labels": [-100, 2, 3]},
     {"input_ids": [70_000], "labels": [70_000]},
     {"input_ids": [], "labels": []},
-    {"input_ids": [0, 2**31 - 1], "labels": [-100, -100]},
+    {"input_ids": [0, 2**31 - 1], "labels": [-100, 2**31 - 1]},
 ]
 
 
@@ -46,7 +46,7 @@ def test_ids_and_labels(workspace, read, part_bytes, name, size):
     assert [record.learnt.tolist() for record in found.records] == [
         [False, True, True],
         [True],
-        [False, False],
+        [False, True],
     ]
     assert {record.ids.dtype for record in found.records} == {np.dtype(np.uint32)}
     assert {record.learnt.dtype for record in found.records} == {np.dtype(bool)}
@@ -86,6 +86,7 @@ BROKEN = {
     '{"input_ids": [1, 2], "labels": [2, -100]}': (
         "labels[0] = 2 is neither -100 nor input_ids[0] = 1; labels stand at their own tokens, not shifted"
     ),
+    '{"input_ids": [1, 2], "labels": [-100, -100]}': "'labels' is -100 throughout: nothing of it is learnt",
     "[1]": "not an object but list",
 }
 

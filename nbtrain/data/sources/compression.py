@@ -27,7 +27,7 @@ LARGEST_WINDOW_BYTES = 1 << 31
 
 def is_compressed(path: Path) -> bool:
     """Whether its name says so."""
-    return path.suffix in CHECKS
+    return path.suffix.lower() in CHECKS
 
 
 def open_bytes(path: Path, where: str) -> io.BufferedReader:
@@ -56,13 +56,14 @@ class Unpacked(io.RawIOBase):
         self.consumed_bytes = 0
         """Compressed bytes read so far."""
         self._file, self._path, self._where = file, path, where
-        self._make, self._errors = _decompressor(path.suffix, where)
+        self._suffix = path.suffix.lower()
+        self._make, self._errors = _decompressor(self._suffix, where)
         self._member: Any = self._make()
         self._left = b""  # compressed bytes that belong to the next member
         self._has_begun = False  # whether the member under way has got a byte
         self._num_members = 0
         self._unpacked_bytes = 0
-        is_zstd = path.suffix == ".zst"
+        is_zstd = self._suffix == ".zst"
         self._feed_bytes = ZSTD_FEED_BYTES if is_zstd else FEED_BYTES
         self._limit: tuple[int, ...] = () if is_zstd else (BLOCK_BYTES,)
         self._is_full = (
@@ -123,9 +124,9 @@ class Unpacked(io.RawIOBase):
         return block
 
     def _damaged(self, reason: str) -> DataError:
-        name, check = display(self._path), CHECKS[self._path.suffix]
+        name, check = display(self._path), CHECKS[self._suffix]
         return DataError(
-            f"{self._where}: {name}: damaged {self._path.suffix} file: {reason}, after {self.consumed_bytes:,} bytes "
+            f"{self._where}: {name}: damaged {self._suffix} file: {reason}, after {self.consumed_bytes:,} bytes "
             f"({self._unpacked_bytes:,} unpacked). Copy or download it again; `{check}` checks it."
         )
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from nbtrain.data.records import Part
-from nbtrain.data.sources import base, compression
+from nbtrain.data.sources import base, compression, folder
 from nbtrain.data.sources.compression import is_compressed, open_bytes
 from nbtrain.data.sources.optional import optional
 from nbtrain.errors import DataError
@@ -33,36 +33,33 @@ def with_compressed(*suffixes: str) -> tuple[str, ...]:
 
 
 class FileReader(base.SourceReader):
-    """A source that is a file, or a folder searched for `suffixes`, in the order of relative paths."""
+    """A source that is a file, or a folder searched for `suffixes` in letters of any case, in the order of relative paths."""
 
     suffixes: ClassVar[tuple[str, ...]]
 
     def files(self) -> list[Path]:
         """The files, in reading order. Raises DataError where there is none."""
         path = resolve(self.config.path)
-        if path.is_file():
+        if folder.is_file(path, self.where):
+            folder.check_name(path, self.where)
             return [path]
-        if not path.is_dir():
+        if not folder.is_folder(path, self.where):
+            if path.is_symlink():
+                raise folder.dangling(path, self.where)
             raise DataError(
                 f"{self.where}: path = {self.config.path!r}: no such file or folder ({display(path)}). Relative "
                 f"paths start at the workspace{'; patterns are not read, name the folder' if '*' in path.name else ''}."
             )
-        found = []
-        for entry in path.rglob("*"):
-            name = entry.relative_to(path)
-            # Hidden ones are copies and leftovers of editors, Jupyter and download tools.
-            is_hidden = any(step.startswith(".") for step in name.parts)
-            if self.is_wanted(entry.name) and not is_hidden and entry.is_file():
-                found.append((name.as_posix(), entry))
+        found = folder.wanted_files(path, self.is_wanted, self.where)
         if not found:
             raise DataError(
                 f"{self.where}: path = {self.config.path!r}: the folder holds {self.nothing_found()}."
             )
-        return [entry for _, entry in sorted(found)]
+        return found
 
     def is_wanted(self, name: str) -> bool:
         """Whether a file of a folder is read."""
-        return name.endswith(self.suffixes)
+        return name.lower().endswith(self.suffixes)
 
     def nothing_found(self) -> str:
         """The end of the message on a folder without a wanted file."""
@@ -81,7 +78,7 @@ class FileReader(base.SourceReader):
         return sum(path.stat().st_size for path in self.files())
 
     def check_dependencies(self) -> None:
-        if any(path.suffix == ".zst" for path in self.files()):
+        if any(path.suffix.lower() == ".zst" for path in self.files()):
             optional("zstandard", self.where, "a .zst file")
 
     def parts(self) -> Iterator[Part]:

@@ -5,7 +5,9 @@ state.json        {"_data_files": [{"filename": "data-00000-of-00002.arrow"}, ..
 dataset_info.json license, citation, homepage
 """
 
+import errno
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from nbtrain.data.records import Part, Tally, Texts
 from nbtrain.data.sources import base
 from nbtrain.data.sources.arrow import check_texts, text_rows
 from nbtrain.data.sources.files import FileReader
+from nbtrain.data.sources.folder import is_file, is_folder, unreadable
 from nbtrain.data.sources.optional import optional
 from nbtrain.errors import DataError
 from nbtrain.workspace import display, resolve
@@ -32,11 +35,11 @@ class HfDatasetReader(FileReader):
         """The folder that holds state.json. Raises DataError where the dataset or the split is not there."""
         root, split = resolve(self.config.path), self.config.split
         where = f"{self.where}: path = {self.config.path!r}"
-        if not root.is_dir():
+        if not is_folder(root, self.where):
             raise DataError(
                 f"{where}: no such folder ({display(root)}). Relative paths start at the workspace."
             )
-        if (root / "dataset_dict.json").is_file():
+        if is_file(root / "dataset_dict.json", self.where):
             splits = self._json(root / "dataset_dict.json", "splits")
             names = ", ".join(map(str, splits))
             if split is None and len(splits) == 1:
@@ -46,7 +49,7 @@ class HfDatasetReader(FileReader):
             if split not in splits:
                 raise DataError(f"{where}: no split {split!r}; the splits are {names}. Set split.")
             return root / split
-        if not (root / "state.json").is_file():
+        if not is_file(root / "state.json", self.where):
             raise DataError(
                 f"{where}: no dataset as save_to_disk writes it: neither dataset_dict.json nor state.json is there. "
                 "Files of other formats are read with kind: parquet or jsonl."
@@ -62,7 +65,7 @@ class HfDatasetReader(FileReader):
         if not names:
             raise DataError(f"{self.where}: {display(folder)}: the dataset has no rows.")
         for name in names:
-            if Path(name).name != name or not (folder / name).is_file():
+            if Path(name).name != name or not is_file(folder / name, self.where):
                 raise DataError(
                     f"{self.where}: {display(folder / 'state.json')} names {name!r}, which is not there. Copy the whole "
                     "folder."
@@ -112,6 +115,8 @@ class HfDatasetReader(FileReader):
     def _json(self, path: Path, key: str) -> list[Any]:
         try:
             value = json.loads(path.read_bytes())[key]
+        except PermissionError as error:
+            raise unreadable(path, error, self.where) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
                 f"{self.where}: {display(path)}: cannot be read as a record with {key!r} ({error}). Copy the whole folder."
@@ -135,6 +140,9 @@ class OpenArrow:
         try:
             self._map = self._arrow.memory_map(str(path))
             self._stream = self._arrow.ipc.open_stream(self._map)
+        except PermissionError as error:
+            # Arrow's own words hold the whole path once more.
+            raise unreadable(path, PermissionError(error.errno, os.strerror(errno.EACCES)), where) from error
         except (OSError, self._arrow.ArrowException) as error:
             raise self._damaged(error) from error
         self.schema = self._stream.schema

@@ -55,14 +55,16 @@ class RecordFileReader(FileReader):
 
     def check_dependencies(self) -> None:
         super().check_dependencies()
-        if any(path.suffix == SUFFIX for path in self.files()):
+        if any(path.suffix.lower() == SUFFIX for path in self.files()):
             optional("pyarrow", self.where, "a .parquet file")
 
     def size_as_text(self, path: Path) -> int:
-        return USUAL_RATIO * path.stat().st_size if path.suffix == SUFFIX else super().size_as_text(path)
+        return (
+            USUAL_RATIO * path.stat().st_size if path.suffix.lower() == SUFFIX else super().size_as_text(path)
+        )
 
     def pieces(self, path: Path) -> Iterator[Part]:
-        if path.suffix == SUFFIX:
+        if path.suffix.lower() == SUFFIX:
             yield from parquet_pieces(path, self.where, self.columns())
         elif self._is_array(path):
             yield Part(display(path), size_bytes=path.stat().st_size, details=(str(path),))
@@ -76,7 +78,7 @@ class RecordFileReader(FileReader):
             return
         for name in part.details:
             path = Path(name)
-            if path.suffix == SUFFIX:
+            if path.suffix.lower() == SUFFIX:
                 yield from self._table(path, part, tally)
             elif part.path is None and self._is_array(path):
                 yield from self._array(path, tally)
@@ -105,7 +107,7 @@ class RecordFileReader(FileReader):
                 tally.lines += number if part.path else 0
 
     def _is_array(self, path: Path) -> bool:
-        if path.suffix != ".json":
+        if path.suffix.lower() != ".json":
             return False
         with open_bytes(path, self.where) as stream:
             return stream.read(1024).removeprefix(BOM_UTF8).lstrip().startswith(b"[")

@@ -1,5 +1,6 @@
 """How the tests of sources read them: part by part, with the lines of a file numbered through all of its parts."""
 
+import errno
 import os
 from collections import Counter
 from dataclasses import dataclass, field
@@ -94,3 +95,30 @@ def unreadable():
             pytest.skip("root may read every file")
 
     return forbid
+
+
+@pytest.fixture
+def closed(workspace, monkeypatch):
+    """A function that closes folders of the workspace, for root too: their content can neither be listed nor asked for."""
+
+    def close(*names: str) -> None:
+        folders = [workspace / name for name in names]
+        scandir, stat = os.scandir, os.stat
+
+        def refuse(path) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+        monkeypatch.setattr(
+            os, "scandir", lambda path: refuse(path) if Path(path) in folders else scandir(path)
+        )
+        monkeypatch.setattr(
+            os,
+            "stat",
+            lambda path, **options: (
+                refuse(path)
+                if not isinstance(path, int) and Path(path).parent in folders
+                else stat(path, **options)
+            ),
+        )
+
+    return close

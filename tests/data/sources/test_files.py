@@ -1,11 +1,13 @@
 """Sources that are files: which are read, in which order and parts, and what is said where there are none."""
 
+import bz2
+import gzip
 import os
 import pickle
 
 import pytest
 
-from nbtrain.config.sources import JsonlSource, TextSource
+from nbtrain.config.sources import JsonlSource, TextSource, WikiextractorSource
 from nbtrain.data.records import Tally
 from nbtrain.data.sources.base import open_source
 from nbtrain.errors import DataError
@@ -113,6 +115,96 @@ def test_unreadable_file(write, workspace, refusal, unreadable):
     assert refusal(jsonl("a.jsonl")) == (
         "run.yaml:7: data.sources[0]: a.jsonl: cannot be read: Permission denied."
     )
+
+
+def test_an_unreadable_folder(write, workspace, refusal, closed):
+    """Whatever lies in it would be missing without a word; a hidden one is not asked."""
+    write(**{"in/a.jsonl": b"{}", "in/sub/deep/b.jsonl": b"{}", "in/.sub/c.jsonl": b"{}"})
+    closed("in/sub/deep", "in/.sub")
+    message = "run.yaml:7: data.sources[0]: in/sub/deep: cannot be read: Permission denied."
+    assert refusal(jsonl("in")) == message
+    assert refusal(WikiextractorSource(kind="wikiextractor", path="in")) == message
+    assert refusal(text("in/sub/deep")) == message
+    # What lies in a folder without the right to pass through cannot even be asked for.
+    assert refusal(jsonl("in/sub/deep/b.jsonl")) == message.replace("deep:", "deep/b.jsonl:")
+
+
+def test_links(write, workspace, read):
+    """They are followed; each folder is read once, by its own name where it has one in the source."""
+    write(
+        **{
+            "in/b/1.txt": b"1",
+            "out/sub/2.txt": b"2",
+            "out/3.txt": b"3",
+            "far/4.txt": b"4",
+        }
+    )
+    for name, target in {
+        "in/a": "b",
+        "in/b/loop": "..",
+        "in/c": "../out/sub",
+        "in/d": "../out",
+        "in/e.txt": "../far/4.txt",
+        "in/none.md": "nowhere",
+        "out/sub/up": "../../in",
+        "out/.hidden.txt": "nowhere",
+    }.items():
+        (workspace / name).symlink_to(target)
+    reader = open_source(text("in"))
+    assert list(reader.fingerprint()["files"]) == ["b/1.txt", "c/2.txt", "d/3.txt", "e.txt"]
+    assert read(text("in")).records == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("target", ["gone.txt", "in/a.txt"])
+def test_a_link_that_leads_nowhere(write, workspace, refusal, target):
+    """Its file is missing, or it leads to itself: that is not the text that was meant."""
+    write(**{"in/b.txt": b"b"})
+    (workspace / "in" / "a.txt").symlink_to(workspace / target)
+    message = (
+        f"run.yaml:7: data.sources[0]: in/a.txt: a link to {str(workspace / target)!r}, which leads nowhere. Put the "
+        "file there, or remove the link."
+    )
+    assert refusal(text("in")) == message
+    assert refusal(text("in/a.txt")) == message
+
+
+def test_a_name_that_is_not_utf8(workspace, refusal, read):
+    """Records that hold names are UTF-8; a file that is not read may have any name."""
+    (workspace / "in").mkdir()
+    (workspace / "in" / "a.txt").write_text("a")
+    (workspace / "in" / os.fsdecode(b"caf\xe9.jsonl")).write_text("{}")
+    assert read(text("in")).records == ["a"]
+    message = refusal(jsonl("in"))
+    assert message.isascii()
+    assert message == (
+        "run.yaml:7: data.sources[0]: 'in/caf\\udce9.jsonl': a name that is not UTF-8; the names of a source's files "
+        "are kept in records that are. Rename it."
+    )
+    assert refusal(jsonl(os.fsdecode(b"in/caf\xe9.jsonl"))) == message
+
+
+def test_what_is_no_regular_file(write, workspace, refusal, read):
+    """A pipe or a device is named as what it is, as the path or in a folder."""
+    write(**{"in/a.txt": b"a"})
+    os.mkfifo(workspace / "in" / "b.jsonl")
+    assert read(text("in")).records == ["a"]
+    message = (
+        "run.yaml:7: data.sources[0]: in/b.jsonl: is not a regular file but a named pipe; sources are read several "
+        "times and from places within. Write what it holds to a file, and name that."
+    )
+    assert refusal(jsonl("in")) == message
+    assert refusal(jsonl("in/b.jsonl")) == message
+    assert refusal(jsonl("/dev/null")) == message.replace("in/b.jsonl", "/dev/null").replace(
+        "a named pipe", "a device"
+    )
+    (workspace / "in" / "c.txt").symlink_to("b.jsonl")
+    assert refusal(text("in")) == message.replace("b.jsonl", "c.txt")
+
+
+def test_suffixes_in_capitals(write, read):
+    """Windows and cameras write them; the packed ones are unpacked."""
+    write(**{"in/A.TXT": b"a", "in/b.txt.GZ": gzip.compress(b"b"), "in/c.Txt.Bz2": bz2.compress(b"c")})
+    assert read(text("in")).records == ["a", "b", "c"]
 
 
 def test_fingerprint_follows_the_files(write, workspace):

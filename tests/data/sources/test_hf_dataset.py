@@ -152,3 +152,12 @@ def test_extra_keys(workspace, read):
     found = read(hf("set"), ("title",))
     assert found.records == [Texts("a", ("A",))]
     assert found.problems == ["set/data-00000-of-00001.arrow:2: 'title' is null"]
+
+
+def test_a_folder_that_may_not_be_entered(workspace, refusal, closed):
+    """It is not said to be without a dataset."""
+    save(workspace / "set", table(TEXTS))
+    closed("set")
+    assert refusal(hf("set")) == (
+        "run.yaml:7: data.sources[0]: set/dataset_dict.json: cannot be read: Permission denied."
+    )

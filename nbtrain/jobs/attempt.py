@@ -38,6 +38,8 @@ EARLY_STOP_SECONDS = 5.0
 # Between the signal to the ranks and the kill, once shutdown_timeout_seconds are over.
 TERM_GRACE_SECONDS = 3.0
 WRAPPER_GRACE_SECONDS = 3.0
+# A wrapper writes the record of its rank's end in much less; one that does not is gone itself.
+RECORD_SECONDS = 2.0
 # Until it has loaded, a rank waits for torchrun and imports torch, which a cold disk makes long; at its end it unloads.
 BIRTH_SECONDS = 120.0
 # A look that comes so much too late: the supervisor itself stood still (a busy or suspended machine).
@@ -87,12 +89,19 @@ class Attempt:
     """Where the ranks stood when the first of them gave up waiting."""
     stacks: dict[int, list[str]] = field(default_factory=dict)
     """Innermost frames of the ranks that hung, as far as they could tell."""
+    gone_since: dict[int, float] = field(default_factory=dict)
+    """Ranks that are gone without a record: it is still being written, or the wrapper was taken away too."""
     killed: bool = False
     killed_at: float | None = None
+    launcher_signal: int | None = None
+    """The signal that killed torchrun, where that was not the supervisor's."""
+    launcher_died_at: float | None = None
     trained: bool = False
     stop_now: bool = False
     stop_asked_at: float | None = None
     failed_at: float | None = None
+    asked_whom: bool = False
+    """Whether it was asked whom the ranks that gave up had waited for."""
     looked_at: float | None = None
     """When poll() was here last."""
     signalled_at: float | None = None
@@ -144,10 +153,13 @@ class Attempt:
                 if found:
                     self.records[rank] = found
         if ended:
-            return False
+            return self._may_save(now)
+        self._note_gone(now)
         if self.stop_asked_at is not None:
             self._press_stop(now)
-        elif any(record.outcome in ("failed", "killed") for record in self.records.values()):
+        elif self._wrapper_gone(now) or any(
+            record.outcome in ("failed", "killed") for record in self.records.values()
+        ):
             self._note_failure(now)
             assert self.failed_at is not None
             if now - self.failed_at > min(PEER_GRACE_SECONDS, self.config.backend.shutdown_timeout_seconds):
@@ -187,11 +199,43 @@ class Attempt:
         steps += [record.step for record in self.records.values() if record.step is not None]
         return max(steps, default=None)
 
+    def _note_gone(self, now: float) -> None:
+        """Keep since when a rank has been gone without a record, until that comes."""
+        for rank, watch in self.watches.items():
+            if rank in self.records or not watch.beat:
+                self.gone_since.pop(rank, None)
+            elif rank not in self.gone_since and not self.killed and not watch.beat.process.alive():
+                self.gone_since[rank] = now
+
+    def _wrapper_gone(self, now: float) -> bool:
+        """Whether the record of a rank that is gone will not come any more."""
+        return any(now - since > RECORD_SECONDS for since in self.gone_since.values())
+
+    def _may_save(self, now: float) -> bool:
+        """Behind torchrun's end: whether ranks still have time to save, since its death by another's hand told them to."""
+        code = self.torchrun.returncode
+        if self.launcher_died_at is None:
+            self.launcher_died_at = now
+            if code < 0 and not self.killed and not self.signalled_at:
+                self.launcher_signal = -code
+        if self.launcher_signal is None or self.killed:
+            return False
+        patience = self.config.backend.shutdown_timeout_seconds
+        if not self.training():
+            patience = min(patience, EARLY_STOP_SECONDS)
+        if not processes.marked_pids([self.job.job_id]):
+            return False
+        if now - self.launcher_died_at > patience:
+            self.kill()
+        return not self.killed
+
     def _note_failure(self, now: float) -> None:
         """The clock of the peers' grace begins; where all that failed had waited for others, so does the question whom for."""
-        if self.failed_at is not None:
+        self.failed_at = now if self.failed_at is None else self.failed_at
+        # One that is gone is whom they waited for, or it had waited too and its record is about to come.
+        if self.asked_whom or self.gone_since:
             return
-        self.failed_at = now
+        self.asked_whom = True
         live = self._standstills(now)
         if live and lost_a_peer(self.records):
             self.stuck = report(live)
@@ -258,6 +302,9 @@ class Attempt:
     def _signal_ranks(self) -> None:
         """TERM to every rank, through its wrapper. Never to torchrun while it has children."""
         self.signalled_at = time.monotonic()
+        if self.torchrun.poll() is not None:
+            # Its death told them already, and the pid may be another's by now.
+            return
         wrappers = processes.children(self.torchrun.pid)
         processes.send(wrappers or [self.torchrun.pid], signal.SIGTERM)
 
@@ -267,9 +314,16 @@ class Attempt:
         self.killed_at = self.killed_at or time.time()
         processes.send(processes.marked_pids([self.job.job_id], EXIT_FD), signal.SIGKILL)
         deadline = time.monotonic() + WRAPPER_GRACE_SECONDS
-        while time.monotonic() < deadline and processes.children(self.torchrun.pid):
+        while time.monotonic() < deadline and self._wrappers_left():
+            processes.reap_orphans()
             time.sleep(0.05)
         processes.end_marked([self.job.job_id], 0.0)
+
+    def _wrappers_left(self) -> bool:
+        if self.torchrun.poll() is None:
+            return bool(processes.children(self.torchrun.pid))
+        # They are orphans, and so is whatever else is left of the job.
+        return bool(processes.marked_pids([self.job.job_id]))
 
     def finish(self) -> Verdict:
         """Wait for the last process of the attempt and judge it."""
@@ -289,15 +343,12 @@ class Attempt:
                 memory=HostMemory.now().since(self.memory_before),
                 pids={rank: watch.beat.process.pid for rank, watch in self.watches.items() if watch.beat},
                 first_step=self.first_step,
-                launcher_signal=self._launcher_signal(),
+                gone=tuple(sorted(self.gone_since)),
+                launcher_signal=self.launcher_signal,
                 mode=self.config.mode,
                 launcher_message=f"torchrun ended with code {self.torchrun.returncode}; see logs/supervisor.log",
             ),
         )
-
-    def _launcher_signal(self) -> int | None:
-        code = self.torchrun.returncode
-        return -code if code is not None and code < 0 and not self.killed and not self.signalled_at else None
 
 
 def _size(path: Path) -> int:

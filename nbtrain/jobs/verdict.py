@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from nbtrain.jobs.host_memory import HostMemory
+from nbtrain.jobs.processes import signal_name
 from nbtrain.jobstate import CANCELLED, FAILED, SUCCEEDED
 from nbtrain.rundir import ExitRecord
 
@@ -25,6 +26,8 @@ DONE = {
     "perf": "all steps are measured, none is saved",
     "eval": "the newest checkpoint is evaluated, nothing is trained",
 }
+# In the cause of a job that a full disk has ended.
+DISK_IS_FULL = "the disk is full"
 FULL_DISK = re.compile(
     r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b|a checkpoint needs .* are free",
     re.IGNORECASE,
@@ -71,6 +74,8 @@ class Circumstances:
     """Since when SIGKILL was the supervisor's own; seconds since the epoch."""
     first_step: int = 0
     """The step that the attempt began behind."""
+    gone: tuple[int, ...] = ()
+    """Ranks without a record that were seen to be gone before the supervisor killed any."""
     launcher_signal: int | None = None
     """The signal that killed torchrun, where one did and it was not the supervisor's."""
     mode: str = "full"
@@ -93,7 +98,7 @@ class Verdict:
     """Equal for two failures in the same place for the same reason; None where that cannot be told."""
     step: int | None = None
     kind: str = ""
-    """rollback, hang, disk, device memory, host memory, device, killed; "" for any other end."""
+    """rollback, hang, disk, device memory, host memory, device, killed, no record; "" for any other end."""
     bad_samples: tuple[int, int] | None = None
     """Of a rollback: the positions [first, last) of the order that the bad step has read."""
 
@@ -117,7 +122,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
             # Its death tells the ranks to stop, and they save; nobody wanted the run to end.
             return Verdict(
                 FAILED,
-                f"torchrun was killed by signal {around.launcher_signal}, so its ranks stopped{_at(step)}; {saved}",
+                f"{_launcher_killed(around.launcher_signal)}, so its ranks stopped{_at(step)}; {saved}",
                 retry=True,
                 step=step,
             )
@@ -137,8 +142,14 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     if around.hang:
         return Verdict(FAILED, around.hang, retry=True, step=step, kind="hang")
     first = _first_failure(records, around)
-    if first is None:
-        return _without_witness(missing, around, step)
+    # Who lost a peer, or was ended by another, tells nothing of the cause.
+    if first is None or _distance(first, around):
+        if around.launcher_signal is not None:
+            said = f"{_launcher_killed(around.launcher_signal)}; its ranks ended{_at(step)}"
+            return Verdict(FAILED, said, retry=True, step=step, kind="killed")
+        if missing:
+            return _without_witness(missing, around, step)
+    assert first is not None, "a rank without a record is missing"
     return _failure(first, missing, around, step)
 
 
@@ -163,7 +174,7 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
         return _killed(first, where, around, step)
     if FULL_DISK.search(said):
         return Verdict(
-            FAILED, f"{where}: the disk is full: {first.message}", retry=True, step=step, kind="disk"
+            FAILED, f"{where}: {DISK_IS_FULL}: {first.message}", retry=True, step=step, kind="disk"
         )
     if DEVICE_MEMORY.search(said):
         return _out_of_memory(first, where, around, step, "device memory")
@@ -193,12 +204,14 @@ def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | N
         return Verdict(FAILED, f"{where}: {said}", True, ("host memory", step), step, "host memory")
     # Killing has no author in the kernel's record, so the cause says what is known and what is guessed.
     said = "killed by SIGKILL" if record.signal else "exit code 137, which stands for SIGKILL"
-    said += ", not by nbtrain: by hand, by another program, or "
+    return Verdict(FAILED, f"{where}: {said}, {_by_whom(around)}", True, step=step, kind="killed")
+
+
+def _by_whom(around: Circumstances) -> str:
+    by = "not by nbtrain: by hand, by another program, or "
     if perhaps := around.memory.possibility:
-        said += f"perhaps out of host memory: {perhaps}"
-    else:
-        said += f"out of host memory ({around.memory.no_evidence})"
-    return Verdict(FAILED, f"{where}: {said}", True, step=step, kind="killed")
+        return f"{by}perhaps out of host memory: {perhaps}"
+    return f"{by}out of host memory ({around.memory.no_evidence})"
 
 
 MEND = {
@@ -243,18 +256,29 @@ def user_error(record: ExitRecord) -> bool:
     return bool(USER_ERROR.match(record.message) or USER_ERROR.search(raised))
 
 
+def _launcher_killed(number: int) -> str:
+    return f"torchrun was killed by {signal_name(number)}, not by nbtrain"
+
+
 def _without_witness(missing: list[int], around: Circumstances, step: int | None) -> Verdict:
-    if len(missing) == around.world_size:
+    """A rank without a record went together with its wrapper; those that were seen to go are told, as the first."""
+    gone = [rank for rank in missing if rank in around.gone] or missing
+    if len(gone) == around.world_size and not around.gone:
         words = f": {around.launcher_message}" if around.launcher_message else ""
         return Verdict(
             FAILED, f"the launcher ended before any rank had left a record{words}", retry=True, step=step
         )
-    return Verdict(
-        FAILED,
-        f"rank {_ranks(missing)} left no exit record: killed together with its wrapper",
-        retry=True,
-        step=step,
+    one = len(gone) == 1
+    said = (
+        f"rank {gone[0]}'s wrapper was killed, and rank {gone[0]} with it"
+        if one
+        else f"the wrappers of ranks {_ranks(gone)} were killed, and the ranks with them"
     )
+    pids = (around.pids.get(rank) for rank in gone)
+    if evidence := next(filter(None, (around.memory.evidence(pid) for pid in pids)), ""):
+        said += f": out of host memory ({evidence}). {MEND['host memory']}"
+        return Verdict(FAILED, said, True, ("host memory", step), step, "host memory")
+    return Verdict(FAILED, f"{said}, {_by_whom(around)}", retry=True, step=step, kind="no record")
 
 
 def _first_failure(records: Mapping[int, ExitRecord], around: Circumstances) -> ExitRecord | None:

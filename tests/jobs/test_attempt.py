@@ -9,7 +9,7 @@ import pytest
 
 from nbtrain.jobs import attempt as attempt_module
 from nbtrain.jobs.attempt import BIRTH_SECONDS, Attempt, RankWatch
-from nbtrain.rundir import Heartbeat, JobDir, ProcessIdentity, RunDir, new_job_id
+from nbtrain.rundir import ExitRecord, Heartbeat, JobDir, ProcessIdentity, RunDir, new_job_id
 
 
 class Watched:
@@ -69,6 +69,39 @@ def test_coming_and_going_may_take_longer(watched, phase):
         assert watched.look() is None
     watched.look(2.0)
     assert watched.look() is not None
+
+
+def test_a_rank_that_is_gone_without_a_record_ends_the_attempt(watched):
+    """Its wrapper went with it, so nobody tells; the peers that wait for it do not count as hanging, and have their grace."""
+    watched.beat(0, 6)
+    gone = ProcessIdentity(os.getpid(), 1, "another boot")
+    Heartbeat(1, 0, gone, watched.now, 6, "train", 0.0).write(watched.job.heartbeat(1))
+    watched.look()
+    assert watched.attempt.failed_at is None, "its record may come yet"
+    watched.look(2.5)
+    watched.look(2.5)
+    assert not watched.killed
+    for _ in range(10):
+        watched.look()
+    assert watched.killed
+    assert (watched.attempt.hang, watched.attempt.stuck, list(watched.attempt.gone_since)) == (
+        None,
+        None,
+        [1],
+    )
+
+
+def test_who_waited_is_asked_once_the_record_has_come(watched):
+    """A rank that gave up waiting is gone a moment before its record: that is no killed wrapper."""
+    watched.beat(0, 6)
+    gone = ProcessIdentity(os.getpid(), 1, "another boot")
+    Heartbeat(1, 0, gone, watched.now, 6, "train", 0.0).write(watched.job.heartbeat(1))
+    watched.look()
+    words = "RuntimeError: Timed out waiting 1000ms for recv operation to complete"
+    ExitRecord(1, 0, 0.0, 1, None, "failed", 6, words).write(watched.job.exit_record(1, 0))
+    watched.look()
+    assert watched.attempt.gone_since == {}
+    assert watched.attempt.stuck.startswith("rank 0 stopped: last heard of at step 6")
 
 
 def test_a_pause_of_the_supervisor_is_not_held_against_the_ranks(watched):

@@ -97,6 +97,33 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
     assert files.read_json(job.run.summary_json)["lost_tokens"] == first.lost_tokens
 
 
+def test_a_killed_wrapper_and_a_killed_torchrun_are_told_as_such(fake, start, wait_until):
+    """kill -9 of rank 1's wrapper: restarted, and named. Of torchrun: its ranks have the time of a stop to save."""
+    job = start(fake(ranks=2, steps=4, step_seconds=5, backend={"max_restarts": 1}))
+
+    def training(attempt):
+        beats = [Heartbeat.read(job.heartbeat(rank)) for rank in (0, 1)]
+        there = all(beat and beat.attempt == attempt and beat.phase == "train" for beat in beats)
+        return beats[1].process.pid if there else None
+
+    def parent(pid):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    wrapper = parent(wait_until(lambda: training(0), "both ranks train"))
+    os.kill(wrapper, signal.SIGKILL)
+    torchrun = parent(parent(wait_until(lambda: training(1), "both train again")))
+    os.kill(torchrun, signal.SIGKILL)
+    state, cause = control.wait(job, 300)
+    first = JobRecord.read(job.job_json).attempts[0].cause
+    assert first.startswith("rank 1's wrapper was killed, and rank 1 with it, not by nbtrain: by hand, ")
+    assert state == "FAILED"
+    assert re.fullmatch(
+        r"torchrun was killed by SIGKILL, not by nbtrain, so its ranks stopped at step \d; saved; not tried again: "
+        r"backend.max_restarts = 1 is used up",
+        cause,
+    )
+
+
 def test_the_same_failure_twice_is_not_tried_a_third_time(fake, start):
     """Exit code 7 at the same step again: FAILED after two attempts, with rank, step and reason."""
     job = start(fake([{"step": 3, "do": "exit", "code": 7}], steps=10))

@@ -29,7 +29,32 @@ def test_success_needs_every_rank():
     verdict = judged(record(0, "finished"), world_size=2)
     assert verdict.state == "FAILED"
     assert verdict.retry
-    assert verdict.cause == "rank 1 left no exit record: killed together with its wrapper"
+    assert verdict.cause.startswith(
+        "rank 1's wrapper was killed, and rank 1 with it, not by nbtrain: by hand, "
+    )
+
+
+def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
+    """The peers tell of closed connections, or were ended by the supervisor; the one without a record made them."""
+    others = (record(0, "failed", message=GLOO), record(1, "killed", signal=9, code=None, time=9.0))
+    verdict = judged(*others, world_size=3, stuck="rank 2 stopped 60 s ago", killed_at=5.0, gone=(2,))
+    assert verdict.cause.startswith("rank 2's wrapper was killed, and rank 2 with it, not by nbtrain")
+    assert (verdict.retry, verdict.step, verdict.kind) == (True, 7, "no record")
+    assert "pair.cc" not in verdict.cause and "stopped" not in verdict.cause
+    # Those that were taken away later, with torchrun, are not named.
+    assert "rank 1's" in judged(record(0, "failed", message=GLOO), world_size=4, gone=(1,)).cause
+    both = judged(record(0, "failed", message=GLOO), world_size=3, gone=(1, 2)).cause
+    assert both.startswith("the wrappers of ranks 1, 2 were killed, and the ranks with them, not by nbtrain")
+    alone = judged(world_size=1, gone=(0,), launcher_message="torchrun ended with code 1")
+    assert alone.cause.startswith("rank 0's wrapper was killed")
+    counted = HostMemory(oom_kills=1, limit_bytes=3 << 30, peak_bytes=3 << 30)
+    starved = judged(record(0, "failed", message=GLOO), world_size=2, gone=(1,), memory=counted)
+    assert (
+        ": out of host memory (counted by its cgroup; at most 3.00 of 3.00 GiB were used). Lower"
+        in starved.cause
+    )
+    # An error of its own is the cause still.
+    assert "boom" in judged(record(0, "failed", message="RuntimeError: boom"), world_size=2).cause
 
 
 @pytest.mark.parametrize(
@@ -68,7 +93,19 @@ def test_a_killed_torchrun_is_tried_again():
     """Its death made the ranks save and stop, but nobody asked for an end; a request to stop still wins."""
     verdict = judged(record(0, "stopped"), record(1, "stopped"), launcher_signal=9)
     assert (verdict.state, verdict.retry) == ("FAILED", True)
-    assert verdict.cause == "torchrun was killed by signal 9, so its ranks stopped at step 7; saved"
+    assert (
+        verdict.cause
+        == "torchrun was killed by SIGKILL, not by nbtrain, so its ranks stopped at step 7; saved"
+    )
+    lost = judged(record(0, "failed", message=GLOO), world_size=2, launcher_signal=9)
+    assert (lost.cause, lost.retry) == (
+        "torchrun was killed by SIGKILL, not by nbtrain; its ranks ended at step 7",
+        True,
+    )
+    unheard = judged(world_size=2, launcher_signal=9, launcher_message="torchrun ended with code -9")
+    assert unheard.cause == "torchrun was killed by SIGKILL, not by nbtrain; its ranks ended"
+    # What failed by itself before comes first.
+    assert "boom" in judged(record(0, "failed", message="RuntimeError: boom"), launcher_signal=9).cause
     verdict = judged(record(0, "stopped"), record(1, "stopped"), launcher_signal=9, stop_requested=True)
     assert (verdict.state, verdict.retry) == ("CANCELLED", False)
 
@@ -234,8 +271,9 @@ def test_what_follows_from_the_end_of_others_is_no_cause():
         == f"ranks lost each other, and none tells of an error of its own; first rank 0 at step 7: {GLOO}"
     )
     assert verdict.retry
-    stuck = judged(lost, ours, killed_by_us=True, killed_at=8.0, stuck="rank 2 stopped 60 s ago")
-    assert stuck.cause == f"rank 2 stopped 60 s ago; gave up waiting for it: rank 0 at step 7: {GLOO}"
+    ours = record(1, "killed", time=9.0, code=None, signal=9, message="killed by SIGKILL")
+    stuck = judged(lost, ours, killed_by_us=True, killed_at=8.0, stuck="rank 1 stopped 60 s ago")
+    assert stuck.cause == f"rank 1 stopped 60 s ago; gave up waiting for it: rank 0 at step 7: {GLOO}"
     assert stuck.kind == "hang"
     assert lost_a_peer({0: lost}) and not lost_a_peer({0: lost, 1: abort}) and not lost_a_peer({})
 

@@ -131,11 +131,17 @@ class Run:
         return HTML(run_html(self.view.snapshot()))
 
     def failure(self) -> str:
-        """The cause of the newest job's end and the last lines of its log."""
+        """The cause of the newest job's end and the last lines of its log.
+
+        Of a full disk the cause says all: the log ends in whatever else of the rank could not write either.
+        """
+        from nbtrain.jobs.verdict import DISK_IS_FULL
+
+        said = f"{self.name} is {self.state}: {self.cause or 'no cause was recorded'}"
+        if DISK_IS_FULL in (self.cause or ""):
+            return f"{said}\nIts logs: {display(self.job.supervisor_log.parent)}"
         tail = "\n".join(f"  {line}" for line in self.log(LOG_TAIL_LINES))
-        return (
-            f"{self.name} is {self.state}: {self.cause or 'no cause was recorded'}\nEnd of its log:\n{tail}"
-        )
+        return f"{said}\nEnd of its log:\n{tail}"
 
     def progress_line(self) -> str:
         """State, step, loss, rate and ETA in one line."""

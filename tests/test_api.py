@@ -8,7 +8,7 @@ from nbtrain import api
 from nbtrain.api import Run
 from nbtrain.errors import ConfigError
 from nbtrain.jobs import gpu_side
-from nbtrain.rundir import RunDir
+from nbtrain.rundir import JobRecord, RunDir
 
 pytestmark = pytest.mark.usefixtures("workspace")
 
@@ -142,3 +142,16 @@ def test_a_long_value_is_shown_short():
     with pytest.raises(ConfigError) as caught:
         api.open_run(list(range(100_000)))
     assert str(caught.value).startswith("run = [0, 1, 2, 3, 4, 5, ...] (list) must be")
+
+
+def test_the_log_of_a_full_disk_is_no_part_of_the_failure(run):
+    """Behind the cause stood what TensorBoard's thread could not write; any other failure still ends with its log."""
+    job = run.directory.job("20260101-000000-0000")
+    job.make_folders()
+    job.log(0, 0).write_text("Exception in thread Thread-7:\n  File event_file_writer.py, line 1\n")
+    record = JobRecord(job.job_id, "id", "mine", "FAILED", 0.0, world_size=1, cause="rank 0 failed: boom")
+    record.write(job.job_json)
+    assert "End of its log:\n  Exception in thread" in run.failure()
+    record.cause = "rank 0 failed at step 4: the disk is full: OSError; not tried again"
+    record.write(job.job_json)
+    assert run.failure() == f"mine is FAILED: {record.cause}\nIts logs: output/mine/jobs/{job.job_id}/logs"

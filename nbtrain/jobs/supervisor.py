@@ -44,7 +44,7 @@ from nbtrain.jobs.environment import usable_cores, visible_gpus
 from nbtrain.jobs.rank_wrapper import WITHOUT_WORD
 from nbtrain.jobs.reserve import FULL, Reserve
 from nbtrain.jobs.summary import write_summary
-from nbtrain.jobs.verdict import Verdict
+from nbtrain.jobs.verdict import DISK_IS_FULL, Verdict
 from nbtrain.jobstate import CANCELLED, FAILED, RESTARTING, RUNNING, STARTING, SUCCEEDED
 from nbtrain.planner.disk import estimate_disk
 from nbtrain.rundir import (
@@ -139,14 +139,18 @@ class Supervisor:
                 return ended
             before = verdict
             self.record.attempt += 1
+            # Counted where one is made: the wait for room on the disk may end the job. Going back is none.
+            self.record.restarts += verdict.kind != "rollback"
 
     def seen_with_the_disk(self, verdict: Verdict) -> Verdict:
-        """A rank that ended without a word beside a full disk could not write one: that is the cause."""
-        if not (verdict.retry and not verdict.kind and WITHOUT_WORD in verdict.cause):
+        """A rank that ended without a word or a record beside a full disk could not write one: that is the cause."""
+        silent = not verdict.kind and WITHOUT_WORD in verdict.cause
+        if not (verdict.retry and (silent or verdict.kind == "no record")):
             return verdict
         if shutil.disk_usage(self.run_dir.path).free >= NO_ROOM_BYTES:
             return verdict
-        return replace(verdict, cause=f"{verdict.cause}; the disk is full", kind="disk", signature=None)
+        cause = verdict.cause if silent else "a rank left no record of its end"
+        return replace(verdict, cause=f"{cause}; {DISK_IS_FULL}", kind="disk", signature=None)
 
     def before_the_next(self, verdict: Verdict, before: Verdict | None, lost: str) -> Verdict | None:
         """What must be before another attempt; the job's end where there is to be none."""
@@ -158,7 +162,6 @@ class Supervisor:
         if self.record.restarts >= backend.max_restarts:
             return self.given_up(verdict, f"backend.max_restarts = {backend.max_restarts} is used up")
         wait = min(backend.restart_backoff_seconds * 2**self.record.restarts, LONGEST_BACKOFF_SECONDS)
-        self.record.restarts += 1
         self.tell_restart(verdict, lost, wait)
         if verdict.kind == "disk" and (ended := self.wait_for_room(verdict)):
             return ended

@@ -238,6 +238,11 @@ def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it(supervisor,
     assert (seen.kind, seen.signature) == ("disk", None)
     assert seen.cause == "rank 0 failed: exit code 1 without a word; the disk is full"
     assert supervisor.seen_with_the_disk(failure()) == failure()
+    unrecorded = Verdict("FAILED", "rank 0's wrapper was killed", retry=True, kind="no record")
+    assert (
+        supervisor.seen_with_the_disk(unrecorded).cause
+        == "a rank left no record of its end; the disk is full"
+    )
     monkeypatch.setattr(supervisor_module.shutil, "disk_usage", lambda path: full._replace(free=1 << 30))
     assert supervisor.seen_with_the_disk(silent) == silent
 
@@ -251,6 +256,7 @@ def test_it_does_not_wait_for_ever(supervisor, monkeypatch):
         "rank 0 failed: the disk is full; not tried again: there was no room within backend.disk_wait_seconds = 0 "
         "(0.06 GiB are needed, 0.00 GiB are free)"
     )
+    assert supervisor.record.restarts == 0, "it was given up before one was made"
 
 
 # --- fewer or more devices -----------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import ast
 import difflib
 import shlex
 
+from nbtrain.addresses import text_without_secrets
 from nbtrain.errors import ConfigError
 
 INJECTED_MARK = "# Parameters"
@@ -79,7 +80,7 @@ def with_source(overrides: str, source: str, dataset: str) -> list[str]:
     words = shlex.split(overrides)
     if source and not dataset:
         raise ConfigError(
-            f'source = {source!r} needs a name of its own for its tokenizer and dataset: set dataset, e.g. "my-text".'
+            f'source = {text_without_secrets(source)!r} needs a name of its own for its tokenizer and dataset: set dataset, e.g. "my-text".'
         )
     if source:
         words.append(f"data.sources=[{source}]")

@@ -29,6 +29,7 @@ GROUND = {
             "errors",
             "amounts",
             "parent_death",
+            "addresses",
         ),
         (),
     ),

@@ -44,6 +44,9 @@ def test_a_source_as_overrides():
         "tokenizer.name=mine",
     ]
     with pytest.raises(ConfigError) as caught:
+        with_source("", "{kind: wiki, mirror: 'http://me:s3cret@host'}", "")
+    assert "s3cret" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
         with_source("", "{kind: wiki}", "")
     assert str(caught.value) == (
         "source = '{kind: wiki}' needs a name of its own for its tokenizer and dataset: set dataset, e.g. \"my-text\"."

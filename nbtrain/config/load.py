@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
+from nbtrain.addresses import text_without_secrets, without_secrets
 from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.schema import NO_LENGTH, STEP_SIZES, ConfigModel, RunConfig, given_unit
 from nbtrain.config.sources import SOURCE_TYPES
@@ -127,9 +128,10 @@ def override_layer(overrides: Overrides) -> Located:
     """
     layer = Located()
     for key, value in _override_items(overrides):
-        place = f"override {key}={show(value)}"
-        target = layer.value
         *parents, last = key.split(".")
+        # It is told wherever the value matters: without passwords.
+        place = f"override {key}={show(without_secrets(value, last))}"
+        target = layer.value
         for depth, parent in enumerate(parents):
             target = target.setdefault(parent, {})
             if not isinstance(target, dict):
@@ -152,7 +154,9 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
         try:
             overrides = shlex.split(overrides)
         except ValueError as error:
-            raise ConfigError(f"overrides {overrides!r}: cannot be split into key=value: {error}.") from error
+            raise ConfigError(
+                f"overrides {_typed(str(overrides))}: cannot be split into key=value: {error}."
+            ) from error
     if isinstance(overrides, bytes) or not isinstance(overrides, Iterable):
         raise _not_overrides("overrides", overrides)
     for text in overrides:
@@ -161,17 +165,22 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
         key, equals, value = text.partition("=")
         key = key.strip()
         if not equals or not re.fullmatch(r"[^.\s]+(\.[^.\s]+)*", key):
-            raise ConfigError(f"override {text!r}: must be key=value, e.g. batch.micro_batch_size=4.")
+            raise ConfigError(f"override {_typed(text)}: must be key=value, e.g. batch.micro_batch_size=4.")
         try:
             parsed = parse_value(value)
         except ValueError as error:
-            raise ConfigError(f"override {text!r}: the value is not YAML: {error}.") from error
+            raise ConfigError(f"override {_typed(text)}: the value is not YAML: {error}.") from error
         yield from _flatten({key: parsed})
+
+
+def _typed(text: str) -> str:
+    """In quotes, as it was typed, without passwords."""
+    return repr(text_without_secrets(text))
 
 
 def _not_overrides(what: str, found: object) -> ConfigError:
     return ConfigError(
-        f'{what} {reprlib.repr(found)} ({type(found).__name__}): overrides must be {{"batch.micro_batch_size": 4}}, '
+        f'{what} {reprlib.repr(without_secrets(found))} ({type(found).__name__}): overrides must be {{"batch.micro_batch_size": 4}}, '
         '["batch.micro_batch_size=4"], or "batch.micro_batch_size=4" with blanks between several.'
     )
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from nbtrain.addresses import text_without_secrets, without_secrets
 from nbtrain.errors import ConfigError
 
 # YAML 1.2's floats: 6e-4 is a number, as everybody writes it; PyYAML's 1.1 reads it as text.
@@ -197,12 +198,17 @@ def to_text(value: Mapping[str, Any]) -> str:
 
 
 def show(value: Any) -> str:
-    """A value in one line, as a run YAML spells it, cut where it is long."""
+    """A value in one line, as a run YAML spells it, without passwords, cut where it is long."""
     try:
         text = yaml.dump(
-            value, Dumper=_Dumper, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**6
+            without_secrets(value),
+            Dumper=_Dumper,
+            default_flow_style=True,
+            sort_keys=False,
+            allow_unicode=True,
+            width=10**6,
         )
     except yaml.YAMLError:  # an object that no YAML holds, given in Python
-        text = repr(value)
+        text = text_without_secrets(repr(value))
     text = text.removesuffix("...\n").strip()
     return text if len(text) <= 80 else f"{text[:77]}..."

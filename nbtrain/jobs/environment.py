@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 import nbtrain
+from nbtrain.addresses import text_without_secrets
 from nbtrain.config.schema import RunConfig
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.tokenizer import read_manifest
@@ -313,8 +314,8 @@ def recorded_variables(environment: dict[str, str]) -> dict[str, str]:
 
 
 def hidden(name: str, value: str) -> str:
-    """The value, or a note in its place where the name speaks of a secret."""
-    return "(hidden)" if SECRET_WORDS.search(name) else value
+    """The value without passwords of addresses, or a note in its place where the name speaks of a secret."""
+    return "(hidden)" if SECRET_WORDS.search(name) else text_without_secrets(value)
 
 
 def package_version(name: str) -> str | None:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbtrain import files
+from nbtrain.addresses import without_secrets
 from nbtrain.config.check import check_config
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import Overrides, load, load_resolved, override_layer, to_yaml
@@ -374,7 +375,9 @@ def _write_job(
         events.write("state", f"submitted; trains {start}", state=QUEUED, step=step or 0)
         for change in changes:
             logger.info("%s: changed on resume: %s", run.name, change)
-            events.write("config", f"changed on resume: {change}", key=change.key, now=change.now)
+            events.write(
+                "config", f"changed on resume: {change}", key=change.key, now=without_secrets(change.now)
+            )
         if step and given_unit(config.lr_schedule, "lr_decay") is None:
             for change in changes:
                 unit = change.key.removeprefix("batch.train_")

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
+from nbtrain.addresses import text_without_secrets, without_secrets
 from nbtrain.config.check import find_problems
 from nbtrain.config.fields import described
 from nbtrain.config.load import FREE_FORM, Overrides, field_keys, load
@@ -111,7 +112,7 @@ class Draft:
         try:
             self.set(one.key, parse_value(text))
         except (ValueError, NbtrainError) as error:
-            raise ConfigError(f"{one.key} = {text!r} is not YAML: {error}") from error
+            raise ConfigError(f"{one.key} = {text_without_secrets(text)!r} is not YAML: {error}") from error
 
     def text(self, one: Field) -> str:
         """The field's value as a person types it."""
@@ -138,10 +139,12 @@ class Draft:
 
     @property
     def line(self) -> str:
-        """The call that does what the form's button does."""
+        """The call that does what the form's button does, without passwords of addresses."""
         if not self.overrides:
             return f"nb.submit({_python(self.run)})"
-        changes = ", ".join(f"{_python(key)}: {_python(value)}" for key, value in self.overrides.items())
+        changes = ", ".join(
+            f"{_python(key)}: {_python(without_secrets(value))}" for key, value in self.overrides.items()
+        )
         return f"nb.submit({_python(self.run)}, {{{changes}}})"
 
 

@@ -340,6 +340,38 @@ def test_a_bad_override_is_told(overrides, expected):
     assert message_of("gpt-tiny", overrides) == expected
 
 
+SECRET = "http://me:s3cret@127.0.0.1:9/?key=s3cret"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [f"data.sources=[{{kind: wiki, mirror: '{SECRET}', max_articles: x}}]"],
+        {"data": {"sources": [{"kind": "wiki", "mirror": SECRET, "max_articles": "x"}]}},
+        ["data.sources.0.mirror=me:s3cret@127.0.0.1"],
+        [f"data.sources={SECRET}"],
+        [f"data.seed={SECRET}"],
+        [f"data.sources=[{{mirror: '{SECRET}'"],
+        [SECRET.replace("=", "")],
+        f"data.sources='{SECRET}",
+        [[SECRET]],
+    ],
+)
+def test_no_password_of_an_address_is_told(overrides):
+    """However the override was given, and whatever is wrong with it."""
+    said = message_of("gpt-tiny", overrides)
+    assert "s3cret" not in said and "***" in said
+
+
+def test_the_place_of_an_override_has_no_password():
+    """It stands before every message on the value, and in the commands that are offered."""
+    config = load("gpt-tiny", [f"data.sources=[{{kind: wiki, mirror: '{SECRET}'}}]"])
+    assert config.data.sources[0].mirror == SECRET
+    place = "override data.sources=[{kind: wiki, mirror: 'http://***@127.0.0.1:9/?key=***'}]"
+    assert config.where("data.sources") == place
+    assert config.as_arguments == ["gpt-tiny", place.removeprefix("override ")]
+
+
 # --- finding and resolving --------------------------------------------------------------------------------------
 
 

@@ -93,6 +93,7 @@ def test_only_listed_variables_are_recorded():
     assert environment.recorded_variables(given) == {"NCCL_DEBUG": "INFO", "OMP_NUM_THREADS": "2"}
     assert environment.hidden("MY_API_KEY", "x") == "(hidden)"
     assert environment.hidden("MY_NUMBER", "x") == "x"
+    assert environment.hidden("HTTPS_PROXY", "http://me:s3cret@proxy:8") == "http://***@proxy:8"
 
 
 def test_the_machine_is_seen():

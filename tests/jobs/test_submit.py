@@ -91,6 +91,20 @@ def test_an_ended_run_is_resumed_as_a_new_job(tiny, state):
     ]
 
 
+def test_a_password_stands_in_the_configuration_alone(tiny):
+    """config.yaml says what the run YAML says; no other file of a run does."""
+    end(submit(tiny()), "FAILED", step=5)
+    second = submit(tiny(**{"backend.env": {"HTTPS_PROXY": "http://me:s3cret@proxy:8"}}))
+    told = [event for event in read_events(second) if event["kind"] == "config"]
+    assert told[0]["now"] == {"HTTPS_PROXY": "http://***@proxy:8"}
+    files_with_it = [
+        path.name
+        for path in second.run.path.rglob("*")
+        if path.is_file() and "s3cret" in path.read_text(errors="replace")
+    ]
+    assert files_with_it == ["config.yaml"]
+
+
 def test_a_longer_run_stretches_its_decay(tiny):
     """More tokens with lr_decay_tokens null move the learning rate: said as a warning, once there is a checkpoint."""
     job = submit(tiny())

@@ -77,6 +77,9 @@ def test_changes_become_overrides_and_the_line_says_them() -> None:
     assert draft.line == (
         'nb.submit("gpt-tiny", {"batch.train_tokens": 2500000.0, "data.split": "90,5,5", "model.compile": True})'
     )
+    draft.set("data.sources", [{"kind": "wiki", "mirror": "http://me:s3cret@host"}])
+    assert draft.line.endswith(""""data.sources": [{'kind': 'wiki', 'mirror': 'http://***@host'}]})""")
+    draft.set("data.sources", draft.base_value("data.sources"))
     assert draft.assess().config == load("gpt-tiny", draft.overrides, check=False)
     assert [str(change) for change in draft.assess().changes] == [
         "model.compile: false -> true",

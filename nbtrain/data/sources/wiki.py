@@ -13,10 +13,10 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+from nbtrain.addresses import redacted
 from nbtrain.data.records import Part, Tally
 from nbtrain.data.sources.base import SourceReader
 from nbtrain.data.wiki import download, dump
-from nbtrain.data.wiki.addresses import redacted
 from nbtrain.data.wiki.walker import Walker
 from nbtrain.errors import DataError
 from nbtrain.workspace import display, resolve

@@ -30,8 +30,8 @@ from urllib.parse import unquote, urlsplit, urlunsplit
 
 import nbtrain
 from nbtrain import files
+from nbtrain.addresses import redacted
 from nbtrain.amounts import size
-from nbtrain.data.wiki.addresses import redacted
 from nbtrain.errors import DataError
 from nbtrain.progress import Progress
 from nbtrain.workspace import data_home, display

@@ -12,7 +12,6 @@ import pytest
 
 from nbtrain import files
 from nbtrain.data.wiki import download as downloads
-from nbtrain.data.wiki.addresses import redacted
 from nbtrain.errors import DataError
 
 CONTENT = random.Random(1).randbytes(300_000)
@@ -235,13 +234,6 @@ def test_secrets_are_sent_and_never_shown(mirror, caplog):
     assert "***" in said and "***" in caplog.text
     for secret in ("hush", "p%40ss", "p@ss", "bWU6"):
         assert secret not in everything
-
-
-def test_redacted():
-    """User, password, query values and fragment."""
-    assert redacted("https://u:p@host:8/a/b?k=v&s#f") == "https://***@host:8/a/b?k=***&***"
-    assert redacted("https://dumps.wikimedia.org") == "https://dumps.wikimedia.org"
-    assert redacted("http://[broken") == "***"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,56 @@
+"""Addresses as messages, logs and manifests may show them: without what may be a secret."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+HIDDEN = "***"
+WITHOUT_BLANKS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S*")
+
+
+def redacted(address: str) -> str:
+    """Without user, password, the values of the query and the fragment: any of them may be a secret."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:
+        return HIDDEN
+    scheme, netloc, path = parts.scheme, parts.netloc, parts.path
+    if "@" in path:
+        # A password with a / in it ends the host too early; without a host all of it is path.
+        scheme, netloc, path = scheme if netloc else "", f"{HIDDEN}@{path.rpartition('@')[2]}", ""
+    elif "@" in netloc:
+        netloc = f"{HIDDEN}@{netloc.rpartition('@')[2]}"
+    elif "@" in address and not _has_port(netloc):
+        return HIDDEN  # a password with ? or # in it
+    query = "&".join(
+        f"{re.split('=', pair, maxsplit=1)[0]}={HIDDEN}" if "=" in pair else HIDDEN
+        for pair in parts.query.split("&")
+    )
+    shown = urlunsplit((scheme, netloc, path, query if parts.query else "", ""))
+    return shown if scheme else shown.removeprefix("//")
+
+
+def _has_port(netloc: str) -> bool:
+    return re.fullmatch(r"[^:]*(:[0-9]*)?|\[.*\](:[0-9]*)?", netloc) is not None
+
+
+def without_secrets(value: Any, key: str = "") -> Any:
+    """A value of a run YAML, however nested, with its addresses redacted; `key` is what it is the value of."""
+    if isinstance(value, str):
+        return redacted(value) if key == "mirror" else text_without_secrets(value)
+    if isinstance(value, Mapping):
+        return {name: without_secrets(entry, str(name)) for name, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_secrets(entry) for entry in value]
+    return value
+
+
+def text_without_secrets(text: str) -> str:
+    """Text with every address in it redacted; rather too much is hidden where it is not clear what belongs to one."""
+    if "://" not in text:
+        return text
+    if WITHOUT_BLANKS.fullmatch(text):
+        return redacted(text)
+    text = re.sub(r"://.*@", f"://{HIDDEN}@", text, flags=re.DOTALL)
+    return re.sub(r"([?&][^=&\s]*=)[^&\s]+", rf"\g<1>{HIDDEN}", text)

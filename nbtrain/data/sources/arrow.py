@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from nbtrain.data.records import Tally, Texts
-from nbtrain.data.sources.jsonl import not_utf8
+from nbtrain.data.sources.json_line import not_utf8
 from nbtrain.errors import DataError
 
 

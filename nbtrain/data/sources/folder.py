@@ -109,7 +109,9 @@ def dangling(path: Path, where: str) -> DataError:
 
 def unreadable(path: Path, error: OSError, where: str) -> DataError:
     """The error for what the system does not let this process read."""
-    return DataError(f"{where}: {shown(path)}: cannot be read: {error.strerror}.")
+    # Arrow's strerror is a sentence that holds the whole path.
+    reason = error.strerror if error.errno is None else os.strerror(error.errno)
+    return DataError(f"{where}: {shown(path)}: cannot be read: {reason}.")
 
 
 def shown(path: Path) -> str:

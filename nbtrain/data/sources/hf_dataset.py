@@ -5,9 +5,7 @@ state.json        {"_data_files": [{"filename": "data-00000-of-00002.arrow"}, ..
 dataset_info.json license, citation, homepage
 """
 
-import errno
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -141,8 +139,7 @@ class OpenArrow:
             self._map = self._arrow.memory_map(str(path))
             self._stream = self._arrow.ipc.open_stream(self._map)
         except PermissionError as error:
-            # Arrow's own words hold the whole path once more.
-            raise unreadable(path, PermissionError(error.errno, os.strerror(errno.EACCES)), where) from error
+            raise unreadable(path, error, where) from error
         except (OSError, self._arrow.ArrowException) as error:
             raise self._damaged(error) from error
         self.schema = self._stream.schema

@@ -1,5 +1,6 @@
 """JSON lines: one object per line, the document under one key. wikiextractor writes the same in folders of its own."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,12 @@ from typing import Any
 import orjson
 
 from nbtrain.data.records import Part, Tally, Texts
+from nbtrain.data.sources import json_line
 from nbtrain.data.sources.files import FileReader, line_pieces, with_compressed
 
 
 class JsonlReader(FileReader):
-    """.jsonl files, compressed ones too. Broken lines are left out and counted."""
+    """.jsonl files, compressed ones too. Broken lines are left out and counted; text with a lone surrogate is dropped."""
 
     kind = "jsonl"
     suffixes = with_compressed(".jsonl")
@@ -40,9 +42,16 @@ class JsonlReader(FileReader):
                     if type(text) is not str or (extras and not all(type(extra) is str for extra in extras)):
                         if not line or line.isspace():
                             blank += 1
-                        else:
-                            tally.add_broken(path, number, problem_of(line, (key, *extra_keys)))
-                        continue
+                            continue
+                        try:
+                            texts = texts_of(line, (key, *extra_keys))
+                        except ValueError as problem:
+                            tally.add_broken(path, number, str(problem))
+                            continue
+                        if not all(map(json_line.is_unicode, texts)):
+                            tally.dropped["not_unicode"] += 1
+                            continue
+                        text, extras, texts = texts[0], texts[1:], ()
                     line = b""
                     if drops_empty and not text:
                         tally.dropped["empty"] += 1
@@ -68,26 +77,17 @@ class WikiextractorReader(JsonlReader):
         return "no file wiki_00, wiki_01, ... as wikiextractor writes them"
 
 
-def problem_of(line: bytes, keys: tuple[str, ...]) -> str:
-    """What is wrong with a line that is no object with text under each of `keys`."""
+def texts_of(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """The text under each of `keys`. Raises ValueError, with what is wrong, where the line is no object with them."""
     try:
-        value = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        return not_utf8(line) or f"not JSON ({error.msg})"
+        value = json_line.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(json_line.problem_of(line, error)) from None
     if not isinstance(value, dict):
-        return f"not an object but {type(value).__name__}"
+        raise ValueError(json_line.no_object(value, line))
     for key in keys:
         if key not in value:
-            return f"no key {key!r} among {', '.join(map(repr, list(value)[:5])) or 'no keys'}"
+            raise ValueError(f"no key {key!r} among {', '.join(map(repr, list(value)[:5])) or 'no keys'}")
         if not isinstance(value[key], str):
-            return f"{key!r} is not text but {type(value[key]).__name__}"
-    return "cannot be read"
-
-
-def not_utf8(content: bytes) -> str | None:
-    """What is wrong with bytes that are no UTF-8; None where they are."""
-    try:
-        content.decode()
-    except UnicodeDecodeError as error:
-        return f"not UTF-8 (byte 0x{content[error.start]:02x})"
-    return None
+            raise ValueError(f"{key!r} is not text but {type(value[key]).__name__}")
+    return tuple(value[key] for key in keys)

@@ -11,6 +11,7 @@ from nbtrain.data.records import Part, Tally, Texts
 from nbtrain.data.sources import base
 from nbtrain.data.sources.arrow import check_texts, text_rows
 from nbtrain.data.sources.files import USUAL_RATIO, FileReader
+from nbtrain.data.sources.folder import unreadable
 from nbtrain.data.sources.optional import optional
 from nbtrain.errors import DataError
 from nbtrain.workspace import display
@@ -101,6 +102,8 @@ class OpenParquet:
             self._file = parquet.ParquetFile(path, buffer_size=BUFFER_BYTES, pre_buffer=False)
             self.schema = self._file.schema_arrow
             """pyarrow.Schema."""
+        except PermissionError as error:
+            raise unreadable(path, error, where) from error
         except OSError as error:
             raise DataError(f"{where}: {display(path)}: cannot be read: {error}.") from error
         except self._arrow.ArrowException as error:

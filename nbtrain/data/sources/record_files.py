@@ -3,6 +3,7 @@
 For sources that look at several keys of a record: fine-tuning examples, token ids.
 """
 
+import json
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from nbtrain.data.records import Part, Tally
+from nbtrain.data.sources import json_line
 from nbtrain.data.sources.arrow import check_columns
 from nbtrain.data.sources.compression import open_bytes
 from nbtrain.data.sources.files import USUAL_RATIO, FileReader, line_pieces, with_compressed
-from nbtrain.data.sources.jsonl import not_utf8
 from nbtrain.data.sources.optional import optional
 from nbtrain.data.sources.parquet import SUFFIX, OpenParquet, parquet_pieces
 from nbtrain.errors import DataError
@@ -92,16 +93,19 @@ class RecordFileReader(FileReader):
                 for number, line in enumerate(lines, start=1):
                     try:
                         record = orjson.loads(line)
-                    except orjson.JSONDecodeError as error:
+                    except orjson.JSONDecodeError:
                         if not line or line.isspace():
                             blank += 1
-                        else:
-                            tally.add_broken(path, number, not_utf8(line) or f"not JSON ({error.msg})")
-                        continue
+                            continue
+                        try:
+                            record = json_line.loads(line)
+                        except json.JSONDecodeError as error:
+                            tally.add_broken(path, number, json_line.problem_of(line, error))
+                            continue
                     if isinstance(record, dict):
                         yield Row(path, number, record)
                     else:
-                        tally.add_broken(path, number, f"not an object but {type(record).__name__}")
+                        tally.add_broken(path, number, json_line.no_object(record, line))
             finally:
                 tally.records += number - blank
                 tally.lines += number if part.path else 0
@@ -117,8 +121,8 @@ class RecordFileReader(FileReader):
         with open_bytes(path, self.where) as stream:
             content = stream.read().removeprefix(BOM_UTF8)
         try:
-            records = orjson.loads(content)
-        except orjson.JSONDecodeError as error:
+            records = json_line.loads(content)
+        except json.JSONDecodeError as error:
             raise DataError(
                 f"{self.where}: {name}:{error.lineno}: the array is not JSON: {error.msg}. Mend the file; with one "
                 "object per line it is read line by line."
@@ -129,7 +133,7 @@ class RecordFileReader(FileReader):
             if isinstance(record, dict):
                 yield Row(name, number, record)
             else:
-                tally.add_broken(name, number, f"not an object but {type(record).__name__}")
+                tally.add_broken(name, number, json_line.no_object(record))
 
     def _table(self, path: Path, part: Part, tally: Tally) -> Iterator[Row]:
         name, columns, number = display(path), self.columns(), 0

@@ -59,9 +59,11 @@ def test_a_byte_order_mark(workspace, read, part_bytes, suffix, size):
 
 
 NOT_JSON = "not JSON (...)"
+NO_ARRAY = "; one object per line is asked for, not an array"
 BROKEN = {
     b"{": NOT_JSON,
-    b"[1]": "not an object but list",
+    b"[1]": f"not an object but list{NO_ARRAY}",
+    b'[{"text": "a"},': NOT_JSON + NO_ARRAY,
     b"5": "not an object but int",
     b'"text"': "not an object but str",
     b'{"text": 5}': "'text' is not text but int",
@@ -69,9 +71,11 @@ BROKEN = {
     b'{"txt": "a", "b": 1}': "no key 'text' among 'txt', 'b'",
     b"{}": "no key 'text' among no keys",
     b'{"text": "caf\xe9"}': "not UTF-8 (byte 0xe9)",
-    b'{"text": "\\ud800"}': NOT_JSON,
+    b'{"text": "\xed\xa0\x80"}': "not UTF-8 (byte 0xed)",
+    b'{"text": "a", "x": NaN': NOT_JSON,
+    b'{"text": NaN}': "'text' is not text but float",
     b'{"text": "a"} x': NOT_JSON,
-    b"[" * 2000 + b"]" * 2000: NOT_JSON,
+    b"[" * 2000 + b"]" * 2000: NOT_JSON + NO_ARRAY,
 }
 
 
@@ -87,6 +91,29 @@ def test_one_broken_line(workspace, read, line):
     ]
     assert found.counts == {"records": 3, "broken": 1}
     assert found.dropped == {"broken_record": 1}
+
+
+@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", '"\\ud800"', '{"\\udc00": [NaN]}'])
+def test_what_only_python_reads(workspace, read, value):
+    """As json.dumps writes it: beside the text it is nothing that matters."""
+    (workspace / "a.jsonl").write_text(f'{{"text": "a", "x": {value}}}\n{{"text": "b"}}\n')
+    found = read(jsonl("a.jsonl"))
+    assert found.records == ["a", "b"]
+    assert found.counts == {"records": 2, "broken": 0}
+
+
+def test_lone_surrogates(workspace, read):
+    """Text that holds one cannot be written as UTF-8, in any key that is asked for; a pair is one character."""
+    lines = [
+        {"text": "a\ud800", "title": "A"},
+        {"text": "b", "title": "\udc00"},
+        {"text": "\U0001f600", "title": "C", "x": "\ud83d"},
+    ]
+    (workspace / "a.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = read(jsonl("a.jsonl"), ("title",))
+    assert found.records == [Texts("\U0001f600", ("C",))]
+    assert found.counts == {"records": 3, "broken": 0}
+    assert found.dropped == {"not_unicode": 2}
 
 
 def test_the_first_three_are_named(workspace, read):

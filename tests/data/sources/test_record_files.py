@@ -63,14 +63,25 @@ def test_what_is_no_object(workspace, read_parts):
     assert found.problems == [
         "a.json:2: not an object but int",
         "a.json:3: not an object but NoneType",
-        "b.jsonl:3: not an object but list",
+        "b.jsonl:3: not an object but list; one object per line is asked for, not an array",
     ]
     assert found.counts == {"records": 8, "broken": 5}
 
 
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_what_only_python_reads(workspace, read_parts, name):
+    """NaN, numbers beyond float64 and lone surrogates are kept, in lines and in arrays."""
+    records = ['{"a": 1, "x": NaN}', '{"a": 2, "x": -1e999}', '{"a": 3, "x": "\\ud800"}']
+    is_array = name.endswith(".json")
+    (workspace / name).write_text(f"[{', '.join(records)}]" if is_array else "\n".join(records))
+    found = read_parts(objects(name))
+    assert [row.record["a"] for row in found.records] == [1, 2, 3]
+    assert found.counts == {"records": 3, "broken": 0}
+
+
 def test_a_broken_array(workspace, read_parts):
     """No element of it can be trusted: the message names the line."""
-    (workspace / "a.json").write_text('[\n {"a": 1},\n {"a": \n]')
+    (workspace / "a.json").write_text('[\n {"a": NaN},\n {"a": \n]')
     with pytest.raises(DataError) as caught:
         read_parts(objects("a.json"))
     message = str(caught.value)

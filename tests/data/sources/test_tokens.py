@@ -87,7 +87,7 @@ BROKEN = {
         "labels[0] = 2 is neither -100 nor input_ids[0] = 1; labels stand at their own tokens, not shifted"
     ),
     '{"input_ids": [1, 2], "labels": [-100, -100]}': "'labels' is -100 throughout: nothing of it is learnt",
-    "[1]": "not an object but list",
+    "[1]": "not an object but list; one object per line is asked for, not an array",
 }
 
 

@@ -1,0 +1,57 @@
+"""JSON as Python writes it: what orjson refuses and is no reason to lose a document.
+
+NaN, Infinity and numbers beyond float64 stand in keys that nobody reads, and lone surrogates come from json.dumps. A
+reader asks orjson first, and comes here with the lines that it refuses.
+"""
+
+import json
+from typing import Any
+
+import orjson
+
+
+def loads(content: bytes) -> Any:
+    """The value, strings with lone surrogates among it. Raises json.JSONDecodeError where neither parser reads it."""
+    try:
+        return orjson.loads(content)
+    except orjson.JSONDecodeError as error:
+        refusal = error
+    try:
+        return json.loads(content.decode())
+    except json.JSONDecodeError:
+        raise  # what orjson refused may be read, and the mistake stand behind it
+    except (ValueError, RecursionError):
+        raise refusal from None
+
+
+def problem_of(content: bytes, error: json.JSONDecodeError) -> str:
+    """What is wrong with a line that is no JSON."""
+    return not_utf8(content) or _with_rule(f"not JSON ({error.msg})", content)
+
+
+def no_object(value: Any, content: bytes = b"") -> str:
+    """What is wrong with a value, and with the line that it is, where it is no object."""
+    return _with_rule(f"not an object but {type(value).__name__}", content)
+
+
+def is_unicode(text: str) -> bool:
+    """Whether it can be written as UTF-8: it holds no lone surrogate."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def not_utf8(content: bytes) -> str | None:
+    """What is wrong with bytes that are no UTF-8; None where they are."""
+    try:
+        content.decode()
+    except UnicodeDecodeError as error:
+        return f"not UTF-8 (byte 0x{content[error.start]:02x})"
+    return None
+
+
+def _with_rule(problem: str, content: bytes) -> str:
+    is_array = content.lstrip().startswith(b"[")
+    return f"{problem}; one object per line is asked for, not an array" if is_array else problem

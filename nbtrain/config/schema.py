@@ -120,9 +120,9 @@ class BatchConfig(ConfigModel):
     max_steps: PositiveCount | None = None
     """Stop after this many steps, schedules unchanged: a trial of the same run."""
     exit_interval_steps: PositiveCount | None = None
-    """A job saves and stops at each step that this divides; `resume` goes on."""
+    """A job validates where that is due, saves and stops at each step that this divides; `resume` goes on."""
     exit_duration_minutes: PositiveFloat | None = None
-    """A job saves and stops at the end of a step once it is this old, its restarts counted; `resume` goes on."""
+    """The same at the end of a step once the job is this old, its restarts counted; `resume` goes on."""
 
     @property
     def train_amount(self) -> tuple[str, int]:

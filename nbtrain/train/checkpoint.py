@@ -13,6 +13,7 @@ that a resumed run makes the same steps, bit for bit, and that DeepSpeed can con
 import dataclasses
 import hashlib
 import logging
+import math
 import shutil
 import time
 from dataclasses import dataclass
@@ -62,6 +63,14 @@ class TrainState:
     best_validation_loss: float | None = None
     stability: dict[str, Any] | None = None
     """Of the guard against steps that go wrong; None in older checkpoints."""
+
+    def validated(self, loss: float) -> None:
+        """`loss` is the validation's behind the step that is reached."""
+        self.evaluated_step, self.validation_loss = self.step, loss
+        if math.isfinite(loss):
+            best = self.best_validation_loss
+            # An older checkpoint may have kept a best one that is no number.
+            self.best_validation_loss = min(loss, best) if best is not None and math.isfinite(best) else loss
 
 
 @dataclass(frozen=True)
@@ -243,6 +252,19 @@ class Checkpointer:
             )
         self._tell_saved()
 
+    def add_validation(self, state: TrainState) -> None:
+        """The validation behind a step that was saved without it: into its manifest, where keep_best and a resume look."""
+        if self.world.rank != 0:
+            return
+        step, options = state.step, self.config.checkpoint
+        manifests.add_validation(self.run, step, state.validation_loss)
+        removed = []
+        if options.keep_best:
+            removed = manifests.prune(self.run, step, options.keep_last, options.keep_every_steps, True)
+        if self.events is not None:
+            message = f"the checkpoint of step {step} has its validation loss now"
+            self.events.write("checkpoint", message, step=step, removed_steps=removed)
+
     def load(self, manifest: dict[str, Any], data: DataState) -> TrainState:
         """Put the checkpoint that `choose` found into the engine, and say what the resume keeps.
 
@@ -258,6 +280,9 @@ class Checkpointer:
         known = {field.name for field in dataclasses.fields(TrainState)}
         values = {key: value for key, value in saved["state"].items() if key in known}
         state = TrainState(**{**values, "data": DataState.from_dict(values["data"])})
+        if manifest["evaluated_step"] == step != state.evaluated_step:
+            # It came after the save.
+            state.validated(manifest["validation_loss"])
         if same_layout:
             self._set_random_state(saved["random"][self.world.rank])
         else:

@@ -99,6 +99,14 @@ def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     return None
 
 
+def add_validation(run: RunDir, step: int, loss: float | None) -> None:
+    """Write the validation loss behind `step` into the manifest of its checkpoint, by rename; its files stay as they are."""
+    path = run.checkpoint_manifest(step)
+    manifest = files.read_json(path)
+    assert manifest is not None
+    files.write_json(path, {**manifest, "validation_loss": loss, "evaluated_step": step})
+
+
 def reject(folder: Path, reason: str) -> None:
     """Let a checkpoint count no more, its files kept: its manifest goes into rejected.json, with the reason."""
     manifest = files.read_json(folder / MANIFEST)

@@ -1,7 +1,7 @@
 """When a job ends itself, before the run is done: after so many minutes, or at every so many steps.
 
-As Megatron's --exit-duration-in-mins and --exit-interval. It saves and stops as it does on request, and another job
-goes on from there: for queues that lend machines for a while, and for looking at a run now and then.
+As Megatron's --exit-duration-in-mins and --exit-interval. It validates where that is due, saves and stops, and another
+job goes on from there: for queues that lend machines for a while, and for looking at a run now and then.
 """
 
 import os
@@ -9,7 +9,7 @@ import time
 
 from nbtrain.config.schema import BatchConfig
 from nbtrain.rundir import JobDir, JobRecord
-from nbtrain.train.requests import NOTHING, STOP
+from nbtrain.train.requests import LEAVE, NOTHING
 
 
 class ExitLimits:
@@ -21,9 +21,9 @@ class ExitLimits:
         self._started_at = started_at
 
     def wish(self) -> int:
-        """STOP once the time is over. Clocks differ, so that the ranks must agree on it."""
+        """LEAVE once the time is over. Clocks differ, so that the ranks must agree on it."""
         over = self._minutes is not None and time.time() - self._started_at >= 60 * self._minutes
-        return STOP if over else NOTHING
+        return LEAVE if over else NOTHING
 
     def ends_at(self, step: int) -> bool:
         """Whether `step` is one to stop at; the same on all ranks."""
@@ -33,7 +33,7 @@ class ExitLimits:
         """Which limit ends the job after `step`, or "" where none does."""
         if self.ends_at(step):
             return f"batch.exit_interval_steps = {self._interval_steps} is reached"
-        return f"batch.exit_duration_minutes = {self._minutes:g} are over" if self.wish() == STOP else ""
+        return f"batch.exit_duration_minutes = {self._minutes:g} are over" if self.wish() == LEAVE else ""
 
 
 def job_start(job: JobDir) -> float:

@@ -7,7 +7,9 @@ from types import FrameType
 from nbtrain import files
 from nbtrain.rundir import ControlRequest, JobDir
 
-NOTHING, SAVE, STOP = 0, 1, 2
+NOTHING, SAVE, LEAVE, STOP = 0, 1, 2, 3
+"""The stronger the larger. LEAVE: end the job in no hurry, so that a validation that is due comes first (exit_limits.py).
+STOP: at once, as a batch system's grace may be seconds."""
 ACTIONS = {"save": SAVE, "stop": STOP}
 
 
@@ -27,7 +29,7 @@ class Requests:
         signal.signal(signal.SIGTERM, self._on_terminate)
 
     def wish(self) -> int:
-        """NOTHING, SAVE or STOP."""
+        """NOTHING, SAVE or STOP: nobody asks for LEAVE."""
         wanted = NOTHING
         if self._reads_file:
             request = ControlRequest.read(self.job.control_request)

@@ -25,7 +25,7 @@ from nbtrain.train.heartbeat import HeartbeatWriter
 from nbtrain.train.perf import PerfClock
 from nbtrain.train.profiler import profiling
 from nbtrain.train.report import Report, make_report
-from nbtrain.train.requests import NOTHING, STOP, Requests
+from nbtrain.train.requests import LEAVE, NOTHING, STOP, Requests
 from nbtrain.train.step_result import StepResult
 from nbtrain.train.stragglers import Stragglers
 from nbtrain.train.training_step import TrainingStep
@@ -105,11 +105,15 @@ class Trainer:
         self.limits = ExitLimits(config.batch, job_start(requests.job))
 
     def run(self) -> str:
-        """ "finished" or "stopped". On a stop, and at the end, the last step is in a checkpoint, but for mode: perf."""
+        """ "finished" or "stopped". On a stop, and at the end, the last step is in a checkpoint, but for mode: perf.
+
+        A STOP on a step to validate leaves that to the job that goes on: its run is not finished, on the last step too.
+        """
         if self.config.mode == "eval":
             return self._evaluate_checkpoint()
         if self._evaluation_due():
             self._evaluate()
+            self.checkpointer.add_validation(self.state)
         with self.heartbeat.phase("train"), self._training_batches() as batches:
             self._clock()
             while self.state.step < self.config.train_steps:
@@ -120,7 +124,7 @@ class Trainer:
                 self._tell(result)
                 wish = self.agreement.finish(self._wish)
                 if self.limits.ends_at(self.state.step):
-                    wish = STOP
+                    wish = max(wish, LEAVE)
                 done = self.state.step == self.config.train_steps
                 if wish != STOP and self._evaluation_due():
                     self._evaluate()
@@ -129,8 +133,8 @@ class Trainer:
                     # A stop that came while saving must not wait for one more step.
                     wish = max(wish, self.agreement.now(self._wish))
                 self.requests.acknowledge(self.state.step)
-                if wish == STOP and not done:
-                    self._tell_limit()
+                if wish >= LEAVE and (not done or self._evaluation_due()):
+                    self._tell_leaving()
                     self._finish_saving()
                     return "stopped"
         self._finish_saving()
@@ -168,11 +172,12 @@ class Trainer:
     def _wish(self) -> int:
         return max(self.requests.wish(), self.limits.wish(), self.checkpointer.wish())
 
-    def _tell_limit(self) -> None:
+    def _tell_leaving(self) -> None:
         if self.requests.wish() != STOP:
             self.requests.limit = self.limits.cause(self.state.step)
-        if self.requests.limit and self.world.rank == 0:
-            logger.info("step %6s | stops: %s", f"{self.state.step:,}", self.requests.limit)
+        left = "the validation of this step is left to the job that goes on" if self._evaluation_due() else ""
+        if (told := self.requests.limit or left) and self.world.rank == 0:
+            logger.info("step %6s | stops: %s", f"{self.state.step:,}", told)
 
     def _log_due(self, step: int) -> bool:
         return step % self.config.logging.log_interval_steps == 0 or step == self.config.train_steps
@@ -192,16 +197,11 @@ class Trainer:
         started = time.perf_counter()
         with self.heartbeat.phase("evaluate"):
             loss = self._loss_on(self.datasets.valid)
-        state = self.state
-        state.evaluated_step, state.validation_loss = state.step, loss
-        if math.isfinite(loss):
-            best = state.best_validation_loss
-            # An older checkpoint may have kept a best one that is no number.
-            state.best_validation_loss = min(loss, best) if best is not None and math.isfinite(best) else loss
-        else:
+        self.state.validated(loss)
+        if not math.isfinite(loss):
             self.guard.check_weights()
         if self.report is not None:
-            self.report.add_validation(state, time.perf_counter() - started)
+            self.report.add_validation(self.state, time.perf_counter() - started)
 
     def _test(self) -> None:
         if self.perf is not None or not self.config.evaluation.eval_iters or self.datasets.test is None:

@@ -7,7 +7,7 @@ import pytest
 from nbtrain.config.load import load
 from nbtrain.rundir import JobRecord, RunDir
 from nbtrain.train.exit_limits import ExitLimits, job_start
-from nbtrain.train.requests import NOTHING, STOP
+from nbtrain.train.requests import LEAVE, NOTHING
 
 
 def limits(started_at: float, **batch) -> ExitLimits:
@@ -27,7 +27,7 @@ def test_minutes_count_from_the_jobs_start(clock):
     limit = limits(1000.0, exit_duration_minutes=1.5)
     assert (limit.wish(), limit.cause(7)) == (NOTHING, "")
     clock(1000.0 + 90.0)
-    assert (limit.wish(), limit.cause(7)) == (STOP, "batch.exit_duration_minutes = 1.5 are over")
+    assert (limit.wish(), limit.cause(7)) == (LEAVE, "batch.exit_duration_minutes = 1.5 are over")
 
 
 def test_steps_that_the_interval_divides():

@@ -1,0 +1,89 @@
+"""A job that ends on a step to validate, the last one too: by a limit it validates first, on SIGTERM the next job does."""
+
+import json
+
+import launch
+import pytest
+
+from nbtrain.rundir import RunDir, read_events
+
+pytestmark = pytest.mark.slow
+
+# 8 steps; the loss falls, so that each validation is the best so far.
+RUN = {
+    "evaluation.eval_interval_steps": 4,
+    "checkpoint.save_interval_steps": 4,
+    "checkpoint.keep_last": 1,
+    "checkpoint.keep_best": True,
+}
+
+
+def told(run: RunDir, kind: str) -> list[tuple[int, float]]:
+    """(step, loss) of all validations or tests, over all jobs."""
+    events = [event for job in run.job_ids() for event in read_events(run.job(job)) if event["kind"] == kind]
+    return [(event["step"], event["loss"]) for event in events]
+
+
+def saved(run: RunDir, step: int) -> tuple[int | None, float | None]:
+    manifest = launch.manifest(run, step)
+    return manifest["evaluated_step"], manifest["validation_loss"]
+
+
+@pytest.fixture
+def train(fork_server, data_home):
+    """train(run, step): its newest job, which gets a SIGTERM during `step`; the log."""
+
+    def train(run: RunDir, terminated_at: int | None = None) -> str:
+        job = run.newest_job()
+        environment = {"NBTRAIN_DATA": str(data_home), "NBTRAIN_JOB": job.job_id}
+        if terminated_at:
+            fault = {"step": terminated_at, "do": "kill", "signal": 15}
+            environment["NBTRAIN_FAULTS"] = json.dumps([fault])
+        started = fork_server.start(
+            1,
+            "nbtrain.train.__main__:main",
+            [str(run.path)],
+            log=job.path / "logs" / "{rank}.0.log",
+            environment=environment,
+            timeout_seconds=240,
+        )
+        ended = fork_server.wait(started)
+        assert ended.succeeded, ended.last_words(40)
+        return launch.log_of(run)
+
+    return train
+
+
+def test_however_a_job_ends_each_validation_is_made_once_and_is_its_checkpoints(tmp_path, train):
+    """By batch.exit_interval_steps at steps 4 and 8, the last, and by SIGTERM at the same: the same numbers."""
+    limited = launch.make_run(tmp_path, RUN | {"batch.exit_interval_steps": 4}, "limited")
+    log = train(limited)
+    assert "step      4 | stops: batch.exit_interval_steps = 4 is reached" in log
+    validated = told(limited, "validation")
+    assert [step for step, _ in validated] == [4] and saved(limited, 4) == validated[0]
+    launch.new_job(limited)
+    log = train(limited)
+    assert "stops:" not in log
+    validated, tested = told(limited, "validation"), told(limited, "test")
+    assert [step for step, _ in validated] == [4, 8] and validated[0][1] > validated[1][1]
+    assert [step for step, _ in tested] == [8]
+    assert limited.checkpoint_steps() == [8] and saved(limited, 8) == validated[1]
+
+    killed = launch.make_run(tmp_path, RUN, "killed")
+    log = train(killed, terminated_at=4)
+    assert "step      4 | stops: the validation of this step is left to the job that goes on" in log
+    assert told(killed, "validation") == [] and saved(killed, 4) == (None, None)
+    launch.new_job(killed)
+    log = train(killed, terminated_at=8)
+    assert "step      8 | stops: the validation of this step is left to the job that goes on" in log
+    # Not finished: no test either, and the best one is still that of step 4.
+    assert (told(killed, "validation"), told(killed, "test")) == (validated[:1], [])
+    assert killed.checkpoint_steps() == [4, 8]
+    assert (saved(killed, 4), saved(killed, 8)) == (validated[0], validated[0])
+    for _ in range(2):
+        # The second of them finds the validation in the manifest.
+        launch.new_job(killed)
+        train(killed)
+    assert told(killed, "validation") == validated
+    assert told(killed, "test") == tested * 2
+    assert killed.checkpoint_steps() == [8] and saved(killed, 8) == validated[1]

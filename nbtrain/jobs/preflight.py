@@ -12,6 +12,7 @@ from pathlib import Path
 
 from nbtrain.config.check_layout import FLASH_CAPABILITY, FP8_CAPABILITY
 from nbtrain.config.devices import find_device
+from nbtrain.config.fault_orders import VARIABLE, read_orders
 from nbtrain.config.schema import RunConfig
 from nbtrain.data.contents import check_contents
 from nbtrain.data.dataset_files import DatasetFiles
@@ -159,6 +160,29 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Problems:
         )
 
 
+# --- faults on order -----------------------------------------------------------------------------------------
+
+
+def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Problems:
+    """NBTRAIN_FAULTS is what the ranks read, and names ranks that there are."""
+    if (text := config.backend.env.get(VARIABLE)) is None:
+        return
+    where = f"{config.where(f'backend.env.{VARIABLE}')}: backend.env.{VARIABLE}"
+    fix = "Mend it, or leave it out to train without faults; docs/faults.md lists what may be ordered."
+    try:
+        orders = read_orders(text)
+    except ValueError as error:
+        yield Problem("error", f"{where} {error}.", fix)
+        return
+    ranks = config.world_size
+    if strange := sorted({order["rank"] for order in orders if order.get("rank", 0) >= ranks}):
+        yield Problem(
+            "error",
+            f"{where} names rank {', '.join(map(str, strange))}; the run has {ranks}, 0 to {ranks - 1}.",
+            fix,
+        )
+
+
 # --- folders and disk ----------------------------------------------------------------------------------------
 
 
@@ -249,6 +273,7 @@ CHECKS: tuple[Check, ...] = (
     gpus_have_the_kernels,
     memory_suffices,
     host_memory_suffices,
+    fault_orders_are_understood,
     output_is_writable,
     disk_holds_checkpoints,
     compiler_is_there,

@@ -15,13 +15,13 @@ Without the variable nothing here does anything.
 """
 
 import errno
-import json
 import os
 import signal
 import time
 from typing import Any
 
-VARIABLE = "NBTRAIN_FAULTS"
+from nbtrain.config.fault_orders import VARIABLE, read_orders
+
 _PIECE_BYTES = 64 << 20
 
 
@@ -31,7 +31,7 @@ class Faults:
     def __init__(self, rank: int, attempt: int):
         self._mine = [
             fault
-            for fault in json.loads(os.environ.get(VARIABLE, "[]"))
+            for fault in read_orders(os.environ.get(VARIABLE, "[]"))
             if fault.get("rank", rank) == rank and fault.get("attempt", attempt) == attempt
         ]
 

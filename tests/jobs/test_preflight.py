@@ -49,6 +49,25 @@ def test_missing_gpus_are_counted(tiny):
     assert found(config, replace(MACHINE, gpus=(Gpu("A100", 40 * GIB),) * 4)) == []
 
 
+def test_a_fault_that_no_rank_would_understand_is_refused(tiny):
+    """Before launch, with the place that set it."""
+
+    def told(text):
+        return [
+            told for kind, told in found(tiny(**{"backend.env": {"NBTRAIN_FAULTS": text}})) if kind == "error"
+        ]
+
+    assert told('[{"step": 6, "do": "raise", "message": "boom"}]') == []
+    [raises] = told('[{"step": 6, "do": "raise"}]')
+    assert "backend.env.NBTRAIN_FAULTS order 0" in raises
+    assert "do: raise needs the text of its error, message. Mend it, or leave it out" in raises
+    assert raises.startswith("override backend.env")
+    [garbage] = told("garbage")
+    assert "is not JSON" in garbage
+    [strange] = told('[{"step": 6, "do": "nan", "rank": 7}]')
+    assert "names rank 7; the run has 1, 0 to 0." in strange
+
+
 def test_hidden_gpus_are_explained(tiny, monkeypatch):
     """CUDA_VISIBLE_DEVICES is named where it may be the reason."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

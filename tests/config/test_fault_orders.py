@@ -1,0 +1,45 @@
+"""What NBTRAIN_FAULTS may say."""
+
+import json
+
+import pytest
+
+from nbtrain.config.fault_orders import KINDS, read_orders
+
+
+def test_orders_are_read():
+    """One of each kind, with the fields that it knows."""
+    orders = [{"step": 6, "do": kind, "rank": 1, "attempt": 0} for kind in KINDS]
+    for order, field, value in ((1, "factor", 2.5), (3, "signal", 11), (6, "message", "boom")):
+        orders[order][field] = value
+    assert read_orders(json.dumps(orders)) == orders
+    assert read_orders("[]") == []
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "garbage",
+            "is not JSON (Expecting value: line 1 column 1 (char 0)); it must be a list of orders such as",
+        ),
+        ('{"step": 6, "do": "nan"}', "in place of a list; it must be a list of orders such as"),
+        ('["nan"]', 'order 0 ("nan"): must be an object such as {"step": 6, "do": "nan"}'),
+        ('[{"do": "nan"}]', "needs step"),
+        ("[{}]", "needs step and do"),
+        ('[{"step": 1, "do": "nan"}, {"step": 1, "do": "explode"}]', "order 1 ({"),
+        ('[{"step": 1, "do": "explode"}]', "do must be one of nan, spike, weights, kill"),
+        ('[{"step": 1, "do": ["nan"]}]', "do must be one of"),
+        ('[{"step": "6", "do": "nan"}]', "step must be a whole number, at least 0"),
+        ('[{"step": 6, "do": "nan", "rank": -1}]', "rank must be a whole number, at least 0"),
+        ('[{"step": 6, "do": "nan", "attempt": true}]', "attempt must be a whole number"),
+        ('[{"step": 6, "do": "raise"}]', "do: raise needs the text of its error, message"),
+        ('[{"step": 6, "do": "nan", "message": "x"}]', "has message; do: nan knows rank, attempt, step, do"),
+        ('[{"step": 6, "do": "spike", "factor": "9"}]', "factor must be a number"),
+        ('[{"step": 6, "do": "kill", "signal": 900}]', "signal must be the number of a signal"),
+    ],
+)
+def test_what_is_no_order_is_told(text, told):
+    with pytest.raises(ValueError) as caught:
+        read_orders(text)
+    assert told in str(caught.value)

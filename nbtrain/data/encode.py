@@ -178,7 +178,7 @@ class Encoder:
             chars = 0
             records: Iterator[Record] = reader.read(task.part, tally)
             if reader.kind == "tokens":
-                records = filter(_InVocabulary(settings.vocab_size, task, tally), records)
+                records = filter(_InVocabulary(settings.vocab_size, tally), records)
             for kept in cleaned(records, self._cleaner, tally):
                 if kept.size_bytes >= LONG_TEXT_BYTES and self._may_stream(kept.record):
                     if batch:
@@ -325,22 +325,18 @@ class Encoder:
 class _InVocabulary:
     """Whether all ids of a record are the vocabulary's; one that is not is counted as broken."""
 
-    def __init__(self, vocab_size: int, task: Task, tally: Tally):
-        self.vocab_size, self.task, self.tally = vocab_size, task, tally
-        self.seen = 0
+    def __init__(self, vocab_size: int, tally: Tally):
+        self.vocab_size, self.tally = vocab_size, tally
 
     def __call__(self, record: Record) -> bool:
         assert isinstance(record, TokenIds)
-        self.seen += 1
         largest = int(record.ids.max()) if len(record.ids) else 0
         if largest < self.vocab_size:
             return True
-        part = self.task.part
         self.tally.add_broken(
-            part.path or part.name,
-            None,
-            f"document {self.seen:,} of {part.name}: token id {largest:,} is outside the vocabulary of "
-            f"{self.vocab_size:,} entries",
+            record.path,
+            record.line,
+            f"token id {largest:,} is outside the vocabulary of {self.vocab_size:,} entries",
         )
         return False
 

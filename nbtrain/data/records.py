@@ -24,10 +24,15 @@ class Example(NamedTuple):
 
 
 class TokenIds(NamedTuple):
-    """A document that is token ids already; `learnt` is bool [tokens], None where every token is."""
+    """A document that is token ids already; `learnt` is bool [tokens], None where every token is.
+
+    `path` and `line` are those of its Problem, were it found to be broken once the vocabulary is known.
+    """
 
     ids: np.ndarray
     learnt: np.ndarray | None = None
+    path: str = ""
+    line: int | None = None
 
 
 Record = str | Texts | Example | TokenIds

@@ -16,11 +16,11 @@ import pytest
 
 from nbtrain import files
 from nbtrain.config.data_section import CleaningConfig, NearDedupConfig
-from nbtrain.config.sources import JsonlSource
+from nbtrain.config.sources import JsonlSource, TokensSource
 from nbtrain.data import prepare_dataset, shards, workers
 from nbtrain.data.corpus import Corpus, SourceCounts, Task
 from nbtrain.data.dataset_files import DatasetFiles
-from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord
+from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord, _InVocabulary
 from nbtrain.data.encode_progress import EncodeProgress, WorkerCounters
 from nbtrain.data.indexed import IndexedDataset
 from nbtrain.data.indexed_writer import insert_at
@@ -28,6 +28,7 @@ from nbtrain.data.prepare import prepare
 from nbtrain.data.records import Part, Tally
 from nbtrain.data.sources import base, jsonl
 from nbtrain.data.sources import files as source_files
+from nbtrain.data.sources.base import open_source
 from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.errors import DataError
 from nbtrain.progress import Progress
@@ -316,9 +317,27 @@ def test_token_ids(make_config, workspace):
         prepare(high, through="encode")
     assert str(caught.value) == (
         "data.sources[0]: 1 of 1 records (100.00%) cannot be read, at most max_broken_fraction = 1.00% may be. First: "
-        "ids.jsonl: document 1 of ids.jsonl: token id 300 is outside the vocabulary of 300 entries. Mend the source, or "
+        "ids.jsonl:1: token id 300 is outside the vocabulary of 300 entries. Mend the source, or "
         "set its keys or max_broken_fraction."
     )
+
+
+def test_where_an_id_is_outside_the_vocabulary(workspace, monkeypatch):
+    """File and line, as of any broken record: in parts of several files, and in a later part of one."""
+    (workspace / "in").mkdir()
+    write_jsonl(workspace / "in" / "0.jsonl", [{"input_ids": []}])
+    write_jsonl(workspace / "in" / "1.jsonl", [{"input_ids": [5]}] * 4 + [{"input_ids": [5, 10]}])
+    reader = open_source(TokensSource(kind="tokens", path="in"))
+    for part_bytes in (10**6, 20):
+        monkeypatch.setattr(base, "PART_BYTES", part_bytes)
+        counts = SourceCounts()
+        for part in reader.parts():
+            tally = Tally()
+            kept = list(filter(_InVocabulary(10, tally), reader.read(part, tally)))
+            assert all(record.ids.tolist() == [5] for record in kept)
+            counts.absorb(tally, part.path)
+        assert counts.named == ["in/1.jsonl:5: token id 10 is outside the vocabulary of 10 entries"]
+        assert counts.broken == 1
 
 
 def test_ordered_map_in_this_process():

@@ -45,7 +45,7 @@ class TokensReader(RecordFileReader):
                 tally.add_broken(path, number, str(error))
                 continue
             if len(tokens.ids):
-                yield tokens
+                yield tokens._replace(path=path, line=number)
             else:
                 tally.dropped["empty"] += 1
 

@@ -14,6 +14,7 @@ a killed run goes on with those that are there. shards.py joins them.
 """
 
 import contextlib
+import hashlib
 import io
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -79,6 +80,8 @@ class ShardRecord:
     """Name: size in bytes, of this shard's share where a file holds several."""
     starts: dict[str, int] = field(default_factory=dict)
     """Name: where this shard begins, of the files that hold several."""
+    sha256: dict[str, str] = field(default_factory=dict)
+    """Name: of such a file up to the end of this shard; missing where an earlier process wrote its beginning."""
 
     @classmethod
     def read(cls, work: Path, number: int) -> "ShardRecord | None":
@@ -122,21 +125,44 @@ class _InOrder:
 
     def __init__(self, work: Path):
         self.ends: dict[str, int] = {}
+        self._digests: dict[str, Any] = {}
         for path in work.glob("[0-9]*.json"):
             if (record := ShardRecord.read(work, int(path.stem))) is not None:
                 for name, start in record.starts.items():
                     self.ends[name] = max(self.ends.get(name, 0), start + record.files[name])
 
     @contextlib.contextmanager
-    def writer(self, path: Path) -> Iterator[IO[bytes]]:
+    def writer(self, path: Path) -> Iterator["_Hashed"]:
         """Open the file behind its last whole shard; on success it is on the disk and the next one goes behind it."""
+        if path.name not in self.ends:
+            self._digests[path.name] = hashlib.sha256()
+        digest = self._digests.pop(path.name, None)
         with path.open("r+b" if path.exists() else "xb") as stream:
             stream.truncate(self.ends.get(path.name, 0))
             stream.seek(0, io.SEEK_END)
-            yield stream
+            yield _Hashed(stream, digest)
             stream.flush()
             files.fsync_file(stream)
             self.ends[path.name] = stream.tell()
+        if digest is not None:
+            self._digests[path.name] = digest
+
+    def sha256(self) -> dict[str, str]:
+        """Of the files that this process has written from their beginning, as far as they are now."""
+        return {name: digest.hexdigest() for name, digest in self._digests.items()}
+
+
+class _Hashed:
+    """A stream that hashes what is written, so that joining need not read it again."""
+
+    def __init__(self, stream: IO[bytes], digest: Any):
+        self._stream, self._digest = stream, digest
+        self.tell = stream.tell
+
+    def write(self, content: Any) -> None:
+        self._stream.write(content)
+        if self._digest is not None:
+            self._digest.update(content)
 
 
 class Encoder:
@@ -210,6 +236,7 @@ class Encoder:
             tally.to_dict(),
             shard.sizes(),
             shard.starts,
+            self._in_order.sha256() if self._in_order else {},
         )
         files.write_json(record_path(settings.work, task.number), asdict(made))
         return made
@@ -374,7 +401,7 @@ class _Shard:
         self._paths = token_files(settings.work, place, settings.extra_keys)
         if settings.with_mask:
             self._paths.append(tokens_path(settings.work, place, "mask"))
-        open_one = files.atomic_writer if in_order is None else in_order.writer
+        open_one: Callable[[Path], Any] = files.atomic_writer if in_order is None else in_order.writer
         self._streams = [stack.enter_context(open_one(path)) for path in self._paths]
         self.starts: dict[str, int] = {}
         """Where the tokens begin in the files that hold several shards."""

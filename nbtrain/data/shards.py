@@ -2,7 +2,8 @@
 
     digests and signatures of all shards, in order -> which documents stay
     tokens of each shard, copied in runs of documents that stay -> .bin, hashed on the way; lengths -> .idx
-    tokens of shards that one process has written in order, where all stay -> hashed, and the file becomes the .bin
+    tokens of shards that one process has written in order, where all stay -> the file becomes the .bin; its hash was
+    taken as it was written, or is taken now where two processes wrote it
 
 Memory is a few bytes per document; tokens pass in pieces of COPY_BYTES.
 """
@@ -152,6 +153,7 @@ class _Pair:
     def __init__(self, prefix: Path, dtype: np.dtype):
         self.prefix, self.dtype = prefix, dtype.newbyteorder("<")
         self.digest = hashlib.sha256()
+        self._known_sha256 = ""
         self.num_bytes = 0
         self.num_sequences_before = 0
         self._lengths = array("i")
@@ -176,8 +178,13 @@ class _Pair:
                 yield stream
             return
         yield None
-        with in_order.open("rb", buffering=0) as content:
-            self._copy(content, None, in_order.stat().st_size, on_bytes)
+        size = in_order.stat().st_size
+        if in_order.name in records[-1].sha256:
+            self._known_sha256, self.num_bytes = records[-1].sha256[in_order.name], size
+            on_bytes(size)
+        else:
+            with in_order.open("rb", buffering=0) as content:
+                self._copy(content, None, size, on_bytes)
         in_order.replace(bin_path(self.prefix))
         files.fsync_directory(self.prefix.parent)
 
@@ -238,6 +245,9 @@ class _Pair:
             documents = np.concatenate([[0], np.cumsum(np.frombuffer(self._counts, np.intc), dtype=np.int64)])
         sha256 = write_index(index, self.dtype, np.frombuffer(self._lengths, np.intc), documents)
         return {
-            bin_path(self.prefix).name: {"bytes": self.num_bytes, "sha256": self.digest.hexdigest()},
+            bin_path(self.prefix).name: {
+                "bytes": self.num_bytes,
+                "sha256": self._known_sha256 or self.digest.hexdigest(),
+            },
             index.name: {"bytes": index.stat().st_size, "sha256": sha256},
         }

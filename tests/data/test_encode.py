@@ -40,6 +40,12 @@ def content(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".bin", ".idx")}
 
 
+def assert_hashes_are_right(dataset):
+    """The manifest names the hashes of the files that are there."""
+    said = {name: entry["sha256"] for name, entry in dataset.manifest().files.items()}
+    assert said == {name: files.sha256_of(dataset.directory / name) for name in said}
+
+
 @pytest.fixture
 def small_parts(monkeypatch):
     """Parts of 2 kB: the texts of a test make several."""
@@ -90,7 +96,7 @@ def test_any_number_of_workers(make_config, small_parts):
 
 
 def test_one_process_joins_as_it_writes(make_config, workspace, small_parts, monkeypatch):
-    """Without duplicates the file that it has written becomes the .bin: nothing is copied."""
+    """Without duplicates the file that it has written becomes the .bin: nothing is copied, or read to be hashed."""
     config = make_config(data={"extra_json_keys": ["more"], "json_key": "text"})
     lines = [{"text": f"text {number}", "more": f"more {number} " * 5} for number in range(200)]
     write_jsonl(workspace / "texts.jsonl", lines)
@@ -102,7 +108,10 @@ def test_one_process_joins_as_it_writes(make_config, workspace, small_parts, mon
         return replace(path, target)
 
     monkeypatch.setattr(Path, "replace", noted)
-    prepare(config)
+    with monkeypatch.context() as patched:
+        patched.delattr(shards._Pair, "_copy")
+        prepare(config)
+    assert_hashes_are_right(DatasetFiles.named("small"))
     assert len(list(Corpus.open(config.data.sources).tasks())) > 3
     assert {"in-order.bin", "in-order-key-more.bin"} <= set(written)
     one = content(dataset_dir("small"))
@@ -143,6 +152,7 @@ def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch, 
     prepare(make_config(data={"num_prepare_workers": num_workers}))
     assert calls[3:5] == ([1, 2] if num_workers == 1 else [])
     assert content(dataset_dir("small")) == expected
+    assert_hashes_are_right(DatasetFiles.named("small"))
     assert not work.exists()
 
 

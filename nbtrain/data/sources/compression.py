@@ -6,6 +6,7 @@ one ends quietly) and do not say how far in the file they are. Here all three be
 
 import bz2
 import io
+import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +18,13 @@ from nbtrain.workspace import display
 
 CHECKS = {".gz": "gzip -t", ".zst": "zstd -t", ".bz2": "bzip2 -t"}
 SUFFIXES = tuple(CHECKS)
+# The first two are no UTF-8; a text may begin with BZh, but not go on as a block of bzip2, or its end, does.
+MAGIC = {
+    ".gz": re.compile(rb"\x1f\x8b"),
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
+    ".bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+}
+MAGIC_BYTES = 10
 BLOCK_BYTES = 1 << 18
 FEED_BYTES = 64 << 10
 # zstandard's object cannot be told how much to unpack at once; 4 KiB are at most 128 MiB.
@@ -33,19 +41,33 @@ def is_compressed(path: Path) -> bool:
 def open_bytes(path: Path, where: str) -> io.BufferedReader:
     """The file's bytes, unpacked where its name ends in .gz, .zst or .bz2.
 
-    Reading raises DataError where it is damaged. Raises DataError where it cannot be opened.
+    Reading raises DataError where it is damaged. Raises DataError where it cannot be opened, or is compressed under a
+    name that says otherwise.
     """
     try:
         file = path.open("rb", buffering=0)
     except OSError as error:
         raise DataError(f"{where}: {display(path)}: cannot be read: {error.strerror}.") from error
-    if not is_compressed(path):
-        return io.BufferedReader(file, BLOCK_BYTES)
     try:
-        return io.BufferedReader(Unpacked(file, path, where), BLOCK_BYTES)
+        if is_compressed(path):
+            return io.BufferedReader(Unpacked(file, path, where), BLOCK_BYTES)
+        _check_plain(file, path, where)
+        return io.BufferedReader(file, BLOCK_BYTES)
     except DataError:
         file.close()
         raise
+
+
+def _check_plain(file: io.FileIO, path: Path, where: str) -> None:
+    """Raises DataError where a file, here at its beginning, begins as a compressed one does."""
+    begun = file.read(MAGIC_BYTES)
+    file.seek(0)
+    for suffix, magic in MAGIC.items():
+        if magic.match(begun):
+            raise DataError(
+                f"{where}: {display(path)}: is compressed: it begins as a {suffix} file does, and only names that end in "
+                f"{suffix} are unpacked. Rename it to {path.name}{suffix}."
+            )
 
 
 class Unpacked(io.RawIOBase):

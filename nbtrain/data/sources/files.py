@@ -10,7 +10,7 @@ not. Lines of a piece are numbered from its first one (Problem.line), those of a
 
 import io
 from abc import abstractmethod
-from codecs import BOM_UTF8
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -118,7 +118,7 @@ class FileReader(base.SourceReader):
             return
         for name in part.details:
             path = Path(name)
-            with open_bytes(path, self.where) as stream:
+            with open_lines(path, self.where) as stream:
                 yield display(path), _without_mark(stream)
 
     def _range(self, part: Part) -> Iterator[bytes]:
@@ -142,6 +142,22 @@ class FileReader(base.SourceReader):
                 )
 
 
+def open_lines(path: Path, where: str) -> io.BufferedReader:
+    """open_bytes of a file of lines. Raises DataError too where it is UTF-16, of which no line could be read."""
+    stream = open_bytes(path, where)
+    try:
+        begun = stream.peek(2)
+        if begun.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            raise DataError(
+                f"{where}: {display(path)}: is UTF-16 (it begins with {begun[:2].hex(' ')}), not UTF-8. Convert it, with "
+                "iconv -f UTF-16 -t UTF-8."
+            )
+    except DataError:
+        stream.close()
+        raise
+    return stream
+
+
 def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[Part]:
     """A file of lines in parts of about PART_BYTES, which end behind a line, or behind a line that is `separator`.
 
@@ -151,7 +167,7 @@ def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Itera
         yield from _unpacked_pieces(path, where, separator)
         return
     name, start, num_bytes = display(path), 0, path.stat().st_size
-    with open_bytes(path, where) as stream:
+    with open_lines(path, where) as stream:
         while start < num_bytes:
             stop = _cut(stream, start + base.PART_BYTES, num_bytes, separator)
             yield Part(_named(name, start, stop), name, start, stop, stop - start, details=(str(path),))
@@ -187,7 +203,7 @@ def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | 
 def _unpacked_pieces(path: Path, where: str, separator: bytes | None) -> Iterator[Part]:
     name, start, attributed = display(path), 0, 0
     num_bytes = path.stat().st_size
-    with open_bytes(path, where) as stream:
+    with open_lines(path, where) as stream:
         assert isinstance(stream.raw, compression.Unpacked)
         while content := _piece(stream, separator):
             stop = start + len(content)

@@ -16,6 +16,7 @@ from typing import Any
 from nbtrain.addresses import redacted
 from nbtrain.data.records import Part, Tally
 from nbtrain.data.sources.base import SourceReader
+from nbtrain.data.sources.folder import is_file
 from nbtrain.data.wiki import download, dump
 from nbtrain.data.wiki.walker import Walker
 from nbtrain.errors import DataError
@@ -143,7 +144,7 @@ class WikiReader(SourceReader):
     def _path(self) -> Path:
         if self.config.path is not None:
             path = resolve(self.config.path)
-            if not path.is_file():
+            if not is_file(path, self.where):
                 raise DataError(
                     f"{self.where}: path = {self.config.path!r}: no such file ({display(path)}). Relative paths start at "
                     "the workspace; leave path out to download a dump."

@@ -119,3 +119,23 @@ def test_without_zstandard(workspace, refusal, monkeypatch):
         "run.yaml:7: data.sources[0]: a .zst file needs the package zstandard, which is not installed: "
         "`pip install 'nbtrain[data]'`."
     )
+
+
+@packed
+@pytest.mark.parametrize("content", [CONTENT, b""])
+def test_a_compressed_file_by_another_name(suffix, content, workspace):
+    """It is told what it is; nothing of it is read as text."""
+    (workspace / "a.jsonl").write_bytes(PACK[suffix](content))
+    with pytest.raises(DataError) as caught:
+        open_bytes(workspace / "a.jsonl", "here")
+    assert str(caught.value) == (
+        f"here: a.jsonl: is compressed: it begins as a {suffix} file does, and only names that end in {suffix} are "
+        f"unpacked. Rename it to a.jsonl{suffix}."
+    )
+
+
+def test_a_text_that_begins_as_bzip2(workspace):
+    """Three letters and a digit are no compressed file."""
+    (workspace / "a.txt").write_bytes(b"BZh9 is what bzip2 begins with.")
+    with open_bytes(workspace / "a.txt", "here") as stream:
+        assert stream.read() == b"BZh9 is what bzip2 begins with."

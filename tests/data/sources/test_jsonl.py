@@ -58,6 +58,20 @@ def test_a_byte_order_mark(workspace, read, part_bytes, suffix, size):
     assert not found.problems
 
 
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("size", [20, 10**6])
+@pytest.mark.parametrize(("encoding", "mark"), [("utf-16-le", "ff fe"), ("utf-16-be", "fe ff")])
+def test_utf16(workspace, refusal, part_bytes, suffix, size, encoding, mark):
+    """As PowerShell writes it: no line of it could be read, so it is said once."""
+    part_bytes(size)
+    content = '\ufeff{"text": "one"}\n{"text": "two"}\n'.encode(encoding)
+    (workspace / f"a.jsonl{suffix}").write_bytes(PACK[suffix](content))
+    assert refusal(jsonl(f"a.jsonl{suffix}")) == (
+        f"run.yaml:7: data.sources[0]: a.jsonl{suffix}: is UTF-16 (it begins with {mark}), not UTF-8. Convert it, with "
+        "iconv -f UTF-16 -t UTF-8."
+    )
+
+
 NOT_JSON = "not JSON (...)"
 NO_ARRAY = "; one object per line is asked for, not an array"
 BROKEN = {

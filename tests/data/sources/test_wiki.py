@@ -127,6 +127,15 @@ def test_cut_short(workspace):
     )
 
 
+def test_a_dump_in_a_closed_folder(workspace, closed):
+    """It is not said to be missing."""
+    (workspace / "in").mkdir()
+    closed("in")
+    with pytest.raises(DataError) as caught:
+        list(reader(path="in/a.xml").parts())
+    assert str(caught.value) == f"{WHERE}: in/a.xml: cannot be read: Permission denied."
+
+
 def test_missing_files(workspace):
     """A path that is not there, and a dump that is not downloaded yet."""
     with pytest.raises(DataError) as caught:

@@ -14,6 +14,7 @@ from nbtrain.config.fields import (
     Seed,
     WorkerCount,
 )
+from nbtrain.config.languages import LANGUAGE_CODE
 from nbtrain.config.sources import Source
 
 
@@ -102,7 +103,7 @@ class DataConfig(ConfigModel):
     """The files are <json_key>_document.bin and .idx, as in Megatron."""
     extra_json_keys: list[str] = []
     """Further keys of the same records, each encoded to its own <key>_document.bin and .idx."""
-    split_sentences: Annotated[str, Field(pattern="^[a-z]{2,3}$")] | None = None
+    split_sentences: Annotated[str, Field(pattern=LANGUAGE_CODE)] | None = None
     """Language whose rules cut documents into sentences, one sequence each, in <json_key>_sentence.bin and .idx; null does not cut."""
     num_prepare_workers: WorkerCount = 0
     """Processes that extract and encode; 0 means one per core. The result is the same for any number."""

@@ -4,6 +4,7 @@ sentencex has rules of its own for some thirty languages, those of a related one
 src/languages/fallbacks.rs), and in the end English: a code that is none at all would be cut so without a word.
 """
 
+LANGUAGE_CODE = "^[a-z]{2,3}$"
 # ISO 639-1, the codes of two letters.
 ISO_639_1 = """
 aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el en

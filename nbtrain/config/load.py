@@ -17,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from nbtrain.addresses import text_without_secrets, without_secrets
 from nbtrain.config.data_section import BlendEntry
+from nbtrain.config.languages import LANGUAGE_CODE
 from nbtrain.config.schema import NO_LENGTH, STEP_SIZES, ConfigModel, RunConfig, given_unit
 from nbtrain.config.sources import SOURCE_TYPES
 from nbtrain.config.yaml_source import Located, parse_value, read_yaml, show, to_text
@@ -299,6 +300,10 @@ _WORDING = {
 _PATTERNS = {
     f"^{NAME_PATTERN.pattern}$": NAME_RULE,
     STEP_SIZES: 'must be pairs of tokens and sequences from 0 on, with K, M, B or T, e.g. "0:16 2.4B:320 12B:1536"',
+    LANGUAGE_CODE: "must be a language code of two or three small letters, such as en, de or zh",
+    "^[a-z][a-z0-9-]{0,23}$": "must be the code of a Wikipedia as its address has it, such as en, simple or zh-yue",
+    "^([0-9]{8}|latest)$": "must be the day of a dump, YYYYMMDD, or latest",
+    "^[0-9a-f]{40}$": "must be a SHA-1: 40 digits of 0 to 9 and a to f",
     r"\{content\}": "must hold {content}",
     r"\{instruction\}": "must hold {instruction}",
 }

@@ -47,6 +47,24 @@ REFUSED = {
         "data:\n  blend:\n    - name: x\n",
         "my-run.yaml:4: data.blend.0.weight is missing; it has no default.",
     ),
+    "the name of a language": (
+        "data:\n  split_sentences: klingon\n",
+        "my-run.yaml:3: data.split_sentences = klingon: must be a language code of two or three small letters, such as "
+        "en, de or zh.",
+    ),
+    "the name of a Wikipedia": (
+        "data:\n  sources:\n    - kind: wiki\n      language: English\n",
+        "my-run.yaml:5: data.sources.0.language = English: must be the code of a Wikipedia as its address has it, such as "
+        "en, simple or zh-yue.",
+    ),
+    "a day with dashes": (
+        "data:\n  sources:\n    - kind: wiki\n      date: '2026-11-01'\n",
+        "my-run.yaml:5: data.sources.0.date = '2026-11-01': must be the day of a dump, YYYYMMDD, or latest.",
+    ),
+    "what is no SHA-1": (
+        "data:\n  sources:\n    - kind: wiki\n      sha1: abc\n",
+        "my-run.yaml:5: data.sources.0.sha1 = abc: must be a SHA-1: 40 digits of 0 to 9 and a to f.",
+    ),
     "text for a number": (
         "batch:\n  micro_batch_size: '4'\n",
         "my-run.yaml:3: batch.micro_batch_size = '4': must be a whole number.",

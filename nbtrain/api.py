@@ -23,7 +23,7 @@ from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 from nbtrain.config.schema import RunConfig
 from nbtrain.errors import ConfigError, JobError, JobFailed, SubmitError
-from nbtrain.rundir import JobDir, RunDir
+from nbtrain.rundir import JobDir, ResumeCertificate, RunDir
 from nbtrain.widgets.watched import is_watched
 from nbtrain.workspace import display, output_root, resolve
 
@@ -95,7 +95,7 @@ class Run:
         return RunView(self.directory)
 
     def wait(self, timeout_seconds: float | None = None) -> "Run":
-        """Wait for the newest job's end, with a line of progress every 10 s.
+        """Wait for the newest job's end, with a line of progress every 10 s, and one of what a resume kept.
 
         Raises JobFailed, with the cause and the end of the log, where it ended in FAILED or LOST, and
         JobError where `timeout_seconds` passed first (the job goes on).
@@ -104,7 +104,9 @@ class Run:
             timeout_seconds = _number("timeout_seconds", timeout_seconds)
         started = time.monotonic()
         next_line = started
+        told: ResumeCertificate | None = None
         while self.state in jobstate.ACTIVE:
+            told = self._tell_resume(told)
             now = time.monotonic()
             if timeout_seconds is not None and now - started > timeout_seconds:
                 raise JobError(f"{self.name} is still {self.state} after {timeout_seconds:g} s; it goes on.")
@@ -112,10 +114,20 @@ class Run:
                 print(self.progress_line(), flush=True)
                 next_line = now + WAIT_LINE_SECONDS
             time.sleep(WAIT_POLL_SECONDS)
+        self._tell_resume(told)
         print(self.progress_line(), flush=True)
         if self.state in (jobstate.FAILED, jobstate.LOST):
             raise JobFailed(self.failure())
         return self
+
+    def _tell_resume(self, told: ResumeCertificate | None) -> ResumeCertificate | None:
+        """Print the newest attempt's certificate where it is another than `told`; returns it."""
+        from nbtrain.monitor.run_view import resume_lines
+
+        made = ResumeCertificate.read(self.job.resume_json)
+        if made is not None and made != told:
+            print("\n".join(resume_lines(self.directory)), flush=True)
+        return made
 
     def wait_if(self, wait: str) -> None:
         """wait() for "yes"; for "auto" only where nobody watches (papermill); nothing for "no"."""

@@ -39,7 +39,7 @@ import secrets
 import signal
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,8 @@ MANIFEST = "manifest.json"
 # In its place, where the trainer has read the contents and found others.
 REJECTED = "rejected.json"
 MANIFEST_VERSIONS = (1, 2)
+# In rank 0's event about a checkpoint that a resume passes over, behind its name and before the reason.
+NOT_USED = "is not used"
 CHECKPOINT_PATTERN = re.compile(r"global_step(\d+)")
 
 
@@ -324,6 +326,10 @@ class AttemptRecord:
     started_at: float
     world_size: int
     data_parallel_size: int
+    first_step: int | None = None
+    """Of the newest whole checkpoint when it began, which it is to load; None where there was none."""
+    first_tokens: int = 0
+    """Trained until then."""
     running_at: float | None = None
     """When rank 0 was past loading."""
     resumed_from_step: int | None = None
@@ -373,6 +379,19 @@ class JobRecord:
     def write(self, path: Path) -> None:
         files.write_json(path, asdict(self))
 
+    @property
+    def first_step(self) -> int | None:
+        """Of the checkpoint that the newest attempt is to load; None where there is none."""
+        return self.attempts[-1].first_step if self.attempts else None
+
+    def placed(self, beat: "Heartbeat") -> "Heartbeat":
+        """`beat` at the checkpoint's step and tokens, until its rank has loaded that and tells of its own."""
+        newest = self.attempts[-1] if self.attempts else None
+        if newest is None or not newest.first_step or (beat.step and beat.attempt == newest.attempt):
+            return beat
+        progress = beat.progress and replace(beat.progress, consumed_tokens=newest.first_tokens)
+        return replace(beat, step=newest.first_step, progress=progress)
+
 
 @dataclass
 class Progress:
@@ -392,6 +411,8 @@ class Progress:
     validation_loss: float | None = None
     best_validation_loss: float | None = None
     test_loss: float | None = None
+    overflow_steps: int | None = None
+    """Of the run so far, that fp16's loss scaling left out."""
     checkpoint_step: int | None = None
     num_parameters: int | None = None
 

@@ -8,7 +8,7 @@ from nbtrain import api
 from nbtrain.api import Run
 from nbtrain.errors import ConfigError
 from nbtrain.jobs import gpu_side
-from nbtrain.rundir import JobRecord, RunDir
+from nbtrain.rundir import NOT_USED, EventWriter, JobRecord, ResumeCertificate, RunDir
 
 pytestmark = pytest.mark.usefixtures("workspace")
 
@@ -155,3 +155,19 @@ def test_the_log_of_a_full_disk_is_no_part_of_the_failure(run):
     record.cause = "rank 0 failed at step 4: the disk is full: OSError; not tried again"
     record.write(job.job_json)
     assert run.failure() == f"mine is FAILED: {record.cause}\nIts logs: output/mine/jobs/{job.job_id}/logs"
+
+
+def test_wait_tells_what_a_resume_kept_and_passed_over(run, capsys):
+    job = run.directory.job("20260101-000000-0000")
+    job.make_folders()
+    JobRecord(job.job_id, "id", "mine", "SUCCEEDED", 0.0, world_size=1).write(job.job_json)
+    EventWriter(job, "rank0").write(
+        "warning", f"checkpoint global_step8 {NOT_USED}: a; b is missing; trying the one before it", step=8
+    )
+    ResumeCertificate("bit-exact", [], 4, None, 0.0).write(job.resume_json)
+    run.wait()
+    assert capsys.readouterr().out.splitlines() == [
+        "resume from step 4 is bit-exact",
+        "  checkpoint global_step8 is not used: a; b is missing",
+        "mine SUCCEEDED",
+    ]

@@ -83,6 +83,7 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
     job = run.newest_job()
     record = JobRecord.read(job.job_json) if job else None
     beat = Heartbeat.read(job.heartbeat(0)) if job else None
+    beat = record.placed(beat) if record and beat else beat
     state, cause = read_state(job, now) if job else (NO_JOB, None)
     progress = beat.progress if beat else None
     return RunSummary(
@@ -97,7 +98,7 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
         ended_at=record.ended_at if record else None,
         world_size=record.world_size if record else None,
         restarts=record.restarts if record else 0,
-        step=beat.step if beat else None,
+        step=beat.step if beat else record.first_step if record else None,
         total_steps=progress.total_steps if progress else None,
         loss=progress.loss if progress else None,
         validation_loss=progress.validation_loss if progress else None,

@@ -291,7 +291,14 @@ class Supervisor:
             attempt.first_step = self.found_step or 0
             parallel = self.config.parallel
             self.record.attempts.append(
-                AttemptRecord(self.record.attempt, began, self.record.world_size, parallel.data_parallel_size)
+                AttemptRecord(
+                    self.record.attempt,
+                    began,
+                    self.record.world_size,
+                    parallel.data_parallel_size,
+                    first_step=self.found_step,
+                    first_tokens=self.tokens_between(0, self.found_step or 0),
+                )
             )
             self.set_state(STARTING)
             attempt.start()

@@ -21,6 +21,7 @@ from nbtrain.monitor import logs
 from nbtrain.monitor.resources import ResourceSampler
 from nbtrain.monitor.tfevents import ScalarReader, Series
 from nbtrain.rundir import (
+    NOT_USED,
     ExitRecord,
     Heartbeat,
     JobDir,
@@ -208,14 +209,15 @@ class RunView:
         return _finite(value)
 
     def heartbeats(self) -> dict[int, Heartbeat]:
-        """{rank: its newest heartbeat} of the newest job."""
+        """{rank: its newest heartbeat} of the newest job; at the checkpoint's step until that is loaded."""
         job = self.job
         if job is None:
             return {}
+        record = JobRecord.read(job.job_json)
         found = {}
         for path in (job.path / "heartbeat").glob("*.json"):
             if path.stem.isdigit() and (heartbeat := Heartbeat.read(path)) is not None:
-                found[heartbeat.rank] = heartbeat
+                found[heartbeat.rank] = record.placed(heartbeat) if record else heartbeat
         return dict(sorted(found.items()))
 
     def _jobs(self, now: float) -> list[dict[str, Any]]:
@@ -443,15 +445,33 @@ def progress_line(run: RunDir) -> str:
             parts.append(f"loss {progress.loss:.4f}")
         if progress.validation_loss is not None:
             parts.append(f"validation {progress.validation_loss:.4f}")
+        if progress.overflow_steps:
+            parts.append(amounts.counted(progress.overflow_steps, "overflow step"))
         if progress.tokens_per_second is not None:
             parts.append(f"{progress.tokens_per_second:,.0f} tokens/s")
         if progress.eta_seconds is not None and state in ACTIVE:
             parts.append(f"{amounts.elapsed(progress.eta_seconds)} left")
         if heartbeat.phase != "train" and state in ACTIVE:
             parts.append(heartbeat.phase)
+    elif (job := view.job) and (record := JobRecord.read(job.job_json)) and record.first_step:
+        parts.append(f"step {record.first_step:,}")
     if view.cause and state not in ACTIVE:
         parts.append(view.cause)
     return " | ".join(parts)
+
+
+def resume_lines(run: RunDir) -> list[str]:
+    """What the newest job kept of the checkpoint that it went on from, and which newer ones it passed over, and why."""
+    job = run.newest_job()
+    made = ResumeCertificate.read(job.resume_json) if job else None
+    if job is None or made is None:
+        return []
+    passed = [
+        str(event["message"])
+        for event in read_events(job)
+        if NOT_USED in str(event.get("message")) and event.get("step", 0) > made.step
+    ]
+    return [str(made), *(f"  {message.rpartition('; ')[0]}" for message in dict.fromkeys(passed))]
 
 
 def status_text(view: RunView) -> str:
@@ -464,9 +484,7 @@ def status_text(view: RunView) -> str:
             f"job {job['job_id']}: {job['world_size']} rank(s) on backend {job['backend']}, "
             f"{amounts.elapsed(job['elapsed_seconds'])}, attempt {job['attempt']}, {job['restarts']} restart(s)"
         )
-    newest = view.run.newest_job()
-    if newest is not None and (made := ResumeCertificate.read(newest.resume_json)) is not None:
-        lines.append(str(made))
+    lines += resume_lines(view.run)
     for rank in ranks[:16]:
         age = rank["heartbeat_age_seconds"]
         seen = f", heard {amounts.elapsed(age)} ago" if age is not None and snapshot["active"] else ""

@@ -33,7 +33,7 @@ from nbtrain.parallel import random
 from nbtrain.parallel.agreement import broadcast_object, gather_objects
 from nbtrain.parallel.random import TensorParallelStream
 from nbtrain.parallel.startup import World, prepare_deepspeed, quiet
-from nbtrain.rundir import EventWriter, RunDir
+from nbtrain.rundir import NOT_USED, EventWriter, RunDir
 from nbtrain.train import certificate, reshape
 from nbtrain.train import checkpoint_manifest as manifests
 from nbtrain.train.certificate import Samples
@@ -109,7 +109,7 @@ def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, A
                 manifests.reject(folder, str(reason))
         torn.append(f"{folder.name}: {reason}")
         if events is not None:
-            message = f"checkpoint {folder.name} is not used: {reason}; trying the one before it"
+            message = f"checkpoint {folder.name} {NOT_USED}: {reason}; trying the one before it"
             logger.warning("%s", message)
             events.write("warning", message, step=step)
     if torn:

@@ -93,6 +93,7 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
     assert (first.attempt, first.cause, first.lost_tokens) == (0, restart["cause"], lost["lost_tokens"])
     assert (first.world_size, first.resumed_from_step, second.resumed_from_step) == (2, None, 5)
     assert (second.cause, second.lost_tokens) == (None, None)
+    assert (first.first_step, second.first_step, second.first_tokens) == (None, 5, 5 * 128)
     assert first.started_at < first.running_at < first.ended_at < second.started_at < second.running_at
     assert files.read_json(job.run.summary_json)["lost_tokens"] == first.lost_tokens
 

@@ -10,9 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.jobs.registry import summary_of
 from nbtrain.monitor import run_view
-from nbtrain.monitor.run_view import SNAPSHOT_KEYS, RunView, progress_line, status_text, thin
-from nbtrain.rundir import ExitRecord, Heartbeat, ProcessIdentity, ResumeCertificate, RunDir
+from nbtrain.monitor.run_view import SNAPSHOT_KEYS, RunView, progress_line, resume_lines, status_text, thin
+from nbtrain.rundir import (
+    NOT_USED,
+    AttemptRecord,
+    ExitRecord,
+    Heartbeat,
+    ProcessIdentity,
+    ResumeCertificate,
+    RunDir,
+)
 from tests.widgets.fake_run import TOKENS_PER_STEP, FakeJob
 
 
@@ -277,9 +286,42 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
     assert "\nresume from step 1 is data-exact, next batch aaaaaaaaaaaa: device\n" in status_text(
         RunView(run)
     )
+    # Of another attempt, that went on from an older one; of this one.
+    job.events.write("warning", f"checkpoint global_step1 {NOT_USED}: a is missing; trying", step=1)
+    job.events.write("warning", f"checkpoint global_step3 {NOT_USED}: b is missing; trying", step=3)
+    assert resume_lines(run)[1:] == ["  checkpoint global_step3 is not used: b is missing"]
+    assert "device\n  checkpoint global_step3 is not used: b is missing\n" in status_text(RunView(run))
     job.finish("FAILED", "rank 1 was killed by SIGKILL")
     assert progress_line(run).endswith(" tokens/s | rank 1 was killed by SIGKILL")
     assert "state: FAILED: rank 1 was killed by SIGKILL" in status_text(RunView(run))
+
+
+def test_until_a_checkpoint_is_loaded_its_step_is_shown(run: RunDir) -> None:
+    """A resume or restart that loads step 70 says so, not 0; and where its ranks fail at that, or before a word."""
+    job = FakeJob(run, steps=100, world_size=2)
+    first = AttemptRecord(0, 0.0, 2, 2, first_step=70, first_tokens=70 * TOKENS_PER_STEP)
+    job.record.attempts = [first]
+    job.record.write(job.job.job_json)
+    for rank in (0, 1):
+        job.job.heartbeat(rank).unlink(missing_ok=True)
+    assert progress_line(run) == "gpt-fake RUNNING | step 70"
+    assert summary_of(run, time.time()).step == 70
+    job.step = 0
+    job.heartbeat("load", 4.0, 1e-3, 10.0)
+    assert progress_line(run).startswith("gpt-fake RUNNING | step 70/100 | tokens 71.7k/102.4k")
+    snapshot = RunView(run).snapshot()
+    assert (snapshot["progress"]["step"], snapshot["progress"]["fraction"]) == (70, 0.7)
+    assert [rank["step"] for rank in snapshot["ranks"]] == [70, 70]
+    assert summary_of(run, time.time()).step == 70
+    # It found the newest damaged, and goes on from an older one: what a rank says counts.
+    job.step = 60
+    job.heartbeat("train", 4.0, 1e-3, 10.0)
+    assert progress_line(run).startswith("gpt-fake RUNNING | step 60/100")
+    # The next attempt has begun, and none of its ranks has spoken.
+    job.record.attempts = [first, AttemptRecord(1, 0.0, 2, 2, first_step=50, first_tokens=1000)]
+    job.record.write(job.job.job_json)
+    assert progress_line(run).startswith("gpt-fake RUNNING | step 50/100 | tokens 1k/")
+    job.finish("FAILED", "rank 0 failed: CheckpointError")
 
 
 def test_other_process_with_the_pid_is_not_the_rank(run: RunDir) -> None:

@@ -138,7 +138,8 @@ class StepGuard:
             if self._scale_adapts:
                 self.counts["overflow_steps"] += 1
                 return StepVerdict(overflowed=True, reason="overflow: the loss scale is lowered")
-            return self._act(step, "nan", self._told_loss if self._before_the_step else float(loss), math.inf)
+            told = self._told_loss if self._before_the_step else float(loss)
+            return self._act(step, "nan", told, math.inf, overflowed=True)
         if not self._before_the_step:
             self._copy(step, loss, grad_norm)
             self._look(keep=1 if self.world.device.type == "cuda" else 0)
@@ -253,9 +254,24 @@ class StepGuard:
 
     # --- what is done ----------------------------------------------------------------------------------------
 
-    def _act(self, step: _Step, kind: str, loss: float | None, norm: float | None) -> StepVerdict:
-        """Carry out the policy for a bad step. Returns for skip, raises for the others."""
+    def _act(
+        self, step: _Step, kind: str, loss: float | None, norm: float | None, overflowed: bool = False
+    ) -> StepVerdict:
+        """Carry out the policy for a bad step. Returns for skip, raises for the others.
+
+        `overflowed`: DeepSpeed found it in the scaled gradients.
+        """
         said = self._said(step, kind, loss, norm)
+        precision = self.config.precision
+        # A scale of 1 or less is not what makes a good loss's gradient infinite.
+        is_scale = (
+            overflowed and precision.dtype == "fp16" and precision.fp16.loss_scale > 1 and _is_finite(loss)
+        )
+        if is_scale:
+            said += (
+                f"; {self.config.where('precision.fp16.loss_scale')}: precision.fp16.loss_scale = "
+                f"{precision.fp16.loss_scale:,.10g} is fixed, and likely too high: lower it, or set 0 for a dynamic one"
+            )
         policy, key = self._policy[kind], "on_nan" if kind == "nan" else "on_loss_spike"
         if kind == "spike":
             self.counts["loss_spikes"] += 1
@@ -273,9 +289,12 @@ class StepGuard:
             raise RollbackError(said, step.number, step.positions)
         where = self.config.where(f"stability.{key}")
         if policy == "stop":
+            cure = (
+                f" Lower lr_schedule.lr or look at these samples; stability.{key} = skip leaves out such steps, "
+                "rollback passes over the samples since the checkpoint."
+            )
             raise StabilityError(
-                f"{said}; {where}: stability.{key} = stop ends the job. Lower lr_schedule.lr or look at these samples; "
-                f"stability.{key} = skip leaves out such steps, rollback passes over the samples since the checkpoint."
+                f"{said}; {where}: stability.{key} = stop ends the job.{'' if is_scale else cure}"
             )
         if kind == "nan" and (names := bad_weights(self._engine.module, self.world)):
             raise StabilityError(
@@ -290,8 +309,8 @@ class StepGuard:
         if len(self._skipped) > limit:
             raise StabilityError(
                 f"{said}; {len(self._skipped)} of the last {window} steps were skipped, more than "
-                f"stability.max_skipped_steps = {limit} allows. The run does not learn any more: lower lr_schedule.lr, "
-                f"or go back to an older checkpoint."
+                f"stability.max_skipped_steps = {limit} allows. The run does not learn any more"
+                + ("." if is_scale else ": lower lr_schedule.lr, or go back to an older checkpoint.")
             )
         return StepVerdict(skipped=True, reason=said)
 
@@ -341,6 +360,10 @@ def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
 
 
 def _as_json(value: float | None) -> float | str | None:

@@ -222,6 +222,33 @@ def test_an_overflow_of_a_scale_that_adapts_is_no_bad_step(yaml, job):
     assert read_events(job) == []
 
 
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_an_overflow_of_a_fixed_scale_names_the_scale(yaml, job, policy):
+    """Not where the loss itself is no number, or the scale makes nothing larger."""
+    run = Run(yaml, job, on_nan=policy, max_skipped_steps=1)
+    run.engine.optimizer.overflow = True
+    advice = "precision.fp16.loss_scale = 4,294,967,296 is fixed, and likely too high: lower it, or set 0 for a dynamic one"
+
+    def told(loss, loss_scale=2.0**32):
+        fp16 = {"precision.dtype": "fp16", "precision.fp16.loss_scale": loss_scale}
+        run.guard.config = load(run.config, fp16, check=False)
+        if policy == "skip":
+            return run.step(loss).reason
+        with pytest.raises(StabilityError) as caught:
+            run.step(loss)
+        return str(caught.value)
+
+    first = told(2.0)
+    assert advice in first and "lr_schedule.lr" not in first
+    assert advice in read_events(job)[0]["message"]
+    if policy == "skip":
+        with pytest.raises(StabilityError, match=r"does not learn any more[.]$"):
+            run.step(2.0)
+        return
+    assert "precision.fp16" not in (second := told(2.0, 1.0)) and "Lower lr_schedule.lr" in second
+    assert "precision.fp16" not in (third := told(math.nan)) and "Lower lr_schedule.lr" in third
+
+
 def test_the_gradients_of_an_unknown_optimizer_are_not_guessed_at():
     with pytest.raises(TypeError, match="throw away the gradients of SimpleNamespace"):
         discard_gradients(SimpleNamespace(optimizer=SimpleNamespace()))

@@ -10,6 +10,11 @@ def count(value: float) -> str:
     return f"{value:g}"
 
 
+def counted(number: int, thing: str) -> str:
+    """ "1 step", "1,024 steps"."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"
+
+
 def size(num_bytes: float) -> str:
     """42949672960 as "40.0 GiB"; 1024 of a unit make the next."""
     for unit, mark in ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):

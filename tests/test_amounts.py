@@ -57,3 +57,9 @@ def test_sizes_are_short():
 def test_measured_times_have_two_units(seconds, words):
     """As on a clock; one that went backwards shows nothing."""
     assert amounts.elapsed(seconds) == words
+
+
+def test_one_of_a_thing_has_no_s():
+    assert [amounts.counted(number, "step") for number in (0, 1, 2, 1024)] == [
+        "0 steps", "1 step", "2 steps", "1,024 steps"
+    ]  # fmt: skip

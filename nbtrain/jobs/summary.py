@@ -84,6 +84,7 @@ def summarize(
         "best_validation_perplexity": perplexity(best_validation_loss),
         "test_loss": test_loss,
         "test_perplexity": perplexity(test_loss),
+        "overflow_steps": newest("overflow_steps", progress.overflow_steps),
         "restarts": record.restarts,
         "lost_tokens": sum(attempt.lost_tokens or 0 for attempt in record.attempts),
         "started_at": record.created_at,

@@ -34,7 +34,7 @@ def picture(summary: dict[str, Any]) -> str:
     y = 30
     whole, steps = summary["seconds"], summary["steps"]
     parts.append(_text(MARGIN, y, summary["title"], size=16, weight="600"))
-    line = f"{summary['device']}, {steps} steps, {whole / steps * 1e3:.4g} ms a step"
+    line = f"{summary['device']}, {amounts.counted(steps, 'step')}, {whole / steps * 1e3:.4g} ms a step"
     parts.append(_text(MARGIN, y + 20, line, color=SOFT))
     y = _put(parts, _categories(summary, y + 44))
     y = _put(parts, _operators(summary, y + 30))

@@ -110,7 +110,7 @@ class ProfileSummary:
     def text(self) -> str:
         """The page."""
         lines = [
-            f"{self.title} | {self.device} | {self.steps} steps, {self.seconds:.4g} s, "
+            f"{self.title} | {self.device} | {amounts.counted(self.steps, 'step')}, {self.seconds:.4g} s, "
             f"{self.seconds / self.steps * 1e3:.4g} ms a step",
             "",
             *_table("where the time goes", self.categories, self.seconds),

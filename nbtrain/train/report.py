@@ -8,6 +8,7 @@ import json
 import logging
 import math
 import os
+from collections import deque
 from dataclasses import asdict
 from pathlib import Path
 
@@ -32,6 +33,8 @@ from nbtrain.train.time_split import TimeSplit
 SLOW_INTERVALS = 3
 # Figures of single steps flap about their threshold: an alert is told again only after so many looks without it.
 CLEAR_INTERVALS = 10
+# fp16: of so many steps in a row more than half must have moved the weights.
+OVERFLOW_WINDOW_STEPS = 20
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,7 @@ class Report:
         self.alerts = Alerts(config, events)
         self._time_split = TimeSplit()
         self._times_slow: dict[int, int] = {}
+        self._overflows: deque[bool] = deque(maxlen=OVERFLOW_WINDOW_STEPS)
         self._speeds: Speeds | None = None
         self._trace = os.environ.get("NBTRAIN_TRACE") == "1"
         self._rate = Rate()
@@ -134,7 +138,7 @@ class Report:
         self.progress.tokens_per_second = tokens_per_second
         speeds = self.speedometer.at(tokens_per_second)
         parts = [
-            f"{amounts.count(round(tokens_per_second))} tokens/s over {measured.steps} steps",
+            f"{amounts.count(round(tokens_per_second))} tokens/s over {amounts.counted(measured.steps, 'step')}",
             f"{measured.seconds / measured.steps:.3f} s a step",
             f"{speeds.model_flops / 1e12:.3g} model TFLOP/s a device",
             f"MFU {speeds.mfu:.1%}" if speeds.mfu is not None else "",
@@ -203,7 +207,7 @@ class Report:
         """Write what is pending, and where the job's time went."""
         self.flush()
         if self._time_split.steps:
-            text = f"time of {self._time_split.steps:,} steps: {self._time_split}"
+            text = f"time of {amounts.counted(self._time_split.steps, 'step')}: {self._time_split}"
             logger.info("%s", text)
             seconds = self._time_split.seconds()
             self.events.write("time", text, seconds=seconds, steps=self._time_split.steps)
@@ -222,6 +226,9 @@ class Report:
                 loss=loss.hex(),
                 grad_norm=norm.hex() if norm is not None else None,
             )
+        if result.overflowed_scale is not None:
+            # Of a step that moved nothing, infinite: it would only spoil curves and progress.
+            norm = None
         seconds = result.timer.seconds()
         # On a GPU the host is ahead of the device: its clock says little about one step.
         wall_seconds = result.timer.wall_seconds() or result.wall_seconds
@@ -272,6 +279,19 @@ class Report:
         self.alerts.check(
             "loss", not math.isfinite(loss), f"step {result.step}: the loss is {loss}", result.step
         )
+        if self.config.precision.dtype == "fp16":
+            self._follow_overflows(result)
+
+    def _follow_overflows(self, result: StepResult) -> None:
+        self.progress.overflow_steps = result.stability_counts.get("overflow_steps", 0)
+        self._overflows.append(result.overflowed_scale is not None)
+        count = sum(self._overflows)
+        message = (
+            f"step {result.step}: {count} of the last {len(self._overflows)} steps overflowed in fp16 and moved no "
+            f"weight (loss scale now {_power(result.loss_scale)}): at the start of a run lower "
+            "precision.fp16.initial_scale_power, else lower lr_schedule.lr or use precision.dtype = bf16"
+        )
+        self.alerts.check("overflow_steps", count > OVERFLOW_WINDOW_STEPS // 2, message, result.step)
 
     def _dataset_losses(self, result: StepResult) -> dict[str, float | None]:
         """By name in metrics.py; None for a dataset that no learnt token of this step is of."""
@@ -293,7 +313,7 @@ class Report:
             f"tokens {amounts.count(done)} / {amounts.count(config.train_tokens)}",
             f"loss {progress.loss:.4f}",
             f"lr {result.learning_rate:.2e}",
-            f"grad norm {progress.grad_norm:.2f}" if progress.grad_norm is not None else "",
+            f"grad norm {progress.grad_norm:.2f}" if progress.grad_norm is not None else _overflow(result),
             f"{wall_seconds:.2f} s",
             f"{amounts.count(round(progress.tokens_per_second or 0))} tokens/s",
             f"MFU {mfu:.1%}" if mfu is not None else "",
@@ -448,6 +468,19 @@ def _device_utilization(device: torch.device) -> float | None:
     except pynvml.NVMLError as error:
         logger.warning("the GPU's utilization is not known: %s", error)
         return None
+
+
+def _overflow(result: StepResult) -> str:
+    """ "overflow, loss scale 2^31 -> 2^30", without the second where fp16.hysteresis keeps it; "" for a good step."""
+    if result.overflowed_scale is None:
+        return ""
+    before, now = _power(result.overflowed_scale), _power(result.loss_scale)
+    return f"overflow, loss scale {before}" + (f" -> {now}" if now != before else "")
+
+
+def _power(scale: float) -> str:
+    exponent = math.log2(scale)
+    return f"2^{exponent:.0f}" if exponent.is_integer() else f"{scale:g}"
 
 
 def _exp(loss: float) -> float:

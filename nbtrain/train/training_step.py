@@ -42,7 +42,7 @@ class TrainingStep:
 
         On a step that is `logged` the collectives are waited for and timed.
         """
-        started = time.perf_counter()
+        started, loss_scale = time.perf_counter(), self.engine.loss_scale
         engine, state, timer = self.engine, self.state, StepTimer(self.world.device)
         consumed_samples = state.data.consumed_samples
         consumed_tokens = consumed_samples * self.config.model.seq_length
@@ -79,6 +79,7 @@ class TrainingStep:
             timer,
             time.perf_counter() - started,
             dataset_losses=sums,
+            overflowed_scale=loss_scale if verdict.overflowed else None,
             stability_counts=dict(self.guard.counts) if any(self.guard.counts.values()) else {},
         )
 

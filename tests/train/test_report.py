@@ -1,6 +1,7 @@
 """What rank 0 tells: the log line, alerts, units."""
 
 import logging
+import math
 import time
 
 import pytest
@@ -66,6 +67,48 @@ def test_log_line(report, config, caplog):
         add_step(report, config, step)
     assert caplog.messages == [
         "step      2 | tokens 8.19k / 3.28M | loss 4.5000 | lr 2.00e-03 | grad norm 0.84 | 2.00 s | 2.05k tokens/s"
+    ]
+
+
+def overflow(report, step, before, now, count):
+    """A step of fp16 that overflowed with the scale `before`, as the `count`-th of the run; None: a good one."""
+    data = DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16 * step)
+    result = StepResult(
+        step, 16, 16 * step, 2e-3, torch.tensor(4.5), math.inf if before else 0.5, now, StepTimer(CPU), 2.0,
+        overflowed_scale=before, stability_counts={"overflow_steps": count} if count else {},
+    )  # fmt: skip
+    report.add_step(result, TrainState(step, data))
+
+
+def test_an_overflow_of_fp16_is_told_in_place_of_its_norm(report, caplog):
+    """The first is kept by fp16.hysteresis; a scale that was given may be no power of two."""
+    caplog.set_level(logging.INFO, "nbtrain")
+    fp16 = {"precision.dtype": "fp16", "logging.log_interval_steps": 1}
+    report.config = load(report.config, fp16, check=False)
+    told = []
+    for step, (before, now, count) in enumerate(
+        [(None, 2.0**32, 0), (2.0**32, 2.0**32, 1), (2.0**32, 2.0**31, 2), (3e4, 1.5e4, 3)], start=1
+    ):
+        overflow(report, step, before, now, count)
+        told.append((report.progress.overflow_steps, report.progress.grad_norm))
+    assert [message.split(" | ")[4] for message in caplog.messages] == [
+        "grad norm 0.50",
+        "overflow, loss scale 2^32",
+        "overflow, loss scale 2^32 -> 2^31",
+        "overflow, loss scale 30000 -> 15000",
+    ]
+    assert told == [(0, 0.5), (1, None), (2, None), (3, None)]
+
+
+def test_most_steps_overflowing_is_told_once(report, job):
+    """Two of three; the eleventh of the last twenty steps is more than half."""
+    report.config = load(report.config, {"precision.dtype": "fp16"}, check=False)
+    for step in range(1, 61):
+        overflow(report, step, 2.0 if step % 3 else None, 1.0, step)
+    alerts = [event["message"] for event in read_events(job) if event["kind"] == "alert"]
+    assert alerts == [
+        "step 16: 11 of the last 16 steps overflowed in fp16 and moved no weight (loss scale now 2^0): at the start of a "
+        "run lower precision.fp16.initial_scale_power, else lower lr_schedule.lr or use precision.dtype = bf16"
     ]
 
 
@@ -140,7 +183,7 @@ def test_the_end_tells_where_the_time_went(report, config, job, monkeypatch):
     expected = {"data": 1.0, "forward": 2.0, "other": 1.0, "checkpoint": 3.0, "evaluation": 1.0}
     assert {name: seconds for name, seconds in event["seconds"].items() if seconds} == expected
     assert event["message"] == (
-        "time of 1 steps: data 12.5%, forward 25.0%, checkpoint 37.5%, evaluation 12.5%, other 12.5%"
+        "time of 1 step: data 12.5%, forward 25.0%, checkpoint 37.5%, evaluation 12.5%, other 12.5%"
     )
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Union, overload
 
-from nbtrain import jobstate
+from nbtrain import amounts, jobstate
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 from nbtrain.config.schema import RunConfig
@@ -88,6 +88,22 @@ class Run:
         return jobstate.read_state(self.job, time.time())[1]
 
     @property
+    def unfinished(self) -> str | None:
+        """Where the newest job ended before the run's last step: that, and how it goes on; else None."""
+        from nbtrain.jobs.registry import summary_of
+
+        job = self.directory.newest_job()
+        state = jobstate.read_state(job, time.time())[0] if job else None
+        if state in (None, jobstate.SUCCEEDED, *jobstate.ACTIVE):
+            return None
+        line = summary_of(self.directory, time.time())
+        made = f"{line.step or 0:,} of {amounts.counted(line.total_steps or self.config.train_steps, 'step')}"
+        return (
+            f"{self.name} is {state} after {made}: its figures and texts mean little. "
+            f"`nbtrain resume {self.name}` goes on."
+        )
+
+    @property
     def view(self) -> "RunView":
         """Progress, events, scalars and logs."""
         from nbtrain.monitor.run_view import RunView
@@ -105,6 +121,7 @@ class Run:
         started = time.monotonic()
         next_line = started
         told: ResumeCertificate | None = None
+        waited = self.state in jobstate.ACTIVE
         while self.state in jobstate.ACTIVE:
             told = self._tell_resume(told)
             now = time.monotonic()
@@ -118,6 +135,8 @@ class Run:
         print(self.progress_line(), flush=True)
         if self.state in (jobstate.FAILED, jobstate.LOST):
             raise JobFailed(self.failure())
+        if waited and self.unfinished:
+            print(self.unfinished, flush=True)
         return self
 
     def _tell_resume(self, told: ResumeCertificate | None) -> ResumeCertificate | None:

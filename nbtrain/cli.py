@@ -392,10 +392,13 @@ def notebook(options: argparse.Namespace) -> None:
     print(f"{executed.notebook}\n{executed.html}\n{time.monotonic() - started:.1f} s")
 
 
-def demo(options: argparse.Namespace) -> None:
+def demo(options: argparse.Namespace) -> int:
+    from nbtrain.errors import JobFailed
     from nbtrain.notebook_runner import run_demo
 
-    print(run_demo(options.run, options.overrides))
+    summary = run_demo(options.run, options.overrides)
+    print(summary)
+    return JobFailed.exit_code if summary.unfinished else 0
 
 
 def lab(options: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from nbtrain import files
+from nbtrain import amounts, files
 from nbtrain.config.load import find as find_yaml
 from nbtrain.config.yaml_source import parse_value
 from nbtrain.errors import ConfigError, JobError
@@ -24,6 +24,7 @@ from nbtrain.rundir import RunDir
 from nbtrain.workspace import bundled, display, output_root, resolve, valid_name, workspace
 
 DEMO_NOTEBOOKS = ("01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate")
+NEED_THE_END = DEMO_NOTEBOOKS[2:]
 SAMPLE_PROMPT = "Return the "
 
 
@@ -174,7 +175,9 @@ def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
             continue
         print(f"{name}: running", file=sys.stderr, flush=True)
         executed.append(run_notebook(name, parameters, output))
-        files.write_json(done_record, {**done, name: key})
+        # What was seen of a run that did not come to its end is looked at again once it has.
+        if name not in NEED_THE_END or not api.open_run(config).unfinished:
+            files.write_json(done_record, {**done, name: key})
     return demo_summary(api.open_run(config), executed, time.monotonic() - started)
 
 
@@ -200,6 +203,8 @@ class DemoSummary:
     sample: str
     executed: list[ExecutedNotebook]
     seconds: float
+    unfinished: str | None = None
+    """What there is to know before the figures of a run that did not come to its end."""
 
     def __str__(self) -> str:
         def figure(value: float | None, form: str) -> str:
@@ -207,8 +212,9 @@ class DemoSummary:
 
         notebooks = "\n".join(f"    {display(one.notebook)}   {one.html.name}" for one in self.executed)
         sample = "\n".join(f"    {line}" for line in self.sample.splitlines())
+        first = self.unfinished or f"{self.name}: {self.state} after {amounts.counted(self.steps, 'step')}"
         return f"""
-{self.name}: {self.state} after {self.steps:,} steps ({self.seconds:.0f} s for this call)
+{first} ({self.seconds:.0f} s for this call)
 
   training loss      {figure(self.loss, ".4f")} nats per token
   validation loss    {figure(self.validation_loss, ".4f")}
@@ -248,6 +254,7 @@ def demo_summary(run: Any, executed: list[ExecutedNotebook], seconds: float) -> 
         sample=api.generate(run, SAMPLE_PROMPT, max_new_tokens=60),
         executed=executed,
         seconds=seconds,
+        unfinished=run.unfinished,
     )
 
 

@@ -1,14 +1,28 @@
 """The public names with arguments of the wrong kind: one sentence with what was found and what is expected."""
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
 import nbtrain as nb
-from nbtrain import api
+from nbtrain import api, cli, notebook_runner
 from nbtrain.api import Run
 from nbtrain.errors import ConfigError
 from nbtrain.jobs import gpu_side
-from nbtrain.rundir import NOT_USED, EventWriter, JobRecord, ResumeCertificate, RunDir
+from nbtrain.notebook_runner import DemoSummary
+from nbtrain.rundir import (
+    NOT_USED,
+    EventWriter,
+    Heartbeat,
+    JobRecord,
+    ProcessIdentity,
+    Progress,
+    ResumeCertificate,
+    RunDir,
+)
 
 pytestmark = pytest.mark.usefixtures("workspace")
 
@@ -171,3 +185,60 @@ def test_wait_tells_what_a_resume_kept_and_passed_over(run, capsys):
         "  checkpoint global_step8 is not used: a; b is missing",
         "mine SUCCEEDED",
     ]
+
+
+@pytest.fixture
+def cancelled(run):
+    """The run, cancelled after 11 of 300 steps."""
+    job = run.directory.job("20260101-000000-0000")
+    job.make_folders()
+    JobRecord(job.job_id, "id", "mine", "CANCELLED", 0.0, world_size=1).write(job.job_json)
+    process = ProcessIdentity(1, 1, "")
+    Heartbeat(0, 0, process, 0.0, 11, "end", 0.0, Progress(300, 1000)).write(job.heartbeat(0))
+    return run
+
+
+UNFINISHED = "mine is CANCELLED after 11 of 300 steps: its figures and texts mean little. `nbtrain resume mine` goes on."
+
+
+@pytest.mark.parametrize("notebook", ["04_monitor", "05_generate"])
+def test_a_notebook_says_first_that_its_run_was_cancelled(cancelled, notebook, capsys):
+    """Before its curves and texts; of a run that succeeded, or that goes on, nothing."""
+    cells = json.loads(notebook_runner.find_notebook(notebook).read_text())["cells"]
+    source = next(
+        "".join(cell["source"]) for cell in cells if "check_parameters()" in "".join(cell["source"])
+    )
+    given = {"run": "mine", "overrides": "", "tensorboard_folder": ""}
+    exec(source, dict(given))
+    assert capsys.readouterr().out == UNFINISHED + "\n"
+    record = JobRecord.read(cancelled.job.job_json)
+    record.state = "SUCCEEDED"
+    record.write(cancelled.job.job_json)
+    exec(source, dict(given))
+    assert "steps" not in capsys.readouterr().out
+
+
+def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsys, tmp_path):
+    """Its summary begins with that, its code is not 0, and what was seen of the run is looked at again next time."""
+    config = SimpleNamespace(name="mine", model_dump_json=lambda: "{}")
+    executed = []
+    monkeypatch.setattr(api, "load", lambda *arguments: config)
+    monkeypatch.setattr(api, "open_run", lambda run: cancelled)
+    monkeypatch.setattr(
+        notebook_runner,
+        "run_notebook",
+        lambda name, parameters, output: (
+            executed.append(name),
+            output.parent.mkdir(exist_ok=True),
+            output.touch(),
+        ),
+    )
+
+    def summed(run, executed, seconds):
+        return DemoSummary("mine", run.state, 11, 5.0, None, None, None, None, "def", [], 3.0, run.unfinished)
+
+    monkeypatch.setattr(notebook_runner, "demo_summary", summed)
+    assert cli.main(["demo", "mine"]) == 7
+    assert capsys.readouterr().out.splitlines()[1] == f"{UNFINISHED} (3 s for this call)"
+    assert cli.main(["demo", "mine"]) == 7
+    assert [Path(name).stem[:2] for name in executed] == ["01", "02", "03", "04", "05", "03", "04", "05"]

@@ -12,9 +12,20 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel
 
+from nbtrain.data import cleaning
 from nbtrain.data.cleaning import Cleaner
 from nbtrain.data.dedup import digest
-from nbtrain.data.records import NAMED_PROBLEMS, Example, Part, Record, Tally, Texts, TokenIds
+from nbtrain.data.records import (
+    LISTED_PROBLEMS,
+    NAMED_PROBLEMS,
+    Example,
+    Part,
+    Problem,
+    Record,
+    Tally,
+    Texts,
+    TokenIds,
+)
 from nbtrain.data.sources.base import SourceReader, open_source
 from nbtrain.errors import DataError
 
@@ -89,18 +100,9 @@ def cleaned(records: Iterable[Record], cleaner: Cleaner, tally: Tally) -> Iterat
 
 
 def _kept(cleaner: Cleaner, tally: Tally, record: Record) -> Kept | None:
-    if isinstance(record, TokenIds):
-        if not len(record.ids):
-            tally.dropped["empty"] += 1
-            return None
-        content = record.ids.tobytes()
-        told = digest(content)
-        # Equal ids of which others are learnt teach something else; a mask that names all of them says nothing.
-        if record.learnt is not None and not record.learnt.all():
-            told = digest(told + record.learnt.tobytes())
-        return Kept(record, len(content), told)
-    if isinstance(record, str | Texts):
-        text = record if isinstance(record, str) else record.text
+    # Plain text first: there are a million documents of it where there is one of the others.
+    if type(record) is str or isinstance(record, Texts):
+        text = record if type(record) is str else record.text  # type: ignore[union-attr]
         if not text or text.isspace():
             tally.dropped["empty"] += 1
             return None
@@ -109,13 +111,29 @@ def _kept(cleaner: Cleaner, tally: Tally, record: Record) -> Kept | None:
             if reason:
                 tally.dropped[reason] += 1
                 return None
-            record = text if isinstance(record, str) else record._replace(text=text)
+            record = record._replace(text=text) if isinstance(record, Texts) else text
+    elif isinstance(record, TokenIds):
+        return _kept_ids(record, tally)
+    else:
+        text = text_of(record)
     try:
-        content = text_of(record).encode()
+        content = text.encode()
     except UnicodeEncodeError:  # a lone surrogate
         tally.dropped["not_unicode"] += 1
         return None
     return Kept(record, len(content), digest(content))
+
+
+def _kept_ids(record: TokenIds, tally: Tally) -> Kept | None:
+    if not len(record.ids):
+        tally.dropped["empty"] += 1
+        return None
+    content = record.ids.tobytes()
+    told = digest(content)
+    # Equal ids of which others are learnt teach something else; a mask that names all of them says nothing.
+    if record.learnt is not None and not record.learnt.all():
+        told = digest(told + record.learnt.tobytes())
+    return Kept(record, len(content), told)
 
 
 def text_of(record: Record) -> str:
@@ -138,34 +156,69 @@ class SourceCounts:
     dropped: Counter[str] = field(default_factory=Counter)
     named: list[str] = field(default_factory=list)
     """The first broken records: place and reason."""
+    listed: list[Problem] = field(default_factory=list)
+    """The first LISTED_PROBLEMS of them, with the lines of their files."""
+    told_before: bool = False
+    """Whether an earlier step has told them: then they are not told again."""
     _lines: Counter[str] = field(default_factory=Counter)
 
     def absorb(self, tally: Tally, path: str | None) -> None:
         """Add one part's tally; parts must come in order, for the numbers of lines."""
-        for problem in tally.problems:
+        for problem in tally.problems[: LISTED_PROBLEMS - len(self.listed)]:
+            if problem.line is not None:
+                problem = problem._replace(line=problem.line + self._lines[problem.path])
+            self.listed.append(problem)
             if len(self.named) < NAMED_PROBLEMS:
-                self.named.append(problem.shown(self._lines[problem.path]))
-                logger.warning("%s; the record is left out.", self.named[-1])
+                self.named.append(problem.shown())
+                if not self.told_before:
+                    logger.warning("%s; the record is left out.", self.named[-1])
         if path is not None:
             self._lines[path] += tally.lines
         self.records += tally.records
         self.broken += tally.broken
         self.dropped.update(tally.dropped)
 
-    def check_broken(self, reader: SourceReader) -> None:
-        """Raises DataError where more records are broken than the source allows."""
+    def first(self, listed: str = "") -> str:
+        """The first broken records in a few words; `listed` is the file that lists them."""
+        more = f"; and {self.broken - len(self.named):,} more" if self.broken > len(self.named) else ""
+        return f"{'; '.join(self.named)}{more}{f'; listed in {listed}' if listed else ''}"
+
+    def check_broken(self, reader: SourceReader, listed: str = "") -> None:
+        """Raises DataError where more records are broken than the source allows; `listed` as for `first`."""
         limit = getattr(reader.config, "max_broken_fraction", None)
         if limit is None or not self.records or self.broken / self.records <= limit:
             return
         raise DataError(
             f"{reader.where}: {self.broken:,} of {self.records:,} records ({self.broken / self.records:.2%}) cannot be "
-            f"read, at most max_broken_fraction = {limit:.2%} may be. First: {'; '.join(self.named)}. "
+            f"read, at most max_broken_fraction = {limit:.2%} may be. First: {self.first(listed)}. "
             "Mend the source, or set its keys or max_broken_fraction."
         )
 
 
-def empty_error(where: str, dropped: Mapping[str, int], named: Sequence[str] = ()) -> DataError:
-    """The error for a corpus of which nothing is left; `named` are the first broken records."""
+# What drops a document by a rule of the run -> the settings that decide it.
+LOOSENED_BY = {
+    cleaning.TOO_SHORT: "data.cleaning.min_bytes",
+    cleaning.TOO_LONG: "data.cleaning.max_bytes",
+    cleaning.SYMBOLS: "data.cleaning.max_symbol_fraction",
+    cleaning.DIGITS: "data.cleaning.max_digit_fraction",
+    cleaning.DUPLICATE_LINES: "data.cleaning.max_duplicate_line_fraction",
+    cleaning.TOP_WORD: "data.cleaning.max_top_word_fraction",
+    cleaning.LONG_WORD: "data.cleaning.max_word_chars",
+    "other_namespace": "the source's namespaces",
+}
+
+
+def empty_error(where: str, dropped: Mapping[str, int], first: str = "") -> DataError:
+    """The error for a corpus of which nothing is left; `first` are the first broken records."""
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items())) or "nothing read"
-    first = f" First: {'; '.join(named)}. Mend the source, or set its keys." if named else " Name a source."
-    return DataError(f"{where}: the corpus is empty: no document is left ({reasons}).{first}")
+    most = max(dropped, key=lambda reason: dropped[reason], default="")
+    advice = "The sources hold no record: name others."
+    if most in LOOSENED_BY:
+        advice = f"The rule {most} drops most: loosen {LOOSENED_BY[most]}, or name other sources."
+    elif first:
+        advice = f"First: {first}. Mend the source, or set its keys."
+    elif most == cleaning.EMPTY:
+        advice = "Most records have no text: set the key that holds it, or name other sources."
+    elif dropped:
+        advice = f"Most go as {most}: name other sources."
+    return DataError(f"{where}: the corpus is empty: no document is left ({reasons}). {advice}")

@@ -7,6 +7,7 @@ data/dataset/<name>/
   manifest.json                         written last: without it the dataset does not count
   index-cache/                          gpt_dataset.py
   baselines.json                        baselines.py
+  broken-records.jsonl                  broken_records.py; where a source has any
   .encode/                              shards of an encoding that has not ended
 """
 
@@ -185,6 +186,10 @@ class DatasetFiles:
     @property
     def index_cache(self) -> Path:
         return self.directory / "index-cache"
+
+    @property
+    def broken_records(self) -> Path:
+        return self.directory / "broken-records.jsonl"
 
     @property
     def baselines_json(self) -> Path:

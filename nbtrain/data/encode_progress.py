@@ -9,6 +9,7 @@ Parts that are done count by their size; what workers say of parts under way fil
 import os
 import struct
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from nbtrain.amounts import count
@@ -19,6 +20,8 @@ from nbtrain.progress import Progress
 
 COUNTERS = struct.Struct("<qqq")
 PREFIX = "progress-"
+# A batch takes milliseconds; nobody reads a bar that fast, and looking for other workers' files costs more than showing it.
+SHOW_SECONDS = 0.1
 
 
 class WorkerCounters:
@@ -43,7 +46,7 @@ class EncodeProgress:
         self.records: dict[int, ShardRecord] = {}
         self.num_kept = 0
         self._next = 0
-        self._started = time.monotonic()
+        self._started = self._shown = time.monotonic()
         # Size, and text, documents and tokens, of the parts that are done; the latter of this run's alone.
         self._size = self._kept_documents = self._kept_tokens = 0
         self._done = [0, 0, 0]
@@ -72,10 +75,12 @@ class EncodeProgress:
         """What this process itself has encoded."""
         for index, value in enumerate((num_bytes, documents, tokens)):
             self._own[index] += value
-        self.show()
+        if time.monotonic() - self._shown >= SHOW_SECONDS:
+            self.show()
 
     def show(self) -> None:
         """Bring the bar to where the work is."""
+        self._shown = time.monotonic()
         encoded = self._done
         if self._sizes_under_way:
             encoded = [max(done, now) for done, now in zip(self._done, self._encoded(), strict=True)]
@@ -104,5 +109,7 @@ class EncodeProgress:
         while self._next in self.records:
             done = self.records[self._next]
             self.counts[done.source].absorb(Tally.from_dict(done.tally), done.path)
+            # It may name thousands of broken records, and the parts may be thousands too.
+            self.records[self._next] = replace(done, tally={})
             self._next += 1
         self.show()

@@ -3,6 +3,7 @@
     data/corpus/<source>-<hash of its settings and fingerprint>/
       000012.jsonl    {"text": ...} per document
       000012.json     the tally of its part; written last: without it the part does not count
+      broken-records.jsonl  broken_records.py; where there are any
       manifest.json   what it was made from; written when every part is there
 
 A killed extraction goes on with the parts that are there. The folder may be removed: it is made again when it
@@ -19,9 +20,10 @@ from typing import Any
 import orjson
 
 from nbtrain import files
+from nbtrain.data import broken_records
 from nbtrain.data.corpus import SourceCounts, empty_error
 from nbtrain.data.dataset_files import locked_directory
-from nbtrain.data.records import Part, Tally, Texts
+from nbtrain.data.records import LISTED_PROBLEMS, Part, Tally, Texts
 from nbtrain.data.sources.base import SourceReader
 from nbtrain.data.workers import ordered_map
 from nbtrain.errors import DataError
@@ -44,16 +46,19 @@ class ExtractedReader(SourceReader):
         self.drift_is_accepted = original.drift_is_accepted  # type: ignore[misc]
 
     def parts(self) -> Iterator[Part]:
-        for path in sorted(self.folder.glob("*.jsonl")):
+        for path in sorted(self.folder.glob("[0-9]*.jsonl")):
             yield Part(path.name, display(path), size_bytes=path.stat().st_size, details=(str(path),))
 
     def read(self, part: Part, tally: Tally) -> Iterator[str]:
         path = Path(part.details[0])
-        # What the extraction dropped belongs to the dataset's account too.
-        tally.dropped.update(_read_tally(path.with_suffix(".json")).dropped)
+        # What the extraction looked at and dropped is the dataset's account too.
+        told = _read_tally(path.with_suffix(".json"))
+        tally.dropped.update(told.dropped)
+        tally.problems += told.problems[: LISTED_PROBLEMS - len(tally.problems)]
+        tally.records += told.records
+        tally.broken += told.broken
         with path.open("rb") as stream:
             for line in stream:
-                tally.records += 1
                 yield orjson.loads(line)["text"]
 
     def fingerprint(self) -> dict[str, Any]:
@@ -63,7 +68,7 @@ class ExtractedReader(SourceReader):
         return self.original.describe()
 
     def total_bytes(self) -> int | None:
-        return sum(path.stat().st_size for path in self.folder.glob("*.jsonl"))
+        return sum(path.stat().st_size for path in self.folder.glob("[0-9]*.jsonl"))
 
 
 def extracted(
@@ -122,9 +127,11 @@ def _extract(reader: SourceReader, folder: Path, num_workers: int) -> tuple[int,
             if num_workers > 1:
                 progress.update(part.size_bytes)
             progress.update(0, documents=f"{documents:,}")
-    counts.check_broken(reader)
+    listed = folder / broken_records.NAME
+    told = display(listed) if broken_records.write(listed, [counts]) else ""
+    counts.check_broken(reader, told)
     if not documents:
-        raise empty_error(reader.where, counts.dropped)
+        raise empty_error(reader.where, counts.dropped, counts.first(told) if counts.named else "")
     return documents, names
 
 

@@ -20,11 +20,13 @@ import numpy as np
 
 from nbtrain import files
 from nbtrain.config.schema import RunConfig
+from nbtrain.data import broken_records
 from nbtrain.data.cleaning import Cleaner
 from nbtrain.data.corpus import Corpus, Kept, SourceCounts, Task, cleaned, empty_error, text_of
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest, manifest_dtype
 from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord
 from nbtrain.data.encode_progress import PREFIX, EncodeProgress, WorkerCounters
+from nbtrain.data.extract import ExtractedReader
 from nbtrain.data.indexed import IndexedDataset, bin_path, idx_path, missing, optimal_dtype
 from nbtrain.data.inputs import FORCE, check_same_inputs, origin, settings, software
 from nbtrain.data.records import Tally
@@ -133,7 +135,9 @@ class _Encoding:
             sentence_language=data.split_sentences,
             with_mask=any(bears_mask(source) for source in data.sources),
         )
-        self.counts = [SourceCounts() for _ in corpus.readers]
+        self.counts = [
+            SourceCounts(told_before=isinstance(reader, ExtractedReader)) for reader in corpus.readers
+        ]
         self.num_kept = 0
         """Shards that an earlier run has left."""
 
@@ -160,12 +164,13 @@ class _Encoding:
         records = self._shards()
         if not any(record.documents for record in records):
             dropped: Counter[str] = sum((count.dropped for count in self.counts), Counter())
-            raise empty_error(
-                self.corpus.where, dropped, [name for count in self.counts for name in count.named]
-            )
+            listed = display(self._listed) if self._listed.is_file() else ""
+            first = "; ".join(count.first(listed) for count in self.counts if count.named)
+            raise empty_error(self.corpus.where, dropped, first)
         self._remove_old(old)
         joined = self._join(records)
         manifest = self._manifest(joined)
+        self._keep_list()
         files.write_json(self.dataset.manifest_json, manifest.to_dict())
         shutil.rmtree(self.dataset.work)
         return manifest
@@ -201,10 +206,28 @@ class _Encoding:
                 make = partial(Encoder, self.settings, account.add_batch, self.loaded, in_order=True)
             for record in ordered_map(make, self._unfinished(account), num_workers, account.show):
                 account.add(record)
+        listed = display(self._listed) if broken_records.write(self._listed, self.counts) else ""
         for source, reader in enumerate(self.corpus.readers):
-            self.counts[source].check_broken(reader)
+            self.counts[source].check_broken(reader, listed)
         self.num_kept = account.num_kept
         return [account.records[number] for number in sorted(account.records)]
+
+    @property
+    def _listed(self) -> Path:
+        return self.dataset.work / broken_records.NAME
+
+    def _keep_list(self) -> None:
+        """The list of broken records goes beside the dataset."""
+        if not self._listed.is_file():
+            return
+        self._listed.replace(self.dataset.broken_records)
+        files.fsync_directory(self.dataset.directory)
+        if more := sum(count.broken - len(count.named) for count in self.counts):
+            logger.warning(
+                "and %s more records that are left out, listed in %s.",
+                f"{more:,}",
+                display(self.dataset.broken_records),
+            )
 
     def _unfinished(self, account: EncodeProgress) -> Iterator[Task]:
         for task in self.corpus.tasks():
@@ -243,6 +266,7 @@ class _Encoding:
         for name in old.files if old else []:
             (dataset.directory / Path(name).name).unlink(missing_ok=True)
         dataset.baselines_json.unlink(missing_ok=True)
+        dataset.broken_records.unlink(missing_ok=True)
         if dataset.index_cache.is_dir():
             shutil.rmtree(dataset.index_cache)
 

@@ -14,7 +14,7 @@ from nbtrain.data.corpus import Corpus, empty_error
 from nbtrain.data.dataset_files import locked_directory
 from nbtrain.data.inputs import FORCE, origin, place, same_sources, settings, software
 from nbtrain.data.prepare_dataset import Say
-from nbtrain.data.records import Tally
+from nbtrain.data.records import NAMED_PROBLEMS, Tally
 from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.errors import DataError
 from nbtrain.progress import Progress
@@ -233,7 +233,8 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> str:
     )
     first, sample = tokenizer_training.peek(sample)
     if not first:
-        raise empty_error(corpus.where, tally.dropped, [problem.shown() for problem in tally.problems])
+        named = [problem.shown() for problem in tally.problems[:NAMED_PROBLEMS]]
+        raise empty_error(corpus.where, tally.dropped, "; ".join(named))
     where = place(config, "tokenizer.train_bytes")
     logger.info("%s", tokenizer_training.check_memory(sample_bytes, config.tokenizer.trainer, where, first))
     with Progress(f"tokenizer {config.tokenizer.name}", sample_bytes, "B") as progress:

@@ -60,18 +60,20 @@ class Part:
 
 
 class Problem(NamedTuple):
-    """A record that cannot be read. `line` counts from 1 inside its part; None where there are no lines."""
+    """A record that cannot be read. `line` counts from 1, in a tally inside its part; None where there are no lines."""
 
     path: str
     line: int | None
     what: str
 
-    def shown(self, lines_before: int = 0) -> str:
-        """file:line: what, for a part that begins behind `lines_before` lines of its file."""
-        return f"{self.path}{'' if self.line is None else f':{self.line + lines_before}'}: {self.what}"
+    def shown(self) -> str:
+        """file:line: what."""
+        return f"{self.path}{'' if self.line is None else f':{self.line}'}: {self.what}"
 
 
 NAMED_PROBLEMS = 3
+LISTED_PROBLEMS = 10_000
+PROBLEM_CHARS = 500
 
 
 @dataclass
@@ -84,7 +86,7 @@ class Tally:
     """Lines of the part's file, so that a later part can name its own: see Problem.line."""
     broken: int = 0
     problems: list[Problem] = field(default_factory=list)
-    """The first NAMED_PROBLEMS."""
+    """The first LISTED_PROBLEMS."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Left out by rule or because they are broken, by reason."""
 
@@ -100,8 +102,9 @@ class Tally:
         return cls(**{**value, "problems": problems, "dropped": Counter(value["dropped"])})
 
     def add_broken(self, path: str, line: int | None, what: str, reason: str = "broken_record") -> None:
-        """Count a broken record; the first few are named."""
+        """Count a broken record; the first LISTED_PROBLEMS are kept, each in at most PROBLEM_CHARS characters."""
         self.broken += 1
         self.dropped[reason] += 1
-        if len(self.problems) < NAMED_PROBLEMS:
+        if len(self.problems) < LISTED_PROBLEMS:
+            what = what if len(what) <= PROBLEM_CHARS else f"{what[: PROBLEM_CHARS - 3]}..."
             self.problems.append(Problem(path, line, what))

@@ -7,8 +7,9 @@ import pytest
 
 from nbtrain.config.data_section import CleaningConfig
 from nbtrain.config.sources import JsonlSource, MockSource
+from nbtrain.data import cleaning
 from nbtrain.data.cleaning import Cleaner
-from nbtrain.data.corpus import Corpus, SourceCounts, cleaned, empty_error
+from nbtrain.data.corpus import LOOSENED_BY, Corpus, SourceCounts, cleaned, empty_error
 from nbtrain.data.dedup import digest
 from nbtrain.data.records import Example, Part, Problem, Tally, Texts, TokenIds
 from nbtrain.errors import DataError
@@ -98,21 +99,45 @@ def test_too_many_broken_records(workspace):
         counts.check_broken(reader)
     assert str(caught.value) == (
         "data.sources[0]: 3 of 200 records (1.50%) cannot be read, at most max_broken_fraction = 1.00% may be. First: "
-        "a.jsonl:1: not JSON. Mend the source, or set its keys or max_broken_fraction."
+        "a.jsonl:1: not JSON; and 2 more. Mend the source, or set its keys or max_broken_fraction."
     )
     free = Corpus.open([JsonlSource(kind="jsonl", path="a.jsonl", max_broken_fraction=None)]).readers[0]
     counts.check_broken(free)
 
 
-def test_empty_corpus():
-    """Nothing left is an error that says what went where."""
-    error = empty_error("run.yaml:3: data.sources", Counter(broken_record=1, empty=2))
-    assert str(error) == (
-        "run.yaml:3: data.sources: the corpus is empty: no document is left (broken_record 1, empty 2). Name a source."
-    )
-    assert str(empty_error("x", Counter(broken_record=1), ["a.jsonl:1: not JSON"])).endswith(
-        "no document is left (broken_record 1). First: a.jsonl:1: not JSON. Mend the source, or set its keys."
-    )
+@pytest.mark.parametrize(
+    ("dropped", "first", "advice"),
+    [
+        (
+            {"too_short": 5, "empty": 2},
+            "",
+            "(empty 2, too_short 5). The rule too_short drops most: loosen data.cleaning.min_bytes, or name other sources.",
+        ),
+        (
+            {"broken_record": 1, "empty": 2},
+            "a.jsonl:1: not JSON",
+            "(broken_record 1, empty 2). First: a.jsonl:1: not JSON. Mend the source, or set its keys.",
+        ),
+        (
+            {"empty": 2},
+            "",
+            "(empty 2). Most records have no text: set the key that holds it, or name other sources.",
+        ),
+        ({"redirect": 2}, "", "(redirect 2). Most go as redirect: name other sources."),
+        ({}, "", "(nothing read). The sources hold no record: name others."),
+    ],
+)
+def test_empty_corpus(dropped, first, advice):
+    """Nothing left is an error that says what went where, and what to change."""
+    error = empty_error("run.yaml:3: data.sources", Counter(dropped), first)
+    assert str(error) == f"run.yaml:3: data.sources: the corpus is empty: no document is left {advice}"
+
+
+def test_every_rule_of_cleaning_names_its_setting():
+    """A setting that there is."""
+    for reason in cleaning.REASONS:
+        if reason != cleaning.EMPTY:
+            assert LOOSENED_BY[reason].removeprefix("data.cleaning.") in CleaningConfig.model_fields
 
 
 def test_a_tally_travels():

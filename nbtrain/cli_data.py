@@ -15,11 +15,13 @@ DATA is a dataset's name in the data home, a run YAML, or the prefix of any .bin
 """
 
 import argparse
+import contextlib
+import gc
 import json
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +83,15 @@ def _with_tokenizer(one: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 def prepare(options: argparse.Namespace) -> int:
     without_idle_threads()
-    from nbtrain.config.load import load
-    from nbtrain.data.prepare import prepare as prepare_data
+    with _kept_from_the_collector():
+        from nbtrain.config.load import load
+        from nbtrain.data.prepare import prepare as prepare_data
 
+        config = load(options.run, options.overrides)
     through: Any = getattr(options, "through", "index")
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        print(prepare_data(load(options.run, options.overrides), force=options.force, through=through))
+        print(prepare_data(config, force=options.force, through=through))
     except KeyboardInterrupt as stop:
         print("Stopped. What is done is kept: the same command goes on from there.", file=sys.stderr)
         return 128 + (stop.args[0] if stop.args else signal.SIGINT)
@@ -99,6 +103,17 @@ def prepare(options: argparse.Namespace) -> int:
 def without_idle_threads() -> None:
     """Before NumPy is imported: OpenBLAS' threads spin a tenth of a second at start, and no data step multiplies."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+@contextlib.contextmanager
+def _kept_from_the_collector() -> Iterator[None]:
+    """What is made inside stays to the end of the process: Python's collector need not look at it, now or later."""
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
 
 
 def _interrupt(number: int, frame: Any) -> None:

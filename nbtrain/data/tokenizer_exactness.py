@@ -8,7 +8,7 @@ import numpy as np
 Encode = Callable[[Sequence[str]], tuple[np.ndarray, np.ndarray]]
 
 SAMPLE_TEXTS = 100
-SAMPLE_CHARS = 1000  # of each: tokenizers encodes 2 to 5 MB a second
+SAMPLE_CHARS = 500  # of each: tokenizers encodes 2 to 5 MB a second
 
 HARD_TEXTS = (
     "",

@@ -10,7 +10,7 @@
     nbtrain generate RUN -p TEXT         text from the newest checkpoint
 
 RUN is a YAML's path, an example's name (gpt-tiny) or, once submitted, the run's name or folder.
-Exit codes: 0 done, 2 config or usage, 3 data, 4 checkpoint, 5 job, 6 not submitted, 7 job failed or was stopped, 130 interrupted.
+Exit codes: 0 done, 2 config or usage, 3 data, 4 checkpoint, 5 job, 6 not submitted (an active run keeps its settings), 7 job failed or was stopped, 130 interrupted.
 """
 
 import argparse
@@ -103,7 +103,7 @@ def parser() -> argparse.ArgumentParser:
 
     data = verbs.add_parser(
         "data",
-        help="Datasets, step by step: download, extract, tokenizer, encode, inspect, verify, card, merge, repair.",
+        help="Datasets, step by step: prepare, download, extract, tokenizer, encode, inspect, verify, card, merge, repair.",
     )
     data_verbs = data.add_subparsers(required=True, metavar="VERB", title="verbs")
     cli_data.add_verbs(data_verbs, verb, with_config)
@@ -129,7 +129,7 @@ def parser() -> argparse.ArgumentParser:
     one = with_run(verb("clone", clone, "Submit a run's configuration under a new name."))
     one.add_argument("name", metavar="NAME")
     one.add_argument("overrides", nargs="*", metavar="key=value")
-    saved = verbs.add_parser("checkpoint", help="What a run has saved: list, inspect, universal.")
+    saved = verbs.add_parser("checkpoint", help="What a run has saved: list, inspect, verify, universal.")
     saved_verbs = saved.add_subparsers(required=True, metavar="VERB", title="verbs")
     cli_checkpoint.add_verbs(saved_verbs, verb, with_run)
     one = with_run(verb("clean", clean, "Remove what failed attempts left behind."))
@@ -241,17 +241,28 @@ def _save_picture(figure: Any, path: Path) -> None:
 def submit(options: argparse.Namespace) -> int:
     from nbtrain import api
 
-    run = api.submit(options.run, options.overrides)
-    print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
-    return _waited(run) if options.wait else 0
+    config = api.load(options.run, options.overrides)
+    return _started(api.submit(config), config, options.wait)
 
 
 def resume(options: argparse.Namespace) -> int:
     from nbtrain import api
 
     run = api.open_run(options.run).resume(options.overrides)
+    return _started(run, api.load(run, options.overrides), options.wait)
+
+
+def _started(run: Any, asked: Any, wait: bool) -> int:
+    """0, or the run's end as a code; that of SubmitError where a run that is active goes on with other settings."""
+    from nbtrain.errors import SubmitError
+    from nbtrain.jobs.changes import changes_between
+
     print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
-    return _waited(run) if options.wait else 0
+    # What was started holds what was asked for; an active run, which was joined, holds its own.
+    if changes_between(run.config, asked):
+        print(f"{run.name}: goes on with its own settings; nothing was submitted.", file=sys.stderr)
+        return SubmitError.exit_code
+    return _waited(run) if wait else 0
 
 
 def clone(options: argparse.Namespace) -> None:

@@ -141,9 +141,12 @@ def clean(run: RunDir, dry_run: bool = False) -> list[str]:
                 f"`nbtrain cancel {run.name}` stops it."
             )
         pids = processes.marked_pids(run.job_ids())
+        torn = "torn checkpoint"
+        if leftovers.newest_checkpoint_step(run) is None:
+            torn += "; no whole one is left, so this is the last copy of what it holds"
         found = [
             *((path, "temporary file") for path in leftovers.temporaries(run)),
-            *((path, "torn checkpoint") for path in leftovers.torn_checkpoints(run)),
+            *((path, torn) for path in leftovers.torn_checkpoints(run)),
             *((path, "submission that was cut off") for path in leftovers.cut_off_submissions(run)),
         ]
         lines = [f"process {pid}: left by an ended job" for pid in pids]

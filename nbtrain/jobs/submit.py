@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbtrain import files
+from nbtrain import amounts, files
 from nbtrain.addresses import without_secrets
 from nbtrain.config.check import check_config
 from nbtrain.config.deepspeed import deepspeed_config
@@ -38,6 +38,7 @@ from nbtrain.rundir import (
     JobDir,
     JobRecord,
     RunDir,
+    checkpoint_problem,
     new_job_id,
     new_run_id,
 )
@@ -102,7 +103,7 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
     ):
         again = f" To evaluate again: `nbtrain resume {run.name} mode=eval`." if before.mode == "eval" else ""
         raise SubmitError(
-            f"{display(run.path)}: all {done:,} steps are done, and the run asks for "
+            f"{display(run.path)}: all {amounts.counted(done, 'step')} are done, and the run asks for "
             f"{config.train_steps:,}. To train on: {more_to_train(run, before)}.{again}"
         )
     return _launch(run, config, None, command)
@@ -205,7 +206,7 @@ def refuse_finished(run: RunDir, config: RunConfig) -> None:
     if before.mode != "full" or config.mode == "eval":
         return
     raise SubmitError(
-        f"{display(run.path)}: this run has succeeded ({before.train_steps:,} steps). "
+        f"{display(run.path)}: this run has succeeded ({amounts.counted(before.train_steps, 'step')}). "
         f"To train on: {more_to_train(run, before)}. "
         f"To train again under another name: `nbtrain clone {run.name} NEWNAME`."
     )
@@ -255,8 +256,23 @@ def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
         unit, _ = config.batch.train_amount
         key = "batch.max_steps" if config.train_steps < config.scheduled_steps else f"batch.train_{unit}"
         raise SubmitError(
-            f"{config.where(key)}: {key} ends the run after {config.train_steps:,} steps, but "
+            f"{config.where(key)}: {key} ends the run after {amounts.counted(config.train_steps, 'step')}, but "
             f"{display(run.path)} has come to step {step:,}. Ask for more, or train anew under another `name:`."
+        )
+
+
+def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
+    """Raises SubmitError where there are checkpoints and none is whole by names and sizes: the ranks would refuse them."""
+    if config.mode == "perf" or leftovers.newest_checkpoint_step(run) is not None:
+        return
+    torn = [
+        f"{run.checkpoint(step).name}: {checkpoint_problem(run.checkpoint(step))}"
+        for step in run.checkpoint_steps()
+    ]
+    if torn:
+        raise SubmitError(
+            f"{display(run.model)}: no checkpoint is whole: {'; '.join(reversed(torn))}. Remove the folder to train from "
+            "the start, or put a good copy there."
         )
 
 
@@ -294,6 +310,7 @@ def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[s
     from nbtrain.planner.plan import plan as make_plan
 
     refuse_other_training(run, config)
+    refuse_without_whole_checkpoint(run, config)
     refuse_less_than_done(run, config)
     refuse_other_data(run, config)
     if problems := preflight(config):

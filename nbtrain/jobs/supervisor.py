@@ -32,7 +32,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from nbtrain import files
+from nbtrain import amounts, files
 from nbtrain.config.elastic import elastic_size, resized
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
@@ -215,7 +215,7 @@ class Supervisor:
         if len(near) > stability.max_skipped_steps:
             return self.given_up(
                 verdict,
-                f"{len(near)} rollbacks within {window} steps are more than stability.max_skipped_steps = "
+                f"{len(near)} rollbacks within {amounts.counted(window, 'step')} are more than stability.max_skipped_steps = "
                 f"{stability.max_skipped_steps} allows; lower lr_schedule.lr or look at the data",
             )
         back = f"step {newest.checkpoint_step}" if newest.checkpoint_step else "the start"
@@ -433,9 +433,10 @@ class Supervisor:
         saved = leftovers.newest_checkpoint_step(self.run_dir) or 0
         reached = max(filter(None, (verdict.step, self.reached_step, 0)), default=0)
         tokens = self.tokens_between(saved, reached)
-        text = f"{max(0, reached - saved)} steps ({tokens:,} tokens) since the checkpoint of step {saved} are lost"
+        lost = amounts.counted(max(0, reached - saved), "step")
+        text = f"{lost} ({tokens:,} tokens) since the checkpoint of step {saved} {'is' if reached - saved == 1 else 'are'} lost"
         if not saved:
-            text = f"no checkpoint yet: {reached} steps ({tokens:,} tokens) are lost"
+            text = f"no checkpoint yet: {lost} ({tokens:,} tokens) {'is' if reached == 1 else 'are'} lost"
         self.event(
             "error", f"{verdict.cause}; {text}", lost_tokens=tokens, checkpoint_step=saved, step=reached
         )
@@ -484,7 +485,9 @@ class Supervisor:
         if verdict.state == SUCCEEDED and self.known_config and self.config.mode != "eval":
             steps, scheduled = self.config.train_steps, self.config.scheduled_steps
             by = self.config.shortened_by
-            cause += f": {steps:,} steps" + (f" of {scheduled:,} ({by} ends it here)" if by else "")
+            cause += f": {amounts.counted(steps, 'step')}" + (
+                f" of {scheduled:,} ({by} ends it here)" if by else ""
+            )
         if verdict.state == FAILED:
             cause += self.disk_note()
         previous, self.record.state, self.record.cause = self.record.state, verdict.state, cause

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from nbtrain import files
+from nbtrain import amounts, files
 from nbtrain.rundir import RunDir, read_events
 
 REPORT_JSON = "twin.json"
@@ -86,7 +86,9 @@ def check_trained(curve: Curve, steps: int) -> Check:
     if odd:
         return Check("train", "failed", f"loss or gradient norm of step {odd[0]} is no number", values)
     first, last = curve.losses[1], curve.losses[steps]
-    return Check("train", "passed", f"{steps} steps, loss {first:.4f} -> {last:.4f}", values)
+    return Check(
+        "train", "passed", f"{amounts.counted(steps, 'step')}, loss {first:.4f} -> {last:.4f}", values
+    )
 
 
 def check_bitwise(name: str, straight: Curve, resumed: Curve, stopped_at: int) -> Check:

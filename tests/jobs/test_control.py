@@ -79,6 +79,15 @@ def test_clean_lists_and_removes(job, leftover):
     assert control.clean(run) == []
 
 
+def test_clean_warns_of_last_copies(job):
+    """Where no whole checkpoint is left, what is torn is all that there is of the training."""
+    (job.run.checkpoint(8)).mkdir(parents=True)
+    [line] = control.clean(job.run, dry_run=True)
+    assert line == (
+        "model/global_step8: torn checkpoint; no whole one is left, so this is the last copy of what it holds"
+    )
+
+
 def test_clean_leaves_an_active_run_alone(job):
     """Under a living supervisor, or while its lock is held, nothing is touched."""
     record = JobRecord.read(job.job_json)

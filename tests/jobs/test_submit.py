@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from nbtrain import files
+from nbtrain import cli, files
 from nbtrain.config.load import load, load_resolved
 from nbtrain.errors import ConfigError, SubmitError
 from nbtrain.jobs import submit as submitting
@@ -118,6 +118,38 @@ def test_a_longer_run_stretches_its_decay(tiny):
         "lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate now falls over 2,560 tokens, "
         "1,280 before",
     ]
+
+
+def test_no_whole_checkpoint_is_refused_before_launch(tiny):
+    """As the ranks would refuse it, with every reason, the newest first; a measurement reads none."""
+    job = submit(tiny())
+    end(job, "FAILED", step=8)
+    for step, manifest in ((4, "{"), (8, None)):
+        job.run.checkpoint(step).mkdir(parents=True)
+        if manifest:
+            job.run.checkpoint_manifest(step).write_text(manifest)
+    with pytest.raises(SubmitError) as refused:
+        resume(job.run)
+    assert str(refused.value) == (
+        "output/tiny/model: no checkpoint is whole: global_step8: it has no manifest.json: its writing was cut off; "
+        "global_step4: manifest.json is not JSON. Remove the folder to train from the start, or put a good copy there."
+    )
+    assert job.run.job_ids() == [job.job_id]
+
+
+def test_the_command_line_fails_where_settings_are_not_applied(tiny, workspace, capsys):
+    """A script must see that the active run is not the one it asked for; asked for as it is, it is joined."""
+    job = submit(tiny())
+    yaml = str(workspace / "tiny.yaml")
+    assert cli.main(["submit", yaml]) == 0
+    assert cli.main(["submit", "--wait", yaml, "batch.train_tokens=2560"]) == 6
+    assert "tiny: goes on with its own settings; nothing was submitted." in capsys.readouterr().err
+    assert cli.main(["resume", "tiny"]) == 0
+    assert cli.main(["resume", "tiny", "batch.train_tokens=2560"]) == 6
+    assert job.run.job_ids() == [job.job_id]
+    end(job, "FAILED", step=5)
+    assert cli.main(["submit", yaml, "batch.train_tokens=2560"]) == 0
+    assert len(job.run.job_ids()) == 2
 
 
 def test_less_than_what_is_done_is_refused(tiny):

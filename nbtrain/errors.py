@@ -16,11 +16,17 @@ In a notebook and in the CLI these print as their message alone, never as a trac
 the base class, and IPython asks `_render_traceback_`.
 """
 
+from nbtrain.terminal import printable
+
 
 class NbtrainError(Exception):
     """Base of every error that is the user's to mend."""
 
     exit_code = 1
+
+    def __str__(self) -> str:
+        # It names files, keys and values of others.
+        return printable(super().__str__())
 
     def _render_traceback_(self) -> list[str]:
         # IPython shows these lines in place of a traceback.

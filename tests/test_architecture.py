@@ -30,6 +30,7 @@ GROUND = {
             "amounts",
             "parent_death",
             "addresses",
+            "terminal",
         ),
         (),
     ),

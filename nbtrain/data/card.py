@@ -23,6 +23,7 @@ from nbtrain.data.indexed import IndexedDataset
 from nbtrain.data.prepare_report import split_rows
 from nbtrain.data.tables import Table, html_table, source_rows, text_table
 from nbtrain.errors import DataError
+from nbtrain.terminal import printable
 from nbtrain.workspace import display
 
 NUM_SAMPLES = 12
@@ -93,7 +94,7 @@ class DataCard:
             parts.append(
                 f"document {sample['document']:,} ({sample['tokens']:,} tokens)\n{_indented(sample['text'])}"
             )
-        return "\n\n".join(parts)
+        return printable("\n\n".join(parts))
 
     __repr__ = __str__
 
@@ -190,7 +191,7 @@ class BlendCard:
     def __str__(self) -> str:
         parts = [f"blend {self.name}", text_table(*self._table())]
         parts += [f"warning: {warning}" for warning in self.warnings]
-        return "\n\n".join([*parts, *map(str, self.cards)])
+        return printable("\n\n".join([*parts, *map(str, self.cards)]))
 
     __repr__ = __str__
 

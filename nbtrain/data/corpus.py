@@ -28,6 +28,7 @@ from nbtrain.data.records import (
 )
 from nbtrain.data.sources.base import SourceReader, open_source
 from nbtrain.errors import DataError
+from nbtrain.terminal import printable
 
 logger = logging.getLogger(__name__)
 
@@ -171,7 +172,7 @@ class SourceCounts:
             if len(self.named) < NAMED_PROBLEMS:
                 self.named.append(problem.shown())
                 if not self.told_before:
-                    logger.warning("%s; the record is left out.", self.named[-1])
+                    logger.warning("%s; the record is left out.", printable(self.named[-1]))
         if path is not None:
             self._lines[path] += tally.lines
         self.records += tally.records

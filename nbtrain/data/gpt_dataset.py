@@ -35,6 +35,7 @@ from nbtrain.data.indexed import IndexedDataset
 from nbtrain.data.sample import Sample
 from nbtrain.data.state import DataState
 from nbtrain.errors import DataError
+from nbtrain.terminal import printable
 from nbtrain.workspace import display
 
 logger = logging.getLogger(__name__)
@@ -278,7 +279,7 @@ def build(config: RunConfig, index_samples: int | None = None, skipped_samples: 
             )
             if name == "train":
                 raise DataError(f"{message} Use more text or another data.split.")
-            logger.warning("%s It is left out; use more text or another data.split.", message)
+            logger.warning("%s It is left out; use more text or another data.split.", printable(message))
     state = DataState(
         seed=config.data.seed,
         split=config.data.split,
@@ -412,7 +413,7 @@ class _BlendBuilder:
             )
             if split == "train":
                 raise DataError(f"{message} Use more text, or take it out of the blend.")
-            logger.warning("%s %s blends the others.", message, split)
+            logger.warning("%s %s blends the others.", printable(message), split)
         if not present:
             return None
         rule = config.data.split_rule

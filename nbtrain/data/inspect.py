@@ -18,6 +18,7 @@ from nbtrain.data.indexed import BLOCK, IndexedDataset
 from nbtrain.data.tables import Table, html_table, source_rows, text_table
 from nbtrain.errors import DataError
 from nbtrain.progress import Progress
+from nbtrain.terminal import printable
 from nbtrain.workspace import display
 
 SAMPLE_TOKENS = 80
@@ -48,7 +49,7 @@ class Inspection:
             for sample in self.samples
         ]
         parts.append("\n".join(f"ok: {check}" for check in self.checks))
-        return "\n\n".join(part for part in parts if part)
+        return printable("\n\n".join(part for part in parts if part))
 
     __repr__ = __str__
 

@@ -34,6 +34,7 @@ from nbtrain.data.packed_index import (
 )
 from nbtrain.data.sample import Sample
 from nbtrain.errors import DataError
+from nbtrain.terminal import printable
 from nbtrain.workspace import display
 
 logger = logging.getLogger(__name__)
@@ -185,7 +186,7 @@ class PackedDataset:
                 f"Raise model.seq_length = {self.seq_length:,}, or mend the sources."
             )
         if left_out:
-            logger.warning("%s: %s.", display(self.files.prefix), left_out)
+            logger.warning("%s: %s.", printable(display(self.files.prefix)), left_out)
         return pieces
 
     def _pass(self, number: int) -> PackedIndex:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.data.dataset_files import DatasetManifest
 from nbtrain.data.tables import Table, html_table, text_table
+from nbtrain.terminal import printable
 from nbtrain.workspace import display
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class PrepareReport:
 
     def __str__(self) -> str:
         parts = [*(text_table(header, rows) for header, rows in self._tables()), self._summary()]
-        return "\n\n".join(filter(None, parts))
+        return printable("\n\n".join(filter(None, parts)))
 
     __repr__ = __str__
 

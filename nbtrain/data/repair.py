@@ -21,6 +21,7 @@ from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.indexed import IndexedDataset
 from nbtrain.data.indexed_writer import write_index
 from nbtrain.errors import DataError
+from nbtrain.terminal import printable
 from nbtrain.workspace import display
 
 SHOWN_TOKENS = 8
@@ -47,7 +48,7 @@ class Repair:
         return self.dataset.idx.with_name(f"{self.dataset.idx.name}.before-repair")
 
     def __str__(self) -> str:
-        return (
+        return printable(
             f"{display(self.dataset.idx)}: counts {self.counted_tokens:,} tokens, the .bin holds "
             f"{self.found_tokens:,}: one uncounted end-of-document token (id {self.eod_id}) for each of "
             f"{self.documents:,} documents.\n"

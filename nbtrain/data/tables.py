@@ -4,11 +4,14 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nbtrain.terminal import printable
+
 Table = tuple[list[str], list[list[str]]]
 
 
 def text_table(header: list[str], rows: list[list[str]]) -> str:
-    """Aligned columns for a terminal."""
+    """Aligned columns for a terminal: a cell is one line of what can be printed."""
+    header, *rows = [[printable(cell).replace("\n", "\\n") for cell in row] for row in (header, *rows)]
     widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
     numbers = [all(is_number(row[column]) for row in rows) for column in range(len(header))]
     return "\n".join(

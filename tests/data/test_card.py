@@ -13,6 +13,7 @@ from nbtrain.data.card import data_card
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.indexed import IndexedDataset
 from nbtrain.data.indexed_writer import IndexedWriter
+from nbtrain.data.inspect import inspect
 from nbtrain.data.prepare import prepare
 from nbtrain.errors import DataError
 from tests.data.dataset_maker import make_dataset, make_tokenizer
@@ -46,6 +47,22 @@ def test_card_shows_itself(make_config):
     assert "<script>" not in card.to_html()
     assert "&lt;script&gt;" in card.to_html()
     assert card.to_html() == card._repr_html_() == data_card(config).to_html()
+
+
+def test_documents_command_no_terminal(make_config, workspace):
+    """Neither those of the card nor those of inspect, nor the name of a source; HTML and JSON have them as they are."""
+    text = "one \x1b[31mred\x07 \u202ebackwards\r\nand a line"
+    (workspace / "texts.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    source = {"kind": "jsonl", "path": "texts.jsonl", "attribution": "me\x1b[2J\nand you"}
+    config = make_config(data={"split": "1,0,0", "sources": [source]}, evaluation={"eval_iters": 0})
+    prepare(config, through="encode")
+    card = data_card(config)
+    for shown in (str(card), str(inspect(config))):
+        assert all(one.isprintable() or one == "\n" for one in shown)
+        assert "  | one \\x1b[31mred\\x07 \\u202ebackwards\n  | and a line\n" in f"{shown}\n"
+    assert "me\\x1b[2J\\nand you" in str(card)
+    assert card.samples[0]["text"] == text
+    assert text in card.to_html()
 
 
 def test_card_by_name_and_by_prefix(make_config, texts, workspace):

@@ -90,6 +90,14 @@ def test_lines_are_counted_over_the_parts_of_a_file(caplog):
     assert (counts.records, counts.broken, counts.dropped) == (50, 5, {"broken_record": 5})
 
 
+def test_a_broken_record_commands_no_terminal(caplog):
+    """Its name and its words are somebody's."""
+    tally = Tally()
+    tally.add_broken("a\x1b[2J.jsonl", 1, "no key 'text' among '\u202e'")
+    SourceCounts().absorb(tally, None)
+    assert caplog.messages == ["a\\x1b[2J.jsonl:1: no key 'text' among '\\u202e'; the record is left out."]
+
+
 def test_too_many_broken_records(workspace):
     """The share is checked with its numbers; null sets no limit."""
     (workspace / "a.jsonl").write_text("")

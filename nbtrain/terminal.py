@@ -1,0 +1,20 @@
+"""Text of others on its way to a terminal.
+
+An escape sequence in a document or in the name of a file would colour, move or rename the terminal, and a mark of
+direction would show what follows backwards. A page in HTML and a file in JSON have escapes of their own.
+"""
+
+import re
+
+# What str.isprintable() takes for unprintable and is harmless: blanks of every width, and what joins letters.
+HARMLESS = re.compile("[\n\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u200d]")
+
+
+def printable(text: str) -> str:
+    """The text with \\x1b for an escape, \\u202e for a change of direction, and so on; line ends and tabs stay."""
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or HARMLESS.match(one) else one.encode("unicode_escape").decode()
+        for one in text
+    )

@@ -5,7 +5,7 @@ sources in order -> parts in order -> (number, source, part): the unit of extrac
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
@@ -42,28 +42,40 @@ class Task(NamedTuple):
 
 
 class Corpus:
-    """The readers of data.sources; `where` names that section in messages."""
+    """The readers of data.sources; `where` names that section in messages.
 
-    def __init__(self, readers: Sequence[SourceReader], where: str = "data.sources"):
+    `gone` are the numbers of sources that are not on the disk any more: nothing of them can be read.
+    """
+
+    def __init__(
+        self, readers: Sequence[SourceReader], where: str = "data.sources", gone: Collection[int] = ()
+    ):
         self.readers = list(readers)
         self.where = where
+        self.gone = gone
 
     @classmethod
     def open(
-        cls, sources: Sequence[BaseModel], where: str = "data.sources", extra_keys: tuple[str, ...] = ()
+        cls,
+        sources: Sequence[BaseModel],
+        where: str = "data.sources",
+        extra_keys: tuple[str, ...] = (),
+        gone: Collection[int] = (),
     ) -> "Corpus":
         """The corpus of a run. Raises DataError where an optional package or a key is not to be had."""
         readers = [
             open_source(source, f"{where}[{index}]", extra_keys) for index, source in enumerate(sources)
         ]
-        for reader in readers:
+        for number, reader in enumerate(readers):
+            if number in gone:
+                continue
             reader.check_dependencies()
             if extra_keys and not reader.has_extra_keys:
                 raise DataError(
                     f"{reader.where}: data.extra_json_keys = {list(extra_keys)}, but records of kind {reader.kind} have "
                     "no keys by name. Leave extra_json_keys empty, or use jsonl, parquet or hf-dataset."
                 )
-        return cls(readers, where)
+        return cls(readers, where, gone)
 
     def tasks(self) -> Iterator[Task]:
         """Every part, numbered. Raises DataError where a source cannot be read."""
@@ -73,9 +85,12 @@ class Corpus:
                 yield Task(number, source, part)
                 number += 1
 
-    def fingerprint(self) -> list[dict[str, Any]]:
-        """What would change the documents, source by source; reads no text."""
-        return [reader.fingerprint() for reader in self.readers]
+    def fingerprint(self) -> list[dict[str, Any] | None]:
+        """What would change the documents, source by source, None of one that is gone; reads no text."""
+        return [
+            None if number in self.gone else reader.fingerprint()
+            for number, reader in enumerate(self.readers)
+        ]
 
     def total_bytes(self) -> int | None:
         """The sum of all parts' sizes, for a progress bar; None where a source cannot say."""

@@ -1,14 +1,17 @@
 """What a dataset was made from, and whether a run still asks for the same.
 
 Settings must be equal. Files must be the same text; that their times differ does not matter. Versions of
-installed packages may differ: nobody asked for the data to change.
+installed packages may differ: nobody asked for the data to change. Of sources that are not there any more the
+settings alone are compared.
 """
 
 import contextlib
 import hashlib
+import logging
 import platform
 from dataclasses import replace
 from importlib import metadata
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +27,10 @@ from nbtrain.data.corpus import Corpus, cleaned
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
 from nbtrain.data.records import Tally
 from nbtrain.errors import DataError
-from nbtrain.workspace import display
+from nbtrain.terminal import printable
+from nbtrain.workspace import display, resolve
+
+logger = logging.getLogger(__name__)
 
 FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
 
@@ -107,6 +113,19 @@ def differences(there: Any, here: Any, key: str = "") -> list[str]:
     return [line for name, a, b in pairs for line in differences(a, b, name)]
 
 
+def gone_sources(config: RunConfig) -> list[int]:
+    """The numbers of the sources whose file or folder is not on the disk any more."""
+    paths = [getattr(source, "path", None) for source in config.data.sources]
+    return [number for number, path in enumerate(paths) if path is not None and _is_gone(resolve(path))]
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:  # whatever keeps it from being looked at, its reader will say
+        return False
+
+
 def check_same_inputs(
     config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest, corpus: Corpus
 ) -> str:
@@ -118,8 +137,17 @@ def check_same_inputs(
             f"{display(dataset.directory)}: made with other settings than {place(config, 'data.sources')}: "
             f"{'; '.join(changed)}. Runs may refer to it: give data.name another value, or {FORCE}."
         )
-    now = corpus.fingerprint()
     then = [source["fingerprint"] for source in manifest.sources]
+    now = [old if new is None else new for old, new in zip(then, corpus.fingerprint(), strict=True)]
+    if corpus.gone:
+        gone = ", ".join(corpus.readers[number].config.path for number in sorted(corpus.gone))
+        logger.warning(
+            "%s: kept, though its sources are no longer there and could not be compared with it: %s.",
+            display(dataset.directory),
+            printable(gone),
+        )
+        if now == then:
+            return f"same settings; not compared with sources that are no longer there: {gone}"
     if now == then:
         return "same settings, same sources"
     if all(reader.drift_is_accepted for reader, a, b in zip(corpus.readers, then, now) if a != b):
@@ -139,7 +167,9 @@ def check_same_inputs(
 def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest) -> bool:
     """Whether the sources still give the documents that the manifest has hashed; reads all of them."""
     cleaner = Cleaner(config.data.cleaning)
-    for reader, source in zip(corpus.readers, manifest.sources, strict=True):
+    for number, (reader, source) in enumerate(zip(corpus.readers, manifest.sources, strict=True)):
+        if number in corpus.gone:
+            continue
         digests, tally = hashlib.sha256(), Tally()
         for kept in cleaned(reader.documents(tally), cleaner, tally):
             digests.update(kept.digest)

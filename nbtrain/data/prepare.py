@@ -19,7 +19,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.data.corpus import Corpus
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.extract import extracted
-from nbtrain.data.inputs import place
+from nbtrain.data.inputs import gone_sources, place
 from nbtrain.data.prepare_dataset import Say, choose_workers, is_there, prepare_dataset
 from nbtrain.data.prepare_report import PrepareReport, Step, split_rows
 from nbtrain.data.prepare_tokenizer import is_trained, prepare_tokenizer
@@ -70,8 +70,10 @@ def _prepare_text(
 ) -> None:
     """The steps from the sources to the tokens."""
     data = config.data
-    corpus = Corpus.open(data.sources, place(config, "data.sources"), tuple(data.extra_json_keys))
     is_needed = _needs_text(config, dataset, force)
+    # What is made needs its sources no more: they may have been removed, to free the disk.
+    gone = () if is_needed else gone_sources(config)
+    corpus = Corpus.open(data.sources, place(config, "data.sources"), tuple(data.extra_json_keys), gone)
     for name, work in (("download", _download), ("extract", _extract)):
         concerned = any(getattr(reader, f"is_{name}ed") for reader in corpus.readers)
         if name not in wanted or not (concerned or name == wanted[-1]):

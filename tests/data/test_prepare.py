@@ -205,6 +205,39 @@ def test_changed_source_file(make_config, workspace):
     )
 
 
+def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
+    """A dataset that is made needs them no more: kept, with a warning; what is still there is compared."""
+    (workspace / "more").mkdir()
+    (workspace / "more" / "a.jsonl").write_text('{"text": "and another text of its own"}\n')
+    sources = [{"kind": "jsonl", "path": path} for path in ("texts.jsonl", "more")]
+    config = make_config(data={"sources": sources})
+    prepare(config)
+    before = everything(data_home())
+    (workspace / "texts.jsonl").rename(workspace / "away.jsonl")
+    report = prepare(config)
+    assert not report.changed
+    assert steps(report)[1] == (
+        "encode",
+        "kept",
+        "same settings; not compared with sources that are no longer there: texts.jsonl",
+    )
+    assert caplog.messages == [
+        "data/dataset/small: kept, though its sources are no longer there and could not be compared with it: texts.jsonl."
+    ]
+    assert everything(data_home()) == before
+    os.utime(workspace / "more" / "a.jsonl", ns=(10, 10))
+    assert steps(prepare(config))[1][1:] == ("kept", "same settings; file times differ, the text is the same")
+    missing = "data.sources[0]: path = 'texts.jsonl': no such file or folder"
+    assert refusal(config, force=True).startswith(missing)
+    changed = make_config(data={"sources": sources, "cleaning": {"min_bytes": 5}})
+    assert "cleaning.min_bytes = 0 there, 5 here" in refusal(changed)
+    (workspace / "more" / "a.jsonl").write_text('{"text": "other"}\n')
+    assert "the sources have changed since it was made" in refusal(config)
+    shutil.rmtree(tokenizer_dir("small"))
+    assert refusal(config).startswith(missing)
+    (workspace / "away.jsonl").rename(workspace / "texts.jsonl")
+
+
 def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
     """python-docs of other versions is kept and the versions are told: nobody asked for other data."""
     from nbtrain.data.sources import python_docs

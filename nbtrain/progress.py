@@ -55,6 +55,14 @@ class Progress:
         elif time.monotonic() - self._last_line >= LOG_INTERVAL_SECONDS:
             self._write_line()
 
+    def say(self, text: str) -> None:
+        """A line of its own behind the description, above the bar."""
+        line = f"{self.description}: {text}"
+        if self._bar is not None:
+            self._bar.write(line, file=self._stream)
+        else:
+            print(line, file=self._stream, flush=True)
+
     def _write_line(self, final: bool = False) -> None:
         from tqdm import tqdm
 

@@ -19,6 +19,16 @@ def test_a_log_gets_whole_lines_with_rate_and_eta(monkeypatch):
     ]
 
 
+def test_a_line_of_its_own(monkeypatch):
+    """In a log as above a bar."""
+    for is_terminal in (False, True):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda here=is_terminal: here)
+        with progress.Progress("encode", 10, "B", stream) as bar:
+            bar.say("in two parts")
+        assert "encode: in two parts\n" in stream.getvalue()
+
+
 def test_bytes_are_written_as_people_write_them(monkeypatch):
     """MB and MB/s, with no blank inside."""
     clock = iter([0.0, 10.0])

@@ -343,6 +343,9 @@ class IndexedDataset:
             yield self.tokens[first : min(first + SCAN_TOKENS, stop)]
 
 
+AGAIN = "Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`."
+
+
 def read_header(path: Path) -> tuple[np.dtype, int, int]:
     """(dtype, sequences, document entries) of an .idx. Raises DataError where it is missing or damaged."""
     try:
@@ -360,23 +363,22 @@ def read_header(path: Path) -> tuple[np.dtype, int, int]:
         )
     if len(raw) < HEADER.size or not raw.startswith(MAGIC):
         raise DataError(
-            f"{display(path)}: not a Megatron index: must start with {MAGIC!r}, starts with {raw[:9]!r}."
+            f"{display(path)}: not a Megatron index: must start with {MAGIC!r}, starts with {raw[:9]!r}. {AGAIN}"
         )
     _, version, code, num_sequences, num_entries = HEADER.unpack(raw)
     if version != VERSION:
-        raise DataError(f"{display(path)}: index version {version}, must be {VERSION}.")
+        raise DataError(f"{display(path)}: index version {version}, must be {VERSION}. {AGAIN}")
     if code not in DTYPES:
-        raise DataError(f"{display(path)}: dtype code {code}, must be one of 1 to {max(DTYPES)}.")
+        raise DataError(f"{display(path)}: dtype code {code}, must be one of 1 to {max(DTYPES)}. {AGAIN}")
     expected = HEADER.size + 12 * num_sequences + 8 * num_entries
     if size == expected + num_sequences and num_sequences:
         raise DataError(
-            f"{display(path)}: a multimodal index (one mode byte per sequence); only text is read."
+            f"{display(path)}: a multimodal index (one mode byte per sequence); only text is read. Write it without modes."
         )
     if size != expected:
         raise DataError(
             f"{display(path)}: {size:,} bytes, but its header names {num_sequences:,} sequences and "
-            f"{num_entries:,} document entries = {expected:,} bytes. Copy the file again, or make it again with "
-            "`nbtrain prepare RUN.yaml --force`."
+            f"{num_entries:,} document entries = {expected:,} bytes. {AGAIN}"
         )
     return DTYPES[code], num_sequences, num_entries
 

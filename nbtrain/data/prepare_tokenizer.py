@@ -83,6 +83,16 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
     note = _train(config, directory, corpus)
     loaded = Tokenizer.load(directory)
     say("made", f"{why}: {loaded.vocab_size:,} entries{note}")
+    if loaded.vocab_size < config.tokenizer.vocab_size:
+        logger.warning(
+            "%s: %s entries, for there is nothing more to merge in so little text; the model is built for %s = %s, and "
+            "those above are never met. Use more text, or set it to %s and prepare again with --force.",
+            display(directory),
+            f"{loaded.vocab_size:,}",
+            place(config, "tokenizer.vocab_size"),
+            f"{config.tokenizer.vocab_size:,}",
+            loaded.vocab_size,
+        )
     return loaded
 
 
@@ -236,8 +246,9 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> str:
         named = [problem.shown() for problem in tally.problems[:NAMED_PROBLEMS]]
         raise empty_error(corpus.where, tally.dropped, "; ".join(named))
     where = place(config, "tokenizer.train_bytes")
-    logger.info("%s", tokenizer_training.check_memory(sample_bytes, config.tokenizer.trainer, where, first))
+    estimate = tokenizer_training.check_memory(sample_bytes, config.tokenizer.trainer, where, first)
     with Progress(f"tokenizer {config.tokenizer.name}", sample_bytes, "B") as progress:
+        progress.say(f"training on {amounts.size(sample_bytes)} of text: {estimate}")
         texts = _Counted(sample, progress)
         trained = tokenizer_training.train(
             iter(texts), wanted["vocab_size"], config.tokenizer.trainer, wanted["eod_token"]

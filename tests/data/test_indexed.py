@@ -201,15 +201,21 @@ def put(offset, value):
         (
             put(0, b"NOTINDEX\0"),
             "data/text_document.idx: not a Megatron index: must start with b'MMIDIDX\\x00\\x00', starts with "
-            "b'NOTINDEX\\x00'.",
+            "b'NOTINDEX\\x00'. Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
         ),
         (
             put(0, b"TNTIDX\0\0"),
             "data/text_document.idx: the `lazy`/`cached` format of old Megatron (TNTIDX). Only `mmap` is read: "
             "convert it with Megatron's tools, or prepare the data again.",
         ),
-        (put(9, b"\2"), "data/text_document.idx: index version 2, must be 1."),
-        (put(17, b"\x0b"), "data/text_document.idx: dtype code 11, must be one of 1 to 8."),
+        (
+            put(9, b"\2"),
+            "data/text_document.idx: index version 2, must be 1. Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
+        ),
+        (
+            put(17, b"\x0b"),
+            "data/text_document.idx: dtype code 11, must be one of 1 to 8. Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
+        ),
         (
             lambda content: content[:-8],
             "data/text_document.idx: 74 bytes, but its header names 2 sequences and 3 document entries = 82 bytes. "
@@ -217,7 +223,7 @@ def put(offset, value):
         ),
         (
             lambda content: content + bytes(2),
-            "data/text_document.idx: a multimodal index (one mode byte per sequence); only text is read.",
+            "data/text_document.idx: a multimodal index (one mode byte per sequence); only text is read. Write it without modes.",
         ),
         (
             put(HEADER.size + 8, b"\2"),

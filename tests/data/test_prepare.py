@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -53,6 +54,33 @@ def test_a_shared_tokenizer_is_not_made_anew(make_config):
     assert refusal(make_config(tokenizer={"vocab_size": 290}), force=True).startswith(
         "data/tokenizer/small: trained with other settings: vocab_size = 300 there, 290 in this run."
     )
+
+
+def test_training_tells_its_memory_first(make_config, capsys):
+    """Before the bar: the size of the sample, what training takes and what there is."""
+    prepare(make_config(), through="tokenizer")
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"tokenizer small: training on 18\.1 KiB of text: about 220\.0 MiB of memory needed, .+ available",
+        first,
+    )
+    assert second.startswith("tokenizer small: 1")
+
+
+def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
+    """The model is built for those that are asked for; what to set is told, and works."""
+    prepare(make_config(tokenizer={"vocab_size": 52_000}), through="encode")
+    found = Tokenizer.load(tokenizer_dir("small")).vocab_size
+    assert found < 1_000
+    assert caplog.messages == [
+        f"data/tokenizer/small: {found} entries, for there is nothing more to merge in so little text; the model is "
+        "built for tokenizer.vocab_size = 52,000, and those above are never met. Use more text, or set it to "
+        f"{found} and prepare again with --force."
+    ]
+    caplog.clear()
+    prepare(make_config(tokenizer={"vocab_size": found}), force=True, through="encode")
+    assert Tokenizer.load(tokenizer_dir("small")).vocab_size == found
+    assert caplog.messages == []
 
 
 def test_a_manifest_of_before_these_settings_existed(make_config):

@@ -270,6 +270,20 @@ def test_thinning_keeps_ends_spikes_and_order() -> None:
     assert thin([1, 2], [3.0, 4.0], 300) == ([1, 2], [3.0, 4.0])
 
 
+def test_overflows_of_fp16_are_in_the_line(run: RunDir) -> None:
+    job = FakeJob(run, steps=4)
+    job.one_step()
+    beat = Heartbeat.read(job.job.heartbeat(0))
+    assert beat and beat.progress
+    lines = []
+    for count in (None, 0, 1, 1024):
+        beat.progress.overflow_steps = count
+        beat.write(job.job.heartbeat(0))
+        lines.append([part for part in progress_line(run).split(" | ") if "overflow" in part])
+    assert lines == [[], [], ["1 overflow step"], ["1,024 overflow steps"]]
+    job.tensorboard.close()
+
+
 def test_progress_line_and_status_text(run: RunDir) -> None:
     """One line for a log, one screen for a terminal; an end says its cause."""
     job = FakeJob(run, steps=4, world_size=2)

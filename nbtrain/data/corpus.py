@@ -137,7 +137,11 @@ def _kept(cleaner: Cleaner, tally: Tally, record: Record) -> Kept | None:
     except UnicodeEncodeError:  # a lone surrogate
         tally.dropped["not_unicode"] += 1
         return None
-    return Kept(record, len(content), digest(content))
+    told = digest(content)
+    if isinstance(record, Example):
+        # Equal pieces of which others are learnt teach something else.
+        told = digest(told + bytes(learn for _, learn in record.pieces))
+    return Kept(record, len(content), told)
 
 
 def _kept_ids(record: TokenIds, tally: Tally) -> Kept | None:

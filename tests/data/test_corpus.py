@@ -57,6 +57,14 @@ def test_what_stays_and_what_tells_it_from_others():
     assert tally.dropped == {"empty": 3, "not_unicode": 1}
 
 
+def test_what_is_learnt_tells_examples_apart():
+    """Equal pieces of which others are learnt are other documents, and the same ones the same."""
+    flags = [(False, True), (True, True), (False, True)]
+    examples = [Example((("question", first), ("answer", second))) for first, second in flags]
+    asked, both, again = (kept.digest for kept in cleaned(examples, NO_CLEANING, Tally()))
+    assert asked == again != both
+
+
 def test_what_is_learnt_tells_token_ids_apart():
     """Equal ids with other labels are other documents; a mask that names every token is none."""
     ids = np.array([1, 2, 3, 4], np.uint32)

@@ -1,5 +1,6 @@
 """One optimizer step: its batch size and rates, its micro batches, the engine, and what is left behind for the report."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from nbtrain.config.lr_schedule import LrSchedule
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.weight_decay import WeightDecaySchedule
+from nbtrain.errors import StabilityError
 from nbtrain.parallel.startup import World
 from nbtrain.train.batches import Batches
 from nbtrain.train.build import Built
@@ -58,9 +60,15 @@ class TrainingStep:
         self.guard.begin_step(state.step + 1, (first, last + 1), engine.local_loss)
         with self.communication.measured(self.world, logged, timer):
             micro_batches = self._micro_batches(batches, accumulation_steps, timer)
-            loss, norm = engine.train_step(
-                micro_batches, accumulation_steps, timer, self.heartbeat.beat, losses, self.guard.loss_factor
-            )
+            with smallest_scale_explained(self.config, state.step + 1):
+                loss, norm = engine.train_step(
+                    micro_batches,
+                    accumulation_steps,
+                    timer,
+                    self.heartbeat.beat,
+                    losses,
+                    self.guard.loss_factor,
+                )
             sums = engine.over_data_axis(losses.sums(engine.ulysses_size)) if losses is not None else None
         timer.end()
         verdict = self.guard.end_step(loss, norm)
@@ -106,3 +114,20 @@ class TrainingStep:
             denominator = (learnt.clamp(min=1) / (steps * groups.sequence_data_parallel.size)).float()
         for batch in held:
             yield MicroBatch(batch, denominator)
+
+
+@contextlib.contextmanager
+def smallest_scale_explained(config: RunConfig, step: int) -> Iterator[None]:
+    """DeepSpeed ends a run whose gradients overflow at the smallest loss scale by a bare Exception, on every rank."""
+    try:
+        yield
+    except Exception as error:
+        if "loss scale already at minimum" not in str(error):
+            raise
+        smallest = config.precision.fp16.min_loss_scale
+        raise StabilityError(
+            f"step {step:,}: the gradient overflowed in fp16 at the smallest loss scale; "
+            f"{config.where('precision.fp16.min_loss_scale')}: precision.fp16.min_loss_scale = {smallest:,}. Gradients "
+            "this large are no matter of the scale: `nbtrain resume` goes on from the newest checkpoint; lower "
+            "lr_schedule.lr first, or train in precision.dtype = bf16."
+        ) from error

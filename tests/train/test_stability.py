@@ -19,6 +19,7 @@ from nbtrain.errors import RollbackError, StabilityError
 from nbtrain.parallel.startup import World
 from nbtrain.rundir import EventWriter, Rollback, RunDir, read_events
 from nbtrain.train.stability import StepGuard, discard_gradients, pass_bad_samples, skipped_samples
+from nbtrain.train.training_step import smallest_scale_explained
 
 WORLD = World(0, 1, 0, torch.device("cpu"))
 
@@ -247,6 +248,22 @@ def test_an_overflow_of_a_fixed_scale_names_the_scale(yaml, job, policy):
         return
     assert "precision.fp16" not in (second := told(2.0, 1.0)) and "Lower lr_schedule.lr" in second
     assert "precision.fp16" not in (third := told(math.nan)) and "Lower lr_schedule.lr" in third
+
+
+def test_an_overflow_at_the_smallest_scale_is_explained(yaml):
+    """DeepSpeed's own scaler raises it, a bare Exception that names no field of ours; other errors stay as they are."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+
+    config = load(yaml, {"precision.dtype": "fp16"}, check=False)
+    scaler = DynamicLossScaler(1, 1000, 1, 1, False)
+    with pytest.raises(StabilityError) as caught, smallest_scale_explained(config, 7):
+        scaler.update_scale(True)
+    assert str(caught.value).startswith(
+        "step 7: the gradient overflowed in fp16 at the smallest loss scale; "
+    )
+    assert "precision.fp16.min_loss_scale = 1." in str(caught.value)
+    with pytest.raises(ZeroDivisionError), smallest_scale_explained(config, 7):
+        1 / 0  # noqa: B018
 
 
 def test_the_gradients_of_an_unknown_optimizer_are_not_guessed_at():

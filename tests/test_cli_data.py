@@ -1,5 +1,9 @@
 """`nbtrain data ...`: help for each verb, run YAMLs and prefixes as targets, messages and exit codes."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from nbtrain import cli
@@ -24,6 +28,19 @@ def test_each_verb_has_help(verb, capsys):
         cli.main(["data", verb, "--help"])
     assert end.value.code == 0
     assert f"nbtrain data {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="OpenBLAS makes no threads on one core")
+def test_prepare_starts_without_threads_that_spin():
+    """NumPy is imported, and the process has its one thread: those of OpenBLAS would burn CPU time at each start."""
+    code = (
+        "import os, sys; from nbtrain import cli; code = cli.main(['prepare', 'no-such-run']); "
+        "print(code, 'numpy' in sys.modules, len(os.listdir('/proc/self/task')))"
+    )
+    names = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+    made = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert made.stdout.split() == ["2", "True", "1"], made.stderr
 
 
 def test_a_run_yaml_is_its_dataset(make_config, texts, workspace, capsys):  # noqa: F811

@@ -32,9 +32,9 @@ EXIT_FD = "NBTRAIN_EXIT_FD"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 IN_ORDER = ("finished", "stopped", "rollback")
 OUTCOMES = (*IN_ORDER, "failed")
-# The rank's word holds a traceback at most; more than this is no word of ours.
 # In the message of a rank that ended without telling why.
 WITHOUT_WORD = "without a word"
+# The rank's word holds a traceback at most; more than this is no word of ours.
 MAX_WORD_BYTES = 1 << 20
 # The end of a traceback says most, and the record must fit into its reserve.
 MAX_DETAIL_CHARACTERS = 12_000

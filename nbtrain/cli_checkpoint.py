@@ -15,12 +15,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtrain import amounts, files
 from nbtrain.errors import CheckpointError
-from nbtrain.rundir import MANIFEST, RunDir, checkpoint_problem
 from nbtrain.workspace import display
+
+if TYPE_CHECKING:
+    from nbtrain.rundir import RunDir
 
 # Fields of a layout that are told where they say something, and how.
 LAYOUT = (
@@ -78,8 +80,10 @@ def list_checkpoints(options: argparse.Namespace) -> None:
         print("  ".join([*cells, row[4]]).rstrip())
 
 
-def summary(run: RunDir, step: int) -> dict[str, Any]:
+def summary(run: "RunDir", step: int) -> dict[str, Any]:
     """{step, bytes, layout, validation_loss, problem} of a checkpoint folder; problem None where names and sizes are right."""
+    from nbtrain.rundir import MANIFEST, checkpoint_problem
+
     folder = run.checkpoint(step)
     problem = checkpoint_problem(folder)
     known: dict[str, Any] = {}
@@ -107,6 +111,8 @@ def layout_text(layout: dict[str, Any]) -> str:
 
 
 def inspect(options: argparse.Namespace) -> None:
+    from nbtrain.rundir import checkpoint_problem
+
     run = _run(options)
     step = options.step if options.step is not None else _newest_whole(run)
     folder = run.checkpoint(step)
@@ -144,6 +150,7 @@ def inspect(options: argparse.Namespace) -> None:
 def verify(options: argparse.Namespace) -> None:
     """Raises CheckpointError, at the end, where a checkpoint is not whole; nothing is changed."""
     from nbtrain.progress import Progress
+    from nbtrain.rundir import checkpoint_problem
 
     run = _run(options)
     steps = run.checkpoint_steps()
@@ -199,20 +206,22 @@ def universal(options: argparse.Namespace) -> None:
     )
 
 
-def _run(options: argparse.Namespace) -> RunDir:
+def _run(options: argparse.Namespace) -> "RunDir":
     from nbtrain import api
 
     return api.open_run(options.run).directory
 
 
-def _manifest(run: RunDir, step: int) -> dict[str, Any]:
+def _manifest(run: "RunDir", step: int) -> dict[str, Any]:
     """Of a checkpoint without a problem."""
     manifest = files.read_json(run.checkpoint_manifest(step))
     assert isinstance(manifest, dict)
     return manifest
 
 
-def _newest_whole(run: RunDir) -> int:
+def _newest_whole(run: "RunDir") -> int:
+    from nbtrain.rundir import checkpoint_problem
+
     for step in reversed(run.checkpoint_steps()):
         if checkpoint_problem(run.checkpoint(step)) is None:
             return step

@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import json
 import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -20,7 +19,7 @@ def atomic_writer(path: Path, mode: str = "wb") -> Iterator[IO]:
     """
     path = Path(path)
     # The dot keeps globs such as `*.json` from seeing it; the random part keeps two writers apart.
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     encoding = None if "b" in mode else "utf-8"
     try:
         with temporary.open(mode, encoding=encoding) as stream:

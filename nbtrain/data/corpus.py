@@ -14,7 +14,7 @@ from pydantic import BaseModel
 
 from nbtrain.data import cleaning
 from nbtrain.data.cleaning import Cleaner
-from nbtrain.data.dedup import digest
+from nbtrain.data.dedup import digest, digests
 from nbtrain.data.records import (
     LISTED_PROBLEMS,
     NAMED_PROBLEMS,
@@ -98,24 +98,19 @@ class Corpus:
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
-class Kept(NamedTuple):
-    """A record that stays, with its size as text and the digest that tells it from others."""
-
-    record: Record
-    size_bytes: int
-    digest: bytes
-
-
-def cleaned(records: Iterable[Record], cleaner: Cleaner, tally: Tally) -> Iterator[Kept]:
+def cleaned(
+    records: Iterable[Record], cleaner: Cleaner, tally: Tally, is_unicode: bool = False
+) -> Iterator[Record]:
     """The records that stay; drops are counted in `tally`.
 
     Text is cleaned; examples and token ids are taken as they are, since their boundaries mean something.
+    `is_unicode` promises that no text holds a lone surrogate; else each is looked at.
     """
     # map and filter hold nothing while the caller works on a record; a generator's names would hold 100 MB twice.
-    return filter(None, map(partial(_kept, cleaner, tally), records))
+    return filter(None, map(partial(_stays, cleaner, tally, is_unicode and cleaner.is_trivial), records))
 
 
-def _kept(cleaner: Cleaner, tally: Tally, record: Record) -> Kept | None:
+def _stays(cleaner: Cleaner, tally: Tally, is_unicode: bool, record: Record) -> Record | None:
     # Plain text first: there are a million documents of it where there is one of the others.
     if type(record) is str or isinstance(record, Texts):
         text = record if type(record) is str else record.text  # type: ignore[union-attr]
@@ -128,32 +123,55 @@ def _kept(cleaner: Cleaner, tally: Tally, record: Record) -> Kept | None:
                 tally.dropped[reason] += 1
                 return None
             record = record._replace(text=text) if isinstance(record, Texts) else text
+        if is_unicode:
+            return record
     elif isinstance(record, TokenIds):
-        return _kept_ids(record, tally)
+        if not len(record.ids):
+            tally.dropped["empty"] += 1
+            return None
+        return record
     else:
         text = text_of(record)
     try:
-        content = text.encode()
+        text.encode()
     except UnicodeEncodeError:  # a lone surrogate
         tally.dropped["not_unicode"] += 1
         return None
+    return record
+
+
+def length_of(record: Record) -> int:
+    """Characters of text, or bytes of token ids: what a record takes in a batch."""
+    if isinstance(record, TokenIds):
+        return record.ids.nbytes
+    if isinstance(record, Example):
+        return sum(len(piece) for piece, _ in record.pieces)
+    return len(record.text if isinstance(record, Texts) else record)
+
+
+def identities(records: Sequence[Record]) -> tuple[list[int], bytes]:
+    """(bytes of text, 0 for token ids, of each; what tells each from others: DIGEST_BYTES of each, one after the other)."""
+    if set(map(type, records)) == {str}:
+        # A string that was encoded in C keeps its UTF-8: behind the tokenizer this costs a copy.
+        contents = list(map(str.encode, records))  # type: ignore[arg-type]
+        return list(map(len, contents)), digests(contents)
+    pairs = [_identity(record) for record in records]
+    return [size for size, _ in pairs], b"".join([told for _, told in pairs])
+
+
+def _identity(record: Record) -> tuple[int, bytes]:
+    if isinstance(record, TokenIds):
+        told = digest(record.ids.tobytes())
+        # Equal ids of which others are learnt teach something else; a mask that names all of them says nothing.
+        if record.learnt is not None and not record.learnt.all():
+            told = digest(told + record.learnt.tobytes())
+        return 0, told
+    content = text_of(record).encode()
     told = digest(content)
     if isinstance(record, Example):
         # Equal pieces of which others are learnt teach something else.
         told = digest(told + bytes(learn for _, learn in record.pieces))
-    return Kept(record, len(content), told)
-
-
-def _kept_ids(record: TokenIds, tally: Tally) -> Kept | None:
-    if not len(record.ids):
-        tally.dropped["empty"] += 1
-        return None
-    content = record.ids.tobytes()
-    told = digest(content)
-    # Equal ids of which others are learnt teach something else; a mask that names all of them says nothing.
-    if record.learnt is not None and not record.learnt.all():
-        told = digest(told + record.learnt.tobytes())
-    return Kept(record, len(content), told)
+    return len(content), told
 
 
 def text_of(record: Record) -> str:

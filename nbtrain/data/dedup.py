@@ -11,7 +11,7 @@ one byte in place of each minimum, Li and Koenig, b-bit minwise hashing (arXiv:0
 """
 
 import importlib.metadata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,6 +32,11 @@ def digest(content: bytes) -> bytes:
     It is made for speed, not against an adversary, who could have a document of his own taken for another's double.
     """
     return xxhash.xxh3_128_digest(content)
+
+
+def digests(contents: Iterable[bytes]) -> bytes:
+    """digest of each, one after the other."""
+    return b"".join(map(xxhash.xxh3_128_digest, contents))
 
 
 class SortedRuns:

@@ -29,19 +29,17 @@ import numpy as np
 from nbtrain import files
 from nbtrain.config.data_section import CleaningConfig
 from nbtrain.data.cleaning import Cleaner
-from nbtrain.data.corpus import Kept, Task, cleaned, text_of
+from nbtrain.data.corpus import Task, cleaned, identities, length_of, text_of
 from nbtrain.data.dedup import NearIndex
 from nbtrain.data.indexed_writer import insert_at
 from nbtrain.data.records import Example, Record, Tally, Texts, TokenIds
 from nbtrain.data.sentences import sentences
 from nbtrain.data.sources.base import SourceReader
-from nbtrain.data.tokenizer import Tokenizer
+from nbtrain.data.tokenizer import LONG_TEXT_CHARS, Tokenizer
 from nbtrain.errors import DataError
 
 # Text that is in memory as tokens at one time.
 BATCH_CHARS = 1 << 19
-# A text from this size on goes from the tokenizer to the disk piece by piece: its ids alone may be 4 times its size.
-LONG_TEXT_BYTES = 8 << 20
 LARGEST_SEQUENCE_TOKENS = 2**31 - 1
 
 
@@ -200,23 +198,25 @@ class Encoder:
         reader = settings.readers[task.source]
         with contextlib.ExitStack() as stack:
             shard = _Shard(settings, task.number, stack, self._in_order)
-            batch: list[Kept] = []
+            batch: list[Record] = []
             chars = 0
             records: Iterator[Record] = reader.read(task.part, tally)
             if reader.kind == "tokens":
                 records = filter(_InVocabulary(settings.vocab_size, tally), records)
-            for kept in cleaned(records, self._cleaner, tally):
-                if kept.size_bytes >= LONG_TEXT_BYTES and self._may_stream(kept.record):
+            for record in cleaned(records, self._cleaner, tally, reader.gives_unicode):
+                length = len(record) if type(record) is str else length_of(record)
+                if length > LONG_TEXT_CHARS and self._may_stream(record):
+                    # From the tokenizer to the disk piece by piece: its ids alone may be 4 times its size.
                     if batch:
                         self._add(shard, batch, reader)
                         batch, chars = [], 0
-                    self._add_long(shard, kept)
-                    del kept
+                    self._add_long(shard, record)
+                    del record
                     continue
-                batch.append(kept)
-                chars += kept.size_bytes
+                batch.append(record)
+                chars += length
                 if chars >= BATCH_CHARS:
-                    del kept  # the batch alone holds it, and gives it up when it is encoded
+                    del record  # the batch alone holds it, and gives it up when it is encoded
                     self._add(shard, batch, reader)
                     batch, chars = [], 0
             if batch:
@@ -241,30 +241,24 @@ class Encoder:
         files.write_json(record_path(settings.work, task.number), asdict(made))
         return made
 
-    def _add(self, shard: "_Shard", batch: list[Kept], reader: SourceReader) -> None:
-        tokens = self._tokens([kept.record for kept in batch], reader)
-        present = (
-            np.diff(tokens.offsets)
-            if tokens.document_ends is None
-            else np.diff(tokens.document_ends, prepend=0)
-        )
+    def _add(self, shard: "_Shard", batch: list[Record], reader: SourceReader) -> None:
+        tokens = self._tokens(batch, reader)
+        present = tokens.lengths if tokens.document_ends is None else np.diff(tokens.document_ends, prepend=0)
         if not present.all() and not tokens.may_be_empty:
             # A tokenizer that normalizes can leave nothing of a text.
             shard.num_without_tokens += int((present == 0).sum())
             batch = [batch[index] for index in np.flatnonzero(present).tolist()]
             if not batch:
                 return
-            tokens = self._tokens([kept.record for kept in batch], reader)
+            tokens = self._tokens(batch, reader)
         signatures = None
         if self._near is not None:
-            signatures = np.stack([self._near.signature(text_of(kept.record)) for kept in batch])
+            signatures = np.stack([self._near.signature(text_of(record)) for record in batch])
         extras = [
-            self._of_texts([kept.record.extras[index] for kept in batch])  # type: ignore[union-attr]
+            self._of_texts([record.extras[index] for record in batch])  # type: ignore[union-attr]
             for index in range(len(self.settings.extra_keys))
         ]
-        # Token ids are no text: bytes per token would be those of their numbers.
-        sizes = [0 if isinstance(kept.record, TokenIds) else kept.size_bytes for kept in batch]
-        digests = b"".join([kept.digest for kept in batch])
+        sizes, digests = identities(batch)
         batch.clear()
         before = shard.num_tokens
         shard.add(tokens, extras, sizes, digests, signatures)
@@ -274,18 +268,19 @@ class Encoder:
         is_text = isinstance(record, str | Texts) and not self.settings.sentence_language
         return is_text and self._tokenizer.cuts_safely
 
-    def _add_long(self, shard: "_Shard", kept: Kept) -> None:
-        signature = None if self._near is None else self._near.signature(text_of(kept.record))[None]
-        extras = kept.record.extras if isinstance(kept.record, Texts) else ()
+    def _add_long(self, shard: "_Shard", record: Record) -> None:
+        signature = None if self._near is None else self._near.signature(text_of(record))[None]
+        extras = record.extras if isinstance(record, Texts) else ()
+        (size,), digest = identities([record])
         before = shard.num_tokens
         shard.add_long(
-            self._tokenizer.encode_long(text_of(kept.record)),
+            self._tokenizer.encode_long(text_of(record)),
             [self._of_texts([extra]) for extra in extras],
-            kept.size_bytes,
-            kept.digest,
+            size,
+            digest,
             signature,
         )
-        self._on_batch(kept.size_bytes, 1, shard.num_tokens - before)
+        self._on_batch(size, 1, shard.num_tokens - before)
 
     def _tokens(self, batch: list[Record], reader: SourceReader) -> "_Tokens":
         first = batch[0]
@@ -295,6 +290,8 @@ class Encoder:
             return self._of_examples(batch)
         if self.settings.sentence_language:
             return self._of_sentences(batch)
+        if type(first) is str:
+            return self._of_texts(batch)  # type: ignore[arg-type]
         return self._of_texts([record.text if isinstance(record, Texts) else record for record in batch])  # type: ignore[misc]
 
     def _of_texts(self, texts: list[str]) -> "_Tokens":
@@ -382,6 +379,11 @@ class _Tokens:
     """Whether the EOD of each document is learnt; None: all."""
     put_eod: bool = True
     may_be_empty: bool = False
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Of each sequence."""
+        return self.offsets[1:] - self.offsets[:-1]
 
     @property
     def last_sequences(self) -> np.ndarray:
@@ -492,14 +494,13 @@ class _Shard:
     def _write(self, index: int, tokens: _Tokens) -> int:
         settings, ids = self.settings, tokens.ids
         self._check_range(ids)
-        lengths = np.diff(tokens.offsets)
+        lengths = tokens.lengths
         last = tokens.last_sequences
         eod_id = settings.eod_id if tokens.put_eod else None
         if eod_id is None:
             flat = ids.astype(self.dtype)
         else:
             flat = insert_at(ids, tokens.offsets[last + 1], np.full(len(last), eod_id), self.dtype)
-            lengths = lengths.copy()
             lengths[last] += 1
         self._add_lengths(index, lengths)
         self._streams[index].write(flat.data)

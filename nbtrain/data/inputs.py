@@ -23,7 +23,7 @@ from nbtrain.config.data_section import DataConfig
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import Source
 from nbtrain.data.cleaning import Cleaner
-from nbtrain.data.corpus import Corpus, cleaned
+from nbtrain.data.corpus import Corpus, cleaned, identities
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
 from nbtrain.data.records import Tally
 from nbtrain.errors import DataError
@@ -170,10 +170,10 @@ def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest) -> 
     for number, (reader, source) in enumerate(zip(corpus.readers, manifest.sources, strict=True)):
         if number in corpus.gone:
             continue
-        digests, tally = hashlib.sha256(), Tally()
-        for kept in cleaned(reader.documents(tally), cleaner, tally):
-            digests.update(kept.digest)
-        if digests.hexdigest() != source["sha256"]:
+        content, tally = hashlib.sha256(), Tally()
+        for record in cleaned(reader.documents(tally), cleaner, tally, reader.gives_unicode):
+            content.update(identities([record])[1])
+        if content.hexdigest() != source["sha256"]:
             return False
     return True
 

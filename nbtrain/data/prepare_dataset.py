@@ -22,14 +22,14 @@ from nbtrain import files
 from nbtrain.config.schema import RunConfig
 from nbtrain.data import broken_records
 from nbtrain.data.cleaning import Cleaner
-from nbtrain.data.corpus import Corpus, Kept, SourceCounts, Task, cleaned, empty_error, text_of
+from nbtrain.data.corpus import Corpus, SourceCounts, Task, cleaned, empty_error, length_of, text_of
 from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest, manifest_dtype
 from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord
 from nbtrain.data.encode_progress import PREFIX, EncodeProgress, WorkerCounters
 from nbtrain.data.extract import ExtractedReader
 from nbtrain.data.indexed import IndexedDataset, bin_path, idx_path, missing, optimal_dtype
 from nbtrain.data.inputs import FORCE, check_same_inputs, origin, settings, software
-from nbtrain.data.records import Tally
+from nbtrain.data.records import Record, Tally
 from nbtrain.data.shards import Joined, join
 from nbtrain.data.tokenizer import Tokenizer
 from nbtrain.data.workers import available_cores, ordered_map
@@ -243,16 +243,16 @@ class _Encoding:
         if self.loaded is None:
             return
         texts: list[str] = []
-        kept: Kept | None = None
+        record: Record | None = None
         size, tally, cleaner = 0, Tally(), Cleaner(self.config.data.cleaning)
         for task in self.corpus.tasks():
             reader = self.corpus.readers[task.source]
-            for kept in cleaned(reader.read(task.part, tally), cleaner, tally):
-                texts.append(text_of(kept.record)[:CHECKED_BYTES])
-                size += kept.size_bytes
+            for record in cleaned(reader.read(task.part, tally), cleaner, tally, reader.gives_unicode):
+                texts.append(text_of(record)[:CHECKED_BYTES])
+                size += length_of(record)
                 if size >= CHECKED_BYTES or len(texts) >= CHECKED_DOCUMENTS:
                     break
-            kept = None  # it may be a document of 100 MB
+            record = None  # it may be a document of 100 MB
             break
         note = self.loaded.check_exact(texts)
         _give_back_memory()

@@ -1,6 +1,5 @@
 """What prepare did, why, and what there is now: as text, as HTML and as JSON values."""
 
-import html
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,6 +63,8 @@ class PrepareReport:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        import html
+
         tables = "".join(html_table(header, rows) for header, rows in self._tables())
         return f"{tables}<p>{html.escape(self._summary())}</p>"
 

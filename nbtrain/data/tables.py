@@ -1,6 +1,5 @@
 """Small tables as text and as HTML: numbers to the right, words to the left."""
 
-import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,6 +24,8 @@ def text_table(header: list[str], rows: list[list[str]]) -> str:
 
 def html_table(header: list[str], rows: list[list[str]]) -> str:
     """The same as a <table>; every cell is escaped. Two columns without a heading are facts: all to the left."""
+    import html
+
     facts = not any(header)
 
     def line(cells: list[str], tag: str) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import orjson
 
 from nbtrain import files
 from nbtrain.data import tokenizer_exactness
@@ -139,7 +140,7 @@ class Tokenizer:
 
         True where words are cut by GPT-2's rule alone: no token of it spans such a place.
         """
-        document = json.loads((self.directory / ONE_FILE).read_bytes())
+        document = orjson.loads((self.directory / ONE_FILE).read_bytes())
         words = document.get("pre_tokenizer") or {}
         return (
             words.get("type") == "ByteLevel"

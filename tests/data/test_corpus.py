@@ -9,7 +9,15 @@ from nbtrain.config.data_section import CleaningConfig
 from nbtrain.config.sources import JsonlSource, MockSource
 from nbtrain.data import cleaning
 from nbtrain.data.cleaning import Cleaner
-from nbtrain.data.corpus import LOOSENED_BY, Corpus, SourceCounts, cleaned, empty_error
+from nbtrain.data.corpus import (
+    LOOSENED_BY,
+    Corpus,
+    SourceCounts,
+    cleaned,
+    empty_error,
+    identities,
+    length_of,
+)
 from nbtrain.data.dedup import digest
 from nbtrain.data.records import Example, Part, Problem, Tally, Texts, TokenIds
 from nbtrain.errors import DataError
@@ -51,10 +59,16 @@ def test_what_stays_and_what_tells_it_from_others():
     ]
     tally = Tally()
     found = list(cleaned(iter(records), NO_CLEANING, tally))
-    assert [kept.digest for kept in found[:2]] == [digest(text) for text in (b"one", b"two")]
-    assert found[2].digest == digest(digest(b"a\x1fb") + bytes([False, True]))
-    assert [kept.record for kept in found] == [records[index] for index in (0, 4, 5, 6)]
-    assert [kept.size_bytes for kept in found] == [3, 3, 3, 8]
+    assert found == [records[index] for index in (0, 4, 5, 6)]
+    assert [length_of(record) for record in found] == [3, 3, 2, 8]
+    sizes, told = identities(found)
+    assert sizes == [3, 3, 3, 0]
+    assert told[:32] == digest(b"one") + digest(b"two")
+    assert told[32:48] == digest(digest(b"a\x1fb") + bytes([False, True]))
+    assert identities(["one", "\u201etwo\u201c"]) == (
+        [3, 9],
+        digest(b"one") + digest("\u201etwo\u201c".encode()),
+    )
     assert tally.dropped == {"empty": 3, "not_unicode": 1}
 
 
@@ -62,7 +76,7 @@ def test_what_is_learnt_tells_examples_apart():
     """Equal pieces of which others are learnt are other documents, and the same ones the same."""
     flags = [(False, True), (True, True), (False, True)]
     examples = [Example((("question", first), ("answer", second))) for first, second in flags]
-    asked, both, again = (kept.digest for kept in cleaned(examples, NO_CLEANING, Tally()))
+    asked, both, again = (identities([record]) for record in cleaned(examples, NO_CLEANING, Tally()))
     assert asked == again != both
 
 
@@ -73,7 +87,7 @@ def test_what_is_learnt_tells_token_ids_apart():
     records = [TokenIds(ids, None if mask is None else np.array(mask)) for mask in masks]
     # The bytes of this one's ids are those of the last one's ids and mask.
     records.append(TokenIds(np.array([1, 2, 3, 4, 1], np.uint32)))
-    plain, named, *others = (kept.digest for kept in cleaned(records, NO_CLEANING, Tally()))
+    plain, named, *others = (identities([record])[1] for record in cleaned(records, NO_CLEANING, Tally()))
     assert plain == named == digest(ids.tobytes())
     assert len({plain, *others}) == 4
 
@@ -83,7 +97,7 @@ def test_cleaning_counts_its_reasons():
     tally = Tally()
     cleaner = Cleaner(CleaningConfig(min_bytes=4))
     records = ["long enough", "no", Texts("also long", ("x",))]
-    assert [kept.record for kept in cleaned(iter(records), cleaner, tally)] == [records[0], records[2]]
+    assert list(cleaned(iter(records), cleaner, tally)) == [records[0], records[2]]
     assert tally.dropped == {"too_short": 1}
 
 

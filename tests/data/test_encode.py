@@ -281,7 +281,7 @@ def test_long_documents_are_streamed_to_the_same_bytes(make_config, monkeypatch)
     config = make_config()
     prepare(config)
     whole = content(dataset_dir("small"))
-    monkeypatch.setattr(encode, "LONG_TEXT_BYTES", 100)
+    monkeypatch.setattr(encode, "LONG_TEXT_CHARS", 100)
     monkeypatch.setattr(tokenizer, "LONG_TEXT_CHARS", 30)
     prepare(config, force=True)
     assert content(dataset_dir("small")) == whole

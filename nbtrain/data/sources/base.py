@@ -43,6 +43,8 @@ class SourceReader(ABC):
     """Whether a dataset stays good when the fingerprint has changed without anybody asking for it."""
     is_extracted: ClassVar[bool] = False
     """Reading costs so much that its text is kept on disk (data/corpus/) once it is read."""
+    gives_unicode: ClassVar[bool] = False
+    """Whether no text of it can hold a lone surrogate, which no tokenizer takes; else each text is looked at."""
 
     @property
     def is_downloaded(self) -> bool:

@@ -114,32 +114,39 @@ class FileReader(base.SourceReader):
             yield part.path or part.name, io.BytesIO(part.content)
             return
         if part.path is not None:
-            yield part.path, self._range(part)
+            with open_bytes(Path(part.details[0]), self.where) as stream:
+                stream.seek(part.start)
+                lines = io.BufferedReader(_Piece(stream, part, self.where), compression.BLOCK_BYTES)
+                yield part.path, _without_mark(lines) if part.start == 0 else lines
             return
         for name in part.details:
             path = Path(name)
             with open_lines(path, self.where) as stream:
                 yield display(path), _without_mark(stream)
 
-    def _range(self, part: Part) -> Iterator[bytes]:
+
+class _Piece(io.RawIOBase):
+    """The bytes of a part. Reading raises DataError where the file ends before it."""
+
+    def __init__(self, stream: io.BufferedReader, part: Part, where: str):
         assert part.stop is not None
-        path = Path(part.details[0])
-        with open_bytes(path, self.where) as stream:
-            stream.seek(part.start)
-            at = part.start
-            if at == 0 and stream.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
-                at = len(stream.read(len(BOM_UTF8)))
-            for line in stream:
-                at += len(line)
-                yield line
-                line = b""
-                if at >= part.stop:
-                    return
-            if at < part.stop:
-                raise DataError(
-                    f"{self.where}: {part.path}: has become shorter while it was read. Let nothing write to it, and "
-                    "start again."
-                )
+        self._stream, self._part, self._where = stream, part, where
+        self._left = part.stop - part.start
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._left:
+            return 0
+        num_bytes = self._stream.readinto(memoryview(buffer)[: self._left])
+        if not num_bytes:
+            raise DataError(
+                f"{self._where}: {self._part.path}: has become shorter while it was read. Let nothing write to it, and "
+                "start again."
+            )
+        self._left -= num_bytes
+        return num_bytes
 
 
 def open_lines(path: Path, where: str) -> io.BufferedReader:
@@ -252,7 +259,7 @@ def _named(name: str, start: int, stop: int, what: str = "") -> str:
     return f"{name}, {what}bytes {start:,} to {stop:,}"
 
 
-def _without_mark(stream: io.BufferedReader) -> io.BufferedReader:
+def _without_mark(stream: Any) -> Any:
     if stream.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
         stream.read(len(BOM_UTF8))
     return stream

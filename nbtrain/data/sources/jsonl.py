@@ -18,6 +18,7 @@ class JsonlReader(FileReader):
     kind = "jsonl"
     suffixes = with_compressed(".jsonl")
     has_extra_keys = True
+    gives_unicode = True
     drops_empty = False
 
     def pieces(self, path: Path) -> Iterator[Part]:

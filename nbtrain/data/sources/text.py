@@ -18,6 +18,7 @@ class TextReader(FileReader):
 
     kind = "text"
     suffixes = with_compressed(".txt")
+    gives_unicode = True
 
     def pieces(self, path: Path) -> Iterator[Part]:
         if self._separator is None:

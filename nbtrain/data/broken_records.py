@@ -14,8 +14,6 @@ from nbtrain import files
 from nbtrain.data.corpus import SourceCounts
 from nbtrain.data.records import LISTED_PROBLEMS
 
-NAME = "broken-records.jsonl"
-
 
 def write(path: Path, counts: Sequence[SourceCounts]) -> bool:
     """Write the list of what all sources have met; False, and no file, where there is none."""

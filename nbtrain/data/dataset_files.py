@@ -33,6 +33,7 @@ logger = logging.getLogger(__name__)
 
 SCHEMA_VERSION = 1
 MASK_SUFFIX = "_loss_mask"
+BROKEN_RECORDS = "broken-records.jsonl"
 LEVELS = ("document", "sentence")
 
 
@@ -189,7 +190,7 @@ class DatasetFiles:
 
     @property
     def broken_records(self) -> Path:
-        return self.directory / "broken-records.jsonl"
+        return self.directory / BROKEN_RECORDS
 
     @property
     def baselines_json(self) -> Path:

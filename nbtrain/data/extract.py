@@ -22,7 +22,7 @@ import orjson
 from nbtrain import files
 from nbtrain.data import broken_records
 from nbtrain.data.corpus import SourceCounts, empty_error
-from nbtrain.data.dataset_files import locked_directory
+from nbtrain.data.dataset_files import BROKEN_RECORDS, locked_directory
 from nbtrain.data.records import LISTED_PROBLEMS, Part, Tally, Texts
 from nbtrain.data.sources.base import SourceReader
 from nbtrain.data.workers import ordered_map
@@ -127,7 +127,7 @@ def _extract(reader: SourceReader, folder: Path, num_workers: int) -> tuple[int,
             if num_workers > 1:
                 progress.update(part.size_bytes)
             progress.update(0, documents=f"{documents:,}")
-    listed = folder / broken_records.NAME
+    listed = folder / BROKEN_RECORDS
     told = display(listed) if broken_records.write(listed, [counts]) else ""
     counts.check_broken(reader, told)
     if not documents:

@@ -23,7 +23,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.data import broken_records
 from nbtrain.data.cleaning import Cleaner
 from nbtrain.data.corpus import Corpus, SourceCounts, Task, cleaned, empty_error, length_of, text_of
-from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest, manifest_dtype
+from nbtrain.data.dataset_files import BROKEN_RECORDS, DatasetFiles, DatasetManifest, manifest_dtype
 from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord
 from nbtrain.data.encode_progress import PREFIX, EncodeProgress, WorkerCounters
 from nbtrain.data.extract import ExtractedReader
@@ -214,7 +214,7 @@ class _Encoding:
 
     @property
     def _listed(self) -> Path:
-        return self.dataset.work / broken_records.NAME
+        return self.dataset.work / BROKEN_RECORDS
 
     def _keep_list(self) -> None:
         """The list of broken records goes beside the dataset."""

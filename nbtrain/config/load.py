@@ -20,7 +20,7 @@ from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.languages import LANGUAGE_CODE
 from nbtrain.config.schema import NO_LENGTH, STEP_SIZES, ConfigModel, RunConfig, given_unit
 from nbtrain.config.sources import SOURCE_TYPES
-from nbtrain.config.yaml_source import Located, parse_value, read_yaml, show, to_text
+from nbtrain.config.yaml_source import Located, OverridePlace, parse_value, read_yaml, show, to_text
 from nbtrain.errors import ConfigError
 from nbtrain.workspace import NAME_PATTERN, NAME_RULE, bundled, workspace
 
@@ -130,8 +130,7 @@ def override_layer(overrides: Overrides) -> Located:
     layer = Located()
     for key, value in _override_items(overrides):
         *parents, last = key.split(".")
-        # It is told wherever the value matters: without passwords.
-        place = f"override {key}={show(without_secrets(value, last))}"
+        place = OverridePlace.of(key, without_secrets(value, last))
         target = layer.value
         for depth, parent in enumerate(parents):
             target = target.setdefault(parent, {})

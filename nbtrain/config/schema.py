@@ -23,6 +23,7 @@ from nbtrain.config.fields import (
     PositiveFloat,
     RampSamples,
 )
+from nbtrain.config.yaml_source import OverridePlace
 from nbtrain.errors import ConfigError
 from nbtrain.topology import Topology
 
@@ -518,7 +519,8 @@ class RunConfig(ConfigModel):
     def as_arguments(self) -> list[str]:
         """What stands behind a verb of the command line to mean this configuration: RUN and its overrides."""
         places = dict.fromkeys(self._origins.values())
-        return [self._run or self.name, *(place[9:] for place in places if place.startswith("override "))]
+        overridden = [place.argument for place in places if isinstance(place, OverridePlace)]
+        return [self._run or self.name, *overridden]
 
     @property
     def topology(self) -> Topology:

@@ -42,6 +42,19 @@ for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
 
 
+class OverridePlace(str):
+    """Where a value was overridden, as messages show it; `argument` is all of key=value."""
+
+    argument: str
+
+    @classmethod
+    def of(cls, key: str, value: Any) -> "OverridePlace":
+        """Of one override. It is told wherever the value matters: without passwords."""
+        place = cls(f"override {key}={show(value)}")
+        place.argument = f"{key}={spelled(value)}"
+        return place
+
+
 @dataclass
 class Located:
     """A nested dict and, for each dotted key in it, where it was written."""
@@ -199,6 +212,12 @@ def to_text(value: Mapping[str, Any]) -> str:
 
 def show(value: Any) -> str:
     """A value in one line, as a run YAML spells it, without passwords, cut where it is long."""
+    text = spelled(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def spelled(value: Any) -> str:
+    """A value in one line, as a run YAML spells it, without passwords."""
     try:
         text = yaml.dump(
             without_secrets(value),
@@ -210,5 +229,4 @@ def show(value: Any) -> str:
         )
     except yaml.YAMLError:  # an object that no YAML holds, given in Python
         text = text_without_secrets(repr(value))
-    text = text.removesuffix("...\n").strip()
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return text.removesuffix("...\n").strip()

@@ -318,6 +318,15 @@ def test_a_run_names_the_arguments_that_make_it_again():
     assert load(run, overrides) == config
 
 
+def test_a_long_override_is_whole_among_the_arguments():
+    """A message cuts it; a command that is offered does not."""
+    path = "/corpora/" + "very/" * 20 + "long.jsonl"
+    config = load("gpt-tiny", [f"data.sources=[{{kind: jsonl, path: {path}}}]"])
+    assert config.where("data.sources").endswith("...") and len(config.where("data.sources")) < 110
+    assert config.as_arguments == ["gpt-tiny", f"data.sources=[{{kind: jsonl, path: {path}}}]"]
+    assert load(*config.as_arguments[:1], config.as_arguments[1:]) == config
+
+
 def test_the_later_of_two_overrides_wins():
     """As on every command line."""
     assert load("gpt-tiny", ["model.seed=1", "model.seed=2"]).model.seed == 2

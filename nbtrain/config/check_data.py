@@ -7,6 +7,7 @@ from nbtrain.config.check_wording import Problems, found
 from nbtrain.config.languages import LANGUAGES
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import FineTuningSourceModel, WikiSource
+from nbtrain.config.yaml_source import show
 
 # Kinds of sources whose records have keys by name; of data/sources/, each reader's has_extra_keys.
 KINDS_WITH_KEYS = ("jsonl", "parquet", "hf-dataset", "wikiextractor")
@@ -42,6 +43,17 @@ def extra_keys_are_in_the_records(config: RunConfig) -> Problems:
             f"  are keys of records, and those of kind {', '.join(dict.fromkeys(without))} in data.sources have none by name.\n"
             f"  Set extra_json_keys: [], or use {', '.join(KINDS_WITH_KEYS)}."
         )
+
+
+def separators_are_lines(config: RunConfig) -> Problems:
+    """A document_separator is compared with single lines."""
+    for index, source in enumerate(config.data.sources):
+        separator = getattr(source, "document_separator", None)
+        if separator is not None and ("\n" in separator or "\r" in separator):
+            yield (
+                f"{config.where('data.sources')}: data.sources[{index}].document_separator = {show(separator)}\n"
+                "  is compared with single lines: it must be one, without its end, such as ---."
+            )
 
 
 def sentences_have_a_language(config: RunConfig) -> Problems:
@@ -168,6 +180,7 @@ def document_sizes_are_ordered(config: RunConfig) -> Problems:
 RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     json_keys_name_files,
     extra_keys_are_in_the_records,
+    separators_are_lines,
     sentences_have_a_language,
     blend_is_whole,
     packing_goes_with_the_options,

@@ -21,6 +21,8 @@ _FLOAT = re.compile(
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
 
+_TEXT = "tag:yaml.org,2002:str"
+
 
 class _Loader(yaml.SafeLoader):
     """SafeLoader with YAML 1.2's floats and without aliases."""
@@ -37,6 +39,14 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """The writer that belongs to _Loader: text that looks like one of its floats is quoted."""
 
+
+class _LineDumper(_Dumper):
+    """The writer of one line: text of several is quoted, with its ends escaped."""
+
+
+_LineDumper.add_representer(
+    str, lambda dumper, text: dumper.represent_scalar(_TEXT, text, style='"' if "\n" in text else None)
+)
 
 for _kind in (_Loader, _Dumper):
     _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
@@ -221,7 +231,7 @@ def spelled(value: Any) -> str:
     try:
         text = yaml.dump(
             without_secrets(value),
-            Dumper=_Dumper,
+            Dumper=_LineDumper,
             default_flow_style=True,
             sort_keys=False,
             allow_unicode=True,

@@ -233,6 +233,19 @@ class SourceCounts:
         )
 
 
+def changed_while_read(
+    reader: SourceReader, before: dict[str, Any] | None, after: dict[str, Any] | None
+) -> DataError:
+    """The error for a source whose fingerprint was `before` when its reading began and is `after` now."""
+    then, now = ((each or {}).get("files", {}) for each in (before, after))
+    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return DataError(
+        f"{reader.where}: {', '.join(map(printable, names[:3])) or reader.name}{more} changed while it was read. Let nothing "
+        "write there, and start again."
+    )
+
+
 # What drops a document by a rule of the run -> the settings that decide it.
 LOOSENED_BY = {
     cleaning.TOO_SHORT: "data.cleaning.min_bytes",

@@ -323,24 +323,25 @@ class Encoder:
         eod_id = self.settings.eod_id
         arrays: list[np.ndarray] = []
         masks: list[np.ndarray] = []
+        ends: list[bool] = []
         for record in batch:
             assert isinstance(record, TokenIds)
             ids = record.ids
             learnt = np.ones(len(ids), bool) if record.learnt is None else record.learnt
+            ends.append(bool(learnt[-1]))
             if reader.config.append_eod and eod_id is not None and int(ids[-1]) == eod_id:
-                # It has its own: the one that is put below takes its place.
+                # It has its own: the one that is put below takes its place, and its label.
                 ids, learnt = ids[:-1], learnt[:-1]
             arrays.append(ids)
             masks.append(learnt)
         offsets = np.zeros(len(arrays) + 1, np.int64)
         np.cumsum([len(ids) for ids in arrays], out=offsets[1:])
-        end_learnt = np.array([bool(len(learnt)) and bool(learnt[-1]) for learnt in masks])
         return _Tokens(
             np.concatenate(arrays),
             offsets,
             None,
             np.concatenate(masks),
-            end_learnt,
+            np.array(ends),
             put_eod=reader.config.append_eod,
             may_be_empty=True,
         )

@@ -21,7 +21,7 @@ import orjson
 
 from nbtrain import files
 from nbtrain.data import broken_records
-from nbtrain.data.corpus import SourceCounts, empty_error
+from nbtrain.data.corpus import SourceCounts, changed_while_read, empty_error
 from nbtrain.data.dataset_files import BROKEN_RECORDS, locked_directory
 from nbtrain.data.records import LISTED_PROBLEMS, Part, Tally, Texts
 from nbtrain.data.sources.base import SourceReader
@@ -102,6 +102,10 @@ def extracted(
             leftover.unlink()
         kept = len(list(folder.glob("[0-9]*.json")))
         documents, parts = _extract(reader, folder, num_workers(reader.total_bytes()))
+        if (now := reader.fingerprint()) != inputs["fingerprint"]:
+            for path in folder.iterdir():
+                path.unlink()
+            raise changed_while_read(reader, inputs["fingerprint"], now)
         files.write_json(
             folder / MANIFEST, {**inputs, "source": reader.describe(), "documents": documents, "parts": parts}
         )

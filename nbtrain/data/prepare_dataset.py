@@ -22,7 +22,16 @@ from nbtrain import files
 from nbtrain.config.schema import RunConfig
 from nbtrain.data import broken_records
 from nbtrain.data.cleaning import Cleaner
-from nbtrain.data.corpus import Corpus, SourceCounts, Task, cleaned, empty_error, length_of, text_of
+from nbtrain.data.corpus import (
+    Corpus,
+    SourceCounts,
+    Task,
+    changed_while_read,
+    cleaned,
+    empty_error,
+    length_of,
+    text_of,
+)
 from nbtrain.data.dataset_files import BROKEN_RECORDS, DatasetFiles, DatasetManifest, manifest_dtype
 from nbtrain.data.encode import Encoder, EncodeSettings, ShardRecord
 from nbtrain.data.encode_progress import PREFIX, EncodeProgress, WorkerCounters
@@ -178,9 +187,10 @@ class _Encoding:
     def _open_work(self) -> None:
         """The work folder, emptied where it was begun for other inputs."""
         work = self.dataset.work
+        self._fingerprint = self.corpus.fingerprint()
         inputs = {
             "settings": settings(self.config),
-            "fingerprint": self.corpus.fingerprint(),
+            "fingerprint": self._fingerprint,
             "tokenizer_sha256": self.loaded.sha256 if self.loaded else None,
             "software": software(),
         }
@@ -191,6 +201,14 @@ class _Encoding:
             files.write_json(work / "inputs.json", inputs)
         for leftover in (*work.glob(".*.tmp"), *work.glob(f"{PREFIX}*")):
             leftover.unlink()
+
+    def _check_unchanged(self) -> None:
+        """Raises DataError where a source is another one now: what was read of it is neither the old nor the new one."""
+        now = self.corpus.fingerprint()
+        for reader, before, after in zip(self.corpus.readers, self._fingerprint, now, strict=True):
+            if before != after:
+                shutil.rmtree(self.dataset.work)
+                raise changed_while_read(reader, before, after)
 
     def _shards(self) -> list[ShardRecord]:
         """Every part's shard, in order."""
@@ -206,6 +224,7 @@ class _Encoding:
                 make = partial(Encoder, self.settings, account.add_batch, self.loaded, in_order=True)
             for record in ordered_map(make, self._unfinished(account), num_workers, account.show):
                 account.add(record)
+        self._check_unchanged()
         listed = display(self._listed) if broken_records.write(self._listed, self.counts) else ""
         for source, reader in enumerate(self.corpus.readers):
             self.counts[source].check_broken(reader, listed)
@@ -279,13 +298,14 @@ class _Encoding:
 
     def _manifest(self, joined: Joined) -> DatasetManifest:
         dropped: Counter[str] = Counter()
-        sources = []
+        sources: list[dict[str, Any]] = []
         for reader, counts, total in zip(self.corpus.readers, self.counts, joined.sources, strict=True):
             of_source = counts.dropped + total.dropped
             dropped.update(of_source)
             sources.append(
                 {
                     **reader.describe(),
+                    "fingerprint": self._fingerprint[len(sources)],
                     "name": reader.name,
                     "documents": total.documents,
                     "tokens": total.tokens,

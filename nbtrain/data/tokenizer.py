@@ -39,6 +39,8 @@ SCHEMA_VERSION = 1
 CONTENT_FILES = ("merges.txt", "vocab.json")
 ONE_FILE = "tokenizer.json"
 LONG_TEXT_CHARS = 2 << 20
+# A longer word or run of blanks in such a text may be cut: engines take 50 bytes for each of its characters.
+LONG_WORD_CHARS = 1 << 18
 # In front of a blank behind a letter or digit; and, in scripts without blanks, of a comma or stop behind a letter.
 SAFE_CUT = re.compile(
     "[^\\W_](?=[ \n])|[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff](?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
@@ -138,7 +140,8 @@ class Tokenizer:
     def cuts_safely(self) -> bool:
         """Whether a text may be encoded in pieces that are cut at SAFE_CUT.
 
-        True where words are cut by GPT-2's rule alone: no token of it spans such a place.
+        True where words are cut by GPT-2's rule alone: no token of it spans such a place. A word or a run of blanks of
+        LONG_WORD_CHARS and more in a text of LONG_TEXT_CHARS may be cut too; its tokens are then those of its two halves.
         """
         document = orjson.loads((self.directory / ONE_FILE).read_bytes())
         words = document.get("pre_tokenizer") or {}
@@ -251,14 +254,16 @@ class Tokenizer:
 
 
 def pieces_of_long(text: str) -> Iterator[str]:
-    """A long text in pieces of LONG_TEXT_CHARS and a word, cut where a word ends."""
+    """A long text in pieces of LONG_TEXT_CHARS and a word, cut where a word ends, or inside one of LONG_WORD_CHARS."""
     start = 0
     while len(text) - start > LONG_TEXT_CHARS:
-        found = SAFE_CUT.search(text, start + LONG_TEXT_CHARS)
-        if found is None:
+        least = start + LONG_TEXT_CHARS
+        found = SAFE_CUT.search(text, least, least + LONG_WORD_CHARS)
+        if found is None and len(text) <= least + LONG_WORD_CHARS:
             break
-        yield text[start : found.end()]
-        start = found.end()
+        stop = least if found is None else found.end()
+        yield text[start:stop]
+        start = stop
     yield text[start:] if start else text
 
 

@@ -501,6 +501,12 @@ BROKEN = {
         "  are keys of records, and those of kind python-docs in data.sources have none by name.\n"
         "  Set extra_json_keys: [], or use jsonl, parquet, hf-dataset, wikiextractor.",
     ),
+    "a separator of two lines": (
+        "gpt-125m",
+        ['data.sources=[{kind: text, path: x, document_separator: "a\\nb"}]'],
+        '@: data.sources[0].document_separator = "a\\nb"\n'
+        "  is compared with single lines: it must be one, without its end, such as ---.",
+    ),
     "a language that is none": (
         "gpt-125m",
         ["data.split_sentences=xx"],

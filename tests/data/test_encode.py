@@ -310,6 +310,8 @@ def test_token_ids(make_config, workspace):
     records = [
         {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]},
         {"input_ids": [9, 10, eod], "labels": [9, 10, eod]},
+        {"input_ids": [11, eod], "labels": [11, -100]},
+        {"input_ids": [12, eod], "labels": [-100, eod]},
     ]
     write_jsonl(workspace / "ids.jsonl", records)
     source = {"kind": "tokens", "path": "ids.jsonl", "labels_key": "labels"}
@@ -319,8 +321,9 @@ def test_token_ids(make_config, workspace):
     prepare(config, through="encode")
     dataset = DatasetFiles.of(config)
     indexed, mask = IndexedDataset(dataset.prefix), IndexedDataset(dataset.loss_mask.prefix)
-    assert [indexed[k].tolist() for k in range(2)] == [[5, 6, 7, 8, eod], [9, 10, eod]]
-    assert [mask[k].tolist() for k in range(2)] == [[0, 0, 1, 1, 1], [1, 1, 1]]
+    assert [indexed[k].tolist() for k in range(4)] == [[5, 6, 7, 8, eod], [9, 10, eod], [11, eod], [12, eod]]
+    # An EOD of the record's own keeps its label; one that is put has that of the last token.
+    assert [mask[k].tolist() for k in range(4)] == [[0, 0, 1, 1, 1], [1, 1, 1], [1, 0], [0, 1]]
     write_jsonl(workspace / "ids.jsonl", [{"input_ids": [5, 300]}])
     high = make_config(data={"sources": [{"kind": "tokens", "path": "ids.jsonl"}], "name": "high"})
     with pytest.raises(DataError) as caught:

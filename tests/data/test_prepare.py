@@ -56,6 +56,38 @@ def test_a_shared_tokenizer_is_not_made_anew(make_config):
     )
 
 
+@pytest.mark.parametrize("change", ["shrunk", "replaced", "edited"])
+def test_a_source_that_changes_while_it_is_read(make_config, workspace, monkeypatch, change):
+    """What was read is neither the old file nor the new one: no dataset, and the next prepare begins anew."""
+    from nbtrain.data.encode import Encoder
+
+    config = make_config()
+    prepare(config, through="tokenizer")
+    path = workspace / "texts.jsonl"
+    whole = path.read_bytes()
+    encode = Encoder.__call__
+
+    def while_reading(self, task):
+        if change == "shrunk":
+            os.truncate(path, len(whole) // 3 // 10 * 10)
+        elif change == "replaced":
+            (workspace / "other").write_bytes(whole.replace(b"text", b"TEXT"))
+            (workspace / "other").replace(path)
+        record = encode(self, task)
+        if change == "edited":
+            path.write_bytes(whole.replace(b"a", b"b"))
+        return record
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "__call__", while_reading)
+        assert refusal(config) == (
+            "data.sources[0]: texts.jsonl changed while it was read. Let nothing write there, and start again."
+        )
+    assert not DatasetFiles.of(config).manifest_json.exists()
+    path.write_bytes(whole)
+    assert steps(prepare(config))[1][:2] == ("encode", "made")
+
+
 def test_training_tells_its_memory_first(make_config, capsys):
     """Before the bar: the size of the sample, what training takes and what there is."""
     prepare(make_config(), through="tokenizer")

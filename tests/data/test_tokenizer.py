@@ -91,6 +91,19 @@ def test_long_texts_are_encoded_in_pieces(folder, monkeypatch, engine):
     assert found[1].tolist() == expected[1].tolist()
 
 
+@pytest.mark.parametrize("run", ["x", "\n", " ", "xy!", "\u4e2d"])
+def test_a_word_without_end_is_cut(folder, monkeypatch, run):
+    """Its memory stays bounded, and its tokens mean the same text."""
+    loaded = Tokenizer.load(folder)
+    monkeypatch.setattr(tokenizer, "LONG_TEXT_CHARS", 40)
+    monkeypatch.setattr(tokenizer, "LONG_WORD_CHARS", 20)
+    text = f"A beginning {run * 500} and an end{run * 30}"
+    pieces = list(tokenizer.pieces_of_long(text))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= 60
+    assert loaded.decode(loaded.encode(text)) == text
+
+
 def loaded_id(loaded, text):
     return loaded.encode(text).tolist()
 

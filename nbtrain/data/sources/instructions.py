@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from nbtrain.data.records import Example, Part, Tally
+from nbtrain.data.sources import json_line
 from nbtrain.data.sources.record_files import RecordFileReader
 from nbtrain.data.sources.templates import ALPACA_WITH_INPUT, ALPACA_WITHOUT_INPUT, Template
 
@@ -109,7 +110,7 @@ class ChatReader(ExampleReader):
         key = self._messages_key(value)
         messages = value[key]
         if not isinstance(messages, list):
-            raise BrokenExample(f"{key!r} is not a list but {type(messages).__name__}")
+            raise BrokenExample(f"{key!r} is not a list but {json_line.kind_of(messages)}")
         for number, message in enumerate(messages):
             role, content = self._message(message, f"{key}[{number}]")
             values = {"role": role, "content": content}
@@ -132,7 +133,7 @@ class ChatReader(ExampleReader):
 
     def _message(self, message: Any, place: str) -> tuple[str, str]:
         if not isinstance(message, dict):
-            raise BrokenExample(f"{place} is not an object but {type(message).__name__}")
+            raise BrokenExample(f"{place} is not an object but {json_line.kind_of(message)}")
         role_key, content_key = ("role", "content") if message.get("role") is not None else ("from", "value")
         if message.get(role_key) is None:
             raise BrokenExample(f"{place} has neither 'role' nor 'from' among {_keys(message)}")
@@ -151,8 +152,7 @@ def _text(value: dict[str, Any], key: str, place: str = "") -> str:
     if isinstance(found, list) and found and all(_is_text_part(part) for part in found):
         found = "".join(part["text"] for part in found)
     if not isinstance(found, str):
-        kind = "null" if found is None else type(found).__name__
-        raise BrokenExample(f"{_shown(key, place)} is not text but {kind}")
+        raise BrokenExample(f"{_shown(key, place)} is not text but {json_line.kind_of(found)}")
     return found
 
 

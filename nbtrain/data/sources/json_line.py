@@ -17,7 +17,7 @@ def loads(content: bytes) -> Any:
     except orjson.JSONDecodeError as error:
         refusal = error
     try:
-        return json.loads(content.decode())
+        return json.loads(content.decode(), parse_int=_integer)
     except json.JSONDecodeError:
         raise  # what orjson refused may be read, and the mistake stand behind it
     except (ValueError, RecursionError):
@@ -31,7 +31,22 @@ def problem_of(content: bytes, error: json.JSONDecodeError) -> str:
 
 def no_object(value: Any, content: bytes = b"") -> str:
     """What is wrong with a value, and with the line that it is, where it is no object."""
-    return _with_rule(f"not an object but {type(value).__name__}", content)
+    return _with_rule(f"not an object but {kind_of(value)}", content)
+
+
+def kind_of(value: Any) -> str:
+    """A value in JSON's words."""
+    if value is None:
+        return "null"
+    kinds = {
+        bool: "true or false",
+        int: "a number",
+        float: "a number",
+        str: "text",
+        list: "a list",
+        dict: "an object",
+    }
+    return kinds.get(type(value), type(value).__name__)
 
 
 def is_unicode(text: str) -> bool:
@@ -50,6 +65,11 @@ def not_utf8(content: bytes) -> str | None:
     except UnicodeDecodeError as error:
         return f"not UTF-8 (byte 0x{content[error.start]:02x})"
     return None
+
+
+def _integer(digits: str) -> float:
+    """Python makes no int of more than 4,300 digits; only whether it is a number matters here."""
+    return int(digits) if len(digits) < 1000 else float(digits)
 
 
 def _with_rule(problem: str, content: bytes) -> str:

@@ -90,5 +90,5 @@ def texts_of(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
         if key not in value:
             raise ValueError(f"no key {key!r} among {', '.join(map(repr, list(value)[:5])) or 'no keys'}")
         if not isinstance(value[key], str):
-            raise ValueError(f"{key!r} is not text but {type(value[key]).__name__}")
+            raise ValueError(f"{key!r} is not text but {json_line.kind_of(value[key])}")
     return tuple(value[key] for key in keys)

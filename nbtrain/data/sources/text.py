@@ -5,8 +5,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nbtrain.data.records import Part, Tally
-from nbtrain.data.sources.compression import open_bytes
-from nbtrain.data.sources.files import FileReader, is_separator, joined, line_pieces, with_compressed
+from nbtrain.data.sources.files import (
+    FileReader,
+    is_separator,
+    joined,
+    line_pieces,
+    open_lines,
+    with_compressed,
+)
 from nbtrain.workspace import display
 
 
@@ -30,10 +36,9 @@ class TextReader(FileReader):
         if self._separator is None:
             for name in part.details:
                 path = Path(name)
-                with open_bytes(path, self.where) as stream:
+                with open_lines(path, self.where) as stream:
                     content = stream.read()
-                if content:
-                    yield from _text(content.removeprefix(BOM_UTF8), display(path), 1, tally)
+                yield from _text(content.removeprefix(BOM_UTF8), display(path), 1, tally)
             return
         for shown, lines in self.opened(part):
             lines_before = tally.lines

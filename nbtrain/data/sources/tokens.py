@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from nbtrain.data.records import Part, Tally, TokenIds
+from nbtrain.data.sources import json_line
 from nbtrain.data.sources.record_files import RecordFileReader
 
 IGNORED_LABEL = -100
@@ -75,7 +76,7 @@ def _integers(record: dict[str, Any], key: str) -> np.ndarray:
         except (ValueError, OverflowError):
             raise ValueError(f"{key!r} is not a list of whole numbers") from None
     if not isinstance(values, np.ndarray):
-        raise ValueError(f"{key!r} is not a list but {type(values).__name__}")
+        raise ValueError(f"{key!r} is not a list but {json_line.kind_of(values)}")
     if values.ndim != 1 or values.dtype.kind not in "iu":
         raise ValueError(f"{key!r} is not a list of whole numbers")
     return values

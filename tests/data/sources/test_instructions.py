@@ -67,7 +67,7 @@ def test_broken_prompts_and_completions(read):
     )
     assert problems(tally) == [
         ("data.jsonl", 1, "no key 'completion' among 'prompt'"),
-        ("data.jsonl", 3, "'prompt' is not text but int"),
+        ("data.jsonl", 3, "'prompt' is not text but a number"),
         ("data.jsonl", 4, "'completion' is empty"),
     ]
     assert (tally.records, tally.broken, tally.dropped["broken_record"]) == (4, 3, 3)
@@ -123,7 +123,7 @@ def test_broken_alpaca(read):
     )
     assert problems(tally) == [
         ("data.jsonl", 1, "'instruction' is empty"),
-        ("data.jsonl", 2, "'input' is not text but list"),
+        ("data.jsonl", 2, "'input' is not text but a list"),
         ("data.jsonl", 3, "'output' is empty"),
     ]
 
@@ -136,7 +136,7 @@ def test_an_array_in_a_json_file(read, workspace):
     assert pieces == [(("a", False), ("b", True))]
     assert problems(tally) == [
         ("alpaca.json", 2, "no key 'output' among 'instruction'"),
-        ("alpaca.json", 3, "not an object but int"),
+        ("alpaca.json", 3, "not an object but a number"),
     ]
 
 
@@ -186,17 +186,17 @@ def test_what_follows_the_last_learnt_message_is_left_out(read):
     [
         ({"text": "x"}, "no key 'messages' or 'conversations' among 'text'"),
         ({"messages": None}, "no key 'messages' or 'conversations' among 'messages'"),
-        ({"messages": "hello"}, "'messages' is not a list but str"),
+        ({"messages": "hello"}, "'messages' is not a list but text"),
         ({"messages": []}, "'messages' holds no message, none of assistant"),
         (chat(("user", "Q")), "'messages' holds 1 messages, none of assistant"),
-        ({"conversations": ["Q"]}, "conversations[0] is not an object but str"),
+        ({"conversations": ["Q"]}, "conversations[0] is not an object but text"),
         ({"messages": [{"content": "x"}]}, "messages[0] has neither 'role' nor 'from' among 'content'"),
         (
             chat(("user", "Q"), ("bot", "A")),
             "messages[1].role = 'bot', must be one of assistant, bard, bing, chatgpt, developer, function, function_call, gpt, human, model, observation, "
             "system, tool, user",
         ),
-        (chat((["user"], "Q")), "messages[0].role is not text but list"),
+        (chat((["user"], "Q")), "messages[0].role is not text but a list"),
         (
             {"conversations": [{"from": "human", "text": "x"}]},
             "conversations[0] has no key 'value' among 'from', 'text'",
@@ -204,7 +204,7 @@ def test_what_follows_the_last_learnt_message_is_left_out(read):
         (chat(("user", None), ("assistant", "A")), "messages[0].content is not text but null"),
         (
             chat(("user", [{"type": "text"}]), ("assistant", "A")),
-            "messages[0].content is not text but list",
+            "messages[0].content is not text but a list",
         ),
         (sharegpt(("human", "Q"), ("gpt", " ")), "conversations[1].value is empty"),
     ],
@@ -280,4 +280,4 @@ def test_names_of_roles_and_content_in_parts(read):
     picture = [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "A"}]
     pieces, tally = read("chat", {"conversations": said}, {"messages": parts}, {"messages": picture})
     assert pieces[0] == pieces[1]
-    assert problems(tally) == [("data.jsonl", 3, "messages[0].content is not text but list")]
+    assert problems(tally) == [("data.jsonl", 3, "messages[0].content is not text but a list")]

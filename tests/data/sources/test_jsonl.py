@@ -76,18 +76,18 @@ NOT_JSON = "not JSON (...)"
 NO_ARRAY = "; one object per line is asked for, not an array"
 BROKEN = {
     b"{": NOT_JSON,
-    b"[1]": f"not an object but list{NO_ARRAY}",
+    b"[1]": f"not an object but a list{NO_ARRAY}",
     b'[{"text": "a"},': NOT_JSON + NO_ARRAY,
-    b"5": "not an object but int",
-    b'"text"': "not an object but str",
-    b'{"text": 5}': "'text' is not text but int",
-    b'{"text": null}': "'text' is not text but NoneType",
+    b"5": "not an object but a number",
+    b'"text"': "not an object but text",
+    b'{"text": 5}': "'text' is not text but a number",
+    b'{"text": null}': "'text' is not text but null",
     b'{"txt": "a", "b": 1}': "no key 'text' among 'txt', 'b'",
     b"{}": "no key 'text' among no keys",
     b'{"text": "caf\xe9"}': "not UTF-8 (byte 0xe9)",
     b'{"text": "\xed\xa0\x80"}': "not UTF-8 (byte 0xed)",
     b'{"text": "a", "x": NaN': NOT_JSON,
-    b'{"text": NaN}': "'text' is not text but float",
+    b'{"text": NaN}': "'text' is not text but a number",
     b'{"text": "a"} x': NOT_JSON,
     b"[" * 2000 + b"]" * 2000: NOT_JSON + NO_ARRAY,
 }
@@ -107,7 +107,9 @@ def test_one_broken_line(workspace, read, line):
     assert found.dropped == {"broken_record": 1}
 
 
-@pytest.mark.parametrize("value", ["NaN", "-Infinity", "1e999", '"\\ud800"', '{"\\udc00": [NaN]}'])
+@pytest.mark.parametrize(
+    "value", ["NaN", "-Infinity", "1e999", "9" * 5000, '"\\ud800"', '{"\\udc00": [NaN]}']
+)
 def test_what_only_python_reads(workspace, read, value):
     """As json.dumps writes it: beside the text it is nothing that matters."""
     (workspace / "a.jsonl").write_text(f'{{"text": "a", "x": {value}}}\n{{"text": "b"}}\n')
@@ -153,7 +155,7 @@ def test_extra_keys(workspace, read):
     assert found.records == [Texts("a", ("1", "A")), Texts("d", ("4", ""))]
     assert found.problems == [
         "a.jsonl:2: no key 'note' among 'text', 'title'",
-        "a.jsonl:3: 'title' is not text but NoneType",
+        "a.jsonl:3: 'title' is not text but null",
     ]
 
 

@@ -61,9 +61,9 @@ def test_what_is_no_object(workspace, read_parts):
     found = read_parts(objects("."))
     assert [row.record["a"] for row in found.records] == [1, 2, 3]
     assert found.problems[:3] == [
-        "a.json:2: not an object but int",
-        "a.json:3: not an object but NoneType",
-        "b.jsonl:3: not an object but list; one object per line is asked for, not an array",
+        "a.json:2: not an object but a number",
+        "a.json:3: not an object but null",
+        "b.jsonl:3: not an object but a list; one object per line is asked for, not an array",
     ]
     assert found.counts == {"records": 8, "broken": 5}
 

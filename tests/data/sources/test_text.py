@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nbtrain.config.sources import TextSource
 from nbtrain.data.sources import base
 from nbtrain.data.sources.base import open_source
+from nbtrain.errors import DataError
 
 PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
 
@@ -21,7 +22,7 @@ def text(path, **settings):
 
 
 def test_each_file_is_a_document(workspace, read):
-    """Whole, without its byte order mark, whatever its line ends; an empty file is none."""
+    """Whole, without its byte order mark, whatever its line ends; an empty file is an empty record."""
     files = {
         "a.txt": "\ufefffirst\r\n".encode(),
         "b.txt": b"",
@@ -31,8 +32,20 @@ def test_each_file_is_a_document(workspace, read):
     for name, content in files.items():
         (workspace / name).write_bytes(content)
     found = read(text("."))
-    assert found.records == ["first\r\n", "third", "fourth\n"]
-    assert found.counts == {"records": 3, "broken": 0}
+    assert found.records == ["first\r\n", "", "third", "fourth\n"]
+    assert found.counts == {"records": 4, "broken": 0}
+
+
+@pytest.mark.parametrize("separator", [None, "---"])
+def test_utf_16_is_an_error(workspace, read, separator):
+    """No share of broken records lets it pass: none of its text could be read."""
+    (workspace / "a.txt").write_text("hello")
+    (workspace / "b.txt").write_bytes("hi\n".encode("utf-16"))
+    with pytest.raises(DataError) as caught:
+        read(text(".", document_separator=separator, max_broken_fraction=None))
+    assert str(caught.value) == (
+        "run.yaml:7: data.sources[0]: b.txt: is UTF-16 (it begins with ff fe), not UTF-8. Convert it, with iconv -f UTF-16 -t UTF-8."
+    )
 
 
 def test_a_document_larger_than_a_part(workspace, read, part_bytes):

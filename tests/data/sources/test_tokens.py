@@ -68,8 +68,8 @@ def test_without_labels(workspace, read, name):
 
 BROKEN = {
     '{"labels": [1]}': "no key 'input_ids' among 'labels'",
-    '{"input_ids": 5, "labels": [5]}': "'input_ids' is not a list but int",
-    '{"input_ids": "1 2", "labels": [5]}': "'input_ids' is not a list but str",
+    '{"input_ids": 5, "labels": [5]}': "'input_ids' is not a list but a number",
+    '{"input_ids": "1 2", "labels": [5]}': "'input_ids' is not a list but text",
     '{"input_ids": [1.0], "labels": [1]}': "'input_ids' is not a list of whole numbers",
     '{"input_ids": [1, null], "labels": [1, 2]}': "'input_ids' is not a list of whole numbers",
     '{"input_ids": [true], "labels": [1]}': "'input_ids' is not a list of whole numbers",
@@ -87,7 +87,7 @@ BROKEN = {
         "labels[0] = 2 is neither -100 nor input_ids[0] = 1; labels stand at their own tokens, not shifted"
     ),
     '{"input_ids": [1, 2], "labels": [-100, -100]}': "'labels' is -100 throughout: nothing of it is learnt",
-    "[1]": "not an object but list; one object per line is asked for, not an array",
+    "[1]": "not an object but a list; one object per line is asked for, not an array",
 }
 
 
@@ -113,7 +113,7 @@ def test_every_type_of_list(workspace, read, part_bytes, kind, size):
     found = read(tokens("a.parquet"))
     assert [record.ids.tolist() for record in found.records] == [[1, 2], [3, 4], [6, 7]]
     assert found.problems == [
-        "a.parquet:3: 'input_ids' is not a list but NoneType",
+        "a.parquet:3: 'input_ids' is not a list but null",
         "a.parquet:4: 'input_ids' is not a list of whole numbers",
     ]
 

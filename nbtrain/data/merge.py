@@ -6,6 +6,9 @@
 
 The bytes are those of megatron-core's IndexedDatasetBuilder.add_index. Files pass in pieces and are hashed on the
 way, so memory does not grow with them. Loss masks are merged beside the tokens; a pair without one is learnt whole.
+
+A dataset stands for all its pairs (data.extra_json_keys), each merged with those of its key, so that document k is the
+same record in all of them; a prefix stands for that pair alone.
 """
 
 import hashlib
@@ -13,7 +16,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,7 @@ import nbtrain
 from nbtrain import files
 from nbtrain.amounts import size
 from nbtrain.config.schema import RunConfig
-from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest, manifest_dtype
+from nbtrain.data.dataset_files import LEVELS, DatasetFiles, DatasetManifest, is_mask, manifest_dtype
 from nbtrain.data.indexed import HEADER, IndexedDataset
 from nbtrain.data.indexed_writer import CHUNK, write_index_chunks
 from nbtrain.data.tables import html_table, text_table
@@ -46,6 +49,10 @@ class Merged:
     tokens: int
     manifest: bool
     """Whether a manifest was written: it is where each input has one."""
+    beside: list[dict[str, Any]] = field(default_factory=list)
+    """The same four of each pair that was written beside it, one for each of data.extra_json_keys."""
+    left_out: list[str] = field(default_factory=list)
+    """Prefixes of pairs of the dataset of an input that was named by its prefix: not merged."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -57,6 +64,8 @@ class Merged:
             if self.manifest
             else "\nNo manifest: not every input has one. `nbtrain prepare` makes it on use."
         )
+        if self.left_out:
+            said += f"\nLeft out, for a prefix names one pair: {', '.join(self.left_out)}."
         return text_table(*self._table()) + said
 
     __repr__ = __str__
@@ -65,7 +74,7 @@ class Merged:
         return html_table(*self._table())
 
     def _table(self) -> tuple[list[str], list[list[str]]]:
-        rows = [*self.inputs, {**asdict(self)}]
+        rows = [*self.inputs, {**asdict(self)}, *self.beside]
         return ["", "sequences", "documents", "tokens"], [
             [row["prefix"], *(f"{row[name]:,}" for name in ("sequences", "documents", "tokens"))]
             for row in rows
@@ -76,41 +85,38 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
     """Write the pairs of `targets`, in order, as the new pair `output`; the manifest last.
 
     `output` is a new dataset's name in the data home, or a prefix. Raises DataError, before anything is written:
-    an input that is damaged, of another dtype or of another tokenizer, an output that is there, too little space.
+    an input that is damaged, of another level (documents, sentences), dtype or tokenizer, a key that only some inputs
+    have, an output that is there, too little space.
     """
     inputs = [DatasetFiles.find(target) for target in targets]
-    pairs = [IndexedDataset(dataset.prefix) for dataset in inputs]
-    for pair in pairs:
-        pair.check()
+    _check_levels(inputs)
+    is_whole = [_is_whole(target, dataset) for target, dataset in zip(targets, inputs)]
+    others = [_other_stems(dataset) for dataset in inputs]
+    _check_keys(inputs, [stems if whole else [] for stems, whole in zip(others, is_whole)])
+    stems = others[0] if is_whole[0] else []
+    groups = [_opened(inputs), *(_opened([dataset.pair(stem) for dataset in inputs]) for stem in stems)]
+    pairs = groups[0].pairs
     manifests = [_manifest_of(dataset) for dataset in inputs]
-    _check_dtypes(inputs, pairs)
+    for group in groups:
+        _check_dtypes(group.inputs, group.pairs)
+        _check_documents(groups[0], group)
     _check_tokenizers(inputs, manifests)
-    masks = [
-        dataset.open_loss_mask(pair) if dataset.has_loss_mask else None
-        for dataset, pair in zip(inputs, pairs)
-    ]
-    for mask in masks:
-        if mask is not None:
-            mask.check()
-    target = _output_files(output, inputs[0].stem)
-    masked = any(mask is not None for mask in masks)
-    num_bytes = _check_space(target, pairs, masked)
+    target = _output_files(output, inputs[0].stem, stems)
+    outputs = [target, *(target.pair(stem) for stem in stems)]
+    num_bytes = _check_space(target, groups)
     with target.locked():
-        _check_free(target)
+        _check_free(outputs)
         try:
             with Progress(f"merge {target.stem}", num_bytes, "B") as progress:
                 written: dict[str, dict[str, int | str]] = {}
-                if masked:
-                    chunks = _mask_chunks(pairs, masks)
-                    written |= _write(target.loss_mask, pairs, chunks, np.dtype("u1"), progress)
-                tokens = (chunk for pair in pairs for chunk in pair.chunks())
-                written |= _write(target, pairs, tokens, pairs[0].dtype, progress)
-            whole = [manifest for manifest in manifests if manifest is not None]
-            if len(whole) == len(manifests):
-                manifest = _joined_manifest(target, inputs, pairs, whole, written)
+                for place, group in zip(outputs, groups):
+                    written |= _write_group(place, group, progress)
+            known = [manifest for manifest in manifests if manifest is not None]
+            if len(known) == len(manifests):
+                manifest = _joined_manifest(target, inputs, pairs, known, written)
                 files.write_json(target.manifest_json, manifest.to_dict())
         except BaseException as error:
-            for path in _outputs(target):
+            for path in _paths(outputs):
                 path.unlink(missing_ok=True)
             if isinstance(error, OSError):
                 raise DataError(
@@ -118,21 +124,78 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
                 ) from error
             raise
     return Merged(
-        prefix=display(target.prefix),
-        inputs=[
-            {
-                "prefix": display(dataset.prefix),
-                "sequences": len(pair),
-                "documents": pair.num_documents,
-                "tokens": pair.num_tokens,
-            }
-            for dataset, pair in zip(inputs, pairs)
-        ],
-        sequences=sum(len(pair) for pair in pairs),
-        documents=sum(pair.num_documents for pair in pairs),
-        tokens=sum(pair.num_tokens for pair in pairs),
-        manifest=len(whole) == len(manifests),
+        **_row(target, pairs),
+        inputs=[_row(dataset, [pair]) for dataset, pair in zip(inputs, pairs)],
+        manifest=len(known) == len(manifests),
+        beside=[_row(place, group.pairs) for place, group in zip(outputs[1:], groups[1:])],
+        left_out=_left_out([dataset for dataset, whole in zip(inputs, is_whole) if not whole]),
     )
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The pairs that become one, of each input one."""
+
+    inputs: Sequence[DatasetFiles]
+    pairs: list[IndexedDataset]
+    masks: list[IndexedDataset | None]
+
+    @property
+    def is_masked(self) -> bool:
+        return any(mask is not None for mask in self.masks)
+
+
+def _opened(inputs: Sequence[DatasetFiles]) -> _Group:
+    pairs = [IndexedDataset(dataset.prefix) for dataset in inputs]
+    masks = [
+        dataset.open_loss_mask(pair) if dataset.has_loss_mask else None
+        for dataset, pair in zip(inputs, pairs)
+    ]
+    for pair in (*pairs, *masks):
+        if pair is not None:
+            pair.check()
+    return _Group(inputs, pairs, masks)
+
+
+def _row(dataset: DatasetFiles, pairs: Sequence[IndexedDataset]) -> dict[str, Any]:
+    return {
+        "prefix": display(dataset.prefix),
+        "sequences": sum(len(pair) for pair in pairs),
+        "documents": sum(pair.num_documents for pair in pairs),
+        "tokens": sum(pair.num_tokens for pair in pairs),
+    }
+
+
+def _is_whole(target: str | os.PathLike | RunConfig, dataset: DatasetFiles) -> bool:
+    """Whether a run, a name or a folder was given, which stand for all pairs of the dataset."""
+    if isinstance(target, RunConfig):
+        return True
+    text = os.fspath(target)
+    folders = [Path(text).expanduser().absolute(), resolve(text).absolute()]
+    return dataset.directory in ([*folders, dataset_dir(text)] if valid_name(text) else folders)
+
+
+def _left_out(inputs: Sequence[DatasetFiles]) -> list[str]:
+    """The pairs that belong to those which were named by a prefix; in a loose folder none belongs to another."""
+    found = [
+        dataset.pair(stem).prefix
+        for dataset in inputs
+        if dataset.manifest() is not None
+        for stem in _other_stems(dataset)
+    ]
+    named = {dataset.prefix for dataset in inputs}
+    return [display(prefix) for prefix in dict.fromkeys(found) if prefix not in named]
+
+
+def _other_stems(dataset: DatasetFiles) -> list[str]:
+    """The pairs beside this one: those of its manifest; all of the folder where it has none."""
+    manifest = dataset.manifest()
+    if manifest is not None:
+        stems = manifest.stems if dataset.stem in manifest.stems else []
+    else:
+        found = sorted(path.stem for path in dataset.directory.glob("[!.]*.idx"))
+        stems = [stem for stem in found if not is_mask(stem, found)]
+    return [stem for stem in stems if stem != dataset.stem]
 
 
 # --- refusals -----------------------------------------------------------------------------------------------
@@ -142,6 +205,45 @@ def _manifest_of(dataset: DatasetFiles) -> DatasetManifest | None:
     """The manifest where it is this pair's: a folder may hold several."""
     manifest = dataset.manifest()
     return manifest if manifest is not None and manifest.stem == dataset.stem else None
+
+
+def _check_levels(inputs: Sequence[DatasetFiles]) -> None:
+    known = [(dataset, level) for dataset in inputs if (level := _level(dataset.stem)) is not None]
+    for dataset, level in known:
+        first, wanted = known[0]
+        if level != wanted:
+            raise DataError(
+                f"{display(dataset.prefix)}: its sequences are {level}s, those of {display(first.prefix)} are {wanted}s. "
+                "Only pairs of one level can be merged: encode one again with the other's data.split_sentences."
+            )
+
+
+def _level(stem: str) -> str | None:
+    return next((level for level in LEVELS if stem.endswith(f"_{level}")), None)
+
+
+def _check_keys(inputs: Sequence[DatasetFiles], others: Sequence[list[str]]) -> None:
+    """Every input must have the same pairs beside the one that is trained on."""
+    for stem in sorted({stem for stems in others for stem in stems}):
+        having = next(dataset for dataset, stems in zip(inputs, others) if stem in stems)
+        lacking = [dataset for dataset, stems in zip(inputs, others) if stem not in stems]
+        if lacking:
+            raise DataError(
+                f"{display(having.pair(stem).prefix)}: {', '.join(display(dataset.prefix) for dataset in lacking)} "
+                f"{'has' if len(lacking) == 1 else 'have'} no {stem} beside it. Every input must have the same pairs: "
+                "encode again with the same data.extra_json_keys, or name one pair of each input by its prefix, e.g. "
+                f"{display(having.prefix)}."
+            )
+
+
+def _check_documents(main: _Group, group: _Group) -> None:
+    for dataset, pair, other, wanted in zip(group.inputs, group.pairs, main.inputs, main.pairs):
+        if pair.num_documents != wanted.num_documents:
+            raise DataError(
+                f"{display(dataset.prefix)}: {pair.num_documents:,} documents, {display(other.prefix)} beside it has "
+                f"{wanted.num_documents:,}. Document k must be the same record in both: encode again, or name one pair "
+                "of each input by its prefix."
+            )
 
 
 def _check_dtypes(inputs: Sequence[DatasetFiles], pairs: Sequence[IndexedDataset]) -> None:
@@ -168,7 +270,7 @@ def _check_tokenizers(inputs: Sequence[DatasetFiles], manifests: Sequence[Datase
                 )
 
 
-def _output_files(output: str | os.PathLike, stem: str) -> DatasetFiles:
+def _output_files(output: str | os.PathLike, stem: str, others: Sequence[str]) -> DatasetFiles:
     text = os.fspath(output)
     if valid_name(text):
         target = DatasetFiles(dataset_dir(text), stem=stem)
@@ -185,29 +287,37 @@ def _output_files(output: str | os.PathLike, stem: str) -> DatasetFiles:
         # As typed where that folder is there, else below the workspace.
         path = path.absolute() if path.parent.is_dir() else resolve(path)
         target = DatasetFiles(path.parent, stem=path.name)
-    _check_free(target)
+    if target.stem in others:
+        raise DataError(
+            f"{display(target.prefix)}: another pair of the inputs has this name. Merge to another prefix, e.g. "
+            f"{display(target.pair(stem).prefix)}."
+        )
+    _check_free([target, *(target.pair(other) for other in others)])
     return target
 
 
-def _check_free(target: DatasetFiles) -> None:
-    for path in _outputs(target):
+def _check_free(outputs: Sequence[DatasetFiles]) -> None:
+    for path in _paths(outputs):
         if path.exists():
             raise DataError(
                 f"{display(path)}: there already. Merge to another name or folder, or move it away."
             )
 
 
-def _outputs(target: DatasetFiles) -> list[Path]:
-    mask = target.loss_mask
-    return [target.bin, target.idx, mask.bin, mask.idx, target.manifest_json]
+def _paths(outputs: Sequence[DatasetFiles]) -> list[Path]:
+    places = [place for target in outputs for place in (target, target.loss_mask)]
+    return [*(path for place in places for path in (place.bin, place.idx)), outputs[0].manifest_json]
 
 
-def _check_space(target: DatasetFiles, pairs: Sequence[IndexedDataset], masked: bool) -> int:
+def _check_space(target: DatasetFiles, groups: Sequence[_Group]) -> int:
     """The bytes of tokens and masks. Raises DataError where the disk has less than all files need."""
-    num_tokens = sum(pair.num_tokens for pair in pairs)
-    num_bytes = num_tokens * (pairs[0].dtype.itemsize + masked)
-    index = HEADER.size + sum(12 * len(pair) + 8 * pair.num_documents for pair in pairs) + 8
-    needed = num_bytes + index * (1 + masked)
+    num_bytes = needed = 0
+    for group in groups:
+        tokens = sum(pair.num_tokens for pair in group.pairs)
+        index = HEADER.size + sum(12 * len(pair) + 8 * pair.num_documents for pair in group.pairs) + 8
+        num_bytes += tokens * (group.pairs[0].dtype.itemsize + group.is_masked)
+        needed += index * (1 + group.is_masked)
+    needed += num_bytes
     folder = target.directory
     while not folder.is_dir():
         folder = folder.parent
@@ -221,6 +331,15 @@ def _check_space(target: DatasetFiles, pairs: Sequence[IndexedDataset], masked: 
 
 
 # --- writing ------------------------------------------------------------------------------------------------
+
+
+def _write_group(target: DatasetFiles, group: _Group, progress: Progress) -> dict[str, dict[str, int | str]]:
+    written: dict[str, dict[str, int | str]] = {}
+    if group.is_masked:
+        chunks = _mask_chunks(group.pairs, group.masks)
+        written |= _write(target.loss_mask, group.pairs, chunks, np.dtype("u1"), progress)
+    tokens = (chunk for pair in group.pairs for chunk in pair.chunks())
+    return written | _write(target, group.pairs, tokens, group.pairs[0].dtype, progress)
 
 
 def _write(

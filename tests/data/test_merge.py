@@ -2,6 +2,8 @@
 
 import hashlib
 import importlib.util
+import json
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -11,11 +13,13 @@ import pytest
 
 from nbtrain import cli
 from nbtrain.data import merge as module
+from nbtrain.data.browser import Browser
 from nbtrain.data.dataset_files import DatasetFiles
 from nbtrain.data.indexed import IndexedDataset
 from nbtrain.data.indexed_writer import IndexedWriter, write_index
 from nbtrain.data.inspect import verify
 from nbtrain.data.merge import merge
+from nbtrain.data.prepare import prepare
 from nbtrain.errors import DataError
 from tests.data.dataset_maker import make_dataset
 
@@ -199,3 +203,84 @@ def test_a_name_that_cannot_be_one(folder):
         "bad_NAME: the name of a new dataset must be 1 to 53 lower case letters, digits and inner dashes, e.g. "
         "gpt-125m-2xdp; a prefix elsewhere has a folder, e.g. ./bad_NAME."
     )
+
+
+def keyed(make_config, workspace, name, count, keys=("title",), **data):
+    """A prepared dataset of `count` records with a text and a title, the title empty in every third."""
+    rows = [
+        {"text": f"text {number} of {name}.", "title": f"title {number} of {name}" if number % 3 else ""}
+        for number in range(count)
+    ]
+    (workspace / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [{"kind": "jsonl", "path": f"{name}.jsonl"}]
+    config = make_config(data={"name": name, "sources": sources, "extra_json_keys": list(keys), **data})
+    prepare(config, through="encode")
+    return rows
+
+
+def test_every_key_is_merged(make_config, workspace, capsys):
+    """Each key its own pair, document k the same record in both; the manifest and the terminal name them."""
+    rows = keyed(make_config, workspace, "one", 5) + keyed(make_config, workspace, "two", 7)
+    assert cli.main(["data", "merge", "all", "one", "two"]) == 0
+    shown = capsys.readouterr().out
+    target = DatasetFiles.named("all")
+    assert target.require().stems == ["text_document", "title_document"]
+    for stem in ("text_document", "title_document"):
+        assert re.search(rf"data/dataset/all/{stem} +12 +12 +\d+\n", shown)
+        browser = Browser(target.pair(stem))
+        key = stem.removesuffix("_document")
+        assert [browser.document(number).text for number in range(12)] == [row[key] for row in rows]
+    assert verify("all").facts["beside it"] == "title_document"
+    refuses("data/dataset/all/text_document.bin: there already. Merge to another name or folder, or move it away.",
+        "all", ["one", "two"])  # fmt: skip
+    refuses(
+        "data/title_document: another pair of the inputs has this name. Merge to another prefix, e.g. "
+        "data/text_document.",
+        workspace / "data" / "title_document",
+        ["one", "two"],
+    )
+
+
+def test_a_prefix_is_one_pair(make_config, workspace):
+    """A pair that is named by its prefix is merged alone; what lies beside it is told."""
+    keyed(make_config, workspace, "one", 5)
+    merged = merge("all", ["data/dataset/one/text_document", "data/dataset/one/text_document.bin"])
+    assert DatasetFiles.named("all").require().stems == ["text_document"]
+    assert merged.beside == []
+    assert merged.left_out == ["data/dataset/one/title_document"]
+    assert str(merged).endswith("\nLeft out, for a prefix names one pair: data/dataset/one/title_document.")
+
+
+def test_a_key_of_some_inputs_is_refused(make_config, workspace):
+    """A key that not all inputs have would lose its records or mix them up."""
+    keyed(make_config, workspace, "one", 5)
+    keyed(make_config, workspace, "two", 5, keys=())
+    refuses(
+        "data/dataset/one/title_document: data/dataset/two/text_document has no title_document beside it. Every input "
+        "must have the same pairs: encode again with the same data.extra_json_keys, or name one pair of each input by "
+        "its prefix, e.g. data/dataset/one/text_document.",
+        "all",
+        ["two", "one"],
+    )
+    short = DatasetFiles.named("one").pair("title_document")
+    with IndexedWriter(short.prefix, 300, 0) as writer:
+        writer.add_document(np.array([1]))
+    refuses(
+        "data/dataset/one/title_document: 1 documents, data/dataset/one/text_document beside it has 5. Document k must "
+        "be the same record in both: encode again, or name one pair of each input by its prefix.",
+        "all",
+        ["one", "one"],
+    )
+    assert not DatasetFiles.named("all").directory.exists()
+
+
+def test_levels_are_not_mixed(folder):
+    """Sequences that are documents and sequences that are sentences are not one dataset."""
+    documents, sentences = pair(folder, "a_document", [[1, 2]]), pair(folder, "a_sentence", [[1], [2]])
+    refuses(
+        "data/a_sentence: its sequences are sentences, those of data/a_document are documents. Only pairs of one level "
+        "can be merged: encode one again with the other's data.split_sentences.",
+        folder / "all",
+        [documents, sentences],
+    )
+    assert sorted(path.name for path in folder.iterdir() if path.stem == "all") == []

@@ -117,7 +117,8 @@ def _facts(
 def verify(target: str | os.PathLike | RunConfig) -> Inspection:
     """Every byte is read: offsets, ids, EOD at each document's end, loss masks, sha256 of all files of the manifest.
 
-    Shows how far it is where that takes long. Raises DataError at the first thing that is wrong.
+    Shows how far it is where that takes long. Raises DataError at the first thing that is wrong; where a sha256 is,
+    that comes before what follows from it.
     """
     dataset = DatasetFiles.find(target)
     indexed = IndexedDataset(dataset.prefix)
@@ -138,7 +139,13 @@ def verify(target: str | os.PathLike | RunConfig) -> Inspection:
     with bar or contextlib.nullcontext():
         advance = bar.update if bar else lambda amount: None
         for pair, of_mask in pairs:
-            told = _verify_pair(pair, of_mask, manifest, digests, advance)
+            try:
+                told = _verify_pair(pair, of_mask, manifest, digests, advance)
+            except DataError:
+                # Where bytes have changed since they were written, that is the cause.
+                if manifest is not None:
+                    _check_sha256(dataset, manifest, digests, lambda amount: None)
+                raise
             checks += told if pair is dataset else [f"{pair.stem}: {check}" for check in told]
         if manifest is not None:
             checks.append(_check_sha256(dataset, manifest, digests, advance))

@@ -1,5 +1,6 @@
 """Inspection and verification: the header told, documents shown, every damage found."""
 
+import hashlib
 import json
 import re
 
@@ -74,8 +75,15 @@ def test_empty_documents_and_sources_are_told(make_config, texts):
     verify(config)
 
 
+def renew(dataset, name):
+    """Write what a file holds now into the manifest, as an encoding that wrote it so would have."""
+    value = json.loads(dataset.manifest_json.read_text())
+    value["files"][name]["sha256"] = hashlib.sha256((dataset.directory / name).read_bytes()).hexdigest()
+    dataset.manifest_json.write_text(json.dumps(value))
+
+
 def test_one_changed_byte(make_config, texts):
-    """A token that changed on disk is found by the hash, an EOD that is gone by its place."""
+    """A token that changed on disk is found by the hash, its EOD or not; an EOD that was never written by its place."""
     config = make_config()
     make_dataset(config, texts)
     binary = DatasetFiles.of(config).bin
@@ -86,8 +94,19 @@ def test_one_changed_byte(make_config, texts):
         DataError, match=r"^data/dataset/small/text_document\.bin: sha256 .* the content has changed\."
     ):
         verify(config)
+    content[0] ^= 1
     content[-2:] = b"\5\0"
     binary.write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    manifest = DatasetFiles.of(config).manifest()
+    refuses(
+        f"data/dataset/small/text_document.bin: sha256 {digest[:16]}, its manifest says "
+        f"{manifest.files['text_document.bin']['sha256'][:16]}: the content has changed. Restore it, or make the dataset "
+        "again with `nbtrain prepare RUN.yaml --force`.",
+        verify,
+        config,
+    )
+    renew(DatasetFiles.of(config), "text_document.bin")
     refuses(
         "data/dataset/small/text_document.bin: 1 of 120 documents do not end in EOD (id 0). Encode again with it: a "
         "model that never sees the end of a document cannot end one.",
@@ -124,6 +143,7 @@ def test_loss_masks_are_verified(make_config, texts):
     content = bytearray(dataset.loss_mask.bin.read_bytes())
     content[7] = 3
     dataset.loss_mask.bin.write_bytes(content)
+    renew(dataset, "text_document_loss_mask.bin")
     refuses(
         "data/dataset/small/text_document_loss_mask.bin: holds 3; a loss mask holds 0 and 1. Encode again.",
         verify,

@@ -18,7 +18,7 @@ import numpy as np
 from pydantic import TypeAdapter, ValidationError
 
 import nbtrain
-from nbtrain import files
+from nbtrain import amounts, files
 from nbtrain.config.data_section import DataConfig
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import Source
@@ -32,6 +32,7 @@ from nbtrain.workspace import display, resolve
 
 logger = logging.getLogger(__name__)
 
+NAMED_CHANGES = 3
 FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
 
 
@@ -96,21 +97,61 @@ def place(config: RunConfig, key: str) -> str:
     return key if where == "default" else f"{where}: {key}"
 
 
-def differences(there: Any, here: Any, key: str = "") -> list[str]:
-    """One line for each value that differs, by dotted key."""
+def differences(there: Any, here: Any, key: str = "") -> list[tuple[str, str, str]]:
+    """(dotted key, value there, value here) of each that differs."""
     if there == here:
         return []
     # Only the list of sources is gone into; an inner list ([bytes, time] of a file) is one value.
     if isinstance(there, list) and isinstance(here, list) and "[" not in key:
         if len(there) != len(here):
-            return [f"{key}: {len(there)} there, {len(here)} here"]
+            return [(key, _entries(there), _entries(here))]
         pairs = [(f"{key}[{index}]", a, b) for index, (a, b) in enumerate(zip(there, here))]
     elif isinstance(there, dict) and isinstance(here, dict):
         names = sorted(there.keys() | here.keys())
         pairs = [(f"{key}.{name}" if key else name, there.get(name), here.get(name)) for name in names]
     else:
-        return [f"{key} = {there!r} there, {here!r} here"]
-    return [line for name, a, b in pairs for line in differences(a, b, name)]
+        return [(key, repr(there), repr(here))]
+    return [found for name, a, b in pairs for found in differences(a, b, name)]
+
+
+def _entries(values: list[Any]) -> str:
+    """A list by its length where the entries are long, as sources are."""
+    if not any(isinstance(value, dict) for value in values):
+        return repr(values)
+    return "1 entry" if len(values) == 1 else f"{len(values)} entries"
+
+
+def _changed_settings(config: RunConfig, changed: list[tuple[str, str, str]]) -> str:
+    """Each value that differs, with the place that sets it in this run: 'data.json_key = 'a' there, 'b' in x.yaml:7'."""
+    told = []
+    for key, there, here in changed:
+        dotted = key.replace("[", ".").replace("]", "")
+        told.append(f"{key} = {there} there, {here} in {origin(config, dotted)}")
+    return "; ".join(told)
+
+
+def _changed_sources(corpus: Corpus, then: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
+    """What is new, gone or changed of the sources' files and versions, at most NAMED_CHANGES of it."""
+    told, touched = [], []
+    for reader, old, new in zip(corpus.readers, then, now, strict=True):
+        before, after = old.get("files", {}), new.get("files", {})
+        for name in sorted(before.keys() | after.keys()):
+            size, found = _size(before.get(name)), _size(after.get(name))
+            if before.get(name) == after.get(name):
+                continue
+            if name not in before:
+                told.append(f"{reader.where}: {name} is new")
+            elif name not in after:
+                told.append(f"{reader.where}: {name} is gone")
+            elif size != found:
+                told.append(f"{reader.where}: {name} has changed ({_shown(size)} then, {_number(found)} now)")
+            else:
+                touched.append(f"{reader.where}: {name} was written again ({_shown(size)} then and now)")
+        others = differences({**old, "files": None}, {**new, "files": None})
+        told += [f"{reader.where}: {key} = {a} then, {b} now" for key, a, b in others]
+    told += touched
+    more = [f"and {len(told) - NAMED_CHANGES:,} more"] if len(told) > NAMED_CHANGES else []
+    return "; ".join(told[:NAMED_CHANGES] + more)
 
 
 def gone_sources(config: RunConfig) -> list[int]:
@@ -131,11 +172,11 @@ def check_same_inputs(
 ) -> str:
     """Why the dataset stays as it is. Raises DataError where it was made for other settings or other files."""
     wanted = settings(config)
-    changed = differences(_with_defaults(manifest.settings), wanted)
+    changed = differences(_with_defaults(manifest.settings), wanted, "data")
     if changed:
         raise DataError(
-            f"{display(dataset.directory)}: made with other settings than {place(config, 'data.sources')}: "
-            f"{'; '.join(changed)}. Runs may refer to it: give data.name another value, or {FORCE}."
+            f"{display(dataset.directory)}: made with other settings: {_changed_settings(config, changed)}. Runs may "
+            f"refer to it: give data.name another value, or {FORCE}."
         )
     then = [source["fingerprint"] for source in manifest.sources]
     now = [old if new is None else new for old, new in zip(then, corpus.fingerprint(), strict=True)]
@@ -151,7 +192,8 @@ def check_same_inputs(
     if now == then:
         return "same settings, same sources"
     if all(reader.drift_is_accepted for reader, a, b in zip(corpus.readers, then, now) if a != b):
-        return f"same settings; kept though versions differ: {'; '.join(differences(then, now, 'sources'))}"
+        changes = [f"{key} = {a} there, {b} here" for key, a, b in differences(then, now, "sources")]
+        return f"same settings; kept though versions differ: {'; '.join(changes)}"
     sizes_only = [_sizes(entry) for entry in then] == [_sizes(entry) for entry in now]
     if sizes_only and _same_text(config, corpus, manifest):
         sources = [{**source, "fingerprint": entry} for source, entry in zip(manifest.sources, now)]
@@ -159,8 +201,8 @@ def check_same_inputs(
         files.write_json(dataset.manifest_json, renewed.to_dict())
         return "same settings; file times differ, the text is the same"
     raise DataError(
-        f"{display(dataset.directory)}: the sources have changed since it was made ([bytes, time]): "
-        f"{'; '.join(differences(then, now, 'sources')[:3])}. Runs may refer to it: give data.name another value, or {FORCE}."
+        f"{display(dataset.directory)}: the sources have changed since it was made: "
+        f"{_changed_sources(corpus, then, now)}. Runs may refer to it: give data.name another value, or {FORCE}."
     )
 
 
@@ -179,4 +221,17 @@ def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest) -> 
 
 
 def _sizes(fingerprint: dict[str, Any]) -> Any:
-    return {name: size for name, (size, _) in fingerprint.get("files", {}).items()}
+    return {name: _size(entry) for name, entry in fingerprint.get("files", {}).items()}
+
+
+def _size(entry: Any) -> Any:
+    """The bytes of a file's [bytes, time]; the sha1 of one that was downloaded is all there is."""
+    return entry[0] if isinstance(entry, list) else entry
+
+
+def _shown(size: Any) -> str:
+    return amounts.counted(size, "byte") if isinstance(size, int) else f"sha1 {size[:12]}"
+
+
+def _number(size: Any) -> str:
+    return f"{size:,}" if isinstance(size, int) else size[:12]

@@ -126,7 +126,7 @@ def test_a_manifest_of_before_these_settings_existed(make_config):
     path.write_text(json.dumps(manifest))
     assert steps(prepare(config))[1] == ("encode", "kept", "same settings, same sources")
     changed = make_config(data={"cleaning": {"min_bytes": 5}})
-    assert "cleaning.min_bytes = 0 there, 5 here" in refusal(changed)
+    assert "data.cleaning.min_bytes = 0 there, 5 in this run" in refusal(changed)
 
 
 def test_a_failed_prepare_leaves_no_dataset_folder(make_config, workspace):
@@ -229,8 +229,8 @@ def test_other_settings_under_the_same_name(make_config, workspace):
     (workspace / "more.jsonl").write_text('{"text": "another text"}\n')
     other = make_config(data={"sources": [{"kind": "jsonl", "path": "more.jsonl"}]})
     assert refusal(other) == (
-        "data/dataset/small: made with other settings than data.sources: sources[0].path = 'texts.jsonl' there, "
-        "'more.jsonl' here. Runs may refer to it: give data.name another value, or make it again with `nbtrain prepare "
+        "data/dataset/small: made with other settings: data.sources[0].path = 'texts.jsonl' there, 'more.jsonl' in "
+        "this run. Runs may refer to it: give data.name another value, or make it again with `nbtrain prepare "
         "RUN.yaml --force`."
     )
     assert refusal(make_config(tokenizer={"vocab_size": 290})) == (
@@ -259,9 +259,9 @@ def test_changed_source_file(make_config, workspace):
         stream.write('{"text": "one more"}\n')
     os.utime(source, ns=(11, 11))
     assert refusal(config) == (
-        "data/dataset/small: the sources have changed since it was made ([bytes, time]): sources[0].files.texts.jsonl "
-        f"= [{size}, 10] there, [{size + 21}, 11] here. Runs may refer to it: give data.name another value, or make it "
-        "again with `nbtrain prepare RUN.yaml --force`."
+        "data/dataset/small: the sources have changed since it was made: data.sources[0]: texts.jsonl has "
+        f"changed ({size:,} bytes then, {size + 21:,} now). Runs may refer to it: give data.name another value, or make "
+        "it again with `nbtrain prepare RUN.yaml --force`."
     )
 
 
@@ -290,7 +290,7 @@ def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
     missing = "data.sources[0]: path = 'texts.jsonl': no such file or folder"
     assert refusal(config, force=True).startswith(missing)
     changed = make_config(data={"sources": sources, "cleaning": {"min_bytes": 5}})
-    assert "cleaning.min_bytes = 0 there, 5 here" in refusal(changed)
+    assert "data.cleaning.min_bytes = 0 there, 5 in this run" in refusal(changed)
     (workspace / "more" / "a.jsonl").write_text('{"text": "other"}\n')
     assert "the sources have changed since it was made" in refusal(config)
     shutil.rmtree(tokenizer_dir("small"))

@@ -248,24 +248,33 @@ def _named_tokenizer(named: str) -> tuple[Decoder, str]:
     for folder in [*folders, Path(named).expanduser().absolute(), resolve(named)]:
         if (folder / "manifest.json").is_file():
             return Tokenizer.load(folder), display(folder)
-        file = folder / "tokenizer.json" if folder.is_dir() else folder
+        file = folder / tokenizer.ONE_FILE if folder.is_dir() else folder
         if file.is_file():
             return _ForeignTokenizer(file), display(file)
+        if all((folder / name).is_file() for name in tokenizer.CONTENT_FILES):
+            return _ForeignTokenizer(folder), display(folder)
     raise DataError(
-        f"{named}: no tokenizer of this name in {display(data_home() / 'tokenizer')}, and no such tokenizer.json."
+        f"{named}: no tokenizer of this name in {display(data_home() / 'tokenizer')}, and none at this path. Name a "
+        "tokenizer.json, a folder that holds one, or a folder with vocab.json and merges.txt."
     )
 
 
 class _ForeignTokenizer:
-    """Any tokenizer.json, to decode with."""
+    """Any tokenizer.json, or a folder with GPT-2's vocab.json and merges.txt, to decode with."""
 
-    def __init__(self, file: Path):
+    def __init__(self, path: Path):
         import tokenizers
+        from tokenizers.models import BPE
 
+        what = "a byte-level BPE" if path.is_dir() else "a tokenizer.json"
         try:
-            self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
+            if path.is_dir():
+                model = BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
+                self._tokenizer = tokenizer.byte_level(tokenizers.Tokenizer(model))
+            else:
+                self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
         except Exception as error:  # bare ones from Rust
-            raise DataError(f"{display(file)}: not a tokenizer.json: {error}.") from error
+            raise DataError(f"{display(path)}: not {what}: {error}.") from error
         self.vocab_size: int = self._tokenizer.get_vocab_size()
 
     def decode(self, ids: Iterable[int]) -> str:

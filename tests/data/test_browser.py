@@ -114,3 +114,24 @@ def test_documents_of_every_source(make_config, workspace):
     assert [document.source for document in shown] == ["many", "many", "few"]
     assert shown[-1].title.startswith("document 120 of few (")
     assert shown[-1].to_dict()["source"] == "few"
+
+
+def test_two_files_of_gpt2(make_config, texts, workspace):
+    """A folder with vocab.json and merges.txt alone decodes, as tokenizer.path takes it; what is taken is told."""
+    make_dataset(make_config(), texts)
+    (workspace / "gpt2").mkdir()
+    for name in ("vocab.json", "merges.txt"):
+        (workspace / "data" / "tokenizer" / "small" / name).rename(workspace / "gpt2" / name)
+    browser = Browser("small", "gpt2")
+    assert browser.tokenizer == "gpt2"
+    assert [browser.document(number).text for number in range(120)] == texts
+    (workspace / "gpt2" / "merges.txt").write_text("no such pair\n")
+    with pytest.raises(DataError, match=r"^gpt2: not a byte-level BPE: "):
+        Browser("small", "gpt2")
+    (workspace / "gpt2" / "merges.txt").unlink()
+    with pytest.raises(DataError) as caught:
+        Browser("small", "gpt2")
+    assert str(caught.value) == (
+        "gpt2: no tokenizer of this name in data/tokenizer, and none at this path. Name a tokenizer.json, a folder that "
+        "holds one, or a folder with vocab.json and merges.txt."
+    )

@@ -241,7 +241,7 @@ def test_another_tokenizer_by_name(make_config, texts, workspace):
         r"encoded with another tokenizer\. Name that one\.",
         str(caught.value),
     )
-    with pytest.raises(DataError, match=r"^none: no tokenizer of this name in data/tokenizer, and no such"):
+    with pytest.raises(DataError, match=r"^none: no tokenizer of this name in data/tokenizer, and none at"):
         data_card("small", "none")
 
 

@@ -294,6 +294,7 @@ _WORDING = {
     "list_type": "must be a list",
     "dict_type": "must be a mapping",
     "model_type": "must be a section: a mapping of keys",
+    "model_attributes_type": "must be a mapping with a kind, e.g. {kind: jsonl, path: texts.jsonl}",
     "finite_number": "must be a finite number",
 }
 _PATTERNS = {

@@ -105,6 +105,10 @@ REFUSED = {
         "data:\n  sources: {kind: mock}\n",
         "my-run.yaml:3: data.sources = {kind: mock}: must be a list.",
     ),
+    "a word for a source": (
+        "data:\n  sources: [jsonl]\n",
+        "my-run.yaml:3: data.sources.0 = jsonl: must be a mapping with a kind, e.g. {kind: jsonl, path: texts.jsonl}.",
+    ),
     "a source of no kind": (
         "data:\n  sources:\n    - {path: x}\n",
         "my-run.yaml:4: data.sources.0 has no `kind`; it must be one of python-docs, text, jsonl, parquet, hf-dataset, wiki, wikiextractor, tokens, prompt-completion, alpaca, chat, mock.",

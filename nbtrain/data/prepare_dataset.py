@@ -6,8 +6,6 @@ What is being made lies in the dataset's work folder, so the dataset that is the
 A work folder counts for the same inputs only; a killed run goes on with its shards.
 """
 
-import contextlib
-import ctypes
 import logging
 import shutil
 from collections import Counter
@@ -20,7 +18,7 @@ import numpy as np
 
 from nbtrain import files
 from nbtrain.config.schema import RunConfig
-from nbtrain.data import broken_records
+from nbtrain.data import broken_records, heap
 from nbtrain.data.cleaning import Cleaner
 from nbtrain.data.corpus import (
     Corpus,
@@ -274,7 +272,7 @@ class _Encoding:
             record = None  # it may be a document of 100 MB
             break
         note = self.loaded.check_exact(texts)
-        _give_back_memory()
+        heap.give_back()  # what the reference tokenizer took
         if note:
             logger.warning("%s", note)
             self.settings = EncodeSettings(**{**vars(self.settings), "engine": self.loaded.engine})
@@ -334,13 +332,6 @@ class _Encoding:
             settings=settings(self.config),
             software=software(*([engine] if engine else [])),
         )
-
-
-def _give_back_memory() -> None:
-    """Have the C library return what the reference tokenizer took: it would stay with the process, unused."""
-    # musl has no such call, and no need of it.
-    with contextlib.suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def bears_mask(source: Any) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
+from nbtrain.data import heap
 from nbtrain.data.records import Part
 from nbtrain.data.sources import base, compression, folder
 from nbtrain.data.sources.compression import is_compressed, open_bytes
@@ -238,6 +239,8 @@ def _piece(stream: io.BufferedReader, separator: bytes | None) -> bytes:
     pieces = [content]
     if not content.endswith(b"\n"):
         pieces.append(stream.readline())
+        if len(pieces[-1]) > base.PART_BYTES:
+            heap.give_back()  # the blocks that a long line was read in
     if separator is not None:
         for line in stream:
             pieces.append(line)

@@ -1,0 +1,11 @@
+"""Memory that this process has freed and its C library keeps."""
+
+import contextlib
+import ctypes
+
+
+def give_back() -> None:
+    """Have the C library return it to the system: it would stay with the process, unused."""
+    # musl has no such call, and no need of it.
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)

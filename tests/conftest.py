@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from .durations import Durations
+
 if TYPE_CHECKING:
     from nbtrain.jobs.fork_server import ForkServer
 
@@ -16,6 +18,12 @@ SHARED = REPOSITORY.parent / "shared"
 
 # Several ranks and several tests share few cores; OpenMP teams that wait for each other would crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A worker of pytest-xdist reports to the process that started it, which prints.
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Durations(), "nbtrain-durations")
 
 
 @pytest.fixture

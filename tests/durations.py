@@ -1,0 +1,61 @@
+"""What the tests cost: at the end of every run the slowest tests and the seconds of each folder.
+
+A test's seconds are those of its set-up, its call and its tear-down, so the first test that asks for a shared fixture
+pays for it. With several workers (pytest-xdist) the sums are over all of them and exceed the run's own time.
+CONTRIBUTING.md has the budget that these sums are compared with.
+"""
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+import pytest
+
+NUM_SLOWEST = 20
+# A run of a few tests ends without tables.
+SHORTEST_RUN_SECONDS = 5.0
+
+
+def folder_of(node_id: str) -> str:
+    """tests/data/sources/test_text.py::test_x is of tests/data; tests/test_cli.py::test_y of tests."""
+    return "/".join(node_id.partition("::")[0].split("/")[:-1][:2])
+
+
+@dataclass(eq=False)
+class Durations:
+    """A pytest plugin: sums the reports of all workers and prints them."""
+
+    seconds: Counter[str] = field(default_factory=Counter)
+    """By test."""
+    setup_seconds: Counter[str] = field(default_factory=Counter)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self.seconds[report.nodeid] += report.duration
+        if report.when == "setup":
+            self.setup_seconds[report.nodeid] += report.duration
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        if sum(self.seconds.values()) < SHORTEST_RUN_SECONDS:
+            return
+        terminalreporter.section(f"slowest {NUM_SLOWEST} tests")
+        for line in self.slowest():
+            terminalreporter.line(line)
+        terminalreporter.section("seconds per folder")
+        for line in self.folders():
+            terminalreporter.line(line)
+
+    def slowest(self, number: int = NUM_SLOWEST) -> list[str]:
+        """A line for each, the slowest first."""
+        return [
+            f"{seconds:8.1f} s  (set-up {self.setup_seconds[test]:6.1f} s)  {test}"
+            for test, seconds in self.seconds.most_common(number)
+        ]
+
+    def folders(self) -> list[str]:
+        """A line for each folder, the slowest first, and one for all."""
+        seconds: Counter[str] = Counter()
+        tests: defaultdict[str, int] = defaultdict(int)
+        for test, of_test in self.seconds.items():
+            seconds[folder_of(test)] += of_test
+            tests[folder_of(test)] += 1
+        lines = [f"{sum_:8.1f} s  {tests[name]:6,} tests  {name}" for name, sum_ in seconds.most_common()]
+        return [*lines, f"{seconds.total():8.1f} s  {len(self.seconds):6,} tests  in all"]

@@ -1,0 +1,32 @@
+"""The tables at the end of a run of the tests."""
+
+from types import SimpleNamespace
+
+from .durations import Durations, folder_of
+
+
+def test_the_slowest_tests_and_the_sum_of_each_folder():
+    """Set-up, call and tear-down are of the test; folders below tests/x are of tests/x."""
+    durations = Durations()
+    for test, when, seconds in [
+        ("tests/data/test_a.py::test_one", "setup", 2.0),
+        ("tests/data/test_a.py::test_one", "call", 1.0),
+        ("tests/data/sources/test_b.py::test_two[x/y]", "call", 4.0),
+        ("tests/test_c.py::test_three", "call", 0.5),
+        ("tests/test_c.py::test_three", "teardown", 0.25),
+    ]:
+        durations.pytest_runtest_logreport(SimpleNamespace(nodeid=test, when=when, duration=seconds))
+    assert durations.slowest(2) == [
+        "     4.0 s  (set-up    0.0 s)  tests/data/sources/test_b.py::test_two[x/y]",
+        "     3.0 s  (set-up    2.0 s)  tests/data/test_a.py::test_one",
+    ]
+    assert durations.folders() == [
+        "     7.0 s       2 tests  tests/data",
+        "     0.8 s       1 tests  tests",
+        "     7.8 s       3 tests  in all",
+    ]
+
+
+def test_folders_of_tests():
+    assert folder_of("tests/data/wiki/test_dump.py::test_x") == "tests/data"
+    assert folder_of("tests/test_cli.py::test_x[a/b]") == "tests"

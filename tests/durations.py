@@ -1,8 +1,8 @@
 """What the tests cost: at the end of every run the slowest tests and the seconds of each folder.
 
-A test's seconds are those of its set-up, its call and its tear-down, so the first test that asks for a shared fixture
-pays for it. With several workers (pytest-xdist) the sums are over all of them and exceed the run's own time.
-CONTRIBUTING.md has the budget that these sums are compared with.
+A test's seconds are those of its set-up, its call and its tear-down, so the first test that asks for a
+shared fixture pays for it. With several workers (pytest-xdist) the sums are over all of them and exceed the
+run's own time. CONTRIBUTING.md has the budget that these sums are compared with.
 """
 
 from collections import Counter, defaultdict

@@ -13,9 +13,11 @@ import collections
 import traceback
 from pathlib import Path
 
+import deepspeed
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import nbtrain
 from nbtrain import files
 from nbtrain.config.load import load_resolved
 from nbtrain.parallel import startup
@@ -28,7 +30,8 @@ from nbtrain.train.run_ahead import let_run_ahead, may_run_ahead
 from nbtrain.train.training_step import TrainingStep
 
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select"}
-PACKAGES = ("nbtrain", "deepspeed")
+# The packages' own folders: a clone, with its environment in it, may be called as one of them.
+PACKAGES = tuple(str(Path(package.__file__).parent) + os.sep for package in (nbtrain, deepspeed))
 
 
 class Waits(TorchDispatchMode):
@@ -46,8 +49,7 @@ class Waits(TorchDispatchMode):
 
 
 def _package(filename: str) -> bool:
-    parts = Path(filename).parts
-    return any(package in parts for package in PACKAGES) and Path(filename) != Path(__file__)
+    return filename.startswith(PACKAGES)
 
 
 def main(*paths: str) -> None:

@@ -73,7 +73,7 @@ class Place:
         return run
 
     def train(self, run: RunDir, ranks: int) -> None:
-        self._run(run, ranks, "nbtrain.train.__main__:main", str(run.path))
+        self._run(run, ranks, "resaving_rank:train", str(run.path))
 
     def resave(self, run: RunDir, ranks: int, universal: Path | None = None) -> Path:
         """The checkpoint that the run's layout makes of what it loads, untrained; of `universal`, where that is given."""

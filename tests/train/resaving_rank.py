@@ -1,4 +1,7 @@
-"""A forked rank that loads a checkpoint into a run's layout and saves it again, untrained."""
+"""Forked ranks that compute in fp16 on any processor: one trains, one saves what it has loaded, untrained.
+
+DeepSpeed asks the processor for fp16 instructions; torch computes without them, slowly.
+"""
 
 from pathlib import Path
 
@@ -12,13 +15,20 @@ from nbtrain.train.build import build
 from nbtrain.train.checkpoint import TrainState
 
 
+def train(path: str) -> int:
+    """As `python -m nbtrain.train` does."""
+    from nbtrain.train.__main__ import main as train_run
+
+    get_accelerator().is_fp16_supported = lambda: True
+    return train_run(path)
+
+
 def main(path: str, to: str, universal: str | None = None) -> int:
     """The checkpoint of the run `path` as its layout would have written it, under the run directory `to`.
 
     `universal`: a folder in DeepSpeed's universal form, which DeepSpeed's own loader reads in its place.
     """
     world = startup.start("cpu", 120)
-    # DeepSpeed asks the processor for fp16 instructions; torch computes without them, slowly.
     get_accelerator().is_fp16_supported = lambda: True
     run = RunDir(path)
     built = build(load_resolved(run.config_yaml), run, world, None)

@@ -20,6 +20,19 @@ SHARED = REPOSITORY.parent / "shared"
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="run the tests marked `soak`, and no others")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    wanted = config.getoption("--soak")
+    chosen = [item for item in items if (item.get_closest_marker("soak") is not None) == wanted]
+    left = [item for item in items if (item.get_closest_marker("soak") is not None) != wanted]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = chosen
+
+
 def pytest_configure(config: pytest.Config) -> None:
     # A worker of pytest-xdist reports to the process that started it, which prints.
     if not hasattr(config, "workerinput"):

@@ -1,7 +1,7 @@
-"""papermill runs 03_launch in twin mode for each of the nine upstream runs: data, supervisor, steps, resume, export.
+"""papermill runs 03_launch in twin mode: data, supervisor, steps, resume, another layout, export.
 
-The straight run of each goes the ordinary way, through preflight, supervisor, torchrun and wrappers. On two cores that nobody
-else uses all nine take a few minutes.
+The straight run of each goes the ordinary way, through preflight, supervisor, torchrun and wrappers. Two of the nine
+upstream runs do here, a data-parallel one and one that is cut in every way; `make soak` runs all nine.
 """
 
 import warnings
@@ -15,20 +15,12 @@ from nbtrain.config.twin import STEPS
 from nbtrain.jobstate import SUCCEEDED
 from nbtrain.rundir import JobRecord
 
+from ..config.conftest import UPSTREAM
+
 pytestmark = pytest.mark.slow
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "03_launch.ipynb"
-UPSTREAM = [
-    "gpt-125m",
-    "gpt-125m-2xdp",
-    "gpt-125m-4xdp",
-    "gpt-1-3b-4xdp",
-    "gpt-1-3b-8xdp",
-    "gpt-1-3b-4xdp-4xpp",
-    "gpt-13b-4xdp-4xpp",
-    "gpt-13b-4xdp-8xpp",
-    "gpt-13b-4xdp-4xpp-4xtp",
-]
+HERE = ("gpt-125m-2xdp", "gpt-13b-4xdp-4xpp-4xtp")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +42,10 @@ def execute(output: Path, **parameters: str):
         return execute_notebook(str(NOTEBOOK), str(output), parameters=parameters, progress_bar=False)
 
 
-@pytest.mark.parametrize("name", UPSTREAM)
+@pytest.mark.parametrize(
+    "name",
+    [*HERE, *(pytest.param(name, id=f"{name}-soak", marks=pytest.mark.soak) for name in UPSTREAM)],
+)
 def test_the_twin_of_each_upstream_run_passes(home, tmp_path, name):
     """Whatever the size of the run, 8 ranks at most; the notebook keeps the table and the picture."""
     executed = execute(tmp_path / "out.ipynb", run=name, mode="twin")

@@ -29,14 +29,14 @@ format: $(VENV)/.installed-test
 	$(BIN)/nbstripout notebooks/*.ipynb
 
 docs: $(VENV)/.installed-test
-	$(BIN)/python -m nbtrain.planner.docs
+	$(BIN)/python -m nbtrain.cli.reference.pages
 
 bench: $(VENV)/.installed-test
 	$(BIN)/python tests/benchmarks/train_cpu.py
 
 # Every layout against one process, interrupted and reshaped: docs/parity.md. Goes on where it was stopped.
 parity: $(VENV)/.installed-test
-	PYTHONPATH=tests/train OMP_NUM_THREADS=1 $(BIN)/python tests/parity/matrix.py $(PARITY_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.parity.matrix $(PARITY_ARGS)
 
 # Each fault suffered by a real run: docs/faults.md. Some need root.
 faults: $(VENV)/.installed-test

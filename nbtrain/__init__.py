@@ -16,10 +16,12 @@
 Importing this package costs milliseconds: every name is imported when it is first used.
 """
 
+import sys
 from importlib import import_module
+from importlib.machinery import ModuleSpec
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
+from nbtrain.base.version import __version__  # noqa: F401
 
 __all__ = [
     "data_card",
@@ -36,12 +38,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from nbtrain.api import (
+    from nbtrain.api.run import open_run
+    from nbtrain.api.verbs import (
         data_card,
         generate,
         launcher,
         load,
-        open_run,
         plan,
         prepare,
         runs,
@@ -53,7 +55,7 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str):
     if name in __all__:
-        value = getattr(import_module("nbtrain.api"), name)
+        value = getattr(import_module("nbtrain.api.verbs"), name)
         globals()[name] = value
         return value
     raise AttributeError(f"module 'nbtrain' has no attribute {name!r}")
@@ -61,3 +63,18 @@ def __getattr__(name: str):
 
 def __dir__() -> list[str]:
     return sorted([*globals(), *__all__])
+
+
+class _OldNames:
+    """Asked for a module of nbtrain that does not exist: it may have moved."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:
+        if not name.startswith("nbtrain."):
+            return None
+        from nbtrain.base.moved import find_spec
+
+        return find_spec(name)
+
+
+sys.meta_path.append(_OldNames)  # type: ignore[arg-type]

@@ -11,7 +11,7 @@ import pytest
 from .durations import Durations
 
 if TYPE_CHECKING:
-    from nbtrain.jobs.fork_server import ForkServer
+    from nbtrain.jobs.twin.fork_client import ForkServer
 
 REPOSITORY = Path(__file__).parent.parent
 SHARED = REPOSITORY.parent / "shared"
@@ -81,7 +81,7 @@ def chromium() -> str:
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator["ForkServer"]:
     """One process with torch loaded that forks the ranks of every test; for ranks on CPU without a supervisor."""
-    from nbtrain.jobs.fork_server import ForkServer
+    from nbtrain.jobs.twin.fork_client import ForkServer
 
     with ForkServer() as server:
         yield server

@@ -5,6 +5,7 @@ import functools
 import graphlib
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -13,69 +14,72 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base import moved
+
 REPOSITORY = Path(__file__).parent.parent
 PACKAGE = REPOSITORY / "nbtrain"
 
-# Files of the ground, and what of others they may import.
-GROUND = {
-    **dict.fromkeys(
-        (
-            "rundir",
-            "jobstate",
-            "metrics",
-            "topology",
-            "workspace",
-            "files",
-            "errors",
-            "amounts",
-            "parent_death",
-            "addresses",
-            "terminal",
-        ),
-        (),
-    ),
-    "progress": ("tqdm",),
-    "notebook_parameters": ("IPython",),
-}
-# On top of everything on the notebook side: the public names, the command line and what only they use.
-ROOF = {
-    "__init__",
+# The boxes, ground first: none imports a box to its right on the same wing.
+ORDER = [
+    "base",
+    "config",
+    "parallel",
+    "corpus",
+    "model",
+    "monitor",
+    "dataset",
+    "planner",
+    "checkpoint",
+    "jobs",
+    "train",
+    "inference",
+    "lab",
     "api",
     "cli",
-    "cli_checkpoint",
-    "cli_data",
-    "cli_twin",
-    "doctor",
-    "notebook_runner",
-    "workspace_init",
-}
-NOTEBOOK_SIDE = ("config", "data", "planner", "jobs", "monitor", "widgets", "server")
-GPU_SIDE = ("parallel", "model", "train", "generation", "export")
+]
+GPU_SIDE = ("parallel", "model", "checkpoint", "train", "inference")
+NOTEBOOK_BOXES = {"config", "corpus", "dataset", "monitor", "planner", "jobs", "lab"}
 
-# package: (packages of ours, packages of others) that it may import, besides the ground and itself
+# box: (boxes of ours, packages of others) that it may import, besides base and itself
 ALLOWED = {
+    "base": (set(), {"tqdm"}),
     "config": (set(), {"pydantic", "pydantic_core", "yaml"}),
-    "data": (
+    "corpus": (
         {"config"},
-        {"pydantic", "numpy", "tokenizers", "fastokens", "orjson", "xxhash", "matplotlib", "loky"}
+        {"pydantic", "numpy", "tokenizers", "fastokens", "orjson", "xxhash", "loky"}
         | {"lxml", "mwparserfromhell", "zstandard", "pyarrow", "ftfy", "rensa", "rustbpe", "sentencex"},
     ),
-    "planner": ({"config", "data"}, {"matplotlib", "numpy", "pydantic", "pydantic_core"}),
-    "jobs": ({"config", "data", "planner"}, {"psutil"}),
-    "monitor": ({"config"}, {"psutil", "tensorboard", "google", "matplotlib", "pynvml"}),
-    "widgets": (
-        {"monitor", "jobs", "planner", "config", "data"},
-        {"pydantic", "ipywidgets", "anywidget", "traitlets", "IPython"},
+    "dataset": (
+        {"config", "corpus"},
+        {"pydantic", "numpy", "tokenizers", "orjson", "xxhash", "loky", "matplotlib"},
     ),
-    "server": ({"monitor", "jobs"}, {"jupyter_server", "tornado"}),
+    "monitor": ({"config"}, {"psutil", "tensorboard", "google", "matplotlib", "pynvml"}),
+    "planner": ({"config", "dataset"}, {"matplotlib", "numpy", "pydantic", "pydantic_core"}),
+    "jobs": ({"config", "corpus", "dataset", "monitor", "planner"}, {"psutil"}),
+    "lab": (
+        {"monitor", "jobs", "planner", "config", "dataset"},
+        {"pydantic", "ipywidgets", "anywidget", "traitlets", "IPython", "jupyter_server", "tornado"},
+    ),
+    "api": (NOTEBOOK_BOXES, set()),
+    "cli": (NOTEBOOK_BOXES | {"api"}, set()),
     "parallel": (set(), {"torch", "deepspeed", "numpy", "flash_attn"}),
     "model": ({"parallel"}, {"torch"}),
+    "checkpoint": ({"model", "parallel", "config", "dataset"}, {"torch", "deepspeed", "numpy"}),
     "train": (
-        {"model", "parallel", "config", "data"},
+        {"checkpoint", "model", "parallel", "config", "dataset"},
         {"torch", "deepspeed", "numpy", "tensorboard", "pynvml"},
     ),
-    "generation": ({"train", "model", "parallel", "config", "data"}, {"torch"}),
-    "export": ({"train", "model", "parallel", "config", "data"}, {"torch"}),
+    "inference": ({"checkpoint", "model", "parallel", "config", "corpus", "dataset"}, {"torch"}),
+}
+
+# (box, module in a string): the only names of modules in strings that cross from one box to another.
+DOORS = {
+    ("jobs", "nbtrain.train"),
+    ("jobs", "nbtrain.train.__main__"),
+    ("jobs", "nbtrain.train.twin.export"),
+    ("jobs", "nbtrain.train.twin.fork_server"),
+    ("api", "nbtrain.inference.generate"),
+    ("cli", "nbtrain.checkpoint.universal"),
 }
 
 
@@ -114,7 +118,7 @@ MODULES = modules()
 
 
 def room(module: str) -> str:
-    """The package below nbtrain, or the file that lies directly in it."""
+    """The box that a module lies in."""
     parts = module.split(".")
     return parts[1] if len(parts) > 1 else "__init__"
 
@@ -129,27 +133,67 @@ def arrows() -> tuple[tuple[str, str], ...]:
     )
 
 
-def test_every_package_has_its_row():
-    """A new package or file must be given its place here and in ARCHITECTURE.md."""
-    assert {room(module) for module in MODULES} == {*GROUND, *ROOF, *ALLOWED}
+def strings_of(path: Path) -> Iterator[str]:
+    """Every string constant of a file that is no docstring."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    said = {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in said:
+            yield node.value
+
+
+def may_import(box: str) -> set[str]:
+    """The boxes that a box may import; the package's own file may import any."""
+    return set(ORDER) if box == "__init__" else {"base", box, *ALLOWED[box][0]}
+
+
+def architecture(heading: str) -> str:
+    """A section of ARCHITECTURE.md."""
+    text = (REPOSITORY / "ARCHITECTURE.md").read_text(encoding="utf-8")
+    return text.partition(f"## {heading}")[2].partition("\n## ")[0]
+
+
+def test_every_box_has_its_row():
+    """A new box must be given its place here and in ARCHITECTURE.md."""
+    assert {room(module) for module in MODULES} == {"__init__", *ALLOWED} and set(ORDER) == set(ALLOWED)
 
 
 def test_the_table_is_that_of_the_architecture():
-    """For each package the names of ours in ARCHITECTURE.md's table are those of ALLOWED."""
-    text = (
-        (REPOSITORY / "ARCHITECTURE.md")
-        .read_text(encoding="utf-8")
-        .partition("## Walls")[2]
-        .partition("\n- ")[0]
-    )
+    """For each box the names of ours in ARCHITECTURE.md's table are those of ALLOWED."""
+    text = architecture("Walls").partition("\n- ")[0]
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith("| ")]
+    everything = {"everything on the notebook side": NOTEBOOK_BOXES}
     written = {
-        package: {word for word in allowed.replace(",", " ").split() if word in ALLOWED}
-        for packages, allowed in rows
-        for package in packages.split(", ")
-        if package in ALLOWED
+        box: {word for word in allowed.replace(",", " ").split() if word in ALLOWED}.union(
+            *(boxes for words, boxes in everything.items() if words in allowed)
+        )
+        for box, allowed in rows
+        if box in ALLOWED
     }
-    assert written == {package: ours for package, (ours, _) in ALLOWED.items()}
+    assert written == {box: ours for box, (ours, _) in ALLOWED.items()}
+
+
+def test_the_map_is_the_tree():
+    """ARCHITECTURE.md's map lists each file of nbtrain under its folder, and no other."""
+    written: dict[str, set[str]] = {}
+    for line in architecture("Map").splitlines():
+        if line.startswith("nbtrain/"):
+            folder = written.setdefault(line.split()[0], set())
+        elif line.startswith("  "):
+            folder.add(line.split()[0])
+    tree: dict[str, set[str]] = {"nbtrain/__init__.py": set()}
+    for path in PACKAGE.rglob("*"):
+        place = path.relative_to(REPOSITORY)
+        skipped = path.name in ("__init__.py", "py.typed") or {"__pycache__", "_bundled", "static"} & set(
+            place.parts
+        )
+        if path.is_file() and not skipped:
+            tree.setdefault(f"{place.parent.as_posix()}/", set()).add(path.name)
+    assert written == tree
 
 
 def test_nobody_imports_across_a_wall():
@@ -157,12 +201,12 @@ def test_nobody_imports_across_a_wall():
     crossings = []
     for module, imported in arrows():
         top, here = imported.split(".")[0], room(module)
-        if top in sys.stdlib_module_names or here in ROOF:
+        if top in sys.stdlib_module_names or here == "__init__":
             continue
-        if here in GROUND:
-            allowed = room(imported) in GROUND if top == "nbtrain" else top in GROUND[here]
-        elif top == "nbtrain":
-            allowed = room(imported) in {*GROUND, here, *ALLOWED[here][0]} or imported == "nbtrain"
+        if top == "nbtrain":
+            allowed = room(imported) in may_import(here)
+        elif here in ("api", "cli"):
+            allowed = top not in ("torch", "deepspeed")
         else:
             allowed = top in ALLOWED[here][1]
         if not allowed:
@@ -170,37 +214,59 @@ def test_nobody_imports_across_a_wall():
     assert crossings == []
 
 
-def test_the_roof_imports_no_gpu_side():
-    """api, cli and their helpers reach the GPU side through subprocesses only."""
-    crossings = [
-        f"{module} imports {imported}"
-        for module, imported in arrows()
-        if room(module) in ROOF
-        and (
-            imported.split(".")[0] in ("torch", "deepspeed")
-            or (imported.startswith("nbtrain.") and room(imported) in GPU_SIDE)
-        )
-    ]
-    assert crossings == []
+def test_no_arrow_runs_upward():
+    """A box imports only boxes before it in the order."""
+    for box, (ours, _) in ALLOWED.items():
+        assert {other for other in ours if ORDER.index(other) >= ORDER.index(box)} == set(), box
 
 
-def test_nothing_imports_the_roof_but_the_roof():
-    """No arrow upward: a package that needs a helper of the command line needs it in the ground."""
-    crossings = [
-        f"{module} imports {imported}"
-        for module, imported in arrows()
-        if imported.startswith("nbtrain.") and room(imported) in ROOF and room(module) not in ROOF
+def test_a_name_of_a_module_in_a_string_is_an_import():
+    """It names a module that exists, in the same box or through one of the doors."""
+    wrong = []
+    for module, path in MODULES.items():
+        if module == "nbtrain.base.moved":
+            continue
+        for text in strings_of(path):
+            if not (found := re.fullmatch(r"(nbtrain(?:\.\w+)+)(?::\w+)?", text)):
+                continue
+            name = found[1]
+            if name not in MODULES:
+                wrong.append(f"{module} names {name}, which does not exist")
+            elif not ({(room(module), name)} & DOORS or room(name) in may_import(room(module))):
+                wrong.append(f"{module} names {name} across a wall")
+    assert wrong == []
+
+
+def test_old_names_lead_somewhere():
+    """Every name of a module that moved stands for a module that exists, and is no module itself."""
+    old = [
+        *moved.RENAMED,
+        *(f"{package}.{stem}" for (package, _), stems in moved.MOVED.items() for stem in stems.split()),
     ]
-    assert crossings == []
+    targets = [moved.new_name(name) for name in old] + [
+        name for names in moved.SPLIT.values() for name in names.split()
+    ]
+    assert set(targets) <= set(MODULES) and not set(old) & set(MODULES)
+
+
+def test_files_of_the_package_are_found_beside_the_file_that_reads_them():
+    """Only base/version.py knows where the package lies; every other file reads what lies in its own folder."""
+    climbs = [
+        module
+        for module, path in MODULES.items()
+        if module != "nbtrain.base.version"
+        and re.search(r"__file__\)(?!\.with_name)", path.read_text(encoding="utf-8"))
+    ]
+    assert climbs == []
 
 
 def test_there_is_no_circle():
-    """Neither between packages, late imports counted, nor between modules when they are loaded."""
-    packages: dict[str, set[str]] = {}
+    """Neither between boxes, late imports counted, nor between modules when they are loaded."""
+    boxes: dict[str, set[str]] = {}
     for module, imported in arrows():
-        if imported.startswith("nbtrain.") and room(imported) != room(module):
-            packages.setdefault(room(module), set()).add(room(imported))
-    graphlib.TopologicalSorter({key: value for key, value in packages.items() if key not in ROOF}).prepare()
+        if imported.startswith("nbtrain.") and room(imported) != room(module) and module != "nbtrain":
+            boxes.setdefault(room(module), set()).add(room(imported))
+    graphlib.TopologicalSorter(boxes).prepare()
     loading = {
         module: {name for name in imports_of(path, everywhere=False) if name in MODULES and name != module}
         for module, path in MODULES.items()
@@ -240,7 +306,8 @@ def test_import_nbtrain_costs_nothing():
     )
     foreign = {name.split(".")[0] for name in answer["modules"]} - {"nbtrain"} - set(sys.stdlib_module_names)
     assert foreign == set()
-    assert [name for name in answer["modules"] if name.startswith("nbtrain")] == ["nbtrain"]
+    ours = [name for name in answer["modules"] if name.startswith("nbtrain")]
+    assert ours == ["nbtrain", "nbtrain.base", "nbtrain.base.version"]
     assert answer["seconds"] < 0.1
 
 
@@ -271,7 +338,7 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         f"""
         import contextlib, importlib, io, json, types
         import nbtrain as nb
-        from nbtrain.errors import NbtrainError
+        from nbtrain.base.errors import NbtrainError
         for name in {list(MODULES)!r}:
             importlib.import_module(name)
         arguments = {{

@@ -21,9 +21,10 @@ What is decided here, and why:
 from pathlib import Path
 from typing import Any
 
-from nbtrain.config.parameters import count_stage_parameters, largest_parameter
-from nbtrain.config.schema import OffloadConfig, RunConfig
-from nbtrain.errors import ConfigError
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.parameters import count_stage_parameters, largest_parameter
+from nbtrain.config.parallel_section import OffloadConfig
+from nbtrain.config.schema import RunConfig
 
 # DeepSpeed's own step reports; ours are written by the trainer.
 _NEVER = 2**31

@@ -2,14 +2,14 @@
 
     backend.elastic: a restart counts the devices -> elastic_size -> NBTRAIN_DATA_PARALLEL_SIZE -> attempt_config
 
-Only data_parallel_size changes. A step has the same samples in the same order whatever it is (data/state.py): fewer
+Only data_parallel_size changes. A step has the same samples in the same order whatever it is (dataset/samples/state.py): fewer
 ranks make more micro batches one after the other.
 """
 
 import os
 from collections.abc import Mapping
 
-from nbtrain.config.check import find_problems
+from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
 
 DATA_PARALLEL_SIZE = "NBTRAIN_DATA_PARALLEL_SIZE"
@@ -29,7 +29,7 @@ def resized(config: RunConfig, data_parallel_size: int) -> RunConfig:
 def elastic_size(config: RunConfig, devices: int) -> int | None:
     """The largest legal data_parallel_size that `devices` devices hold; None where not even one copy fits.
 
-    Legal: every step's batch divides, and all rules of config/check.py hold.
+    Legal: every step's batch divides, and all rules of config/rules/check.py hold.
     """
     copy = config.world_size // config.parallel.data_parallel_size
     most = min(devices // copy, config.batch.global_batch_size // config.batch.micro_batch_size)

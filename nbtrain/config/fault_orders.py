@@ -1,5 +1,5 @@
 """Faults on order: what NBTRAIN_FAULTS in backend.env may say. Read before launch (jobs/preflight.py) and by the ranks
-(train/faults.py), so that an order that no rank understands starts none.
+(train/health/faults.py), so that an order that no rank understands starts none.
 """
 
 import json

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, GetJsonSchemaHandler
 from pydantic.fields import FieldInfo
 
-from nbtrain.workspace import NAME_PATTERN
+from nbtrain.base.workspace import NAME_PATTERN
 
 
 class ConfigModel(BaseModel):

@@ -15,14 +15,15 @@ from typing import Any, TypeAlias, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
-from nbtrain.addresses import text_without_secrets, without_secrets
+from nbtrain.base.addresses import text_without_secrets, without_secrets
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, workspace
 from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.languages import LANGUAGE_CODE
-from nbtrain.config.schema import NO_LENGTH, STEP_SIZES, ConfigModel, RunConfig, given_unit
+from nbtrain.config.schedule_section import NO_LENGTH, STEP_SIZES, given_unit
+from nbtrain.config.schema import ConfigModel, RunConfig
 from nbtrain.config.sources import SOURCE_TYPES
 from nbtrain.config.yaml_source import Located, OverridePlace, parse_value, read_yaml, show, to_text
-from nbtrain.errors import ConfigError
-from nbtrain.workspace import NAME_PATTERN, NAME_RULE, bundled, workspace
 
 Overrides: TypeAlias = Mapping[str, Any] | Iterable[str] | None
 
@@ -48,7 +49,7 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
     else:
         config = run
     if check:
-        from nbtrain.config.check import check_config
+        from nbtrain.config.rules.check import check_config
 
         check_config(config)
     return config

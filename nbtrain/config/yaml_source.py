@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from nbtrain.addresses import text_without_secrets, without_secrets
-from nbtrain.errors import ConfigError
+from nbtrain.base.addresses import text_without_secrets, without_secrets
+from nbtrain.base.errors import ConfigError
 
 # YAML 1.2's floats: 6e-4 is a number, as everybody writes it; PyYAML's 1.1 reads it as text.
 _FLOAT = re.compile(

@@ -1,7 +1,7 @@
 """What may change between the jobs of one run, and what makes it another run.
 
 A checkpoint binds the architecture, the tokenizer, the number format, the order of the data and the sizes of all
-steps. Everything else may change on resume, and is told: the cut over the ranks too (train/reshape.py).
+steps. Everything else may change on resume, and is told: the cut over the ranks too (checkpoint/reshape.py).
 """
 
 import re

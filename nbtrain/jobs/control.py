@@ -9,13 +9,14 @@ import signal
 import time
 from collections.abc import Callable
 
-from nbtrain import files
+from nbtrain.base import files
+from nbtrain.base.errors import JobError
+from nbtrain.base.jobstate import ACTIVE, LOST, read_state
+from nbtrain.base.records import ControlRequest, JobRecord
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
-from nbtrain.errors import JobError
-from nbtrain.jobs import leftovers, processes
-from nbtrain.jobstate import ACTIVE, LOST, read_state
-from nbtrain.rundir import ControlRequest, JobDir, JobRecord, RunDir
-from nbtrain.workspace import display
+from nbtrain.jobs.supervisor import leftovers, processes
 
 POLL_SECONDS = 0.1
 SLOW_POLL_SECONDS = 1.0

@@ -1,6 +1,6 @@
 """Asking the GPU side something from the notebook side: a subprocess, one JSON request, JSON lines back.
 
-    stream("generation", {...})  ->  python -m nbtrain.generation   < {"prompt": ...}
+    stream("nbtrain.inference.generate", {...})  ->  python -m nbtrain.inference.generate   < {"prompt": ...}
                                                                     > {"kind": "text", ...}  one per line
 
 torch and deepspeed stay in that process. Its errors come back as the same NbtrainError with the same words.
@@ -13,16 +13,16 @@ import tempfile
 from collections.abc import Iterator
 from typing import IO, Any
 
-from nbtrain import errors
-from nbtrain.errors import NbtrainError
+from nbtrain.base import errors
+from nbtrain.base.errors import NbtrainError
 from nbtrain.jobs.environment import supervisor_environment
 
 END_SECONDS = 5.0
 LAST_LINES = 15
 
 
-def stream(package: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Run `python -m nbtrain.<package>` with `request` and yield its answers as they come.
+def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run `python -m <module>` with `request` and yield its answers as they come.
 
     Lines that are no JSON object are libraries talking, and are passed over. Closing the iterator ends the
     process. Raises the NbtrainError that the process names in {"kind": "error", "error", "message"}, and
@@ -31,7 +31,7 @@ def stream(package: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     # A file, not a pipe: nobody reads it meanwhile, and a full pipe would stop the process.
     with tempfile.TemporaryFile() as said:
         process = subprocess.Popen(
-            [sys.executable, "-m", f"nbtrain.{package}"],
+            [sys.executable, "-m", module],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=said,
@@ -51,7 +51,7 @@ def stream(package: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 yield answer
             code = process.wait()
             if code != 0:
-                raise NbtrainError(_last_words(package, code, said))
+                raise NbtrainError(_last_words(module, code, said))
         finally:
             _end(process)
 
@@ -79,11 +79,11 @@ def _named_error(answer: dict[str, Any]) -> NbtrainError:
     return kind(str(answer.get("message")))
 
 
-def _last_words(package: str, code: int, said: IO[bytes]) -> str:
+def _last_words(module: str, code: int, said: IO[bytes]) -> str:
     said.seek(0)
     lines = said.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
     how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    return f"python -m nbtrain.{package} {how}. Its last words:\n" + "\n".join(f"  {line}" for line in lines)
+    return f"python -m {module} {how}. Its last words:\n" + "\n".join(f"  {line}" for line in lines)
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -1,6 +1,6 @@
 """Everything about this machine that can be known before launch: data, folders, disk, memory, devices.
 
-What the configuration alone decides stands in config/check.py. Every problem is told at once, and each says
+What the configuration alone decides stands in config/rules/check.py. Every problem is told at once, and each says
 whether it is a mistake to mend or a machine that does not suffice.
 """
 
@@ -10,15 +10,17 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from nbtrain.config.check_layout import FLASH_CAPABILITY, FP8_CAPABILITY
-from nbtrain.config.devices import find_device
+from nbtrain.base.errors import DataError
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import display, output_root, tokenizer_dir
+from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.fault_orders import VARIABLE, read_orders
+from nbtrain.config.rules.layout import FLASH_CAPABILITY, FP8_CAPABILITY
 from nbtrain.config.schema import RunConfig
-from nbtrain.data.contents import check_contents
-from nbtrain.data.dataset_files import DatasetFiles
-from nbtrain.data.tokenizer import Tokenizer
-from nbtrain.errors import DataError
-from nbtrain.jobs.environment import Machine, this_machine
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.look.contents import check_contents
+from nbtrain.jobs.machine import Machine, this_machine
 from nbtrain.jobs.preflight_tools import (
     compiler_is_there,
     extensions_can_be_built,
@@ -28,8 +30,6 @@ from nbtrain.jobs.preflight_tools import (
 from nbtrain.jobs.problem import GIB, Problem, Problems, gib, read_only, size
 from nbtrain.planner.disk import estimate_disk
 from nbtrain.planner.memory import estimate_memory
-from nbtrain.rundir import RunDir
-from nbtrain.workspace import display, output_root, tokenizer_dir
 
 # The memory estimate is no measurement: only what is over by more than this is refused.
 ESTIMATE_SLACK = 1.1

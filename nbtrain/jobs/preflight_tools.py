@@ -9,10 +9,10 @@ import shutil
 import sys
 from pathlib import Path
 
-from nbtrain.config.check_wording import value_of
+from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
-from nbtrain.jobs.environment import Machine
+from nbtrain.jobs.machine import Machine
 from nbtrain.jobs.problem import Problem, Problems, read_only, size
 from nbtrain.planner.memory import estimate_memory
 

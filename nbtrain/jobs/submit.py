@@ -19,30 +19,34 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from nbtrain import amounts, files
-from nbtrain.addresses import without_secrets
-from nbtrain.config.check import check_config
+from nbtrain.base import amounts, files
+from nbtrain.base.addresses import without_secrets
+from nbtrain.base.errors import SubmitError
+from nbtrain.base.events import EventWriter
+from nbtrain.base.jobstate import QUEUED, SUCCEEDED, read_state
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id
+from nbtrain.base.workspace import display, workspace
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import Overrides, load, load_resolved, override_layer, to_yaml
-from nbtrain.config.schema import UNITS, RunConfig, given_unit
-from nbtrain.errors import SubmitError
-from nbtrain.jobs import leftovers
+from nbtrain.config.rules.check import check_config
+from nbtrain.config.schedule_section import UNITS, given_unit
+from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.changes import Change, changes_between
-from nbtrain.jobs.environment import dataset_sha256, environment_record, supervisor_environment
+from nbtrain.jobs.environment import environment_record, supervisor_environment
 from nbtrain.jobs.preflight import preflight
-from nbtrain.jobstate import ACTIVE, QUEUED, SUCCEEDED, read_state
-from nbtrain.rundir import (
-    SCHEMA_VERSION,
-    EventWriter,
-    Heartbeat,
-    JobDir,
-    JobRecord,
-    RunDir,
-    checkpoint_problem,
-    new_job_id,
-    new_run_id,
+from nbtrain.jobs.refusals import (
+    HARMLESS_ENTRIES,
+    active_job,
+    more_to_train,
+    refuse_finished,
+    refuse_foreign,
+    refuse_less_than_done,
+    refuse_other_data,
+    refuse_other_training,
+    refuse_without_whole_checkpoint,
 )
-from nbtrain.workspace import display, workspace
+from nbtrain.jobs.supervisor import leftovers
 
 if TYPE_CHECKING:
     from nbtrain.planner.plan import Plan
@@ -51,8 +55,6 @@ logger = logging.getLogger(__name__)
 
 # What a rank runs: arguments of Python, the run directory is added. Tests put another program here.
 TRAINER = ("-m", "nbtrain.train")
-# Papermill may have put its executed notebooks there before anything was submitted.
-HARMLESS_ENTRIES = frozenset({"notebooks"})
 SUPERVISOR_START_SECONDS = 60.0
 LOCK_SECONDS = 10.0
 
@@ -156,146 +158,6 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
 
 
 # --- what is found there -------------------------------------------------------------------------------------
-
-
-def refuse_foreign(run: RunDir) -> None:
-    """Raises SubmitError where the folder is something else than a run of this name."""
-    where = display(run.path)
-    if run.path.exists() and not run.path.is_dir():
-        raise SubmitError(f"{where} is a file, not a run directory. Choose another name, or move it away.")
-    try:
-        identity = run.record()
-    except (ValueError, OSError) as error:
-        raise SubmitError(
-            f"{where}/run.json cannot be read: {error}. Mend it, or choose another name."
-        ) from error
-    if identity is None:
-        entries = set(os.listdir(run.path)) - HARMLESS_ENTRIES if run.path.is_dir() else set()
-        if entries:
-            shown = ", ".join(sorted(entries)[:5]) + (", ..." if len(entries) > 5 else "")
-            raise SubmitError(
-                f"{where} is not a run directory of nbtrain: it has no run.json but holds {shown}. Nothing was "
-                "written. Choose another `name:`, or move that folder away."
-            )
-        return
-    if identity.get("schema_version") != SCHEMA_VERSION:
-        raise SubmitError(
-            f"{where}/run.json has schema_version {identity.get('schema_version')}; this nbtrain reads "
-            f"{SCHEMA_VERSION}. Choose another `name:`, or use the nbtrain that wrote it."
-        )
-    if identity.get("name") != run.name:
-        raise SubmitError(
-            f"{where} is the directory of another run, {identity.get('name')!r} (run.json). "
-            f"`nbtrain resume` continues a run under its own name: rename the folder to {identity.get('name')!r}. "
-            f"`nbtrain clone {run.name} NEWNAME` makes a new one from it."
-        )
-
-
-def active_job(run: RunDir) -> JobDir | None:
-    """The run's newest job where it is active."""
-    newest = run.newest_job()
-    return newest if newest and read_state(newest, time.time())[0] in ACTIVE else None
-
-
-def refuse_finished(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError where the run has been trained to its end and `config` asks for that again."""
-    newest = run.newest_job()
-    if newest is None or read_state(newest, time.time())[0] != SUCCEEDED:
-        return
-    before = load_resolved(run.config_yaml)
-    if before.mode != "full" or config.mode == "eval":
-        return
-    raise SubmitError(
-        f"{display(run.path)}: this run has succeeded ({amounts.counted(before.train_steps, 'step')}). "
-        f"To train on: {more_to_train(run, before)}. "
-        f"To train again under another name: `nbtrain clone {run.name} NEWNAME`."
-    )
-
-
-def more_to_train(run: RunDir, config: RunConfig) -> str:
-    """The command that gives a finished run more to do."""
-    if config.train_steps < config.scheduled_steps:
-        return f"`nbtrain resume {run.name} batch.max_steps=null`"
-    unit, amount = config.batch.train_amount
-    return f"`nbtrain resume {run.name} batch.train_{unit}={2 * amount}`"
-
-
-def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
-    """The changes against the run's own configuration; raises SubmitError where one makes it another run.
-
-    Before anything was trained there is nothing to be bound to, and every change is allowed.
-    """
-    if not run.config_yaml.is_file():
-        return []
-    changes = changes_between(load_resolved(run.config_yaml), config)
-    bound = [change for change in changes if change.bound]
-    if bound and _has_trained(run):
-        lines = "\n".join(f"  {change}  ({change.where})" for change in bound)
-        raise SubmitError(
-            f"{display(run.path)} holds another training; these settings cannot change on resume:\n{lines}\n"
-            f"Nothing was written. `nbtrain resume {run.name}` goes on with its own settings; "
-            "another `name:` trains these as a new run."
-        )
-    return changes
-
-
-def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError where the newest checkpoint lies beyond the run's last step."""
-    step = leftovers.newest_checkpoint_step(run)
-    if step is None and config.mode == "eval":
-        raise SubmitError(
-            f"{config.where('mode')}: mode = eval needs a checkpoint, and {display(run.path)} has none. "
-            "Train the run first, with mode: full."
-        )
-    if step is not None and config.mode == "perf":
-        raise SubmitError(
-            f"{config.where('mode')}: mode = perf measures from the first step and saves nothing, but "
-            f"{display(run.path)} has been trained to step {step:,}. Measure under another `name:`."
-        )
-    if step is not None and step > config.train_steps:
-        unit, _ = config.batch.train_amount
-        key = "batch.max_steps" if config.train_steps < config.scheduled_steps else f"batch.train_{unit}"
-        raise SubmitError(
-            f"{config.where(key)}: {key} ends the run after {amounts.counted(config.train_steps, 'step')}, but "
-            f"{display(run.path)} has come to step {step:,}. Ask for more, or train anew under another `name:`."
-        )
-
-
-def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError where there are checkpoints and none is whole by names and sizes: the ranks would refuse them."""
-    if config.mode == "perf" or leftovers.newest_checkpoint_step(run) is not None:
-        return
-    torn = [
-        f"{run.checkpoint(step).name}: {checkpoint_problem(run.checkpoint(step))}"
-        for step in run.checkpoint_steps()
-    ]
-    if torn:
-        raise SubmitError(
-            f"{display(run.model)}: no checkpoint is whole: {'; '.join(reversed(torn))}. Remove the folder to train from "
-            "the start, or put a good copy there."
-        )
-
-
-def refuse_other_data(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError where the dataset was made anew since the newest checkpoint: its order means other text."""
-    step, now = leftovers.newest_checkpoint_step(run), dataset_sha256(config)
-    if step is None or now is None:
-        return
-    manifest = files.read_json(run.checkpoint_manifest(step)) or {}
-    then = manifest.get("data_state", {}).get("dataset_sha256")
-    if then not in (None, now):
-        raise SubmitError(
-            f"{display(run.path)} was trained on dataset {config.data.name} {then[:12]}..., which has been made anew "
-            f"since and is {now[:12]}...: the checkpoint of step {step:,} does not go on with it. Restore the "
-            "dataset, or train on the new one under another `name:`."
-        )
-
-
-def _has_trained(run: RunDir) -> bool:
-    if run.checkpoint_steps():
-        return True
-    beats = (Heartbeat.read(run.job(job_id).heartbeat(0)) for job_id in run.job_ids())
-    return any(beat is not None and beat.step > 0 for beat in beats)
 
 
 def _tell_ignored_changes(run: RunDir, config: RunConfig) -> None:

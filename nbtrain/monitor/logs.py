@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbtrain.jobstate import ACTIVE, read_state
-from nbtrain.rundir import JobDir, RunDir
+from nbtrain.base.jobstate import ACTIVE, read_state
+from nbtrain.base.rundir import JobDir, RunDir
 
 SUPERVISOR = "supervisor"
 

@@ -12,13 +12,13 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain import amounts
-from nbtrain.metrics import SCALARS, Scalar, name_of
-from nbtrain.metrics import scalar as scalar_named
+from nbtrain.base import amounts
+from nbtrain.base.metrics import SCALARS, Scalar, name_of
+from nbtrain.base.metrics import scalar as scalar_named
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import resolve
 from nbtrain.monitor.run_view import RunView
 from nbtrain.monitor.tfevents import Series, read_scalars
-from nbtrain.rundir import RunDir
-from nbtrain.workspace import resolve
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

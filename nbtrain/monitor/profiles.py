@@ -10,9 +10,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from nbtrain import files
-from nbtrain.errors import DataError
-from nbtrain.rundir import RunDir
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.rundir import RunDir
 
 _PAGE = re.compile(r"rank(\d+)\.step(\d+)\.txt")
 

@@ -7,53 +7,22 @@ in another kernel, a server or a shell sees the same. snapshot() is the one form
 lists it.
 """
 
-import math
 import threading
 import time
-from collections.abc import Mapping
 from typing import Any
 
-from nbtrain import amounts
-from nbtrain.jobstate import ACTIVE, MEANING, read_state
-from nbtrain.metrics import BY_NAME, SCALARS, name_of
-from nbtrain.metrics import scalar as scalar_named
+from nbtrain.base.events import read_events
+from nbtrain.base.jobstate import ACTIVE, MEANING, read_state
+from nbtrain.base.metrics import BY_NAME, SCALARS, name_of
+from nbtrain.base.metrics import scalar as scalar_named
+from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, Progress
+from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
 from nbtrain.monitor.resources import ResourceSampler
+from nbtrain.monitor.snapshot import NUM_EVENTS, _alerts, _event, _finite, _job, _progress, in_sight, thin
 from nbtrain.monitor.tfevents import ScalarReader, Series
-from nbtrain.rundir import (
-    NOT_USED,
-    ExitRecord,
-    Heartbeat,
-    JobDir,
-    JobRecord,
-    Progress,
-    ResumeCertificate,
-    RunDir,
-    read_events,
-)
 
 SNAPSHOT_SCHEMA_VERSION = 1
-SNAPSHOT_KEYS = (
-    "schema_version",
-    "name",
-    "run_id",
-    "time",
-    "state",
-    "meaning",
-    "cause",
-    "active",
-    "job",
-    "jobs",
-    "config",
-    "progress",
-    "curves",
-    "resources",
-    "ranks",
-    "log",
-    "events",
-    "alerts",
-    "warnings",
-)
 NO_JOB = "NEW"
 
 CURVES = (
@@ -70,10 +39,6 @@ CURVES = (
 
 LARGEST_NUM_POINTS = 300
 LOG_LINES = 12
-NUM_EVENTS = 60
-STATUS_EVENTS = 8
-# What decides where a run stands; many newer events of other kinds do not push these out of sight.
-WEIGHTY = frozenset({"error", "restart", "rollback", "hang"})
 # Between two heartbeats lies a second at most while a step is short; a step may be long.
 STALE_HEARTBEAT_SECONDS = 60.0
 # Several panels and cells may ask about one run: within this time they get one answer.
@@ -342,159 +307,3 @@ class RunView:
         if lines or state == "RUNNING":
             return {"source": "rank 0", "lines": lines}
         return {"source": logs.SUPERVISOR, "lines": self.log_tail(LOG_LINES, logs.SUPERVISOR)}
-
-
-def thin(steps: list[int], values: list[float], most: int) -> tuple[list[int], list[float]]:
-    """At most about `most` points that look like all: of each stretch its lowest and its highest value.
-
-    No spike is lost; the first and the last point always stay.
-    """
-    if len(steps) <= most:
-        return list(steps), list(values)
-    buckets = max(1, most // 2 - 1)
-    chosen = {0, len(steps) - 1}
-    for bucket in range(buckets):
-        low, high = bucket * len(steps) // buckets, (bucket + 1) * len(steps) // buckets
-        part = values[low:high]
-        chosen.add(low + part.index(min(part)))
-        chosen.add(low + part.index(max(part)))
-    order = sorted(chosen)
-    return [steps[at] for at in order], [values[at] for at in order]
-
-
-def _job(record: JobRecord, now: float, active: bool) -> dict[str, Any]:
-    begin = record.started_at or record.created_at
-    return {
-        "job_id": record.job_id,
-        "created_at": record.created_at,
-        "started_at": record.started_at,
-        "ended_at": record.ended_at,
-        "elapsed_seconds": (now if active else record.ended_at or now) - begin,
-        "attempt": record.attempt,
-        "restarts": record.restarts,
-        "resumed_from_step": record.resumed_from_step,
-        "world_size": record.world_size,
-        "backend": record.backend,
-        "command": record.command,
-    }
-
-
-def _progress(
-    heartbeat: Heartbeat | None, config: Mapping[str, Any] | None, now: float, active: bool
-) -> dict[str, Any] | None:
-    if heartbeat is None or heartbeat.progress is None:
-        return None
-    known = heartbeat.progress
-    # A trial (batch.max_steps) ends before train_tokens: its bar must still reach the end.
-    target = config["target_tokens"] if config else known.train_tokens
-    return {
-        **vars(known),
-        "step": heartbeat.step,
-        "phase": heartbeat.phase,
-        "phase_seconds": now - heartbeat.phase_since if active else None,
-        "target_tokens": target,
-        "fraction": min(1.0, known.consumed_tokens / target) if target else None,
-        "eta_seconds": known.eta_seconds if active else None,
-        "validation_perplexity": _exp(known.validation_loss),
-        "heartbeat_age_seconds": now - heartbeat.time,
-    }
-
-
-def _exp(value: float | None) -> float | None:
-    return math.exp(value) if value is not None and value < 700 else None
-
-
-def _event(event: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: event.get(key) for key in ("time", "kind", "writer", "message")}
-
-
-def in_sight(events: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """At most `most` events, in their order: the newest, and half of the room is for what is weighty, however old."""
-    weighty = [number for number, event in enumerate(events) if event.get("kind") in WEIGHTY][-(most // 2) :]
-    others = [number for number in range(len(events)) if number not in weighty]
-    return [events[number] for number in sorted([*weighty, *others[-(most - len(weighty)) :]])]
-
-
-def _alerts(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [_event(event) for event in events if event.get("kind") == "alert"][-NUM_EVENTS:]
-
-
-def _finite(value: Any) -> Any:
-    """`value` with NaN and infinities as None: JSON has no word for them."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value
-
-
-def progress_line(run: RunDir) -> str:
-    """State, step, tokens, loss, rate and time left in one line: for a terminal and a log."""
-    view = RunView(run)
-    state, progress = view.state, view.progress
-    parts = [f"{run.name} {state}"]
-    heartbeat = view.heartbeats().get(0)
-    if progress and heartbeat:
-        parts.append(f"step {heartbeat.step:,}/{progress.total_steps:,}")
-        parts.append(
-            f"tokens {amounts.count(progress.consumed_tokens)}/{amounts.count(progress.train_tokens)}"
-        )
-        if progress.loss is not None:
-            parts.append(f"loss {progress.loss:.4f}")
-        if progress.validation_loss is not None:
-            parts.append(f"validation {progress.validation_loss:.4f}")
-        if progress.overflow_steps:
-            parts.append(amounts.counted(progress.overflow_steps, "overflow step"))
-        if progress.tokens_per_second is not None:
-            parts.append(f"{progress.tokens_per_second:,.0f} tokens/s")
-        if progress.eta_seconds is not None and state in ACTIVE:
-            parts.append(f"{amounts.elapsed(progress.eta_seconds)} left")
-        if heartbeat.phase != "train" and state in ACTIVE:
-            parts.append(heartbeat.phase)
-    elif (job := view.job) and (record := JobRecord.read(job.job_json)) and record.first_step:
-        parts.append(f"step {record.first_step:,}")
-    if view.cause and state not in ACTIVE:
-        parts.append(view.cause)
-    return " | ".join(parts)
-
-
-def resume_lines(run: RunDir) -> list[str]:
-    """What the newest job kept of the checkpoint that it went on from, and which newer ones it passed over, and why."""
-    job = run.newest_job()
-    made = ResumeCertificate.read(job.resume_json) if job else None
-    if job is None or made is None:
-        return []
-    passed = [
-        str(event["message"])
-        for event in read_events(job)
-        if NOT_USED in str(event.get("message")) and event.get("step", 0) > made.step
-    ]
-    return [str(made), *(f"  {message.rpartition('; ')[0]}" for message in dict.fromkeys(passed))]
-
-
-def status_text(view: RunView) -> str:
-    """A run on one screen of a terminal: state, progress, ranks, last events."""
-    snapshot = view.snapshot()
-    job, ranks = snapshot["job"], snapshot["ranks"]
-    lines = [progress_line(view.run)]
-    if job:
-        lines.append(
-            f"job {job['job_id']}: {job['world_size']} rank(s) on backend {job['backend']}, "
-            f"{amounts.elapsed(job['elapsed_seconds'])}, attempt {job['attempt']}, {job['restarts']} restart(s)"
-        )
-    lines += resume_lines(view.run)
-    for rank in ranks[:16]:
-        age = rank["heartbeat_age_seconds"]
-        seen = f", heard {amounts.elapsed(age)} ago" if age is not None and snapshot["active"] else ""
-        words = f": {rank['message']}" if rank["message"] else ""
-        lines.append(f"  rank {rank['rank']}: {rank['phase']}, step {rank['step'] or 0}{seen}{words}")
-    if len(ranks) > 16:
-        lines.append(f"  and {len(ranks) - 16} more ranks")
-    if snapshot["events"]:
-        lines.append("last events:")
-        for event in in_sight(snapshot["events"], STATUS_EVENTS):
-            moment = time.strftime("%H:%M:%S", time.localtime(event["time"]))
-            lines.append(f"  {moment} {event['kind']}: {event['message']}")
-    return "\n".join(lines)

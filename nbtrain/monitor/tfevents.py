@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbtrain.errors import DataError
+from nbtrain.base.errors import DataError
 
 FILE_GLOB = "*tfevents*"
 COUNTED_BY_OTHERS = (" vs tokens", " vs samples")

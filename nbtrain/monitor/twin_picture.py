@@ -6,10 +6,10 @@ matplotlib is imported when the figure is made.
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain import files
-from nbtrain.errors import RecordError
+from nbtrain.base import files
+from nbtrain.base.errors import RecordError
+from nbtrain.base.rundir import RunDir
 from nbtrain.monitor.pictures import shown_figure
-from nbtrain.rundir import RunDir
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

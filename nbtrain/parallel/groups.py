@@ -17,7 +17,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from nbtrain.topology import Topology
+from nbtrain.base.topology import Topology
 
 
 @dataclass(frozen=True)

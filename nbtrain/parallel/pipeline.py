@@ -17,8 +17,8 @@ from deepspeed.pipe import LayerSpec, PipelineModule, TiedLayerSpec
 from deepspeed.runtime.pipe.topology import PipeModelDataParallelTopology
 from torch import nn
 
+from nbtrain.base.topology import Topology
 from nbtrain.parallel.startup import quiet
-from nbtrain.topology import Topology
 
 __all__ = ["LayerSpec", "Pipeline", "Program", "TiedLayerSpec"]
 

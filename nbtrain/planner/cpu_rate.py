@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nbtrain import files
-from nbtrain.workspace import data_home
+from nbtrain.base import files
+from nbtrain.base.workspace import data_home
 
 logger = logging.getLogger(__name__)
 

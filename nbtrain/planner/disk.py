@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
-from nbtrain.config.parameters import count_parameters
+from nbtrain.base.errors import DataError
+from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.schema import RunConfig
-from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
-from nbtrain.errors import DataError
+from nbtrain.dataset.files import DatasetFiles, DatasetManifest
 from nbtrain.planner.memory import optimizer_bytes_per_parameter, weight_bytes
 
 

@@ -17,13 +17,17 @@ most of it runs beside computation.
 import os
 from dataclasses import dataclass
 
-from nbtrain import files
-from nbtrain.config.devices import find_device
-from nbtrain.config.flops import block_flops_per_token, logits_flops_per_token, model_flops_per_token
+from nbtrain.base import files
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.arithmetic.flops import (
+    block_flops_per_token,
+    logits_flops_per_token,
+    model_flops_per_token,
+)
+from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.stages import stage_layers
 from nbtrain.planner.cpu_rate import matmul_flops_per_core
-from nbtrain.rundir import RunDir
 
 ASSUMED_MFU = 0.27
 # A core with AVX-512 at 2.6 GHz: 166 GFLOP/s in fp32 matrix products. The trainer's share of it (model FLOPs) is that of

@@ -26,11 +26,11 @@ FPDT and FP8 save or take.
 import os
 from dataclasses import dataclass, field
 
+from nbtrain.config.arithmetic.devices import GIB, find_device
+from nbtrain.config.arithmetic.parameters import count_stage_parameters
+from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.deepspeed import bucket_elements, nvme_buffer_elements
-from nbtrain.config.devices import GIB, find_device
-from nbtrain.config.parameters import count_stage_parameters
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.stages import stage_layers
 
 # Assumed for CUDA's context, cuBLAS workspaces and NCCL channels together.
 GPU_RUNTIME_BYTES = 1 * GIB

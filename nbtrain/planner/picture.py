@@ -6,9 +6,9 @@ matplotlib is imported when a picture is made, without pyplot: no display is nee
 import io
 from typing import TYPE_CHECKING
 
-from nbtrain import amounts
-from nbtrain.config.devices import GIB
-from nbtrain.config.lr_schedule import LrSchedule
+from nbtrain.base import amounts
+from nbtrain.config.arithmetic.devices import GIB
+from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.planner.plan import Plan
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ import html
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from nbtrain import amounts
-from nbtrain.config.check_warnings import find_warnings
-from nbtrain.config.devices import GIB
-from nbtrain.config.flops import model_flops_per_token
-from nbtrain.config.parameters import Parameters, count_parameters
+from nbtrain.base import amounts
+from nbtrain.config.arithmetic.devices import GIB
+from nbtrain.config.arithmetic.flops import model_flops_per_token
+from nbtrain.config.arithmetic.parameters import Parameters, count_parameters
+from nbtrain.config.arithmetic.stages import stage_layers
+from nbtrain.config.rules.warnings import find_warnings
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.stages import stage_layers
 from nbtrain.planner.disk import DiskEstimate, estimate_disk
 from nbtrain.planner.duration import DurationEstimate, estimate_duration
 from nbtrain.planner.memory import MemoryEstimate, estimate_memory

@@ -13,13 +13,15 @@ import os
 import sys
 import traceback
 
+from nbtrain.base.errors import JobError, NbtrainError, RollbackError
+from nbtrain.base.events import EventWriter
+from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.records import Progress
+from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.elastic import attempt_config
 from nbtrain.config.load import load_resolved
-from nbtrain.errors import JobError, NbtrainError, RollbackError
-from nbtrain.parent_death import die_with_parent
-from nbtrain.rundir import EventWriter, JobDir, Progress, RunDir
 from nbtrain.train import outcome
-from nbtrain.train.heartbeat import HeartbeatWriter
+from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.requests import Requests
 
 
@@ -78,7 +80,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
         # torch takes seconds to import: the first sign of life comes before it.
         from nbtrain.parallel import startup
         from nbtrain.train.build import refuse_unsupported
-        from nbtrain.train.collectives import CollectiveWatch
+        from nbtrain.train.health.collectives import CollectiveWatch
         from nbtrain.train.trainer import train_run
 
         refuse_unsupported(config)

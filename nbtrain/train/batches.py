@@ -1,4 +1,4 @@
-"""The micro batches of one rank, in the global order of data/state.py.
+"""The micro batches of one rank, in the global order of dataset/samples/state.py.
 
     step        the next positions behind the data state, as many as the batch schedule says there
     micro batch a row of micro_batch_size x data_parallel_size of them
@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from nbtrain.config.batch import BatchSchedule
-from nbtrain.data.sample import Sample
-from nbtrain.data.state import DataState, rank_positions
-from nbtrain.parent_death import die_with_parent
+from nbtrain.base.parent_death import die_with_parent
+from nbtrain.config.arithmetic.batch import BatchSchedule
+from nbtrain.dataset.samples.sample import Sample
+from nbtrain.dataset.samples.state import DataState, rank_positions
 
 
 class Samples(Protocol):
@@ -31,7 +31,7 @@ class Samples(Protocol):
 
 
 class Batch(NamedTuple):
-    """One micro batch of b samples, on the device. None stands for what a plain one is, as in data/sample.py."""
+    """One micro batch of b samples, on the device. None stands for what a plain one is, as in dataset/samples/sample.py."""
 
     tokens: torch.Tensor
     """int64 [b, seq_length]."""

@@ -12,27 +12,31 @@ from typing import Any
 
 import torch.distributed as dist
 
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.events import EventWriter
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.checkpointer import Checkpointer
+from nbtrain.checkpoint.choose import choose
+from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
+from nbtrain.checkpoint.state import TrainState
+from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.stages import stage_layers
-from nbtrain.data import gpt_dataset
-from nbtrain.errors import ConfigError
+from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
 from nbtrain.model.attention import backend_problem
 from nbtrain.model.gpt import build_model
-from nbtrain.model.pipeline import build_pipeline, canonical_parameters
+from nbtrain.model.gpt_pipe import build_pipeline, canonical_parameters
 from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.random import TensorParallelStream, seed_rank
 from nbtrain.parallel.startup import World, quiet
-from nbtrain.rundir import EventWriter, RunDir
-from nbtrain.train.checkpoint import Checkpointer, TrainState, choose
-from nbtrain.train.engine import TrainEngine
-from nbtrain.train.optimizer import build_optimizer
-from nbtrain.train.pipeline_engine import PipelineEngine
-from nbtrain.train.plain_engine import PlainEngine
-from nbtrain.train.run_ahead import let_run_ahead, may_run_ahead
-from nbtrain.train.stability import StepGuard, pass_bad_samples, skipped_samples
-from nbtrain.train.throughput import compute_dtype
+from nbtrain.train.engine.engine import TrainEngine
+from nbtrain.train.engine.optimizer import build_optimizer
+from nbtrain.train.engine.pipeline_engine import PipelineEngine
+from nbtrain.train.engine.plain_engine import PlainEngine
+from nbtrain.train.engine.run_ahead import let_run_ahead, may_run_ahead
+from nbtrain.train.figures.throughput import compute_dtype
+from nbtrain.train.health.stability import StepGuard
 
 
 @dataclass
@@ -42,7 +46,7 @@ class Built:
     run: RunDir
     events: EventWriter | None
     engine: TrainEngine
-    datasets: gpt_dataset.GPTDatasets
+    datasets: GPTDatasets
     checkpointer: Checkpointer
     guard: StepGuard
     state: TrainState
@@ -212,13 +216,11 @@ def _deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
     )
 
 
-def _build_data(
-    config: RunConfig, index_samples: int | None, skipped: int, world: World
-) -> gpt_dataset.GPTDatasets:
+def _build_data(config: RunConfig, index_samples: int | None, skipped: int, world: World) -> GPTDatasets:
     # Rank 0 fills the index cache, the others read it.
     if world.rank == 0:
-        datasets = gpt_dataset.build(config, index_samples, skipped)
+        datasets = build_datasets(config, index_samples, skipped)
     dist.barrier()
     if world.rank != 0:
-        datasets = gpt_dataset.build(config, index_samples, skipped)
+        datasets = build_datasets(config, index_samples, skipped)
     return datasets

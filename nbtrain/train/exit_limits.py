@@ -7,9 +7,10 @@ job goes on from there: for queues that lend machines for a while, and for looki
 import os
 import time
 
-from nbtrain.config.schema import BatchConfig
-from nbtrain.rundir import JobDir, JobRecord
-from nbtrain.train.requests import LEAVE, NOTHING
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import JobDir
+from nbtrain.config.schedule_section import BatchConfig
+from nbtrain.parallel.wishes import LEAVE, NOTHING
 
 
 class ExitLimits:

@@ -4,12 +4,11 @@ import signal
 import time
 from types import FrameType
 
-from nbtrain import files
-from nbtrain.rundir import ControlRequest, JobDir
+from nbtrain.base import files
+from nbtrain.base.records import ControlRequest
+from nbtrain.base.rundir import JobDir
+from nbtrain.parallel.wishes import NOTHING, SAVE, STOP
 
-NOTHING, SAVE, LEAVE, STOP = 0, 1, 2, 3
-"""The stronger the larger. LEAVE: end the job in no hurry, so that a validation that is due comes first (exit_limits.py).
-STOP: at once, as a batch system's grace may be seconds."""
 ACTIONS = {"save": SAVE, "stop": STOP}
 
 

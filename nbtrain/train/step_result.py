@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from nbtrain.train.throughput import StepTimer
+from nbtrain.train.figures.throughput import StepTimer
 
 
 @dataclass

@@ -11,25 +11,26 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import display
+from nbtrain.checkpoint.checkpointer import Saved
 from nbtrain.config.schema import RunConfig
-from nbtrain.errors import CheckpointError
 from nbtrain.parallel.agreement import Agreement
 from nbtrain.parallel.startup import World
-from nbtrain.rundir import RunDir
+from nbtrain.parallel.wishes import LEAVE, NOTHING, STOP
 from nbtrain.train.batches import Batches, evaluation_rows, training_rows
 from nbtrain.train.build import Built, build
-from nbtrain.train.checkpoint import Saved
 from nbtrain.train.exit_limits import ExitLimits, job_start
-from nbtrain.train.finite_weights import bad_weights
-from nbtrain.train.heartbeat import HeartbeatWriter
-from nbtrain.train.perf import PerfClock
-from nbtrain.train.profiler import profiling
-from nbtrain.train.report import Report, make_report
-from nbtrain.train.requests import LEAVE, NOTHING, STOP, Requests
+from nbtrain.train.figures.perf import PerfClock
+from nbtrain.train.figures.report import Report, make_report
+from nbtrain.train.figures.stragglers import Stragglers
+from nbtrain.train.health.finite_weights import bad_weights
+from nbtrain.train.health.heartbeat import HeartbeatWriter
+from nbtrain.train.profile.profiler import profiling
+from nbtrain.train.requests import Requests
 from nbtrain.train.step_result import StepResult
-from nbtrain.train.stragglers import Stragglers
 from nbtrain.train.training_step import TrainingStep
-from nbtrain.workspace import display
 
 logger = logging.getLogger(__name__)
 

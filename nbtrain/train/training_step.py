@@ -7,20 +7,20 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from nbtrain.config.lr_schedule import LrSchedule
+from nbtrain.base.errors import StabilityError
+from nbtrain.config.arithmetic.lr_schedule import LrSchedule
+from nbtrain.config.arithmetic.weight_decay import WeightDecaySchedule
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.weight_decay import WeightDecaySchedule
-from nbtrain.errors import StabilityError
 from nbtrain.parallel.startup import World
 from nbtrain.train.batches import Batches
 from nbtrain.train.build import Built
-from nbtrain.train.communication import CommunicationTimer
 from nbtrain.train.dataset_losses import DatasetLosses
-from nbtrain.train.engine import MicroBatch
-from nbtrain.train.heartbeat import HeartbeatWriter
-from nbtrain.train.optimizer import set_batch_size, set_rates
+from nbtrain.train.engine.engine import MicroBatch
+from nbtrain.train.engine.optimizer import set_batch_size, set_rates
+from nbtrain.train.figures.communication import CommunicationTimer
+from nbtrain.train.figures.throughput import StepTimer
+from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.step_result import StepResult
-from nbtrain.train.throughput import StepTimer
 
 
 class TrainingStep:

@@ -25,6 +25,8 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from nbtrain.corpus.tokenizer.folder import save
+
 ENGINES = ("fastokens", "gigatoken", "tiktoken", "tokenizers")
 SUFFIXES = {
     ".py",
@@ -120,7 +122,7 @@ def use_engine(engine: str) -> None:
     """Put `engine` in fastokens' place."""
     import numpy as np
 
-    from nbtrain.data import tokenizer as module
+    from nbtrain.corpus.tokenizer import tokenizer as module
 
     if engine == "fastokens":
         return
@@ -151,7 +153,7 @@ def use_engine(engine: str) -> None:
                 for token, number in vocabulary.items()
                 if number != self.eod_id
             }
-            from nbtrain.data.tokenizer_training import GPT2_PATTERN
+            from nbtrain.corpus.tokenizer.training import GPT2_PATTERN
 
             made["it"] = tiktoken.Encoding(
                 "benchmark", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={}
@@ -166,7 +168,7 @@ def use_engine(engine: str) -> None:
 
 def byte_letters() -> list[str]:
     """GPT-2's letter for each byte."""
-    from nbtrain.data.tokenizer_training import byte_letters as letters
+    from nbtrain.corpus.tokenizer.training import byte_letters as letters
 
     return letters()
 
@@ -175,7 +177,8 @@ def child(engine: str, run: str) -> None:
     """Make one dataset; the process is the measurement."""
     if engine == "datatrove":
         return child_datatrove(run)
-    from nbtrain import cli, cli_data
+    from nbtrain.cli import __main__ as cli
+    from nbtrain.cli import data as cli_data
 
     cli_data.without_idle_threads()
     use_engine(engine)
@@ -244,11 +247,11 @@ def vocabulary(workspace: Path, text: Path) -> tuple[Path, int]:
     shared = Path(__file__).resolve().parents[3] / "shared" / "data" / "gpt2"
     if shared.is_dir():
         return shared, 50_257
-    from nbtrain.data import tokenizer, tokenizer_training
+    from nbtrain.corpus.tokenizer import training as tokenizer_training
 
     folder = workspace / "trained"
     trained = tokenizer_training.train(given_texts(text), 50_257, "tokenizers", train_bytes=20_000_000)
-    tokenizer.save(trained, folder, {"trained": {}})
+    save(trained, folder, {"trained": {}})
     (folder / "manifest.json").unlink()
     return folder, trained.get_vocab_size()
 

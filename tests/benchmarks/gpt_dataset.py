@@ -2,7 +2,7 @@
 
     python tests/benchmarks/gpt_dataset.py [--documents 1000000] [--tokens 200] [--epochs 20] [--rounds 3]
 
-Build: (a) ours, nbtrain.data.gpt_dataset, as prepare does it: arrays filled inside their files, fsync included.
+Build: (a) ours, nbtrain.dataset.samples.gpt_dataset, as prepare does it: arrays filled inside their files, fsync included.
 (b) numpy as upstream writes it: numpy.mgrid, whole arrays, numpy.save. (c) megatron-core's GPTDataset with its cache,
 where it is installed, without its import. (d) ours with shuffle per_epoch: the first epoch alone.
 Blend: CPU seconds to choose the datasets of 10,000,000 samples by weight, of 2, 5 and 20 datasets: ours beside
@@ -73,7 +73,7 @@ class Memory:
 
 def make_data(folder: Path, documents: int, mean_tokens: int) -> None:
     """A pair with lengths 1 .. 2 * mean; the tokens are a hole in the file."""
-    from nbtrain.data.indexed_writer import write_index
+    from nbtrain.dataset.indexed_writer import write_index
 
     lengths = np.random.default_rng(0).integers(1, 2 * mean_tokens, documents).astype(np.int32)
     write_index(folder / "x_document.idx", np.dtype("<u2"), lengths)
@@ -83,15 +83,15 @@ def make_data(folder: Path, documents: int, mean_tokens: int) -> None:
 
 def num_samples(folder: Path, epochs: int) -> int:
     """So many that the last epoch is needed for half and is shuffled by itself."""
-    from nbtrain.data.indexed import IndexedDataset
+    from nbtrain.dataset.indexed import IndexedDataset
 
     tokens = int(IndexedDataset(folder / "x_document").lengths.sum(dtype=np.int64))
     return int((epochs - 0.5) * tokens) // SEQ_LENGTH
 
 
 def ours(folder: Path, cache: Path, samples: int, shuffle: str = "megatron", masks: bool = False) -> Any:
-    from nbtrain.data.gpt_dataset import GPTDataset, SampleOptions
-    from nbtrain.data.indexed import IndexedDataset
+    from nbtrain.dataset.indexed import IndexedDataset
+    from nbtrain.dataset.samples.gpt_dataset import GPTDataset, SampleOptions
 
     indexed = IndexedDataset(folder / "x_document")
     options = SampleOptions(masks, masks, masks, 0)
@@ -101,8 +101,8 @@ def ours(folder: Path, cache: Path, samples: int, shuffle: str = "megatron", mas
 
 def numpy_build(folder: Path, cache: Path, samples: int) -> dict[str, np.ndarray]:
     """Upstream's _build_document_index and _build_shuffle_index; its sample index by a search over all documents."""
-    from nbtrain.data.gpt_index import epochs_needed
-    from nbtrain.data.indexed import IndexedDataset
+    from nbtrain.dataset.indexed import IndexedDataset
+    from nbtrain.dataset.samples.gpt_index import epochs_needed
 
     lengths = np.array(IndexedDataset(folder / "x_document").lengths)
     documents = np.arange(len(lengths), dtype=np.int32)
@@ -175,7 +175,7 @@ def child(way: str, folder: Path, cache: Path, samples: int) -> dict[str, Any]:
             "gloo", init_method=f"file://{cache.with_suffix('.store')}", rank=0, world_size=1
         )
     else:
-        from nbtrain.data import gpt_dataset  # noqa: F401
+        from nbtrain.dataset.samples import gpt_dataset  # noqa: F401
     if way.endswith("blend"):
         return blend(is_core)
     if way.endswith("read"):
@@ -218,7 +218,7 @@ def blend(is_core: bool) -> dict[str, Any]:
 
             helpers.build_blending_indices(numbers, places, weights, datasets, BLEND_SAMPLES, False)
         else:
-            from nbtrain.data.gpt_blend import fill_blend_index
+            from nbtrain.dataset.samples.gpt_blend import fill_blend_index
 
             fill_blend_index(numbers, places, weights.tolist())
         seconds[str(datasets)] = time.process_time() - began

@@ -2,7 +2,7 @@
 
     python tests/benchmarks/packing.py [--sequences 200000] [--capacity 2048] [--rounds 3]
 
-(a) ours: nbtrain.data.packing, which prepare and training call. (b) first-fit-decreasing: longest first, each into
+(a) ours: nbtrain.dataset.samples.packing, which prepare and training call. (b) first-fit-decreasing: longest first, each into
 the first bin that holds it, with a tree of maxima, so that it too looks at few bins. (c) next-fit: whole examples
 one after the other, a new sequence where one does not fit. (d) one example a sequence. Lengths are log-normal
 (median 245, 1.0), cut at the capacity. Each round runs all of them in turn; prints the medians; asserts nothing.
@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from nbtrain.data.packing import pack_best_fit
+from nbtrain.dataset.samples.packing import pack_best_fit
 
 
 def best_fit_decreasing(lengths: np.ndarray, capacity: int) -> int:

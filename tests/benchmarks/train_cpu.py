@@ -263,7 +263,7 @@ class Ours(Contender):
     def __init__(
         self, precision: str, compiled: bool, options: argparse.Namespace, root: Path, layout: str = ""
     ):
-        import launch
+        from tests.train import launch
 
         name = f"nbtrain {precision}{' compiled' if compiled else ''}{' ' + layout if layout else ''}"
         overrides = {
@@ -339,7 +339,7 @@ def main() -> None:
 
 
 def contest(options: argparse.Namespace, root: Path) -> None:
-    import launch
+    from tests.train import launch
 
     launch.make_dataset(root / "data", documents=2000, document_tokens=(100, 1000), vocab_size=VOCAB)
     contenders: list[Contender] = []

@@ -87,11 +87,10 @@ def run_yaml_overrides(size: Size, options: argparse.Namespace, device: str) -> 
 def ours(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
     """A run in mode: perf under torchrun; its throughput event, and the plan's memory."""
     sys.path.insert(0, str(TREE / "tests" / "train"))
-    import launch
-
+    from nbtrain.base.events import read_events
     from nbtrain.config.load import load_resolved
     from nbtrain.planner.memory import estimate_memory
-    from nbtrain.rundir import read_events
+    from tests.train import launch
 
     size = SIZES[name]
     with tempfile.TemporaryDirectory() as folder:

@@ -41,7 +41,7 @@ RESIDUE = {
 def ours(dump: str, output: str) -> None:
     """One process: dump in, one JSON object a line out."""
     from nbtrain.config.sources import WikiSource
-    from nbtrain.data.sources.base import open_source
+    from nbtrain.corpus.sources.base import open_source
 
     with Path(output).open("w") as stream:
         for text in open_source(WikiSource(kind="wiki", path=dump)).documents():

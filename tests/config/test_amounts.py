@@ -2,9 +2,9 @@
 
 import pytest
 
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.config.load import load
-from nbtrain.config.lr_schedule import LrSchedule
-from nbtrain.errors import ConfigError
 
 # A step of gpt-125m is 256 samples of 2,048 tokens.
 STEP = 256 * 2048

@@ -7,9 +7,9 @@ import sys
 
 import pytest
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.config.deepspeed import KNOWN_KEYS, deepspeed_config
 from nbtrain.config.load import load
-from nbtrain.errors import ConfigError
 
 
 def config_of(**overrides):

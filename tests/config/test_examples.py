@@ -2,16 +2,16 @@
 
 import pytest
 
-from nbtrain.config.batch import BatchSchedule, Rampup
-from nbtrain.config.flops import (
+from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup
+from nbtrain.config.arithmetic.flops import (
     evaluation_flops_per_token,
     hardware_flops_per_token,
     megatron_deepspeed_tflops,
     model_flops_per_token,
 )
+from nbtrain.config.arithmetic.lr_schedule import LrSchedule
+from nbtrain.config.arithmetic.parameters import count_parameters, count_stage_parameters
 from nbtrain.config.load import load, load_resolved, to_yaml
-from nbtrain.config.lr_schedule import LrSchedule
-from nbtrain.config.parameters import count_parameters, count_stage_parameters
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_value
 from nbtrain.planner.memory import estimate_memory

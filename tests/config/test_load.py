@@ -2,10 +2,10 @@
 
 import pytest
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import find, load, load_resolved, to_yaml, unknown_keys
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import Located
-from nbtrain.errors import ConfigError
 
 
 def message_of(run, overrides=None) -> str:

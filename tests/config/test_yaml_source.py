@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.config.yaml_source import Located, parse_value, parse_yaml, read_yaml, show, to_text
-from nbtrain.errors import ConfigError
 
 
 def test_every_key_knows_its_line():

@@ -6,13 +6,13 @@ import re
 import numpy as np
 import pytest
 
+from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.load import load
-from nbtrain.data.dataset_files import DatasetFiles
-from nbtrain.data.indexed import IndexedDataset
-from nbtrain.data.packed_dataset import build_split
-from nbtrain.data.prepare import prepare
-from nbtrain.data.tokenizer import Tokenizer
-from nbtrain.workspace import tokenizer_dir
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.dataset.samples.packed_dataset import build_split
 
 FILES = ("questions.jsonl", "tasks.json", "conversations.jsonl")
 

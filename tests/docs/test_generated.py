@@ -6,12 +6,12 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from nbtrain.base.metrics import SCALARS
+from nbtrain.cli.reference.pages import RUNS, editor_schema, generated, runs_table, with_table
 from nbtrain.config.fields import described
 from nbtrain.config.load import field_keys, load, to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import parse_yaml, read_yaml
-from nbtrain.metrics import SCALARS
-from nbtrain.planner.docs import RUNS, editor_schema, generated, runs_table, with_table
 
 REPOSITORY = Path(__file__).parents[2]
 TRAINING = REPOSITORY / "examples" / "megatron-gpt" / "training"

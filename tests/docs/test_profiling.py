@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.config.flops import megatron_deepspeed_tflops, model_flops_per_token
+from nbtrain.base.metrics import BY_NAME
+from nbtrain.config.arithmetic.flops import megatron_deepspeed_tflops, model_flops_per_token
 from nbtrain.config.load import field_keys, load
-from nbtrain.metrics import BY_NAME
 
 PAGE = (Path(__file__).parents[2] / "docs" / "profiling.md").read_text(encoding="utf-8")
 

@@ -118,7 +118,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     environment["JUPYTER_CONFIG_PATH"] = str(root / "switch")
     switch = root / "switch" / "jupyter_server_config.d"
     switch.mkdir(parents=True)
-    shutil.copy(REPOSITORY / "nbtrain" / "server" / "nbtrain.json", switch / "nbtrain.json")
+    shutil.copy(REPOSITORY / "nbtrain" / "lab" / "server" / "nbtrain.json", switch / "nbtrain.json")
     (root / "home").mkdir()
     (root / "notebooks").mkdir()
     command = [

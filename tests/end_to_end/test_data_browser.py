@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nbtrain.config.schema import RunConfig
-from tests.data.dataset_maker import make_dataset
+from tests.dataset.dataset_maker import make_dataset
 from tests.end_to_end.test_browser import (  # noqa: F401
     Lab,
     browser,

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from nbtrain import api
-from nbtrain.data.baselines import baselines
-from nbtrain.notebook_runner import DemoSummary
+from nbtrain.api.run import open_run
+from nbtrain.cli.demo import DemoSummary
+from nbtrain.dataset.look.baselines import baselines
 
 # A tenth of the tokens in 120 steps of 1,024.
 A_TENTH = (
@@ -55,7 +55,7 @@ def test_the_demo_trains_a_model_that_knows_its_text(
 ):
     """Losses well under unigram and bigram, the pages are there, and a second call redoes nothing."""
     summary = demo(workspace, overrides)
-    run = api.open_run("gpt-tiny")
+    run = open_run("gpt-tiny")
     base = baselines(run.config)
     loss = run.summary()["last_validation_loss"]
     assert run.state == "SUCCEEDED"

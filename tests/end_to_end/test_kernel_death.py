@@ -7,8 +7,10 @@ import time
 import pytest
 from jupyter_client.manager import KernelManager
 
-from nbtrain import api
-from nbtrain.rundir import RunDir, read_events
+from nbtrain.api import verbs as api
+from nbtrain.api.run import open_run
+from nbtrain.base.events import read_events
+from nbtrain.base.rundir import RunDir
 
 STEPS = 60
 SETTINGS = {
@@ -53,7 +55,7 @@ def test_a_killed_kernel_disturbs_nothing(workspace):
         code = f"import nbtrain as nb\nrun = nb.submit('gpt-tiny', {{**{SETTINGS!r}, 'name': 'orphan'}})"
         reply = client.execute_interactive(code, timeout=60, output_hook=lambda message: None)
         assert reply["content"]["status"] == "ok", reply["content"]
-        orphan = api.open_run("orphan")
+        orphan = open_run("orphan")
         deadline = time.monotonic() + 120
         while len(trace(orphan.directory)) < 5 and time.monotonic() < deadline:
             time.sleep(0.02)

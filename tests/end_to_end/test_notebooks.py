@@ -13,12 +13,12 @@ from pathlib import Path
 import nbformat
 import pytest
 
-from nbtrain import api
-from nbtrain.data.dataset_files import DatasetFiles
-from nbtrain.data.inspect import verify
-from nbtrain.errors import ConfigError, JobError
-from nbtrain.notebook_runner import check_parameter_names, folder_of, run_notebook, typed_parameters
-from nbtrain.rundir import RunDir
+from nbtrain.api.run import open_run
+from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.rundir import RunDir
+from nbtrain.cli.notebook_runner import check_parameter_names, folder_of, run_notebook, typed_parameters
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.look.inspect import verify
 
 from ..config.conftest import UPSTREAM
 
@@ -160,7 +160,7 @@ def test_each_runs_in_order_for_a_small_run(trial, tmp_path):
         last = [cell for cell in executed.cells if cell.cell_type == "code"][-1]
         assert last.outputs, f"{name}: the last cell shows nothing"
         assert not any("widget-view" in kind for one in last.outputs for kind in one.get("data", {}))
-    run = api.open_run("notebook-trial")
+    run = open_run("notebook-trial")
     assert run.state == "SUCCEEDED"
     assert run.summary()["steps"] == 12
     assert "SUCCEEDED" in shown["03_launch"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.train.checkpoint_store import STATES, CheckpointStore
+from nbtrain.checkpoint.store import STATES, CheckpointStore
 from tests.fixtures.make_old_workspace import RUNS, STEPS, STOPPED_AT, losses, tensors_sha256
 
 TESTS = Path(__file__).parents[1]

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain import api, files
+from nbtrain.api.run import open_run
+from nbtrain.base import files
+from nbtrain.base.jobstate import SUCCEEDED
+from nbtrain.base.records import JobRecord
 from nbtrain.config.load import load
-from nbtrain.config.twin import STEPS
-from nbtrain.jobstate import SUCCEEDED
-from nbtrain.rundir import JobRecord
+from nbtrain.jobs.twin.small_sections import STEPS
 
 from ..config.conftest import UPSTREAM
 
@@ -54,7 +55,7 @@ def test_the_twin_of_each_upstream_run_passes(home, tmp_path, name):
     assert f"Twin of {name}: PASSED" in text
     assert "image/png" in shown[-1]["data"]
 
-    run = api.open_run(f"{name}-twin")
+    run = open_run(f"{name}-twin")
     report = files.read_json(run.directory.path / "twin.json")
     assert report["passed"] and report["ranks"] == min(load(name).world_size, 8)
     assert {check["outcome"] for check in report["checks"]} == {"passed"}

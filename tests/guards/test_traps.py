@@ -11,28 +11,28 @@ import os
 import time
 from pathlib import Path
 
-import launch
 import numpy as np
 import pytest
 import torch
-from cases import Case
-from reshaping import chained
-from runner import values
 from torch.utils.file_baton import FileBaton
 
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.records import JobRecord
+from nbtrain.checkpoint import reshape
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import load
-from nbtrain.errors import ConfigError
-from nbtrain.jobs import attempt as attempts
+from nbtrain.jobs.supervisor import attempt as attempts
 from nbtrain.model.gpt import GPT, GPTConfig
 from nbtrain.model.names import canonical_name, optimizer_group
 from nbtrain.parallel import stale_locks, startup
 from nbtrain.parallel.groups import Group, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
-from nbtrain.rundir import JobRecord
-from nbtrain.train import reshape
 from nbtrain.train.build import _deepspeed_units
-from nbtrain.train.optimizer import build_optimizer, parameter_groups
+from nbtrain.train.engine.optimizer import build_optimizer, parameter_groups
+from tests.parity.cases import Case
+from tests.parity.reshaping import chained
+from tests.parity.runner import values
+from tests.train import launch
 
 HERE = Path(__file__).parent
 REPOSITORY = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def first_steps(runner, case: Case, guard: str | None = None) -> np.ndarray:
 def test_t1_zero_0_with_16_bit_weights_is_refused(configuration, facts):
     """DeepSpeed makes a step of the optimizer before the first one, and Adam's bias correction is one step ahead.
 
-    Refused in config/combinations.py, and once more where DeepSpeed's keys are derived. Seen: without either, nothing is raised.
+    Refused in config/rules/combinations.py, and once more where DeepSpeed's keys are derived. Seen: without either, nothing is raised.
     """
     for precision in ("bf16", "fp16"):
         with pytest.raises(ConfigError, match="zero_stage = 0"):

@@ -98,7 +98,7 @@ def _matrices_inside_zero_init() -> dict[str, int]:
     import deepspeed
 
     from nbtrain.model.gpt import GPT, GPTConfig
-    from nbtrain.train.optimizer import parameter_groups
+    from nbtrain.train.engine.optimizer import parameter_groups
 
     with deepspeed.zero.Init(config_dict_or_path={"train_batch_size": 1, "zero_optimization": {"stage": 3}}):
         model = GPT(GPTConfig(2, 16, 2, 64, 32, 8))

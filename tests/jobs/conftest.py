@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from nbtrain.base.events import read_events
+from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
-from nbtrain.data.prepare import prepare
-from nbtrain.jobs import processes
-from nbtrain.jobs.registry import list_runs
+from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.submit import submit
-from nbtrain.rundir import JobDir, RunDir, read_events
+from nbtrain.jobs.supervisor import processes
+from nbtrain.monitor.runs import list_runs
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -18,8 +18,9 @@ import signal
 import sys
 import time
 
-from nbtrain import files
-from nbtrain.rundir import ControlRequest, ExitRecord, Heartbeat, JobDir, ProcessIdentity, Progress, RunDir
+from nbtrain.base import files
+from nbtrain.base.records import ControlRequest, ExitRecord, Heartbeat, ProcessIdentity, Progress
+from nbtrain.base.rundir import JobDir, RunDir
 
 
 def main(run_path: str) -> int:

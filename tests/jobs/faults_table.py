@@ -21,14 +21,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nbtrain import files
+from nbtrain.base import files
+from nbtrain.base.events import read_events
+from nbtrain.base.jobstate import read_state
+from nbtrain.base.records import Heartbeat, JobRecord
+from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.load import load, to_yaml
-from nbtrain.data.prepare import prepare
+from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs import control
-from nbtrain.jobs.environment import cgroup_file
+from nbtrain.jobs.machine import cgroup_file
 from nbtrain.jobs.submit import resume, submit
-from nbtrain.jobstate import read_state
-from nbtrain.rundir import Heartbeat, JobDir, JobRecord, RunDir, read_events
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
 BEGIN, END = "<!-- measured: python tests/jobs/faults_table.py -->", "<!-- end -->"

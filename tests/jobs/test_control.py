@@ -7,11 +7,13 @@ import time
 
 import pytest
 
-from nbtrain import files
+from nbtrain.base import files
+from nbtrain.base.errors import JobError
+from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.config.load import load, to_yaml
-from nbtrain.errors import JobError
-from nbtrain.jobs import control, processes
-from nbtrain.rundir import JobDir, JobRecord, ProcessIdentity, RunDir, new_job_id
+from nbtrain.jobs import control
+from nbtrain.jobs.supervisor import processes
 
 
 @pytest.fixture

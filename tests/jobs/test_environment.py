@@ -4,8 +4,9 @@ import os
 
 import pytest
 
-from nbtrain.jobs import environment
-from nbtrain.rundir import JobDir, RunDir, new_job_id
+from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.jobs import environment, machine
+from nbtrain.jobs.machine import Gpu, oom_kills, this_machine, visible_gpus
 
 
 @pytest.fixture
@@ -98,23 +99,23 @@ def test_only_listed_variables_are_recorded():
 
 def test_the_machine_is_seen():
     """Cores, memory and CPU of this machine are plausible and cost no torch."""
-    machine = environment.this_machine()
-    assert 1 <= machine.cores <= len(os.sched_getaffinity(0))
-    assert 0 < machine.memory_available_bytes <= machine.memory_bytes
-    assert machine.cpu
+    here = this_machine()
+    assert 1 <= here.cores <= len(os.sched_getaffinity(0))
+    assert 0 < here.memory_available_bytes <= here.memory_bytes
+    assert here.cpu
 
 
 def test_visible_gpus_follow_cuda(monkeypatch):
     """CUDA_VISIBLE_DEVICES picks by number, and an invalid entry hides the rest, as CUDA does it."""
-    four = tuple(environment.Gpu(f"gpu{index}", None) for index in range(4))
-    monkeypatch.setattr(environment, "_driver_gpus", lambda: four)
+    four = tuple(Gpu(f"gpu{index}", None) for index in range(4))
+    monkeypatch.setattr(machine, "_driver_gpus", lambda: four)
 
     def names(value):
         if value is None:
             monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         else:
             monkeypatch.setenv("CUDA_VISIBLE_DEVICES", value)
-        return [gpu.name for gpu in environment.visible_gpus()]
+        return [gpu.name for gpu in visible_gpus()]
 
     assert names(None) == ["gpu0", "gpu1", "gpu2", "gpu3"]
     assert names("2,0") == ["gpu2", "gpu0"]
@@ -126,9 +127,9 @@ def test_cgroup_files_of_both_versions(tmp_path, monkeypatch):
     """The kernel's out-of-memory counter is read where the cgroup shows one, and None is no zero."""
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
-    monkeypatch.setattr(environment, "cgroup_file", lambda *names: counter)
-    assert environment.oom_kills() == 2
+    monkeypatch.setattr(machine, "cgroup_file", lambda *names: counter)
+    assert oom_kills() == 2
     counter.write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 1\n")
-    assert environment.oom_kills() == 1
-    monkeypatch.setattr(environment, "cgroup_file", lambda *names: None)
-    assert environment.oom_kills() is None
+    assert oom_kills() == 1
+    monkeypatch.setattr(machine, "cgroup_file", lambda *names: None)
+    assert oom_kills() is None

@@ -14,9 +14,10 @@ import faults_table
 import pytest
 from faults_table import BEGIN, DOCUMENT, END, FAULTS, Fault, at, suffer
 
-from nbtrain import files
+from nbtrain.base import files
+from nbtrain.base.events import read_events
+from nbtrain.base.records import Rollback
 from nbtrain.jobs import control
-from nbtrain.rundir import Rollback, read_events
 
 
 def leave_one_device(suffered, note):

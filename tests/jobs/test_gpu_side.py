@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from nbtrain.errors import CheckpointError, NbtrainError
+from nbtrain.base.errors import CheckpointError, NbtrainError
 from nbtrain.jobs import gpu_side
 from nbtrain.jobs.gpu_side import stream
 
@@ -38,7 +38,7 @@ def package(tmp_path, monkeypatch):
     site.mkdir()
     (site / "sitecustomize.py").write_text(f"import nbtrain; nbtrain.__path__.append({str(tmp_path)!r})\n")
     monkeypatch.setenv("PYTHONPATH", f"{site}:{nbtrain.__path__[0]}/..")
-    return "answering"
+    return "nbtrain.answering"
 
 
 def test_answers_come_as_they_are_made(package):
@@ -83,6 +83,6 @@ def test_a_reader_that_goes_away_ends_the_process(package, monkeypatch):
 def test_a_package_that_is_not_there(workspace):
     """Even a wrong name ends in words."""
     with pytest.raises(NbtrainError, match=r"python -m nbtrain.nothing ended with code 1") as died:
-        list(stream("nothing", {}))
+        list(stream("nbtrain.nothing", {}))
     assert "No module named nbtrain.nothing" in str(died.value)
     assert sys.executable in str(died.value)

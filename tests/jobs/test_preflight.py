@@ -11,7 +11,7 @@ import pytest
 from nbtrain.config.load import load
 from nbtrain.jobs import preflight as checks
 from nbtrain.jobs import preflight_tools as tools_checks
-from nbtrain.jobs.environment import Gpu, Machine
+from nbtrain.jobs.machine import Gpu, Machine
 from nbtrain.jobs.preflight import preflight
 
 GIB = 1 << 30

@@ -10,11 +10,14 @@ import time
 
 import pytest
 
-from nbtrain import files
-from nbtrain.jobs import control, processes
+from nbtrain.base import files
+from nbtrain.base.events import read_events
+from nbtrain.base.jobstate import read_state
+from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.rundir import RunDir
+from nbtrain.jobs import control
 from nbtrain.jobs.submit import resume, submit
-from nbtrain.jobstate import read_state
-from nbtrain.rundir import ExitRecord, Heartbeat, JobRecord, RunDir, read_events
+from nbtrain.jobs.supervisor import processes
 
 pytestmark = pytest.mark.slow
 

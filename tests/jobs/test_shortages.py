@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base.records import ExitRecord
+from nbtrain.base.rundir import RunDir
 from nbtrain.jobs import control
-from nbtrain.jobs.environment import cgroup_file
-from nbtrain.jobs.reserve import RESERVED_BYTES, Reserve
-from nbtrain.rundir import ExitRecord, RunDir
+from nbtrain.jobs.machine import cgroup_file
+from nbtrain.jobs.supervisor.reserve import RESERVED_BYTES, Reserve
 
 pytestmark = pytest.mark.root
 

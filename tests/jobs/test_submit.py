@@ -5,15 +5,18 @@ import time
 
 import pytest
 
-from nbtrain import cli, files
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError, SubmitError
+from nbtrain.base.events import read_events
+from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity
+from nbtrain.base.rundir import RunDir
+from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, load_resolved
-from nbtrain.errors import ConfigError, SubmitError
 from nbtrain.jobs import submit as submitting
 from nbtrain.jobs.changes import BOUND, FREE, changes_between
 from nbtrain.jobs.environment import dataset_sha256
-from nbtrain.jobs.registry import list_runs, runs_table
 from nbtrain.jobs.submit import clone, resume, submit
-from nbtrain.rundir import Heartbeat, JobRecord, ProcessIdentity, RunDir, read_events
+from nbtrain.monitor.runs import list_runs, runs_table
 
 
 @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import load
-from nbtrain.config.parameters import count_parameters
 from nbtrain.model.gpt import GPT, GPTConfig, build_model
 from nbtrain.model.names import optimizer_group
 

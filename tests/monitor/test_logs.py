@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base.rundir import RunDir
 from nbtrain.monitor import logs
-from nbtrain.rundir import RunDir
-from tests.widgets.fake_run import FakeJob
+from tests.lab.widgets.fake_run import FakeJob
 
 
 def test_without_an_offset_the_end_comes_from_a_lines_beginning(tmp_path: Path) -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.errors import DataError
+from nbtrain.base.errors import DataError
+from nbtrain.base.rundir import RunDir
 from nbtrain.monitor.pictures import scalars_of, scalars_table, throughput, timing, training_curves
 from nbtrain.monitor.run_view import RunView
-from nbtrain.rundir import RunDir
+from tests.lab.widgets.fake_run import FakeJob
 from tests.monitor.test_tfevents import EventFile
-from tests.widgets.fake_run import FakeJob
 
 
 @pytest.fixture

@@ -2,10 +2,10 @@
 
 import pytest
 
-from nbtrain import files
-from nbtrain.errors import DataError
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.rundir import RunDir
 from nbtrain.monitor.profiles import profiles
-from nbtrain.rundir import RunDir
 
 
 def test_profiles_by_step_and_rank(tmp_path):

@@ -5,9 +5,9 @@ import subprocess
 import sys
 import time
 
+from nbtrain.base.records import ProcessIdentity
 from nbtrain.monitor import nvml
 from nbtrain.monitor.resources import ResourceSampler
-from nbtrain.rundir import ProcessIdentity
 
 BUSY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
 

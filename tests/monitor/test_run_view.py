@@ -10,19 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain.jobs.registry import summary_of
+from nbtrain.base.records import AttemptRecord, ExitRecord, Heartbeat, ProcessIdentity, ResumeCertificate
+from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.monitor import run_view
-from nbtrain.monitor.run_view import SNAPSHOT_KEYS, RunView, progress_line, resume_lines, status_text, thin
-from nbtrain.rundir import (
-    NOT_USED,
-    AttemptRecord,
-    ExitRecord,
-    Heartbeat,
-    ProcessIdentity,
-    ResumeCertificate,
-    RunDir,
-)
-from tests.widgets.fake_run import TOKENS_PER_STEP, FakeJob
+from nbtrain.monitor.lines import progress_line, resume_lines, status_text
+from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.runs import summary_of
+from nbtrain.monitor.snapshot import NUM_EVENTS, SNAPSHOT_KEYS, in_sight, thin
+from tests.lab.widgets.fake_run import TOKENS_PER_STEP, FakeJob
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +76,7 @@ def test_what_is_weighty_stays_in_sight(run: RunDir) -> None:
         job.events.write("alert", f"step {step}: communication is above 30%")
     view = RunView(run)
     told = [event["message"] for event in view.snapshot()["events"]]
-    assert len(told) == run_view.NUM_EVENTS
+    assert len(told) == NUM_EVENTS
     assert [text.split(":")[0] for text in told[:3]] == [
         "rank 1 was killed; 2 steps are lost",
         "attempt 0 failed",
@@ -98,9 +93,9 @@ def test_what_is_weighty_stays_in_sight(run: RunDir) -> None:
 
 def test_weighty_events_take_half_the_room_at_most() -> None:
     events = [{"kind": kind, "number": number} for number, kind in enumerate(["restart"] * 9 + ["phase"] * 9)]
-    assert [event["number"] for event in run_view.in_sight(events, 8)] == [5, 6, 7, 8, 14, 15, 16, 17]
-    assert run_view.in_sight(events[:3], 8) == events[:3]
-    assert run_view.in_sight(events[8:], 8) == [events[8], *events[-7:]]
+    assert [event["number"] for event in in_sight(events, 8)] == [5, 6, 7, 8, 14, 15, 16, 17]
+    assert in_sight(events[:3], 8) == events[:3]
+    assert in_sight(events[8:], 8) == [events[8], *events[-7:]]
 
 
 def test_later_snapshots_follow_the_run(run: RunDir) -> None:
@@ -139,7 +134,7 @@ def test_snapshots_within_a_moment_are_one(run: RunDir, monkeypatch: pytest.Monk
 def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
     """A job whose supervisor has vanished is LOST with its cause, whatever job.json says."""
     code = (
-        "import sys, os; from nbtrain.rundir import RunDir; from tests.widgets.fake_run import FakeJob\n"
+        "import sys, os; from nbtrain.base.rundir import RunDir; from tests.lab.widgets.fake_run import FakeJob\n"
         "job = FakeJob(RunDir(sys.argv[1]), steps=10); job.one_step(); os._exit(9)"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -177,7 +172,7 @@ def test_rank_that_has_not_spoken_waits(run: RunDir) -> None:
 def test_trial_fills_its_bar(run: RunDir) -> None:
     """With max_steps the fraction is of what the trial trains, not of train_tokens."""
     from nbtrain.config.load import to_yaml
-    from tests.widgets.fake_run import run_config
+    from tests.lab.widgets.fake_run import run_config
 
     job = FakeJob(run, steps=5)
     config = run_config("gpt-fake", 1000)

@@ -10,7 +10,7 @@ from tensorboard.compat.proto import event_pb2, tensor_pb2, types_pb2
 from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from nbtrain.errors import DataError
+from nbtrain.base.errors import DataError
 from nbtrain.monitor.tfevents import ScalarReader, Series, _masked_crc32c, read_scalars
 
 LOSS = "lm-loss-training/lm loss"

@@ -7,8 +7,8 @@ import ranks
 import torch
 import torch.distributed as dist
 
+from nbtrain.base.topology import Topology
 from nbtrain.parallel.groups import ALONE, KINDS, MegatronUnits, ParallelGroups, group_ranks
-from nbtrain.topology import Topology
 
 LAYOUTS = [
     (Topology(p, d, t), s)

@@ -12,16 +12,16 @@ import torch
 import torch.distributed as dist
 from small import S, gpt_config, text
 
+from nbtrain.base.topology import Topology
 from nbtrain.model.gpt import GPT
+from nbtrain.model.gpt_pipe import canonical_parameters, piped, pipeline_inputs
 from nbtrain.model.names import DECAY, NO_DECAY, optimizer_group
-from nbtrain.model.pipeline import canonical_parameters, piped, pipeline_inputs
 from nbtrain.parallel.groups import ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.mappings import own_part
 from nbtrain.parallel.random import TensorParallelStream
 from nbtrain.parallel.startup import prepare_deepspeed
 from nbtrain.parallel.tensor import is_sharded
-from nbtrain.topology import Topology
 
 STEPS, MICRO_BATCHES, CLIP, RATE = 4, 4, 0.5, 1e-2
 # More blocks than stages, and no even number of them.

@@ -10,13 +10,13 @@ import torch
 import torch.distributed as dist
 from small import gpt_config, text
 
+from nbtrain.base.topology import Topology
 from nbtrain.model.gpt import GPT
 from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.mappings import own_part
 from nbtrain.parallel.startup import prepare_deepspeed
-from nbtrain.topology import Topology
-from nbtrain.train.optimizer import parameter_groups
+from nbtrain.train.engine.optimizer import parameter_groups
 
 STEPS, CLIP = 5, 0.5
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from oracle import batch_of, plain_model
 
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.config.load import load_resolved
-from nbtrain.config.lr_schedule import LrSchedule
-from nbtrain.data import gpt_dataset
+from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.parallel import startup
-from nbtrain.rundir import RunDir
-from nbtrain.train.optimizer import parameter_groups, set_rates
+from nbtrain.train.engine.optimizer import parameter_groups, set_rates
+from tests.parity.oracle import batch_of, plain_model
 
 SPECS = [
     {"patterns": [r".*(query_key_value|dense_h_to_4h)\.(weight|bias)$"], "partition_type": "column"},
@@ -34,9 +34,9 @@ def main(path: str, answer: str) -> None:
     tensor, data = parallel.tensor_parallel_size, parallel.data_parallel_size
     # Rank 0 fills the index cache.
     if world.rank == 0:
-        gpt_dataset.build(config, None)
+        build_datasets(config, None)
     dist.barrier()
-    datasets, schedule = gpt_dataset.build(config, None), LrSchedule.of(config)
+    datasets, schedule = build_datasets(config, None), LrSchedule.of(config)
     model = plain_model(config)
     optimizer = torch.optim.AdamW(
         parameter_groups(model.named_parameters(), config.optimizer.weight_decay),

@@ -9,15 +9,14 @@ import pytest
 sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[1] / "train")]
 
 if TYPE_CHECKING:
-    from runner import Runner
-
-    from nbtrain.jobs.fork_server import ForkServer
+    from nbtrain.jobs.twin.fork_client import ForkServer
+    from tests.parity.runner import Runner
 
 
 @pytest.fixture(scope="session")
 def runner(fork_server: "ForkServer", tmp_path_factory: pytest.TempPathFactory) -> "Runner":
     """Trains cases in a folder and a data home of their own."""
-    from runner import Runner, make_datasets
+    from tests.parity.runner import Runner, make_datasets
 
     root = tmp_path_factory.mktemp("parity")
     make_datasets(root / "data")

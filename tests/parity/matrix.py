@@ -18,16 +18,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import page
-from cases import Case, parity_cases
-from reshaping import first_half, reshape_cases, reshape_cases_bf16, reshaped
-from resuming import resume_cases, resumed
-from runner import Job, RunFailed, Runner, exceeds, make_datasets
-from sources import PAGE, REPOSITORY, sources_sha256, stamp
-
-from nbtrain.jobs import fork_server
-from nbtrain.jobs.fork_server import ForkServer
-from nbtrain.rundir import RunDir
+from nbtrain.base.rundir import RunDir
+from nbtrain.jobs.twin import fork_client as fork_server
+from nbtrain.jobs.twin.fork_client import ForkServer
+from tests.parity import page
+from tests.parity.cases import Case, parity_cases
+from tests.parity.reshaping import first_half, reshape_cases, reshape_cases_bf16, reshaped
+from tests.parity.resuming import resume_cases, resumed
+from tests.parity.runner import Job, RunFailed, Runner, exceeds, make_datasets
+from tests.parity.sources import PAGE, REPOSITORY, sources_sha256, stamp
 
 TABLES = ("parity", "autotp", "resume", "reshape")
 AUTOTP = [Case(tp=2), Case(tp=4), Case(tp=2, dp=2), Case(tp=2, dp=2, zero=2), Case(tp=2, dp=2, zero=3)]

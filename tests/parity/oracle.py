@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from plain_gpt import PlainGPT
 
-from nbtrain.config.lr_schedule import LrSchedule
+from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.config.schema import RunConfig
-from nbtrain.data import gpt_dataset
+from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.model.gpt import build_model
+from tests.parity.plain_gpt import PlainGPT
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def batch_of(dataset: Any, positions: range) -> tuple[torch.Tensor | None, ...]:
 
 def curve(config: RunConfig) -> Curve:
     """Train the run of `config`, whatever layout it asks for, in this process. NBTRAIN_DATA names its data home."""
-    datasets, schedule, settings = gpt_dataset.build(config, None), LrSchedule.of(config), config.optimizer
+    datasets, schedule, settings = build_datasets(config, None), LrSchedule.of(config), config.optimizer
     model = plain_model(config)
     matrices, others = (
         [parameter for parameter in model.parameters() if (parameter.ndim > 1) == is_matrix]

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from cases import GLOBAL_BATCH, MODEL, SEQ_LENGTH, STEPS, TOLERANCES
-from reshaping import AT, LOSS_TOLERANCE
-from resuming import INTERVAL
-from resuming import STEPS as RESUME_STEPS
+from tests.parity.cases import GLOBAL_BATCH, MODEL, SEQ_LENGTH, STEPS, TOLERANCES
+from tests.parity.reshaping import AT, LOSS_TOLERANCE
+from tests.parity.resuming import INTERVAL
+from tests.parity.resuming import STEPS as RESUME_STEPS
 
 Record = dict[str, Any]
 

@@ -5,7 +5,7 @@ import random
 from functools import cache
 from typing import Any
 
-from cases import Case
+from tests.parity.cases import Case
 
 Row = dict[str, Any]
 Pair = frozenset[tuple[str, Any]]
@@ -33,7 +33,7 @@ def case_of(row: Row) -> Case:
 
 
 def goes_together(row: Row) -> bool:
-    """Whether nbtrain trains such a row; test_pairwise.py holds this against config/check.py."""
+    """Whether nbtrain trains such a row; test_pairwise.py holds this against config/rules/check.py."""
     case = case_of(row)
     return not (
         (case.zero == 0 and (case.precision == "bf16" or case.tp > 1 or case.pp > 1))

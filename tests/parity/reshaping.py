@@ -9,15 +9,15 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import launch
 import numpy as np
-from cases import STEPS, Case
-from runner import Job, RunFailed, Runner, contents, values
 
-from nbtrain import files
+from nbtrain.base import files
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.config.load import load_resolved, to_yaml
-from nbtrain.rundir import RunDir
-from nbtrain.train.checkpoint_store import CheckpointStore
+from tests.parity.cases import STEPS, Case
+from tests.parity.runner import Job, RunFailed, Runner, contents, values
+from tests.train import launch
 
 AT = 5
 LOSS_TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}

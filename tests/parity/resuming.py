@@ -12,12 +12,13 @@ import random
 import signal
 from dataclasses import dataclass
 
-import launch
-from cases import Case
-from runner import Job, RunFailed, Runner, contents
-
-from nbtrain.jobs.fork_server import Ended
-from nbtrain.rundir import ResumeCertificate, RunDir, read_events
+from nbtrain.base.events import read_events
+from nbtrain.base.records import ResumeCertificate
+from nbtrain.base.rundir import RunDir
+from nbtrain.jobs.twin.fork_client import Ended
+from tests.parity.cases import Case
+from tests.parity.runner import Job, RunFailed, Runner, contents
+from tests.train import launch
 
 STEPS, INTERVAL = 9, 3
 OVERRIDES = {

@@ -13,18 +13,19 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-import launch
 import numpy as np
 import torch
-from cases import Case
-from oracle import Curve, curve
 from test_data_options import make_packed
 
+from nbtrain.base.errors import NbtrainError
+from nbtrain.base.events import read_events
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.store import STATES, CheckpointStore
 from nbtrain.config.load import load_resolved
-from nbtrain.errors import NbtrainError
-from nbtrain.jobs.fork_server import Ended, ForkServer, Launch
-from nbtrain.rundir import RunDir, read_events
-from nbtrain.train.checkpoint_store import STATES, CheckpointStore
+from nbtrain.jobs.twin.fork_client import Ended, ForkServer, Launch
+from tests.parity.cases import Case
+from tests.parity.oracle import Curve, curve
+from tests.train import launch
 
 TRAIN = "nbtrain.train.__main__:main"
 SYS_PATH = [Path(__file__).parent, Path(__file__).parents[1] / "train"]

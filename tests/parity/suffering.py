@@ -3,10 +3,10 @@
 import os
 import signal
 
-from nbtrain.rundir import RunDir
+from nbtrain.base.rundir import RunDir
 from nbtrain.train import __main__ as trainer
 from nbtrain.train.build import Built
-from nbtrain.train.heartbeat import HeartbeatWriter
+from nbtrain.train.health.heartbeat import HeartbeatWriter
 
 
 def hit(path: str, number: int, rank: int, step: int, beats: int) -> int:

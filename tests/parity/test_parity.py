@@ -19,16 +19,16 @@ a norm, which sees the rounding of each gradient, not its mean, 4.6e-3, of a par
 import itertools
 import re
 
-import launch
 import pytest
-from cases import Case, parity_cases
-from pairwise import CHOICES, all_pairs, case_of, cover, goes_together
-from reshaping import reshape_cases, reshape_cases_bf16
-from resuming import resume_cases
-from runner import exceeds
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
-from nbtrain.errors import ConfigError
+from tests.parity.cases import Case, parity_cases
+from tests.parity.pairwise import CHOICES, all_pairs, case_of, cover, goes_together
+from tests.parity.reshaping import reshape_cases, reshape_cases_bf16
+from tests.parity.resuming import resume_cases
+from tests.parity.runner import exceeds
+from tests.train import launch
 
 CASES = {
     case.name: case

@@ -1,7 +1,8 @@
 """One run goes through layouts of every kind, each loading what the one before has saved (reshaping.py)."""
 
 import pytest
-from reshaping import chained, reshape_cases, reshape_cases_bf16, turns
+
+from tests.parity.reshaping import chained, reshape_cases, reshape_cases_bf16, turns
 
 # Every second of a list, then the others backwards: neighbours differ in more than one kind.
 CHAINS = {"fp32": turns(reshape_cases()), "bf16": turns(reshape_cases_bf16())}

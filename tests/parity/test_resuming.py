@@ -1,7 +1,8 @@
 """A run that was stopped, killed and killed while saving ends as one that was not, bit for bit (resuming.py)."""
 
 import pytest
-from resuming import resume_cases_of_ci, resumed
+
+from tests.parity.resuming import resume_cases_of_ci, resumed
 
 CASES = {case.name: case for case in resume_cases_of_ci()}
 

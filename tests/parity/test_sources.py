@@ -1,7 +1,8 @@
 """The committed page of figures says what it holds for, and a run of the tests says when that is over."""
 
 import pytest
-from sources import PAGE, REPOSITORY, sources_sha256, staleness, stamp
+
+from tests.parity.sources import PAGE, REPOSITORY, sources_sha256, staleness, stamp
 
 
 def test_the_page_holds_for_these_sources():

@@ -1,6 +1,6 @@
 """One rank that trains several runs, one after the other, in one process group: its start is paid once.
 
-python worker.py RUN_DIR ..., or worker:main of forked ranks (nbtrain/jobs/fork_server.py); each run as
+python worker.py RUN_DIR ..., or worker:main of forked ranks (nbtrain/jobs/twin/fork_client.py); each run as
 `python -m nbtrain.train` trains it, but for start and end.
 """
 
@@ -15,13 +15,15 @@ import torch
 from deepspeed.accelerator import get_accelerator
 from deepspeed.utils import groups as deepspeed_groups
 
+from nbtrain.base.events import EventWriter
+from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.records import Progress
+from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.parallel import startup
 from nbtrain.parallel.startup import World
-from nbtrain.parent_death import die_with_parent
-from nbtrain.rundir import EventWriter, Progress, RunDir
 from nbtrain.train.build import refuse_unsupported
-from nbtrain.train.heartbeat import HeartbeatWriter
+from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.requests import Requests
 from nbtrain.train.trainer import train_run
 

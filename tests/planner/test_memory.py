@@ -2,9 +2,9 @@
 
 import pytest
 
-from nbtrain.config.devices import GIB
+from nbtrain.config.arithmetic.devices import GIB
+from nbtrain.config.arithmetic.parameters import count_parameters, count_stage_parameters
 from nbtrain.config.load import load
-from nbtrain.config.parameters import count_parameters, count_stage_parameters
 from nbtrain.planner.memory import (
     PARTS,
     activation_bytes,

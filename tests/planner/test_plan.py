@@ -4,17 +4,17 @@ import json
 
 import pytest
 
-from nbtrain import amounts, files
-from nbtrain.config.flops import model_flops_per_token
+from nbtrain.base import amounts, files
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import dataset_dir
+from nbtrain.config.arithmetic.flops import model_flops_per_token
+from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.load import load
-from nbtrain.config.stages import stage_layers
 from nbtrain.planner import duration
 from nbtrain.planner.disk import estimate_disk, num_checkpoints
 from nbtrain.planner.duration import bubble_fraction, estimate_duration, tensor_communication_seconds
 from nbtrain.planner.picture import plan_picture
 from nbtrain.planner.plan import plan
-from nbtrain.rundir import RunDir
-from nbtrain.workspace import dataset_dir
 
 HOUR, DAY = 3600, 86400
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 @pytest.fixture(scope="session")
 def data_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data home with the dataset `test`: 400 documents of about 50 tokens, vocabulary 500."""
-    import launch
+    from tests.train import launch
 
     home = tmp_path_factory.mktemp("data home")
     launch.make_dataset(home)

@@ -1,7 +1,7 @@
 """Trains runs of one rank, and writes down who in a step took a number from a tensor: on a GPU each is a wait.
 
 torchrun --nproc-per-node 1 host_syncs_worker.py RUN_DIR ...; a run whose name ends in "-ahead" runs ahead
-(nbtrain/train/run_ahead.py). Leaves {"file:function": times} in RUN_DIR/host_syncs.json, of all steps.
+(nbtrain/train/engine/run_ahead.py). Leaves {"file:function": times} in RUN_DIR/host_syncs.json, of all steps.
 """
 
 import os
@@ -18,15 +18,17 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import nbtrain
-from nbtrain import files
+from nbtrain.base import files
+from nbtrain.base.events import EventWriter
+from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.records import Progress
+from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.parallel import startup
-from nbtrain.parent_death import die_with_parent
-from nbtrain.rundir import EventWriter, Progress, RunDir
 from nbtrain.train import trainer
-from nbtrain.train.heartbeat import HeartbeatWriter
+from nbtrain.train.engine.run_ahead import let_run_ahead, may_run_ahead
+from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.requests import Requests
-from nbtrain.train.run_ahead import let_run_ahead, may_run_ahead
 from nbtrain.train.training_step import TrainingStep
 
 WAITS = {"aten::_local_scalar_dense", "aten::nonzero", "aten::equal", "aten::masked_select"}

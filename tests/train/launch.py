@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from nbtrain import files
+from nbtrain.base import files
+from nbtrain.base.events import read_events
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import JobDir, RunDir, new_job_id, new_run_id
 from nbtrain.config.load import load, load_resolved, to_yaml
-from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
-from nbtrain.data.indexed_writer import IndexedWriter
-from nbtrain.rundir import JobDir, JobRecord, RunDir, new_job_id, new_run_id, read_events
+from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.indexed_writer import IndexedWriter
 
 VOCAB_SIZE = 500
 

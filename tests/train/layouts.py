@@ -3,12 +3,12 @@
 import shutil
 from pathlib import Path
 
-import launch
 import torch
 
-from nbtrain.jobs.fork_server import ForkServer
-from nbtrain.rundir import RunDir
-from nbtrain.train.checkpoint_store import STATES, CheckpointStore
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.store import STATES, CheckpointStore
+from nbtrain.jobs.twin.fork_client import ForkServer
+from tests.train import launch
 
 HALF, STEPS = 2, 4
 BASE = {

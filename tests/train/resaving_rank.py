@@ -7,12 +7,12 @@ from pathlib import Path
 
 from deepspeed.accelerator import get_accelerator
 
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.state import TrainState
 from nbtrain.config.load import load_resolved
-from nbtrain.data.state import DataState
+from nbtrain.dataset.samples.state import DataState
 from nbtrain.parallel import startup
-from nbtrain.rundir import RunDir
 from nbtrain.train.build import build
-from nbtrain.train.checkpoint import TrainState
 
 
 def train(path: str) -> int:

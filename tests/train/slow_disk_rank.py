@@ -5,7 +5,7 @@ import resource
 import time
 from pathlib import Path
 
-from nbtrain.train import checkpoint_writer
+from nbtrain.checkpoint import writer as checkpoint_writer
 from nbtrain.train.__main__ import main as train_main
 
 

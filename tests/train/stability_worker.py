@@ -21,8 +21,9 @@ from deepspeed.accelerator import get_accelerator
 
 from nbtrain.config.load import load
 from nbtrain.parallel import startup
-from nbtrain.train.finite_weights import bad_weights, local_part
-from nbtrain.train.stability import StepGuard, discard_gradients
+from nbtrain.train.health.discard import discard_gradients
+from nbtrain.train.health.finite_weights import bad_weights, local_part
+from nbtrain.train.health.stability import StepGuard
 
 WIDTH, ACCUMULATION = 24, 2
 GOOD, BAD = (0, 1, 2, 3), (0, 1, "bad", 2, 3)

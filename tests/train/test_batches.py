@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from nbtrain.config.batch import BatchSchedule, Rampup
-from nbtrain.data.sample import Sample
-from nbtrain.data.state import DataState
+from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup
+from nbtrain.dataset.samples.sample import Sample
+from nbtrain.dataset.samples.state import DataState
 from nbtrain.train.batches import Batches, evaluation_rows, training_rows
 
 STATE = DataState(

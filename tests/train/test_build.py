@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
-from nbtrain.errors import ConfigError
 from nbtrain.parallel.startup import World
 from nbtrain.train.build import refuse_backend, refuse_unsupported
 

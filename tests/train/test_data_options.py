@@ -2,15 +2,15 @@
 
 from pathlib import Path
 
-import launch
 import numpy as np
 import pytest
 from test_training import assert_same_state, stop_at
 
-from nbtrain import files
-from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
-from nbtrain.data.indexed_writer import IndexedWriter
+from nbtrain.base import files
+from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.indexed_writer import IndexedWriter
 from nbtrain.monitor.run_view import RunView
+from tests.train import launch
 
 pytestmark = pytest.mark.slow
 

@@ -4,10 +4,11 @@ import time
 
 import pytest
 
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load
-from nbtrain.rundir import JobRecord, RunDir
+from nbtrain.parallel.wishes import LEAVE, NOTHING
 from nbtrain.train.exit_limits import ExitLimits, job_start
-from nbtrain.train.requests import LEAVE, NOTHING
 
 
 def limits(started_at: float, **batch) -> ExitLimits:

@@ -2,10 +2,11 @@
 
 import json
 
-import launch
 import pytest
 
-from nbtrain.rundir import RunDir, read_events
+from nbtrain.base.events import read_events
+from nbtrain.base.rundir import RunDir
+from tests.train import launch
 
 pytestmark = pytest.mark.slow
 

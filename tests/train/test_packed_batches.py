@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from nbtrain.data.dataset_files import DatasetFiles, DatasetManifest
-from nbtrain.data.indexed_writer import IndexedWriter
-from nbtrain.data.packed_dataset import build_split
+from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.indexed_writer import IndexedWriter
+from nbtrain.dataset.samples.packed_dataset import build_split
 from nbtrain.model.gpt import GPT, GPTConfig
 from nbtrain.train.batches import Batches
 

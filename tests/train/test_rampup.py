@@ -2,18 +2,18 @@
 
 from types import SimpleNamespace
 
-import launch
 import numpy as np
 import pytest
 import torch
 
-from nbtrain import files
+from nbtrain.base import files
+from nbtrain.base.records import Heartbeat
+from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.config.load import load_resolved, to_yaml
-from nbtrain.config.lr_schedule import LrSchedule
-from nbtrain.data import gpt_dataset
+from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.model.gpt import build_model
-from nbtrain.rundir import Heartbeat
-from nbtrain.train.optimizer import build_optimizer, set_batch_size, set_rates
+from nbtrain.train.engine.optimizer import build_optimizer, set_batch_size, set_rates
+from tests.train import launch
 
 # Equal distances of 8 samples up to 16; 96 samples of 32 tokens are wanted, 92 + 16 are the first to reach them.
 SIZES = [4, 4, 8, 12, 16, 16, 16, 16, 16]
@@ -59,7 +59,7 @@ def test_the_batch_of_a_step_reaches_the_engine_and_its_optimizer(ulysses):
 
 def bare_loop(config):
     """[(loss, gradient norm)] of plain PyTorch in one process, each step in one piece."""
-    datasets = gpt_dataset.build(config, None)
+    datasets = build_datasets(config, None)
     model, schedule = build_model(config), LrSchedule.of(config)
     optimizer = build_optimizer(model.named_parameters(), config.optimizer)
     consumed, curve = 0, []

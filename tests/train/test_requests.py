@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from nbtrain import files
-from nbtrain.rundir import ControlRequest, RunDir
+from nbtrain.base import files
+from nbtrain.base.records import ControlRequest
+from nbtrain.base.rundir import RunDir
+from nbtrain.parallel.wishes import NOTHING, SAVE, STOP
 from nbtrain.train import outcome
-from nbtrain.train.requests import NOTHING, SAVE, STOP, Requests
+from nbtrain.train.requests import Requests
 
 
 @pytest.fixture

@@ -4,16 +4,18 @@ import signal
 import time
 from pathlib import Path
 
-import launch
 import pytest
 import torch
 
-from nbtrain import files
+from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.events import read_events
+from nbtrain.base.records import ControlRequest, Heartbeat
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.config.load import load_resolved, to_yaml
-from nbtrain.errors import CheckpointError
 from nbtrain.model.gpt import build_model
-from nbtrain.rundir import ControlRequest, Heartbeat, RunDir, read_events
-from nbtrain.train.checkpoint import load_model_weights
+from tests.train import launch
 
 pytestmark = pytest.mark.slow
 
@@ -145,7 +147,7 @@ def test_a_finished_run_has_what_readers_expect(finished):
 
 def test_the_newest_checkpoints_weights_load_without_a_process_group(finished, data_home):
     """By canonical name, into a model that then gives the validation loss that the run reported."""
-    import nbtrain.data.gpt_dataset as gpt_dataset
+    import nbtrain.dataset.samples.gpt_dataset as gpt_dataset
 
     config = load_resolved(finished.config_yaml)
     weights = load_model_weights(finished.path)

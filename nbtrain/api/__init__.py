@@ -1,0 +1,11 @@
+"""What `import nbtrain as nb` offers: verbs.py the functions, run.py the class Run."""
+
+from importlib import import_module
+from typing import Any
+
+
+def __getattr__(name: str) -> Any:
+    for module in ("nbtrain.api.verbs", "nbtrain.api.run"):
+        if not name.startswith("_") and hasattr(found := import_module(module), name):
+            return getattr(found, name)
+    raise AttributeError(f"module 'nbtrain.api' has no attribute {name!r}")

@@ -1,0 +1,273 @@
+"""`Run`: what a notebook holds of a run."""
+
+import numbers
+import reprlib
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Union
+
+from nbtrain.base import amounts, jobstate
+from nbtrain.base.errors import ConfigError, JobError, JobFailed
+from nbtrain.base.records import ResumeCertificate
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.workspace import display, output_root, resolve
+from nbtrain.config.load import Overrides
+from nbtrain.config.load import load as load_config
+from nbtrain.config.schema import RunConfig
+from nbtrain.lab.widgets.watched import is_watched
+
+if TYPE_CHECKING:
+    from nbtrain.monitor.profiles import Profiles
+    from nbtrain.monitor.run_view import RunView
+
+
+RunLike = Union[str, Path, RunConfig, "Run"]
+
+LOG_TAIL_LINES = 30
+
+WAIT_POLL_SECONDS = 0.5
+
+WAIT_LINE_SECONDS = 10.0
+
+
+class Run:
+    """One run on disk, seen from any kernel. Shown in a cell, it is the live panel.
+
+    Everything it tells is read from output/<run>/ at the moment of asking; holding it holds nothing.
+    """
+
+    def __init__(self, directory: RunDir):
+        self.directory = directory
+
+    def __repr__(self) -> str:
+        return f"Run({self.name!r}, {self.state})"
+
+    @property
+    def name(self) -> str:
+        return self.directory.name
+
+    @property
+    def config(self) -> RunConfig:
+        from nbtrain.config.load import load_resolved
+
+        return load_resolved(self.directory.config_yaml)
+
+    @property
+    def job(self) -> JobDir:
+        """The newest job. Raises JobError where nothing was ever submitted."""
+        job = self.directory.newest_job()
+        if job is None:
+            raise JobError(f"{display(self.directory.path)} holds no job yet; nb.submit starts one.")
+        return job
+
+    @property
+    def state(self) -> str:
+        """QUEUED, STARTING, RUNNING, RESTARTING, SUCCEEDED, FAILED, CANCELLED or LOST."""
+        return jobstate.read_state(self.job, time.time())[0]
+
+    @property
+    def cause(self) -> str | None:
+        """One sentence: why the newest job is in its state."""
+        return jobstate.read_state(self.job, time.time())[1]
+
+    @property
+    def unfinished(self) -> str | None:
+        """Where the newest job ended before the run's last step: that, and how it goes on; else None."""
+        from nbtrain.monitor.runs import summary_of
+
+        job = self.directory.newest_job()
+        state = jobstate.read_state(job, time.time())[0] if job else None
+        if state in (None, jobstate.SUCCEEDED, *jobstate.ACTIVE):
+            return None
+        line = summary_of(self.directory, time.time())
+        made = f"{line.step or 0:,} of {amounts.counted(line.total_steps or self.config.train_steps, 'step')}"
+        return (
+            f"{self.name} is {state} after {made}: figures and texts are those of an unfinished run. "
+            f"`nbtrain resume {self.name}` goes on."
+        )
+
+    @property
+    def view(self) -> "RunView":
+        """Progress, events, scalars and logs."""
+        from nbtrain.monitor.run_view import RunView
+
+        return RunView(self.directory)
+
+    def wait(self, timeout_seconds: float | None = None) -> "Run":
+        """Wait for the newest job's end, with a line of progress every 10 s, and one of what a resume kept.
+
+        Raises JobFailed, with the cause and the end of the log, where it ended in FAILED or LOST, and
+        JobError where `timeout_seconds` passed first (the job goes on).
+        """
+        if timeout_seconds is not None:
+            timeout_seconds = _number("timeout_seconds", timeout_seconds)
+        started = time.monotonic()
+        next_line = started
+        told: ResumeCertificate | None = None
+        waited = self.state in jobstate.ACTIVE
+        while self.state in jobstate.ACTIVE:
+            told = self._tell_resume(told)
+            now = time.monotonic()
+            if timeout_seconds is not None and now - started > timeout_seconds:
+                raise JobError(f"{self.name} is still {self.state} after {timeout_seconds:g} s; it goes on.")
+            if now >= next_line:
+                print(self.progress_line(), flush=True)
+                next_line = now + WAIT_LINE_SECONDS
+            time.sleep(WAIT_POLL_SECONDS)
+        self._tell_resume(told)
+        print(self.progress_line(), flush=True)
+        if self.state in (jobstate.FAILED, jobstate.LOST):
+            raise JobFailed(self.failure())
+        if waited and self.unfinished:
+            print(self.unfinished, flush=True)
+        return self
+
+    def _tell_resume(self, told: ResumeCertificate | None) -> ResumeCertificate | None:
+        """Print the newest attempt's certificate where it is another than `told`; returns it."""
+        from nbtrain.monitor.lines import resume_lines
+
+        made = ResumeCertificate.read(self.job.resume_json)
+        if made is not None and made != told:
+            print("\n".join(resume_lines(self.directory)), flush=True)
+        return made
+
+    def wait_if(self, wait: str) -> None:
+        """wait() for "yes"; for "auto" only where nobody watches (papermill); nothing for "no"."""
+        if wait_wanted(wait):
+            self.wait()
+
+    def report(self) -> Any:
+        """The state as a static picture that stays in a saved notebook."""
+        from IPython.display import HTML
+
+        from nbtrain.lab.widgets.static import run_html
+
+        return HTML(run_html(self.view.snapshot()))
+
+    def failure(self) -> str:
+        """The cause of the newest job's end and the last lines of its log.
+
+        Of a full disk the cause says all: the log ends in whatever else of the rank could not write either.
+        """
+        from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL
+
+        said = f"{self.name} is {self.state}: {self.cause or 'no cause was recorded'}"
+        if DISK_IS_FULL in (self.cause or ""):
+            return f"{said}\nIts logs: {display(self.job.supervisor_log.parent)}"
+        tail = "\n".join(f"  {line}" for line in self.log(LOG_TAIL_LINES))
+        return f"{said}\nEnd of its log:\n{tail}"
+
+    def progress_line(self) -> str:
+        """State, step, loss, rate and ETA in one line."""
+        from nbtrain.monitor.lines import progress_line
+
+        return progress_line(self.directory)
+
+    def log(self, lines: int = LOG_TAIL_LINES, rank: int = 0) -> list[str]:
+        """The last lines of one rank's log."""
+        return self.view.log_tail(lines=_whole("lines", lines), rank=_whole("rank", rank))
+
+    def stop(self, now: bool = False) -> None:
+        """Ask the newest job to save and leave; `now` kills it without saving."""
+        from nbtrain.jobs.control import cancel
+
+        cancel(self.job, now=now)
+
+    def resume(self, overrides: Overrides = None) -> "Run":
+        """Go on from the newest whole checkpoint as a new job, e.g. {"batch.train_tokens": 5e6}."""
+        from nbtrain.jobs.submit import resume
+
+        return Run(resume(self.directory, overrides).run)
+
+    def clone(self, name: str, overrides: Overrides = None) -> RunConfig:
+        """The configuration of this run under a new name, to be submitted as a run of its own."""
+        from nbtrain.jobs.submit import clone
+
+        return clone(self.directory, name, overrides)
+
+    def curves(self) -> Any:
+        """Matplotlib figure: loss, validation perplexity, learning rate, throughput."""
+        from nbtrain.monitor.pictures import training_curves
+
+        return training_curves(self.view)
+
+    def timing(self) -> Any:
+        """Matplotlib figure: where each step's time goes, and the ranks side by side."""
+        from nbtrain.monitor.pictures import timing
+
+        return timing(self.view)
+
+    def profile(self) -> "Profiles":
+        """What the profiler saw: pictures in a cell, pages when printed. Raises DataError where it did not run."""
+        from nbtrain.monitor.profiles import profiles
+
+        return profiles(self.directory)
+
+    def summary(self) -> dict[str, Any]:
+        """summary.json of the last end; empty before one."""
+        from nbtrain.base import files
+
+        return files.read_json(self.directory.summary_json) or {}
+
+    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, Any]:
+        from nbtrain.lab.widgets.panel import mimebundle
+
+        return mimebundle(self.view)
+
+    def _ipython_display_(self) -> None:
+        from nbtrain.lab.widgets.panel import display_run
+
+        display_run(self.view)
+
+
+def wait_wanted(wait: str) -> bool:
+    """Whether a notebook's `wait` parameter means waiting here. Raises ConfigError for another word."""
+    if wait not in ("yes", "no", "auto"):
+        raise ConfigError(f'wait = {wait!r} must be "yes", "no" or "auto".')
+    return wait == "yes" or (wait == "auto" and not is_watched())
+
+
+def open_run(run: RunLike) -> Run:
+    """A run by its name, its YAML or its folder, from any kernel."""
+    if isinstance(run, Run):
+        return run
+    if isinstance(run, RunConfig):
+        directory = RunDir.named(run.name)
+    elif not isinstance(run, str | Path) or not str(run).strip():
+        raise _misused("run", run, "the name of a run, the path of its folder or YAML, a RunConfig or a Run")
+    else:
+        directory = _directory_of(str(run))
+    if not directory.exists():
+        raise JobError(
+            f"{display(directory.path)} is no run directory: it has no run.json. `nbtrain runs` lists the runs"
+            f" under {display(output_root())}; nb.submit makes one."
+        )
+    return Run(directory)
+
+
+def _directory_of(run: str) -> RunDir:
+    for folder in (output_root() / run, resolve(run), Path(run)):
+        if (folder / "run.json").is_file():
+            return RunDir(folder)
+    try:
+        return RunDir.named(load_config(run, check=False).name)
+    except ConfigError:
+        return RunDir(output_root() / run)
+
+
+def _misused(name: str, value: object, expected: str) -> ConfigError:
+    return ConfigError(f"{name} = {reprlib.repr(value)} ({type(value).__name__}) must be {expected}.")
+
+
+def _whole(name: str, value: object, expected: str = "a whole number") -> int:
+    """NumPy's whole numbers too, which JSON does not know. Raises ConfigError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise _misused(name, value, expected)
+    return int(value)
+
+
+def _number(name: str, value: object) -> float:
+    """As _whole, for any real number."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise _misused(name, value, "a number")
+    return int(value) if isinstance(value, numbers.Integral) else float(value)

@@ -1,0 +1,318 @@
+"""The public names: what a notebook calls, each one line over a package of the notebook side.
+
+config = nb.load("gpt-tiny")
+nb.prepare(config)
+nb.plan(config)
+run = nb.submit(config)      # a Run: shown in a cell it is the live panel
+run.wait()
+nb.generate(run, "def ")
+"""
+
+import logging
+import os
+import shlex
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from nbtrain.api.run import Run, RunLike, _misused, _number, _whole, open_run, wait_wanted
+from nbtrain.base import jobstate
+from nbtrain.base.errors import ConfigError, JobFailed, SubmitError
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.load import Overrides
+from nbtrain.config.load import load as load_config
+from nbtrain.config.schema import RunConfig
+from nbtrain.lab.widgets.watched import is_watched
+
+if TYPE_CHECKING:
+    from nbtrain.dataset.look.card import BlendCard, DataCard
+    from nbtrain.dataset.prepare.prepare import PrepareReport
+    from nbtrain.jobs.twin.report import TwinReport
+    from nbtrain.lab.widgets.launcher import Launcher
+    from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
+    from nbtrain.monitor.runs import RunSummary
+    from nbtrain.planner.plan import Plan
+
+
+logger = logging.getLogger(__name__)
+
+
+class NotLaunched:
+    """A run that this machine is too small for: nothing was submitted. Shown in a cell it says why.
+
+    `shortages` are the missing resources in numbers; `command` starts the run on a machine that has them.
+    """
+
+    def __init__(self, config: RunConfig, shortages: list[str], command: str):
+        self.config = config
+        self.shortages = shortages
+        self.command = command
+
+    def __str__(self) -> str:
+        lines = "\n".join(f"  - {line}" for line in self.shortages)
+        return (
+            f"{self.config.name} was not launched: this machine does not suffice.\n{lines}\n"
+            f"On a machine that has it:\n  {self.command}"
+        )
+
+    __repr__ = __str__
+
+    def wait_if(self, wait: str) -> None:
+        """Nothing to wait for."""
+        wait_wanted(wait)
+
+    def report(self) -> "Plan":
+        """The plan of what was not launched."""
+        return plan(self.config)
+
+
+class TwinRun:
+    """What a twin has shown of a run's layout. Printed or shown in a cell it is the table of its checks."""
+
+    def __init__(self, report: "TwinReport"):
+        self._report = report
+
+    def __str__(self) -> str:
+        return str(self._report)
+
+    __repr__ = __str__
+
+    @property
+    def passed(self) -> bool:
+        """Every check passed."""
+        return self._report.passed
+
+    @property
+    def run(self) -> Run:
+        """The twin itself, a run as any other."""
+        return open_run(self._report.twin)
+
+    def wait_if(self, wait: str) -> None:
+        """Nothing to wait for. Raises JobFailed where a check failed, so that a notebook's batch job sees it."""
+        wait_wanted(wait)
+        if not self.passed:
+            raise JobFailed(str(self))
+
+    def report(self) -> Any:
+        """Matplotlib figure: the curves, and how far they are from one process."""
+        from nbtrain.monitor.twin_picture import draw
+
+        return draw(self._report.to_dict())
+
+
+def load(run: RunLike, overrides: Overrides = None) -> RunConfig:
+    """The checked configuration of a run: a YAML's path, the name of an example, or a Run's own."""
+    return load_config(run.config if isinstance(run, Run) else run, overrides)
+
+
+def prepare(run: RunLike, overrides: Overrides = None, force: bool = False) -> "PrepareReport":
+    """Corpus, tokenizer, .bin/.idx and indices of a run: does what is missing and says why."""
+    from nbtrain.dataset.prepare.prepare import prepare as prepare_data
+
+    return prepare_data(load(run, overrides), force=force)
+
+
+def plan(run: RunLike, overrides: Overrides = None) -> "Plan":
+    """Parameters, tokens, memory by part, time and disk of a run, before anything starts."""
+    from nbtrain.planner.plan import plan as make_plan
+
+    return make_plan(load(run, overrides))
+
+
+def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> TwinRun:
+    """Train a small run of the same shape on this machine's CPU: data, steps, checkpoint, resume, export.
+
+    With `submitted` its straight run goes the ordinary way, through supervisor and torchrun. What fails is in what
+    comes back; its wait_if raises.
+    """
+    from nbtrain.jobs.twin.prove import run_twin
+
+    return TwinRun(run_twin(load(run, overrides), submitted))
+
+
+@overload
+def submit(
+    run: RunLike,
+    overrides: Overrides = None,
+    finished: str = "refuse",
+    too_small: Literal["refuse"] = "refuse",
+    prepared: bool = True,
+) -> Run: ...
+
+
+@overload
+def submit(
+    run: RunLike,
+    overrides: Overrides = None,
+    finished: str = "refuse",
+    *,
+    too_small: str,
+    prepared: bool = True,
+) -> Run | NotLaunched: ...
+
+
+def submit(
+    run: RunLike,
+    overrides: Overrides = None,
+    finished: str = "refuse",
+    too_small: str = "refuse",
+    prepared: bool = True,
+) -> Run | NotLaunched:
+    """Start a run as a detached job, join it if it is active, resume it if it ended early.
+
+    A run that has succeeded is refused; with finished="open" it is opened instead, which is what a
+    notebook wants that is run a second time. A machine that does not suffice is refused with SubmitError;
+    with too_small="explain" nothing is raised and a NotLaunched comes back. With prepared=False, data that
+    is missing is prepared first instead of being refused.
+    """
+    from nbtrain.jobs.submit import submit as submit_job
+
+    if finished not in ("refuse", "open"):
+        raise SubmitError(f'finished = {finished!r} must be "refuse" or "open".')
+    if too_small not in ("refuse", "explain"):
+        raise SubmitError(f'too_small = {too_small!r} must be "refuse" or "explain".')
+    config = load(run, overrides)
+    directory = RunDir.named(config.name)
+    if directory.exists() and directory.newest_job():
+        existing = Run(directory)
+        if finished == "open" and existing.state == jobstate.SUCCEEDED:
+            return existing
+        if existing.state in jobstate.ACTIVE:
+            # An active job has passed these checks, and holds the memory that they would look for.
+            return Run(submit_job(config).run)
+    if too_small == "explain" and (missing := _shortages(config)):
+        return NotLaunched(config, missing, f"nbtrain submit {shlex.join(config.as_arguments)}")
+    if not prepared:
+        prepare(config)
+    return Run(submit_job(config).run)
+
+
+def launch(run: RunLike, mode: str = "full") -> Run | NotLaunched | TwinRun:
+    """What notebook 03 does: submit a run, joined or opened where it is there and explained where the machine is too
+    small; or with mode "twin" train its twin, the straight run of it by the same way.
+    """
+    if mode not in ("full", "twin"):
+        raise ConfigError(
+            f'mode = {mode!r} must be "full" or "twin". What a run itself does (mode: perf, mode: eval) is an override.'
+        )
+    if mode == "twin":
+        return twin(run, submitted=True)
+    return submit(run, finished="open", too_small="explain", prepared=False)
+
+
+def _shortages(config: RunConfig) -> list[str]:
+    """Everything in the way of a run, if a part of it is this machine; else nothing."""
+    from nbtrain.jobs.preflight import preflight
+
+    problems = preflight(config)
+    if not any(problem.kind == "resource" for problem in problems):
+        return []
+    return [str(problem) for problem in problems]
+
+
+def runs() -> "list[RunSummary]":
+    """Every run under the output root with its state, newest first."""
+    from nbtrain.monitor.runs import list_runs
+
+    return list_runs()
+
+
+def launcher(run: str | None = None, overrides: Overrides = None) -> "Launcher":
+    """The launch form: pick a YAML, edit it, see checks, plan and diff, submit. It opens with `overrides` made."""
+    from nbtrain.lab.widgets.launcher import Launcher
+
+    return Launcher(run or "gpt-tiny", overrides)
+
+
+def tensorboard(run: RunLike | None = None) -> "TensorBoardPanel":
+    """The live TensorBoard panel of a run, or of every run under the output root."""
+    from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
+
+    return TensorBoardPanel(open_run(run).view if run is not None else None)
+
+
+def generate(
+    run: RunLike,
+    prompt: str,
+    max_new_tokens: int = 100,
+    temperature: float = 0.8,
+    top_k: int = 40,
+    top_p: float = 1.0,
+    seed: int | None = 1234,
+    step: int | None = None,
+) -> str:
+    """`prompt` and what the newest checkpoint (or that of `step`) makes of it.
+
+    temperature 0 is greedy; top_k 0 and top_p 1 do not cut. The same seed gives the same text.
+    """
+    pieces = generate_stream(run, prompt, max_new_tokens, temperature, top_k, top_p, seed, step)
+    return prompt + "".join(pieces)
+
+
+def generate_stream(
+    run: RunLike,
+    prompt: str,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int,
+    top_p: float,
+    seed: int | None,
+    step: int | None,
+) -> Iterator[str]:
+    """The new text of `generate`, piece by piece as it is made."""
+    from nbtrain.jobs.gpu_side import stream
+
+    if not isinstance(prompt, str):
+        raise _misused("prompt", prompt, "text")
+    max_new_tokens = _whole("max_new_tokens", max_new_tokens)
+    if max_new_tokens < 0:
+        raise ConfigError(f"max_new_tokens = {max_new_tokens} must be at least 0.")
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"the prompt is not Unicode text: character {error.start} is half of one."
+        ) from None
+    request = {
+        "run_dir": str(open_run(run).directory.path),
+        "prompt": prompt,
+        "max_new_tokens": max_new_tokens,
+        "temperature": _number("temperature", temperature),
+        "top_k": _whole("top_k", top_k),
+        "top_p": _number("top_p", top_p),
+        "seed": None
+        if seed is None
+        else _whole("seed", seed, "a whole number, or None for another text each time"),
+        "step": None
+        if step is None
+        else _whole("step", step, "a whole number, or None for the newest checkpoint"),
+    }
+    for answer in stream("nbtrain.inference.generate", request):
+        if answer["kind"] == "text":
+            yield answer["text"]
+        elif answer["kind"] == "note":
+            logger.warning("%s", answer["message"])
+
+
+def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "DataCard | BlendCard":
+    """What is in a dataset: a run's, a dataset's name, or the prefix of any .bin/.idx.
+
+    In a live notebook its documents can be leafed through. `tokenizer` is the name or path of one that decodes them;
+    None takes that of the dataset's manifest.
+    """
+    from nbtrain.dataset.look.card import data_card as make_card
+
+    if isinstance(data, Run):
+        data = data.config
+    if not isinstance(data, str | os.PathLike | RunConfig):
+        raise _misused("data", data, "a Run, a RunConfig, the name of a dataset or the prefix of a .bin/.idx")
+    if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
+        raise _misused("tokenizer", tokenizer, "the name or path of a tokenizer, or None")
+    card = make_card(data, tokenizer)
+    if not is_watched():
+        return card
+    from nbtrain.lab.widgets.data_browser import live
+
+    return live(card)
+
+
+# --- arguments of the wrong kind ------------------------------------------------------------------------------

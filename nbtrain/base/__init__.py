@@ -1,0 +1,1 @@
+"""The ground: run directory, records, states, errors, files. Standard library only."""

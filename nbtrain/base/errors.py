@@ -1,0 +1,91 @@
+"""The errors of nbtrain: one base, one leaf per thing the user can do about it.
+
+    NbtrainError
+      ConfigError        change the run YAML or the override
+      DataError          mend or prepare the data
+      CheckpointError    choose another checkpoint, or free space
+      RecordError        restore or remove a damaged file of a run
+      JobError           look at the job
+        SubmitError      it was not started: the reason is known before launch
+        JobFailed        it was started and ended badly; carries the cause and the log's end
+      StabilityError     look at the step, its data and the learning rate
+        RollbackError    nothing: the job goes back to a checkpoint by itself
+
+Every message says where (file:line, field), what was found, the rule with its numbers, and the fix.
+In a notebook and in the CLI these print as their message alone, never as a traceback: `cli.main` catches
+the base class, and IPython asks `_render_traceback_`.
+"""
+
+from nbtrain.base.terminal import printable
+
+
+class NbtrainError(Exception):
+    """Base of every error that is the user's to mend."""
+
+    exit_code = 1
+
+    def __str__(self) -> str:
+        # It names files, keys and values of others.
+        return printable(super().__str__())
+
+    def _render_traceback_(self) -> list[str]:
+        # IPython shows these lines in place of a traceback.
+        return [f"{type(self).__name__}: {self}"]
+
+
+class ConfigError(NbtrainError):
+    """A run YAML, an override or a parameter is not acceptable."""
+
+    exit_code = 2
+
+
+class DataError(NbtrainError):
+    """Text, tokenizer or dataset files are missing, damaged or do not fit the run."""
+
+    exit_code = 3
+
+
+class CheckpointError(NbtrainError):
+    """A checkpoint is missing, torn or does not fit the run."""
+
+    exit_code = 4
+
+
+class RecordError(NbtrainError, ValueError):
+    """A JSON file that nbtrain or DeepSpeed wrote is damaged."""
+
+
+class JobError(NbtrainError):
+    """Something about a job."""
+
+    exit_code = 5
+
+
+class SubmitError(JobError):
+    """The job was not started; nothing was taken and nothing was written over."""
+
+    exit_code = 6
+
+
+class JobFailed(JobError):
+    """The job was started and did not succeed. The message ends with the end of its log."""
+
+    exit_code = 7
+
+
+class StabilityError(NbtrainError):
+    """A step went wrong in a way that stability.* does not pass over: a loss or gradient that is no number, a jump."""
+
+    exit_code = 8
+
+
+class RollbackError(StabilityError):
+    """A step went wrong and the ranks leave, to go on from the newest checkpoint behind its samples."""
+
+    exit_code = 0
+
+    def __init__(self, message: str, step: int, positions: tuple[int, int]):
+        """`positions`: [first, last) of the order, which the bad step has read."""
+        super().__init__(message)
+        self.step = step
+        self.positions = positions

@@ -1,0 +1,67 @@
+"""events/*.jsonl of a job: one JSON object a line, appended by one writer each."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.rundir import JobDir
+
+
+class EventWriter:
+    """Appends to events/<writer>.jsonl: {"sequence", "time", "writer", "kind", "message", ...data}.
+
+    kind is a lower-case word: state, phase, checkpoint, validation, alert, restart, config, warning, error.
+    A phase event is written when the phase ends and carries "phase" and "seconds".
+    Order within a file is by sequence, never by the clock; a new process goes on from the last number.
+    """
+
+    def __init__(self, job: JobDir, writer: str):
+        self.writer = writer
+        self.path = job.events / f"{writer}.jsonl"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        existing = list(read_events_file(self.path))
+        self._sequence = existing[-1]["sequence"] + 1 if existing else 0
+        self._mend_torn_tail()
+
+    def write(self, kind: str, message: str, **data: Any) -> None:
+        event = {
+            "sequence": self._sequence,
+            "time": time.time(),
+            "writer": self.writer,
+            "kind": kind,
+            "message": message,
+            **data,
+        }
+        self._sequence += 1
+        # One write() of one line: readers that meet half a line leave it for the next look.
+        with self.path.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(event, ensure_ascii=False) + "\n")
+
+    def _mend_torn_tail(self) -> None:
+        """End a line that a killed writer left open, so that ours does not glue to it."""
+        if self.path.exists() and (content := self.path.read_bytes()) and not content.endswith(b"\n"):
+            with self.path.open("ab") as stream:
+                stream.write(b"\n")
+
+
+def read_events_file(path: Path) -> Iterator[dict[str, Any]]:
+    """Whole lines of one event file, in order; a torn line is skipped."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        return
+    for line in lines:
+        if not line.endswith("\n"):
+            return
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            continue
+
+
+def read_events(job: JobDir) -> list[dict[str, Any]]:
+    """All events of a job, by time; events of one writer stay in its order."""
+    streams = [list(read_events_file(path)) for path in sorted(job.events.glob("*.jsonl"))]
+    return sorted((event for stream in streams for event in stream), key=lambda event: event["time"])

@@ -1,0 +1,95 @@
+"""Writing files so that a half-written one is never mistaken for a whole one."""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+from nbtrain.base.errors import RecordError
+
+
+@contextlib.contextmanager
+def atomic_writer(path: Path, mode: str = "wb") -> Iterator[IO]:
+    """Open a temporary neighbour of `path`; on success fsync it and rename it to `path`.
+
+    On any exception the temporary file is removed and `path` is left as it was.
+    """
+    path = Path(path)
+    # The dot keeps globs such as `*.json` from seeing it; the random part keeps two writers apart.
+    temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
+    encoding = None if "b" in mode else "utf-8"
+    try:
+        with temporary.open(mode, encoding=encoding) as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_directory(path.parent)
+
+
+def fsync_directory(directory: Path) -> None:
+    """Make a rename inside `directory` survive a power cut."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def fsync_file(stream: IO) -> None:
+    """Have the content of an open file on the disk, whoever wrote it."""
+    os.fsync(stream.fileno())
+
+
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write a whole file atomically."""
+    with atomic_writer(path) as stream:
+        stream.write(content)
+
+
+def write_text(path: Path, content: str) -> None:
+    """Write a whole UTF-8 file atomically."""
+    write_bytes(path, content.encode())
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write `value` as indented JSON, atomically."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def write_json_unsynced(path: Path, value: Any) -> None:
+    """Write JSON by rename but without fsync: for records renewed every second (heartbeats).
+
+    A reader never sees half a record; a power cut may lose the last one, which then is stale anyway.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(json.dumps(value))
+    temporary.replace(path)
+
+
+def read_json(path: Path) -> Any | None:
+    """The JSON value of a file, or None where there is no such file.
+
+    Raises RecordError (a ValueError), naming the file, where the content is not JSON.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise RecordError(f"{path}:{error.lineno}: not JSON: {error.msg}") from error
+
+
+def sha256_of(path: Path) -> str:
+    """Hex SHA-256 of a file's content."""
+    with Path(path).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,95 @@
+"""Progress of long work: one bar that reads well in a notebook, a terminal and a log.
+
+On a terminal tqdm redraws one line. Elsewhere (papermill, a file, a pipe) a carriage return would make one
+endless line, so a whole line with rate and ETA is written every few seconds instead.
+"""
+
+import sys
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import TextIO
+
+LOG_INTERVAL_SECONDS = 5.0
+
+
+class Progress:
+    """A bar over `total` units (None where unknown). Use as a context manager; call update(n, **figures)."""
+
+    def __init__(self, description: str, total: float | None, unit: str, stream: TextIO | None = None):
+        self.description = description
+        self.total = total
+        self.unit = unit
+        self.done = 0.0
+        self.figures = ""
+        # A notebook paints what goes to stderr as an error.
+        self._stream = stream or (sys.stdout if _in_notebook() else sys.stderr)
+        self._started = self._last_line = time.monotonic()
+        self._lines = 0
+        self._bar = None
+
+    def __enter__(self) -> "Progress":
+        if self._stream.isatty():
+            from tqdm import tqdm
+
+            self._bar = tqdm(
+                desc=self.description, total=self.total, unit=self.unit, unit_scale=True, file=self._stream
+            )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            self._bar.close()
+        elif kind is None:
+            self._write_line(final=True)
+
+    def update(self, amount: float = 1, **figures: str) -> None:
+        """Add `amount`; `figures` (name=text) are shown behind the rate."""
+        self.done += amount
+        if figures:
+            self.figures = ", ".join(f"{name} {text}" for name, text in figures.items())
+        if self._bar is not None:
+            self._bar.set_postfix_str(self.figures, refresh=False)
+            self._bar.update(amount)
+        elif time.monotonic() - self._last_line >= LOG_INTERVAL_SECONDS:
+            self._write_line()
+
+    def say(self, text: str) -> None:
+        """A line of its own behind the description, above the bar."""
+        line = f"{self.description}: {text}"
+        if self._bar is not None:
+            self._bar.write(line, file=self._stream)
+        else:
+            print(line, file=self._stream, flush=True)
+
+    def _write_line(self, final: bool = False) -> None:
+        from tqdm import tqdm
+
+        self._last_line = time.monotonic()
+        elapsed = self._last_line - self._started
+        rate = self.done / elapsed if elapsed > 0 else 0.0
+        unit = self.unit if self.unit == "B" else f" {self.unit}"  # MB, but k documents
+        amount = tqdm.format_sizeof(self.done)
+        if self.total:
+            amount += f"/{tqdm.format_sizeof(self.total)}"
+        parts = [f"{self.description}: {amount}{unit}", f"{tqdm.format_sizeof(rate)}{unit}/s"]
+        if self.total and not final:
+            parts[0] += f" ({self.done / self.total:.0%})"
+        if final:
+            parts.append(f"{tqdm.format_interval(elapsed)} in all")
+        elif self.total and rate:
+            parts.append(f"ETA {tqdm.format_interval(max(0.0, self.total - self.done) / rate)}")
+        if self.figures:
+            parts.append(self.figures)
+        print(", ".join(parts), file=self._stream, flush=True)
+
+
+def _in_notebook() -> bool:
+    """Whether this process is a kernel; that ipykernel is imported does not say so."""
+    kernel = sys.modules.get("ipykernel.kernelapp")
+    return kernel is not None and kernel.IPKernelApp.initialized()
+
+
+Say = Callable[[str, str], None]

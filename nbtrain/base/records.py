@@ -1,0 +1,300 @@
+"""The records of a run directory: what the processes of a job write, one dataclass each."""
+
+import signal
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from nbtrain.base import files
+from nbtrain.base.rundir import SCHEMA_VERSION
+
+
+@dataclass
+class ProcessIdentity:
+    """A process that cannot be mistaken for a later one with the same pid."""
+
+    pid: int
+    start_ticks: int
+    boot_id: str
+
+    @classmethod
+    def of(cls, pid: int) -> "ProcessIdentity | None":
+        """The identity of a live process, or None. Zombies do not count as alive."""
+        try:
+            # The command name is in parentheses and may hold anything, so cut after the last one.
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        if fields[0] in "ZX":
+            return None
+        return cls(pid, int(fields[19]), boot_id())
+
+    def alive(self) -> bool:
+        return ProcessIdentity.of(self.pid) == self
+
+
+def boot_id() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+@dataclass
+class AttemptRecord:
+    """One attempt of a job, in job.json; what is not known yet is None."""
+
+    attempt: int
+    started_at: float
+    world_size: int
+    data_parallel_size: int
+    first_step: int | None = None
+    """Of the newest whole checkpoint when it began, which it is to load; None where there was none."""
+    first_tokens: int = 0
+    """Trained until then."""
+    running_at: float | None = None
+    """When rank 0 was past loading."""
+    resumed_from_step: int | None = None
+    ended_at: float | None = None
+    reached_step: int | None = None
+    cause: str | None = None
+    """Of its end, where it failed or was rolled back."""
+    lost_tokens: int | None = None
+    """Trained since the checkpoint that the next attempt goes on from."""
+
+
+@dataclass
+class JobRecord:
+    """job.json. States and who may set them: jobstate.py."""
+
+    job_id: str
+    run_id: str
+    name: str
+    state: str
+    created_at: float
+    world_size: int
+    cause: str | None = None
+    started_at: float | None = None
+    ended_at: float | None = None
+    attempt: int = 0
+    restarts: int = 0
+    resumed_from_step: int | None = None
+    """The checkpoint that the newest attempt went on from; None where it began at step 0."""
+    supervisor: ProcessIdentity | None = None
+    backend: str = "local"
+    command: list[str] = field(default_factory=list)
+    """What a rank runs: arguments of Python, to which the run directory is added."""
+    attempts: list[AttemptRecord] = field(default_factory=list)
+    """Oldest first."""
+    schema_version: int = SCHEMA_VERSION
+
+    @classmethod
+    def read(cls, path: Path) -> "JobRecord | None":
+        value = files.read_json(path)
+        if value is None:
+            return None
+        if value.get("supervisor"):
+            value["supervisor"] = ProcessIdentity(**value["supervisor"])
+        value["attempts"] = [AttemptRecord(**attempt) for attempt in value.get("attempts", [])]
+        return cls(**value)
+
+    def write(self, path: Path) -> None:
+        files.write_json(path, asdict(self))
+
+    @property
+    def first_step(self) -> int | None:
+        """Of the checkpoint that the newest attempt is to load; None where there is none."""
+        return self.attempts[-1].first_step if self.attempts else None
+
+    def placed(self, beat: "Heartbeat") -> "Heartbeat":
+        """`beat` at the checkpoint's step and tokens, until its rank has loaded that and tells of its own."""
+        newest = self.attempts[-1] if self.attempts else None
+        if newest is None or not newest.first_step or (beat.step and beat.attempt == newest.attempt):
+            return beat
+        progress = beat.progress and replace(beat.progress, consumed_tokens=newest.first_tokens)
+        return replace(beat, step=newest.first_step, progress=progress)
+
+
+@dataclass
+class Progress:
+    """What rank 0 knows about the training; rides in its heartbeat. None: not known yet."""
+
+    total_steps: int
+    train_tokens: int
+    consumed_tokens: int = 0
+    consumed_samples: int = 0
+    loss: float | None = None
+    grad_norm: float | None = None
+    learning_rate: float | None = None
+    tokens_per_second: float | None = None
+    samples_per_second: float | None = None
+    """Mean of the last 100 steps."""
+    eta_seconds: float | None = None
+    validation_loss: float | None = None
+    best_validation_loss: float | None = None
+    test_loss: float | None = None
+    overflow_steps: int | None = None
+    """Of the run so far, that fp16's loss scaling left out."""
+    checkpoint_step: int | None = None
+    num_parameters: int | None = None
+
+
+@dataclass
+class Collective:
+    """The collective that a rank is in, or the last one it called."""
+
+    name: str
+    """As torch.distributed names it; send and recv with the other rank's number."""
+    kind: str
+    """The kind of its group, such as data_parallel; "" where it has no name."""
+    ranks: list[int]
+    number: int
+    """How many collectives this rank has called in this group, this one counted."""
+    since: float
+    waiting: bool
+    """Whether the call has not returned; on a GPU it returns before the collective is done."""
+    group: str = ""
+    """torch's name of the group, the same on all its ranks: several groups may have the same ranks."""
+
+
+@dataclass
+class Heartbeat:
+    """heartbeat/<rank>.json, renewed at every change of phase and once a second in between.
+
+    A thread of the rank renews it, so that it is fresh while the rank hangs: whether a rank goes on is told by
+    everything but `time`.
+    """
+
+    rank: int
+    attempt: int
+    process: ProcessIdentity
+    time: float
+    step: int
+    phase: str
+    """One of PHASES."""
+    phase_since: float
+    progress: Progress | None = None
+    """Rank 0 only."""
+    progress_count: int = 0
+    """Rises with every micro batch, phase and collective; stands still in a rank that hangs."""
+    collective: Collective | None = None
+    host: str = ""
+    dumps_stack: bool = False
+    """Whether the rank writes the stacks of its threads to its log when it gets STACK_SIGNAL."""
+
+    @classmethod
+    def read(cls, path: Path) -> "Heartbeat | None":
+        value = files.read_json(path)
+        if value is None:
+            return None
+        value["process"] = ProcessIdentity(**value["process"])
+        if value.get("progress"):
+            value["progress"] = Progress(**value["progress"])
+        if value.get("collective"):
+            value["collective"] = Collective(**value["collective"])
+        return cls(**value)
+
+    def write(self, path: Path) -> None:
+        files.write_json_unsynced(path, asdict(self))
+
+
+STACK_SIGNAL = signal.SIGUSR2
+
+PHASES = ("start", "build", "load", "train", "evaluate", "save", "test", "end")
+
+
+@dataclass
+class ExitRecord:
+    """exit/<rank>.<attempt>.json, written by the rank's wrapper when the rank is gone."""
+
+    rank: int
+    attempt: int
+    time: float
+    exit_code: int | None
+    """None where a signal ended it."""
+    signal: int | None
+    outcome: str
+    """finished: all tokens done; stopped: saved and left on request; rollback: left in order, to go on from the newest
+    checkpoint; failed: an error; killed: by a signal."""
+    step: int | None = None
+    message: str = ""
+    """One line: what the rank said last."""
+    detail: str = ""
+    """The traceback of a failure, where there is one; of a stop the limit that made it, such as exit_interval_steps; of a
+    rollback {"step", "first", "last"} as JSON: the bad step and the positions [first, last) that it has read."""
+
+    @classmethod
+    def read(cls, path: Path) -> "ExitRecord | None":
+        value = files.read_json(path)
+        return cls(**value) if value is not None else None
+
+    def write(self, path: Path) -> None:
+        files.write_json(path, asdict(self))
+
+
+@dataclass
+class Rollback:
+    """One entry of rollbacks.json, a list: every attempt that loads a checkpoint passes over these samples."""
+
+    job_id: str
+    attempt: int
+    time: float
+    step: int
+    """The bad one."""
+    checkpoint_step: int
+    """The newest checkpoint then; 0 where there was none."""
+    first: int
+    """[first, last) positions of the training order: from that checkpoint to the end of the bad step."""
+    last: int
+    cause: str
+
+    @classmethod
+    def read_all(cls, path: Path) -> "list[Rollback]":
+        return [cls(**value) for value in files.read_json(path) or []]
+
+    def append(self, path: Path) -> None:
+        files.write_json(path, [asdict(entry) for entry in (*self.read_all(path), self)])
+
+
+@dataclass
+class ResumeCertificate:
+    """resume.json: what going on from a checkpoint kept (checkpoint/certificate.py)."""
+
+    kind: str
+    """bit-exact: as if never interrupted; data-exact: the same batches, other rounding; changed: neither."""
+    reasons: list[str]
+    """What is not as it was, the weightiest first; empty where bit-exact."""
+    step: int
+    """Of the checkpoint."""
+    next_batch_sha256: str | None
+    """Over positions and tokens of the next global batch; None where there is none."""
+    checked_at: float
+
+    @classmethod
+    def read(cls, path: Path) -> "ResumeCertificate | None":
+        value = files.read_json(path)
+        return cls(**value) if value is not None else None
+
+    def write(self, path: Path) -> None:
+        files.write_json(path, asdict(self))
+
+    def __str__(self) -> str:
+        batch = f", next batch {self.next_batch_sha256[:12]}" if self.next_batch_sha256 else ""
+        reasons = f": {'; '.join(self.reasons)}" if self.reasons else ""
+        return f"resume from step {self.step:,} is {self.kind}{batch}{reasons}"
+
+
+@dataclass
+class ControlRequest:
+    """control/request.json: read by rank 0 at each step boundary, agreed on by all ranks."""
+
+    request_id: int
+    """Rises by one per request; rank 0 acts once per id."""
+    action: str
+    """save: checkpoint and go on; stop: checkpoint and leave with outcome "stopped"."""
+    reason: str
+    time: float
+
+    @classmethod
+    def read(cls, path: Path) -> "ControlRequest | None":
+        value = files.read_json(path)
+        return cls(**value) if value is not None else None
+
+    def write(self, path: Path) -> None:
+        files.write_json(path, asdict(self))

@@ -1,0 +1,242 @@
+"""The run directory: every path in it, who owns it, and the shape of every record.
+
+    output/<run>/
+      run.json                  submit      schema_version, run_id, name, parent, created_at
+      config.yaml               submit      the resolved configuration: every field
+      plan.json                 submit      what the planner said before launch
+      summary.json              supervisor  at every end of a job
+      rollbacks.json            supervisor  samples that are passed over, and why
+      jobs/<job id>/
+        job.json                submit, then the supervisor from its first act on
+        environment.json        submit      commit, versions, devices, hashes
+        deepspeed.json          submit      the derived DeepSpeed configuration
+        resume.json             rank 0      what its newest attempt kept of the checkpoint that it went on from
+        control/request.json    supervisor  what the ranks are asked to do at the next step boundary
+        control/ack.json        rank 0      the last request it carried out
+        control/devices.json    an operator how many devices the next attempt may take (backend.elastic)
+        heartbeat/<rank>.json   that rank
+        exit/<rank>.<attempt>.json          the wrapper of that rank
+        logs/<rank>.<attempt>.log           that rank's stdout and stderr
+        logs/supervisor.log     supervisor  its own words and torchrun's
+        events/<writer>.jsonl   that writer (submit, supervisor, rank0, ...)
+      tensorboard/              rank 0      event files
+      model/global_step<N>/     the ranks   a checkpoint; counts when its manifest.json (rank 0, last) is whole
+      model/latest              rank 0      a hint, never the truth
+      universal/global_step<N>/ `nbtrain checkpoint universal`: a checkpoint in DeepSpeed's universal form
+      profiling/  export/  notebooks/
+
+One writer per file; every JSON file appears by rename; nothing inside holds an absolute path, so the
+folder can be moved. Times are seconds since the epoch, UTC. Readers tolerate a missing file, never a torn one.
+This module is the standard library only: the trainer, the supervisor and the panel all meet here.
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.checkpoint_files import MANIFEST
+from nbtrain.base.workspace import check_name, output_root
+
+SCHEMA_VERSION = 1
+JOB_ID_PATTERN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
+# In rank 0's event about a checkpoint that a resume passes over, behind its name and before the reason.
+NOT_USED = "is not used"
+CHECKPOINT_PATTERN = re.compile(r"global_step(\d+)")
+
+
+class RunDir:
+    """Owner of every path of one run."""
+
+    def __init__(self, path: str | os.PathLike):
+        self.path = Path(path).absolute()
+
+    @classmethod
+    def named(cls, name: str) -> "RunDir":
+        """The directory of the run `name` under the output root; it need not exist."""
+        return cls(output_root() / check_name(name, "name"))
+
+    def __repr__(self) -> str:
+        return f"RunDir({str(self.path)!r})"
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def run_json(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def config_yaml(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def plan_json(self) -> Path:
+        return self.path / "plan.json"
+
+    @property
+    def summary_json(self) -> Path:
+        return self.path / "summary.json"
+
+    @property
+    def rollbacks_json(self) -> Path:
+        return self.path / "rollbacks.json"
+
+    @property
+    def jobs(self) -> Path:
+        return self.path / "jobs"
+
+    @property
+    def tensorboard(self) -> Path:
+        return self.path / "tensorboard"
+
+    @property
+    def model(self) -> Path:
+        return self.path / "model"
+
+    @property
+    def latest(self) -> Path:
+        return self.model / "latest"
+
+    @property
+    def universal(self) -> Path:
+        return self.path / "universal"
+
+    @property
+    def profiling(self) -> Path:
+        return self.path / "profiling"
+
+    @property
+    def export(self) -> Path:
+        return self.path / "export"
+
+    @property
+    def notebooks(self) -> Path:
+        return self.path / "notebooks"
+
+    def checkpoint(self, step: int) -> Path:
+        return self.model / f"global_step{step}"
+
+    def checkpoint_manifest(self, step: int) -> Path:
+        return self.checkpoint(step) / MANIFEST
+
+    def checkpoint_steps(self) -> list[int]:
+        """Steps of every checkpoint folder, whole or not, ascending."""
+        if not self.model.is_dir():
+            return []
+        matches = (CHECKPOINT_PATTERN.fullmatch(entry.name) for entry in self.model.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def exists(self) -> bool:
+        return self.run_json.is_file()
+
+    def record(self) -> dict[str, Any] | None:
+        """run.json, or None."""
+        return files.read_json(self.run_json)
+
+    def job_ids(self) -> list[str]:
+        """Job ids, oldest first (an id starts with its UTC time)."""
+        if not self.jobs.is_dir():
+            return []
+        return sorted(entry.name for entry in self.jobs.iterdir() if JOB_ID_PATTERN.fullmatch(entry.name))
+
+    def job(self, job_id: str) -> "JobDir":
+        return JobDir(self, job_id)
+
+    def newest_job(self) -> "JobDir | None":
+        ids = self.job_ids()
+        return JobDir(self, ids[-1]) if ids else None
+
+    @contextlib.contextmanager
+    def locked(self, blocking: bool = True) -> Iterator[bool]:
+        """Hold the run's lock: flock on the directory itself, so that no lock file can be left behind.
+
+        Yields whether it was taken (always, if blocking). The kernel frees it when the holder dies.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if blocking else fcntl.LOCK_NB))
+            except BlockingIOError:
+                yield False
+                return
+            yield True
+        finally:
+            os.close(descriptor)
+
+
+class JobDir:
+    """Owner of every path of one job of a run."""
+
+    def __init__(self, run: RunDir, job_id: str):
+        if not JOB_ID_PATTERN.fullmatch(job_id):
+            raise ValueError(f"{job_id!r} is not a job id such as 20261121-031500-a1b2")
+        self.run = run
+        self.job_id = job_id
+        self.path = run.jobs / job_id
+
+    @property
+    def job_json(self) -> Path:
+        return self.path / "job.json"
+
+    @property
+    def environment_json(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def deepspeed_json(self) -> Path:
+        return self.path / "deepspeed.json"
+
+    @property
+    def resume_json(self) -> Path:
+        return self.path / "resume.json"
+
+    @property
+    def control_request(self) -> Path:
+        return self.path / "control" / "request.json"
+
+    @property
+    def control_ack(self) -> Path:
+        return self.path / "control" / "ack.json"
+
+    @property
+    def control_devices(self) -> Path:
+        return self.path / "control" / "devices.json"
+
+    def heartbeat(self, rank: int) -> Path:
+        return self.path / "heartbeat" / f"{rank}.json"
+
+    def exit_record(self, rank: int, attempt: int) -> Path:
+        return self.path / "exit" / f"{rank}.{attempt}.json"
+
+    def log(self, rank: int, attempt: int) -> Path:
+        return self.path / "logs" / f"{rank}.{attempt}.log"
+
+    @property
+    def supervisor_log(self) -> Path:
+        return self.path / "logs" / "supervisor.log"
+
+    @property
+    def events(self) -> Path:
+        return self.path / "events"
+
+    def make_folders(self) -> None:
+        for name in ("control", "heartbeat", "exit", "logs", "events"):
+            (self.path / name).mkdir(parents=True, exist_ok=True)
+
+
+def new_job_id(now: float | None = None) -> str:
+    """UTC time to the second and four random hex digits: sorts by age."""
+    moment = time.gmtime(time.time() if now is None else now)
+    return time.strftime("%Y%m%d-%H%M%S-", moment) + secrets.token_hex(2)
+
+
+def new_run_id() -> str:
+    return secrets.token_hex(8)

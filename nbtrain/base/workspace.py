@@ -1,0 +1,98 @@
+"""Where things are: the workspace, its output root and its data home.
+
+    <workspace>/                 holds notebooks/ and examples/megatron-gpt/ (a clone, or `nbtrain init DIR`)
+      output/<run>/              one folder per run: rundir.py     ($NBTRAIN_OUTPUT moves it)
+      data/                      shared by all runs: the data home ($NBTRAIN_DATA moves it)
+        tokenizer/<name>/
+        dataset/<name>/<key>_document.{bin,idx}
+
+The workspace is $NBTRAIN_WORKSPACE, else the nearest folder at or above the current one that holds both
+notebooks/ and examples/megatron-gpt/, else the current folder. Every relative path that nbtrain is given
+in a YAML or a notebook parameter is relative to the workspace, so that it means the same from notebooks/
+(where JupyterLab starts kernels), from the root (where papermill runs) and from anywhere below.
+On the command line a path that exists as typed, relative to the current folder, wins.
+"""
+
+import os
+import re
+from pathlib import Path
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.version import PACKAGE
+
+# Names become folder names, Kubernetes names and TensorBoard run names: the narrowest of the three rules.
+NAME_PATTERN = re.compile(r"[a-z0-9]([a-z0-9-]{0,51}[a-z0-9])?")
+NAME_RULE = "must be 1 to 53 lower case letters, digits and inner dashes, e.g. gpt-125m-2xdp"
+
+
+def valid_name(name: str) -> bool:
+    """Whether `name` may become a folder: lower case letters, digits and inner dashes, at most 53."""
+    return NAME_PATTERN.fullmatch(name) is not None
+
+
+def check_name(name: str, what: str) -> str:
+    """`name` itself. Raises ConfigError where it may not become a path."""
+    if not valid_name(name):
+        raise ConfigError(f"{what} = {name!r} {NAME_RULE}.")
+    return name
+
+
+def workspace() -> Path:
+    """The folder that relative paths are relative to."""
+    if configured := os.environ.get("NBTRAIN_WORKSPACE"):
+        return Path(configured).expanduser().resolve()
+    here = Path.cwd()
+    for folder in (here, *here.parents):
+        if (folder / "notebooks").is_dir() and (folder / "examples" / "megatron-gpt").is_dir():
+            return folder
+    return here
+
+
+def output_root() -> Path:
+    """The folder that holds every run directory: $NBTRAIN_OUTPUT, else <workspace>/output."""
+    return _from_environment("NBTRAIN_OUTPUT", "output")
+
+
+def data_home() -> Path:
+    """The folder that holds tokenizers and datasets: $NBTRAIN_DATA, else <workspace>/data."""
+    return _from_environment("NBTRAIN_DATA", "data")
+
+
+def tokenizer_dir(name: str) -> Path:
+    """data/tokenizer/<name>/: vocab.json, merges.txt, tokenizer.json, manifest.json."""
+    return data_home() / "tokenizer" / check_name(name, "tokenizer.name")
+
+
+def dataset_dir(name: str) -> Path:
+    """data/dataset/<name>/: <key>_document.bin, .idx, manifest.json, index-cache/."""
+    return data_home() / "dataset" / check_name(name, "data.name")
+
+
+def resolve(path: str | os.PathLike) -> Path:
+    """An absolute path: as given if absolute, else relative to the workspace."""
+    path = Path(path).expanduser()
+    return path if path.is_absolute() else workspace() / path
+
+
+def bundled(part: str) -> Path:
+    """notebooks or examples/megatron-gpt as shipped: inside the wheel, or beside the package in a clone.
+
+    Raises ConfigError where an installation carries neither.
+    """
+    for candidate in (PACKAGE / "_bundled" / part, PACKAGE.parent / part):
+        if candidate.is_dir():
+            return candidate
+    raise ConfigError(f"this installation of nbtrain carries no {part}; install the wheel or use a clone.")
+
+
+def display(path: Path) -> str:
+    """A path as a person reads it: relative to the workspace where it lies inside."""
+    try:
+        return str(Path(path).relative_to(workspace()))
+    except ValueError:
+        return str(path)
+
+
+def _from_environment(variable: str, default: str) -> Path:
+    configured = os.environ.get(variable)
+    return resolve(configured) if configured else workspace() / default

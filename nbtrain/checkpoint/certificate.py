@@ -1,0 +1,186 @@
+"""What a resume keeps of the run that it goes on with: stated after each one, and proven where that can be.
+
+    bit-exact    same layout, settings, versions and device: every number from here on is what it would have been
+    data-exact   the next batch is the same, to the token; sums are taken in another order, or random numbers drawn anew
+    changed      the run goes on another way, and reasons say which
+
+The next batch is compared by its hash: over the positions of its samples in the training order, and over their tokens as
+they are read from the dataset now.
+"""
+
+import hashlib
+import platform
+import time
+from collections.abc import Mapping
+from importlib.metadata import version
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.records import ResumeCertificate
+from nbtrain.base.version import __version__
+from nbtrain.config.load import FREE_FORM
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.samples.sample import Sample
+from nbtrain.dataset.samples.state import DataState
+
+# Settings that no number of the training depends on; a section's name stands for all of its fields.
+WITHOUT_EFFECT = (
+    "schema_version",
+    "name",
+    "mode",
+    "backend",
+    "checkpoint",
+    "evaluation",
+    "logging",
+    "profile",
+    # The device itself is compared below.
+    "resources",
+    "data.num_workers",
+    "batch.max_steps",
+    "batch.exit_interval_steps",
+    "batch.exit_duration_minutes",
+    "parallel.process_group_timeout_seconds",
+    "parallel.steps_per_print",
+    "parallel.wall_clock_breakdown",
+)
+# Settings that say how the same mathematics is computed.
+SAME_MATHEMATICS = (
+    "parallel",
+    "batch.micro_batch_size",
+    "model.attention_backend",
+    "model.compile",
+    "model.cross_entropy_chunk_tokens",
+)
+
+
+# Of a layout (checkpoint/checkpointer.py), what is said to people: by the key of the YAML that decides it.
+LAYOUT_KEYS = {
+    "data_parallel_size": "parallel.data_parallel_size",
+    "tensor_parallel_size": "parallel.tensor_parallel_size",
+    "pipeline_parallel_size": "parallel.pipeline_parallel_size",
+    "ds_sequence_parallel_size": "parallel.ds_sequence_parallel_size",
+    "zero_stage": "parallel.zero_stage",
+    "weights": "precision.dtype",
+    "stage_layers": "parallel.pipeline_stage_layers",
+    "sub_group_size": "parallel.sub_group_size",
+    "offload_optimizer": "parallel.offload_optimizer.device",
+    "offload_param": "parallel.offload_param.device",
+}
+# What comes, goes and changes with another of them, and is said where it changes alone.
+FOLLOWS = {"stage_layers": "pipeline_parallel_size", "sub_group_size": "zero_stage"}
+
+
+class Samples(Protocol):
+    """What the hash needs of a training split."""
+
+    def sample(self, position: int) -> Sample: ...
+
+
+def next_batch_sha256(samples: Samples, data: DataState, batch_size: int) -> str | None:
+    """Hex SHA-256 of the global batch behind `data`; None where the order ends before it does."""
+    positions = data.step_positions(batch_size)
+    digest = hashlib.sha256(positions.astype("<i8").tobytes())
+    for position in positions.tolist():
+        try:
+            tokens = samples.sample(position).tokens
+        except (DataError, IndexError):
+            return None
+        digest.update(np.asarray(tokens).astype("<i8").tobytes())
+    return digest.hexdigest()
+
+
+def software() -> dict[str, str]:
+    """Versions that decide the numbers, and Python's."""
+    return {
+        "nbtrain": __version__,
+        "torch": torch.__version__,
+        "deepspeed": version("deepspeed"),
+        "python": platform.python_version(),
+    }
+
+
+def device(kind: torch.device) -> dict[str, Any]:
+    """What decides which kernels run."""
+    if kind.type == "cuda":
+        return {"kind": "gpu", "name": torch.cuda.get_device_name(kind)}
+    return {
+        "kind": "cpu",
+        "name": torch.backends.cpu.get_cpu_capability(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def settings(config: RunConfig) -> dict[str, Any]:
+    """{dotted key: value} of every field, as JSON has it."""
+    return dict(_leaves(config.model_dump(mode="json")))
+
+
+def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for key, value in mapping.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and dotted not in FREE_FORM:
+            found += _leaves(value, f"{dotted}.")
+        else:
+            found.append((dotted, value))
+    return found
+
+
+def certify(
+    manifest: Mapping[str, Any],
+    config: RunConfig,
+    layout: Mapping[str, Any],
+    where: torch.device,
+    next_batch: str | None,
+    random_reseeded: bool,
+) -> ResumeCertificate:
+    """The certificate of a resume from the checkpoint of `manifest`; `layout` and `next_batch` are the run's now."""
+    changed: list[str] = []
+    inexact: list[str] = []
+    if manifest["settings"] is None:
+        inexact.append("the checkpoint's version does not say the settings it was trained with")
+    else:
+        for key, before, now in _differences(manifest["settings"], settings(config)):
+            if _within(key, WITHOUT_EFFECT):
+                continue
+            (inexact if _within(key, SAME_MATHEMATICS) else changed).append(f"{key}: {before} -> {now}")
+    if not inexact or manifest["settings"] is None:
+        # Else the settings say it, in the words of the YAML.
+        inexact += layout_words(manifest["layout"], layout)
+    for title, before_all, now_all in (
+        ("version of", manifest["versions"], software()),
+        ("device", manifest["device"] or {}, device(where)),
+    ):
+        for key, before, now in _differences(before_all, now_all):
+            if key != "python":
+                inexact.append(f"{title} {key}: {before} -> {now}")
+    if random_reseeded and (config.model.hidden_dropout or config.model.attention_dropout):
+        inexact.append("random numbers (dropout) go on from a new seed, made of model.seed and the step")
+    if manifest["next_batch_sha256"] is None:
+        inexact.append("the checkpoint does not say which batch came next")
+    elif manifest["next_batch_sha256"] != next_batch:
+        changed.append("the next batch is another one")
+    kind = "changed" if changed else "data-exact" if inexact else "bit-exact"
+    return ResumeCertificate(kind, changed + inexact, manifest["step"], next_batch, time.time())
+
+
+def layout_words(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """["parallel.zero_stage: 1 -> 3", ...]: what differs between two layouts, in the words of the YAML."""
+    changed = {key: (old, new) for key, old, new in _differences(before, now)}
+    return [
+        f"{LAYOUT_KEYS.get(key, key)}: {'none' if old is None else old} -> {'none' if new is None else new}"
+        for key, (old, new) in changed.items()
+        if FOLLOWS.get(key) not in changed
+    ]
+
+
+def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    keys = [*before, *(key for key in now if key not in before)]
+    return [(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]
+
+
+def _within(key: str, sections: tuple[str, ...]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)

@@ -1,0 +1,46 @@
+"""Which checkpoint a start or a resume loads."""
+
+import logging
+from typing import Any
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.events import EventWriter
+from nbtrain.base.rundir import NOT_USED, RunDir
+from nbtrain.checkpoint import manifest as manifests
+from nbtrain.parallel.agreement import broadcast_object, gather_objects
+from nbtrain.parallel.startup import World
+
+logger = logging.getLogger(__name__)
+
+
+def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, Any] | None:
+    """The manifest of the newest checkpoint that is whole; None where there is no checkpoint at all.
+
+    Called by all ranks together, each reads a share. A torn one is passed over, with an event and a log line; one of
+    other contents than its manifest says does not count from then on.
+    Raises CheckpointError where there are checkpoints and none is whole.
+    """
+    torn = []
+    steps = broadcast_object(run.checkpoint_steps())
+    assert isinstance(steps, list)
+    for step in reversed(steps):
+        folder = run.checkpoint(step)
+        reason = broadcast_object(manifests.size_problem(folder) if world.rank == 0 else None)
+        if reason is None:
+            shares = gather_objects(manifests.content_problem(folder, world.rank, world.size))
+            reason = next((share for share in shares if share), None)
+            if reason is None:
+                return manifests.read(folder)
+            if world.rank == 0:
+                manifests.reject(folder, str(reason))
+        torn.append(f"{folder.name}: {reason}")
+        if events is not None:
+            message = f"checkpoint {folder.name} {NOT_USED}: {reason}; trying the one before it"
+            logger.warning("%s", message)
+            events.write("warning", message, step=step)
+    if torn:
+        raise CheckpointError(
+            f"{run.model}: no checkpoint is whole: {'; '.join(torn)}. Remove the folder to train from the start, "
+            "or put a good copy there."
+        )
+    return None

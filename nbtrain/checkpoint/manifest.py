@@ -1,0 +1,167 @@
+"""What makes a checkpoint whole: manifest.json, written last, names every file with its size and SHA-256.
+
+    model/global_step<N>/
+      mp_rank_00_model_states.pt, *_optim_states.pt, ...    DeepSpeed's
+      manifest.json                                         ours, by rename, when all of them are on disk
+
+A folder without a manifest, or whose files are not what the manifest says, does not count: it is skipped, with
+the reason, and the next older one is used. Where the contents were read and found to be others, the manifest goes into
+rejected.json, so that nobody counts on that checkpoint without reading it again.
+
+schema_version 2 says what reading into another layout needs, version 1 (data parallelism only) did not:
+
+    files         {name: {bytes, sha256, rank: [pipeline, data, tensor]}}  the coordinate of the rank that wrote it
+    parameters    {canonical name: {shape, partition_dim, group, stage}}   whole shapes, vocabulary padding included
+    layout        the sizes of every kind of parallelism, and what else decides how the files are cut
+    settings      every field of the configuration
+    next_batch_sha256, vocab_size, padded_vocab_size, evaluated_step, device
+
+read() gives version 1 in the form of version 2, as far as it goes.
+"""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.checkpoint_files import MANIFEST, MANIFEST_VERSIONS, REJECTED, checkpoint_problem
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.rundir import RunDir
+
+SCHEMA_VERSION = MANIFEST_VERSIONS[-1]
+size_problem = checkpoint_problem
+# How version 1 named its files: data rank and, always 0, model rank.
+DATA_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_00")
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """The manifest of a whole checkpoint, in the newest form. Raises CheckpointError where there is none to read."""
+    if reason := size_problem(folder):
+        raise CheckpointError(f"{folder}: {reason}.")
+    manifest = files.read_json(folder / MANIFEST)
+    assert manifest is not None
+    return _migrated(manifest) if manifest["schema_version"] == 1 else manifest
+
+
+def _migrated(manifest: dict[str, Any]) -> dict[str, Any]:
+    """Version 1 as version 2: data parallelism alone, so that names of files tell the ranks."""
+    architecture = dict(manifest["architecture"])
+    described = {}
+    for name, entry in manifest["files"].items():
+        found = DATA_RANK.search(name)
+        described[name] = {**entry, "rank": [0, int(found[1]) if found else 0, 0]}
+    return {
+        **manifest,
+        "schema_version": SCHEMA_VERSION,
+        "migrated_from": 1,
+        "padded_vocab_size": architecture.pop("padded_vocab_size"),
+        "vocab_size": None,
+        "architecture": architecture,
+        "layout": {"ds_sequence_parallel_size": 1, **manifest["layout"]},
+        "parameters": None,
+        "settings": None,
+        "next_batch_sha256": None,
+        # Version 1 did not say at which step its loss was measured.
+        "evaluated_step": None,
+        "device": None,
+        "files": described,
+    }
+
+
+def payload(folder: Path) -> list[Path]:
+    """Every file of a checkpoint but its manifest, sorted, relative to the folder."""
+    return sorted(
+        path.relative_to(folder)
+        for path in folder.rglob("*")
+        if path.is_file() and path.name not in (MANIFEST, REJECTED)
+    )
+
+
+def describe(folder: Path, names: list[Path]) -> dict[str, dict[str, Any]]:
+    """Size and SHA-256 of some files, each flushed to the disk first."""
+    described = {}
+    for name in names:
+        path = folder / name
+        with path.open("rb") as stream:
+            files.fsync_file(stream)
+        described[str(name)] = {"bytes": path.stat().st_size, "sha256": files.sha256_of(path)}
+    return described
+
+
+def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
+    """The first file whose SHA-256 is not the manifest's, among the part-th of `parts` shares of the files."""
+    manifest = files.read_json(folder / MANIFEST)
+    assert manifest is not None
+    for name in sorted(manifest["files"])[part::parts]:
+        if files.sha256_of(folder / name) != manifest["files"][name]["sha256"]:
+            return f"{name} does not have the SHA-256 that its manifest says"
+    return None
+
+
+def add_validation(run: RunDir, step: int, loss: float | None) -> None:
+    """Write the validation loss behind `step` into the manifest of its checkpoint, by rename; its files stay as they are."""
+    path = run.checkpoint_manifest(step)
+    manifest = files.read_json(path)
+    assert manifest is not None
+    files.write_json(path, {**manifest, "validation_loss": loss, "evaluated_step": step})
+
+
+def reject(folder: Path, reason: str) -> None:
+    """Let a checkpoint count no more, its files kept: its manifest goes into rejected.json, with the reason."""
+    manifest = files.read_json(folder / MANIFEST)
+    files.write_json(folder / REJECTED, {"reason": reason, "manifest": manifest})
+    (folder / MANIFEST).unlink()
+
+
+def problem(folder: Path) -> str | None:
+    """Why the checkpoint in `folder` is not whole, or None. Reads all of it."""
+    return size_problem(folder) or content_problem(folder)
+
+
+def newest_whole(
+    run: RunDir, check: Callable[[Path], str | None] = problem
+) -> tuple[int | None, list[tuple[int, str]]]:
+    """(step of the newest whole checkpoint or None, [(step, reason) of newer ones that are not])."""
+    skipped: list[tuple[int, str]] = []
+    for step in reversed(run.checkpoint_steps()):
+        reason = check(run.checkpoint(step))
+        if reason is None:
+            return step, skipped
+        skipped.append((step, reason))
+    return None, skipped
+
+
+def prune(
+    run: RunDir, newest: int, keep_last: int, keep_every_steps: int | None, keep_best: bool = False
+) -> list[int]:
+    """Remove what need not stay: the removed steps. Torn folders behind the newest checkpoint go too."""
+    whole = [step for step in run.checkpoint_steps() if size_problem(run.checkpoint(step)) is None]
+    keep = set(whole[-keep_last:]) | {newest}
+    if keep_every_steps:
+        keep |= {step for step in whole if step % keep_every_steps == 0}
+    if keep_best and (best := best_step(run, whole)) is not None:
+        keep.add(best)
+    removed = [step for step in run.checkpoint_steps() if step not in keep and step < newest]
+    for step in removed:
+        remove(run, step)
+    return removed
+
+
+def best_step(run: RunDir, steps: list[int]) -> int | None:
+    """The one of `steps` with the lowest validation loss; None where none was validated at its own step."""
+    losses = {}
+    for step in steps:
+        manifest = files.read_json(run.checkpoint_manifest(step)) or {}
+        loss = manifest.get("validation_loss")
+        # A loss that is no number is unequal to itself.
+        if loss is not None and loss == loss and manifest.get("evaluated_step") == step:
+            losses[step] = loss
+    return min(losses, key=lambda step: (losses[step], -step), default=None)
+
+
+def remove(run: RunDir, step: int) -> None:
+    """Remove a checkpoint, its manifest first, so that a half removed one does not count."""
+    run.checkpoint_manifest(step).unlink(missing_ok=True)
+    shutil.rmtree(run.checkpoint(step))

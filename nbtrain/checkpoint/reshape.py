@@ -1,0 +1,228 @@
+"""Loads a checkpoint of any layout into a live DeepSpeed engine of any other.
+
+For each parameter that this rank steps, only its own elements are read from the store: masters and moments, byte for
+byte, then the step. The weights that the model computes with are rounded from the masters, as DeepSpeed does after each
+step. What is not loaded is what the run's configuration decides: the hyperparameters of both groups, and clipping.
+
+Rows of the word embedding that stand for no token depend on the number of tensor ranks (config.padded_vocab_size), and
+the loss leaves them out. A layout with more of them gives the new ones its initial weights, with moments of 0; one with
+fewer drops the rest.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.checkpoint.store import MASTER, MOMENTS, CheckpointStore, Part
+from nbtrain.model.names import canonical_name
+
+WORD_EMBEDDINGS = "word_embeddings.weight"
+
+
+@dataclass(frozen=True)
+class Target:
+    """Elements [start, start + count) of this tensor rank's part of a parameter, as this rank's optimizer holds them."""
+
+    name: str
+    start: int
+    count: int
+    states: dict[str, torch.Tensor]
+    """fp32, exp_avg and exp_avg_sq: flat views into the live state."""
+
+
+def canonical_parameters(engine: Any, num_layers: int) -> dict[str, nn.Parameter]:
+    """This rank's parameters by canonical name, in the model's order; of a pipeline too."""
+    from deepspeed.runtime.pipe.module import PipelineModule
+
+    piped = isinstance(engine.module, PipelineModule)
+    return {
+        canonical_name(name, num_layers) if piped else name: parameter
+        for name, parameter in engine.module.named_parameters()
+    }
+
+
+def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padded_vocab_size: int) -> None:
+    """Put masters, moments, steps, weights, loss scale and counters of `store` into `engine`.
+
+    `tensor`: this rank among the tensor-parallel ranks, and how many there are. Called by all ranks together. Raises
+    CheckpointError where the checkpoint lacks a parameter of the model, or holds it in another shape.
+    """
+    parameters = canonical_parameters(engine, store.num_layers)
+    _check_shapes(store, parameters, tensor, padded_vocab_size)
+    scaler, optimizer = store.global_state.get("loss_scaler"), engine.optimizer
+    is_partitioned = hasattr(optimizer, "fp16_partitioned_groups_flat")
+    if is_partitioned:
+        optimizer.checkpoint_event_prologue()
+    with torch.no_grad():
+        for target in targets(engine, parameters, store):
+            rows = padded_vocab_size if target.name == WORD_EMBEDDINGS else None
+            part = Part(*tensor, partition_dim(parameters[target.name]))
+            for state, live in target.states.items():
+                found = store.read(target.name, state, part, target.start, target.count, rows)
+                live[: len(found)].copy_(found)
+                if len(found) < target.count and state != MASTER:
+                    live[len(found) :].zero_()
+        _round_weights(optimizer)
+    if is_partitioned:
+        optimizer.checkpoint_event_epilogue()
+    if scaler is not None and type(getattr(optimizer, "loss_scaler", None)) is type(scaler):
+        optimizer.loss_scaler = scaler
+    for key, value in store.counters.items():
+        setattr(engine, key, value)
+
+
+def _check_shapes(
+    store: CheckpointStore,
+    parameters: dict[str, nn.Parameter],
+    tensor: tuple[int, int],
+    padded_vocab_size: int,
+) -> None:
+    for name, parameter in parameters.items():
+        stored = store.parameters.get(name)
+        if stored is None:
+            raise CheckpointError(f"{store.folder}: holds no parameter {name}, which the model has.")
+        shape = list(stored.shape)
+        if name == WORD_EMBEDDINGS:
+            shape[0] = padded_vocab_size
+        if (dim := partition_dim(parameter)) is not None:
+            shape[dim] //= tensor[1]
+        if tuple(shape) != (live := live_shape(parameter)):
+            raise CheckpointError(
+                f"{store.folder}: {name} is {tuple(stored.shape)} in the checkpoint; the model's part of it is "
+                f"{live}, and would be {tuple(shape)}."
+            )
+
+
+def partition_dim(parameter: nn.Parameter) -> int | None:
+    """Along which tensor ranks share it; None where each holds all of it (parallel/tensor.py)."""
+    if not getattr(parameter, "tensor_model_parallel", False):
+        return None
+    return parameter.partition_dim  # type: ignore[attr-defined]
+
+
+def live_shape(parameter: nn.Parameter) -> tuple[int, ...]:
+    """Of this tensor rank's part, under ZeRO 3 too."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
+# --- where a live engine keeps its state ---------------------------------------------------------------------
+
+
+def targets(engine: Any, parameters: dict[str, nn.Parameter], store: CheckpointStore) -> Iterator[Target]:
+    """All that this rank's optimizer holds, with room for the moments, and the step already set."""
+    names = {id(parameter): name for name, parameter in parameters.items()}
+    optimizer = engine.optimizer
+    if not engine.zero_optimization_stage() and not hasattr(optimizer, "bf16_groups"):
+        yield from _plain_targets(optimizer, names, store)
+    elif hasattr(optimizer, "fp16_partitioned_groups_flat"):
+        yield from _partitioned_targets(optimizer, names, store)
+    else:
+        yield from _flat_targets(optimizer, names, store)
+
+
+def _plain_targets(optimizer: Any, names: dict[int, str], store: CheckpointStore) -> Iterator[Target]:
+    """ZeRO 0: each parameter by itself."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            name = names[id(parameter)]
+            moments = _moments(optimizer, group, parameter, store.step(name))
+            states = {MASTER: parameter.data, **moments}
+            yield Target(name, 0, parameter.numel(), {key: value.view(-1) for key, value in states.items()})
+
+
+def _flat_targets(optimizer: Any, names: dict[int, str], store: CheckpointStore) -> Iterator[Target]:
+    """ZeRO 1, 2 and BF16_Optimizer: one flat part of each group, in which each parameter has a fragment."""
+    is_bf16 = hasattr(optimizer, "bf16_groups")
+    groups = optimizer.bf16_groups if is_bf16 else optimizer.bit16_groups
+    flats = optimizer.fp32_groups_flat_partition if is_bf16 else optimizer.single_partition_of_fp32_groups
+    for live_group, group, flat in zip(optimizer.optimizer.param_groups, groups, flats, strict=True):
+        held = [parameter for parameter in group if parameter._hp_mapping is not None]
+        step = _common_step(store, [names[id(parameter)] for parameter in held])
+        states = {MASTER: flat.data, **_moments(optimizer.optimizer, live_group, flat, step)}
+        for parameter in held:
+            mapping = parameter._hp_mapping
+            here, there = mapping.get_hp_fragment_address(), mapping.lp_fragment_address
+            views = {key: value[here.start : here.start + here.numel] for key, value in states.items()}
+            yield Target(names[id(parameter)], there.start, there.numel, views)
+
+
+def _partitioned_targets(optimizer: Any, names: dict[int, str], store: CheckpointStore) -> Iterator[Target]:
+    """ZeRO 3: this rank's part of each parameter, those of a sub-group end to end."""
+    if optimizer.swap_optimizer or optimizer.params_in_nvme_and_cpu:
+        raise CheckpointError(
+            "a checkpoint of another layout is not loaded into state that is offloaded to NVMe. Resume with "
+            "parallel.offload_optimizer.device and offload_param.device = cpu, or with the layout that it was saved in."
+        )
+    rank = torch.distributed.get_rank(optimizer.dp_process_group)
+    live_groups = [
+        optimizer.optimizer.param_groups[optimizer.sub_group_to_group_id[number]]
+        for number in range(len(optimizer.fp16_groups))
+    ]
+    for live_group, group, flat in zip(
+        live_groups, optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True
+    ):
+        step = _common_step(store, [names[id(parameter)] for parameter in group])
+        states = {MASTER: flat.data, **_moments(optimizer.optimizer, live_group, flat, step)}
+        offset = 0
+        for parameter in group:
+            share = parameter.ds_tensor.ds_numel
+            count = min(share, parameter.ds_numel - rank * share)
+            if count > 0:
+                views = {key: value[offset : offset + count] for key, value in states.items()}
+                yield Target(names[id(parameter)], rank * share, count, views)
+            offset += share
+
+
+def _common_step(store: CheckpointStore, names: list[str]) -> float:
+    """The step of parameters that lie in one flat tensor, which has one. A rank may hold nothing but padding."""
+    steps = {store.step(name) for name in names}
+    if len(steps) > 1:
+        raise CheckpointError(
+            f"{store.folder}: its parameters are at different steps of Adam: {sorted(steps)}."
+        )
+    return steps.pop() if steps else store.step(next(iter(store.parameters)))
+
+
+def _moments(
+    optimizer: Any, group: dict[str, Any], parameter: torch.Tensor, step: float
+) -> dict[str, torch.Tensor]:
+    """exp_avg and exp_avg_sq of one tensor of the optimizer, made where Adam has not made them, and its step.
+
+    The step is a tensor of its own: torch counts it up in place, and one shared by all parameters would advance once
+    for each of them.
+    """
+    state = optimizer.state[parameter]
+    for key in MOMENTS:
+        if key not in state:
+            state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    if isinstance(optimizer, torch.optim.AdamW):
+        on_device = group.get("fused") or group.get("capturable")
+        state["step"] = torch.tensor(
+            step, dtype=torch.float32, device=parameter.device if on_device else "cpu"
+        )
+    else:
+        # DeepSpeed's own optimizers count in integers.
+        state["step"] = int(step)
+        if "step" in group:
+            group["step"] = int(step)
+    return {key: state[key].data for key in MOMENTS}
+
+
+def _round_weights(optimizer: Any) -> None:
+    """Give the model the weights that its masters round to, on all data-parallel ranks."""
+    if hasattr(optimizer, "fp16_partitioned_groups_flat"):
+        for flat, half, group in zip(
+            optimizer.fp32_partitioned_groups_flat,
+            optimizer.fp16_partitioned_groups_flat,
+            optimizer.fp16_partitioned_groups,
+            strict=True,
+        ):
+            half.copy_(flat)
+            for parameter, part in zip(group, optimizer.unflatten(half, group), strict=True):
+                parameter.data = part.data
+    elif hasattr(optimizer, "update_lp_params"):
+        optimizer.update_lp_params()

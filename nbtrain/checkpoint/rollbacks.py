@@ -1,0 +1,45 @@
+"""Samples that a rollback passes over for good."""
+
+import logging
+from typing import Any
+
+from nbtrain.base.events import EventWriter
+from nbtrain.base.records import Rollback
+from nbtrain.base.rundir import RunDir
+from nbtrain.dataset.samples.state import DataState
+
+logger = logging.getLogger(__name__)
+
+
+def pass_bad_samples(run: RunDir, data: DataState, events: EventWriter | None = None) -> DataState:
+    """The data state that a checkpoint gave, or a fresh one, without the samples of the run's rollbacks.
+
+    What lies behind, or is passed over already, changes nothing: so it may be asked again at every load.
+    """
+    for entry in Rollback.read_all(run.rollbacks_json):
+        reached = data.position(data.consumed_samples)
+        for first, last in _outside(max(entry.first, reached), entry.last, data.skipped_sample_ranges):
+            data = data.skipping(first, last)
+            message = f"samples {first:,} to {last - 1:,} of the order are passed over: {entry.cause}"
+            logger.info("%s", message)
+            if events is not None:
+                events.write("rollback", message, positions=[first, last], step=entry.step)
+    return data
+
+
+def skipped_samples(run: RunDir, manifest: dict[str, Any] | None) -> int:
+    """At most so many samples are passed over on the way to the run's end; `manifest` is that of its checkpoint."""
+    ranges = [(entry.first, entry.last) for entry in Rollback.read_all(run.rollbacks_json)]
+    if manifest is not None:
+        ranges += DataState.from_dict(manifest["data_state"]).skipped_sample_ranges
+    return sum(last - first for first, last in ranges)
+
+
+def _outside(first: int, last: int, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
+    """What of [first, last) none of the ascending ranges holds."""
+    pieces = []
+    for begin, end in ranges:
+        if first < min(begin, last):
+            pieces.append((first, min(begin, last)))
+        first = max(first, end)
+    return [*pieces, (first, last)] if first < last else pieces

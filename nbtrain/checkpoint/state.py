@@ -1,0 +1,28 @@
+"""The state of a training run that a checkpoint carries beside weights and moments."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.dataset.samples.state import DataState
+
+
+@dataclass
+class TrainState:
+    """Where the training stands, beside what the engine holds."""
+
+    step: int
+    data: DataState
+    evaluated_step: int | None = None
+    validation_loss: float | None = None
+    best_validation_loss: float | None = None
+    stability: dict[str, Any] | None = None
+    """Of the guard against steps that go wrong; None in older checkpoints."""
+
+    def validated(self, loss: float) -> None:
+        """`loss` is the validation's behind the step that is reached."""
+        self.evaluated_step, self.validation_loss = self.step, loss
+        if math.isfinite(loss):
+            best = self.best_validation_loss
+            # An older checkpoint may have kept a best one that is no number.
+            self.best_validation_loss = min(loss, best) if best is not None and math.isfinite(best) else loss

@@ -1,0 +1,402 @@
+"""What a checkpoint holds, by canonical name, whatever layout wrote it.
+
+    store = CheckpointStore(folder)
+    store.full("layers.0.mlp.dense_h_to_4h.weight", "fp32")         the whole tensor
+    store.read(name, "exp_avg", Part(1, 4, dim=0), 0, 1000)         1,000 elements of the second of four tensor ranks' parts
+
+State is what Adam and ZeRO keep of each parameter: fp32 (the master weight), exp_avg, exp_avg_sq, and its step. DeepSpeed
+cuts it for each (pipeline, tensor) rank over the data ranks:
+
+    ZeRO 0      not at all: the model's file holds torch's own optimizer state
+    ZeRO 1, 2   all parameters of a group end to end, cut into equal parts; each file says which of them it has
+    (and BF16_Optimizer)                                                           a piece of (param_slice_mappings)
+    ZeRO 3      each parameter cut into equal, padded parts, which lie end to end in the order of param_shapes
+
+Over tensor ranks a parameter is joined along its partition_dim; over stages names do not meet, but for the tied
+word embedding, of which the first stage's copy is read. Files are memory-mapped: what is not asked for is not read.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.checkpoint import manifest as manifests
+from nbtrain.checkpoint.writer import load_file
+from nbtrain.model.names import canonical_name, optimizer_group
+
+MASTER = "fp32"
+MOMENTS = ("exp_avg", "exp_avg_sq")
+STATES = (MASTER, *MOMENTS)
+
+OPTIMIZER_FILE = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt$")
+MODEL_FILE = re.compile(r"^(zero_pp_rank_\d+_)?mp_rank_\d+_model_states\.pt$")
+LAYER_FILE = re.compile(r"^layer_(\d+)-.*model_states\.pt$")
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class StoredParameter:
+    """One parameter of the whole model."""
+
+    name: str
+    shape: tuple[int, ...]
+    """Of the whole tensor, vocabulary padding included."""
+    partition_dim: int | None
+    """Along which tensor ranks share it, where there are several; None where each holds all of it."""
+    stage: int
+    """The first pipeline stage that has it."""
+
+    @property
+    def group(self) -> str:
+        return optimizer_group(self.name)
+
+    @property
+    def count(self) -> int:
+        return torch.Size(self.shape).numel()
+
+
+class Part(NamedTuple):
+    """The part of a parameter that one of the reader's tensor ranks holds."""
+
+    rank: int = 0
+    size: int = 1
+    dim: int | None = None
+    """Along which they share it, whatever the checkpoint's ranks did; None: each holds all of it."""
+
+
+WHOLE = Part()
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Consecutive elements of one tensor rank's part of a parameter, and where its state lies."""
+
+    start: int
+    count: int
+    states: dict[str, torch.Tensor]
+    """Flat, of `count` elements each."""
+    step: float
+
+
+class CheckpointStore:
+    """One checkpoint folder, opened for reading. Raises CheckpointError where it cannot be read into another layout."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.manifest = manifests.read(folder)
+        layout = self.manifest["layout"]
+        self.zero_stage: int = layout["zero_stage"]
+        self.tensor_parallel_size: int = layout["tensor_parallel_size"]
+        self.pipeline_parallel_size: int = layout["pipeline_parallel_size"]
+        self.data_axis_size: int = layout["data_parallel_size"] * layout["ds_sequence_parallel_size"]
+        self.num_layers: int = self.manifest["architecture"]["num_layers"]
+        self.dtype = DTYPES[layout["weights"]]
+        self._files: dict[str, Any] = {}
+        self._pieces: dict[tuple[int, int], dict[str, list[_Piece]]] = {}
+        if layout.get("offload_optimizer") == "nvme" or layout.get("offload_param") == "nvme":
+            raise CheckpointError(
+                f"{folder}: its optimizer state lies in NVMe swap files, which only the layout that wrote them "
+                "reads. Resume with that layout and parallel.offload_optimizer.device: cpu from a save of it."
+            )
+
+    # --- what there is ---------------------------------------------------------------------------------------
+
+    @cached_property
+    def parameters(self) -> dict[str, StoredParameter]:
+        """By canonical name, in the model's order."""
+        described = self.manifest["parameters"]
+        if described is None:
+            shapes = self._shapes_of_version_1()
+            described = {
+                name: {"shape": shape, "partition_dim": None, "stage": 0} for name, shape in shapes.items()
+            }
+        return {
+            name: StoredParameter(name, tuple(entry["shape"]), entry["partition_dim"], entry["stage"])
+            for name, entry in described.items()
+        }
+
+    @cached_property
+    def client_state(self) -> dict[str, Any]:
+        """What the trainer put beside the tensors: {state, random, ...}."""
+        return self._model_file(0, 0)["nbtrain"]
+
+    @property
+    def counters(self) -> dict[str, int]:
+        """DeepSpeed's own: global_steps, global_samples, skipped_steps."""
+        common = self._model_file(0, 0)
+        return {key: common[key] for key in ("global_steps", "global_samples", "skipped_steps")}
+
+    @cached_property
+    def global_state(self) -> dict[str, Any]:
+        """What ZeRO keeps beside the tensors, of rank 0: loss_scaler and others; empty without ZeRO."""
+        if not self.zero_stage:
+            return {}
+        saved = self._optimizer_state(0, 0, 0)
+        return {key: value for key, value in saved.items() if not isinstance(value, dict | list)}
+
+    @property
+    def hyperparameters(self) -> list[dict[str, Any]]:
+        """Of the optimizer's groups, decay and no_decay, as they were at the save."""
+        if not self.zero_stage:
+            base = self._model_file(0, 0)["optimizer"]
+        else:
+            saved = self._optimizer_state(0, 0, 0)
+            base = saved.get("base_optimizer_state") or saved["optimizer_state_dict"]
+        return [
+            {key: value for key, value in group.items() if key != "params"} for group in base["param_groups"]
+        ]
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the word embedding that mean a token; the rest is padding."""
+        known = self.manifest["vocab_size"]
+        return known or self._model_file(0, 0)["universal_checkpoint_info"]["original_vocab_size"]
+
+    def partition_dim(self, name: str) -> int | None:
+        """Along which tensor ranks share a parameter; None where each holds all of it."""
+        return self._parameter(name).partition_dim
+
+    # --- state of the optimizer ------------------------------------------------------------------------------
+
+    def step(self, name: str) -> float:
+        """Adam's step of one parameter."""
+        return self._pieces_of(name, 0)[0].step
+
+    def full(self, name: str, state: str = MASTER) -> torch.Tensor:
+        """One state of one parameter, whole, fp32, in its shape."""
+        return self.read(name, state).view(self._parameter(name).shape)
+
+    def read(
+        self,
+        name: str,
+        state: str,
+        part: Part = WHOLE,
+        start: int = 0,
+        count: int | None = None,
+        rows: int | None = None,
+    ) -> torch.Tensor:
+        """Elements [start, start + count) of a part of a parameter, flat, fp32.
+
+        `rows`: how many the whole tensor has in the reader's layout, for the word embedding, whose padding depends on the
+        number of tensor ranks. Where that is more than are stored, the answer ends with the stored ones. No more is
+        copied than is asked for, and than the columns that an old part and a new one do not share. Raises
+        CheckpointError for an unknown name.
+        """
+        parameter = self._parameter(name)
+        rank, size, dim = part if part.dim is not None else WHOLE
+        total = torch.Size((rows or parameter.shape[0], *parameter.shape[1:])).numel()
+        count = total // size - start if count is None else count
+        if 1 in (dim, parameter.partition_dim):
+            return self._columns(parameter, state, rank, size, start, count)
+        # Cut along the first dimension, the parts lie end to end in the whole.
+        first = rank * (total // size) + start
+        return self._rows(parameter, state, first, min(first + count, parameter.count))
+
+    def _rows(self, parameter: StoredParameter, state: str, first: int, end: int) -> torch.Tensor:
+        """Elements [first, end) of the whole tensor, cut along its first dimension or not at all."""
+        if first >= end:
+            return torch.empty(0)
+        size = self.tensor_parallel_size if parameter.partition_dim is not None else 1
+        length = parameter.count // size
+        found = []
+        for rank in range(first // length, (end - 1) // length + 1):
+            begin = rank * length
+            found.append(self._local(parameter, state, rank, max(first - begin, 0), min(end - begin, length)))
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    def _columns(
+        self, parameter: StoredParameter, state: str, rank: int, size: int, start: int, count: int
+    ) -> torch.Tensor:
+        """The same for a matrix whose columns are shared out."""
+        columns = parameter.shape[1]
+        ours, theirs = columns // size, columns // self.tensor_parallel_size
+        left = rank * ours
+        top, bottom = start // ours, -(-(start + count) // ours)
+        out = torch.empty(bottom - top, ours)
+        for other in range(left // theirs, (left + ours - 1) // theirs + 1):
+            begin, end = max(left, other * theirs), min(left + ours, (other + 1) * theirs)
+            block = self._local(parameter, state, other, top * theirs, bottom * theirs).view(-1, theirs)
+            out[:, begin - left : end - left] = block[:, begin - other * theirs : end - other * theirs]
+        return out.flatten()[start - top * ours :][:count]
+
+    def _local(self, parameter: StoredParameter, state: str, rank: int, first: int, end: int) -> torch.Tensor:
+        """Elements [first, end) of stored tensor rank `rank`'s part."""
+        found = []
+        for piece in self._pieces_of(parameter.name, rank):
+            begin, stop = max(first, piece.start), min(end, piece.start + piece.count)
+            if begin < stop:
+                # A parameter without moments has not been stepped yet.
+                values = piece.states.get(state)
+                found.append(
+                    values[begin - piece.start : stop - piece.start]
+                    if values is not None
+                    else torch.zeros(stop - begin)
+                )
+        if sum(len(part) for part in found) != end - first:
+            raise CheckpointError(
+                f"{self.folder}: {parameter.name} ({state}): {sum(len(part) for part in found):,} of "
+                f"{end - first:,} elements are in its files. Use another checkpoint."
+            )
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+    # --- weights as the model holds them ---------------------------------------------------------------------
+
+    def weights(self, name: str) -> torch.Tensor:
+        """The whole weight in the format it was trained in; of ZeRO 3, which keeps no other, the rounded master."""
+        parameter = self._parameter(name)
+        if self.zero_stage == 3:
+            return self.full(name).to(self.dtype)
+        if parameter.partition_dim is None or self.tensor_parallel_size == 1:
+            return self._module(parameter, 0)
+        parts = [self._module(parameter, rank) for rank in range(self.tensor_parallel_size)]
+        return torch.cat(parts, dim=parameter.partition_dim)
+
+    def _module(self, parameter: StoredParameter, tensor: int) -> torch.Tensor:
+        if self.pipeline_parallel_size == 1:
+            return self._model_file(0, tensor)["module"][parameter.name]
+        return self._piped[tensor][parameter.name]
+
+    @cached_property
+    def _piped(self) -> dict[int, dict[str, torch.Tensor]]:
+        """{tensor rank: {canonical name: weight}} of a pipeline, which writes one file for each layer."""
+        found: dict[int, dict[str, torch.Tensor]] = {rank: {} for rank in range(self.tensor_parallel_size)}
+        for file, entry in sorted(self.manifest["files"].items()):
+            if (matched := LAYER_FILE.match(file)) is None:
+                continue
+            index = int(matched[1])
+            for inner, weight in self._open(file).items():
+                # The tied output holds the word embedding again.
+                tied = index == 0 or index > self.num_layers + 2
+                name = (
+                    f"word_embeddings.{inner}"
+                    if tied
+                    else canonical_name(f"{index}.{inner}", self.num_layers)
+                )
+                found[entry["rank"][2]].setdefault(name, weight)
+        return found
+
+    # --- files -----------------------------------------------------------------------------------------------
+
+    def _parameter(self, name: str) -> StoredParameter:
+        try:
+            return self.parameters[name]
+        except KeyError:
+            raise CheckpointError(f"{self.folder}: holds no parameter {name}.") from None
+
+    def _pieces_of(self, name: str, tensor: int) -> list[_Piece]:
+        coordinate = (self._parameter(name).stage, tensor)
+        if coordinate not in self._pieces:
+            pieces: dict[str, list[_Piece]] = {}
+            read = (self._pieces_0, self._pieces_1, self._pieces_1, self._pieces_3)[self.zero_stage]
+            for found, piece in read(*coordinate):
+                pieces.setdefault(found, []).append(piece)
+            self._pieces[coordinate] = pieces
+        try:
+            return self._pieces[coordinate][name]
+        except KeyError:
+            raise CheckpointError(f"{self.folder}: its optimizer files hold nothing of {name}.") from None
+
+    def _pieces_0(self, pipeline: int, tensor: int) -> Iterator[tuple[str, _Piece]]:
+        common = self._model_file(pipeline, tensor)
+        optimizer, order = common["optimizer"], common["nbtrain"].get("optimizer_names")
+        if order is None:  # version 1: the order of the model's parameters
+            names = list(common["module"])
+            order = [
+                [name for name in names if optimizer_group(name) == group] for group in ("decay", "no_decay")
+            ]
+        for group, names in zip(optimizer["param_groups"], order, strict=True):
+            for number, name in zip(group["params"], names, strict=True):
+                state = optimizer["state"][number]
+                weight = (
+                    common["module"][name] if self.pipeline_parallel_size == 1 else self._piped[tensor][name]
+                )
+                flat = {MASTER: weight, **{key: state[key] for key in MOMENTS}}
+                flat = {key: value.reshape(-1) for key, value in flat.items()}
+                yield name, _Piece(0, weight.numel(), flat, float(state["step"]))
+
+    def _pieces_1(self, pipeline: int, tensor: int) -> Iterator[tuple[str, _Piece]]:
+        reached: dict[str, int] = {}
+        for data in range(self.data_axis_size):
+            saved = self._optimizer_state(pipeline, data, tensor)
+            base = saved["base_optimizer_state"]
+            for number, mapping in enumerate(saved["param_slice_mappings"]):
+                (key,) = base["param_groups"][number]["params"]
+                state = base["state"].get(key, {})
+                whole = {MASTER: saved["single_partition_of_fp32_groups"][number]}
+                whole |= {moment: state[moment] for moment in MOMENTS if moment in state}
+                for found, address in mapping.items():
+                    name = self._canonical(found)
+                    here = slice(address.start, address.start + address.numel)
+                    flat = {kind: values[here] for kind, values in whole.items()}
+                    step = _adam_step(state, base["param_groups"][number])
+                    yield name, _Piece(reached.get(name, 0), address.numel, flat, step)
+                    reached[name] = reached.get(name, 0) + address.numel
+
+    def _pieces_3(self, pipeline: int, tensor: int) -> Iterator[tuple[str, _Piece]]:
+        shapes = self._model_file(pipeline, tensor)["param_shapes"]
+        for data in range(self.data_axis_size):
+            saved = self._optimizer_state(pipeline, data, tensor)
+            base = saved["optimizer_state_dict"]
+            groups = {key: group for group in base["param_groups"] for key in group["params"]}
+            for number, names in enumerate(shapes):
+                state = base["state"].get(number, {})
+                whole = {MASTER: saved["fp32_flat_groups"][number]}
+                whole |= {moment: state[moment] for moment in MOMENTS if moment in state}
+                offset = 0
+                for found, shape in names.items():
+                    share = -(-shape.numel() // self.data_axis_size)
+                    count = min(share, shape.numel() - data * share)
+                    if count > 0:
+                        flat = {kind: values[offset : offset + count] for kind, values in whole.items()}
+                        step = _adam_step(state, groups.get(number, {}))
+                        yield self._canonical(found), _Piece(data * share, count, flat, step)
+                    offset += share
+
+    def _canonical(self, found: str) -> str:
+        if self.pipeline_parallel_size == 1:
+            return found
+        return canonical_name(found, self.num_layers)
+
+    def _optimizer_state(self, pipeline: int, data: int, tensor: int) -> dict[str, Any]:
+        return self._open(self._file(OPTIMIZER_FILE, (pipeline, data, tensor)))["optimizer_state_dict"]
+
+    def _model_file(self, pipeline: int, tensor: int) -> dict[str, Any]:
+        return self._open(self._file(MODEL_FILE, (pipeline, 0, tensor)))
+
+    def _file(self, pattern: re.Pattern[str], rank: tuple[int, int, int]) -> str:
+        try:
+            return self._names[pattern, rank]
+        except KeyError:
+            raise CheckpointError(f"{self.folder}: has no file {pattern.pattern} of rank {rank}.") from None
+
+    @cached_property
+    def _names(self) -> dict[tuple[re.Pattern[str], tuple[int, ...]], str]:
+        return {
+            (pattern, tuple(entry["rank"])): name
+            for name, entry in self.manifest["files"].items()
+            for pattern in (OPTIMIZER_FILE, MODEL_FILE)
+            if pattern.search(name)
+        }
+
+    def _open(self, name: str) -> Any:
+        if name not in self._files:
+            self._files[name] = load_file(self.folder / name, mmap=True)
+        return self._files[name]
+
+    def _shapes_of_version_1(self) -> dict[str, tuple[int, ...]]:
+        common = self._model_file(0, 0)
+        if self.zero_stage == 3:
+            return {name: tuple(shape) for group in common["param_shapes"] for name, shape in group.items()}
+        return {name: tuple(weight.shape) for name, weight in common["module"].items()}
+
+
+def _adam_step(state: dict[str, Any], group: dict[str, Any]) -> float:
+    """torch keeps it with the moments, DeepSpeed's own optimizers with the group; 0 before the first step."""
+    return float(state.get("step", group.get("step", 0)))

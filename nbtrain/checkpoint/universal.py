@@ -1,0 +1,175 @@
+"""A checkpoint of any layout in DeepSpeed's universal form, for its own loader and for other tools.
+
+    <to>/zero/<canonical name>/{fp32,exp_avg,exp_avg_sq,step}.pt    whole tensors; the vocabulary without its padding
+    <to>/zero/<a pipeline's name> -> <canonical name>               links, so that a pipeline of these layers loads it too
+    <to>/zero/optimizer_state.pt, <to>/mp_rank_00_model_states.pt   what else the loader reads
+    <to>/../latest_universal                                        the folder's name
+
+DeepSpeed's converter (ds_to_universal) joins the files of each layout by its own rules; this one reads what our
+store gives, one tensor after the other, so that every layout comes out right, and its result is the same whatever
+layout it came from. To resume with nbtrain no conversion is needed (reshape.py). DeepSpeed loads it with
+{"checkpoint": {"load_universal": true}} for ZeRO 1 and 2; its loader for ZeRO 3 (0.19.8) counts Adam's step once for
+each parameter and gives all groups the first one's weight decay.
+
+    python -m nbtrain.checkpoint.universal < {"run_dir": ..., "step": null, "to": null}     answers as JSON lines
+"""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError, NbtrainError
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import display
+from nbtrain.checkpoint import manifest as manifests
+from nbtrain.checkpoint.checkpointer import SPARE_BYTES
+from nbtrain.checkpoint.reshape import WORD_EMBEDDINGS
+from nbtrain.checkpoint.store import STATES, CheckpointStore
+from nbtrain.checkpoint.writer import write_file
+from nbtrain.model.names import piped_name
+
+# deepspeed/checkpoint/constants.py
+UNIVERSAL_CHECKPOINT_VERSION = 0.2
+
+
+def main() -> int:
+    request = json.load(sys.stdin)
+    try:
+        for answer in answers(request):
+            print(json.dumps(answer), flush=True)
+    except NbtrainError as error:
+        print(json.dumps({"kind": "error", "error": type(error).__name__, "message": str(error)}), flush=True)
+        return error.exit_code
+    return 0
+
+
+def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """One "progress" per parameter, then one "end"."""
+    from nbtrain.parallel.startup import prepare_deepspeed
+
+    prepare_deepspeed("gpu" if torch.cuda.is_available() else "cpu")
+    run = RunDir(request["run_dir"])
+    step = request.get("step")
+    if step is None:
+        step, torn = manifests.newest_whole(run)
+        for number, why in torn:
+            yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {why}"}
+        if step is None:
+            raise CheckpointError(f"{run.model}: holds no whole checkpoint; train the run first.")
+    elif reason := manifests.problem(run.checkpoint(step)):
+        raise CheckpointError(f"{display(run.checkpoint(step))}: {reason}.")
+    to = Path(request["to"]) if request.get("to") else run.universal / f"global_step{step}"
+    started = time.monotonic()
+    store = CheckpointStore(run.checkpoint(step))
+    for done, total in write_universal(store, to):
+        yield {"kind": "progress", "done": done, "total": total}
+    yield {
+        "kind": "end",
+        "folder": str(to),
+        "step": step,
+        "parameters": len(store.parameters),
+        "bytes": sum(path.stat().st_size for path in to.rglob("*.pt") if not path.parent.is_symlink()),
+        "seconds": time.monotonic() - started,
+    }
+
+
+def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int]]:
+    """Write `store` to the folder `to`, which appears when it is whole; (elements done, elements) as it goes.
+
+    One tensor is in memory at a time. Raises CheckpointError where `to` is there already or does not fit on its disk.
+    """
+    if to.exists():
+        raise CheckpointError(
+            f"{display(to)}: is there already. Remove it, or name another folder with --to."
+        )
+    to.parent.mkdir(parents=True, exist_ok=True)
+    total = sum(parameter.count for parameter in store.parameters.values())
+    needed, free = 4 * len(STATES) * total + SPARE_BYTES, shutil.disk_usage(to.parent).free
+    if free < needed:
+        raise CheckpointError(
+            f"{display(to)}: needs {needed / 1e9:,.2f} GB and {free / 1e9:,.2f} GB are free. Free space, or name a "
+            "folder on another disk with --to."
+        )
+    temporary = to.with_name(f".{to.name}.tmp")
+    shutil.rmtree(temporary, ignore_errors=True)
+    done = 0
+    try:
+        for name, parameter in store.parameters.items():
+            _write_parameter(store, temporary / "zero" / name, name)
+            piped = temporary / "zero" / piped_name(name, store.num_layers)
+            piped.symlink_to(name)
+            done += parameter.count
+            yield done, total
+        write_file(temporary / "zero" / "optimizer_state.pt", _optimizer_state(store))
+        write_file(temporary / "mp_rank_00_model_states.pt", _model_state(store))
+        temporary.replace(to)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    files.fsync_directory(to.parent)
+    files.write_text(to.parent / "latest_universal", to.name)
+
+
+def _write_parameter(store: CheckpointStore, folder: Path, name: str) -> None:
+    folder.mkdir(parents=True)
+    partition_dim = store.partition_dim(name)
+    for state in STATES:
+        whole = store.full(name, state)
+        if name == WORD_EMBEDDINGS:
+            whole = whole[: store.vocab_size]
+        # A copy: of a view torch would write all of the file that it looks into.
+        entry: dict[str, Any] = {"param": whole.clone()}
+        if name == WORD_EMBEDDINGS:
+            entry["vocab_tensor"] = True
+        if partition_dim is not None:
+            entry["cat_dim"] = partition_dim
+        write_file(folder / f"{state}.pt", entry)
+    write_file(folder / "step.pt", torch.tensor(store.step(name)))
+
+
+def _optimizer_state(store: CheckpointStore) -> dict[str, Any]:
+    """What all ranks share: hyperparameters by group, loss scale, and where Adam stands."""
+    groups = [{**group, "params": [number]} for number, group in enumerate(store.hyperparameters)]
+    step = torch.tensor(store.step(next(iter(store.parameters))))
+    shared = {
+        key: value
+        for key in ("loss_scaler", "dynamic_loss_scale", "overflow", "clip_grad")
+        if (value := store.global_state.get(key)) is not None
+    }
+    return {
+        **shared,
+        "zero_stage": store.zero_stage,
+        "ds_version": store.manifest["versions"]["deepspeed"],
+        "param_groups": groups,
+        # ZeRO 3's loader looks here.
+        "optimizer_state_dict": {"state": {0: {"step": step}}, "param_groups": groups},
+    }
+
+
+def _model_state(store: CheckpointStore) -> dict[str, Any]:
+    """The trainer's own state and DeepSpeed's counters, without weights: those are in zero/."""
+    return {
+        "module": {},
+        "optimizer": None,
+        "lr_scheduler": None,
+        "dp_world_size": store.data_axis_size,
+        "mp_world_size": 1,
+        **store.counters,
+        "ds_version": store.manifest["versions"]["deepspeed"],
+        "nbtrain": store.client_state,
+        "universal_checkpoint_info": {
+            "universal_checkpoint_version": UNIVERSAL_CHECKPOINT_VERSION,
+            "original_vocab_size": store.vocab_size,
+        },
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

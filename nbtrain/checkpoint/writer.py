@@ -1,0 +1,275 @@
+"""How DeepSpeed's checkpoint files get to the disk: now, or from a copy, in the background.
+
+    DeepSpeed says save(state, path)   now:         file, its SHA-256 taken on the way
+                                       background:  copy in host memory ... later, in a thread: file
+    every rank                         says in shares/<rank>.json what it wrote, or why it could not
+    rank 0                             when all have said so: publish (the manifest, by rename)
+
+The copies hold nothing of the live state: the next step may move every weight while its file is being written.
+Their memory is kept for the next save, page-locked where the state is on a GPU. Nothing here is collective, so a rank
+that is still writing holds up no step; what is published is decided by files alone.
+"""
+
+import copy
+import hashlib
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError
+
+SHARES = "shares"
+POLL_SECONDS = 0.05
+
+Described = dict[str, dict[str, Any]]
+"""{file name: {"bytes", "sha256"}}."""
+
+
+class CheckpointWriter:
+    """What engine.checkpoint_engine is set to: all that DeepSpeed asks of its CheckpointEngine (0.19).
+
+    Not derived from it: DeepSpeed must not be imported before the accelerator is chosen (parallel/startup.py).
+    """
+
+    name = "nbtrain"
+
+    def __init__(self, background: bool = False):
+        self.background = background
+        self.described: Described = {}
+        """What has been written since create()."""
+        self._copies: list[tuple[Path, Any]] = []
+        self._host = _HostMemory()
+
+    def create(self, info: Any) -> None:
+        """DeepSpeed begins a checkpoint."""
+        self.described, self._copies = {}, []
+        self._host.rewind()
+
+    def save(self, state_dict: Any, path: str) -> None:
+        """Write one file, or copy what is to be in it."""
+        if self.background:
+            self._copies.append((Path(path), _mapped(state_dict, self._host.copy)))
+        else:
+            self.described[Path(path).name] = write_file(Path(path), _mapped(state_dict, _apart))
+
+    def load(self, path: str, map_location: Any = None) -> Any:
+        """DeepSpeed reads one file. To the CPU whatever is asked for: what is to be on the GPU is copied there."""
+        return load_file(Path(path))
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        Path(path).mkdir(parents=True, exist_ok=exist_ok)
+
+    def commit(self, info: Any) -> bool:
+        """Nothing: a checkpoint counts once its manifest is there."""
+        return True
+
+    def is_data_parallel_writer(self, rank: int) -> bool:
+        """Which of the ranks with the same weights writes them."""
+        return rank == 0
+
+    def is_decoupled(self) -> bool:
+        """False: what is left to do behind save_checkpoint() is ours."""
+        return False
+
+    def preserves_storage_sharing(self) -> bool:
+        """False keeps DeepSpeed from cloning every tensor before save(), which copies what needs it by itself."""
+        return False
+
+    def wait_for_copies(self) -> None:
+        """The copies are whole: copying from a GPU goes on behind the caller's back until then."""
+        self._host.synchronize()
+
+    def write_copies(self) -> None:
+        """Write what save() has copied; in the background thread."""
+        while self._copies:
+            path, state = self._copies.pop(0)
+            self.described[path.name] = write_file(path, state)
+
+
+class BackgroundSave:
+    """One checkpoint on its way to the disk. `publish(described by all ranks)` is called on rank 0, in its thread."""
+
+    def __init__(
+        self,
+        writer: CheckpointWriter,
+        folder: Path,
+        rank: int,
+        size: int,
+        publish: Callable[[dict[int, Described]], None],
+    ):
+        self.folder = folder
+        self.error: str | None = None
+        """Why this rank could not write its files, or rank 0 not publish; one line."""
+        self.write_seconds = 0.0
+        self._writer, self._rank, self._size, self._publish = writer, rank, size, publish
+        self._written = threading.Event()
+        self._cancelled = threading.Event()
+        # A daemon: a rank that fails must not wait for the disk; an unpublished folder does not count.
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._started = time.monotonic()
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether this rank has nothing left to do, well or not."""
+        return not self._thread.is_alive()
+
+    def wait_written(self) -> str | None:
+        """Wait until this rank's files are on the disk; its error."""
+        self._written.wait()
+        return self.error
+
+    def wait_published(self) -> str | None:
+        """Wait until the thread is done; its error."""
+        self._thread.join()
+        return self.error
+
+    def cancel(self) -> None:
+        """Some rank has failed: do not wait for it."""
+        self._cancelled.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._writer.write_copies()
+            share = self.folder / SHARES / f"{self._rank}.json"
+            share.parent.mkdir(exist_ok=True)
+            files.write_json(share, self._writer.described)
+            self.write_seconds = time.monotonic() - self._started
+            self._written.set()
+            if self._rank == 0 and (shares := self._all_shares()) is not None:
+                self._publish(shares)
+                self.write_seconds = time.monotonic() - self._started
+        except Exception as error:  # told at the next step boundary, on all ranks
+            self.error = " ".join(f"{error}".split()) or type(error).__name__
+        finally:
+            self._written.set()
+
+    def _all_shares(self) -> dict[int, Described] | None:
+        """What every rank has written, once all have said so; None where one has failed."""
+        shares: dict[int, Described] = {}
+        while len(shares) < self._size:
+            for rank in range(self._size):
+                if rank not in shares:
+                    said = files.read_json(self.folder / SHARES / f"{rank}.json")
+                    if said is not None:
+                        shares[rank] = said
+            if len(shares) < self._size and self._cancelled.wait(POLL_SECONDS):
+                return None
+        return shares
+
+
+def write_file(path: Path, state: Any) -> dict[str, Any]:
+    """torch.save, appearing by rename when it is on the disk; its size and SHA-256, taken while writing.
+
+    Raises CheckpointError where the file cannot be written.
+    """
+    stream = None
+    try:
+        with files.atomic_writer(path) as opened:
+            stream = _HashedStream(opened)
+            torch.save(state, stream)  # type: ignore[arg-type]
+            stream.raise_failure()
+    except (OSError, RuntimeError) as error:
+        # torch hides what the system says of a full disk behind words of its own.
+        cause = stream.failure if stream is not None and stream.failure is not None else error
+        raise CheckpointError(f"{path}: could not be written: {cause}") from error
+    return {"bytes": stream.size, "sha256": stream.sha256.hexdigest()}
+
+
+def load_file(path: Path, mmap: bool = False) -> Any:
+    """A file of a checkpoint, on the CPU; with `mmap` its tensors are read from the file when they are looked at."""
+    with torch.serialization.safe_globals(_deepspeed_types()):
+        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+
+
+def _deepspeed_types() -> list[Any]:
+    """What DeepSpeed's files hold besides tensors and plain values."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+
+
+class _HashedStream:
+    """What torch.save writes to."""
+
+    def __init__(self, stream: IO[bytes]):
+        self.size = 0
+        self.sha256 = hashlib.sha256()
+        self.failure: OSError | None = None
+        self._stream = stream
+
+    def write(self, content: bytes | memoryview) -> int:
+        try:
+            written = self._stream.write(content)
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+        self.sha256.update(content)
+        self.size += written
+        return written
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+
+class _HostMemory:
+    """Copies of tensors in host memory that is taken once: the n-th copy of each save goes to the same place."""
+
+    def __init__(self) -> None:
+        self._buffers: list[torch.Tensor] = []
+        self._next = 0
+        self._devices: set[torch.device] = set()
+
+    def rewind(self) -> None:
+        self._next = 0
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        number, self._next = self._next, self._next + 1
+        if number == len(self._buffers):
+            self._buffers.append(torch.empty(0))
+        buffer = self._buffers[number]
+        if buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[number] = buffer
+        if tensor.is_cuda:
+            self._devices.add(tensor.device)
+        buffer.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
+        return buffer
+
+    def synchronize(self) -> None:
+        for device in self._devices:
+            torch.cuda.synchronize(device)
+
+
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor without the rest of the buffer that it is a view of, which torch.save would write too."""
+    tensor = tensor.detach()
+    # The part of a rank in ZeRO's flat buffers is short of its storage by the padding alone: not worth a copy.
+    if tensor.untyped_storage().nbytes() <= tensor.nbytes * 1.01 + 4096:
+        return tensor
+    return tensor.cpu() if tensor.is_cuda else tensor.clone()
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """The same tree of dicts and sequences with changed tensors; other values are copied, as they may live on."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, dict):
+        pairs = ((key, _mapped(entry, change)) for key, entry in value.items())
+        return OrderedDict(pairs) if isinstance(value, OrderedDict) else dict(pairs)
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(entry, change) for entry in value)
+    return copy.deepcopy(value)

@@ -1,0 +1,235 @@
+"""`nbtrain checkpoint ...`: what a run has saved.
+
+    nbtrain checkpoint list RUN                step, size, layout, validation loss of each, and what is missing
+    nbtrain checkpoint inspect RUN             one of them: what wrote it, where the training stood, its files
+    nbtrain checkpoint verify RUN              all of them, or one: reads every file and compares its SHA-256
+    nbtrain checkpoint universal RUN           one of them in DeepSpeed's universal form, for other tools
+
+A run resumes in any layout without a conversion. RUN is a run's name, folder or YAML.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.api.run import open_run
+from nbtrain.base import amounts, files
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.workspace import display
+
+if TYPE_CHECKING:
+    from nbtrain.base.rundir import RunDir
+
+# Fields of a layout that are told where they say something, and how.
+LAYOUT = (
+    ("data_parallel_size", "data {}"),
+    ("tensor_parallel_size", "tensor {}"),
+    ("pipeline_parallel_size", "pipeline {}"),
+    ("ds_sequence_parallel_size", "Ulysses {}"),
+)
+
+
+def add_verbs(under: Any, verb: Callable[..., argparse.ArgumentParser], with_run: Callable) -> None:
+    """Add the verbs to the parser of `nbtrain checkpoint`; `verb` and `with_run` are the command line's own."""
+    one = with_run(
+        verb("list", list_checkpoints, "Checkpoints of a run, and which of them are whole.", under)
+    )
+    one.add_argument("--json", action="store_true", help="as JSON")
+    one = with_run(verb("inspect", inspect, "What is in a checkpoint, and where the training stood.", under))
+    _with_step(one).add_argument("--json", action="store_true", help="the manifest as it is")
+    one = with_run(
+        verb("verify", verify, "Read every file of the checkpoints and compare its SHA-256.", under)
+    )
+    one.add_argument("--step", type=int, metavar="N", help="this one alone; all without it")
+    one = with_run(verb("universal", universal, "Write a checkpoint in DeepSpeed's universal form.", under))
+    _with_step(one).add_argument(
+        "--to",
+        type=Path,
+        metavar="DIR",
+        help="a new folder; output/<run>/universal/global_step<N> without it",
+    )
+
+
+def _with_step(one: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    one.add_argument("--step", type=int, metavar="N", help="the newest whole one without it")
+    return one
+
+
+def list_checkpoints(options: argparse.Namespace) -> None:
+    run = _run(options)
+    found = [summary(run, step) for step in run.checkpoint_steps()]
+    if options.json:
+        print(json.dumps(found, indent=2))
+        return
+    if not found:
+        print(f"{run.name}: has no checkpoint.")
+        return
+    rows = [("step", "size", "layout", "validation loss", "")]
+    for one in found:
+        loss = "" if one["validation_loss"] is None else f"{one['validation_loss']:.4f}"
+        # Their contents are not read here: `verify` does.
+        state = "sizes right" if one["problem"] is None else f"not whole: {one['problem']}"
+        rows.append((f"{one['step']:,}", amounts.size(one["bytes"]), one["layout"], loss, state))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths)]
+        print("  ".join([*cells, row[4]]).rstrip())
+
+
+def summary(run: "RunDir", step: int) -> dict[str, Any]:
+    """{step, bytes, layout, validation_loss, problem} of a checkpoint folder; problem None where names and sizes are right."""
+    from nbtrain.base.checkpoint_files import MANIFEST, checkpoint_problem
+
+    folder = run.checkpoint(step)
+    problem = checkpoint_problem(folder)
+    known: dict[str, Any] = {}
+    with contextlib.suppress(ValueError):  # `problem` says so
+        read = files.read_json(run.checkpoint_manifest(step))
+        known = read if isinstance(read, dict) else {}
+    return {
+        "step": step,
+        "bytes": sum(
+            path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST
+        ),
+        "layout": layout_text(known.get("layout") or {}),
+        # Told only where it is this step's.
+        "validation_loss": known.get("validation_loss") if known.get("evaluated_step") == step else None,
+        "problem": problem,
+    }
+
+
+def layout_text(layout: dict[str, Any]) -> str:
+    """ "data 2, tensor 4, ZeRO 1, bf16"; "" for a layout that is not known."""
+    if not layout:
+        return ""
+    parts = [text.format(layout[key]) for key, text in LAYOUT if layout.get(key, 1) > 1]
+    return ", ".join([*(parts or ["1 rank"]), f"ZeRO {layout['zero_stage']}", layout["weights"]])
+
+
+def inspect(options: argparse.Namespace) -> None:
+    from nbtrain.base.checkpoint_files import checkpoint_problem
+
+    run = _run(options)
+    step = options.step if options.step is not None else _newest_whole(run)
+    folder = run.checkpoint(step)
+    if problem := checkpoint_problem(folder):
+        raise CheckpointError(f"{display(folder)}: {problem}.")
+    manifest = _manifest(run, step)
+    if options.json:
+        print(json.dumps(manifest, indent=2))
+        return
+    size = sum(entry["bytes"] for entry in manifest["files"].values())
+    parameters = manifest.get("parameters") or {}
+    lines = [
+        ("checkpoint", f"{display(folder)}: {amounts.size(size)} in {len(manifest['files'])} files"),
+        ("saved", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest["created_at"]))),
+        (
+            "trained",
+            f"step {step:,}, {manifest['consumed_samples']:,} samples, {manifest['consumed_tokens']:,} tokens",
+        ),
+        ("layout", layout_text(manifest["layout"])),
+        ("versions", ", ".join(f"{name} {number}" for name, number in manifest["versions"].items())),
+    ]
+    if parameters:
+        count = sum(_product(entry["shape"]) for entry in parameters.values())
+        lines.append(("parameters", f"{count:,} in {len(parameters)} tensors, vocabulary padding included"))
+    if manifest.get("validation_loss") is not None:
+        at = manifest.get("evaluated_step")
+        where = "" if at in (None, step) else f", of step {at:,}"
+        lines.append(("validation loss", f"{manifest['validation_loss']:.4f}{where}"))
+    if manifest.get("next_batch_sha256"):
+        lines.append(("next batch", manifest["next_batch_sha256"]))
+    for title, text in lines:
+        print(f"{title:<16}{text}")
+
+
+def verify(options: argparse.Namespace) -> None:
+    """Raises CheckpointError, at the end, where a checkpoint is not whole; nothing is changed."""
+    from nbtrain.base.checkpoint_files import checkpoint_problem
+    from nbtrain.base.progress import Progress
+
+    run = _run(options)
+    steps = run.checkpoint_steps()
+    if options.step is not None:
+        steps = [step for step in steps if step == options.step]
+    if not steps:
+        which = "no checkpoint" if options.step is None else f"no checkpoint of step {options.step}"
+        raise CheckpointError(f"{display(run.model)}: holds {which}.")
+    problems = {step: checkpoint_problem(run.checkpoint(step)) for step in steps}
+    described = {step: _manifest(run, step)["files"] for step, problem in problems.items() if problem is None}
+    total = sum(entry["bytes"] for entries in described.values() for entry in entries.values())
+    with Progress("verify", total, "B") as bar:
+        for step, entries in described.items():
+            for name, entry in sorted(entries.items()):
+                if files.sha256_of(run.checkpoint(step) / name) != entry["sha256"]:
+                    problems[step] = f"{name} does not have the SHA-256 that its manifest says"
+                bar.update(entry["bytes"])
+    for step, problem in problems.items():
+        count = len(described.get(step, ()))
+        whole = f"whole: {count} file{' has its' if count == 1 else 's have their'} SHA-256"
+        print(f"{step:>10,}  {f'not whole: {problem}' if problem else whole}")
+    if bad := [step for step, problem in problems.items() if problem]:
+        raise CheckpointError(
+            f"{display(run.model)}: {len(bad)} of {len(problems)} checkpoints "
+            f"{'is' if len(bad) == 1 else 'are'} not whole; a resume takes the newest whole one."
+        )
+
+
+def universal(options: argparse.Namespace) -> None:
+    from nbtrain.base.progress import Progress
+    from nbtrain.jobs.gpu_side import stream
+
+    run = _run(options)
+    request = {
+        "run_dir": str(run.path),
+        "step": options.step,
+        "to": str(options.to.absolute()) if options.to else None,
+    }
+    done = 0
+    with Progress("universal checkpoint", None, "parameters") as bar:
+        for answer in stream("nbtrain.checkpoint.universal", request):
+            if answer["kind"] == "progress":
+                bar.total = answer["total"]
+                bar.update(answer["done"] - done)
+                done = answer["done"]
+            elif answer["kind"] == "note":
+                print(answer["message"], file=sys.stderr)
+            elif answer["kind"] == "end":
+                end = answer
+    print(
+        f"{display(Path(end['folder']))}: step {end['step']:,}, {end['parameters']} tensors, "
+        f"{amounts.size(end['bytes'])} in {amounts.elapsed(end['seconds'])}."
+    )
+
+
+def _run(options: argparse.Namespace) -> "RunDir":
+
+    return open_run(options.run).directory
+
+
+def _manifest(run: "RunDir", step: int) -> dict[str, Any]:
+    """Of a checkpoint without a problem."""
+    manifest = files.read_json(run.checkpoint_manifest(step))
+    assert isinstance(manifest, dict)
+    return manifest
+
+
+def _newest_whole(run: "RunDir") -> int:
+    from nbtrain.base.checkpoint_files import checkpoint_problem
+
+    for step in reversed(run.checkpoint_steps()):
+        if checkpoint_problem(run.checkpoint(step)) is None:
+            return step
+    raise CheckpointError(f"{display(run.model)}: holds no whole checkpoint; train the run first.")
+
+
+def _product(shape: list[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

@@ -1,0 +1,188 @@
+"""`nbtrain data ...`: one verb for each thing that is done to a dataset.
+
+    nbtrain data prepare RUN [key=value ...]   what is missing of all of it; the same as `nbtrain prepare`
+    nbtrain data download RUN                  that far and no further: sources that come from elsewhere,
+    nbtrain data extract RUN                   text of costly sources,
+    nbtrain data tokenizer RUN                 the tokenizer,
+    nbtrain data encode RUN                    tokens as .bin/.idx
+    nbtrain data inspect DATA                  header, counts, a few documents
+    nbtrain data verify DATA                   every byte against index, vocabulary and manifest
+    nbtrain data card DATA                     what is in it, as text, HTML or JSON
+    nbtrain data merge OUT DATA DATA ...       several pairs as one
+    nbtrain data repair DATA                   Megatron-DeepSpeed's uncounted end-of-document tokens
+
+DATA is a dataset's name in the data home, a run YAML, or the prefix of any .bin/.idx.
+"""
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+
+DATA_HELP = "a dataset's name, a run YAML, or the prefix of a .bin/.idx"
+
+
+def add_verbs(under: Any, verb: Callable[..., argparse.ArgumentParser], with_config: Callable) -> None:
+    """Add the verbs to the parser of `nbtrain data`; `verb` and `with_config` are the command line's own."""
+    for name, text in (
+        ("prepare", "The same as `nbtrain prepare`."),
+        ("download", "Fetch the sources of a run that come from elsewhere."),
+        ("extract", "As download, and read the text of costly sources (Wikipedia dumps, docstrings) once."),
+        ("tokenizer", "As extract, and train or take over the tokenizer."),
+        ("encode", "As tokenizer, and write the tokens as .bin/.idx; `prepare` adds the sample indices."),
+    ):
+        one = with_config(verb(name, prepare, text, under))
+        one.add_argument("--force", action="store_true", help="make it anew")
+        one.set_defaults(through="index" if name == "prepare" else name)
+
+    one = _with_data(
+        verb("inspect", inspect, "Header, counts and a few documents of a .bin/.idx pair.", under)
+    )
+    _with_tokenizer(one).add_argument("--json", action="store_true", help="as JSON")
+    one = _with_data(
+        verb("verify", verify, "Check a .bin/.idx pair and its manifest from end to end.", under)
+    )
+    one.add_argument("--json", action="store_true", help="as JSON")
+    one = _with_data(
+        verb("card", card, "Documents, tokens, lengths, duplicates and samples of a dataset.", under)
+    )
+    one.add_argument("overrides", nargs="*", metavar="key=value", help="of a run YAML, e.g. data.split=9,1,0")
+    _with_tokenizer(one)
+    one.add_argument("--html", type=Path, metavar="FILE", help="write it as a page")
+    one.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON")
+
+    one = verb("merge", merge, "Join several .bin/.idx pairs, in order, to a new one.", under)
+    one.add_argument("output", metavar="OUT", help="a new dataset's name, or a new prefix")
+    one.add_argument("data", metavar="DATA", nargs="+", help=DATA_HELP)
+    one = _with_data(
+        verb("repair", repair, "Mend Megatron-DeepSpeed's uncounted end-of-document tokens.", under)
+    )
+    one.add_argument("--eod-id", type=int, metavar="N", help="the token that documents must end in")
+    one.add_argument("--yes", action="store_true", help="repair; without it the change is only shown")
+
+
+def _with_data(one: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    one.add_argument("data", metavar="DATA", help=DATA_HELP)
+    return one
+
+
+def _with_tokenizer(one: argparse.ArgumentParser) -> argparse.ArgumentParser:
+    one.add_argument(
+        "--tokenizer", metavar="NAME|PATH", help="decode with this one instead of the manifest's"
+    )
+    return one
+
+
+def prepare(options: argparse.Namespace) -> int:
+    without_idle_threads()
+    with _kept_from_the_collector():
+        from nbtrain.config.load import load
+        from nbtrain.dataset.prepare.prepare import prepare as prepare_data
+
+        config = load(options.run, options.overrides)
+    through: Any = getattr(options, "through", "index")
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        print(prepare_data(config, force=options.force, through=through))
+    except KeyboardInterrupt as stop:
+        print("Stopped. What is done is kept: the same command goes on from there.", file=sys.stderr)
+        return 128 + (stop.args[0] if stop.args else signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return 0
+
+
+def without_idle_threads() -> None:
+    """Before NumPy is imported: OpenBLAS' threads spin a tenth of a second at start, and no data step multiplies."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+
+@contextlib.contextmanager
+def _kept_from_the_collector() -> Iterator[None]:
+    """What is made inside stays to the end of the process: Python's collector need not look at it, now or later."""
+    gc.disable()
+    try:
+        yield
+        gc.freeze()
+    finally:
+        gc.enable()
+
+
+def _interrupt(number: int, frame: Any) -> None:
+    """A stop by a batch system ends as Ctrl-C does: workers are ended, nothing half-written stays."""
+    raise KeyboardInterrupt(number)
+
+
+def card(options: argparse.Namespace) -> None:
+    from nbtrain.base import files
+    from nbtrain.dataset.look.card import data_card as make_card
+
+    for path in (options.html, options.json):
+        if path is not None and (not path.parent.is_dir() or path.is_dir() or not path.name):
+            raise ConfigError(f"{path}: cannot be written: name a file in a folder that is there.")
+    made = make_card(target_of(options.data, options.overrides), options.tokenizer)
+    print(made)
+    if options.html:
+        files.write_text(options.html, made.to_page())
+    if options.json:
+        files.write_json(options.json, made.to_dict())
+
+
+def inspect(options: argparse.Namespace) -> None:
+    from nbtrain.dataset.look.inspect import inspect as make_inspection
+
+    _print(make_inspection(target_of(options.data), options.tokenizer), options.json)
+
+
+def verify(options: argparse.Namespace) -> None:
+    from nbtrain.dataset.look.inspect import verify as make_verification
+
+    _print(make_verification(target_of(options.data)), options.json)
+
+
+def merge(options: argparse.Namespace) -> None:
+    from nbtrain.dataset.merge import merge as merge_data
+
+    print(merge_data(options.output, [target_of(text) for text in options.data]))
+
+
+def repair(options: argparse.Namespace) -> None:
+    from nbtrain.dataset.repair import plan_repair
+
+    plan = plan_repair(target_of(options.data), options.eod_id)
+    if plan is None:
+        print(f"{options.data}: nothing to repair.")
+        return
+    print(plan)
+    if options.yes:
+        plan.apply()
+        print("Repaired.")
+    else:
+        print("Nothing was changed; --yes does it.")
+
+
+def target_of(text: str, overrides: list[str] | None = None) -> Any:
+    """A run YAML as its configuration; a dataset's name or prefix as it is."""
+    from nbtrain.config.load import find, load
+
+    if text.endswith((".bin", ".idx")):
+        return text[:-4]
+    try:
+        find(text)
+    except ConfigError:
+        if overrides:
+            raise
+        return text
+    return load(text, overrides or [])
+
+
+def _print(result: Any, as_json: bool) -> None:
+    print(json.dumps(result.to_dict(), indent=2) if as_json else result)

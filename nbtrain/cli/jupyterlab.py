@@ -1,0 +1,40 @@
+"""`nbtrain lab`: JupyterLab on the notebooks, bound to loopback, asking no server for news."""
+
+import os
+import sys
+from pathlib import Path
+
+from nbtrain.base.workspace import workspace
+
+# docs/network.md says what each would contact. Options given behind `nbtrain lab` come later and win.
+LAB_STAYS_AT_HOME = (
+    "--LabApp.news_url=None",
+    "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
+    "--LabApp.extension_manager=readonly",
+)
+
+
+def lab_command(rest: list[str]) -> list[str]:
+    """JupyterLab on the workspace: loopback, token, opened at the notebooks, asking no server for news or updates."""
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.root_dir={workspace()}",
+        "--LabApp.default_url=/lab/tree/notebooks/00_quickstart.ipynb",
+        *LAB_STAYS_AT_HOME,
+    ]
+    if os.geteuid() == 0:
+        command.append("--allow-root")
+    return [*command, *rest]
+
+
+def open_lab(rest: list[str]) -> int:
+    """Become JupyterLab; does not return."""
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+    command = lab_command(rest)
+    os.execve(command[0], command, environment)

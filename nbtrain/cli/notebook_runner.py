@@ -1,0 +1,146 @@
+"""Notebooks with nobody watching: one through papermill, the demo, and JupyterLab itself.
+
+run_notebook   parameters checked -> papermill -> executed .ipynb and .html -> the first error raised
+run_demo       notebooks 01 to 05 for one run -> a summary; what is done is not done again
+"""
+
+import dataclasses
+import sys
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import bundled, display, output_root, resolve, valid_name, workspace
+from nbtrain.config.load import find as find_yaml
+from nbtrain.config.yaml_source import parse_value
+from nbtrain.lab.parameters import annotated_types, assigned_names
+
+
+@dataclasses.dataclass(frozen=True)
+class ExecutedNotebook:
+    """Where an executed notebook and its page lie."""
+
+    notebook: Path
+    html: Path
+
+
+def find_notebook(name: str) -> Path:
+    """A notebook as typed, or one of nbtrain's own by its name."""
+    typed = Path(name)
+    if typed.is_file():
+        return typed
+    own = (workspace() / "notebooks", bundled("notebooks"))
+    for folder in own:
+        candidate = folder / f"{typed.stem}.ipynb"
+        if candidate.is_file():
+            return candidate
+    known = ", ".join(sorted(path.stem for path in own[-1].glob("[0-9]*.ipynb")))
+    raise ConfigError(f"{name}: no such notebook. nbtrain's own: {known}.")
+
+
+def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None = None) -> ExecutedNotebook:
+    """Execute a notebook with papermill; the executed notebook and its HTML are there even if a cell fails.
+
+    Without `output` it goes to the folder of the run that the parameter `run` names. Raises ConfigError for a
+    parameter that the notebook does not have and, before a folder is made for it, for a run that there is not; and
+    JobError, naming the cell and ending with its error, where a cell fails.
+    """
+    source = find_notebook(name)
+    check_parameter_names(source, parameters)
+    if output is None:
+        output = folder_of(parameters.get("run")) / source.name
+    output.parent.mkdir(parents=True, exist_ok=True)
+    from papermill.exceptions import PapermillExecutionError
+    from papermill.execute import execute_notebook
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of papermill's and nbclient's own dependencies
+            execute_notebook(
+                str(source),
+                str(output),
+                parameters=dict(parameters),
+                progress_bar=False,
+                stdout_file=sys.stdout,
+                stderr_file=sys.stderr,
+                kernel_name="python3",
+            )
+    except PapermillExecutionError as error:
+        raise JobError(
+            f"{source.name}, cell {error.exec_count}: {error.ename}: {error.evalue}\n"
+            f"  The executed notebook, up to the failure: {display(output)}"
+        ) from error
+    finally:
+        html = write_html(output) if output.is_file() else output.with_suffix(".html")
+    return ExecutedNotebook(output, html)
+
+
+def folder_of(run: Any) -> Path:
+    """Where the notebooks of a run go: its own folder where it is given by name, else the one of all others."""
+    others = output_root() / "notebooks"
+    if run is None:
+        return others
+    if isinstance(run, str) and valid_name(run):
+        directory = RunDir.named(run)
+        if not directory.exists():
+            find_yaml(run)
+        return directory.notebooks
+    if not (isinstance(run, str) and any(RunDir(folder).exists() for folder in (resolve(run), run))):
+        find_yaml(run)
+    return others
+
+
+def typed_parameters(notebook: str, words: Iterable[tuple[str, str]]) -> dict[str, Any]:
+    """Parameters as typed on a command line: text stays text where the notebook wants text, the rest is YAML."""
+    types = annotated_types(_parameters_cell(find_notebook(notebook)))
+    return {name: word if types.get(name) is str else parse_value(word) for name, word in words}
+
+
+def check_parameter_names(source: Path, parameters: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a parameter that the notebook's parameters cell does not assign."""
+    known = assigned_names(_parameters_cell(source))
+    unknown = sorted(set(parameters) - set(known))
+    if unknown:
+        raise ConfigError(f"{source.name} has no parameter {', '.join(unknown)}. It has: {', '.join(known)}.")
+
+
+def _parameters_cell(source: Path) -> str:
+    import nbformat
+
+    cells = nbformat.read(source, as_version=4).cells
+    tagged = [cell.source for cell in cells if "parameters" in cell.metadata.get("tags", [])]
+    if not tagged:
+        raise ConfigError(f"{source.name} has no cell tagged `parameters`.")
+    return tagged[0]
+
+
+def write_html(notebook: Path) -> Path:
+    """The executed notebook as one page that needs no network.
+
+    The widgets' state is left out: with it, nbconvert would load a widget manager from a CDN and show
+    nothing offline; without it, it shows the static picture that every widget of ours carries.
+    """
+    import nbformat
+    from nbconvert import HTMLExporter
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        content = nbformat.read(notebook, as_version=4)
+        content.metadata.pop("widgets", None)
+        for cell in content.cells:
+            for output in cell.get("outputs", []):
+                data = output.get("data", {})
+                if "text/html" in data or "image/png" in data:
+                    data.pop("application/vnd.jupyter.widget-view+json", None)
+        exporter = HTMLExporter()
+        # Libraries that nbconvert's page would load from a CDN, where its reader has a network.
+        exporter.mathjax_url = exporter.require_js_url = ""
+        exporter.mermaid_js_url = exporter.mermaid_layout_elk_js_url = ""
+        page, _ = exporter.from_notebook_node(content)
+    html = notebook.with_suffix(".html")
+    files.write_text(html, page)
+    return html

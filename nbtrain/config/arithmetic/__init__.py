@@ -1,0 +1,1 @@
+"""Arithmetic that both wings need: parameters, FLOPs, stages, batches, schedules."""

@@ -1,0 +1,42 @@
+"""Where a pipeline is cut: how many blocks each stage holds, so that the slowest stage is as fast as can be.
+
+A pipeline runs at the pace of its slowest stage (arXiv:2104.04473, section 2.2). All stages hold blocks, and the last one
+the logits too, which cost as much as several blocks where the vocabulary is large and the model narrow: it is given
+fewer blocks. The embeddings cost next to nothing. Costs are the FLOPs of flops.py. What does not come out even goes to
+later stages: under 1F1B the first ones hold the activations of most micro batches.
+"""
+
+from nbtrain.config.arithmetic.flops import block_flops_per_token, logits_flops_per_token
+from nbtrain.config.schema import RunConfig
+
+
+def stage_layers(config: RunConfig) -> list[int]:
+    """Blocks of each pipeline stage, by stage; parallel.pipeline_stage_layers where that is set.
+
+    At least one each: check.py refuses a pipeline with more stages than blocks.
+    """
+    if config.parallel.pipeline_stage_layers is not None:
+        return list(config.parallel.pipeline_stage_layers)
+    stages, layers = config.parallel.pipeline_parallel_size, config.model.num_layers
+    if stages == 1:
+        return [layers]
+    # Recomputation makes a block's second forward pass; logits are never recomputed.
+    passes = 4 / 3 if config.parallel.activation_checkpointing.granularity == "full" else 1.0
+    block, logits = passes * block_flops_per_token(config), logits_flops_per_token(config)
+
+    def slowest(in_last: int) -> float:
+        others = -(-(layers - in_last) // (stages - 1))
+        return max(others * block, in_last * block + logits)
+
+    # Of equally good cuts the most even one: the largest last stage.
+    most = max(layers // stages, 1)
+    last = min(range(most, 0, -1), key=slowest)
+    rest, more = divmod(layers - last, stages - 1)
+    return [rest] * (stages - 1 - more) + [rest + 1] * more + [last]
+
+
+def stage_blocks(config: RunConfig, stage: int) -> range:
+    """Indices of the blocks on pipeline stage `stage`."""
+    counts = stage_layers(config)
+    first = sum(counts[:stage])
+    return range(first, first + counts[stage])

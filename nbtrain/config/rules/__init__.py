@@ -1,0 +1,1 @@
+"""What a run may ask for: one function for each rule."""

@@ -1,0 +1,192 @@
+"""The rules that join fields of the data section, as those of check.py: one function per rule."""
+
+import re
+from collections.abc import Callable
+
+from nbtrain.config.languages import LANGUAGES
+from nbtrain.config.rules.wording import Problems, found
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.sources import FineTuningSourceModel, WikiSource
+from nbtrain.config.yaml_source import show
+
+# Kinds of sources whose records have keys by name; of data/sources/, each reader's has_extra_keys.
+KINDS_WITH_KEYS = ("jsonl", "parquet", "hf-dataset", "wikiextractor")
+STREAM_OPTIONS = ("reset_position_ids", "inter_document_masking", "eod_mask_loss")
+
+
+def json_keys_name_files(config: RunConfig) -> Problems:
+    """Each key is part of a file's name inside the dataset's folder, and has files of its own."""
+    data = config.data
+    for key, values in (("json_key", [data.json_key]), ("extra_json_keys", data.extra_json_keys)):
+        for value in values:
+            if not re.fullmatch(r"\w[\w.-]*", value):
+                shown = f" has {value}, which" if key == "extra_json_keys" else ""
+                yield (
+                    f"{found(config, f'data.{key}')}\n "
+                    f"{shown} is part of a file's name: letters, digits, '_', '.' and '-' only, e.g. text."
+                )
+    keys = [data.json_key, *data.extra_json_keys]
+    if twice := sorted({key for key in keys if keys.count(key) > 1}):
+        yield (
+            f"{found(config, 'data.extra_json_keys')}\n"
+            f"  names {', '.join(twice)} twice, data.json_key({data.json_key}) counted; each key is encoded once."
+        )
+
+
+def extra_keys_are_in_the_records(config: RunConfig) -> Problems:
+    """What is encoded beside the text is found in each source."""
+    data = config.data
+    without = [source.kind for source in data.sources if source.kind not in KINDS_WITH_KEYS]
+    if data.extra_json_keys and without:
+        yield (
+            f"{found(config, 'data.extra_json_keys')}\n"
+            f"  are keys of records, and those of kind {', '.join(dict.fromkeys(without))} in data.sources have none by name.\n"
+            f"  Set extra_json_keys: [], or use {', '.join(KINDS_WITH_KEYS)}."
+        )
+
+
+def separators_are_lines(config: RunConfig) -> Problems:
+    """A document_separator is compared with single lines."""
+    for index, source in enumerate(config.data.sources):
+        separator = getattr(source, "document_separator", None)
+        if separator is not None and ("\n" in separator or "\r" in separator):
+            yield (
+                f"{config.where('data.sources')}: data.sources[{index}].document_separator = {show(separator)}\n"
+                "  is compared with single lines: it must be one, without its end, such as ---."
+            )
+
+
+def sentences_have_a_language(config: RunConfig) -> Problems:
+    """A code that means no language would be cut by English rules, without a word."""
+    code = config.data.split_sentences
+    if code is not None and code not in LANGUAGES:
+        yield (
+            f"{found(config, 'data.split_sentences')}\n"
+            "  is no language that the splitter knows: an ISO 639 code such as en, de or zh.\n"
+            "  Set the language of the text; one without rules of its own is cut by those of a related one, in the end English."
+        )
+
+
+def blend_is_whole(config: RunConfig) -> Problems:
+    """Each entry says which dataset it is in one way; a blend has no text of its own."""
+    data = config.data
+    for number, entry in enumerate(data.blend):
+        if (entry.name is None) == (entry.prefix is None):
+            said = "both name and prefix" if entry.name else "neither name nor prefix"
+            yield (
+                f"{config.where('data.blend')}: data.blend[{number}] has {said}; give one: name for a dataset in "
+                "data/dataset/, prefix for any .bin/.idx."
+            )
+        elif entry.name == data.name:
+            yield (
+                f"{config.where('data.blend')}: data.blend[{number}].name = {entry.name} is data.name too, the folder "
+                "that keeps the blend's own index. Call the blend otherwise."
+            )
+    if data.blend and data.sources:
+        yield (
+            f"{config.where('data.blend')}: data.blend mixes datasets that are there, and data.sources makes one from "
+            "text: a run has one of them.\n  Prepare the sources under a name of their own and blend that, or set sources: [] (or blend: [])."
+        )
+
+
+def packing_goes_with_the_options(config: RunConfig) -> Problems:
+    """Packed examples are apart from each other already; a stream is what blends and its options are for."""
+    data = config.data
+    if data.packing != "best_fit":
+        return
+    for option in STREAM_OPTIONS:
+        if getattr(data, option):
+            yield (
+                f"{found(config, f'data.{option}')}\n"
+                "  is for packing: stream; best_fit keeps examples apart in attention, positions and loss by itself. "
+                "Set it to false."
+            )
+    if data.blend:
+        yield (
+            f"{found(config, 'data.packing')}\n"
+            "  packs the examples of data.sources, each with its weight, and does not read data.blend. Set packing: "
+            "stream, or list the sources."
+        )
+    if data.shuffle == "per_epoch":
+        yield (
+            f"{found(config, 'data.shuffle')}\n"
+            "  is for packing: stream; best_fit packs and shuffles each epoch by itself always. Leave it out."
+        )
+
+
+def weights_are_read(config: RunConfig) -> Problems:
+    """Only packing goes through examples by their sources' weights."""
+    if config.data.packing == "best_fit":
+        return
+    for number, source in enumerate(config.data.sources):
+        if isinstance(source, FineTuningSourceModel) and source.weight != 1.0:
+            yield (
+                f"{config.where('data.sources')}: data.sources[{number}].weight = {source.weight:g}\n"
+                "  is for packing: best_fit; stream cuts samples from all documents, one after the other. Set packing: "
+                "best_fit, or leave the weight out."
+            )
+
+
+def index_samples_decide_something(config: RunConfig) -> Problems:
+    """Only Megatron's order depends on the number of samples it is built for."""
+    data = config.data
+    if data.index_samples is None:
+        return
+    if data.shuffle == "per_epoch" or data.packing == "best_fit":
+        why = "shuffle: per_epoch" if data.shuffle == "per_epoch" else "packing: best_fit"
+        yield (
+            f"{found(config, 'data.index_samples')}\n"
+            f"  has no say with {why}, whose order does not depend on a number of samples. Leave it null."
+        )
+
+
+def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
+    """torch's flash kernel knows the causal mask and no other."""
+    masked = "data.inter_document_masking" if config.data.inter_document_masking else "data.packing"
+    if config.model.attention_backend == "flash" and (
+        config.data.inter_document_masking or config.data.packing == "best_fit"
+    ):
+        yield (
+            f"{found(config, 'model.attention_backend')}\n"
+            f"  does not go with {found(config, masked).partition(': ')[2]}: that kernel takes no mask between "
+            "documents. Set attention_backend: auto, which has flash attention over each document where it can."
+        )
+
+
+def wiki_is_local_or_downloaded(config: RunConfig) -> Problems:
+    """What says which dump is downloaded says nothing of one on disk."""
+    for number, source in enumerate(config.data.sources):
+        if not isinstance(source, WikiSource) or source.path is None:
+            continue
+        plain = {name: field.default for name, field in WikiSource.model_fields.items()}
+        said = [name for name in ("date", "mirror") if getattr(source, name) != plain[name]]
+        if said:
+            yield (
+                f"{config.where('data.sources')}: data.sources[{number}] has a path, and {' and '.join(said)} for a "
+                "download. Leave out path to download, or the others to read the file."
+            )
+
+
+def document_sizes_are_ordered(config: RunConfig) -> Problems:
+    """Some document must be long enough and short enough."""
+    cleaning = config.data.cleaning
+    if cleaning.max_bytes is not None and cleaning.min_bytes >= cleaning.max_bytes:
+        yield (
+            f"{found(config, 'data.cleaning.min_bytes')}\n"
+            f"  must be less than max_bytes({cleaning.max_bytes}), or no document stays."
+        )
+
+
+RULES: tuple[Callable[[RunConfig], Problems], ...] = (
+    json_keys_name_files,
+    extra_keys_are_in_the_records,
+    separators_are_lines,
+    sentences_have_a_language,
+    blend_is_whole,
+    packing_goes_with_the_options,
+    weights_are_read,
+    index_samples_decide_something,
+    attention_backend_takes_a_mask,
+    wiki_is_local_or_downloaded,
+    document_sizes_are_ordered,
+)

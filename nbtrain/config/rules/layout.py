@@ -1,0 +1,266 @@
+"""The rules of the model's shape and of its cut over the ranks, as those of check.py: one function per rule."""
+
+from collections.abc import Callable
+
+from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_device_names
+from nbtrain.config.arithmetic.stages import stage_layers
+from nbtrain.config.rules.wording import Problems, found, join, nearest_divisors, nearest_multiples
+from nbtrain.config.schema import RunConfig
+
+# torch's flash kernel on a GPU: 16-bit formats, from Ampere on, heads of at most 256.
+FLASH_CAPABILITY = (8, 0)
+FLASH_HEAD_SIZE = 256
+# FP8 as the schema promises it: from Hopper on; cuBLAS wants every side of a product to be a multiple of 16.
+FP8_CAPABILITY = (9, 0)
+FP8_MULTIPLE = 16
+
+
+def heads_divide(config: RunConfig) -> Problems:
+    """Each head has the same width, each tensor-parallel or Ulysses rank the same number of heads."""
+    model, tensor = config.model, config.parallel.tensor_parallel_size
+    if model.hidden_size % model.num_attention_heads:
+        yield (
+            f"{found(config, 'model.hidden_size')}\n"
+            f"  must be a multiple of num_attention_heads({model.num_attention_heads}); "
+            f"nearest: {join(nearest_multiples(model.hidden_size, model.num_attention_heads))}."
+        )
+    for key in ("tensor_parallel_size", "ds_sequence_parallel_size"):
+        size = getattr(config.parallel, key)
+        if model.num_attention_heads % size:
+            yield (
+                f"{found(config, f'parallel.{key}')}\n"
+                f"  must divide num_attention_heads({model.num_attention_heads}); "
+                f"nearest: {join(nearest_divisors(size, model.num_attention_heads))}."
+            )
+    ffn = model.resolved_ffn_hidden_size
+    if ffn % tensor:
+        key = "model.ffn_hidden_size" if model.ffn_hidden_size else "model.hidden_size"
+        yield (
+            f"{config.where(key)}: the MLP's width = {ffn}\n"
+            f"  must be a multiple of tensor_parallel_size({tensor}); nearest: {join(nearest_multiples(ffn, tensor))}."
+        )
+
+
+def layers_fill_the_stages(config: RunConfig) -> Problems:
+    """Each pipeline stage holds at least one layer, and all of them together each layer once."""
+    layers, parallel = config.model.num_layers, config.parallel
+    pipeline, cut = parallel.pipeline_parallel_size, parallel.pipeline_stage_layers
+    if cut is not None:
+        if len(cut) != pipeline:
+            yield (
+                f"{found(config, 'parallel.pipeline_stage_layers')}\n"
+                f"  has {len(cut)} stages, and pipeline_parallel_size is {pipeline}. null cuts by cost."
+            )
+        if sum(cut) != layers:
+            yield (
+                f"{found(config, 'parallel.pipeline_stage_layers')}\n"
+                f"  are {sum(cut)} layers, and num_layers is {layers}. null cuts by cost."
+            )
+    elif layers < pipeline:
+        yield (
+            f"{found(config, 'parallel.pipeline_parallel_size')}\n"
+            f"  must be at most num_layers({layers}): each stage holds a layer at least."
+        )
+
+
+def pipeline_is_not_interleaved(config: RunConfig) -> Problems:
+    """Megatron's interleaved schedule has no engine here."""
+    if config.parallel.num_layers_per_virtual_pipeline_stage is not None:
+        yield (
+            f"{found(config, 'parallel.num_layers_per_virtual_pipeline_stage')}\n"
+            "  asks for the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs one forward, "
+            "one backward (1F1B) over one run of layers a rank.\n"
+            "  Set it to null; a smaller micro_batch_size makes the pipeline's bubble smaller too."
+        )
+
+
+def recomputed_pieces_fit(config: RunConfig) -> Problems:
+    """A recomputed piece is no longer than the layers that a rank holds."""
+    checkpointing = config.parallel.activation_checkpointing
+    if checkpointing.granularity != "full" or any(layers_fill_the_stages(config)):
+        return
+    most = max(stage_layers(config))
+    if checkpointing.interval_layers > most:
+        stages = config.parallel.pipeline_parallel_size
+        of = f"the largest of {stages} pipeline stages" if stages > 1 else "the model"
+        yield (
+            f"{found(config, 'parallel.activation_checkpointing.interval_layers')}\n"
+            f"  must be at most {most}, the layers of {of}."
+        )
+
+
+def sequence_fits_positions(config: RunConfig) -> Problems:
+    """Every position of a sequence has a learned embedding."""
+    model = config.model
+    if model.seq_length > model.resolved_max_position_embeddings:
+        yield (
+            f"{found(config, 'model.seq_length')}\n"
+            f"  must be at most max_position_embeddings({model.max_position_embeddings}); "
+            f"set seq_length: {model.max_position_embeddings}, or max_position_embeddings: {model.seq_length}."
+        )
+
+
+def sequence_divides(config: RunConfig) -> Problems:
+    """Ranks that share a sequence have equal parts of it; with FPDT, of each of its chunks."""
+    parallel, length = config.parallel, config.model.seq_length
+    tensor, ulysses, chunk = (
+        parallel.tensor_parallel_size,
+        parallel.ds_sequence_parallel_size,
+        parallel.fpdt_chunk_tokens,
+    )
+    for size, name in (
+        (
+            tensor if parallel.sequence_parallel else 1,
+            f"tensor_parallel_size({tensor}) with sequence_parallel",
+        ),
+        (ulysses, f"ds_sequence_parallel_size({ulysses})"),
+        (chunk or 1, f"fpdt_chunk_tokens({chunk})"),
+    ):
+        if length % size:
+            yield (
+                f"{found(config, 'model.seq_length')}\n"
+                f"  must be a multiple of {name}; nearest: {join(nearest_multiples(length, size))}."
+            )
+    if chunk % ulysses:
+        yield (
+            f"{found(config, 'parallel.fpdt_chunk_tokens')}\n"
+            f"  must be a multiple of ds_sequence_parallel_size({ulysses}): ranks share each chunk; "
+            f"nearest: {join(nearest_multiples(chunk, ulysses))}."
+        )
+
+
+def fpdt_has_its_kernels(config: RunConfig) -> Problems:
+    """FPDT's attention is flash-attn's, without dropout, without bounds between documents."""
+    if not config.parallel.fpdt_chunk_tokens:
+        return
+    told = found(config, "parallel.fpdt_chunk_tokens")
+    if config.model.attention_dropout:
+        yield (
+            f"{told}\n  needs model.attention_dropout: 0, which is {config.model.attention_dropout:g}: its backward pass "
+            "would draw other numbers."
+        )
+    if config.data.inter_document_masking or config.data.packing == "best_fit":
+        option = "packing: best_fit" if config.data.packing == "best_fit" else "inter_document_masking: true"
+        yield f"{told}\n  keeps no documents apart, and data has {option}. Set fpdt_chunk_tokens: 0, or change that."
+
+
+def layout_fits_resources(config: RunConfig) -> Problems:
+    """One process per GPU; on CPU the same number of processes on each machine."""
+    parallel, resources, world = config.parallel, config.resources, config.world_size
+    data, pipeline, tensor, ulysses = (
+        parallel.data_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.tensor_parallel_size,
+        parallel.ds_sequence_parallel_size,
+    )
+    sequence = f" * sequence({ulysses})" if ulysses > 1 else ""
+    layout = f"data({data}) * pipeline({pipeline}) * tensor({tensor}){sequence} = {world} processes"
+    nodes, gpus = resources.nodes, resources.gpus_per_node
+    if resources.device == "cpu":
+        if world % nodes:
+            yield (
+                f"{config.where('resources.nodes')}: {layout},\n"
+                f"  which do not spread evenly over nodes({nodes}). "
+                f"Nearest: {join(nearest_divisors(nodes, world))}."
+            )
+        return
+    if world == nodes * gpus:
+        return
+    fixes = []
+    if gpus and world % gpus == 0:
+        fixes.append(f"nodes: {world // gpus}")
+    elif world % nodes == 0:
+        fixes.append(f"gpus_per_node: {world // nodes}")
+    if (nodes * gpus) % (pipeline * tensor * ulysses) == 0 and nodes * gpus:
+        fixes.append(f"data_parallel_size: {nodes * gpus // (pipeline * tensor * ulysses)}")
+    advice = f" Set {', or '.join(fixes)}." if fixes else ""
+    yield (
+        f"{config.where('resources.gpus_per_node')}: {layout},\n"
+        f"  but resources give nodes({nodes}) * gpus_per_node({gpus}) = {nodes * gpus}.{advice}"
+    )
+
+
+def gpu_type_is_known(config: RunConfig) -> Problems:
+    """The plan needs the device's memory and peak."""
+    name = config.resources.gpu_type
+    if name is None or find_device(name):
+        return
+    near = nearest_device_names(name) or [device.name for device in DEVICES]
+    yield (
+        f"{found(config, 'resources.gpu_type')}\n"
+        f"  is not in the device table. Nearest: {', '.join(near)}. null leaves memory and peak unknown."
+    )
+
+
+def attention_backend_serves(config: RunConfig) -> Problems:
+    """A kernel that is named can serve the device, the format, the dropout and the heads; else torch raises late."""
+    model, resources = config.model, config.resources
+    backend = model.attention_backend
+    if backend in ("auto", "math"):
+        return
+    reason = None
+    if resources.device == "cpu":
+        if backend == "efficient":
+            reason = "resources.device: cpu has flash and math"
+        elif model.attention_dropout:
+            reason = f"no kernel for a CPU but math knows dropout, and attention_dropout is {model.attention_dropout:g}"
+    elif backend == "flash":
+        device = find_device(resources.gpu_type) if resources.gpu_type else None
+        head = model.hidden_size // model.num_attention_heads
+        if config.precision.dtype == "fp32":
+            reason = "on a GPU flash attention is for bf16 and fp16, and precision.dtype is fp32"
+        elif device and device.compute_capability < FLASH_CAPABILITY:
+            reason = f"flash attention is for GPUs from Ampere on, and resources.gpu_type is {device.name}"
+        elif head > FLASH_HEAD_SIZE:
+            reason = f"flash attention has heads of at most {FLASH_HEAD_SIZE}, and these have {head}"
+    if reason:
+        yield f"{found(config, 'model.attention_backend')}\n  cannot serve this run: {reason}.\n  Set attention_backend: auto."
+
+
+def fp8_has_its_units(config: RunConfig) -> Problems:
+    """FP8 products are made by GPUs from Hopper on, of matrices whose sides are multiples of 16."""
+    if not config.precision.fp8 or config.resources.device == "cpu":
+        return
+    device = find_device(config.resources.gpu_type) if config.resources.gpu_type else None
+    if device and device.compute_capability < FP8_CAPABILITY:
+        major, minor = device.compute_capability
+        yield (
+            f"{found(config, 'precision.fp8')}\n"
+            f"  needs a GPU from Hopper on (compute capability 9.0), and resources.gpu_type {device.name} has "
+            f"{major}.{minor}. Set fp8: false."
+        )
+    model, tensor = config.model, config.parallel.tensor_parallel_size
+    sides = {
+        "model.hidden_size": model.hidden_size // tensor,
+        "model.ffn_hidden_size": model.resolved_ffn_hidden_size // tensor,
+    }
+    for key, side in sides.items():
+        if side % FP8_MULTIPLE:
+            yield (
+                f"{config.where(key)}: {key}: FP8 products need sides that are multiples of {FP8_MULTIPLE}, and this "
+                f"one over tensor_parallel_size({tensor}) is {side}. Set fp8: false, or another size."
+            )
+    ulysses = config.parallel.ds_sequence_parallel_size
+    tokens = config.batch.micro_batch_size * model.seq_length // ulysses
+    if tokens % FP8_MULTIPLE:
+        yield (
+            f"{found(config, 'precision.fp8')}\n"
+            f"  needs a multiple of {FP8_MULTIPLE} tokens, and micro_batch_size({config.batch.micro_batch_size}) * "
+            f"seq_length({model.seq_length}) / ds_sequence_parallel_size({ulysses}) = {tokens}. Set fp8: false, or another "
+            "seq_length."
+        )
+
+
+RULES: tuple[Callable[[RunConfig], Problems], ...] = (
+    heads_divide,
+    layers_fill_the_stages,
+    pipeline_is_not_interleaved,
+    recomputed_pieces_fit,
+    sequence_fits_positions,
+    sequence_divides,
+    fpdt_has_its_kernels,
+    layout_fits_resources,
+    gpu_type_is_known,
+    attention_backend_serves,
+    fp8_has_its_units,
+)

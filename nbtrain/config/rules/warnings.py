@@ -1,0 +1,77 @@
+"""What may be launched and will disappoint: one function per rule, as those of check.py, but nothing is refused.
+
+`nbtrain check` prints them, and a plan has them among its warnings.
+"""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+from nbtrain.config.rules.wording import Problems, found
+from nbtrain.config.schema import RunConfig
+
+
+def find_warnings(config: RunConfig) -> list[str]:
+    """One sentence or two each; empty where nothing is to be said."""
+    return [warning for rule in RULES for warning in rule(config)]
+
+
+def hpz_stays_inside_a_machine(config: RunConfig) -> Problems:
+    """ZeRO++'s second copy saves traffic between machines, and only where it is shared inside one."""
+    parallel, size = config.parallel, config.zero_hpz_partition_size
+    if not parallel.zero_hpz:
+        return
+    if size != config.ranks_per_node:
+        yield (
+            f"{config.where('parallel.zero_hpz_partition_size')}: parallel.zero_hpz_partition_size = {size}, and a "
+            f"machine has {config.ranks_per_node} ranks: parameters are gathered "
+            + (
+                "across machines all the same."
+                if size > config.ranks_per_node
+                else "from fewer ranks than could share."
+            )
+        )
+    elif config.resources.nodes == 1:
+        yield (
+            f"{found(config, 'parallel.zero_hpz')}: on one machine the second copy saves no traffic, and takes memory."
+        )
+
+
+def quantized_gradients_cross_machines(config: RunConfig) -> Problems:
+    """DeepSpeed quantizes gradients where there are machines to send them between."""
+    if config.parallel.zero_quantized_gradients and config.resources.nodes == 1:
+        yield (
+            f"{found(config, 'parallel.zero_quantized_gradients')}: on one machine gradients stay as they are; DeepSpeed "
+            "quantizes between machines."
+        )
+
+
+def best_is_looked_for_often(config: RunConfig) -> Problems:
+    """The best checkpoint is one of those at a step with a validation."""
+    checkpoint, evaluation = config.checkpoint, config.evaluation
+    save, validate = checkpoint.save_interval_steps, evaluation.eval_interval_steps
+    if checkpoint.keep_best and save % validate:
+        both = math.lcm(save, validate)
+        yield (
+            f"{found(config, 'checkpoint.keep_best')}: a checkpoint and a validation meet every {both:,} steps only, "
+            f"with save_interval_steps({save}) and eval_interval_steps({validate}); make one a multiple of the other."
+        )
+
+
+def nvme_folder_is_here(config: RunConfig) -> Problems:
+    """The folder of offloading may be another machine's, where the run is started; that launch asks for it again."""
+    for name in ("offload_optimizer", "offload_param"):
+        offload = getattr(config.parallel, name)
+        if offload.device == "nvme" and offload.nvme_path and not Path(offload.nvme_path).is_dir():
+            yield (
+                f"{found(config, f'parallel.{name}.nvme_path')}: no such folder on this machine; make it on the one that "
+                "trains, or the run is not started."
+            )
+
+
+RULES: tuple[Callable[[RunConfig], Problems], ...] = (
+    hpz_stays_inside_a_machine,
+    quantized_gradients_cross_machines,
+    best_is_looked_for_often,
+    nvme_folder_is_here,
+)

@@ -1,0 +1,196 @@
+"""The rules of ZeRO, of number formats and of DeepSpeed's own keys, as those of check.py: one function per rule.
+
+Which of them go together at all stands in combinations.py.
+"""
+
+import difflib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.deepspeed import KNOWN_KEYS, deepspeed_config
+from nbtrain.config.rules.combinations import kinds_go_together, kinds_have_what_they_need
+from nbtrain.config.rules.layout import layers_fill_the_stages
+from nbtrain.config.rules.wording import Problems, found, join, nearest_divisors
+from nbtrain.config.schema import RunConfig
+
+# An optimizer's group in NVMe's buffers: parameters, their gradients and Adam's two moments.
+NVME_OPTIMIZER_BUFFERS = 4
+
+
+def offload_has_its_place(config: RunConfig) -> Problems:
+    """NVMe has a folder and buffers enough; what is not offloaded asks for nothing."""
+    for name in ("offload_optimizer", "offload_param"):
+        key, offload = f"parallel.{name}", getattr(config.parallel, name)
+        if offload.device == "nvme" and not offload.nvme_path:
+            yield (
+                f"{found(config, f'{key}.device')}\n"
+                f"  needs {name}.nvme_path, a folder on a local NVMe disk; or set device: cpu."
+            )
+        if offload.device != "nvme" and offload.nvme_path:
+            yield (
+                f"{found(config, f'{key}.nvme_path')}\n"
+                f"  is for device: nvme, and device is {offload.device}. Set one of them otherwise."
+            )
+        if offload.pin_memory and offload.device == "none":
+            yield (
+                f"{found(config, f'{key}.pin_memory')}\n"
+                "  is for device: cpu or nvme, and device is none. Set pin_memory: false."
+            )
+        if offload.pin_memory and config.resources.device == "cpu":
+            yield (
+                f"{found(config, f'{key}.pin_memory')}\n"
+                "  makes copies between host and GPU faster, and resources.device is cpu. Set pin_memory: false."
+            )
+    offload = config.parallel.offload_optimizer
+    if offload.device == "nvme" and offload.buffer_count < NVME_OPTIMIZER_BUFFERS:
+        yield (
+            f"{found(config, 'parallel.offload_optimizer.buffer_count')}\n"
+            f"  must be at least {NVME_OPTIMIZER_BUFFERS}: masters, gradients and Adam's two moments."
+        )
+
+
+def hpz_divides(config: RunConfig) -> Problems:
+    """ZeRO++'s second copy is cut over equal groups of ranks."""
+    parallel = config.parallel
+    if parallel.zero_hpz_partition_size is not None and not parallel.zero_hpz:
+        yield (
+            f"{found(config, 'parallel.zero_hpz_partition_size')}\n"
+            "  is for zero_hpz: true, which is false. Set it to null, or zero_hpz: true."
+        )
+    # Where none is written it is a machine's ranks, and those divide unless another rule is broken, which says so.
+    ranks, size = parallel.data_axis_size, parallel.zero_hpz_partition_size
+    if parallel.zero_hpz and size is not None and ranks % size:
+        yield (
+            f"{found(config, 'parallel.zero_hpz_partition_size')}\n"
+            f"  must divide data_parallel_size * ds_sequence_parallel_size = {ranks}; "
+            f"nearest: {join(nearest_divisors(size, ranks))}."
+        )
+
+
+def quantized_gradients_are_scattered(config: RunConfig) -> Problems:
+    """DeepSpeed quantizes gradients inside its reduce-scatter only."""
+    parallel = config.parallel
+    if parallel.zero_quantized_gradients and not parallel.reduce_scatter:
+        yield (
+            f"{found(config, 'parallel.reduce_scatter')}\n"
+            "  must be true with zero_quantized_gradients, which are quantized for that."
+        )
+
+
+def prescale_is_without_zero(config: RunConfig) -> Problems:
+    """ZeRO divides gradients behind their sum only."""
+    stage = config.parallel.zero_stage
+    if config.parallel.prescale_gradients and stage:
+        yield (
+            f"{found(config, 'parallel.prescale_gradients')}\n"
+            f"  is for zero_stage: 0, and zero_stage is {stage}. Set prescale_gradients: false; sums are in "
+            f"communication_data_type({config.parallel.communication_data_type}) either way."
+        )
+
+
+def elastic_checkpoint_is_not_needed(config: RunConfig) -> Problems:
+    """Upstream's files set a key that does nothing good here."""
+    if config.parallel.elastic_checkpoint:
+        yield (
+            f"{found(config, 'parallel.elastic_checkpoint')}\n"
+            "  is DeepSpeed's older way to load on another number of ranks. Set it to false: every checkpoint of nbtrain "
+            "loads into any layout (docs/parallelism.md)."
+        )
+
+
+def autocast_is_bf16(config: RunConfig) -> Problems:
+    """Autocast keeps fp32 weights and no loss scale: that is bf16's way."""
+    precision = config.precision
+    if precision.autocast and precision.dtype != "bf16":
+        yield (
+            f"{found(config, 'precision.autocast')}\n"
+            f"  needs precision.dtype: bf16, which is {precision.dtype}. Set dtype: bf16, or autocast: false."
+        )
+
+
+def loss_scale_has_room(config: RunConfig) -> Problems:
+    """A loss scale starts at or above the least it may fall to."""
+    scale = config.precision.fp16
+    if config.precision.dtype != "fp16":
+        return
+    start = scale.loss_scale or 2.0**scale.initial_scale_power
+    if start < scale.min_loss_scale:
+        key = "loss_scale" if scale.loss_scale else "initial_scale_power"
+        yield (
+            f"{found(config, f'precision.fp16.{key}')}\n"
+            f"  starts the loss scale at {start:g}, below min_loss_scale({scale.min_loss_scale:g})."
+        )
+
+
+# Keys that nbtrain leaves out of DeepSpeed's configuration on purpose, and the field that decides instead.
+DECIDED_ELSEWHERE = {
+    "optimizer": "optimizer",
+    "scheduler": "lr_schedule",
+    "fp16": "precision",
+    "bf16": "precision",
+    "amp": "precision",
+    "torch_autocast": "precision.autocast",
+    "data_types": "precision",
+    "gradient_accumulation_dtype": "precision",
+    "activation_checkpointing": "parallel.activation_checkpointing",
+    "tensor_parallel": "parallel.tensor_parallel_size",
+    "sequence_parallel_size": "parallel.ds_sequence_parallel_size",
+    "data_parallel_size": "parallel.data_parallel_size",
+    "pipeline": "parallel.pipeline_parallel_size",
+    "checkpoint": "checkpoint",
+    "compile": "model.compile",
+    "tensorboard": "logging",
+    "elasticity": "parallel.data_parallel_size",
+    "zero_optimization.offload_optimizer": "parallel.offload_optimizer",
+    "zero_optimization.offload_param": "parallel.offload_param",
+    "zero_optimization.cpu_offload": "parallel.offload_optimizer",
+    "zero_optimization.cpu_offload_param": "parallel.offload_param",
+}
+
+
+def _decided(extra: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in extra.items():
+        if f"{prefix}{key}" in DECIDED_ELSEWHERE:
+            yield f"{prefix}{key}", DECIDED_ELSEWHERE[f"{prefix}{key}"]
+        elif isinstance(value, dict):
+            yield from _decided(value, f"{prefix}{key}.")
+
+
+def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
+    """Nobody writes a second value for what a field decides, or one that nobody reads."""
+    extra = config.parallel.deepspeed_extra
+    decided = sorted(_decided(extra))
+    for key, owner in decided:
+        yield (
+            f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, "
+            f"which {owner} decides. Take it out, and change that."
+        )
+    unknown = [key for key in extra if key not in KNOWN_KEYS and key not in DECIDED_ELSEWHERE]
+    for key in unknown:
+        near = difflib.get_close_matches(key, KNOWN_KEYS, n=1)
+        yield (
+            f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, which DeepSpeed "
+            f"does not read.{f' Nearest: {near[0]}.' if near else ''} Take it out, or mend its name."
+        )
+    # What broken layouts and stages would say has rules of its own, and said here it would be said twice.
+    broken = any(kinds_go_together(config)) or any(layers_fill_the_stages(config))
+    if extra and not decided and not unknown and not broken:
+        try:
+            deepspeed_config(config)
+        except ConfigError as error:
+            yield str(error)
+
+
+RULES: tuple[Callable[[RunConfig], Problems], ...] = (
+    kinds_have_what_they_need,
+    kinds_go_together,
+    offload_has_its_place,
+    hpz_divides,
+    quantized_gradients_are_scattered,
+    prescale_is_without_zero,
+    elastic_checkpoint_is_not_needed,
+    autocast_is_bf16,
+    loss_scale_has_room,
+    deepspeed_extra_is_extra,
+)

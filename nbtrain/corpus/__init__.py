@@ -1,0 +1,1 @@
+"""Text: sources are read, cleaned, and each document kept once; tokenizers."""

@@ -1,0 +1,100 @@
+"""What a YAML asks of a dataset or tokenizer, as its manifest records it."""
+
+import contextlib
+import platform
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+from pydantic import TypeAdapter, ValidationError
+
+from nbtrain.base.version import __version__
+from nbtrain.config.data_section import DataConfig
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.sources import Source
+
+FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
+
+# What a source is called, who may use it, how often it is gone through, from where the same bytes are fetched (an
+# address may hold a password): none of it changes the text.
+BESIDE_THE_TEXT = ("name", "licence", "attribution", "weight", "max_broken_fraction", "mirror")
+
+
+def settings(config: RunConfig) -> dict[str, Any]:
+    """What decides the content of a dataset, besides the tokenizer (compared by hash)."""
+    data = config.data
+    return {
+        "sources": [source_settings(source) for source in data.sources],
+        "cleaning": data.cleaning.model_dump(),
+        "json_key": data.json_key,
+        "extra_json_keys": data.extra_json_keys,
+        "split_sentences": data.split_sentences,
+    }
+
+
+def source_settings(source: Any) -> dict[str, Any]:
+    """What decides the text of one source."""
+    return {key: value for key, value in source.model_dump().items() if key not in BESIDE_THE_TEXT}
+
+
+def _with_defaults(there: dict[str, Any]) -> dict[str, Any]:
+    """The settings of a manifest that was written before a key existed."""
+    data = DataConfig(name="x")
+    filled = {
+        "cleaning": {},
+        **{key: getattr(data, key) for key in ("extra_json_keys", "split_sentences")},
+        **there,
+    }
+    filled["cleaning"] = {**data.cleaning.model_dump(), **filled["cleaning"]}
+    # What a version wrote that knew other kinds stays as it is: the comparison will name it.
+    with contextlib.suppress(KeyError, ValidationError):
+        sources: TypeAdapter[list[Any]] = TypeAdapter(list[Source])
+        filled["sources"] = [source_settings(source) for source in sources.validate_python(there["sources"])]
+    return filled
+
+
+def same_sources(there: list[dict[str, Any]], config: RunConfig) -> bool:
+    """Whether sources that were written down are those of a run."""
+    return _with_defaults({"sources": there})["sources"] == settings(config)["sources"]
+
+
+def software(*distributions: str) -> dict[str, str]:
+    """Versions of what makes data."""
+    versions = {"nbtrain": __version__, "python": platform.python_version(), "numpy": np.__version__}
+    return {**versions, **{name: metadata.version(name) for name in distributions}}
+
+
+def origin(config: RunConfig, key: str) -> str:
+    """Where a key was set: 'gpt.yaml:12', or 'this run' where no file set it."""
+    where = config.where(key)
+    return "this run" if where == "default" else where
+
+
+def place(config: RunConfig, key: str) -> str:
+    """'gpt.yaml:12: data.sources', or the key alone where no file set it."""
+    where = config.where(key)
+    return key if where == "default" else f"{where}: {key}"
+
+
+def differences(there: Any, here: Any, key: str = "") -> list[tuple[str, str, str]]:
+    """(dotted key, value there, value here) of each that differs."""
+    if there == here:
+        return []
+    # Only the list of sources is gone into; an inner list ([bytes, time] of a file) is one value.
+    if isinstance(there, list) and isinstance(here, list) and "[" not in key:
+        if len(there) != len(here):
+            return [(key, _entries(there), _entries(here))]
+        pairs = [(f"{key}[{index}]", a, b) for index, (a, b) in enumerate(zip(there, here))]
+    elif isinstance(there, dict) and isinstance(here, dict):
+        names = sorted(there.keys() | here.keys())
+        pairs = [(f"{key}.{name}" if key else name, there.get(name), here.get(name)) for name in names]
+    else:
+        return [(key, repr(there), repr(here))]
+    return [found for name, a, b in pairs for found in differences(a, b, name)]
+
+
+def _entries(values: list[Any]) -> str:
+    """A list by its length where the entries are long, as sources are."""
+    if not any(isinstance(value, dict) for value in values):
+        return repr(values)
+    return "1 entry" if len(values) == 1 else f"{len(values)} entries"

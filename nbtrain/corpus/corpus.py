@@ -1,0 +1,275 @@
+"""All sources of a dataset as one numbered sequence of parts, and what reading them met.
+
+sources in order -> parts in order -> (number, source, part): the unit of extraction, encoding and resuming
+"""
+
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.terminal import printable
+from nbtrain.corpus import cleaning
+from nbtrain.corpus.cleaning import Cleaner
+from nbtrain.corpus.dedup import digest, digests
+from nbtrain.corpus.records import (
+    LISTED_PROBLEMS,
+    NAMED_PROBLEMS,
+    Example,
+    Part,
+    Problem,
+    Record,
+    Tally,
+    Texts,
+    TokenIds,
+)
+from nbtrain.corpus.sources.base import SourceReader, open_source
+
+logger = logging.getLogger(__name__)
+
+
+class Task(NamedTuple):
+    """One part, its number in the whole corpus and the number of its source."""
+
+    number: int
+    source: int
+    part: Part
+
+
+class Corpus:
+    """The readers of data.sources; `where` names that section in messages.
+
+    `gone` are the numbers of sources that are not on the disk any more: nothing of them can be read.
+    """
+
+    def __init__(
+        self, readers: Sequence[SourceReader], where: str = "data.sources", gone: Collection[int] = ()
+    ):
+        self.readers = list(readers)
+        self.where = where
+        self.gone = gone
+
+    @classmethod
+    def open(
+        cls,
+        sources: Sequence[BaseModel],
+        where: str = "data.sources",
+        extra_keys: tuple[str, ...] = (),
+        gone: Collection[int] = (),
+    ) -> "Corpus":
+        """The corpus of a run. Raises DataError where an optional package or a key is not to be had."""
+        readers = [
+            open_source(source, f"{where}[{index}]", extra_keys) for index, source in enumerate(sources)
+        ]
+        for number, reader in enumerate(readers):
+            if number in gone:
+                continue
+            reader.check_dependencies()
+            if extra_keys and not reader.has_extra_keys:
+                raise DataError(
+                    f"{reader.where}: data.extra_json_keys = {list(extra_keys)}, but records of kind {reader.kind} have "
+                    "no keys by name. Leave extra_json_keys empty, or use jsonl, parquet or hf-dataset."
+                )
+        return cls(readers, where, gone)
+
+    def tasks(self) -> Iterator[Task]:
+        """Every part, numbered. Raises DataError where a source cannot be read."""
+        number = 0
+        for source, reader in enumerate(self.readers):
+            for part in reader.parts():
+                yield Task(number, source, part)
+                number += 1
+
+    def fingerprint(self) -> list[dict[str, Any] | None]:
+        """What would change the documents, source by source, None of one that is gone; reads no text."""
+        return [
+            None if number in self.gone else reader.fingerprint()
+            for number, reader in enumerate(self.readers)
+        ]
+
+    def total_bytes(self) -> int | None:
+        """The sum of all parts' sizes, for a progress bar; None where a source cannot say."""
+        sizes = [reader.total_bytes() for reader in self.readers]
+        return None if None in sizes else sum(size for size in sizes if size is not None)
+
+
+def cleaned(
+    records: Iterable[Record], cleaner: Cleaner, tally: Tally, is_unicode: bool = False
+) -> Iterator[Record]:
+    """The records that stay; drops are counted in `tally`.
+
+    Text is cleaned; examples and token ids are taken as they are, since their boundaries mean something.
+    `is_unicode` promises that no text holds a lone surrogate; else each is looked at.
+    """
+    # map and filter hold nothing while the caller works on a record; a generator's names would hold 100 MB twice.
+    return filter(None, map(partial(_stays, cleaner, tally, is_unicode and cleaner.is_trivial), records))
+
+
+def _stays(cleaner: Cleaner, tally: Tally, is_unicode: bool, record: Record) -> Record | None:
+    # Plain text first: there are a million documents of it where there is one of the others.
+    if type(record) is str or isinstance(record, Texts):
+        text = record if type(record) is str else record.text  # type: ignore[union-attr]
+        if not text or text.isspace():
+            tally.dropped["empty"] += 1
+            return None
+        if not cleaner.is_trivial:
+            text, reason = cleaner(text)
+            if reason:
+                tally.dropped[reason] += 1
+                return None
+            record = record._replace(text=text) if isinstance(record, Texts) else text
+        if is_unicode:
+            return record
+    elif isinstance(record, TokenIds):
+        if not len(record.ids):
+            tally.dropped["empty"] += 1
+            return None
+        return record
+    else:
+        text = text_of(record)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # a lone surrogate
+        tally.dropped["not_unicode"] += 1
+        return None
+    return record
+
+
+def length_of(record: Record) -> int:
+    """Characters of text, or bytes of token ids: what a record takes in a batch."""
+    if isinstance(record, TokenIds):
+        return record.ids.nbytes
+    if isinstance(record, Example):
+        return sum(len(piece) for piece, _ in record.pieces)
+    return len(record.text if isinstance(record, Texts) else record)
+
+
+def identities(records: Sequence[Record]) -> tuple[list[int], bytes]:
+    """(bytes of text, 0 for token ids, of each; what tells each from others: DIGEST_BYTES of each, one after the other)."""
+    if set(map(type, records)) == {str}:
+        # A string that was encoded in C keeps its UTF-8: behind the tokenizer this costs a copy.
+        contents = list(map(str.encode, records))  # type: ignore[arg-type]
+        return list(map(len, contents)), digests(contents)
+    pairs = [_identity(record) for record in records]
+    return [size for size, _ in pairs], b"".join([told for _, told in pairs])
+
+
+def _identity(record: Record) -> tuple[int, bytes]:
+    if isinstance(record, TokenIds):
+        told = digest(record.ids.tobytes())
+        # Equal ids of which others are learnt teach something else; a mask that names all of them says nothing.
+        if record.learnt is not None and not record.learnt.all():
+            told = digest(told + record.learnt.tobytes())
+        return 0, told
+    content = text_of(record).encode()
+    told = digest(content)
+    if isinstance(record, Example):
+        # Equal pieces of which others are learnt teach something else.
+        told = digest(told + bytes(learn for _, learn in record.pieces))
+    return len(content), told
+
+
+def text_of(record: Record) -> str:
+    """The text that stands for a record: of an example its pieces, of token ids their bytes."""
+    if isinstance(record, str):
+        return record
+    if isinstance(record, Texts):
+        return record.text
+    if isinstance(record, Example):
+        return "\x1f".join(piece for piece, _ in record.pieces)
+    return record.ids.tobytes().decode("latin-1")
+
+
+@dataclass
+class SourceCounts:
+    """What all parts of one source have met so far."""
+
+    records: int = 0
+    broken: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    named: list[str] = field(default_factory=list)
+    """The first broken records: place and reason."""
+    listed: list[Problem] = field(default_factory=list)
+    """The first LISTED_PROBLEMS of them, with the lines of their files."""
+    told_before: bool = False
+    """Whether an earlier step has told them: then they are not told again."""
+    _lines: Counter[str] = field(default_factory=Counter)
+
+    def absorb(self, tally: Tally, path: str | None) -> None:
+        """Add one part's tally; parts must come in order, for the numbers of lines."""
+        for problem in tally.problems[: LISTED_PROBLEMS - len(self.listed)]:
+            if problem.line is not None:
+                problem = problem._replace(line=problem.line + self._lines[problem.path])
+            self.listed.append(problem)
+            if len(self.named) < NAMED_PROBLEMS:
+                self.named.append(problem.shown())
+                if not self.told_before:
+                    logger.warning("%s; the record is left out.", printable(self.named[-1]))
+        if path is not None:
+            self._lines[path] += tally.lines
+        self.records += tally.records
+        self.broken += tally.broken
+        self.dropped.update(tally.dropped)
+
+    def first(self, listed: str = "") -> str:
+        """The first broken records in a few words; `listed` is the file that lists them."""
+        more = f"; and {self.broken - len(self.named):,} more" if self.broken > len(self.named) else ""
+        return f"{'; '.join(self.named)}{more}{f'; listed in {listed}' if listed else ''}"
+
+    def check_broken(self, reader: SourceReader, listed: str = "") -> None:
+        """Raises DataError where more records are broken than the source allows; `listed` as for `first`."""
+        limit = getattr(reader.config, "max_broken_fraction", None)
+        if limit is None or not self.records or self.broken / self.records <= limit:
+            return
+        raise DataError(
+            f"{reader.where}: {self.broken:,} of {self.records:,} records ({self.broken / self.records:.2%}) cannot be "
+            f"read, at most max_broken_fraction = {limit:.2%} may be. First: {self.first(listed)}. "
+            "Mend the source, or set its keys or max_broken_fraction."
+        )
+
+
+def changed_while_read(
+    reader: SourceReader, before: dict[str, Any] | None, after: dict[str, Any] | None
+) -> DataError:
+    """The error for a source whose fingerprint was `before` when its reading began and is `after` now."""
+    then, now = ((each or {}).get("files", {}) for each in (before, after))
+    names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
+    more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
+    return DataError(
+        f"{reader.where}: {', '.join(map(printable, names[:3])) or reader.name}{more} changed while it was read. Let nothing "
+        "write there, and start again."
+    )
+
+
+# What drops a document by a rule of the run -> the settings that decide it.
+LOOSENED_BY = {
+    cleaning.TOO_SHORT: "data.cleaning.min_bytes",
+    cleaning.TOO_LONG: "data.cleaning.max_bytes",
+    cleaning.SYMBOLS: "data.cleaning.max_symbol_fraction",
+    cleaning.DIGITS: "data.cleaning.max_digit_fraction",
+    cleaning.DUPLICATE_LINES: "data.cleaning.max_duplicate_line_fraction",
+    cleaning.TOP_WORD: "data.cleaning.max_top_word_fraction",
+    cleaning.LONG_WORD: "data.cleaning.max_word_chars",
+    "other_namespace": "the source's namespaces",
+}
+
+
+def empty_error(where: str, dropped: Mapping[str, int], first: str = "") -> DataError:
+    """The error for a corpus of which nothing is left; `first` are the first broken records."""
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items())) or "nothing read"
+    most = max(dropped, key=lambda reason: dropped[reason], default="")
+    advice = "The sources hold no record: name others."
+    if most in LOOSENED_BY:
+        advice = f"The rule {most} drops most: loosen {LOOSENED_BY[most]}, or name other sources."
+    elif first:
+        advice = f"First: {first}. Mend the source, or set its keys."
+    elif most == cleaning.EMPTY:
+        advice = "Most records have no text: set the key that holds it, or name other sources."
+    elif dropped:
+        advice = f"Most go as {most}: name other sources."
+    return DataError(f"{where}: the corpus is empty: no document is left ({reasons}). {advice}")

@@ -1,0 +1,192 @@
+"""Costly sources, read once: their documents as JSON lines in data/corpus/, part by part, by many processes.
+
+    data/corpus/<source>-<hash of its settings and fingerprint>/
+      000012.jsonl    {"text": ...} per document
+      000012.json     the tally of its part; written last: without it the part does not count
+      broken-records.jsonl  broken_records.py; where there are any
+      manifest.json   what it was made from; written when every part is there
+
+A killed extraction goes on with the parts that are there. The folder may be removed: it is made again when it
+is needed.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.locks import locked_directory
+from nbtrain.base.progress import Progress
+from nbtrain.base.workspace import data_home, display
+from nbtrain.corpus import broken_records
+from nbtrain.corpus.corpus import SourceCounts, changed_while_read, empty_error
+from nbtrain.corpus.records import BROKEN_RECORDS, LISTED_PROBLEMS, Part, Tally, Texts
+from nbtrain.corpus.sources.base import SourceReader
+from nbtrain.corpus.workers import ordered_map
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+
+
+class ExtractedReader(SourceReader):
+    """The documents of another reader, from where they were put. Names, licence and fingerprint are that one's."""
+
+    kind = "extracted"
+
+    def __init__(self, original: SourceReader, folder: Path):
+        super().__init__(original.config, original.where, original.extra_keys)
+        self.original = original
+        self.folder = folder
+        self.drift_is_accepted = original.drift_is_accepted  # type: ignore[misc]
+
+    def parts(self) -> Iterator[Part]:
+        for path in sorted(self.folder.glob("[0-9]*.jsonl")):
+            yield Part(path.name, display(path), size_bytes=path.stat().st_size, details=(str(path),))
+
+    def read(self, part: Part, tally: Tally) -> Iterator[str]:
+        path = Path(part.details[0])
+        # What the extraction looked at and dropped is the dataset's account too.
+        told = _read_tally(path.with_suffix(".json"))
+        tally.dropped.update(told.dropped)
+        tally.problems += told.problems[: LISTED_PROBLEMS - len(tally.problems)]
+        tally.records += told.records
+        tally.broken += told.broken
+        with path.open("rb") as stream:
+            for line in stream:
+                yield orjson.loads(line)["text"]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return self.original.fingerprint()
+
+    def describe(self) -> dict[str, Any]:
+        return self.original.describe()
+
+    def total_bytes(self) -> int | None:
+        return sum(path.stat().st_size for path in self.folder.glob("[0-9]*.jsonl"))
+
+
+def extracted(
+    reader: SourceReader, num_workers: Callable[[int | None], int], force: bool = False
+) -> tuple[ExtractedReader, str, str]:
+    """(reader of what was extracted, "made" or "kept", why). Makes what is missing.
+
+    `num_workers` is asked with the source's total_bytes. Raises DataError where the source cannot be read, or
+    more of it is broken than it allows.
+    """
+    inputs = {
+        "schema_version": SCHEMA_VERSION,
+        "settings": reader.config.model_dump(exclude={"name", "licence", "attribution", "mirror"}),
+        "fingerprint": reader.fingerprint(),
+    }
+    text = json.dumps(inputs, sort_keys=True)
+    key = hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
+    folder = data_home() / "corpus" / f"{reader.name}-{key}"
+    with locked_directory(folder):
+        if force:
+            for path in folder.iterdir():
+                path.unlink()
+        manifest = files.read_json(folder / MANIFEST)
+        if manifest is not None and all((folder / name).is_file() for name in manifest["parts"]):
+            return (
+                ExtractedReader(reader, folder),
+                "kept",
+                f"{display(folder)}: {manifest['documents']:,} documents",
+            )
+        for leftover in folder.glob(".*.tmp"):
+            leftover.unlink()
+        kept = len(list(folder.glob("[0-9]*.json")))
+        documents, parts = _extract(reader, folder, num_workers(reader.total_bytes()))
+        if (now := reader.fingerprint()) != inputs["fingerprint"]:
+            for path in folder.iterdir():
+                path.unlink()
+            raise changed_while_read(reader, inputs["fingerprint"], now)
+        files.write_json(
+            folder / MANIFEST, {**inputs, "source": reader.describe(), "documents": documents, "parts": parts}
+        )
+    why = f"{display(folder)}: {documents:,} documents"
+    return (
+        ExtractedReader(reader, folder),
+        "made",
+        why + (f"; {kept} part(s) were there already" if kept else ""),
+    )
+
+
+def _extract(reader: SourceReader, folder: Path, num_workers: int) -> tuple[int, list[str]]:
+    counts, documents = SourceCounts(), 0
+    names: list[str] = []
+    with Progress(f"extract {reader.name}", reader.total_bytes(), "B") as progress:
+        make: Callable[[], Any] = partial(_Extractor, reader, folder)
+        if num_workers <= 1:
+            make = partial(_Extractor, reader, folder, progress)
+        for part, tally, found in ordered_map(make, enumerate(reader.parts()), num_workers):
+            counts.absorb(tally, part.path)
+            documents += found
+            names.append(f"{len(names):06d}.jsonl")
+            if num_workers > 1:
+                progress.update(part.size_bytes)
+            progress.update(0, documents=f"{documents:,}")
+    listed = folder / BROKEN_RECORDS
+    told = display(listed) if broken_records.write(listed, [counts]) else ""
+    counts.check_broken(reader, told)
+    if not documents:
+        raise empty_error(reader.where, counts.dropped, counts.first(told) if counts.named else "")
+    return documents, names
+
+
+class _Extractor:
+    """Makes one part. With `progress`, in the process of the caller, it is told of each document."""
+
+    def __init__(self, reader: SourceReader, folder: Path, progress: Progress | None = None):
+        self.reader, self.folder, self.progress = reader, folder, progress
+
+    def __call__(self, task: tuple[int, Part]) -> tuple[Part, Tally, int]:
+        number, part = task
+        path = self.folder / f"{number:06d}.jsonl"
+        # What was handed over is not handed back.
+        bare = Part(part.name, part.path, part.start, part.stop, part.size_bytes)
+        record = files.read_json(path.with_suffix(".json"))
+        if record is not None and path.is_file() and path.stat().st_size == record["bytes"]:
+            self._tell(part.size_bytes)
+            return bare, _read_tally(path.with_suffix(".json")), record["documents"]
+        tally, documents, size, told = Tally(), 0, 0, 0
+        with files.atomic_writer(path) as stream:
+            for text in self.reader.read(part, tally):
+                if isinstance(text, Texts):
+                    text = text.text
+                if not isinstance(text, str):
+                    raise DataError(f"{self.reader.where}: {self.reader.kind} gives no text to extract.")
+                try:
+                    line = orjson.dumps({"text": text}) + b"\n"
+                except orjson.JSONEncodeError:  # a lone surrogate
+                    tally.dropped["not_unicode"] += 1
+                    continue
+                stream.write(line)
+                documents += 1
+                size += len(line)
+                step = min(len(text), max(0, part.size_bytes - told))
+                told += step
+                self._tell(step)
+        self._tell(part.size_bytes - told)
+        files.write_json(
+            path.with_suffix(".json"), {"documents": documents, "bytes": size, "tally": tally.to_dict()}
+        )
+        return bare, tally, documents
+
+    def _tell(self, size: int) -> None:
+        if self.progress is not None:
+            self.progress.update(size)
+
+
+def _read_tally(path: Path) -> Tally:
+    value = files.read_json(path)
+    if value is None:
+        raise DataError(
+            f"{display(path)}: is missing. Remove {display(path.parent)}; it is made again by itself."
+        )
+    return Tally.from_dict(value["tally"])

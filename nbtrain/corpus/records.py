@@ -1,0 +1,113 @@
+"""What passes between a source, the cleaning and the encoding: records, parts, and what was left out."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Texts(NamedTuple):
+    """A document of several keys: `text` of data.json_key, `extras` in the order of data.extra_json_keys."""
+
+    text: str
+    extras: tuple[str, ...]
+
+
+class Example(NamedTuple):
+    """A document of which only a part is learnt: pieces of text, and whether each bears loss.
+
+    Each piece is encoded by itself, so that a boundary of text is a boundary of tokens.
+    """
+
+    pieces: tuple[tuple[str, bool], ...]
+
+
+class TokenIds(NamedTuple):
+    """A document that is token ids already; `learnt` is bool [tokens], None where every token is.
+
+    `path` and `line` are those of its Problem, were it found to be broken once the vocabulary is known.
+    """
+
+    ids: np.ndarray
+    learnt: np.ndarray | None = None
+    path: str = ""
+    line: int | None = None
+
+
+Record = str | Texts | Example | TokenIds
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a source that one worker reads by itself. Where parts begin never depends on the workers.
+
+    `start` and `stop` are the reader's own (bytes, row groups, streams). A reader whose source cannot be entered
+    in the middle (a compressed file) reads it itself, in order, and hands each piece over as `content`.
+    """
+
+    name: str
+    """For messages, e.g. "books.jsonl, bytes 33,554,432 to 67,108,864"."""
+    path: str | None = None
+    """The file, as messages show it."""
+    start: int = 0
+    stop: int | None = None
+    size_bytes: int = 0
+    """How much of the source it is, for progress: all parts' sizes sum to total_bytes()."""
+    content: Any = None
+    details: tuple = ()
+    """Whatever else its reader needs; picklable."""
+
+
+class Problem(NamedTuple):
+    """A record that cannot be read. `line` counts from 1, in a tally inside its part; None where there are no lines."""
+
+    path: str
+    line: int | None
+    what: str
+
+    def shown(self) -> str:
+        """file:line: what."""
+        return f"{self.path}{'' if self.line is None else f':{self.line}'}: {self.what}"
+
+
+NAMED_PROBLEMS = 3
+LISTED_PROBLEMS = 10_000
+PROBLEM_CHARS = 500
+
+
+@dataclass
+class Tally:
+    """What reading one part met, besides records."""
+
+    records: int = 0
+    """Records looked at, broken ones included."""
+    lines: int = 0
+    """Lines of the part's file, so that a later part can name its own: see Problem.line."""
+    broken: int = 0
+    problems: list[Problem] = field(default_factory=list)
+    """The first LISTED_PROBLEMS."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Left out by rule or because they are broken, by reason."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        problems = [list(problem) for problem in self.problems]
+        return {**vars(self), "problems": problems, "dropped": dict(self.dropped)}
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> "Tally":
+        """The inverse of to_dict."""
+        problems = [Problem(*problem) for problem in value["problems"]]
+        return cls(**{**value, "problems": problems, "dropped": Counter(value["dropped"])})
+
+    def add_broken(self, path: str, line: int | None, what: str, reason: str = "broken_record") -> None:
+        """Count a broken record; the first LISTED_PROBLEMS are kept, each in at most PROBLEM_CHARS characters."""
+        self.broken += 1
+        self.dropped[reason] += 1
+        if len(self.problems) < LISTED_PROBLEMS:
+            what = what if len(what) <= PROBLEM_CHARS else f"{what[: PROBLEM_CHARS - 3]}..."
+            self.problems.append(Problem(path, line, what))
+
+
+BROKEN_RECORDS = "broken-records.jsonl"

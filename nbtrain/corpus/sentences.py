@@ -1,0 +1,31 @@
+"""Documents into sentences, by the rules of a language.
+
+sentencex (MIT, the Wikimedia Foundation) knows the abbreviations and stops of some 240 languages and falls
+back to a related one, in the end English.
+"""
+
+from nbtrain.base.errors import DataError
+
+
+def check_dependencies() -> None:
+    """Raises DataError, with the pip command, where sentencex is not installed."""
+    _segment()
+
+
+def sentences(text: str, language: str) -> list[str]:
+    """The sentences of a text in order, without the blanks around them; none is empty.
+
+    `language` is an ISO 639 code, e.g. "en". Raises DataError where sentencex is not installed.
+    """
+    return [sentence for piece in _segment()(language, text) if (sentence := piece.strip())]
+
+
+def _segment():
+    try:
+        from sentencex import segment
+    except ImportError:
+        raise DataError(
+            "data.split_sentences: needs the package sentencex, which is not installed. Install it with "
+            "`pip install 'nbtrain[data]'`, or leave split_sentences out."
+        ) from None
+    return segment

@@ -1,0 +1,124 @@
+"""What every source of text is: parts, each read by itself as a stream of records.
+
+A reader is made from its entry in data.sources and is picklable: workers get it and a part. `parts()` is cheap
+and gives the same parts whenever the source is the same; `read(part)` gives the same records. `fingerprint()`
+is cheap and changes when the records would. `describe()` goes into the dataset's manifest.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Any, ClassVar
+
+from pydantic import BaseModel
+
+from nbtrain.corpus.records import Part, Record, Tally
+
+# kind -> module:class. A table of names, so that a run imports only the readers it uses.
+READERS = {
+    "alpaca": "nbtrain.corpus.sources.instructions:AlpacaReader",
+    "chat": "nbtrain.corpus.sources.instructions:ChatReader",
+    "hf-dataset": "nbtrain.corpus.sources.hf_dataset:HfDatasetReader",
+    "jsonl": "nbtrain.corpus.sources.jsonl:JsonlReader",
+    "mock": "nbtrain.corpus.sources.mock:MockReader",
+    "parquet": "nbtrain.corpus.sources.parquet:ParquetReader",
+    "prompt-completion": "nbtrain.corpus.sources.instructions:PromptCompletionReader",
+    "python-docs": "nbtrain.corpus.sources.python_docs:PythonDocsReader",
+    "text": "nbtrain.corpus.sources.text:TextReader",
+    "tokens": "nbtrain.corpus.sources.tokens:TokensReader",
+    "wiki": "nbtrain.corpus.sources.wiki:WikiReader",
+    "wikiextractor": "nbtrain.corpus.sources.jsonl:WikiextractorReader",
+}
+
+
+class SourceReader(ABC):
+    """One source of a run.
+
+    `where` names it in messages (e.g. "gpt-tiny.yaml:12: data.sources[0]"); `extra_keys` are data.extra_json_keys,
+    for which readers of several keys give Texts in place of str. Making a reader touches no file.
+    """
+
+    kind: ClassVar[str]
+    drift_is_accepted: ClassVar[bool] = False
+    """Whether a dataset stays good when the fingerprint has changed without anybody asking for it."""
+    is_extracted: ClassVar[bool] = False
+    """Reading costs so much that its text is kept on disk (data/corpus/) once it is read."""
+    gives_unicode: ClassVar[bool] = False
+    """Whether no text of it can hold a lone surrogate, which no tokenizer takes; else each text is looked at."""
+
+    @property
+    def is_downloaded(self) -> bool:
+        """Whether it comes from elsewhere: download() fetches it."""
+        return False
+
+    has_extra_keys: ClassVar[bool] = False
+    """Whether records have keys by name, so that extra_json_keys can be met."""
+
+    def __init__(self, config: BaseModel, where: str = "data.sources", extra_keys: tuple[str, ...] = ()):
+        self.config: Any = config
+        self.where = where
+        self.extra_keys = extra_keys
+
+    @property
+    def name(self) -> str:
+        """What reports call it."""
+        return self.config.name or self.config.kind
+
+    @abstractmethod
+    def parts(self) -> Iterator[Part]:
+        """The source in pieces of about PART_BYTES, in order. Raises DataError where it cannot be read."""
+
+    @abstractmethod
+    def read(self, part: Part, tally: Tally) -> Iterator[Record]:
+        """The records of one part, streamed; what is left out is counted in `tally`.
+
+        A broken record is counted and named and never ends the reading. Raises DataError where the rest of the
+        part cannot be read (a damaged file).
+        """
+
+    @abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """JSON values that change when the records would: versions, or sizes and times of files."""
+
+    def download(self) -> str | None:
+        """Fetch what is not on this disk yet; a sentence on what was done, None where there is nothing to fetch."""
+        return None
+
+    def check_dependencies(self) -> None:  # noqa: B027  (most need none)
+        """Raises DataError, with the pip command, where an optional package is missing."""
+
+    def licence(self) -> Any:
+        """Of the text, as far as the source itself knows it; None where it does not."""
+        return None
+
+    def attribution(self) -> str | None:
+        """Whom to credit, as far as the source itself knows it."""
+        return None
+
+    def describe(self) -> dict[str, Any]:
+        """For the manifest: settings, licence and attribution, versions. No secret of an address."""
+        return {
+            **self.config.model_dump(),
+            "licence": self.config.licence or self.licence(),
+            "attribution": self.config.attribution or self.attribution(),
+            "fingerprint": self.fingerprint(),
+        }
+
+    def total_bytes(self) -> int | None:
+        """The sum of all parts' size_bytes, for a progress bar; None where unknown."""
+        return None
+
+    def documents(self, tally: Tally | None = None) -> Iterator[Record]:
+        """All records in order, read by this process."""
+        tally = Tally() if tally is None else tally
+        for part in self.parts():
+            yield from self.read(part, tally)
+
+
+PART_BYTES = 32 << 20
+
+
+def open_source(config: Any, where: str = "data.sources", extra_keys: tuple[str, ...] = ()) -> SourceReader:
+    """The reader for one entry of data.sources."""
+    module, _, name = READERS[config.kind].partition(":")
+    return getattr(import_module(module), name)(config, where, extra_keys)

@@ -1,0 +1,275 @@
+"""What the sources that are files share: which files, in what parts, and the lines of a part.
+
+    files in the order of relative paths
+      -> small files in groups of about PART_BYTES     Part.details = their paths; Part.path is None
+      -> a large file in pieces of about PART_BYTES    Part.path; bytes start to stop, or content where compressed
+
+Pieces end at line ends, or behind a separator line, and at the same bytes of the text whether the file is compressed or
+not. Lines of a piece are numbered from its first one (Problem.line), those of a file in a group from the file's.
+"""
+
+import io
+from abc import abstractmethod
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display, resolve
+from nbtrain.corpus import heap
+from nbtrain.corpus.records import Part
+from nbtrain.corpus.sources import base, compression, folder
+from nbtrain.corpus.sources.compression import is_compressed, open_bytes
+from nbtrain.corpus.sources.optional import optional
+
+BLOCK_BYTES = 64 << 10
+# What text shrinks to, for the decision which compressed files are small.
+USUAL_RATIO = 4
+
+
+def with_compressed(*suffixes: str) -> tuple[str, ...]:
+    """Each suffix, and each with .gz, .zst and .bz2 behind it."""
+    return tuple(suffix + packed for suffix in suffixes for packed in ("", *compression.SUFFIXES))
+
+
+class FileReader(base.SourceReader):
+    """A source that is a file, or a folder searched for `suffixes` in letters of any case, in the order of relative paths."""
+
+    suffixes: ClassVar[tuple[str, ...]]
+
+    def files(self) -> list[Path]:
+        """The files, in reading order. Raises DataError where there is none."""
+        path = resolve(self.config.path)
+        if folder.is_file(path, self.where):
+            folder.check_name(path, self.where)
+            return [path]
+        if not folder.is_folder(path, self.where):
+            if path.is_symlink():
+                raise folder.dangling(path, self.where)
+            raise DataError(
+                f"{self.where}: path = {self.config.path!r}: no such file or folder ({display(path)}). Relative "
+                f"paths start at the workspace{'; patterns are not read, name the folder' if '*' in path.name else ''}."
+            )
+        found = folder.wanted_files(path, self.is_wanted, self.where)
+        if not found:
+            raise DataError(
+                f"{self.where}: path = {self.config.path!r}: the folder holds {self.nothing_found()}."
+            )
+        return found
+
+    def is_wanted(self, name: str) -> bool:
+        """Whether a file of a folder is read."""
+        return name.lower().endswith(self.suffixes)
+
+    def nothing_found(self) -> str:
+        """The end of the message on a folder without a wanted file."""
+        return f"no {', '.join(self.suffixes[:-1])} or {self.suffixes[-1]} file"
+
+    def fingerprint(self) -> dict[str, Any]:
+        root = resolve(self.config.path)
+        entries = {}
+        for path in self.files():
+            status = path.stat()
+            name = path.name if path == root else path.relative_to(root).as_posix()
+            entries[name] = [status.st_size, status.st_mtime_ns]
+        return {"files": entries}
+
+    def total_bytes(self) -> int | None:
+        return sum(path.stat().st_size for path in self.files())
+
+    def check_dependencies(self) -> None:
+        if any(path.suffix.lower() == ".zst" for path in self.files()):
+            optional("zstandard", self.where, "a .zst file")
+
+    def parts(self) -> Iterator[Part]:
+        group: list[Path] = []
+        group_bytes = 0
+        for path in self.files():
+            num_bytes = self.size_as_text(path)
+            if group and group_bytes + num_bytes > base.PART_BYTES:
+                yield _grouped(group)
+                group, group_bytes = [], 0
+            if num_bytes > base.PART_BYTES:
+                yield from self.pieces(path)
+            else:
+                group.append(path)
+                group_bytes += num_bytes
+        if group:
+            yield _grouped(group)
+
+    def size_as_text(self, path: Path) -> int:
+        """About how many bytes of text a file holds, to tell small files from large ones."""
+        return path.stat().st_size * (USUAL_RATIO if is_compressed(path) else 1)
+
+    @abstractmethod
+    def pieces(self, path: Path) -> Iterator[Part]:
+        """The parts of a file that is larger than a part."""
+
+    def opened(self, part: Part) -> Iterator[tuple[str, Iterator[bytes]]]:
+        """(file as messages show it, its lines with their ends) for each file of a part of lines.
+
+        Raises DataError where a file is damaged or has become shorter.
+        """
+        if part.content is not None:
+            yield part.path or part.name, io.BytesIO(part.content)
+            return
+        if part.path is not None:
+            with open_bytes(Path(part.details[0]), self.where) as stream:
+                stream.seek(part.start)
+                lines = io.BufferedReader(_Piece(stream, part, self.where), compression.BLOCK_BYTES)
+                yield part.path, _without_mark(lines) if part.start == 0 else lines
+            return
+        for name in part.details:
+            path = Path(name)
+            with open_lines(path, self.where) as stream:
+                yield display(path), _without_mark(stream)
+
+
+class _Piece(io.RawIOBase):
+    """The bytes of a part. Reading raises DataError where the file ends before it."""
+
+    def __init__(self, stream: io.BufferedReader, part: Part, where: str):
+        assert part.stop is not None
+        self._stream, self._part, self._where = stream, part, where
+        self._left = part.stop - part.start
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        if not self._left:
+            return 0
+        num_bytes = self._stream.readinto(memoryview(buffer)[: self._left])
+        if not num_bytes:
+            raise DataError(
+                f"{self._where}: {self._part.path}: has become shorter while it was read. Let nothing write to it, and "
+                "start again."
+            )
+        self._left -= num_bytes
+        return num_bytes
+
+
+def open_lines(path: Path, where: str) -> io.BufferedReader:
+    """open_bytes of a file of lines. Raises DataError too where it is UTF-16, of which no line could be read."""
+    stream = open_bytes(path, where)
+    try:
+        begun = stream.peek(2)
+        if begun.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+            raise DataError(
+                f"{where}: {display(path)}: is UTF-16 (it begins with {begun[:2].hex(' ')}), not UTF-8. Convert it, with "
+                "iconv -f UTF-16 -t UTF-8."
+            )
+    except DataError:
+        stream.close()
+        raise
+    return stream
+
+
+def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[Part]:
+    """A file of lines in parts of about PART_BYTES, which end behind a line, or behind a line that is `separator`.
+
+    A compressed file is unpacked here, in order; its parts bring their content, which may be larger where a line is.
+    """
+    if is_compressed(path):
+        yield from _unpacked_pieces(path, where, separator)
+        return
+    name, start, num_bytes = display(path), 0, path.stat().st_size
+    with open_lines(path, where) as stream:
+        while start < num_bytes:
+            stop = _cut(stream, start + base.PART_BYTES, num_bytes, separator)
+            yield Part(_named(name, start, stop), name, start, stop, stop - start, details=(str(path),))
+            start = stop
+
+
+def is_separator(line: bytes, separator: bytes) -> bool:
+    """Whether a line, with or without its end, is the separator."""
+    return line.startswith(separator) and line.rstrip(b"\r\n") == separator
+
+
+def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | None) -> int:
+    """The first place at or behind `at` where a part may end."""
+    if at >= num_bytes:
+        return num_bytes
+    at -= 1
+    stream.seek(at)
+    while block := stream.read(BLOCK_BYTES):
+        found = block.find(b"\n")
+        if found >= 0:
+            at += found + 1
+            break
+        at += len(block)
+    if separator is not None:
+        stream.seek(at)
+        for line in stream:
+            at += len(line)
+            if is_separator(line, separator):
+                break
+    return at
+
+
+def _unpacked_pieces(path: Path, where: str, separator: bytes | None) -> Iterator[Part]:
+    name, start, attributed = display(path), 0, 0
+    num_bytes = path.stat().st_size
+    with open_lines(path, where) as stream:
+        assert isinstance(stream.raw, compression.Unpacked)
+        while content := _piece(stream, separator):
+            stop = start + len(content)
+            # One byte ahead tells whether it is the last, which takes what is left of the file.
+            consumed = stream.raw.consumed_bytes if stream.peek(1) else num_bytes
+            whole = content.removeprefix(BOM_UTF8) if start == 0 else content
+            content = b""
+            yield Part(
+                _named(name, start, stop, "unpacked "),
+                name,
+                start,
+                stop,
+                consumed - attributed,
+                content=whole,
+            )
+            whole = b""
+            start, attributed = stop, consumed
+
+
+def _piece(stream: io.BufferedReader, separator: bytes | None) -> bytes:
+    """The next PART_BYTES of a stream and what is left of the line, or up to the separator."""
+    content = stream.read(base.PART_BYTES)
+    if len(content) < base.PART_BYTES:
+        return content
+    pieces = [content]
+    if not content.endswith(b"\n"):
+        pieces.append(stream.readline())
+        if len(pieces[-1]) > base.PART_BYTES:
+            heap.give_back()  # the blocks that a long line was read in
+    if separator is not None:
+        for line in stream:
+            pieces.append(line)
+            if is_separator(line, separator):
+                break
+    return joined(pieces) if len(pieces) > 1 else content
+
+
+def _grouped(paths: list[Path]) -> Part:
+    first, last = display(paths[0]), display(paths[-1])
+    return Part(
+        first if len(paths) == 1 else f"{first} to {last} ({len(paths):,} files)",
+        size_bytes=sum(path.stat().st_size for path in paths),
+        details=tuple(map(str, paths)),
+    )
+
+
+def _named(name: str, start: int, stop: int, what: str = "") -> str:
+    return f"{name}, {what}bytes {start:,} to {stop:,}"
+
+
+def _without_mark(stream: Any) -> Any:
+    if stream.peek(len(BOM_UTF8)).startswith(BOM_UTF8):
+        stream.read(len(BOM_UTF8))
+    return stream
+
+
+def joined(pieces: list[bytes]) -> bytes:
+    """All of them as one; the list is emptied, so that a long line is not held twice."""
+    whole = b"".join(pieces)
+    pieces.clear()
+    return whole

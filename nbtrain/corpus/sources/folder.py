@@ -1,0 +1,150 @@
+"""The files of a folder, whatever stands in the way: links, loops of them, missing rights, names and kinds of files.
+
+Nothing that may hold text is passed over in silence: what cannot be read is a DataError that names it.
+"""
+
+import errno
+import heapq
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display
+
+IRREGULAR = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def wanted_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> list[Path]:
+    """The files below `root` whose name is wanted, in the order of their relative paths; hidden ones are left out.
+
+    Links are followed. Each folder is read once: by its own name where it lies below `root`, else by the first of
+    the links to it. Raises DataError for what cannot be entered, for links that lead nowhere, for what is no regular
+    file and for names that are not UTF-8.
+    """
+    found: list[tuple[str, Path]] = []
+    seen: set[tuple[int, int] | str] = set()
+    links = [""]
+    while links:
+        folders = [heapq.heappop(links)]
+        while folders:
+            folder = folders.pop()
+            path = root / folder
+            # File systems without inode numbers say 0 for all.
+            here = _asked(path, where)
+            identity = (here.st_dev, here.st_ino) if here.st_ino else os.path.realpath(path)
+            if identity in seen:
+                continue
+            seen.add(identity)
+            for entry in _entries(path, where):
+                # Hidden ones are copies and leftovers of editors, Jupyter and download tools.
+                if entry.name.startswith("."):
+                    continue
+                name = f"{folder}/{entry.name}" if folder else entry.name
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(name)
+                elif entry.is_symlink() and _leads_to_folder(root / name, is_wanted(entry.name), where):
+                    heapq.heappush(links, name)
+                elif is_wanted(entry.name) and (entry.is_symlink() or is_file(root / name, where)):
+                    found.append((name, root / name))
+    for _, path in found:
+        check_name(path, where)
+    return [path for _, path in sorted(found)]
+
+
+def status(path: Path, where: str) -> os.stat_result | None:
+    """What a path leads to; None where there is nothing. Raises DataError where that cannot be told."""
+    try:
+        return path.stat()
+    except ValueError:  # a null byte
+        return None
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return None
+        raise unreadable(path, error, where) from error
+
+
+def is_folder(path: Path, where: str) -> bool:
+    """Whether it is a folder. Raises DataError where that cannot be told."""
+    found = status(path, where)
+    return found is not None and stat.S_ISDIR(found.st_mode)
+
+
+def is_file(path: Path, where: str) -> bool:
+    """Whether it is a regular file. Raises DataError where it is a pipe, a socket or a device, or cannot be told."""
+    found = status(path, where)
+    if found is None:
+        return False
+    kind = IRREGULAR.get(stat.S_IFMT(found.st_mode))
+    if kind is not None:
+        raise DataError(
+            f"{where}: {shown(path)}: is not a regular file but {kind}; sources are read several times and from places "
+            "within. Write what it holds to a file, and name that."
+        )
+    return stat.S_ISREG(found.st_mode)
+
+
+def check_name(path: Path, where: str) -> None:
+    """Raises DataError where a name is not UTF-8: records and manifests hold it."""
+    if shown(path) != display(path):
+        raise DataError(
+            f"{where}: {shown(path)}: a name that is not UTF-8; the names of a source's files are kept in records that "
+            "are. Rename it."
+        )
+
+
+def dangling(path: Path, where: str) -> DataError:
+    """The error for a link that leads nowhere."""
+    return DataError(
+        f"{where}: {shown(path)}: a link to {str(path.readlink())!a}, which leads nowhere. Put the file there, or "
+        "remove the link."
+    )
+
+
+def unreadable(path: Path, error: OSError, where: str) -> DataError:
+    """The error for what the system does not let this process read."""
+    # Arrow's strerror is a sentence that holds the whole path.
+    reason = error.strerror if error.errno is None else os.strerror(error.errno)
+    return DataError(f"{where}: {shown(path)}: cannot be read: {reason}.")
+
+
+def shown(path: Path) -> str:
+    """A path as messages show it; one that is not UTF-8 in ASCII and quotes."""
+    name = display(path)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return ascii(name)
+    return name
+
+
+def _asked(path: Path, where: str) -> os.stat_result:
+    try:
+        return path.stat()
+    except OSError as error:
+        raise unreadable(path, error, where) from error
+
+
+def _entries(path: Path, where: str) -> list[os.DirEntry[str]]:
+    """In the order of names, so that which of several links counts does not depend on the disk."""
+    try:
+        with os.scandir(path) as entries:
+            return sorted(entries, key=lambda entry: entry.name)
+    except OSError as error:
+        raise unreadable(path, error, where) from error
+
+
+def _leads_to_folder(link: Path, is_wanted: bool, where: str) -> bool:
+    """Whether a link leads to a folder. Raises DataError where a wanted one leads nowhere or to what is no file."""
+    found = status(link, where)
+    if found is None:
+        if is_wanted:
+            raise dangling(link, where)
+        return False
+    return stat.S_ISDIR(found.st_mode) or (is_wanted and not is_file(link, where))

@@ -1,0 +1,94 @@
+"""JSON lines: one object per line, the document under one key. wikiextractor writes the same in folders of its own."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from nbtrain.corpus.records import Part, Tally, Texts
+from nbtrain.corpus.sources import json_line
+from nbtrain.corpus.sources.files import FileReader, line_pieces, with_compressed
+
+
+class JsonlReader(FileReader):
+    """.jsonl files, compressed ones too. Broken lines are left out and counted; text with a lone surrogate is dropped."""
+
+    kind = "jsonl"
+    suffixes = with_compressed(".jsonl")
+    has_extra_keys = True
+    gives_unicode = True
+    drops_empty = False
+
+    def pieces(self, path: Path) -> Iterator[Part]:
+        return line_pieces(path, self.where)
+
+    def read(self, part: Part, tally: Tally) -> Iterator[str | Texts]:
+        key, extra_keys = self.config.text_key, self.extra_keys
+        loads, drops_empty = orjson.loads, self.drops_empty
+        for path, lines in self.opened(part):
+            number = blank = 0
+            record: Any = None
+            try:
+                for number, line in enumerate(lines, start=1):
+                    try:
+                        record = loads(line)
+                        text = record[key]
+                        extras = tuple([record[extra] for extra in extra_keys]) if extra_keys else ()
+                    except (orjson.JSONDecodeError, KeyError, TypeError):
+                        text = None
+                    # A long document is not held here while the next one is read.
+                    record = None
+                    if type(text) is not str or (extras and not all(type(extra) is str for extra in extras)):
+                        if not line or line.isspace():
+                            blank += 1
+                            continue
+                        try:
+                            texts = texts_of(line, (key, *extra_keys))
+                        except ValueError as problem:
+                            tally.add_broken(path, number, str(problem))
+                            continue
+                        if not all(map(json_line.is_unicode, texts)):
+                            tally.dropped["not_unicode"] += 1
+                            continue
+                        text, extras, texts = texts[0], texts[1:], ()
+                    line = b""
+                    if drops_empty and not text:
+                        tally.dropped["empty"] += 1
+                        continue
+                    yield Texts(text, extras) if extra_keys else text
+                    text = None
+            finally:
+                tally.records += number - blank
+                tally.lines += number if part.path else 0
+
+
+class WikiextractorReader(JsonlReader):
+    """What wikiextractor --json has written: AA/wiki_00, AA/wiki_01, ..., with -c as .bz2."""
+
+    kind = "wikiextractor"
+    # Its articles without text are redirects and pages of templates alone.
+    drops_empty = True
+
+    def is_wanted(self, name: str) -> bool:
+        return name.startswith("wiki_")
+
+    def nothing_found(self) -> str:
+        return "no file wiki_00, wiki_01, ... as wikiextractor writes them"
+
+
+def texts_of(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
+    """The text under each of `keys`. Raises ValueError, with what is wrong, where the line is no object with them."""
+    try:
+        value = json_line.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(json_line.problem_of(line, error)) from None
+    if not isinstance(value, dict):
+        raise ValueError(json_line.no_object(value, line))
+    for key in keys:
+        if key not in value:
+            raise ValueError(f"no key {key!r} among {', '.join(map(repr, list(value)[:5])) or 'no keys'}")
+        if not isinstance(value[key], str):
+            raise ValueError(f"{key!r} is not text but {json_line.kind_of(value[key])}")
+    return tuple(value[key] for key in keys)

@@ -1,0 +1,58 @@
+"""Seeded random words: text of any size that needs no file and means nothing."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nbtrain.corpus.records import Part, Tally
+from nbtrain.corpus.sources.base import SourceReader
+
+SYLLABLES = (
+    "ba",
+    "do",
+    "ki",
+    "lu",
+    "mer",
+    "nos",
+    "pa",
+    "ri",
+    "sen",
+    "to",
+    "ul",
+    "van",
+    "we",
+    "xi",
+    "yo",
+    "zat",
+)
+NUM_WORDS = 2_000
+
+
+class MockReader(SourceReader):
+    """Documents of 20 to 200 words, drawn by Zipf's law from 2,000 made-up words."""
+
+    kind = "mock"
+
+    def parts(self) -> Iterator[Part]:
+        # One generator makes all of it, so it is one part.
+        yield Part("mock")
+
+    def read(self, part: Part, tally: Tally) -> Iterator[str]:
+        # RandomState: its stream is frozen, so that the same seed gives the same text with any NumPy.
+        generator = np.random.RandomState(self.config.seed % 2**32)
+        words = ["".join(generator.choice(SYLLABLES, size=generator.randint(1, 4))) for _ in range(NUM_WORDS)]
+        frequencies = 1 / np.arange(1, NUM_WORDS + 1)
+        frequencies /= frequencies.sum()
+        for _ in range(self.config.num_documents):
+            drawn = generator.choice(NUM_WORDS, size=generator.randint(20, 201), p=frequencies)
+            yield " ".join(words[index] for index in drawn).capitalize() + "."
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {"generator": 1}
+
+    def licence(self) -> str:
+        return "CC0-1.0"
+
+    def attribution(self) -> str:
+        return "made by nbtrain"

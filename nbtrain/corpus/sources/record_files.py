@@ -1,0 +1,150 @@
+"""Files that hold objects: .jsonl (compressed too), .json with one array, and .parquet.
+
+For sources that look at several keys of a record: fine-tuning examples, token ids.
+"""
+
+import json
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display
+from nbtrain.corpus.records import Part, Tally
+from nbtrain.corpus.sources import json_line
+from nbtrain.corpus.sources.arrow import check_columns
+from nbtrain.corpus.sources.compression import open_bytes
+from nbtrain.corpus.sources.files import USUAL_RATIO, FileReader, line_pieces, with_compressed
+from nbtrain.corpus.sources.optional import optional
+from nbtrain.corpus.sources.parquet import SUFFIX, OpenParquet, parquet_pieces
+
+
+class Row(NamedTuple):
+    """One object of a file. `number` counts lines, elements or rows from 1; give both to tally.add_broken."""
+
+    path: str
+    number: int
+    record: dict[str, Any]
+
+
+class RecordFileReader(FileReader):
+    """A reader of objects. A subclass defines `kind` and `read`, which goes through `rows`:
+
+        def read(self, part, tally):
+            for path, number, record in self.rows(part, tally):
+                if (problem := ...):
+                    tally.add_broken(path, number, problem)
+                else:
+                    yield Example(...)
+
+    `rows` counts tally.records and tally.lines, and as broken what is no object at all. An array (.json) is read
+    whole; lines and row groups are streamed.
+    """
+
+    suffixes = (*with_compressed(".jsonl"), ".json", SUFFIX)
+
+    def columns(self) -> dict[str, str] | None:
+        """Which columns of a .parquet are read -> the setting that names each; None reads all that there are."""
+        return None
+
+    def table_rows(self, batch: Any) -> Iterator[dict[str, Any]]:
+        """The rows of a pyarrow.RecordBatch."""
+        yield from batch.to_pylist()
+
+    def check_dependencies(self) -> None:
+        super().check_dependencies()
+        if any(path.suffix.lower() == SUFFIX for path in self.files()):
+            optional("pyarrow", self.where, "a .parquet file")
+
+    def size_as_text(self, path: Path) -> int:
+        return (
+            USUAL_RATIO * path.stat().st_size if path.suffix.lower() == SUFFIX else super().size_as_text(path)
+        )
+
+    def pieces(self, path: Path) -> Iterator[Part]:
+        if path.suffix.lower() == SUFFIX:
+            yield from parquet_pieces(path, self.where, self.columns())
+        elif self._is_array(path):
+            yield Part(display(path), size_bytes=path.stat().st_size, details=(str(path),))
+        else:
+            yield from line_pieces(path, self.where)
+
+    def rows(self, part: Part, tally: Tally) -> Iterator[Row]:
+        """The objects of one part. Raises DataError where a file is damaged."""
+        if part.content is not None:
+            yield from self._lines(part, tally)
+            return
+        for name in part.details:
+            path = Path(name)
+            if path.suffix.lower() == SUFFIX:
+                yield from self._table(path, part, tally)
+            elif part.path is None and self._is_array(path):
+                yield from self._array(path, tally)
+            else:
+                yield from self._lines(part if part.path else Part(name, details=(name,)), tally)
+
+    def _lines(self, part: Part, tally: Tally) -> Iterator[Row]:
+        for path, lines in self.opened(part):
+            number = blank = 0
+            try:
+                for number, line in enumerate(lines, start=1):
+                    try:
+                        record = orjson.loads(line)
+                    except orjson.JSONDecodeError:
+                        if not line or line.isspace():
+                            blank += 1
+                            continue
+                        try:
+                            record = json_line.loads(line)
+                        except json.JSONDecodeError as error:
+                            tally.add_broken(path, number, json_line.problem_of(line, error))
+                            continue
+                    if isinstance(record, dict):
+                        yield Row(path, number, record)
+                    else:
+                        tally.add_broken(path, number, json_line.no_object(record, line))
+            finally:
+                tally.records += number - blank
+                tally.lines += number if part.path else 0
+
+    def _is_array(self, path: Path) -> bool:
+        if path.suffix.lower() != ".json":
+            return False
+        with open_bytes(path, self.where) as stream:
+            return stream.read(1024).removeprefix(BOM_UTF8).lstrip().startswith(b"[")
+
+    def _array(self, path: Path, tally: Tally) -> Iterator[Row]:
+        name = display(path)
+        with open_bytes(path, self.where) as stream:
+            content = stream.read().removeprefix(BOM_UTF8)
+        try:
+            records = json_line.loads(content)
+        except json.JSONDecodeError as error:
+            raise DataError(
+                f"{self.where}: {name}:{error.lineno}: the array is not JSON: {error.msg}. Mend the file; with one "
+                "object per line it is read line by line."
+            ) from None
+        del content
+        for number, record in enumerate(records, start=1):
+            tally.records += 1
+            if isinstance(record, dict):
+                yield Row(name, number, record)
+            else:
+                tally.add_broken(name, number, json_line.no_object(record))
+
+    def _table(self, path: Path, part: Part, tally: Tally) -> Iterator[Row]:
+        name, columns, number = display(path), self.columns(), 0
+        wanted = None if columns is None else tuple(columns)
+        with OpenParquet(path, self.where) as file:
+            check_columns(file.schema, columns or {}, f"{self.where}: {name}")
+            try:
+                for batch in file.batches(wanted, part.start, part.stop):
+                    for record in self.table_rows(batch):
+                        number += 1
+                        yield Row(name, number, record)
+            finally:
+                tally.records += number
+                tally.lines += number if part.path else 0

@@ -1,0 +1,227 @@
+"""A Wikipedia dump: its articles as plain text, title first.
+
+    title, an empty line, text        one document an article (walker.py says what the text keeps)
+
+Redirects, other namespaces and pages that are not wikitext are dropped by rule, pages without a word as empty.
+A multistream .bz2 and an .xml are read in parallel; a .bz2 of one stream, UTF-16, and max_articles take reading
+in order, where the workers only turn wikitext into text.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.addresses import redacted
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display, resolve
+from nbtrain.corpus.records import Part, Tally
+from nbtrain.corpus.sources.base import SourceReader
+from nbtrain.corpus.sources.folder import is_file
+from nbtrain.corpus.wiki import download, dump
+from nbtrain.corpus.wiki.walker import Walker
+
+# Raised when the same dump gives other text: what was extracted before is then made again.
+EXTRACTION = 1
+
+PART_BYTES = {True: 4 << 20, False: 16 << 20}
+"""Of the file, where it is compressed and where it is not: some 1,000 to 2,000 articles."""
+PIECE_BYTES = 8 << 20
+
+
+class WikiReader(SourceReader):
+    """Articles of one dump, on disk or downloaded."""
+
+    kind = "wiki"
+    is_extracted = True
+
+    def parts(self) -> Iterator[Part]:
+        with self._named():
+            yield from self._parts()
+
+    def read(self, part: Part, tally: Tally) -> Iterator[str]:
+        with self._named():
+            yield from self._read(part, tally)
+
+    @contextmanager
+    def _named(self) -> Iterator[None]:
+        """Errors begin with the source's place in the run YAML."""
+        try:
+            yield
+        except DataError as error:
+            if str(error).startswith(self.where):
+                raise
+            raise DataError(f"{self.where}: {error}") from error
+
+    def _parts(self) -> Iterator[Part]:
+        found = dump.open_dump(self._path())
+        details = (found,)
+        shown, total = display(found.path), found.path.stat().st_size
+        points = [0]
+        if self.config.max_articles is None:
+            points = dump.entry_points(found, PART_BYTES[found.compressed])
+        if len(points) > 1 or (total <= PART_BYTES[found.compressed] and self.config.max_articles is None):
+            for start, stop in zip(points, [*points[1:], total]):
+                yield Part(
+                    f"{shown}, bytes {start:,} to {stop:,}",
+                    str(found.path),
+                    start,
+                    None if stop == total else stop,
+                    stop - start,
+                    details=details,
+                )
+            return
+        read = kept = 0
+        for piece in dump.pieces(found, piece_bytes=PIECE_BYTES):
+            xml, is_last = piece.xml, False
+            if self.config.max_articles is not None:
+                xml, kept = self._first_articles(xml, kept)
+                is_last = kept == self.config.max_articles
+            yield Part(
+                f"{shown}, up to byte {piece.position:,}",
+                str(found.path),
+                size_bytes=piece.position - read,
+                content=xml,
+                details=details,
+            )
+            read = piece.position
+            if is_last:
+                return
+
+    def _read(self, part: Part, tally: Tally) -> Iterator[str]:
+        (found,) = part.details
+        walker = Walker(found.namespaces)
+        for page in self._pages(found, part):
+            tally.records += 1
+            if isinstance(page, dump.BrokenPage):
+                tally.add_broken(str(part.path), None, f"page {page.title!r}: {page.what}", "broken_page")
+                continue
+            if reason := self._left_out(page):
+                tally.dropped[reason] += 1
+                continue
+            try:
+                text = walker.text(page.text)
+            except Exception as error:  # whatever one page of somebody's markup does, the others are read
+                what = f"page {page.title!r}: its wikitext cannot be read ({type(error).__name__}: {error})"
+                tally.add_broken(str(part.path), None, what, "broken_page")
+                continue
+            if text:
+                yield f"{page.title}\n\n{text}"
+            else:
+                tally.dropped["empty"] += 1
+
+    def _pages(self, found: dump.Dump, part: Part) -> Iterator[dump.Page | dump.BrokenPage]:
+        if part.content is not None:
+            yield from dump.pages(part.content)
+            return
+        for piece in dump.pieces(found, part.start, part.stop, dump.READ_BYTES):
+            yield from dump.pages(piece.xml)
+
+    def _left_out(self, page: dump.Page) -> str | None:
+        """By which rule, if by any."""
+        if page.namespace not in self.config.namespaces:
+            return "other_namespace"
+        if page.is_redirect:
+            return "redirect"
+        if page.model != "wikitext":
+            return "not_wikitext"
+        return None
+
+    def _first_articles(self, xml: bytes, kept: int) -> tuple[bytes, int]:
+        """`xml` up to the article that makes max_articles, and how many there are now. Counted by rule, in order."""
+        position = 0
+        for page, end in dump.pages_with_ends(xml):
+            position = end
+            if isinstance(page, dump.Page) and self._left_out(page) is None:
+                kept += 1
+                if kept == self.config.max_articles:
+                    return xml[:position], kept
+        return xml, kept
+
+    # --- the file -------------------------------------------------------------------------------------------
+
+    def _path(self) -> Path:
+        if self.config.path is not None:
+            path = resolve(self.config.path)
+            if not is_file(path, self.where):
+                raise DataError(
+                    f"{self.where}: path = {self.config.path!r}: no such file ({display(path)}). Relative paths start at "
+                    "the workspace; leave path out to download a dump."
+                )
+            return path
+        return download.folder() / self._downloaded().file
+
+    def _downloaded(self, with_file: bool = True) -> download.Downloaded:
+        look = download.find if with_file else download.known
+        found = look(self.config.language, self.config.date)
+        if found is None or self.config.sha1 not in (None, found.sha1):
+            raise DataError(
+                f"{self.where}: {download.database(self.config.language)} of date {self.config.date} is not in "
+                f"{display(download.folder())}. `nbtrain data download` fetches it."
+            )
+        return found
+
+    @property
+    def is_downloaded(self) -> bool:
+        return self.config.path is None or self.config.sha1 is not None
+
+    def download(self) -> str | None:
+        config = self.config
+        if config.path is not None:
+            if config.sha1 is not None and download.check_sha1(self._path(), config.sha1, self.where):
+                return f"{display(self._path())}: its SHA-1 is the one that was asked for"
+            return None
+        found, is_new = download.download(
+            config.language, config.date, config.mirror, config.sha1, self.where
+        )
+        if not is_new:
+            return None
+        return (
+            f"{display(download.folder() / found.file)}: from {found.url}, SHA-1 {found.sha1[:12]} as listed"
+        )
+
+    def check_dependencies(self) -> None:
+        missing = [name for name in ("lxml", "mwparserfromhell") if util.find_spec(name) is None]
+        if missing:
+            raise DataError(
+                f"{self.where}: kind wiki needs {' and '.join(missing)}: pip install 'nbtrain[data]'."
+            )
+
+    def fingerprint(self) -> dict[str, Any]:
+        if self.config.path is not None:
+            stat = self._path().stat()
+            return {
+                "files": {self._path().name: [stat.st_size, stat.st_mtime_ns]},
+                "extraction": EXTRACTION,
+            }
+        # The dump may be removed once its text is extracted.
+        found = self._downloaded(with_file=False)
+        return {"files": {found.file: found.sha1}, "extraction": EXTRACTION}
+
+    def total_bytes(self) -> int | None:
+        return self._path().stat().st_size if self.config.max_articles is None else None
+
+    def licence(self) -> str:
+        return "CC-BY-SA-4.0"
+
+    def attribution(self) -> str:
+        site: dict[str, str] = {}
+        with suppress(DataError):
+            site = dump.open_dump(self._path()).site
+        name, wiki = site.get("sitename", "Wikipedia"), site.get("dbname")
+        if wiki is None and self.config.path is None:
+            wiki = download.database(self.config.language)
+        place = f" ({', '.join(part for part in (wiki, site.get('base')) if part)})" if wiki else ""
+        return f"{name}{place}, by its contributors; each page's history names them."
+
+    def describe(self) -> dict[str, Any]:
+        described = {**super().describe(), "mirror": redacted(self.config.mirror)}
+        if self.config.path is None:
+            found = self._downloaded(with_file=False)
+            described |= {"date": found.date, "url": found.url, "sha1": found.sha1}
+        else:  # nothing was asked for by these
+            for key in ("language", "date", "mirror"):
+                del described[key]
+        described["software"] = {name: metadata.version(name) for name in ("lxml", "mwparserfromhell")}
+        return described

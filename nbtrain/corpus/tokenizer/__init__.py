@@ -1,0 +1,1 @@
+"""Byte-level BPE: taken over or trained, loaded, and checked against the reference encoding."""

@@ -1,0 +1,280 @@
+"""The tokenizer step of prepare: kept, brought, or trained on a sample of the corpus."""
+
+import logging
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import amounts, files
+from nbtrain.base.errors import DataError
+from nbtrain.base.locks import locked_directory
+from nbtrain.base.progress import Progress, Say
+from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.asked import FORCE, origin, place, same_sources, settings, software
+from nbtrain.corpus.cleaning import Cleaner
+from nbtrain.corpus.corpus import Corpus, empty_error
+from nbtrain.corpus.records import NAMED_PROBLEMS, Tally
+from nbtrain.corpus.tokenizer import training as tokenizer_training
+from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, EOD_TOKEN, adopt, read_manifest, save
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+
+def is_trained(config: RunConfig) -> bool:
+    """Whether the tokenizer needs no text: made before, or brought."""
+    directory = tokenizer_dir(config.tokenizer.name)
+    return (
+        config.tokenizer.path is not None
+        or read_manifest(directory) is not None
+        or any((directory / name).is_file() for name in CONTENT_FILES)
+    )
+
+
+def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Tokenizer | None:
+    """The tokenizer of a run; None where nothing needs one and there is none. Raises DataError."""
+    directory = tokenizer_dir(config.tokenizer.name)
+    with locked_directory(directory.parent):
+        for leftover in directory.parent.glob(f".{directory.name}.*.tmp"):
+            shutil.rmtree(leftover)
+        loaded = _ready(config, directory, corpus, force, say)
+    if loaded is not None and loaded.vocab_size > config.tokenizer.vocab_size:
+        raise DataError(
+            f"{display(directory)}: {loaded.vocab_size:,} entries, but {origin(config, 'tokenizer.vocab_size')} sets "
+            f"tokenizer.vocab_size = {config.tokenizer.vocab_size:,}, for which the model is built. Set it to "
+            f"{loaded.vocab_size}, or name another tokenizer."
+        )
+    return loaded
+
+
+def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say: Say) -> Tokenizer | None:
+    manifest = read_manifest(directory)
+    path = config.tokenizer.path
+    if manifest is None and path is None and _holds_files(directory):
+        path = str(directory)
+    if path is not None:
+        return _brought(config, resolve(path), directory, manifest, force, say)
+    others = _encoded_with(manifest, config) if manifest and force else []
+    if manifest is not None and (not (force and manifest["trained"] and config.data.sources) or others):
+        loaded = Tokenizer.load(directory)
+        _check_trained_for(config, manifest, directory)
+        trained = manifest["trained"]
+        how = "brought"
+        if trained:
+            how = f"trained on {'these' if same_sources(trained['sources'], config) else 'other'} sources"
+            if others:
+                how += f"; not made anew, since {', '.join(others)} {'is' if len(others) == 1 else 'are'} encoded with it"
+        say("kept" if trained else "used", f"{display(directory)}: {loaded.vocab_size:,} entries, {how}")
+        return loaded
+    if not config.data.sources:
+        say(
+            "used", f"none: data.sources is empty and {display(directory)} is not there; text cannot be shown"
+        )
+        return None
+    if all(source.kind == "tokens" for source in config.data.sources):
+        say(
+            "used",
+            f"none: every source is token ids and {display(directory)} is not there; text cannot be shown",
+        )
+        return None
+    why = "force" if manifest else f"{display(directory)} is not there"
+    note = _train(config, directory, corpus)
+    loaded = Tokenizer.load(directory)
+    say("made", f"{why}: {loaded.vocab_size:,} entries{note}")
+    if loaded.vocab_size < config.tokenizer.vocab_size:
+        logger.warning(
+            "%s: %s entries, for there is nothing more to merge in so little text; the model is built for %s = %s, and "
+            "those above are never met. Use more text, or set it to %s and prepare again with --force.",
+            display(directory),
+            f"{loaded.vocab_size:,}",
+            place(config, "tokenizer.vocab_size"),
+            f"{config.tokenizer.vocab_size:,}",
+            loaded.vocab_size,
+        )
+    return loaded
+
+
+def _brought(
+    config: RunConfig, path: Path, directory: Path, manifest: dict[str, Any] | None, force: bool, say: Say
+) -> Tokenizer:
+    eod_token = config.tokenizer.eod_token
+    if path == directory:
+        adopt(path, eod_token, directory)
+        loaded = Tokenizer.load(directory)
+        say("used", f"vocab.json and merges.txt were in {display(directory)}: {loaded.vocab_size:,} entries")
+        return loaded
+    if (
+        manifest is not None
+        and manifest.get("eod_token", eod_token) == eod_token
+        and _same_files(path, manifest)
+    ):
+        loaded = Tokenizer.load(directory)
+        say("kept", f"{display(directory)}: {loaded.vocab_size:,} entries, brought from {display(path)}")
+        return loaded
+    made = directory.with_name(f".{directory.name}.new.tmp")
+    try:
+        found = adopt(path, eod_token, made)
+        same = manifest is not None and (manifest["sha256"], manifest["eod_id"]) == (
+            found["sha256"],
+            found["eod_id"],
+        )
+        if manifest is not None and not same and not force:
+            raise DataError(
+                f"{display(directory)}: holds another tokenizer ({_told(manifest)}) than {display(path)} "
+                f"({_told(found)}). Datasets and runs may refer to it: give tokenizer.name another value, "
+                f"or {FORCE}."
+            )
+        others = _encoded_with(manifest, config) if manifest and not same else []
+        if others:
+            raise DataError(
+                f"{display(directory)}: {', '.join(others)} would no longer mean text: encoded with the tokenizer that "
+                f"is there ({_told(manifest)}). Give tokenizer.name another value."
+            )
+        if not same:
+            _put_in_place(made, directory)
+    finally:
+        if made.is_dir():
+            shutil.rmtree(made)
+    loaded = Tokenizer.load(directory)
+    say(
+        "kept" if same else "used",
+        f"{display(directory)}: {loaded.vocab_size:,} entries, brought from {display(path)}",
+    )
+    return loaded
+
+
+def _told(manifest: dict[str, Any] | None) -> str:
+    """What tells one tokenizer from another."""
+    assert manifest is not None
+    return f"sha256 {manifest['sha256'][:12]}, ends documents in {manifest.get('eod_token', EOD_TOKEN)}"
+
+
+def _encoded_with(manifest: dict[str, Any] | None, config: RunConfig) -> list[str]:
+    """Other datasets of the data home whose ids mean text by this tokenizer."""
+    found = []
+    for path in sorted((data_home() / "dataset").glob("[!.]*/manifest.json")):
+        dataset = files.read_json(path)
+        is_other = path.parent.name != config.data.name
+        if is_other and manifest and dataset and dataset.get("tokenizer_sha256") == manifest["sha256"]:
+            found.append(path.parent.name)
+    return found
+
+
+def _same_files(path: Path, manifest: dict[str, Any]) -> bool:
+    """Whether what is at `path` is, byte by byte, what was taken over; False may also mean: look closer."""
+    pairs = [
+        (path if path.is_file() else path / name, entry["sha256"])
+        for name, entry in manifest["files"].items()
+    ]
+    present = [(source, sha256) for source, sha256 in pairs if source.is_file()]
+    return bool(present) and all(files.sha256_of(source) == sha256 for source, sha256 in present)
+
+
+def _put_in_place(made: Path, directory: Path) -> None:
+    if directory.is_dir():
+        # A folder cannot be renamed over one that holds files.
+        old = directory.with_name(f".{directory.name}.old.tmp")
+        directory.rename(old)
+        made.rename(directory)
+        shutil.rmtree(old)
+    else:
+        made.rename(directory)
+    files.fsync_directory(directory.parent)
+
+
+def _holds_files(directory: Path) -> bool:
+    """Whether somebody put vocab.json and merges.txt there. Raises DataError for one without the other."""
+    present = [name for name in CONTENT_FILES if (directory / name).is_file()]
+    if present and len(present) < len(CONTENT_FILES):
+        lacking = next(name for name in CONTENT_FILES if name not in present)
+        raise DataError(
+            f"{display(directory / lacking)}: no such file. A brought tokenizer is vocab.json and merges.txt; put both "
+            "there, or remove the folder to have one trained."
+        )
+    return bool(present)
+
+
+def _wanted(config: RunConfig) -> dict[str, Any]:
+    wanted = config.tokenizer
+    return {
+        "vocab_size": wanted.vocab_size,
+        "train_bytes": wanted.train_bytes,
+        "trainer": wanted.trainer,
+        "train_seed": wanted.train_seed,
+        "eod_token": wanted.eod_token,
+    }
+
+
+def _check_trained_for(config: RunConfig, manifest: dict[str, Any], directory: Path) -> None:
+    trained = manifest["trained"]
+    if not trained:
+        return
+    # What a manifest of before could not say was the default.
+    defaults = {
+        key: type(config.tokenizer).model_fields[key].default
+        for key in ("trainer", "train_seed", "eod_token")
+    }
+    changed = [
+        f"{key} = {_shown(found)} there, {_shown(value)} in {origin(config, f'tokenizer.{key}')}"
+        for key, value in _wanted(config).items()
+        if (found := trained.get(key, defaults.get(key))) != value
+    ]
+    if changed:
+        raise DataError(
+            f"{display(directory)}: trained with other settings: {'; '.join(changed)}. Datasets and runs may "
+            f"refer to it: give tokenizer.name another value, or {FORCE}."
+        )
+
+
+def _shown(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _train(config: RunConfig, directory: Path, corpus: Corpus) -> str:
+    """Train and put in place; a clause on the sample for the report."""
+    wanted, train_bytes = _wanted(config), config.tokenizer.train_bytes
+    total = corpus.total_bytes()
+    sample_bytes = min(total, train_bytes) if total else train_bytes
+    tally = Tally()
+    sample = tokenizer_training.sample_texts(
+        corpus.readers, train_bytes, config.tokenizer.train_seed, Cleaner(config.data.cleaning), tally
+    )
+    first, sample = tokenizer_training.peek(sample)
+    if not first:
+        named = [problem.shown() for problem in tally.problems[:NAMED_PROBLEMS]]
+        raise empty_error(corpus.where, tally.dropped, "; ".join(named))
+    where = place(config, "tokenizer.train_bytes")
+    estimate = tokenizer_training.check_memory(sample_bytes, config.tokenizer.trainer, where, first)
+    with Progress(f"tokenizer {config.tokenizer.name}", sample_bytes, "B") as progress:
+        progress.say(f"training on {amounts.size(sample_bytes)} of text: {estimate}")
+        texts = _Counted(sample, progress)
+        trained = tokenizer_training.train(
+            iter(texts), wanted["vocab_size"], config.tokenizer.trainer, wanted["eod_token"]
+        )
+    record = {
+        **wanted,
+        "sample_bytes": texts.bytes,
+        "sources": settings(config)["sources"],
+        "software": {**software(), **tokenizer_training.software(config.tokenizer.trainer)},
+    }
+    made = directory.with_name(f".{directory.name}.new.tmp")
+    save(trained, made, {"trained": record, "eod_token": wanted["eod_token"]})
+    _put_in_place(made, directory)
+    return "" if total and total <= train_bytes else f" from {amounts.size(texts.bytes)} of text"
+
+
+class _Counted:
+    """The texts of a sample, counted as they pass."""
+
+    def __init__(self, texts: Iterator[str], progress: Progress):
+        self._texts, self._progress = texts, progress
+        self.bytes = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for text in self._texts:
+            size = len(text.encode())
+            self.bytes += size
+            self._progress.update(size)
+            yield text

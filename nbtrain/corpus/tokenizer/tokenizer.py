@@ -1,0 +1,257 @@
+"""A tokenizer folder: loading, encoding in batches, decoding; taking over a tokenizer that somebody brings.
+
+    data/tokenizer/<name>/
+      vocab.json, merges.txt   GPT-2's two files, of a byte-level BPE that was trained here or brought so
+      tokenizer.json           what is loaded; HF's one file, which may describe any tokenizer
+      manifest.json            vocab_size, eod_id, eod_token, sha256, how it was made; written last
+
+Two engines encode: fastokens where it is installed, knows this tokenizer and gives the same ids, else HF
+tokenizers. `check_exact` compares them.
+
+The letters of the end-of-document token in a text are text, never that token, which only the writer puts; so
+are those of every other special token. Added tokens that are not special (runs of blanks in some vocabularies)
+are part of the vocabulary and stay.
+"""
+
+import logging
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import orjson
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display
+from nbtrain.corpus.tokenizer import exactness as tokenizer_exactness
+from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, ONE_FILE, read_manifest
+
+logger = logging.getLogger(__name__)
+
+LONG_TEXT_CHARS = 2 << 20
+# A longer word or run of blanks in such a text may be cut: engines take 50 bytes for each of its characters.
+LONG_WORD_CHARS = 1 << 18
+# In front of a blank behind a letter or digit; and, in scripts without blanks, of a comma or stop behind a letter.
+SAFE_CUT = re.compile(
+    "[^\\W_](?=[ \n])|[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff](?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
+)
+
+
+class Tokenizer:
+    """A tokenizer folder, loaded; picklable. Engines load when they are first needed.
+
+    `engine` is "fastokens", "tokenizers" or None: the first that is installed. It changes to "tokenizers" where
+    fastokens cannot load the folder or check_exact finds a difference.
+    """
+
+    def __init__(self, directory: Path, manifest: dict[str, Any], engine: str | None = None):
+        self.directory = directory
+        self.manifest = manifest
+        self.vocab_size: int = manifest["vocab_size"]
+        self.eod_id: int = manifest["eod_id"]
+        self.eod_token: str = manifest.get("eod_token", EOD_TOKEN)
+        self.sha256: str = manifest["sha256"]
+        self.engine = engine or _best_engine()
+
+    @classmethod
+    def load(cls, directory: str | Path, engine: str | None = None) -> "Tokenizer":
+        """Open a tokenizer folder. Raises DataError where it is missing or not the one its manifest names."""
+        directory = Path(directory)
+        manifest = read_manifest(directory)
+        if manifest is None:
+            raise DataError(
+                f"{display(directory / 'manifest.json')}: no such file: the tokenizer is not ready. Make it with "
+                "`nbtrain prepare RUN.yaml`."
+            )
+        for name, entry in manifest["files"].items():
+            path = directory / name
+            if not path.is_file() or files.sha256_of(path) != entry["sha256"]:
+                state = "has changed since its manifest was written" if path.is_file() else "is missing"
+                raise DataError(
+                    f"{display(path)}: {state}. Token ids would no longer mean the same text: restore it, or remove "
+                    f"{display(directory)} and run `nbtrain prepare RUN.yaml`."
+                )
+        return cls(directory, manifest, engine)
+
+    def __reduce__(self) -> tuple:
+        return type(self), (self.directory, self.manifest, self.engine)
+
+    def __repr__(self) -> str:
+        return f"Tokenizer({display(self.directory)!r}, vocab_size={self.vocab_size}, eod_id={self.eod_id})"
+
+    def encode(self, text: str) -> np.ndarray:
+        """Token ids of a text, uint32 [tokens], no EOD."""
+        return self.encode_batch([text])[0]
+
+    def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """(ids uint32 [tokens], offsets int64 [texts + 1]): text i is ids[offsets[i]:offsets[i + 1]]; no EOD."""
+        ids, offsets = self._encode(texts)
+        if self.manifest.get("eod_from_text") and (ids == self.eod_id).any():
+            rows = [ids[start:stop] for start, stop in pairwise(offsets)]
+            rows = [self._without_eod(text, row) for text, row in zip(texts, rows, strict=True)]
+            offsets = np.cumsum([0, *map(len, rows)])
+            ids = np.concatenate(rows)
+        return ids, offsets
+
+    def _encode(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        if texts and max(map(len, texts)) > LONG_TEXT_CHARS and self.cuts_safely:
+            return self._encode_in_pieces(texts)
+        return self._encode_whole(texts)
+
+    def _encode_in_pieces(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """The same for texts of which one is so long that an engine's copies of it would count."""
+        rows, offsets = [], np.zeros(len(texts) + 1, np.int64)
+        for number, text in enumerate(texts):
+            own = list(self.encode_long(text))
+            offsets[number + 1] = offsets[number] + sum(map(len, own))
+            rows += own
+        return np.concatenate(rows), offsets
+
+    def encode_long(self, text: str) -> Iterator[np.ndarray]:
+        """The ids of a text piece by piece, together those of encode. Only where cuts_safely."""
+        for piece in pieces_of_long(text):
+            yield self._encode_whole([piece])[0]
+
+    @cached_property
+    def cuts_safely(self) -> bool:
+        """Whether a text may be encoded in pieces that are cut at SAFE_CUT.
+
+        True where words are cut by GPT-2's rule alone: no token of it spans such a place. A word or a run of blanks of
+        LONG_WORD_CHARS and more in a text of LONG_TEXT_CHARS may be cut too; its tokens are then those of its two halves.
+        """
+        document = orjson.loads((self.directory / ONE_FILE).read_bytes())
+        words = document.get("pre_tokenizer") or {}
+        return (
+            words.get("type") == "ByteLevel"
+            and words.get("use_regex", True)
+            and not words.get("add_prefix_space", True)
+            and not document.get("normalizer")
+            and all(token["special"] for token in document.get("added_tokens", []))
+        )
+
+    def _encode_whole(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        if self.engine == "fastokens" and (fast := self._fast) is not None:
+            ids, offsets = fast.encode_batch_flat(list(texts), split_special_tokens=True)
+            return np.frombuffer(ids, "<u4"), np.frombuffer(offsets, "<u8").astype(np.int64)
+        encodings = self._reference.encode_batch_fast(list(texts), add_special_tokens=False)
+        offsets = np.zeros(len(encodings) + 1, np.int64)
+        np.cumsum([len(encoding) for encoding in encodings], out=offsets[1:])
+        ids = np.empty(offsets[-1], np.uint32)
+        for encoding, start, stop in zip(encodings, offsets[:-1], offsets[1:]):
+            ids[start:stop] = encoding.ids
+        return ids, offsets
+
+    def _without_eod(self, text: str, ids: np.ndarray) -> np.ndarray:
+        """The ids of a text that became EOD in part, encoded in pieces so that it does not.
+
+        A Unigram or WordPiece vocabulary may hold the EOD's letters as an entry like any other.
+        """
+        if not (ids == self.eod_id).any():
+            return ids
+        half = len(self.eod_token) // 2
+        first, *others = text.split(self.eod_token)
+        pieces = [first, *(self.eod_token[half:] + other for other in others)]
+        pieces[:-1] = [piece + self.eod_token[:half] for piece in pieces[:-1]]
+        while True:
+            ids, offsets = self._encode(pieces)
+            bad = {
+                number
+                for number in range(len(pieces))
+                if (ids[offsets[number] : offsets[number + 1]] == self.eod_id).any()
+            }
+            if not bad:
+                return ids
+            halves = []
+            for number, piece in enumerate(pieces):
+                if number in bad and len(piece) == 1:
+                    raise DataError(
+                        f"{display(self.directory)}: the character {piece!r} becomes the end-of-document token "
+                        f"{self.eod_token}, so documents would end in their midst. Name another tokenizer.eod_token."
+                    )
+                middle = len(piece) // 2
+                halves += [piece[:middle], piece[middle:]] if number in bad else [piece]
+            pieces = halves
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The text of token ids; EOD shows as its letters, bytes that are no UTF-8 as U+FFFD."""
+        ids = [int(token) for token in ids]
+        if self.engine == "fastokens" and (fast := self._fast) is not None:
+            return fast.decode(ids)
+        return self._reference.decode(ids, skip_special_tokens=False)
+
+    def check_exact(self, sample_texts: Sequence[str] = ()) -> str | None:
+        """Compare fastokens with HF tokenizers on the beginning of a sample and on hard texts of every kind.
+
+        None where they agree or tokenizers is the engine already. Else `engine` becomes "tokenizers", and the
+        answer is one sentence on why. Takes under 0.3 s besides loading.
+        """
+        if self.engine != "fastokens":
+            return None
+        difference = tokenizer_exactness.first_difference(
+            self._encode,
+            lambda texts: Tokenizer(self.directory, self.manifest, "tokenizers")._encode(texts),
+            sample_texts,
+            self.eod_token,
+        )
+        if self._fast is None:
+            return self._no_fast
+        if difference is None:
+            return None
+        self.engine = "tokenizers"
+        return f"{display(self.directory)}: {difference}: encoding with tokenizers, which is slower."
+
+    @cached_property
+    def _fast(self) -> Any:
+        """fastokens' tokenizer; None, and the engine changed, where it cannot load this one."""
+        import fastokens
+
+        # One cache of words in place of one per thread: 100 MiB less, and on two cores no second more.
+        os.environ.setdefault("FASTOKENS_BPE_THREADS", "1")
+        try:
+            return fastokens.Tokenizer.from_file(str(self.directory / ONE_FILE))
+        except (KeyboardInterrupt, SystemExit, MemoryError):
+            raise
+        except BaseException as error:  # a panic of Rust is no Exception
+            self._no_fast = (
+                f"{display(self.directory)}: fastokens cannot load it ({error}): encoding with tokenizers, which is "
+                "slower."
+            )
+            logger.info(self._no_fast)
+            self.engine = "tokenizers"
+            return None
+
+    @cached_property
+    def _reference(self) -> Any:
+        import tokenizers
+
+        reference = tokenizers.Tokenizer.from_file(str(self.directory / ONE_FILE))
+        reference.encode_special_tokens = True
+        return reference
+
+
+def pieces_of_long(text: str) -> Iterator[str]:
+    """A long text in pieces of LONG_TEXT_CHARS and a word, cut where a word ends, or inside one of LONG_WORD_CHARS."""
+    start = 0
+    while len(text) - start > LONG_TEXT_CHARS:
+        least = start + LONG_TEXT_CHARS
+        found = SAFE_CUT.search(text, least, least + LONG_WORD_CHARS)
+        if found is None and len(text) <= least + LONG_WORD_CHARS:
+            break
+        stop = least if found is None else found.end()
+        yield text[start:stop]
+        start = stop
+    yield text[start:] if start else text
+
+
+def _best_engine() -> str:
+    try:
+        import fastokens  # noqa: F401
+    except ImportError:
+        logger.info("fastokens is not installed on this platform; encoding with tokenizers, which is slower.")
+        return "tokenizers"
+    return "fastokens"

@@ -1,0 +1,288 @@
+"""A byte-level BPE trained on a sample of the corpus.
+
+    text_sample.py's texts -> words longer than 1,000 characters cut -> tokenizers or rustbpe -> tokenizer.save
+
+Both trainers give the same kind of vocabulary: the end-of-document token is entry 0, the 256 bytes follow in the
+order of GPT-2's alphabet, then the merges in the order they were learnt. They break ties of equally frequent
+pairs differently, so their ids differ; which one trained is recorded.
+"""
+
+import importlib.metadata
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal
+
+from nbtrain.base import amounts
+from nbtrain.base.errors import DataError
+from nbtrain.corpus import characters
+from nbtrain.corpus.text_sample import sample_texts
+from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, byte_level
+
+__all__ = [
+    "available_memory_bytes",
+    "check_memory",
+    "memory_estimate_bytes",
+    "peek",
+    "sample_texts",
+    "software",
+    "train",
+    "unspaced_fraction",
+]
+
+Trainer = Literal["tokenizers", "rustbpe"]
+
+LONG_WORD = re.compile(r"\S{1000}")
+NUM_BYTES = 256
+TRAIN_BATCH = 256
+# GPT-2's rule for where words end: https://github.com/openai/gpt-2, encoder.py. tokenizers has it built in.
+GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def train(
+    texts: Iterable[str],
+    vocab_size: int,
+    trainer: Trainer = "tokenizers",
+    eod_token: str = EOD_TOKEN,
+    train_bytes: int | None = None,
+) -> Any:
+    """A byte-level BPE of at most `vocab_size` entries, a tokenizers.Tokenizer for tokenizer.save.
+
+    `eod_token` is entry 0. The texts are read no further than `train_bytes`, where the last one is cut. Raises
+    DataError for a vocabulary that cannot hold every byte, for no text, and where rustbpe is not installed.
+    """
+    if vocab_size < NUM_BYTES + 1:
+        raise DataError(
+            f"tokenizer.vocab_size = {vocab_size}: must be at least {NUM_BYTES + 1}: {NUM_BYTES} bytes and {eod_token}."
+        )
+    batches = _some(_batches(texts, train_bytes))
+    if trainer == "rustbpe":
+        return _train_rustbpe(batches, vocab_size, eod_token)
+    return _train_tokenizers(batches, vocab_size, eod_token)
+
+
+def software(trainer: Trainer) -> dict[str, str]:
+    """{package: version} of what trains, for the manifest."""
+    names = ("tokenizers",) if trainer == "tokenizers" else ("tokenizers", "rustbpe")
+    return {name: importlib.metadata.version(name) for name in names}
+
+
+def _train_tokenizers(batches: Iterator[list[str]], vocab_size: int, eod_token: str) -> Any:
+    import tokenizers
+    from tokenizers.models import BPE
+    from tokenizers.pre_tokenizers import ByteLevel
+    from tokenizers.trainers import BpeTrainer
+
+    trained = byte_level(tokenizers.Tokenizer(BPE()))
+    trainer = BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[eod_token],
+        initial_alphabet=ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    trained.train_from_iterator(batches, trainer)
+    return trained
+
+
+def _train_rustbpe(batches: Iterator[list[str]], vocab_size: int, eod_token: str) -> Any:
+    rustbpe = _rustbpe()
+    import tokenizers
+    from tokenizers.models import BPE
+
+    learnt = rustbpe.Tokenizer()
+    texts = (text for batch in batches for text in batch)
+    learnt.train_from_iterator(texts, vocab_size - 1, pattern=GPT2_PATTERN)
+    vocab, merges = vocabulary_of(learnt.get_mergeable_ranks(), eod_token)
+    built = byte_level(tokenizers.Tokenizer(BPE(vocab=vocab, merges=merges)))
+    built.add_special_tokens([eod_token])
+    return built
+
+
+def vocabulary_of(
+    ranks: Iterable[tuple[bytes, int]], eod_token: str
+) -> tuple[dict[str, int], list[tuple[str, str]]]:
+    """vocab.json and merges.txt, as values, from a list of (bytes of a token, rank): rustbpe's and tiktoken's form.
+
+    A merge is not in that list; it is what the two last pieces of a token are when only lower ranks are merged.
+    """
+    letters = byte_letters()
+    vocab = {eod_token: 0}
+    for letter in sorted(letters):
+        vocab[letter] = len(vocab)
+    merges = []
+    rank_of: dict[bytes, int] = {}
+    for raw, rank in sorted(ranks, key=lambda entry: entry[1]):
+        token = bytes(raw)
+        if len(token) > 1:
+            left, right = ("".join(letters[byte] for byte in piece) for piece in _two_pieces(token, rank_of))
+            merges.append((left, right))
+            vocab[left + right] = len(vocab)
+        rank_of[token] = rank
+    return vocab, merges
+
+
+def _two_pieces(token: bytes, rank_of: dict[bytes, int]) -> list[bytes]:
+    pieces = [token[place : place + 1] for place in range(len(token))]
+    while len(pieces) > 2:
+        best = min(
+            range(len(pieces) - 1),
+            key=lambda place: rank_of.get(pieces[place] + pieces[place + 1], len(rank_of)),
+        )
+        pieces[best : best + 2] = [pieces[best] + pieces[best + 1]]
+    return pieces
+
+
+def byte_letters() -> list[str]:
+    """The letter that stands for each byte in GPT-2's files: itself where it is visible, else one from 256 on."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
+    others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
+    return [chr(byte) if byte in visible else chr(next(others)) for byte in range(NUM_BYTES)]
+
+
+def _some(batches: Iterator[list[str]]) -> Iterator[list[str]]:
+    """The same batches. Raises DataError where there is none."""
+    first = next(batches, None)
+    if first is None:
+        raise DataError("the corpus is empty: there is no text to train a tokenizer on.")
+    yield first
+    yield from batches
+
+
+def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str]]:
+    """Lists of texts of `train_bytes` in all; the last text is cut where it would pass them.
+
+    Training a BPE is quadratic in the length of a word: one word of 3 MB (base64, a sequence of genes) would
+    take an hour. So longer words are cut, for training only; they are encoded whole.
+    """
+    batch: list[str] = []
+    left = float("inf") if train_bytes is None else train_bytes
+    for text in texts:
+        encoded = text.encode()
+        if len(encoded) > left:
+            text = encoded[: int(left)].decode(errors="ignore")
+        left -= len(encoded)
+        batch.append(LONG_WORD.sub(r"\g<0> ", text))
+        if left <= 0 or len(batch) == TRAIN_BATCH:
+            yield batch
+            batch = []
+        if left <= 0:
+            return
+    if batch:
+        yield batch
+
+
+def _rustbpe() -> Any:
+    try:
+        import rustbpe
+    except ImportError:
+        raise DataError(
+            "tokenizer.trainer = rustbpe: needs the package rustbpe, which is not installed. Install it with "
+            "`pip install 'nbtrain[data]'`, or set tokenizer.trainer: tokenizers."
+        ) from None
+    return rustbpe
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+MEMINFO = Path("/proc/meminfo")
+CGROUP = Path("/sys/fs/cgroup")
+# (bytes at no text, bytes per byte of text with blanks between words, the same without), peak resident memory,
+# 52,000 entries. tokenizers 0.23.3: books 104, 127, 140 and 149 MiB at 5, 10, 20 and 29 MB, 313 at 100 MB; 388
+# languages 213 MiB at 4 MB; Chinese 192, 313 and 536 MiB at 1.25, 2.5 and 5 MB. rustbpe 0.1.0: books 100, 110, 125
+# and 138, 251 at 100 MB; 388 languages 138; Chinese 126, 191 and 316.
+MEMORY_FIT = {"tokenizers": (220 << 20, 2.5, 97.0), "rustbpe": (140 << 20, 1.7, 53.0)}
+
+
+def memory_estimate_bytes(train_bytes: int, trainer: Trainer, unspaced_fraction: float = 0.0) -> int:
+    """Peak resident memory of the training process, on the safe side of what was measured up to 100 MB.
+
+    A trainer keeps every different word. Clauses of Chinese, Japanese or Thai count as words, nearly all of them
+    different: `unspaced_fraction` is their share of the bytes (`unspaced_fraction` of a first sample).
+    """
+    base, spaced, unspaced = MEMORY_FIT[trainer]
+    return int(base + train_bytes * (spaced + (unspaced - spaced) * unspaced_fraction))
+
+
+def unspaced_fraction(texts: Iterable[str]) -> float:
+    """The share of UTF-8 bytes in scripts that put no blank between words."""
+    num_bytes = num_unspaced = 0
+    for text in texts:
+        size = len(text.encode())
+        num_bytes += size
+        if size > len(text):
+            of_text = "".join(word for word in characters.words(text) if characters.is_unspaced(word[0]))
+            num_unspaced += len(of_text.encode())
+    return num_unspaced / max(1, num_bytes)
+
+
+def peek(texts: Iterable[str], num_bytes: int = 1 << 20) -> tuple[list[str], Iterator[str]]:
+    """(what the texts begin with, up to `num_bytes` and one text, and all of them again)."""
+    rest = iter(texts)
+    first: list[str] = []
+    while num_bytes > 0 and (text := next(rest, None)) is not None:
+        first.append(text)
+        num_bytes -= len(text.encode())
+    return first, chain(first, rest)
+
+
+def check_memory(
+    train_bytes: int,
+    trainer: Trainer,
+    where: str = "tokenizer.train_bytes",
+    first_texts: Iterable[str] = (),
+) -> str:
+    """One sentence on what training will take and what there is, to be shown before it.
+
+    `first_texts` is what the sample begins with (`peek`): by it the scripts are known. Raises DataError where
+    training would not fit; `where` names the setting in it.
+    """
+    fraction = unspaced_fraction(first_texts)
+    needed = memory_estimate_bytes(train_bytes, trainer, fraction)
+    available = available_memory_bytes()
+    if available is None:
+        return f"about {amounts.size(needed)} of memory needed"
+    if needed > available:
+        base = memory_estimate_bytes(0, trainer)
+        fits = int((available - base) * train_bytes / (needed - base))
+        advice = f"set at most {fits:,}" if fits > 0 else "free some memory"
+        raise DataError(
+            f"{where} = {train_bytes:,}: training with {trainer} takes about {amounts.size(needed)} of memory, and "
+            f"{amounts.size(available)} are available: {advice}."
+        )
+    return f"about {amounts.size(needed)} of memory needed, {amounts.size(available)} available"
+
+
+def available_memory_bytes() -> int | None:
+    """What this process may still take: of the machine and of its control group; None where neither says."""
+    found = []
+    fields = _key_values(MEMINFO)
+    if "MemAvailable:" in fields:
+        found.append(fields["MemAvailable:"] * 1024)
+    for limit, usage, stat in (
+        ("memory.max", "memory.current", "memory.stat"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    ):
+        most, used = _number(CGROUP / limit), _number(CGROUP / usage)
+        if most is not None and used is not None:
+            # Cached file pages are given back when memory is short.
+            cached = _key_values(CGROUP / stat).get("inactive_file", 0)
+            found.append(max(0, most - used + cached))
+    return min(found, default=None)
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # "max"
+        return None
+
+
+def _key_values(path: Path) -> dict[str, int]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    return {
+        words[0]: int(words[1]) for line in lines if len(words := line.split()) > 1 and words[1].isdigit()
+    }

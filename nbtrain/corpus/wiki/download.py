@@ -1,0 +1,177 @@
+"""Fetch a Wikipedia dump: found by the mirror's own list of checksums, resumed, verified, and only then named.
+
+    <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt     names the files of a dump; "latest" names dated ones too
+    <name>.part, <name>.part.json                         what has come, and the ETag that it belongs to
+    <name>, <name>.json                                   whole, its SHA-1 as listed; and where it is from
+
+A cut connection is taken up again where it broke (Range, If-Range), a few times in one call and at any time in a
+later one. What has changed on the server in the meantime starts from nothing.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.progress import Progress
+from nbtrain.base.workspace import display
+from nbtrain.corpus.http import READ_BYTES, Downloaded, _Fetch, folder
+
+logger = logging.getLogger(__name__)
+
+# Streams of a hundred pages each are read in parallel: chosen where there is a choice.
+KINDS = ("pages-articles-multistream", "pages-articles")
+
+# Codes of languages that are not how the wiki's database is called.
+DATABASES = {
+    "be-tarask": "be_x_old",
+    "gsw": "als",
+    "lzh": "zh_classical",
+    "nan": "zh_min_nan",
+    "nb": "no",
+    "rup": "roa_rup",
+    "sgs": "bat_smg",
+    "vro": "fiu_vro",
+    "yue": "zh_yue",
+}
+
+
+def database(language: str) -> str:
+    """en: enwiki; zh-min-nan: zh_min_nanwiki."""
+    return DATABASES.get(language, language.replace("-", "_")) + "wiki"
+
+
+def known(language: str, date: str) -> Downloaded | None:
+    """The dump of this language and date that was fetched into this data home; its file may be gone since.
+
+    "latest" is the one that it was when it was asked for, so that a dataset stays what it is.
+    """
+    wiki = database(language)
+    if date == "latest":
+        pinned = files.read_json(folder() / f"{wiki}-latest.json")
+        if pinned is None:
+            return None
+        date = pinned["date"]
+    for kind in KINDS:
+        record = files.read_json(folder() / f"{wiki}-{date}-{kind}.xml.bz2.json")
+        if record is not None:
+            return Downloaded(**record)
+    return None
+
+
+def find(language: str, date: str) -> Downloaded | None:
+    """The same where its file is on this disk, whole."""
+    record = known(language, date)
+    if record is not None:
+        whole = folder() / record.file
+        if whole.is_file() and whole.stat().st_size == record.bytes:
+            return record
+    return None
+
+
+def download(language: str, date: str, mirror: str, sha1: str | None, where: str) -> tuple[Downloaded, bool]:
+    """(the dump, whether it was fetched now). What is there is kept: "latest" is asked for once.
+
+    `where` begins every message. Raises DataError: nothing under this address, a full disk, a connection that keeps
+    breaking, a wrong checksum.
+    """
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        with _locked(folder() / f".{database(language)}.lock", where):
+            found = find(language, date)
+            if found is not None and sha1 in (None, found.sha1):
+                return found, False
+            fetch = _Fetch(mirror, where)
+            name, dump_date, listed = _choose(fetch, language, date, sha1)
+            is_new = (found := find(language, dump_date)) is None or found.sha1 != listed
+            if found is None or is_new:
+                found = fetch.dump(f"{database(language)}/{dump_date}/{name}", name, dump_date, listed)
+            if date == "latest":
+                files.write_json(folder() / f"{database(language)}-latest.json", {"date": dump_date})
+            return found, is_new
+    except OSError as error:
+        raise _disk_error(error, where) from error
+
+
+def check_sha1(path: Path, sha1: str, where: str) -> bool:
+    """Compare a brought file with the source's sha1; False where that was done before. Raises DataError."""
+    stat = path.stat()
+    note = folder() / f"{path.name}.checked.json"
+    checked = {"path": str(path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha1": sha1}
+    if files.read_json(note) == checked:
+        return False
+    digest = hashlib.sha1(usedforsecurity=False)
+    with path.open("rb") as stream, Progress(f"SHA-1 of {path.name}", stat.st_size, "B") as progress:
+        while content := stream.read(READ_BYTES):
+            digest.update(content)
+            progress.update(len(content))
+    if digest.hexdigest() != sha1:
+        raise DataError(
+            f"{where}: {display(path)}: its SHA-1 is {digest.hexdigest()}, sha1 says {sha1}. Fetch the file again, or "
+            "correct sha1."
+        )
+    folder().mkdir(parents=True, exist_ok=True)
+    files.write_json(note, checked)
+    return True
+
+
+@contextlib.contextmanager
+def _locked(path: Path, where: str) -> Iterator[None]:
+    with path.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise DataError(
+                f"{where}: another process is downloading this Wikipedia into {display(folder())}. Wait for it."
+            ) from None
+        yield
+
+
+def _disk_error(error: OSError, where: str) -> DataError:
+    what = error.strerror or str(error)
+    return DataError(
+        f"{where}: {display(Path(error.filename or folder()))}: {what}. What has come is kept: free space, or set "
+        "NBTRAIN_DATA to a folder on another disk, and run it again."
+    )
+
+
+# --- which file ---------------------------------------------------------------------------------------------
+
+
+def _choose(fetch: "_Fetch", language: str, date: str, sha1: str | None) -> tuple[str, str, str]:
+    """(name, date, SHA-1) of the dump: multistream, which is read in parallel, before the plain one."""
+    wiki = database(language)
+    address = f"{wiki}/{date}/{wiki}-{date}-sha1sums.txt"
+    listed: dict[str, str] = {}
+    for line in fetch.text(address).splitlines():
+        if match := re.fullmatch(r"([0-9a-f]{40})[ *]+([A-Za-z0-9_.-]+)", line.strip()):
+            listed[match[2]] = match[1]
+    for kind in KINDS:
+        pattern = re.compile(rf"{re.escape(wiki)}-([0-9]{{8}})-{kind}\.xml\.bz2")
+        matches = [match for name in listed if (match := pattern.fullmatch(name))]
+        matches = [match for match in matches if date in ("latest", match[1])]
+        if not matches:
+            continue
+        newest = max(matches, key=lambda match: match[1])
+        found = listed[newest[0]]
+        if sha1 not in (None, found):
+            raise DataError(
+                f"{fetch.where}: sha1 = {sha1}, but {fetch.shown(address)} lists {found} for {newest[0]}. Correct sha1, or "
+                "set date to the dump it belongs to."
+            )
+        return newest[0], newest[1], found
+    raise DataError(
+        f"{fetch.where}: {fetch.shown(address)} lists no {wiki}-YYYYMMDD-pages-articles.xml.bz2 ({len(listed)} files): the "
+        "dump may not be finished yet. Set date to an earlier one."
+    )
+
+
+# --- HTTP ---------------------------------------------------------------------------------------------------
+
+
+# --- what has come ------------------------------------------------------------------------------------------

@@ -1,0 +1,382 @@
+"""Pages of a MediaWiki dump (pages-articles): .xml, .xml.bz2, or multistream .xml.bz2, in constant memory.
+
+    bytes -> pieces that begin and end between pages -> each <page> parsed by itself with lxml -> Page
+
+A page belongs to the place where its "<page>" begins. That makes any offset of an .xml file, and any bz2 stream
+inside a .bz2 file, a place to start from: a reader goes to the first page behind its start and reads on behind its
+stop until the last page is whole. A .bz2 file of one stream cannot be entered; it is read from the beginning.
+Since "<" in text is written "&lt;", the tags can be found before the XML is parsed, and one broken page costs
+no other. UTF-16 becomes UTF-8 on the way, which takes reading from the beginning too.
+"""
+
+import bz2
+import codecs
+import html
+import mmap
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display
+
+READ_BYTES = 1 << 20
+# A page of Wikipedia has at most 2 MiB of wikitext; without a bound a damaged file would fill the memory.
+MAX_PAGE_BYTES = 64 << 20
+HEAD_BYTES = 1 << 20
+
+# What a bz2 stream begins with: its header and the mark of its first block. By chance once in 10^24 places.
+STREAM_BEGINS = re.compile(rb"BZh[1-9]\x31\x41\x59\x26\x53\x59")
+PAGE_BEGINS = re.compile(rb"<page[\s>]")
+PAGE_ENDS = b"</page>"
+DUMP_ENDS = b"</mediawiki>"
+TAG_BYTES = 16
+
+
+class Page(NamedTuple):
+    """One page as the dump has it."""
+
+    title: str
+    namespace: int
+    is_redirect: bool
+    model: str
+    """Content model; "wikitext" where the dump names none."""
+    text: str
+
+
+class BrokenPage(NamedTuple):
+    """A page that is not well-formed XML."""
+
+    title: str
+    what: str
+
+
+@dataclass(frozen=True)
+class Dump:
+    """What the beginning of a dump says of it."""
+
+    path: Path
+    compressed: bool
+    encoding: str
+    """utf-8, utf-16-le or utf-16-be."""
+    namespaces: dict[int, str] = field(default_factory=dict)
+    """{key: name} of <siteinfo>; empty where there is none."""
+    site: dict[str, str] = field(default_factory=dict)
+    """sitename, dbname, base of <siteinfo>."""
+
+
+class Piece(NamedTuple):
+    """Whole pages as UTF-8 XML. `position`: bytes of the file that have been read up to its end."""
+
+    xml: bytes
+    position: int
+
+
+def open_dump(path: Path) -> Dump:
+    """Look at the beginning. Raises DataError where it is no dump, naming what it is."""
+    try:
+        with path.open("rb") as stream:
+            begin = stream.read(16)
+    except OSError as error:
+        raise DataError(f"{display(path)}: cannot be read: {error.strerror}.") from error
+    for magic, name, command in (
+        (b"\x1f\x8b", "gzip", "gunzip"),
+        (b"7z\xbc\xaf", "7z", "7z x"),
+        (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d"),
+        (b"\xfd7zXZ", "xz", "unxz"),
+    ):
+        if begin.startswith(magic):
+            raise DataError(
+                f"{display(path)}: a dump is read as .xml or .xml.bz2, this is {name}. Unpack it with {command}."
+            )
+    compressed = begin.startswith(b"BZh")
+    raw = b""
+    try:
+        for block in _bz2_blocks(path, 0) if compressed else _plain_blocks(path, 0, None):
+            raw += block.content
+            if len(raw) >= HEAD_BYTES:
+                break
+    except _Cut as error:
+        if not raw:
+            raise DataError(f"{display(path)}: {error}. Fetch it again, and compare its SHA-1.") from error
+    return _look(path, compressed, raw[:HEAD_BYTES])
+
+
+def _look(path: Path, compressed: bool, raw: bytes) -> Dump:
+    encoding = _encoding(raw)
+    head = raw.decode(encoding, errors="replace").lstrip("\ufeff")
+    root = re.search(r"<(?![?!])([^\s/>]*)", re.sub(r"<!--.*?-->", "", head, flags=re.DOTALL))
+    if root is None or root[1].rpartition(":")[2] != "mediawiki":
+        what = f"its first element is <{root[1]}>" if root else "no XML element was found"
+        raise DataError(f"{display(path)}: not a MediaWiki dump: {what}, <mediawiki> must be.")
+    if re.search(r"<!(DOCTYPE|ENTITY)", head[: head.find("<mediawiki")], re.IGNORECASE):
+        raise DataError(
+            f"{display(path)}: it declares a document type, which a dump never does and which can be made to fill the "
+            "memory. Fetch the dump from its source again."
+        )
+    declared = re.match(r"""\s*<\?xml[^>]*encoding=["']([A-Za-z0-9_.-]+)["']""", head)
+    if declared and not encoding.startswith("utf-16") and declared[1].lower() not in ("utf-8", "us-ascii"):
+        raise DataError(
+            f"{display(path)}: its encoding is {declared[1]}; UTF-8 and UTF-16 are read. Convert it, e.g. with iconv."
+        )
+    end = head.find("</siteinfo>")
+    if end < 0:
+        return Dump(path, compressed, encoding)
+    try:
+        siteinfo = _parse(head[max(0, head.find("<siteinfo")) : end + len("</siteinfo>")].encode())
+    except SyntaxError as error:  # lxml's XMLSyntaxError is one
+        raise DataError(f"{display(path)}: its <siteinfo> is not well-formed XML: {error.msg}.") from error
+    namespaces = {
+        int(child.get("key")): child.text or ""
+        for child in siteinfo.iter("{*}namespace")
+        if re.fullmatch("-?[0-9]{1,9}", child.get("key") or "")
+    }
+    site = {name: siteinfo.findtext(f"{{*}}{name}") or "" for name in ("sitename", "dbname", "base")}
+    return Dump(path, compressed, encoding, namespaces, {key: text for key, text in site.items() if text})
+
+
+def _encoding(raw: bytes) -> str:
+    for mark, encoding in (
+        (codecs.BOM_UTF16_LE, "utf-16-le"),
+        (codecs.BOM_UTF16_BE, "utf-16-be"),
+        (b"<\0", "utf-16-le"),
+        (b"\0<", "utf-16-be"),
+    ):
+        if raw.startswith(mark):
+            return encoding
+    return "utf-8"
+
+
+# --- where to start -----------------------------------------------------------------------------------------
+
+
+def entry_points(dump: Dump, part_bytes: int) -> list[int]:
+    """Offsets at least part_bytes apart where reading may start, the first 0. One alone: only from the beginning."""
+    size = dump.path.stat().st_size
+    if dump.encoding != "utf-8":
+        return [0]
+    if not dump.compressed:
+        return list(range(0, size, part_bytes)) or [0]
+    points = [0]
+    with (
+        dump.path.open("rb") as stream,
+        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        while match := STREAM_BEGINS.search(content, points[-1] + part_bytes):
+            points.append(match.start())
+    return points
+
+
+# --- reading ------------------------------------------------------------------------------------------------
+
+
+def pieces(
+    dump: Dump, start: int = 0, stop: int | None = None, piece_bytes: int = 8 << 20
+) -> Iterator[Piece]:
+    """The pages that begin in [start, stop) of the file, in pieces of about piece_bytes of XML.
+
+    `start` and `stop` are entry points; stop None is the end of the file. Raises DataError where the file is cut
+    short or damaged, after the whole pages before that have been given.
+    """
+    buffer = bytearray()  # from a page's beginning on, once `started`
+    started = False
+    behind: int | None = None  # where in `buffer` the next part's share of the file begins
+    position = start
+    title = b""  # the last whole page given
+    cut = ""
+    blocks = _utf8_blocks(dump, start, stop)
+    while True:
+        try:
+            block = next(blocks, None)
+        except _Cut as error:
+            cut, block = str(error), None
+        if block is None:
+            break
+        position = block.end
+        if behind is None and stop is not None and block.begin >= stop:
+            behind = len(buffer)
+        buffer += block.content
+        if not started:
+            match = PAGE_BEGINS.search(buffer)
+            # Of what holds no page only the end is kept, where a tag may be cut in two.
+            away = match.start() if match else max(0, len(buffer) - TAG_BYTES)
+            if behind is not None:
+                behind -= away
+                if behind <= 0:
+                    return
+            if match is None:
+                if DUMP_ENDS in buffer:
+                    return
+                del buffer[:away]
+                continue
+            del buffer[:away]
+            started = True
+        if behind is not None:
+            match = PAGE_BEGINS.search(buffer, behind)
+            ends = buffer.find(DUMP_ENDS, behind)
+            if match is not None or ends >= 0:
+                yield Piece(bytes(buffer[: ends if match is None else match.start()]), position)
+                return
+        elif len(buffer) >= piece_bytes and (whole := _whole(buffer)):
+            title = _last_title(buffer, whole)
+            yield Piece(bytes(buffer[:whole]), position)
+            del buffer[:whole]
+        if len(buffer) > MAX_PAGE_BYTES + piece_bytes:
+            cut = f"no page ends within {MAX_PAGE_BYTES >> 20} MiB"
+            break
+    ends = -1 if cut else buffer.find(DUMP_ENDS)
+    whole = ends if ends >= 0 else _whole(buffer)
+    if started and whole:
+        title = _last_title(buffer, whole) or title
+        yield Piece(bytes(buffer[:whole]), position)
+    if ends < 0:
+        after = f"page {_name(title)!r}" if title else f"byte {start:,}"
+        raise DataError(
+            f"{display(dump.path)}: {cut or 'the XML ends without </mediawiki>'}, after {after}, byte {position:,} of "
+            f"{dump.path.stat().st_size:,}. It is cut short or damaged: fetch it again, and compare its SHA-1."
+        )
+
+
+def pages(xml: bytes) -> Iterator[Page | BrokenPage]:
+    """The pages of one piece, each parsed by itself."""
+    for page, _ in pages_with_ends(xml):
+        yield page
+
+
+def pages_with_ends(xml: bytes) -> Iterator[tuple[Page | BrokenPage, int]]:
+    """The same, each with the place in `xml` where it ends."""
+    position = 0
+    while match := PAGE_BEGINS.search(xml, position):
+        end = xml.find(PAGE_ENDS, match.start())
+        following = PAGE_BEGINS.search(xml, match.end())
+        if end < 0 or (following is not None and following.start() < end):
+            position = following.start() if following else len(xml)
+            broken = BrokenPage(_name(_title(xml[match.start() : position])), "it has no </page>")
+            yield broken, position
+            continue
+        position = end + len(PAGE_ENDS)
+        yield _page(xml[match.start() : position]), position
+
+
+def _page(xml: bytes) -> Page | BrokenPage:
+    from lxml import etree
+
+    try:
+        page = _parse(xml)
+    except etree.XMLSyntaxError as error:
+        # Its line counts from the page's first; the title finds it in the dump.
+        return BrokenPage(_name(_title(xml)), f"not well-formed XML: {str(error.msg).split(', line ')[0]}")
+    revision = page.find("{*}revision[last()]")
+    content = None if revision is None else revision.find("{*}text")
+    if content is None:
+        return BrokenPage(_name(_title(xml)), "it has no revision with a text")
+    namespace = page.findtext("{*}ns") or "0"
+    return Page(
+        page.findtext("{*}title") or "",
+        int(namespace) if re.fullmatch("-?[0-9]{1,9}", namespace) else -1,
+        page.find("{*}redirect") is not None,
+        revision.findtext("{*}model") or "wikitext",
+        content.text or "",
+    )
+
+
+def _parse(xml: bytes) -> Any:
+    from lxml import etree
+
+    # A page holds no document type, so there are no entities to grow; no_network and load_dtd say it again.
+    parser = etree.XMLParser(resolve_entities=False, no_network=True, load_dtd=False, huge_tree=True)
+    return etree.fromstring(xml, parser)
+
+
+def _whole(buffer: bytearray) -> int:
+    """Where the last whole page of `buffer` ends; 0 where there is none."""
+    end = buffer.rfind(PAGE_ENDS)
+    return 0 if end < 0 else end + len(PAGE_ENDS)
+
+
+def _last_title(buffer: bytearray, whole: int) -> bytes:
+    begin = buffer.rfind(b"<page", 0, whole)
+    return _title(bytes(buffer[max(0, begin) : whole]))
+
+
+def _title(xml: bytes) -> bytes:
+    match = re.search(rb"<title>([^<]{0,1024})", xml[:4096])
+    return match[1] if match else b""
+
+
+def _name(title: bytes) -> str:
+    return html.unescape(title.decode(errors="replace"))
+
+
+# --- bytes --------------------------------------------------------------------------------------------------
+
+
+class _Cut(Exception):
+    """The compressed file ends too early or is damaged."""
+
+
+class _Block(NamedTuple):
+    """Bytes of XML, from one bz2 stream at most."""
+
+    content: bytes
+    begin: int
+    """Offset in the file of the bz2 stream, or of the bytes themselves, that it is from."""
+    end: int
+    """How much of the file has been read."""
+
+
+def _utf8_blocks(dump: Dump, start: int, stop: int | None) -> Iterator[_Block]:
+    blocks = _bz2_blocks(dump.path, start) if dump.compressed else _plain_blocks(dump.path, start, stop)
+    if dump.encoding == "utf-8":
+        yield from blocks
+        return
+    decoder = codecs.getincrementaldecoder(dump.encoding)(errors="replace")
+    for block in blocks:
+        text = decoder.decode(block.content)
+        # A surrogate without its other half is a broken character, as in any other place.
+        yield block._replace(content=text.encode("utf-8", errors="replace"))
+
+
+def _plain_blocks(path: Path, start: int, stop: int | None) -> Iterator[_Block]:
+    with path.open("rb") as stream:
+        stream.seek(start)
+        while True:
+            # A block never holds bytes of both sides of `stop`.
+            wanted = READ_BYTES if stop is None or start >= stop else min(READ_BYTES, stop - start)
+            content = stream.read(wanted)
+            if not content:
+                return
+            yield _Block(content, start, start + len(content))
+            start += len(content)
+
+
+def _bz2_blocks(path: Path, start: int) -> Iterator[_Block]:
+    with path.open("rb") as stream:
+        stream.seek(start)
+        begin, read = start, start
+        decompressor = bz2.BZ2Decompressor()
+        raw = b""
+        while True:
+            if not raw and decompressor.needs_input:
+                raw = stream.read(READ_BYTES)
+                read += len(raw)
+                if not raw:
+                    if read > begin:
+                        raise _Cut(f"the bz2 stream that begins at byte {begin:,} is cut short")
+                    return
+            try:
+                # Bounded: 45 bytes of bz2 may unpack to a megabyte.
+                content = decompressor.decompress(raw, READ_BYTES)
+            except (OSError, EOFError) as error:
+                raise _Cut(f"the bz2 stream that begins at byte {begin:,} is damaged ({error})") from error
+            raw = b""
+            if content:
+                yield _Block(content, begin, read)
+            if decompressor.eof:
+                raw = decompressor.unused_data
+                begin = read - len(raw)
+                if raw and not b"BZh".startswith(raw[:3]):
+                    return  # bz2 ignores what stands behind its last stream; so do we
+                decompressor = bz2.BZ2Decompressor()

@@ -1,0 +1,200 @@
+"""Wikitext -> text: the second half walks the nodes that mwparserfromhell finds in what markup.py left.
+
+What the text keeps: paragraphs with an empty line between them, headings as lines of their own after an empty one, list items as lines ("- " before those of * and #),
+labels of links, LaTeX of formulas between dollars, code. What it drops: templates (but see text_templates.py),
+tables, references, galleries, files, categories, links to other languages, comments, magic words, quotes of bold
+and italic; and what these leave behind: "( , )", double blanks, list items and sections without a word.
+"""
+
+# ruff: noqa: RUF001 (word lists read best as words; letters that look alike are meant)
+
+import re
+from collections.abc import Iterable, Mapping
+
+from nbtrain.corpus.wiki.markup import (
+    ASIDE,
+    CONTROLS,
+    DROPPED,
+    LESS_THAN,
+    LINE_BREAK,
+    balance,
+    entities,
+    scan_tables,
+    scan_tags,
+    scan_templates,
+)
+from nbtrain.corpus.wiki.prefixes import FILE_ENDINGS, SISTERS, invisible_prefixes, normalized
+from nbtrain.corpus.wiki.text_templates import expand
+
+# Characters that stand for themselves in no article: soft hyphen, zero-width space, byte order mark, direction marks.
+INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
+BLANKS = re.compile("[ \t\u00a0\u2002-\u200a\u202f\u205f]+")
+DOUBLE_BLANK = re.compile("  +")
+QUOTES = re.compile("'{2,}")
+MAGIC_WORD = re.compile(r"__([^\W\d_]{3,30})__")
+LIST_MARK = re.compile(r"^[ \t\x1a]*([*#:;]+)[ \t]*", re.MULTILINE)
+VARIANT = re.compile(r"-\{([^{}\n]*)\}-")
+TABLE_REST = re.compile(r"[ \t]*\|(?:[-}+|]|\s|[^|\n]*=)")
+HEADING_LINE = re.compile(rf"{ASIDE}H([1-6]){ASIDE}(.*)")
+ASIDE_MARK = re.compile(rf"{ASIDE}([0-9]+){ASIDE}")
+WORD = re.compile(r"\w")
+
+# What was dropped leaves blanks and brackets around it. All runs are bounded: an unbounded one is tried again from
+# each of its places, and a page of commas would take hours.
+OPEN, CLOSE = r"[(（\[]", r"[)）\]]"
+RUN = re.compile("\x1a(?:( ?)\x1a)++")
+# Brackets in which nothing but separators and what was dropped is left; "f()" has nothing dropped in it.
+EMPTY_BRACKETS = re.compile(rf"{OPEN}[ ,;:.،、/–—-]{{0,9}}\x1a[ ,;:.،、/–—\x1a-]{{0,20}}{CLOSE}")
+AFTER_BRACKET = re.compile(rf"({OPEN}) ?\x1a[ ,;:،、\x1a]{{0,20}}")
+BEFORE_BRACKET = re.compile(rf"[ ,;:،、\x1a]{{0,9}}\x1a ?({CLOSE})")
+BEFORE_COMMA = re.compile(" ?\x1a ?([,;،、]) ?\x1a? ?(?=[,;:.،、])| \x1a ?(?=[,;:.،、])")
+
+
+class Walker:
+    """Wikitext of one dump to text. `namespaces`: {key: name} of its <siteinfo>, may be empty."""
+
+    def __init__(self, namespaces: Mapping[int, str] | None = None):
+        self._invisible = invisible_prefixes(namespaces or {})
+
+    def text(self, wikitext: str) -> str:
+        """The article's text without its title; empty where nothing is left."""
+        from mwparserfromhell import parse
+
+        aside: list[str] = []
+        text = CONTROLS.sub("", wikitext.replace("\r\n", "\n"))
+        text = scan_tags(text, aside)
+        text = scan_templates(text, expand)
+        text = scan_tables(text)
+        text = VARIANT.sub(_first_variant, text)
+        text = MAGIC_WORD.sub(_magic_word, text)
+        text = LIST_MARK.sub(_list_mark, text)
+        text = balance(text)
+        out: list[str] = []
+        self._walk(parse(text, skip_style_tags=True).nodes, out)
+        return _finish("".join(out), aside)
+
+    def _walk(self, nodes: Iterable, out: list[str]) -> None:
+        for node in nodes:
+            # By name: the classes would be an import at the top of every process that never reads a dump.
+            kind = type(node).__name__
+            if kind == "Text":
+                out.append(node.value)
+            elif kind == "Wikilink":
+                self._link(node, out)
+            elif kind == "ExternalLink":
+                if node.title is not None:
+                    self._walk(node.title.nodes, out)
+                else:
+                    out.append(DROPPED if node.brackets else str(node.url))
+            elif kind == "HTMLEntity":
+                out.append(entities(str(node)))
+            elif kind == "Heading":
+                title: list[str] = []
+                self._walk(node.title.nodes, title)
+                line = "".join(title).replace("\n", " ").replace(LINE_BREAK, " ").strip(f" \t{DROPPED}")
+                out.append(f"\n{ASIDE}H{node.level}{ASIDE}{line}\n")
+            elif kind == "Tag":
+                if node.contents is not None:
+                    self._walk(node.contents.nodes, out)
+            elif kind == "Template":
+                out.append(DROPPED)
+
+    def _link(self, node, out: list[str]) -> None:
+        target = str(node.title).strip(f" \t\n{DROPPED}")
+        shown = target.startswith(":")
+        target = target.lstrip(": ")
+        prefix, colon, rest = target.partition(":")
+        if colon and not shown:
+            prefix = normalized(prefix)
+            if prefix in self._invisible or rest.lower().endswith(FILE_ENDINGS):
+                out.append(DROPPED)
+                return
+        if node.text is not None:
+            label: list[str] = []
+            self._walk(node.text.nodes, label)
+            out.append("".join(label).replace("\n", " "))
+            return
+        if colon and normalized(prefix) in SISTERS:
+            target = rest
+        out.append(entities(target.lstrip("#").replace("_", " ")))
+
+
+def _first_variant(match: re.Match[str]) -> str:
+    """-{zh-hans:A; zh-hant:B}-: what one reader sees is one of them."""
+    first = match[1].split(";")[0].rpartition("|")[2]
+    return first.rpartition("=>")[2].rpartition(":")[2].strip()
+
+
+def _magic_word(match: re.Match[str]) -> str:
+    return "" if match[1] == match[1].upper() else match[0]
+
+
+def _list_mark(match: re.Match[str]) -> str:
+    return "- " if match[1][-1] in "*#" else ""
+
+
+# --- lines --------------------------------------------------------------------------------------------------
+
+
+def _finish(text: str, aside: list[str]) -> str:
+    """Quotes, leftovers and blanks away, empty sections dropped, and back with what was put aside."""
+    text = QUOTES.sub("", text)
+    text = INVISIBLE.sub("", text)
+    text = BLANKS.sub(" ", text)
+    if DROPPED in text:
+        text = RUN.sub(_run, text)
+        text = EMPTY_BRACKETS.sub(DROPPED, text)
+        text = AFTER_BRACKET.sub(r"\1", text)
+        text = BEFORE_BRACKET.sub(r"\1", text)
+        text = BEFORE_COMMA.sub("", text)
+        text = text.replace(DROPPED, "")
+    text = text.replace(LINE_BREAK, "\n")
+    lines = [line for raw in text.split("\n") if (line := _line(raw)) is not None]
+    text = "\n".join(_without_empty_sections(lines))
+    text = text.replace(LESS_THAN, "<")
+    for mark in ("[[", "]]", "{{", "}}", "{|"):
+        if mark in text:
+            text = text.replace(mark, "")
+    if aside:
+        text = ASIDE_MARK.sub(lambda match: aside[int(match[1])], text)
+        text = re.sub("\n{3,}", "\n\n", text)
+    return text.strip()
+
+
+def _run(match: re.Match[str]) -> str:
+    return f"{DROPPED} " if match[1] else DROPPED
+
+
+def _line(raw: str) -> str | None:
+    """A line with single blanks, empty for a paragraph's end; None where it is a leftover."""
+    line = DOUBLE_BLANK.sub(" ", raw).strip()
+    if not line or line.startswith(f"{ASIDE}H"):
+        return line
+    if not WORD.search(line) or TABLE_REST.match(line):
+        return None
+    return line
+
+
+def _without_empty_sections(lines: list[str]) -> list[str]:
+    """Headings with no line of text under them or under their subsections go; one empty line between paragraphs."""
+    kept: list[str] = []  # backwards
+    text_below = 7  # the highest section, as a level, that has text below this line; 7 is none
+    blank = True
+    for line in reversed(lines):
+        match = HEADING_LINE.match(line)
+        if match is None:
+            if line:
+                kept.append(line)
+                text_below, blank = 0, False
+            elif not blank:
+                kept.append(line)
+                blank = True
+            continue
+        level = int(match[1])
+        # 0: text directly below; k: a kept heading of level k is the next thing below.
+        if match[2] and (text_below == 0 or level < text_below < 7):
+            while kept and not kept[-1]:
+                kept.pop()
+            kept += (match[2], "")
+            blank, text_below = True, level
+    return kept[::-1]

@@ -1,0 +1,124 @@
+"""An ordered map over a pool of processes, with bounded memory, that survives the death of a worker.
+
+    tasks, in order -> at most 2 per worker under way -> results, in the order of the tasks
+
+One worker is no pool at all: the work is done in this process. loky, not multiprocessing: its workers do not run
+the caller's main module again (a notebook has none, a script may have no guard), and it says how a worker died.
+"""
+
+import logging
+import os
+import re
+import signal
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, TypeVar
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.parent_death import die_with_parent
+
+logger = logging.getLogger(__name__)
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+TASKS_PER_WORKER = 2
+ATTEMPTS = 3
+WAIT_SECONDS = 1.0
+
+_function: Callable[[Any], Any] | None = None
+
+
+def available_cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0))
+
+
+def ordered_map(
+    make: Callable[[], Callable[[Task], Result]],
+    tasks: Iterable[Task],
+    num_workers: int,
+    on_wait: Callable[[], None] = lambda: None,
+) -> Iterator[Result]:
+    """make()(task) for every task, in order. `make` is called once in each worker, `on_wait` every second of waiting.
+
+    A task during which workers die (out of memory, kill -9) is tried ATTEMPTS times in all, then DataError is
+    raised. What a task raises is raised here, as itself.
+    """
+    if num_workers <= 1:
+        function = make()
+        for task in tasks:
+            yield function(task)
+        return
+    yield from _pooled(make, tasks, num_workers, on_wait)
+
+
+def _pooled(
+    make: Callable[[], Callable[[Task], Result]],
+    tasks: Iterable[Task],
+    num_workers: int,
+    on_wait: Callable[[], None],
+) -> Iterator[Result]:
+    from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
+
+    def start() -> Any:
+        return ProcessPoolExecutor(num_workers, initializer=_initialize, initargs=(make, os.getpid()))
+
+    executor = start()
+    under_way: deque[tuple[Task, Any]] = deque()
+    left = iter(tasks)
+    failures = 0
+    try:
+        while True:
+            while len(under_way) < TASKS_PER_WORKER * num_workers:
+                try:
+                    task = next(left)
+                except StopIteration:
+                    break
+                under_way.append((task, executor.submit(_run, task)))
+            if not under_way:
+                return
+            try:
+                result = under_way[0][1].result(timeout=WAIT_SECONDS)
+            except TimeoutError:
+                on_wait()
+                continue
+            except BrokenProcessPool as error:
+                failures += 1
+                if failures == ATTEMPTS:
+                    raise DataError(
+                        f"a worker process died {ATTEMPTS} times at the same place: {_reason(error)}. Often the machine "
+                        "is out of memory: set data.num_prepare_workers lower. What is done is kept: run it again."
+                    ) from error
+                logger.warning("A worker process died: %s. Its work is done again.", _reason(error))
+                executor.shutdown(kill_workers=True)
+                executor = start()
+                under_way = deque((task, executor.submit(_run, task)) for task, _ in under_way)
+                continue
+            failures = 0
+            under_way.popleft()
+            yield result
+    finally:
+        # Also where the caller has had enough or an error came: nobody waits for work that nobody reads.
+        executor.shutdown(kill_workers=bool(under_way))
+
+
+def _reason(error: BaseException) -> str:
+    """How it died, e.g. SIGKILL(-9): loky names exit codes in braces in a long sentence."""
+    codes = re.search(r"\{([^}]+)\}", str(error))
+    return ", ".join(sorted(set(codes[1].split(", ")))) if codes else str(error).partition("\n")[0]
+
+
+def _initialize(make: Callable[[], Callable[[Any], Any]], parent: int) -> None:
+    global _function
+    die_with_parent(signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)  # it died while this process started: no signal will come any more
+    # Ctrl-C in a terminal reaches the whole group: the parent alone decides.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _function = make()
+
+
+def _run(task: Any) -> Any:
+    assert _function is not None
+    return _function(task)

@@ -1,0 +1,188 @@
+"""The datasets of a blend seen as one: present, of one tokenizer, with one hash.
+
+A blend has no tokens of its own; its folder data/dataset/<data.name>/ holds index-cache/ alone. Entries named in the
+data home keep their indices with themselves, for all runs; those given by a prefix may lie where nothing can be
+written, and keep theirs with the blend.
+"""
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import dataset_dir, display, resolve
+from nbtrain.config.data_section import BlendEntry
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.files import DatasetFiles, DatasetManifest, manifest_dtype, stem_of
+from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary
+
+
+@dataclass(frozen=True)
+class BlendManifest(DatasetManifest):
+    """The manifests of all entries added up; written nowhere."""
+
+    entries: list[dict[str, Any]] = field(default_factory=list)
+    """name, weight and dataset_sha256 of each."""
+
+    @property
+    def dataset_sha256(self) -> str:
+        """Of the entries' hashes and weights, in order: what decides the samples of a blend."""
+        lines = [[entry["dataset_sha256"], entry["weight"]] for entry in self.entries]
+        return hashlib.sha256(json.dumps(lines).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One dataset of a blend."""
+
+    name: str
+    """What its own loss is called; different for each entry."""
+    files: DatasetFiles
+    weight: float
+    index_cache: Path
+    is_named: bool
+    """In the data home; else somebody's pair."""
+
+    def manifest(self) -> DatasetManifest | None:
+        """The manifest beside it if it is of this pair; else what the pair tells, or None where it is not there.
+
+        Raises DataError where the pair or its manifest is damaged.
+        """
+        manifest = self.files.manifest()
+        if self.is_named or (manifest and self.files.bin.name in manifest.files):
+            return manifest
+        if not self.files.idx.is_file():
+            return None
+        return _manifest_of_pair(self.files)
+
+    def require(self, vocab_size: int | None) -> DatasetManifest:
+        """The manifest of an entry that is there, whole by its sizes. Raises DataError."""
+        if self.is_named:
+            return self.files.require(vocab_size)
+        manifest = self.files.manifest()
+        if manifest and self.files.bin.name in manifest.files:
+            return self.files.require(vocab_size)
+        dataset = IndexedDataset(self.files.prefix)
+        if vocab_size is not None:
+            check_vocabulary(dataset.dtype, vocab_size, display(self.files.bin))
+        return _manifest_of_pair(self.files)
+
+
+class BlendFiles(DatasetFiles):
+    """DatasetFiles of a run that has data.blend; `entries` are its datasets."""
+
+    def __init__(
+        self, directory: str | os.PathLike, stem: str, blend: list[BlendEntry], where: str = "data.blend"
+    ):
+        super().__init__(directory, stem=stem)
+        self.where = where
+        names: list[str] = []
+        self.entries: list[Entry] = []
+        for entry in blend:
+            if entry.name is not None:
+                target = DatasetFiles(dataset_dir(entry.name), stem=stem)
+            else:
+                prefix = resolve(entry.prefix or "")
+                target = DatasetFiles(prefix.parent, stem=prefix.name)
+            name = entry.name or _name_of(target)
+            names.append(name)
+            if names.count(name) > 1:
+                name = f"{name}#{names.count(name)}"
+            is_named = entry.name is not None
+            cache = target.index_cache if is_named else self.index_cache
+            self.entries.append(Entry(name, target, entry.weight, cache, is_named))
+
+    @classmethod
+    def of(cls, config: RunConfig) -> "BlendFiles":
+        """The blend of a run."""
+        data = config.data
+        stem = stem_of(config, data.json_key)
+        return cls(dataset_dir(data.name), stem, data.blend, f"{config.where('data.blend')}: data.blend")
+
+    def manifest(self) -> DatasetManifest | None:
+        """All entries as one; None where one of them is not there. Raises DataError where one is damaged."""
+        manifests = [entry.manifest() for entry in self.entries]
+        return self._together([manifest for manifest in manifests if manifest]) if all(manifests) else None
+
+    def require(self, vocab_size: int | None = None) -> DatasetManifest:
+        """The same of datasets that are all there, whole by their sizes, of one tokenizer that fits a vocabulary.
+
+        Raises DataError.
+        """
+        return self._together([entry.require(vocab_size) for entry in self.entries])
+
+    def _together(self, manifests: list[DatasetManifest]) -> BlendManifest:
+        tokenizers: dict[str, str] = {}
+        for entry, manifest in zip(self.entries, manifests, strict=True):
+            if manifest.tokenizer_sha256:
+                tokenizers.setdefault(manifest.tokenizer_sha256, entry.name)
+        if len(tokenizers) > 1:
+            told = ", ".join(f"{name} {sha256[:12]}" for sha256, name in tokenizers.items())
+            raise DataError(
+                f"{self.where}: the datasets were encoded with different tokenizers (sha256 of {told}): their ids mean "
+                "other text. Encode them with one tokenizer."
+            )
+        eods = {manifest.eod_id for manifest in manifests if manifest.eod_id is not None}
+        if len(eods) > 1:
+            raise DataError(
+                f"{self.where}: the datasets end their documents in different tokens ({sorted(eods)}). Encode them "
+                "with one tokenizer."
+            )
+        dropped: dict[str, int] = {}
+        for manifest in manifests:
+            for reason, count in manifest.counts["dropped"].items():
+                dropped[reason] = dropped.get(reason, 0) + count
+        sizes = [manifest.counts["bytes"] for manifest in manifests]
+        dtypes = sorted({manifest.dtype for manifest in manifests})
+        return BlendManifest(
+            json_key=manifests[0].json_key,
+            sources=[source for manifest in manifests for source in manifest.sources],
+            counts={
+                "documents": sum(manifest.counts["documents"] for manifest in manifests),
+                "tokens": sum(manifest.counts["tokens"] for manifest in manifests),
+                "bytes": None if None in sizes else sum(sizes),
+                "dropped": dropped,
+            },
+            vocab_size=max(manifest.vocab_size for manifest in manifests),
+            dtype=", ".join(dtypes),
+            eod_id=next(iter(eods), None),
+            tokenizer_sha256=next(iter(tokenizers), None),
+            files={},
+            entries=[
+                {"name": entry.name, "weight": entry.weight, "dataset_sha256": manifest.dataset_sha256}
+                for entry, manifest in zip(self.entries, manifests, strict=True)
+            ],
+        )
+
+
+def _name_of(target: DatasetFiles) -> str:
+    # text_document says nothing; its folder does.
+    return target.directory.name if target.stem.endswith(("_document", "_sentence")) else target.stem
+
+
+def _manifest_of_pair(pair: DatasetFiles) -> DatasetManifest:
+    """What a pair without a manifest tells. Its hash is that of the index and of the size of the tokens."""
+    dataset = IndexedDataset(pair.prefix)
+    size = pair.bin.stat().st_size
+    return DatasetManifest(
+        json_key=pair.stem,
+        sources=[],
+        counts={
+            "documents": max(len(dataset.document_indices) - 1, 0),
+            "tokens": dataset.num_tokens,
+            "bytes": None,
+            "dropped": {},
+        },
+        vocab_size=0,
+        dtype=manifest_dtype(dataset.dtype),
+        eod_id=None,
+        tokenizer_sha256=None,
+        files={
+            pair.bin.name: {"bytes": size, "sha256": f"{size} bytes"},
+            pair.idx.name: {"bytes": pair.idx.stat().st_size, "sha256": files.sha256_of(pair.idx)},
+        },
+    )

@@ -1,0 +1,1 @@
+"""Text to tokens: shards by worker processes, joined in order."""

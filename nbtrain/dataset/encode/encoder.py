@@ -1,0 +1,238 @@
+"""One part of a corpus -> one shard: tokens, lengths and what decides about duplicates, in a work folder.
+
+    <work>/000012.bin          tokens of data.json_key, EOD included
+           000012-key-<key>.bin  the same of each of data.extra_json_keys
+           000012-mask.bin     uint8 per token: is it learnt (datasets that hold unlearnt tokens)
+           000012.npz          lengths, and per document: digest, text bytes, sequences, MinHash signature
+           000012.json         ShardRecord; written last: without it the shard does not count
+
+One process that makes all of them in order writes its tokens into in-order.bin, in-order-key-<key>.bin and
+in-order-mask.bin, one shard behind the other: where nothing is a duplicate they are joined already.
+
+A shard depends on its part and the settings alone, so any number of workers in any order makes the same ones, and
+a killed run goes on with those that are there. shards.py joins them.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from functools import cached_property
+from itertools import accumulate
+
+import numpy as np
+
+from nbtrain.base import files
+from nbtrain.corpus.cleaning import Cleaner
+from nbtrain.corpus.corpus import Task, cleaned, identities, length_of, text_of
+from nbtrain.corpus.dedup import NearIndex
+from nbtrain.corpus.records import Example, Record, Tally, Texts, TokenIds
+from nbtrain.corpus.sentences import sentences
+from nbtrain.corpus.sources.base import SourceReader
+from nbtrain.corpus.tokenizer.tokenizer import LONG_TEXT_CHARS, Tokenizer
+from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord, _InOrder, _Shard, _Tokens, record_path
+
+# Text that is in memory as tokens at one time.
+BATCH_CHARS = 1 << 19
+
+
+class Encoder:
+    """encoder(task) makes one shard. Each worker has one; `on_batch` is told text bytes, documents and tokens of batches.
+
+    `tokenizer` is the one of the settings where it is loaded already: 70 MiB that are not needed twice. `in_order`
+    writes the tokens of all shards into one file: for a process that makes them alone.
+    """
+
+    def __init__(
+        self,
+        settings: EncodeSettings,
+        on_batch: Callable[[int, int, int], None] | None = None,
+        tokenizer: Tokenizer | None = None,
+        in_order: bool = False,
+    ):
+        self.settings = settings
+        self._in_order = _InOrder(settings.work) if in_order else None
+        if tokenizer is not None:
+            self._tokenizer = tokenizer
+        self._cleaner = Cleaner(settings.cleaning)
+        self._on_batch = on_batch or (lambda num_bytes, documents, tokens: None)
+        near = settings.cleaning.near_dedup
+        self._near = NearIndex(near) if near.enabled else None
+
+    @cached_property
+    def _tokenizer(self) -> Tokenizer:
+        directory = self.settings.tokenizer_directory
+        assert directory is not None
+        return Tokenizer.load(directory, self.settings.engine)
+
+    def __call__(self, task: Task) -> ShardRecord:
+        """Raises DataError where the part cannot be read; ids outside the vocabulary make a record broken."""
+        settings, tally = self.settings, Tally()
+        reader = settings.readers[task.source]
+        with contextlib.ExitStack() as stack:
+            shard = _Shard(settings, task.number, stack, self._in_order)
+            batch: list[Record] = []
+            chars = 0
+            records: Iterator[Record] = reader.read(task.part, tally)
+            if reader.kind == "tokens":
+                records = filter(_InVocabulary(settings.vocab_size, tally), records)
+            for record in cleaned(records, self._cleaner, tally, reader.gives_unicode):
+                length = len(record) if type(record) is str else length_of(record)
+                if length > LONG_TEXT_CHARS and self._may_stream(record):
+                    # From the tokenizer to the disk piece by piece: its ids alone may be 4 times its size.
+                    if batch:
+                        self._add(shard, batch, reader)
+                        batch, chars = [], 0
+                    self._add_long(shard, record)
+                    del record
+                    continue
+                batch.append(record)
+                chars += length
+                if chars >= BATCH_CHARS:
+                    del record  # the batch alone holds it, and gives it up when it is encoded
+                    self._add(shard, batch, reader)
+                    batch, chars = [], 0
+            if batch:
+                self._add(shard, batch, reader)
+            shard.write_arrays()
+        if shard.num_without_tokens:
+            tally.dropped["no_token"] += shard.num_without_tokens
+        made = ShardRecord(
+            task.number,
+            task.source,
+            task.part.name,
+            task.part.size_bytes,
+            shard.num_documents,
+            shard.num_tokens,
+            shard.num_bytes,
+            task.part.path,
+            tally.to_dict(),
+            shard.sizes(),
+            shard.starts,
+            self._in_order.sha256() if self._in_order else {},
+        )
+        files.write_json(record_path(settings.work, task.number), asdict(made))
+        return made
+
+    def _add(self, shard: "_Shard", batch: list[Record], reader: SourceReader) -> None:
+        tokens = self._tokens(batch, reader)
+        present = tokens.lengths if tokens.document_ends is None else np.diff(tokens.document_ends, prepend=0)
+        if not present.all() and not tokens.may_be_empty:
+            # A tokenizer that normalizes can leave nothing of a text.
+            shard.num_without_tokens += int((present == 0).sum())
+            batch = [batch[index] for index in np.flatnonzero(present).tolist()]
+            if not batch:
+                return
+            tokens = self._tokens(batch, reader)
+        signatures = None
+        if self._near is not None:
+            signatures = np.stack([self._near.signature(text_of(record)) for record in batch])
+        extras = [
+            self._of_texts([record.extras[index] for record in batch])  # type: ignore[union-attr]
+            for index in range(len(self.settings.extra_keys))
+        ]
+        sizes, digests = identities(batch)
+        batch.clear()
+        before = shard.num_tokens
+        shard.add(tokens, extras, sizes, digests, signatures)
+        self._on_batch(sum(sizes), len(sizes), shard.num_tokens - before)
+
+    def _may_stream(self, record: Record) -> bool:
+        is_text = isinstance(record, str | Texts) and not self.settings.sentence_language
+        return is_text and self._tokenizer.cuts_safely
+
+    def _add_long(self, shard: "_Shard", record: Record) -> None:
+        signature = None if self._near is None else self._near.signature(text_of(record))[None]
+        extras = record.extras if isinstance(record, Texts) else ()
+        (size,), digest = identities([record])
+        before = shard.num_tokens
+        shard.add_long(
+            self._tokenizer.encode_long(text_of(record)),
+            [self._of_texts([extra]) for extra in extras],
+            size,
+            digest,
+            signature,
+        )
+        self._on_batch(size, 1, shard.num_tokens - before)
+
+    def _tokens(self, batch: list[Record], reader: SourceReader) -> "_Tokens":
+        first = batch[0]
+        if isinstance(first, TokenIds):
+            return self._of_ids(batch, reader)
+        if isinstance(first, Example):
+            return self._of_examples(batch)
+        if self.settings.sentence_language:
+            return self._of_sentences(batch)
+        if type(first) is str:
+            return self._of_texts(batch)  # type: ignore[arg-type]
+        return self._of_texts([record.text if isinstance(record, Texts) else record for record in batch])  # type: ignore[misc]
+
+    def _of_texts(self, texts: list[str]) -> "_Tokens":
+        ids, offsets = self._tokenizer.encode_batch(texts)
+        return _Tokens(ids, offsets)
+
+    def _of_sentences(self, batch: list[Record]) -> "_Tokens":
+        language = self.settings.sentence_language
+        assert language is not None
+        cut = [
+            sentences(record.text if isinstance(record, Texts) else record, language)  # type: ignore[arg-type]
+            for record in batch
+        ]
+        ids, offsets = self._tokenizer.encode_batch([sentence for document in cut for sentence in document])
+        ends = np.fromiter(accumulate(map(len, cut)), np.int64, len(cut))
+        return _Tokens(ids, offsets, ends)
+
+    def _of_examples(self, batch: list[Record]) -> "_Tokens":
+        pieces = [piece for record in batch for piece in record.pieces]  # type: ignore[union-attr]
+        ids, piece_offsets = self._tokenizer.encode_batch([text for text, _ in pieces])
+        learnt = np.repeat(np.array([learn for _, learn in pieces], bool), np.diff(piece_offsets))
+        counts = [len(record.pieces) for record in batch]  # type: ignore[union-attr]
+        ends = np.fromiter(accumulate(counts), np.int64, len(counts))
+        offsets = np.concatenate([[0], piece_offsets[ends]])
+        end_learnt = np.array([pieces[end - 1][1] for end in ends.tolist()], bool)
+        return _Tokens(ids, offsets, None, learnt, end_learnt)
+
+    def _of_ids(self, batch: list[Record], reader: SourceReader) -> "_Tokens":
+        eod_id = self.settings.eod_id
+        arrays: list[np.ndarray] = []
+        masks: list[np.ndarray] = []
+        ends: list[bool] = []
+        for record in batch:
+            assert isinstance(record, TokenIds)
+            ids = record.ids
+            learnt = np.ones(len(ids), bool) if record.learnt is None else record.learnt
+            ends.append(bool(learnt[-1]))
+            if reader.config.append_eod and eod_id is not None and int(ids[-1]) == eod_id:
+                # It has its own: the one that is put below takes its place, and its label.
+                ids, learnt = ids[:-1], learnt[:-1]
+            arrays.append(ids)
+            masks.append(learnt)
+        offsets = np.zeros(len(arrays) + 1, np.int64)
+        np.cumsum([len(ids) for ids in arrays], out=offsets[1:])
+        return _Tokens(
+            np.concatenate(arrays),
+            offsets,
+            None,
+            np.concatenate(masks),
+            np.array(ends),
+            put_eod=reader.config.append_eod,
+            may_be_empty=True,
+        )
+
+
+class _InVocabulary:
+    """Whether all ids of a record are the vocabulary's; one that is not is counted as broken."""
+
+    def __init__(self, vocab_size: int, tally: Tally):
+        self.vocab_size, self.tally = vocab_size, tally
+
+    def __call__(self, record: Record) -> bool:
+        assert isinstance(record, TokenIds)
+        largest = int(record.ids.max()) if len(record.ids) else 0
+        if largest < self.vocab_size:
+            return True
+        self.tally.add_broken(
+            record.path,
+            record.line,
+            f"token id {largest:,} is outside the vocabulary of {self.vocab_size:,} entries",
+        )
+        return False

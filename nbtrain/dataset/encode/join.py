@@ -1,0 +1,253 @@
+"""Shards of a corpus -> one .bin/.idx pair per key, without the documents that have come before.
+
+    digests and signatures of all shards, in order -> which documents stay
+    tokens of each shard, copied in runs of documents that stay -> .bin, hashed on the way; lengths -> .idx
+    tokens of shards that one process has written in order, where all stay -> the file becomes the .bin; its hash was
+    taken as it was written, or is taken now where two processes wrote it
+
+Memory is a few bytes per document; tokens pass in pieces of COPY_BYTES.
+"""
+
+import contextlib
+import hashlib
+from array import array
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from nbtrain.base import files
+from nbtrain.config.data_section import CleaningConfig
+from nbtrain.corpus.dedup import ExactIndex, NearIndex
+from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord, arrays_path, token_files, tokens_path
+from nbtrain.dataset.indexed import bin_path, idx_path
+from nbtrain.dataset.indexed_writer import write_index
+
+COPY_BYTES = 1 << 20
+
+
+@dataclass
+class SourceTotals:
+    """What of one source stands in the dataset."""
+
+    documents: int = 0
+    tokens: int = 0
+    bytes: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    """As duplicates; other reasons are in the shards' tallies."""
+    first_sequence: int = 0
+    last_sequence: int = 0
+    digest: Any = field(default_factory=hashlib.sha256)
+    """Of the digests of all its documents, duplicates included: tells one text from another."""
+
+
+@dataclass
+class Joined:
+    """The pairs that were written."""
+
+    sources: list[SourceTotals]
+    files: dict[str, dict[str, int | str]]
+
+
+def join(
+    settings: EncodeSettings,
+    records: Sequence[ShardRecord],
+    prefixes: Sequence[Path],
+    mask_prefix: Path | None,
+    on_bytes: Callable[[int], None],
+) -> Joined:
+    """Write the pairs of `prefixes` (the main key, then the extra ones) and the mask's from finished shards."""
+    totals = [SourceTotals() for _ in settings.readers]
+    stays = _without_duplicates(settings.work, records, settings.cleaning, totals)
+    dtype = np.dtype(settings.dtype)
+    written: dict[str, dict[str, int | str]] = {}
+    for index, prefix in enumerate(prefixes):
+        pair = _Pair(prefix, dtype)
+        in_order = token_files(settings.work, None, settings.extra_keys)[index]
+        with pair.opened(in_order, records, stays, on_bytes) as stream:
+            for record, stay in zip(records, stays, strict=True):
+                arrays = np.load(arrays_path(settings.work, record.number), allow_pickle=False)
+                lengths = arrays[f"lengths{index}"]
+                counts = arrays["sequences"] if index == 0 else np.ones(record.documents, np.intc)
+                path = token_files(settings.work, record.number, settings.extra_keys)[index]
+                source = _Source.of(record, path, in_order)
+                tokens = pair.append(stream, source, lengths, counts, stay, on_bytes)
+                if index == 0:
+                    total = totals[record.source]
+                    if not total.last_sequence:
+                        total.first_sequence = pair.num_sequences_before
+                    total.last_sequence = pair.num_sequences
+                    total.tokens += tokens
+                    total.documents += record.documents if stay is None else int(stay.sum())
+                    sizes = arrays["bytes"]
+                    total.bytes += int(sizes.sum() if stay is None else sizes[stay].sum())
+        written |= pair.finish(settings.sentence_language is not None and index == 0)
+        if index == 0 and mask_prefix is not None:
+            # The mask's lengths are the main pair's: one byte per token.
+            mask = _Pair(mask_prefix, np.dtype(np.uint8))
+            in_order = tokens_path(settings.work, None, "mask")
+            with mask.opened(in_order, records, stays, on_bytes) as stream:
+                for record, stay in zip(records, stays, strict=True):
+                    arrays = np.load(arrays_path(settings.work, record.number), allow_pickle=False)
+                    source = _Source.of(record, tokens_path(settings.work, record.number, "mask"), in_order)
+                    mask.append(stream, source, arrays["lengths0"], arrays["sequences"], stay, on_bytes)
+            written |= mask.finish(settings.sentence_language is not None)
+    return Joined(totals, written)
+
+
+def _without_duplicates(
+    work: Path, records: Sequence[ShardRecord], cleaning: CleaningConfig, totals: list[SourceTotals]
+) -> list[np.ndarray | None]:
+    """bool [documents] per shard: does it stay; None where all do."""
+    exact = ExactIndex() if cleaning.exact_dedup else None
+    near = NearIndex(cleaning.near_dedup) if cleaning.near_dedup.enabled else None
+    stays: list[np.ndarray | None] = []
+    for record in records:
+        arrays = np.load(arrays_path(work, record.number), allow_pickle=False)
+        digests = arrays["digests"]
+        total = totals[record.source]
+        total.digest.update(digests.tobytes())
+        stay = np.ones(len(digests), bool)
+        if exact is not None and len(digests):
+            stay = exact.add_all(digests)
+            total.dropped["duplicate"] += int(len(stay) - stay.sum())
+        if near is not None and len(digests):
+            left = np.flatnonzero(stay)
+            fresh = near.add(arrays["signatures"][left])
+            stay[left[~fresh]] = False
+            total.dropped["near_duplicate"] += int(len(left) - fresh.sum())
+        stays.append(None if stay.all() else stay)
+        total.dropped = +total.dropped
+    return stays
+
+
+class _Source(NamedTuple):
+    """Where the tokens of a shard lie."""
+
+    path: Path
+    start: int
+    """In bytes."""
+
+    @classmethod
+    def of(cls, record: ShardRecord, own: Path, in_order: Path) -> "_Source":
+        start = record.starts.get(in_order.name)
+        return cls(own, 0) if start is None else cls(in_order, start)
+
+
+def _is_joined(in_order: Path, records: Sequence[ShardRecord], stays: Sequence[np.ndarray | None]) -> bool:
+    """Whether a file holds the tokens of all shards, in order, and nothing else."""
+    end = 0
+    for record, stay in zip(records, stays, strict=True):
+        if stay is not None or record.starts.get(in_order.name) != end:
+            return False
+        end += record.files[in_order.name]
+    return in_order.is_file() and in_order.stat().st_size == end
+
+
+class _Pair:
+    """One .bin that is being joined, and the lengths of its .idx."""
+
+    def __init__(self, prefix: Path, dtype: np.dtype):
+        self.prefix, self.dtype = prefix, dtype.newbyteorder("<")
+        self.digest = hashlib.sha256()
+        self._known_sha256 = ""
+        self.num_bytes = 0
+        self.num_sequences_before = 0
+        self._lengths = array("i")
+        self._counts = array("i")
+        self._buffer = memoryview(bytearray(COPY_BYTES))
+
+    @property
+    def num_sequences(self) -> int:
+        return len(self._lengths)
+
+    @contextlib.contextmanager
+    def opened(
+        self,
+        in_order: Path,
+        records: Sequence[ShardRecord],
+        stays: Sequence[np.ndarray | None],
+        on_bytes: Callable[[int], None],
+    ) -> Iterator[IO[bytes] | None]:
+        """The .bin to write into; None where the file `in_order` becomes it as it is."""
+        if not _is_joined(in_order, records, stays):
+            with files.atomic_writer(bin_path(self.prefix)) as stream:
+                yield stream
+            return
+        yield None
+        size = in_order.stat().st_size
+        if in_order.name in records[-1].sha256:
+            self._known_sha256, self.num_bytes = records[-1].sha256[in_order.name], size
+            on_bytes(size)
+        else:
+            with in_order.open("rb", buffering=0) as content:
+                self._copy(content, None, size, on_bytes)
+        in_order.replace(bin_path(self.prefix))
+        files.fsync_directory(self.prefix.parent)
+
+    def append(
+        self,
+        stream: IO[bytes] | None,
+        source: _Source,
+        lengths: np.ndarray,
+        counts: np.ndarray,
+        stay: np.ndarray | None,
+        on_bytes: Callable[[int], None],
+    ) -> int:
+        """Copy the documents of one shard that stay; returns their tokens."""
+        self.num_sequences_before = len(self._lengths)
+        ends = np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+        # Token offset of each document's beginning, and the end.
+        documents = ends[np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])]
+        if stay is None:
+            runs = [(0, len(counts))]
+        else:
+            edges = np.flatnonzero(np.diff(stay, prepend=False, append=False))
+            runs = list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+            sequence_stays = np.repeat(stay, counts)
+            lengths, counts = lengths[sequence_stays], counts[stay]
+        copied = int(sum(documents[last] - documents[first] for first, last in runs))
+        if stream is not None:
+            with source.path.open("rb", buffering=0) as content:
+                for first, last in runs:
+                    start, stop = (int(documents[at]) * self.dtype.itemsize for at in (first, last))
+                    content.seek(source.start + start)
+                    self._copy(content, stream, stop - start, on_bytes)
+            # What is passed over is done as well.
+            on_bytes((int(documents[-1]) - copied) * self.dtype.itemsize)
+        self._lengths.frombytes(lengths.astype(np.intc).tobytes())
+        self._counts.frombytes(counts.astype(np.intc).tobytes())
+        return copied
+
+    def _copy(
+        self, content: IO[bytes], stream: IO[bytes] | None, num_bytes: int, on_bytes: Callable[[int], None]
+    ) -> None:
+        """Hash what comes next, and write it where there is a stream."""
+        while num_bytes:
+            piece = self._buffer[: content.readinto(self._buffer[:num_bytes])]  # type: ignore[attr-defined]
+            if not piece:
+                raise OSError(None, "a shard has become shorter while it was read", content.name)
+            self.digest.update(piece)
+            if stream is not None:
+                stream.write(piece)
+            num_bytes -= len(piece)
+            self.num_bytes += len(piece)
+            on_bytes(len(piece))
+
+    def finish(self, several_sequences: bool) -> dict[str, dict[str, int | str]]:
+        """Write the .idx; the manifest's entries of both files."""
+        index = idx_path(self.prefix)
+        documents = None
+        if several_sequences:
+            documents = np.concatenate([[0], np.cumsum(np.frombuffer(self._counts, np.intc), dtype=np.int64)])
+        sha256 = write_index(index, self.dtype, np.frombuffer(self._lengths, np.intc), documents)
+        return {
+            bin_path(self.prefix).name: {
+                "bytes": self.num_bytes,
+                "sha256": self._known_sha256 or self.digest.hexdigest(),
+            },
+            index.name: {"bytes": index.stat().st_size, "sha256": sha256},
+        }

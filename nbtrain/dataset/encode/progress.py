@@ -1,0 +1,115 @@
+"""How far an encoding is, also inside the parts that workers are at.
+
+    worker  -> <work>/progress-<pid>: bytes of text, documents and tokens that it has encoded, after every batch
+    parent  -> adds them up when a part is done, and every second while it waits
+
+Parts that are done count by their size; what workers say of parts under way fills the gap between them.
+"""
+
+import os
+import struct
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from nbtrain.base.amounts import count
+from nbtrain.base.progress import Progress
+from nbtrain.corpus.corpus import SourceCounts, Task
+from nbtrain.corpus.records import Tally
+from nbtrain.dataset.encode.shard import ShardRecord
+
+COUNTERS = struct.Struct("<qqq")
+PREFIX = "progress-"
+# A batch takes milliseconds; nobody reads a bar that fast, and looking for other workers' files costs more than showing it.
+SHOW_SECONDS = 0.1
+
+
+class WorkerCounters:
+    """What one process has encoded, where others can read it. Written over in place: a torn one only looks odd."""
+
+    def __init__(self, work: Path):
+        self._descriptor = os.open(work / f"{PREFIX}{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
+        self._values = [0, 0, 0]
+
+    def __call__(self, num_bytes: int, documents: int, tokens: int) -> None:
+        """Add one batch."""
+        for index, value in enumerate((num_bytes, documents, tokens)):
+            self._values[index] += value
+        os.pwrite(self._descriptor, COUNTERS.pack(*self._values), 0)
+
+
+class EncodeProgress:
+    """The account of one encoding: shards as they come in, their tallies in order, and the bar."""
+
+    def __init__(self, work: Path, counts: list[SourceCounts], progress: Progress):
+        self.work, self.counts, self.progress = work, counts, progress
+        self.records: dict[int, ShardRecord] = {}
+        self.num_kept = 0
+        self._next = 0
+        self._started = self._shown = time.monotonic()
+        # Size, and text, documents and tokens, of the parts that are done; the latter of this run's alone.
+        self._size = self._kept_documents = self._kept_tokens = 0
+        self._done = [0, 0, 0]
+        self._own = [0, 0, 0]
+        self._sizes_under_way: dict[int, int] = {}
+
+    def begin(self, task: Task) -> None:
+        """A part that has no shard yet."""
+        self._sizes_under_way[task.number] = task.part.size_bytes
+
+    def keep(self, record: ShardRecord) -> None:
+        """A shard that an earlier run has left."""
+        self.num_kept += 1
+        self._kept_documents += record.documents
+        self._kept_tokens += record.tokens
+        self._add(record)
+
+    def add(self, record: ShardRecord) -> None:
+        """A shard that was made now."""
+        self._sizes_under_way.pop(record.number, None)
+        for index, value in enumerate((record.text_bytes, record.documents, record.tokens)):
+            self._done[index] += value
+        self._add(record)
+
+    def add_batch(self, num_bytes: int, documents: int, tokens: int) -> None:
+        """What this process itself has encoded."""
+        for index, value in enumerate((num_bytes, documents, tokens)):
+            self._own[index] += value
+        if time.monotonic() - self._shown >= SHOW_SECONDS:
+            self.show()
+
+    def show(self) -> None:
+        """Bring the bar to where the work is."""
+        self._shown = time.monotonic()
+        encoded = self._done
+        if self._sizes_under_way:
+            encoded = [max(done, now) for done, now in zip(self._done, self._encoded(), strict=True)]
+        under_way = min(encoded[0] - self._done[0], sum(self._sizes_under_way.values()))
+        documents, tokens = self._kept_documents + encoded[1], self._kept_tokens + encoded[2]
+        seconds = max(1e-3, time.monotonic() - self._started)
+        self.progress.update(
+            max(0, self._size + under_way - self.progress.done),
+            documents=f"{documents:,} ({count(encoded[1] / seconds)}/s)",
+            tokens=f"{tokens:,}",
+        )
+
+    def _encoded(self) -> list[int]:
+        values = list(self._own)
+        for path in self.work.glob(f"{PREFIX}*"):
+            content = path.read_bytes()
+            if len(content) == COUNTERS.size:
+                values = [
+                    value + other for value, other in zip(values, COUNTERS.unpack(content), strict=True)
+                ]
+        return values
+
+    def _add(self, record: ShardRecord) -> None:
+        self.records[record.number] = record
+        self._size += record.size_bytes
+        while self._next in self.records:
+            done = self.records[self._next]
+            self.counts[done.source].absorb(Tally.from_dict(done.tally), done.path)
+            # It may name thousands of broken records, and the parts may be thousands too.
+            self.records[self._next] = replace(done, tally={})
+            self._next += 1
+        self.show()

@@ -1,0 +1,310 @@
+"""A shard: the encoded tokens of one part, as files and as they are written."""
+
+import contextlib
+import hashlib
+import io
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.config.data_section import CleaningConfig
+from nbtrain.corpus.sources.base import SourceReader
+from nbtrain.dataset.indexed_writer import insert_at
+
+LARGEST_SEQUENCE_TOKENS = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class EncodeSettings:
+    """Everything that decides a shard, besides its part."""
+
+    work: Path
+    readers: tuple[SourceReader, ...]
+    cleaning: CleaningConfig
+    tokenizer_directory: Path | None
+    """None where every source is token ids already."""
+    engine: str | None
+    vocab_size: int
+    eod_id: int | None
+    dtype: str
+    extra_keys: tuple[str, ...] = ()
+    sentence_language: str | None = None
+    with_mask: bool = False
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """What a shard holds and what reading its part met."""
+
+    number: int
+    source: int
+    part: str
+    size_bytes: int
+    documents: int
+    tokens: int
+    text_bytes: int
+    path: str | None
+    tally: dict[str, Any]
+    files: dict[str, int]
+    """Name: size in bytes, of this shard's share where a file holds several."""
+    starts: dict[str, int] = field(default_factory=dict)
+    """Name: where this shard begins, of the files that hold several."""
+    sha256: dict[str, str] = field(default_factory=dict)
+    """Name: of such a file up to the end of this shard; missing where an earlier process wrote its beginning."""
+
+    @classmethod
+    def read(cls, work: Path, number: int) -> "ShardRecord | None":
+        """The record of a finished shard whose files are whole, or None."""
+        value = files.read_json(record_path(work, number))
+        if value is None:
+            return None
+        record = cls(**value)
+        return record if all(record._is_whole(work, name) for name in record.files) else None
+
+    def _is_whole(self, work: Path, name: str) -> bool:
+        if not (work / name).is_file():
+            return False
+        found, size = (work / name).stat().st_size, self.files[name]
+        return found >= self.starts[name] + size if name in self.starts else found == size
+
+
+def record_path(work: Path, number: int) -> Path:
+    """Where the record of a shard lies."""
+    return work / f"{number:06d}.json"
+
+
+def arrays_path(work: Path, number: int) -> Path:
+    """Where the arrays of a shard lie."""
+    return work / f"{number:06d}.npz"
+
+
+def tokens_path(work: Path, number: int | None, what: str = "") -> Path:
+    """Tokens of a shard, or of all that one process makes in order: of the main key, or "key-<extra key>", or "mask"."""
+    stem = "in-order" if number is None else f"{number:06d}"
+    return work / (f"{stem}-{what}.bin" if what else f"{stem}.bin")
+
+
+def token_files(work: Path, number: int | None, extra_keys: Sequence[str]) -> list[Path]:
+    """The same of the main key, then of each extra key."""
+    return [tokens_path(work, number, f"key-{key}" if key else "") for key in ("", *extra_keys)]
+
+
+class _InOrder:
+    """Writes shards one behind the other; what a killed run has left behind the last whole one is cut off."""
+
+    def __init__(self, work: Path):
+        self.ends: dict[str, int] = {}
+        self._digests: dict[str, Any] = {}
+        for path in work.glob("[0-9]*.json"):
+            if (record := ShardRecord.read(work, int(path.stem))) is not None:
+                for name, start in record.starts.items():
+                    self.ends[name] = max(self.ends.get(name, 0), start + record.files[name])
+
+    @contextlib.contextmanager
+    def writer(self, path: Path) -> Iterator["_Hashed"]:
+        """Open the file behind its last whole shard; on success it is on the disk and the next one goes behind it."""
+        if path.name not in self.ends:
+            self._digests[path.name] = hashlib.sha256()
+        digest = self._digests.pop(path.name, None)
+        with path.open("r+b" if path.exists() else "xb") as stream:
+            stream.truncate(self.ends.get(path.name, 0))
+            stream.seek(0, io.SEEK_END)
+            yield _Hashed(stream, digest)
+            stream.flush()
+            files.fsync_file(stream)
+            self.ends[path.name] = stream.tell()
+        if digest is not None:
+            self._digests[path.name] = digest
+
+    def sha256(self) -> dict[str, str]:
+        """Of the files that this process has written from their beginning, as far as they are now."""
+        return {name: digest.hexdigest() for name, digest in self._digests.items()}
+
+
+class _Hashed:
+    """A stream that hashes what is written, so that joining need not read it again."""
+
+    def __init__(self, stream: IO[bytes], digest: Any):
+        self._stream, self._digest = stream, digest
+        self.tell = stream.tell
+
+    def write(self, content: Any) -> None:
+        self._stream.write(content)
+        if self._digest is not None:
+            self._digest.update(content)
+
+
+@dataclass
+class _Tokens:
+    """Sequences ids[offsets[i]:offsets[i + 1]] without EOD."""
+
+    ids: np.ndarray
+    offsets: np.ndarray
+    document_ends: np.ndarray | None = None
+    """Number of sequences up to the end of each document; None: one each."""
+    learnt: np.ndarray | None = None
+    """bool per id; None: all."""
+    end_learnt: np.ndarray | None = None
+    """Whether the EOD of each document is learnt; None: all."""
+    put_eod: bool = True
+    may_be_empty: bool = False
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Of each sequence."""
+        return self.offsets[1:] - self.offsets[:-1]
+
+    @property
+    def last_sequences(self) -> np.ndarray:
+        """The last sequence of each document: the one that EOD ends."""
+        return np.arange(len(self.offsets) - 1) if self.document_ends is None else self.document_ends - 1
+
+
+class _Shard:
+    """The open files of one shard."""
+
+    def __init__(
+        self, settings: EncodeSettings, number: int, stack: contextlib.ExitStack, in_order: _InOrder | None
+    ):
+        self.settings, self.number = settings, number
+        self.dtype = np.dtype(settings.dtype)
+        place = number if in_order is None else None
+        self._paths = token_files(settings.work, place, settings.extra_keys)
+        if settings.with_mask:
+            self._paths.append(tokens_path(settings.work, place, "mask"))
+        open_one: Callable[[Path], Any] = files.atomic_writer if in_order is None else in_order.writer
+        self._streams = [stack.enter_context(open_one(path)) for path in self._paths]
+        self.starts: dict[str, int] = {}
+        """Where the tokens begin in the files that hold several shards."""
+        if in_order is not None:
+            self.starts = {
+                path.name: stream.tell() for path, stream in zip(self._paths, self._streams, strict=True)
+            }
+        self._mask = self._streams.pop() if settings.with_mask else None
+        self._lengths = [array("i") for _ in self._streams]
+        self._sequences = array("i")
+        self._bytes = array("q")
+        self._digests = bytearray()
+        self._signatures: list[np.ndarray] = []
+        self.num_documents = self.num_tokens = self.num_bytes = self.num_without_tokens = 0
+
+    def add(
+        self,
+        tokens: _Tokens,
+        extras: Sequence[_Tokens],
+        sizes: list[int],
+        digests: bytes,
+        signatures: np.ndarray | None,
+    ) -> None:
+        """Documents of one batch."""
+        counts = np.ones(len(sizes), np.int32)
+        if tokens.document_ends is not None:
+            counts = np.diff(tokens.document_ends, prepend=0).astype(np.int32)
+        written = self._write(0, tokens)
+        if self._mask is not None:
+            self._mask.write(self._flat_mask(tokens))
+        for index, extra in enumerate(extras, start=1):
+            self._write(index, extra)
+        self._count(counts, sizes, digests, signatures, written)
+
+    def add_long(
+        self,
+        pieces: Iterable[np.ndarray],
+        extras: Sequence[_Tokens],
+        size: int,
+        digest: bytes,
+        signature: np.ndarray | None,
+    ) -> None:
+        """One document of one sequence, its ids in pieces."""
+        eod_id = self.settings.eod_id
+        length = 0
+        for ids in chain(pieces, [] if eod_id is None else [np.array([eod_id])]):
+            self._check_range(ids)
+            self._streams[0].write(ids.astype(self.dtype).data)
+            if self._mask is not None:
+                self._mask.write(bytes([1]) * len(ids))
+            length += len(ids)
+        self._add_lengths(0, np.array([length]))
+        for index, extra in enumerate(extras, start=1):
+            self._write(index, extra)
+        self._count([1], [size], digest, signature, length)
+
+    def _count(
+        self, counts: Any, sizes: list[int], digests: bytes, signatures: np.ndarray | None, tokens: int
+    ) -> None:
+        self._sequences.frombytes(np.asarray(counts, np.intc).tobytes())
+        self._bytes.extend(sizes)
+        self._digests += digests
+        if signatures is not None:
+            self._signatures.append(signatures)
+        self.num_documents += len(sizes)
+        self.num_tokens += tokens
+        self.num_bytes += sum(sizes)
+
+    def _check_range(self, ids: np.ndarray) -> None:
+        if not len(ids):
+            return
+        smallest = 0 if ids.dtype.kind == "u" else int(ids.min())
+        largest = int(ids.max())
+        if smallest < 0 or largest >= self.settings.vocab_size:
+            raise DataError(
+                f"token id {smallest if smallest < 0 else largest:,} is outside the vocabulary of "
+                f"{self.settings.vocab_size:,} entries. The tokenizer and these ids do not belong together."
+            )
+
+    def _add_lengths(self, index: int, lengths: np.ndarray) -> None:
+        if len(lengths) and int(lengths.max()) > LARGEST_SEQUENCE_TOKENS:
+            raise DataError(
+                f"a document of {int(lengths.max()):,} tokens; the format holds at most "
+                f"{LARGEST_SEQUENCE_TOKENS:,}. Cut it into several documents."
+            )
+        self._lengths[index].frombytes(lengths.astype(np.intc).tobytes())
+
+    def _write(self, index: int, tokens: _Tokens) -> int:
+        settings, ids = self.settings, tokens.ids
+        self._check_range(ids)
+        lengths = tokens.lengths
+        last = tokens.last_sequences
+        eod_id = settings.eod_id if tokens.put_eod else None
+        if eod_id is None:
+            flat = ids.astype(self.dtype)
+        else:
+            flat = insert_at(ids, tokens.offsets[last + 1], np.full(len(last), eod_id), self.dtype)
+            lengths[last] += 1
+        self._add_lengths(index, lengths)
+        self._streams[index].write(flat.data)
+        return len(flat)
+
+    def _flat_mask(self, tokens: _Tokens) -> bytes:
+        learnt = np.ones(len(tokens.ids), np.uint8) if tokens.learnt is None else tokens.learnt
+        last = tokens.last_sequences
+        if self.settings.eod_id is None or not tokens.put_eod:
+            return learnt.astype(np.uint8).tobytes()
+        ends = np.ones(len(last), np.uint8) if tokens.end_learnt is None else tokens.end_learnt
+        return insert_at(learnt, tokens.offsets[last + 1], ends, np.dtype(np.uint8)).tobytes()
+
+    def write_arrays(self) -> None:
+        """The .npz beside the tokens."""
+        arrays = {
+            "sequences": np.frombuffer(self._sequences, np.intc),
+            "bytes": np.frombuffer(self._bytes, np.int64),
+            "digests": np.frombuffer(bytes(self._digests), np.uint64).reshape(-1, 2),
+            **{f"lengths{index}": np.frombuffer(each, np.intc) for index, each in enumerate(self._lengths)},
+        }
+        if self._signatures:
+            arrays["signatures"] = np.concatenate(self._signatures)
+        content = io.BytesIO()
+        np.savez(content, **arrays)  # type: ignore[arg-type]
+        files.write_bytes(arrays_path(self.settings.work, self.number), content.getbuffer())
+
+    def sizes(self) -> dict[str, int]:
+        """{name: size} of all files but the record, when they are closed."""
+        paths = [*self._paths, arrays_path(self.settings.work, self.number)]
+        return {path.name: path.stat().st_size - self.starts.get(path.name, 0) for path in paths}

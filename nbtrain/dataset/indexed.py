@@ -1,0 +1,388 @@
+"""Megatron's .bin/.idx: the format, a memory-mapped reader, and a check that says what is wrong.
+
+    .bin   token ids of all sequences, concatenated, one dtype, no header
+    .idx   offset      bytes  content (little-endian, no alignment)
+           0           9      magic "MMIDIDX" and two zero bytes
+           9           8      uint64 version = 1
+           17          1      uint8 dtype code, see DTYPES
+           18          8      uint64 S, sequences
+           26          8      uint64 D, entries of the document array (documents + 1)
+           34          4 S    int32 lengths in tokens
+           34 + 4 S    8 S    int64 byte offsets into .bin
+           34 + 12 S   8 D    int64 document array: first sequence of each document, then S
+
+Byte-compatible with megatron-core and Megatron-DeepSpeed (`mmap`). A document is one sequence and ends in
+the end-of-document token (EOD), which is counted in its length. The writer is in indexed_writer.py.
+"""
+
+import os
+import shlex
+import struct
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display
+
+MAGIC = b"MMIDIDX\x00\x00"
+LEGACY_MAGIC = b"TNTIDX"
+VERSION = 1
+HEADER = struct.Struct("<9sQBQQ")
+# 6 is float64 and 7 float32, in both projects.
+DTYPES: dict[int, np.dtype] = {
+    code: np.dtype(name).newbyteorder("<")
+    for code, name in enumerate(["u1", "i1", "i2", "i4", "i8", "f8", "f4", "u2"], start=1)
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+UINT16_VOCABULARY = 65_500
+LARGEST_FILE = 1 << 62
+SCAN_TOKENS = 1 << 22
+BLOCK_BITS = 16
+BLOCK = 1 << BLOCK_BITS
+"""Sequences of an index that are checked together."""
+OPENED_BLOCKS = 16
+"""Blocks that opening reads: 12 MiB of index, a few milliseconds."""
+
+
+def optimal_dtype(vocab_size: int) -> np.dtype:
+    """uint16 below 65,500 entries, else int32: the rule of both projects, on the size before padding."""
+    return np.dtype("<u2") if vocab_size < UINT16_VOCABULARY else np.dtype("<i4")
+
+
+def check_vocabulary(dtype: np.dtype, vocab_size: int, where: str) -> None:
+    """Raises DataError where ids below `vocab_size` do not fit `dtype`."""
+    if dtype.kind not in "iu":
+        raise DataError(f"{where}: token ids are stored as {dtype.name}; GPT data must be an integer type.")
+    largest = np.iinfo(dtype).max
+    if vocab_size - 1 > largest:
+        raise DataError(
+            f"{where}: a vocabulary of {vocab_size:,} has ids up to {vocab_size - 1:,}, but {dtype.name} holds "
+            f"at most {largest:,}. Encode again with dtype {optimal_dtype(vocab_size).name}, or use a "
+            f"tokenizer of at most {largest + 1:,} entries."
+        )
+
+
+def bin_path(prefix: str | os.PathLike) -> Path:
+    """The token file of a prefix (`<dir>/<key>_document`)."""
+    return Path(f"{os.fspath(prefix)}.bin")
+
+
+def idx_path(prefix: str | os.PathLike) -> Path:
+    """The index file of a prefix."""
+    return Path(f"{os.fspath(prefix)}.idx")
+
+
+class IndexedDataset:
+    """A .bin/.idx pair, memory-mapped: `dataset[i]` is sequence i as an array of its stored dtype.
+
+    Opening checks the header, both file sizes, the ends of every array, and the first OPENED_BLOCKS blocks of the
+    index; a further block is checked when it is first read from. So no access leaves the file, whatever the index
+    says. Raises DataError where something does not agree. (A file that is cut while it is mapped ends the process,
+    as with every mapping: datasets are written by rename, never in place.)
+    """
+
+    def __init__(self, prefix: str | os.PathLike):
+        self.prefix = Path(prefix)
+        self._open(checked=True)
+
+    @classmethod
+    def unchecked(cls, prefix: str | os.PathLike) -> "IndexedDataset":
+        """As opening, but a .bin that holds more tokens than the index counts is accepted: for repairs."""
+        dataset = cls.__new__(cls)
+        dataset.prefix = Path(prefix)
+        dataset._open(checked=False)
+        return dataset
+
+    def _open(self, checked: bool) -> None:
+        self.dtype, num_sequences, num_entries = read_header(idx_path(self.prefix))
+        # asarray: the same memory as a plain array, without memmap's price at every slice.
+        index = np.asarray(np.memmap(idx_path(self.prefix), mode="r", dtype=np.uint8))
+        cut = [
+            HEADER.size,
+            HEADER.size + 4 * num_sequences,
+            HEADER.size + 12 * num_sequences,
+            HEADER.size + 12 * num_sequences + 8 * num_entries,
+        ]
+        self.lengths = index[cut[0] : cut[1]].view("<i4")
+        self.pointers = index[cut[1] : cut[2]].view("<i8")
+        self._document_indices = index[cut[2] : cut[3]].view("<i8")
+        self._documents_checked = False
+        self._itemsize = self.dtype.itemsize
+        # One flag a block: that its lengths and offsets are right.
+        self._checked = bytearray(-(-num_sequences // BLOCK))
+        if not bin_path(self.prefix).is_file():
+            raise missing(bin_path(self.prefix))
+        self._check_ends()
+        self._check_bin_size(surplus_allowed=not checked)
+        size = bin_path(self.prefix).stat().st_size // self._itemsize
+        self.tokens = (
+            np.asarray(np.memmap(bin_path(self.prefix), mode="r", dtype=self.dtype, shape=(size,)))
+            if size  # an empty file cannot be mapped
+            else np.empty(0, self.dtype)
+        )
+        for block in range(min(len(self._checked), OPENED_BLOCKS)):
+            self._check_block(block)
+        if num_entries <= BLOCK * OPENED_BLOCKS:
+            self.check_documents()
+
+    def __getstate__(self) -> dict:
+        # A worker process maps the files itself; a pickled memmap would carry the whole array.
+        return {"prefix": self.prefix}
+
+    def __setstate__(self, state: dict) -> None:
+        self.prefix = state["prefix"]
+        self._open(checked=True)
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __getitem__(self, sequence: int) -> np.ndarray:
+        return self.get(sequence)
+
+    def get(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
+        """`length` tokens of a sequence from `offset` on; None means to its end. Never fewer: DataError instead."""
+        block = sequence >> BLOCK_BITS
+        if sequence < 0 or block >= len(self._checked):
+            sequence, block = self._place(sequence)
+        if not self._checked[block]:
+            self._check_block(block)
+        available = self.lengths.item(sequence)
+        if length is None:
+            length = available - offset
+        if offset < 0 or length < 0 or offset + length > available:
+            raise DataError(
+                f"{display(bin_path(self.prefix))}: sequence {sequence:,} holds {available:,} tokens; {length:,} from "
+                f"{offset:,} on were asked for. The index that asks was made of other data: remove index-cache/."
+            )
+        start = self.pointers.item(sequence) // self._itemsize + offset
+        return self.tokens[start : start + length]
+
+    def _place(self, sequence: int) -> tuple[int, int]:
+        """(sequence, its block) of a number counted from the end. IndexError where there is none."""
+        if not -len(self) <= sequence < len(self):
+            raise IndexError(f"sequence {sequence:,} of {len(self):,}")
+        sequence %= len(self)
+        return sequence, sequence >> BLOCK_BITS
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens by the index (sum of all lengths)."""
+        if not len(self):
+            return 0
+        return int(self.pointers[-1]) // self._itemsize + int(self.lengths[-1])
+
+    @property
+    def num_documents(self) -> int:
+        """Documents by the index; empty ones count."""
+        return len(self._document_indices) - 1
+
+    @property
+    def document_indices(self) -> np.ndarray:
+        """int64 [documents + 1]: the first sequence of each document, then the number of sequences."""
+        self.check_documents()
+        return self._document_indices
+
+    def document_bounds(self) -> np.ndarray:
+        """int64 [documents + 1]: the token at which each document begins, then the number of tokens."""
+        firsts = self.document_indices
+        bounds = np.full(len(firsts), self.num_tokens, np.int64)
+        inside = firsts < len(self)
+        bounds[inside] = self.pointers[firsts[inside]] // self._itemsize
+        return bounds
+
+    def check(self) -> None:
+        """Read the whole index. Raises DataError where lengths, offsets or the document array are not right."""
+        for block in range(len(self._checked)):
+            self._check_block(block)
+        self.check_documents()
+
+    def check_documents(self) -> None:
+        """Read the document array, once. Raises DataError where it does not rise from 0 to the sequences."""
+        if self._documents_checked:
+            return
+        documents = self._document_indices
+        for first in range(0, len(documents) - 1, BLOCK):
+            part = documents[first : first + BLOCK + 1]
+            if (part[1:] < part[:-1]).any():
+                raise self._wrong_documents()
+        self._documents_checked = True
+
+    def _check_ends(self) -> None:
+        """What is known without reading the index: its first and last entries."""
+        documents = self._document_indices
+        if not len(documents) or documents[0] != 0 or documents[-1] != len(self):
+            raise self._wrong_documents()
+        if not len(self):
+            return
+        for sequence in (0, -1):
+            pointer, length = int(self.pointers[sequence]), int(self.lengths[sequence])
+            if length < 0:
+                raise self._negative_length(sequence % len(self))
+            if not 0 <= pointer < LARGEST_FILE or pointer % self._itemsize or (sequence == 0 and pointer):
+                must = "0" if sequence == 0 else f"a multiple of {self._itemsize} below 2**62"
+                raise self._wrong_pointer(sequence % len(self), pointer, must)
+
+    def _check_block(self, block: int) -> None:
+        """Lengths and offsets of one block, and where the next one begins."""
+        first, last = block << BLOCK_BITS, min((block + 1) << BLOCK_BITS, len(self))
+        lengths = self.lengths[first:last]
+        if int(lengths.min()) < 0:
+            raise self._negative_length(first + int(lengths.argmin()))
+        expected = np.zeros(last - first + 1, np.int64)
+        # At most 2**16 lengths below 2**31 and 8 bytes an item: no sum overflows.
+        np.cumsum(lengths, dtype=np.int64, out=expected[1:])
+        expected *= self._itemsize
+        start = int(self.pointers[first])
+        found = np.append(self.pointers[first:last], self._end if last == len(self) else self.pointers[last])
+        # Compared as differences from the first, so that a hostile one cannot overflow either.
+        wrong = np.flatnonzero((found.view(np.uint64) - np.uint64(start % 2**64)) != expected.view(np.uint64))
+        if first:
+            before = int(self.pointers[first - 1]) + int(self.lengths[first - 1]) * self._itemsize
+        else:
+            before = 0
+        if start != before or wrong.size:
+            at = first if start != before else first + int(wrong[0])
+            must = before if start != before else start + int(expected[wrong[0]])
+            raise self._wrong_pointer(at, int(found[at - first]), f"{must:,}")
+        if start < 0 or start + int(expected[-1]) > len(self.tokens) * self._itemsize:
+            raise DataError(
+                f"{display(idx_path(self.prefix))}: sequences {first:,} to {last - 1:,} lie outside "
+                f"{display(bin_path(self.prefix))}. Copy both files again."
+            )
+        self._checked[block] = True
+
+    @property
+    def _end(self) -> int:
+        """The byte behind the last token, by the index."""
+        return int(self.pointers[-1]) + int(self.lengths[-1]) * self._itemsize
+
+    def _wrong_pointer(self, sequence: int, pointer: int, must: str) -> DataError:
+        return DataError(
+            f"{display(idx_path(self.prefix))}: sequence {sequence:,} starts at byte {pointer:,}, must be {must}: "
+            "offsets are the running sum of the lengths. Copy the file again, or make the index again."
+        )
+
+    def _negative_length(self, sequence: int) -> DataError:
+        return DataError(
+            f"{display(idx_path(self.prefix))}: sequence {sequence:,} has the length {int(self.lengths[sequence]):,}. "
+            "Copy the file again, or make the index again."
+        )
+
+    def _wrong_documents(self) -> DataError:
+        return DataError(
+            f"{display(idx_path(self.prefix))}: the document array must rise from 0 to {len(self):,} (sequences). "
+            "Copy the file again, or make the index again."
+        )
+
+    def _check_bin_size(self, surplus_allowed: bool) -> None:
+        path = bin_path(self.prefix)
+        expected, found = self.num_tokens * self._itemsize, path.stat().st_size
+        if found < expected:
+            raise DataError(
+                f"{display(path)}: truncated: {found:,} bytes, but {display(idx_path(self.prefix))} counts "
+                f"{self.num_tokens:,} tokens of {self._itemsize} bytes = {expected:,} bytes; "
+                f"{expected - found:,} bytes are missing. Copy the file again, or make it again with "
+                "`nbtrain prepare RUN.yaml --force`."
+            )
+        surplus, rest = divmod(found - expected, self._itemsize)
+        if surplus_allowed and not rest:
+            return
+        if surplus and not rest and surplus <= self.num_documents and surplus == self.num_filled_documents():
+            raise DataError(
+                f"{display(path)}: {surplus:,} tokens more than the index counts, one per document: "
+                "Megatron-DeepSpeed's --append-eod writes the end-of-document token without counting it, so "
+                "document k would start k tokens early. Mend the index with "
+                f"`nbtrain data repair {shlex.quote(display(self.prefix))}`, or prepare the data again."
+            )
+        if found > expected:
+            raise DataError(
+                f"{display(path)}: {found:,} bytes, but {display(idx_path(self.prefix))} counts {expected:,}: "
+                f"{found - expected:,} bytes too many. The two files are not of one pair: copy both again."
+            )
+
+    def num_filled_documents(self) -> int:
+        """Documents that hold a sequence: Megatron's slow script leaves empty ones as repeated entries."""
+        documents = self.document_indices
+        return sum(
+            int((documents[first + 1 : first + BLOCK + 1] > documents[first:-1][:BLOCK]).sum())
+            for first in range(0, len(documents) - 1, BLOCK)
+        )
+
+    def verify(self, vocab_size: int | None = None, seen: Callable[[np.ndarray], object] = len) -> int:
+        """Read everything: offsets, document array and, given `vocab_size`, the range of every id.
+
+        Returns the largest id (-1 where there are no tokens, or no integers). `seen` is called with each
+        piece of the stream, in order. Raises DataError.
+        """
+        self.check()
+        binary = display(bin_path(self.prefix))
+        if vocab_size is not None:
+            check_vocabulary(self.dtype, 1, binary)  # refuses what holds no integers
+        largest = -1
+        for chunk in self.chunks():
+            seen(chunk)
+            if self.dtype.kind == "f":
+                continue
+            largest = max(largest, int(chunk.max()))
+            if self.dtype.kind == "i" and int(chunk.min()) < 0:
+                raise DataError(f"{binary}: holds a negative token id. Encode again.")
+        if vocab_size is not None and largest >= vocab_size:
+            raise DataError(
+                f"{binary}: holds token id {largest:,}, but the vocabulary has "
+                f"{vocab_size:,} entries (ids below {vocab_size:,}). It was made with another tokenizer: set "
+                "tokenizer.vocab_size to that one's, or encode again."
+            )
+        return largest
+
+    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
+        """The flat token stream from token `start` to `stop`, in pieces of at most SCAN_TOKENS."""
+        stop = self.num_tokens if stop is None else stop
+        for first in range(start, stop, SCAN_TOKENS):
+            yield self.tokens[first : min(first + SCAN_TOKENS, stop)]
+
+
+AGAIN = "Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`."
+
+
+def read_header(path: Path) -> tuple[np.dtype, int, int]:
+    """(dtype, sequences, document entries) of an .idx. Raises DataError where it is missing or damaged."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as stream:
+            raw = stream.read(HEADER.size)
+    except FileNotFoundError:
+        raise missing(path) from None
+    except OSError as error:
+        raise DataError(f"{display(path)}: cannot be read: {error.strerror}.") from error
+    if raw.startswith(LEGACY_MAGIC):
+        raise DataError(
+            f"{display(path)}: the `lazy`/`cached` format of old Megatron (TNTIDX). Only `mmap` is read: convert it "
+            "with Megatron's tools, or prepare the data again."
+        )
+    if len(raw) < HEADER.size or not raw.startswith(MAGIC):
+        raise DataError(
+            f"{display(path)}: not a Megatron index: must start with {MAGIC!r}, starts with {raw[:9]!r}. {AGAIN}"
+        )
+    _, version, code, num_sequences, num_entries = HEADER.unpack(raw)
+    if version != VERSION:
+        raise DataError(f"{display(path)}: index version {version}, must be {VERSION}. {AGAIN}")
+    if code not in DTYPES:
+        raise DataError(f"{display(path)}: dtype code {code}, must be one of 1 to {max(DTYPES)}. {AGAIN}")
+    expected = HEADER.size + 12 * num_sequences + 8 * num_entries
+    if size == expected + num_sequences and num_sequences:
+        raise DataError(
+            f"{display(path)}: a multimodal index (one mode byte per sequence); only text is read. Write it without modes."
+        )
+    if size != expected:
+        raise DataError(
+            f"{display(path)}: {size:,} bytes, but its header names {num_sequences:,} sequences and "
+            f"{num_entries:,} document entries = {expected:,} bytes. {AGAIN}"
+        )
+    return DTYPES[code], num_sequences, num_entries
+
+
+def missing(path: Path) -> DataError:
+    """The error for a dataset file that is not there."""
+    return DataError(f"{display(path)}: no such file. Make it with `nbtrain prepare RUN.yaml`.")

@@ -1,0 +1,1 @@
+"""What is in a dataset: card, inspection, verification, browser."""

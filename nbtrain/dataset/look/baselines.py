@@ -1,0 +1,209 @@
+"""What a model must beat: how well token counts alone predict what the run's validation predicts.
+
+    plain     H = -sum_v p(v) ln p(v), p the validation tokens' own frequencies: no unigram model is better
+    unigram   -mean ln (c(b) + k) / (N + k V), counts c of the training split
+    bigram    -mean ln (c(a, b) + k) / (c(a) + k V), a the token before b
+
+In nats per token, over the very samples that the run's validation reads, and there over the labels that bear loss,
+so that the figures and the trained model's validation loss are of the same tokens. V is the vocabulary. For each k is
+the one of a fixed grid that suits these tokens best: in the baseline's favour, never in the model's. Pairs run over
+document ends, as samples do. Counts are of at most the first 20 million training tokens (`train_tokens` says how many).
+"""
+
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, overload
+
+import numpy as np
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.base.workspace import display
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.asked import place
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.samples.build import build_datasets
+from nbtrain.dataset.samples.gpt_index import split_bounds
+
+logger = logging.getLogger(__name__)
+
+VERSION = 3
+MAX_TRAIN_TOKENS = 20_000_000
+MAX_VALIDATION_TOKENS = 5_000_000
+K_GRID = tuple(float(k) for k in 10.0 ** np.arange(-4, 3.25, 0.25))
+
+
+@dataclass(frozen=True)
+class Baselines:
+    """Nats per token on the run's validation samples, and how they came about."""
+
+    unigram_entropy_nats: float
+    """The validation tokens' own unigram entropy."""
+    unigram_nats: float
+    """Cross entropy under the training split's counts."""
+    unigram_k: float
+    bigram_nats: float
+    """Cross entropy under the training split's pair counts."""
+    bigram_k: float
+    train_tokens: int
+    """Training tokens counted."""
+    validation_tokens: int
+    """Tokens predicted."""
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's plain text."""
+        printer.text(str(self))
+
+    def __str__(self) -> str:
+        return (
+            f"validation samples, nats/token: unigram entropy {self.unigram_entropy_nats:.4f}, "
+            f"unigram of training counts {self.unigram_nats:.4f} (add-{self.unigram_k:.3g}), "
+            f"bigram {self.bigram_nats:.4f} (add-{self.bigram_k:.3g}); "
+            f"{self.train_tokens:,} training and {self.validation_tokens:,} validation tokens"
+        )
+
+
+@dataclass(frozen=True)
+class NoBaselines:
+    """Data that has no baselines. Shown in a cell it says why."""
+
+    reason: str
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """IPython's plain text."""
+        printer.text(str(self))
+
+    def __str__(self) -> str:
+        return f"no baselines: {self.reason}"
+
+
+@overload
+def baselines(config: RunConfig, too_small: Literal["refuse"] = "refuse") -> Baselines: ...
+
+
+@overload
+def baselines(config: RunConfig, too_small: str) -> Baselines | NoBaselines: ...
+
+
+def baselines(config: RunConfig, too_small: str = "refuse") -> Baselines | NoBaselines:
+    """The baselines of a run's data; computed once, then read from the dataset's folder.
+
+    Raises DataError where the data is not prepared, one of the two splits is too short, or the run blends datasets;
+    with too_small="explain" the last two raise nothing and a NoBaselines comes back, so that a notebook goes on.
+    """
+    if too_small not in ("refuse", "explain"):
+        raise ConfigError(f'too_small = {too_small!r} must be "refuse" or "explain".')
+    found = _baselines(config)
+    if isinstance(found, NoBaselines) and too_small == "refuse":
+        raise DataError(found.reason)
+    return found
+
+
+def _baselines(config: RunConfig) -> Baselines | NoBaselines:
+    if config.data.blend:
+        return NoBaselines(
+            f"{place(config, 'data.blend')}: baselines are of one dataset, a blend has {len(config.data.blend)}. Ask for "
+            "those of one entry: a run with data.name set to it and without data.blend."
+        )
+    dataset = DatasetFiles.of(config)
+    manifest = dataset.require(config.tokenizer.vocab_size)
+    key = {
+        "version": VERSION,
+        "dataset_sha256": manifest.dataset_sha256,
+        "split": config.data.split,
+        "split_rule": config.data.split_rule,
+        "seed": config.data.seed,
+        "seq_length": config.model.seq_length,
+        "shuffle": config.data.shuffle,
+        "packing": config.data.packing,
+        "eod_mask_loss": config.data.eod_mask_loss,
+        "validation_samples": validation_samples(config),
+        "max_train_tokens": MAX_TRAIN_TOKENS,
+    }
+    stored = _stored(dataset)
+    for entry in stored:
+        if entry["key"] == key:
+            return Baselines(**entry["value"])
+    indexed = IndexedDataset(dataset.prefix)
+    train, valid, _ = split_bounds(config.data.split, config.data.split_rule, len(indexed))
+    train_tokens = _tokens(indexed, train, MAX_TRAIN_TOKENS)
+    if len(train_tokens) < 2 or valid[0] == valid[1]:
+        return NoBaselines(
+            f"{display(dataset.prefix)}: split {config.data.split} leaves {len(train_tokens):,} training tokens and "
+            f"{valid[1] - valid[0]:,} validation documents; a baseline needs both. Use more text or another data.split."
+        )
+    context, target = _validation_labels(config, indexed, valid)
+    if not len(target):
+        return NoBaselines(
+            f"{display(indexed.prefix)}: no label of the {validation_samples(config):,} validation samples bears loss. "
+            "Use more text or another data.split."
+        )
+    result = compute(train_tokens, context, target, manifest.vocab_size)
+    try:
+        files.write_json(dataset.baselines_json, [*stored, {"key": key, "value": asdict(result)}])
+    except OSError as error:  # a data home that may only be read: the figures are right all the same
+        logger.info(
+            "%s: cannot be written (%s); computed again next time.", dataset.baselines_json, error.strerror
+        )
+    return result
+
+
+def validation_samples(config: RunConfig) -> int:
+    """Samples that one validation of the run reads."""
+    return config.evaluation.eval_iters * config.batch.global_batch_size
+
+
+def _validation_labels(
+    config: RunConfig, indexed: IndexedDataset, bounds: tuple[int, int]
+) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens, the labels after them that bear loss); where the run never validates, of the whole split."""
+    samples = build_datasets(config).valid
+    if samples is None or not validation_samples(config):
+        tokens = _tokens(indexed, bounds, MAX_VALIDATION_TOKENS)
+        return tokens[:-1], tokens[1:]
+    contexts, targets = [], []
+    for number in range(validation_samples(config)):
+        sample = samples.sample(number)
+        learnt = slice(None) if sample.loss_mask is None else sample.loss_mask > 0
+        contexts.append(sample.tokens[learnt])
+        targets.append(sample.labels[learnt])
+    return np.concatenate(contexts), np.concatenate(targets)
+
+
+def compute(train: np.ndarray, context: np.ndarray, target: np.ndarray, vocab_size: int) -> Baselines:
+    """The baselines of training tokens [tokens] on labels [labels] and the token before each, ids below `vocab_size`."""
+    counts = np.bincount(train, minlength=vocab_size)
+    unigram_nats, unigram_k = _best(counts[target], np.full(len(target), len(train)), vocab_size)
+
+    pairs, pair_counts = np.unique(train[:-1] * vocab_size + train[1:], return_counts=True)
+    wanted = context * vocab_size + target
+    places = np.minimum(np.searchsorted(pairs, wanted), len(pairs) - 1)
+    seen = np.where(pairs[places] == wanted, pair_counts[places], 0)
+    contexts = np.bincount(train[:-1], minlength=vocab_size)[context]
+    bigram_nats, bigram_k = _best(seen, contexts, vocab_size)
+
+    frequencies = np.bincount(target) / len(target)
+    frequencies = frequencies[frequencies > 0]
+    entropy = float(-(frequencies * np.log(frequencies)).sum())
+    return Baselines(entropy, unigram_nats, unigram_k, bigram_nats, bigram_k, len(train), len(target))
+
+
+def _best(counts: np.ndarray, totals: np.ndarray, vocab_size: int) -> tuple[float, float]:
+    """(lowest cross entropy, its k) over the grid, for tokens with these counts out of these totals."""
+    return min((float(np.mean(np.log(totals + k * vocab_size) - np.log(counts + k))), k) for k in K_GRID)
+
+
+def _tokens(indexed: IndexedDataset, bounds: tuple[int, int], limit: int) -> np.ndarray:
+    if bounds[0] == bounds[1]:
+        return np.empty(0, np.int64)
+    start = int(indexed.pointers[bounds[0]]) // indexed.dtype.itemsize
+    length = int(indexed.lengths[bounds[0] : bounds[1]].sum(dtype=np.int64))
+    return indexed.tokens[start : start + min(length, limit)].astype(np.int64)
+
+
+def _stored(dataset: DatasetFiles) -> list[dict[str, Any]]:
+    try:
+        return files.read_json(dataset.baselines_json) or []
+    except ValueError as error:
+        raise DataError(f"{error}. Remove the file; it is computed again.") from None

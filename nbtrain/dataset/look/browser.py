@@ -1,0 +1,281 @@
+"""Documents of a dataset, read straight from its .bin and decoded: one, several, or the next that holds a text."""
+
+import html
+import itertools
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, valid_name
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, ONE_FILE, byte_level, read_manifest
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.indexed import IndexedDataset
+
+SHOWN_TOKENS = 600
+SEARCHED_TOKENS = 100_000
+SEARCH_SECONDS = 3.0
+UNLEARNT = "color:#7a828e"
+LEARNT = "background-color:rgba(46,158,79,.18)"
+
+
+class Decoder(Protocol):
+    """What decodes: our own Tokenizer, or somebody's."""
+
+    def decode(self, ids: Iterable[int]) -> str: ...
+
+
+@dataclass(frozen=True)
+class Document:
+    """One document as it is shown."""
+
+    number: int
+    tokens: int
+    """All of it, EOD counted."""
+    sequences: int
+    pieces: list[tuple[str, bool]]
+    """Its text in parts, and whether each is learnt: one part where there is no loss mask."""
+    cut: bool
+    """Whether there is more of it than the pieces show."""
+    masked: bool
+    """Whether a loss mask lies beside the dataset."""
+    source: str | None = None
+    """Which of several sources it comes from."""
+
+    @property
+    def text(self) -> str:
+        """The pieces together, with " ..." where they are cut."""
+        return "".join(text for text, _ in self.pieces) + (" ..." if self.cut else "")
+
+    @property
+    def title(self) -> str:
+        """Number and size in a few words."""
+        sequences = f" in {self.sequences:,} sequences" if self.sequences != 1 else ""
+        source = f" of {self.source}" if self.source else ""
+        return f"document {self.number:,}{source} ({self.tokens:,} tokens{sequences})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        value: dict[str, Any] = {"document": self.number, "tokens": self.tokens, "text": self.text}
+        if self.source:
+            value["source"] = self.source
+        if self.masked:
+            value["pieces"] = [{"text": text, "learnt": learnt} for text, learnt in self.pieces]
+        return value
+
+    def to_html(self) -> str:
+        """Its text with what is learnt coloured, in attributes: a notebook that is not trusted keeps them."""
+        parts = [
+            f'<span style="{LEARNT if learnt else UNLEARNT}">{html.escape(text)}</span>'
+            if self.masked
+            else html.escape(text)
+            for text, learnt in self.pieces
+        ]
+        body = "".join(parts) + (" ..." if self.cut else "")
+        return f'<pre style="white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0">{body}</pre>'
+
+
+def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
+    """Documents as Document.to_dict gives them, to open one by one; the first one is open."""
+    parts = []
+    for place, sample in enumerate(samples):
+        pieces = sample.get("pieces") or [{"text": sample["text"], "learnt": True}]
+        document = Document(
+            number=sample["document"],
+            tokens=sample["tokens"],
+            sequences=1,
+            pieces=[(piece["text"], piece["learnt"]) for piece in pieces],
+            cut="pieces" in sample and sample["text"].endswith(" ..."),
+            masked="pieces" in sample,
+            source=sample.get("source"),
+        )
+        opened = " open" if place == 0 else ""
+        parts.append(f"<details{opened}><summary>{document.title}</summary>{document.to_html()}</details>")
+    return "".join(parts)
+
+
+class Browser:
+    """The documents of one pair. `named` is a tokenizer's name or path; None takes that of the manifest's hash.
+
+    Raises DataError where the pair is missing or damaged, or a named tokenizer is not there.
+    """
+
+    def __init__(self, target: str | os.PathLike | RunConfig | DatasetFiles, named: str | None = None):
+        self.dataset = target if isinstance(target, DatasetFiles) else DatasetFiles.find(target)
+        self.indexed = IndexedDataset(self.dataset.prefix)
+        self.manifest = manifest_of_pair(self.dataset)
+        self.mask = self.dataset.open_loss_mask(self.indexed) if self.dataset.has_loss_mask else None
+        self.eod_id = self.manifest.eod_id if self.manifest else None
+        self._decoder, self.tokenizer = find_tokenizer(target, self.manifest, named)
+
+    @property
+    def num_documents(self) -> int:
+        return self.indexed.num_documents
+
+    @cached_property
+    def _bounds(self) -> np.ndarray:
+        return self.indexed.document_bounds()
+
+    def document(self, number: int, max_tokens: int = SHOWN_TOKENS) -> Document:
+        """A document, its text from its first `max_tokens` tokens. DataError where there is no such document."""
+        if not 0 <= number < self.num_documents:
+            raise DataError(
+                f"{display(self.dataset.prefix)}: document {number:,} is not there; it holds "
+                f"{self.num_documents:,}, from 0 on."
+            )
+        first, last = self.indexed.document_indices[number : number + 2].tolist()
+        length = int(self._bounds[number + 1] - self._bounds[number])
+        ids = self._read(self.indexed, first, last, max_tokens)
+        cut = length > len(ids)
+        if not cut and len(ids) and ids[-1] == self.eod_id:
+            ids = ids[:-1]
+        if self.mask is None:
+            pieces = [(self._decode(ids), True)]
+        else:
+            pieces = self._pieces(ids, self._read(self.mask, first, last, max_tokens)[: len(ids)])
+        return Document(number, length, last - first, pieces, cut, self.mask is not None, self._source(first))
+
+    def documents(self, numbers: Iterable[int], max_tokens: int = SHOWN_TOKENS) -> list[Document]:
+        """Several documents."""
+        return [self.document(number, max_tokens) for number in numbers]
+
+    def spread(self, count: int, max_tokens: int = SHOWN_TOKENS) -> list[Document]:
+        """`count` documents at equal distances, of each source as many; fewer where there are not so many."""
+        # By sequences, in which sources are told; their documents are where those begin.
+        starts = np.asarray(self.indexed.document_indices)
+        ranges = self._sources or [("", 0, len(self.indexed))]
+        chosen: set[int] = set()
+        for place, (_, first, last) in enumerate(ranges):
+            begin, end = np.searchsorted(starts, [first, last]).tolist()
+            own = count * (place + 1) // len(ranges) - count * place // len(ranges)
+            if end > begin:
+                own = max(1, own)
+                chosen |= {begin + (2 * part + 1) * (end - begin) // (2 * own) for part in range(own)}
+        return self.documents(sorted(chosen), max_tokens)
+
+    @cached_property
+    def _sources(self) -> list[tuple[str, int, int]]:
+        """Name and sequences [first, last) of each source, where there are several."""
+        told = (
+            [source for source in self.manifest.sources if source.get("sequences")] if self.manifest else []
+        )
+        named = [(source.get("name") or source.get("kind") or "", *source["sequences"]) for source in told]
+        return [entry for entry in named if entry[2] > entry[1]] if len(named) > 1 else []
+
+    def _source(self, sequence: int) -> str | None:
+        return next((name for name, first, last in self._sources if first <= sequence < last), None)
+
+    def find(self, text: str, start: int = 0, seconds: float = SEARCH_SECONDS) -> tuple[int | None, int]:
+        """(the next document from `start` on whose text holds `text`, the one to go on from); capitals do not count.
+
+        Gives up after `seconds`: then the first is None and the second less than num_documents. Of a long document
+        the first SEARCHED_TOKENS are searched.
+        """
+        wanted = text.casefold()
+        deadline = time.monotonic() + seconds
+        for number in range(start, self.num_documents):
+            if wanted in self.document(number, SEARCHED_TOKENS).text.casefold():
+                return number, number + 1
+            if time.monotonic() > deadline:
+                return None, number + 1
+        return None, self.num_documents
+
+    def _read(self, indexed: IndexedDataset, first: int, last: int, max_tokens: int) -> np.ndarray:
+        parts, found = [np.empty(0, indexed.dtype)], 0
+        for sequence in range(first, last):
+            parts.append(indexed[sequence][: max_tokens - found])
+            found += len(parts[-1])
+            if found == max_tokens:
+                break
+        return np.concatenate(parts)
+
+    def _pieces(self, ids: np.ndarray, mask: np.ndarray) -> list[tuple[str, bool]]:
+        edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(ids)]
+        return [
+            (self._decode(ids[start:stop]), bool(mask[start]))
+            for start, stop in itertools.pairwise(edges)
+            if stop > start
+        ]
+
+    def _decode(self, ids: np.ndarray) -> str:
+        if self._decoder is None:
+            return " ".join(map(str, ids.tolist()))
+        size = getattr(self._decoder, "vocab_size", None)
+        if size is not None and len(ids) and int(ids.max()) >= size:
+            raise DataError(
+                f"{display(self.dataset.bin)}: holds token id {int(ids.max()):,}, but {self.tokenizer} has {size:,} "
+                "entries: it was encoded with another tokenizer. Name that one."
+            )
+        return self._decoder.decode(ids.tolist())
+
+
+def manifest_of_pair(dataset: DatasetFiles) -> DatasetManifest | None:
+    """The manifest beside a pair, where it is of this pair."""
+    manifest = dataset.manifest()
+    return manifest if manifest is not None and dataset.bin.name in manifest.files else None
+
+
+def find_tokenizer(
+    target: Any, manifest: DatasetManifest | None, named: str | None
+) -> tuple[Decoder | None, str | None]:
+    """(what decodes, where it lies): the named one; else, by the manifest's hash, the run's or any in the data home.
+
+    (None, None) where there is none of this hash. Raises DataError where a named one is not there.
+    """
+    if named is not None:
+        return _named_tokenizer(named)
+    if manifest is None or manifest.tokenizer_sha256 is None:
+        return None, None
+    folders = [tokenizer_dir(target.tokenizer.name)] if isinstance(target, RunConfig) else []
+    folders += sorted((data_home() / "tokenizer").glob("[!.]*"))
+    for folder in folders:
+        entry = read_manifest(folder)
+        if entry and entry["sha256"] == manifest.tokenizer_sha256:
+            return Tokenizer.load(folder), display(folder)
+    return None, None
+
+
+def _named_tokenizer(named: str) -> tuple[Decoder, str]:
+    folders = [tokenizer_dir(named)] if valid_name(named) else []
+    for folder in [*folders, Path(named).expanduser().absolute(), resolve(named)]:
+        if (folder / "manifest.json").is_file():
+            return Tokenizer.load(folder), display(folder)
+        file = folder / ONE_FILE if folder.is_dir() else folder
+        if file.is_file():
+            return _ForeignTokenizer(file), display(file)
+        if all((folder / name).is_file() for name in CONTENT_FILES):
+            return _ForeignTokenizer(folder), display(folder)
+    raise DataError(
+        f"{named}: no tokenizer of this name in {display(data_home() / 'tokenizer')}, and none at this path. Name a "
+        "tokenizer.json, a folder that holds one, or a folder with vocab.json and merges.txt."
+    )
+
+
+class _ForeignTokenizer:
+    """Any tokenizer.json, or a folder with GPT-2's vocab.json and merges.txt, to decode with."""
+
+    def __init__(self, path: Path):
+        import tokenizers
+        from tokenizers.models import BPE
+
+        what = "a byte-level BPE" if path.is_dir() else "a tokenizer.json"
+        try:
+            if path.is_dir():
+                model = BPE.from_file(str(path / "vocab.json"), str(path / "merges.txt"))
+                self._tokenizer = byte_level(tokenizers.Tokenizer(model))
+            else:
+                self._tokenizer = tokenizers.Tokenizer.from_file(str(path))
+        except Exception as error:  # bare ones from Rust
+            raise DataError(f"{display(path)}: not {what}: {error}.") from error
+        self.vocab_size: int = self._tokenizer.get_vocab_size()
+
+    def decode(self, ids: Iterable[int]) -> str:
+        return self._tokenizer.decode(list(ids), skip_special_tokens=False)

@@ -1,0 +1,409 @@
+"""The data card: what is in a dataset, in figures, pictures and documents, read from its .bin/.idx.
+
+data_card("my-dataset")            by name in the data home, or by prefix
+data_card(config)                  of a run: its splits too, and how often the run goes through them
+data_card(config with data.blend)  a BlendCard: each dataset with its share, and their cards
+"""
+
+import base64
+import html
+import os
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.terminal import printable
+from nbtrain.base.workspace import display
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.look.browser import Browser, samples_html
+from nbtrain.dataset.look.card_pictures import bars_svg, histogram_svg
+from nbtrain.dataset.look.duplicates import Duplicates, find_duplicates
+from nbtrain.dataset.look.tables import Table, html_table, source_rows, text_table
+from nbtrain.dataset.prepare.report import split_rows
+from nbtrain.dataset.samples.build import build_datasets
+from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
+
+NUM_SAMPLES = 12
+NUM_TEXT_SAMPLES = 4
+SAMPLE_TOKENS = 400
+TEXT_SAMPLE_TOKENS = 160
+MAX_EPOCHS = 4.0
+PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
+body{{font-family:system-ui,sans-serif;max-width:1000px;margin:24px auto;padding:0 16px;line-height:1.4}}
+table{{border-collapse:collapse;margin:8px 0 16px}}td,th{{padding:2px 14px 2px 0;vertical-align:top}}
+th{{border-bottom:1px solid #9aa2ad;font-weight:600}}summary{{cursor:pointer}}pre{{font-size:12px}}
+</style></head><body>
+{body}
+</body></html>
+"""
+
+
+@dataclass(frozen=True)
+class DataCard:
+    """A dataset described; shows itself as text and as HTML."""
+
+    prefix: str
+    documents: int
+    tokens: int
+    text_bytes: int | None
+    dtype: str
+    vocab_size: int | None
+    eod_id: int | None
+    dataset_sha256: str | None
+    tokenizer: str | None
+    """Folder of the tokenizer that decodes it, or None where it is not in the data home."""
+    sources: list[dict[str, Any]]
+    """Of the manifest: name, documents, bytes, tokens, licence, attribution, settings of each."""
+    dropped: dict[str, int]
+    lengths: dict[str, float]
+    """Tokens per document, EOD counted: minimum, median, mean, 95 %, maximum."""
+    histogram: dict[str, list[int]]
+    """edges (powers of 2, tokens) and counts (documents)."""
+    splits: list[dict[str, Any]]
+    """name, documents, tokens, samples and epochs that the run reads; empty where the card is not of a run."""
+    samples: list[dict[str, Any]]
+    """document, tokens, text (its beginning; token ids where there is no tokenizer), and its learnt pieces."""
+    sequences: int = 0
+    empty_documents: int = 0
+    learnt_tokens: int | None = None
+    """Tokens that the loss mask names; None where there is none, so that all are learnt."""
+    duplicates: dict[str, int] | None = None
+    """copies found in the .bin, documents checked, documents; None where they were not looked for."""
+    seq_length: int | None = None
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """Text bytes per token, EOD counted; None where the text's size is not known."""
+        return self.text_bytes / self.tokens if self.text_bytes and self.tokens else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {**asdict(self), "bytes_per_token": self.bytes_per_token}
+
+    def __str__(self) -> str:
+        parts = [self.prefix, *(text_table(*table) for table in self._tables())]
+        parts += [f"warning: {warning}" for warning in self.warnings]
+        # From everywhere, as the whole list is.
+        step = max(1, len(self.samples) // NUM_TEXT_SAMPLES)
+        for sample in self.samples[step // 2 :: step][:NUM_TEXT_SAMPLES]:
+            parts.append(
+                f"document {sample['document']:,} ({sample['tokens']:,} tokens)\n{_indented(sample['text'])}"
+            )
+        return printable("\n\n".join(parts))
+
+    __repr__ = __str__
+
+    def to_html(self) -> str:
+        """A self-contained fragment: tables, pictures as inline SVG, documents to open one by one."""
+        learnt = "" if self.learnt_tokens is None else ", learnt tokens coloured"
+        return f"{self.summary_html()}<h4>documents{learnt}</h4>{self.documents_html()}"
+
+    _repr_html_ = to_html
+
+    def to_page(self) -> str:
+        """A whole HTML page that needs nothing beside it."""
+        return PAGE.format(title=html.escape(f"data card of {self.prefix}"), body=self.to_html())
+
+    def summary_html(self) -> str:
+        """The fragment without the documents."""
+        tables = "".join(html_table(*table) for table in self._tables())
+        pictures = _image(self.histogram_svg(), "documents by length in tokens")
+        if len(self.sources) > 1 and all(source.get("tokens") for source in self.sources):
+            pictures += _image(self.sources_svg(), "tokens by source")
+        return (
+            f"<h3>{html.escape(self.prefix)}</h3>{_warnings_html(self.warnings)}{tables}<div>{pictures}</div>"
+        )
+
+    def documents_html(self) -> str:
+        """The samples, the first one open."""
+        return samples_html(self.samples)
+
+    def histogram_svg(self) -> bytes:
+        """Documents by length, in bins of powers of 2."""
+        return histogram_svg(self.histogram["edges"], self.histogram["counts"], self.seq_length)
+
+    def sources_svg(self) -> bytes:
+        """Tokens of each source."""
+        names = [source.get("name") or source.get("kind") or "" for source in self.sources]
+        return bars_svg(names, [source.get("tokens") or 0 for source in self.sources], "tokens")
+
+    def _tables(self) -> list[Table]:
+        documents = f"{self.documents:,}"
+        if self.empty_documents:
+            documents += f", {self.empty_documents:,} of them empty"
+        facts = [
+            ["documents", documents],
+            *([["sequences", f"{self.sequences:,}"]] if self.sequences not in (0, self.documents) else []),
+            ["tokens (EOD counted)", f"{self.tokens:,}"],
+            *([["learnt tokens", self._learnt()]] if self.learnt_tokens is not None else []),
+            ["text bytes", f"{self.text_bytes:,}" if self.text_bytes else "unknown"],
+            ["bytes/token", f"{self.bytes_per_token:.3f}" if self.bytes_per_token else "unknown"],
+            ["stored as", self.dtype],
+            ["vocabulary", f"{self.vocab_size:,}" if self.vocab_size else "unknown"],
+            ["EOD id", str(self.eod_id) if self.eod_id is not None else "unknown"],
+            ["tokenizer", self.tokenizer or "not in the data home"],
+            ["dataset sha256", (self.dataset_sha256 or "no manifest")[:16]],
+            *([["exact duplicates", str(Duplicates(**self.duplicates))]] if self.duplicates else []),
+            *([f"dropped: {reason}", f"{count:,}"] for reason, count in sorted(self.dropped.items())),
+        ]
+        lengths = [[f"{value:,.0f}" for value in self.lengths.values()]]
+        tables: list[Table] = [
+            (["", ""], facts),
+            ([f"tokens/document: {next(iter(self.lengths))}", *list(self.lengths)[1:]], lengths),
+        ]
+        if self.splits:
+            what = "documents" if self.sequences == self.documents else "sequences"
+            tables.append(_splits_table(self.splits, what))
+        if self.sources:
+            rows = [
+                [*row, _licence(source.get("licence")), source.get("attribution") or ""]
+                for row, source in zip(source_rows(self.sources), self.sources)
+            ]
+            header = ["source", "documents", "bytes", "tokens", "bytes/token", "licence", "attribution"]
+            tables.append((header, rows))
+        return tables
+
+    def _learnt(self) -> str:
+        learnt = self.learnt_tokens or 0
+        return f"{learnt:,} ({learnt / self.tokens:.1%})" if self.tokens else "0"
+
+
+@dataclass(frozen=True)
+class BlendCard:
+    """The card of a run that mixes datasets: shares and epochs of each, then a card of each."""
+
+    name: str
+    entries: list[dict[str, Any]]
+    """name, weight, share, tokens and train_tokens of the dataset, samples and epochs that training takes of it."""
+    cards: list[DataCard]
+    warnings: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        cards = [card.to_dict() for card in self.cards]
+        return {"name": self.name, "entries": self.entries, "warnings": self.warnings, "cards": cards}
+
+    def __str__(self) -> str:
+        parts = [f"blend {self.name}", text_table(*self._table())]
+        parts += [f"warning: {warning}" for warning in self.warnings]
+        return printable("\n\n".join([*parts, *map(str, self.cards)]))
+
+    __repr__ = __str__
+
+    def to_html(self) -> str:
+        """A self-contained fragment: the blend, then each dataset."""
+        return self.summary_html() + "".join(card.to_html() for card in self.cards)
+
+    _repr_html_ = to_html
+
+    def to_page(self) -> str:
+        """A whole HTML page that needs nothing beside it."""
+        return PAGE.format(title=html.escape(f"data card of blend {self.name}"), body=self.to_html())
+
+    def summary_html(self) -> str:
+        """The fragment without the datasets' own cards."""
+        shares = bars_svg(
+            [entry["name"] for entry in self.entries],
+            [entry["samples"] for entry in self.entries],
+            "training samples",
+        )
+        return (
+            f"<h3>blend {html.escape(self.name)}</h3>{_warnings_html(self.warnings)}{html_table(*self._table())}"
+            f"{_image(shares, 'training samples by dataset')}"
+        )
+
+    def _table(self) -> Table:
+        rows = [
+            [
+                entry["name"],
+                f"{entry['weight']:g}",
+                f"{entry['share']:.1%}",
+                f"{entry['tokens']:,}",
+                f"{entry['train_tokens']:,}",
+                f"{entry['samples']:,}",
+                f"{entry['epochs']:.2f}",
+            ]
+            for entry in self.entries
+        ]
+        return ["dataset", "weight", "share", "tokens", "training tokens", "samples", "epochs"], rows
+
+
+def data_card(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> DataCard | BlendCard:
+    """The card of a run's dataset, of a dataset by name, or of any .bin/.idx by prefix.
+
+    `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError where the dataset is
+    missing or damaged. Reads the index, a loss mask, and of the tokens what the search for duplicates needs.
+    """
+    if isinstance(target, RunConfig) and target.data.blend:
+        return _blend_card(target, tokenizer)
+    return _card(target, tokenizer, target if isinstance(target, RunConfig) else None)
+
+
+def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataCard:
+    browser = Browser(target, tokenizer)
+    indexed, manifest = browser.indexed, browser.manifest
+    if not browser.num_documents or not indexed.num_tokens:
+        raise DataError(f"{display(browser.dataset.prefix)}: holds no document.")
+    bounds = indexed.document_bounds()
+    lengths = np.diff(bounds)
+    # Text, sources and drops are told of the pair that is trained on; of others beside it nothing is known.
+    told = manifest if manifest and manifest.stem == browser.dataset.stem else None
+    splits = _splits(config, indexed) if config is not None else []
+    return DataCard(
+        prefix=display(browser.dataset.prefix),
+        documents=browser.num_documents,
+        tokens=indexed.num_tokens,
+        text_bytes=told.counts["bytes"] if told else None,
+        dtype=indexed.dtype.name,
+        vocab_size=manifest.vocab_size if manifest else None,
+        eod_id=manifest.eod_id if manifest else None,
+        dataset_sha256=manifest.dataset_sha256 if manifest else None,
+        tokenizer=browser.tokenizer,
+        sources=[_with_tokens(source, indexed) for source in told.sources] if told else [],
+        dropped=told.counts["dropped"] if told else {},
+        lengths={
+            "minimum": float(lengths.min()),
+            "median": float(np.median(lengths)),
+            "mean": float(lengths.mean()),
+            "95 %": float(np.percentile(lengths, 95)),
+            "maximum": float(lengths.max()),
+        },
+        histogram=_histogram(lengths),
+        splits=splits,
+        samples=[document.to_dict() for document in browser.spread(NUM_SAMPLES, SAMPLE_TOKENS)],
+        sequences=len(indexed),
+        empty_documents=int((lengths == 0).sum()),
+        learnt_tokens=sum(int(np.count_nonzero(chunk)) for chunk in browser.mask.chunks())
+        if browser.mask is not None
+        else None,
+        duplicates=asdict(find_duplicates(indexed)),
+        seq_length=config.model.seq_length if config is not None else None,
+        warnings=_epoch_warnings(splits),
+    )
+
+
+def _with_tokens(source: dict[str, Any], indexed: IndexedDataset) -> dict[str, Any]:
+    """A source of a manifest with its tokens, counted by its sequences where they are not told."""
+    first, last = source.get("sequences") or (0, 0)
+    if source.get("tokens") is None and last:
+        return {**source, "tokens": int(indexed.lengths[first:last].sum(dtype=np.int64))}
+    return source
+
+
+def _histogram(lengths: np.ndarray) -> dict[str, list[int]]:
+    last = max(1, int(lengths.max()).bit_length())
+    edges = [0, *(1 << power for power in range(last + 1))]
+    counts, _ = np.histogram(lengths, bins=edges)
+    # Without the empty bins before the first document.
+    first = int(np.flatnonzero(counts)[0])
+    return {"edges": edges[first:], "counts": counts[first:].tolist()}
+
+
+def _splits(config: RunConfig, indexed: IndexedDataset) -> list[dict[str, Any]]:
+    """Splits of the sequences, and what training and one validation or test read of them."""
+    if config.data.packing == "best_fit":
+        # Cut within each source and gone through by weight: the packed dataset itself knows.
+        return split_rows(build_datasets(config))
+    bounds = split_bounds(config.data.split, config.data.split_rule, len(indexed))
+    evaluation = config.evaluation.eval_iters * config.batch.global_batch_size
+    train = max(config.data.index_samples or 0, config.batch_schedule.samples_after(config.train_steps))
+    rows = []
+    for name, (first, last) in zip(SPLIT_NAMES, bounds, strict=True):
+        tokens = int(indexed.lengths[first:last].sum(dtype=np.int64))
+        samples = (train if name == "train" else evaluation) if tokens else 0
+        rows.append(
+            {
+                "name": name,
+                "documents": last - first,
+                "tokens": tokens,
+                "samples": samples,
+                "epochs": samples * config.model.seq_length / tokens if tokens else 0.0,
+            }
+        )
+    return rows
+
+
+def _splits_table(splits: list[dict[str, Any]], what: str) -> Table:
+    rows = [
+        [
+            split["name"],
+            f"{split['documents']:,}",
+            f"{split['tokens']:,}",
+            f"{split['samples']:,}",
+            f"{split['epochs']:.2f}",
+        ]
+        for split in splits
+    ]
+    return ["split", what, "tokens", "samples read", "epochs"], rows
+
+
+def _epoch_warnings(splits: list[dict[str, Any]], of: str = "") -> list[str]:
+    return [
+        f"training goes {split['epochs']:.1f} times through {split['tokens']:,} tokens{of}: beyond "
+        f"{MAX_EPOCHS:g} epochs repeated text adds less and less (arXiv:2305.16264). Use more text, or fewer "
+        "train_tokens."
+        for split in splits
+        if split["name"] == "train" and split["epochs"] > MAX_EPOCHS
+    ]
+
+
+def _blend_card(config: RunConfig, tokenizer: str | None) -> BlendCard:
+    from nbtrain.dataset.blend import BlendFiles
+
+    entries = BlendFiles.of(config).entries
+    total = sum(entry.weight for entry in entries)
+    samples = config.batch_schedule.samples_after(config.train_steps)
+    rows, cards, warnings = [], [], []
+    for entry in entries:
+        indexed = IndexedDataset(entry.files.prefix)
+        first, last = split_bounds(config.data.split, config.data.split_rule, len(indexed))[0]
+        train_tokens = int(indexed.lengths[first:last].sum(dtype=np.int64))
+        share = entry.weight / total
+        taken = round(samples * share)
+        epochs = taken * config.model.seq_length / train_tokens if train_tokens else 0.0
+        rows.append(
+            {
+                "name": entry.name,
+                "weight": entry.weight,
+                "share": share,
+                "tokens": indexed.num_tokens,
+                "train_tokens": train_tokens,
+                "samples": taken,
+                "epochs": epochs,
+            }
+        )
+        warnings += _epoch_warnings(
+            [{"name": "train", "epochs": epochs, "tokens": train_tokens}], f" of {entry.name}"
+        )
+        cards.append(_card(entry.files, tokenizer, None))
+    return BlendCard(config.data.name, rows, cards, warnings)
+
+
+def _warnings_html(warnings: list[str]) -> str:
+    return "".join(
+        f'<p style="color:#b3540b"><b>warning</b>: {html.escape(warning)}</p>' for warning in warnings
+    )
+
+
+def _image(svg: bytes, title: str) -> str:
+    data = base64.b64encode(svg).decode()
+    return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}"/>'
+
+
+def _licence(licence: Any) -> str:
+    if isinstance(licence, dict):
+        names = sorted({str(value) for value in licence.values()})
+        return f"{len(names)} licences of {len(licence)} packages: see manifest.json"
+    return licence or "not stated"
+
+
+def _indented(text: str) -> str:
+    shown = text[: TEXT_SAMPLE_TOKENS * 5]
+    if len(shown) < len(text):
+        shown = shown.rstrip() + " ..."
+    return "\n".join(f"  | {line}" for line in shown.splitlines())

@@ -1,0 +1,88 @@
+"""Pictures of the data card: bars, as SVG that reads on white and on black."""
+
+import io
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+from nbtrain.base.amounts import count
+
+BLUE, ORANGE, GREY = "#1976d2", "#e8710a", "#7a828e"
+
+
+def histogram_svg(edges: Sequence[int], counts: Sequence[int], seq_length: int | None = None) -> bytes:
+    """Documents by length in tokens; a line marks the length of a sample."""
+    figure, axes = _figure(6.4, 2.6)
+    axes.bar(range(len(counts)), counts, width=0.92, color=BLUE)
+    axes.set_xlim(-0.6, max(len(counts), 6) - 0.4)
+    axes.set_xticks(
+        [place - 0.5 for place in range(len(edges))], [f"{edge:,}" for edge in edges], rotation=45, fontsize=7
+    )
+    axes.set_xlabel("tokens in a document")
+    axes.set_ylabel("documents")
+    if seq_length is not None:
+        place = _place(edges, seq_length)
+        if place is not None:
+            axes.axvline(
+                place, color=ORANGE, linestyle="--", linewidth=1.2, label=f"seq_length {seq_length:,}"
+            )
+            legend = axes.legend(fontsize=7, frameon=False)
+            for text in legend.get_texts():
+                text.set_color(GREY)
+    return _svg(figure)
+
+
+def bars_svg(names: Sequence[str], values: Sequence[float], label: str) -> bytes:
+    """One horizontal bar a name, the first on top, each with its value."""
+    figure, axes = _figure(6.4, 0.9 + 0.28 * len(names))
+    places = range(len(names))
+    bars = axes.barh(places, values, color=BLUE, height=0.7)
+    axes.set_yticks(places, [name if len(name) <= 28 else f"{name[:27]}…" for name in names], fontsize=8)
+    axes.invert_yaxis()
+    axes.bar_label(bars, [count(value) for value in values], fontsize=7, padding=3, color=GREY)
+    axes.margins(x=0.12)
+    axes.set_xlabel(label)
+    axes.xaxis.set_major_formatter(lambda value, _: count(value))
+    return _svg(figure)
+
+
+def _place(edges: Sequence[int], value: int) -> float | None:
+    """Where a length stands on the axis of bins; None outside."""
+    for place, (low, high) in enumerate(itertools.pairwise(edges)):
+        if low <= value <= high:
+            return place - 0.5 + (value - low) / (high - low)
+    return None
+
+
+def _figure(width: float, height: float) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    figure.patch.set_alpha(0)
+    axes = figure.subplots()
+    axes.patch.set_alpha(0)
+    axes.tick_params(colors=GREY, labelsize=7)
+    axes.xaxis.label.set_color(GREY)
+    axes.yaxis.label.set_color(GREY)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    for side in ("left", "bottom"):
+        axes.spines[side].set_color(GREY)
+    axes.yaxis.set_major_locator(_whole_numbers())
+    return figure, axes
+
+
+def _whole_numbers() -> Any:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(nbins=5, integer=True)
+
+
+def _svg(figure: Any) -> bytes:
+    from matplotlib import rc_context
+
+    content = io.BytesIO()
+    # A fixed salt and no date: the same card is the same bytes.
+    with rc_context({"svg.hashsalt": "nbtrain"}):
+        figure.savefig(content, format="svg", metadata={"Date": None})
+    return content.getvalue()

@@ -1,0 +1,74 @@
+"""Whether the files of a dataset still hold what its manifest says, without reading them each time.
+
+The manifest is written last. A file that is younger was written, or copied, after it: it is read once and its SHA-256
+compared, and .contents.json beside it remembers size and time, so that the next look is cheap again. Sizes alone are
+DatasetFiles.require's.
+"""
+
+import contextlib
+import time
+from pathlib import Path
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.progress import Progress
+from nbtrain.base.workspace import display
+from nbtrain.dataset.blend import BlendFiles
+from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+
+REMEMBERED = ".contents.json"
+
+
+def check_contents(dataset: DatasetFiles) -> None:
+    """Raises DataError where a file of the dataset, or of one of its blend's, is another one than its manifest describes."""
+    if isinstance(dataset, BlendFiles):
+        for entry in dataset.entries:
+            check_contents(entry.files)
+        return
+    manifest = dataset.manifest()
+    # Brought along without a manifest, or as a stranger in a folder that has one.
+    if manifest is None or dataset.bin.name not in manifest.files:
+        return
+    young = _younger_files(dataset, manifest)
+    if not young:
+        return
+    with Progress(f"read {dataset.directory.name}", sum(path.stat().st_size for path in young), "B") as bar:
+        for path in young:
+            stat, said = path.stat(), manifest.files[path.name]["sha256"]
+            found = files.sha256_of(path)
+            if found != said:
+                when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stat.st_mtime))
+                raise DataError(
+                    f"{display(path)}: is not what its manifest describes: written on {when}, after the manifest, its "
+                    f"SHA-256 is {found[:12]}... and the manifest says {said[:12]}.... Put the file back, or make the "
+                    "dataset again: `nbtrain prepare RUN.yaml --force`."
+                )
+            bar.update(stat.st_size)
+    # Where the folder is another user's, it is read again the next time.
+    with contextlib.suppress(OSError):
+        files.write_json(
+            dataset.directory / REMEMBERED,
+            {**_remembered(dataset), **{path.name: _identity(path, manifest) for path in young}},
+        )
+
+
+def _younger_files(dataset: DatasetFiles, manifest: DatasetManifest) -> list[Path]:
+    """Files written after the manifest, but for those that were read since."""
+    since = dataset.manifest_json.stat().st_mtime_ns
+    paths = [dataset.directory / name for name in sorted(manifest.files)]
+    young = [path for path in paths if path.stat().st_mtime_ns > since]
+    remembered = _remembered(dataset) if young else {}
+    return [path for path in young if remembered.get(path.name) != _identity(path, manifest)]
+
+
+def _identity(path: Path, manifest: DatasetManifest) -> list[int | str]:
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, manifest.files[path.name]["sha256"]]
+
+
+def _remembered(dataset: DatasetFiles) -> dict[str, list[int | str]]:
+    with contextlib.suppress(ValueError):  # torn: as if nothing were remembered
+        value = files.read_json(dataset.directory / REMEMBERED)
+        if isinstance(value, dict):
+            return value
+    return {}

@@ -1,0 +1,94 @@
+"""Documents that are byte for byte another one's copy, found in a .bin, in bounded time and memory.
+
+    length and four tokens of every document -> those that share all five -> hash of their tokens
+
+A corpus that prepare made has none when cleaning.exact_dedup was on; one that somebody brought may.
+"""
+
+import hashlib
+import time
+from array import array
+from dataclasses import dataclass
+
+import numpy as np
+
+from nbtrain.dataset.indexed import IndexedDataset
+
+MAX_DOCUMENTS = 1_000_000
+MAX_HASHED_BYTES = 512 << 20
+MAX_SECONDS = 10.0
+NUM_PARTS = 20
+SEED = 1234
+# Odd, with bits everywhere: 2**64 divided by the golden ratio (Knuth, volume 3, section 6.4).
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """How many of the documents looked at are copies of another of them."""
+
+    copies: int
+    """Documents that could go: of three equal ones two."""
+    checked: int
+    documents: int
+    """All documents that hold a token."""
+
+    def __str__(self) -> str:
+        if self.checked == self.documents:
+            return f"{self.copies:,} of {self.documents:,} documents"
+        return (
+            f"{self.copies:,} among {self.checked:,} documents drawn at random of {self.documents:,} "
+            "(copies of documents that were not drawn are not seen)"
+        )
+
+
+def find_duplicates(indexed: IndexedDataset) -> Duplicates:
+    """Count exact duplicates among all documents, or a seeded sample of them where they are too many.
+
+    At most MAX_DOCUMENTS are looked at, MAX_HASHED_BYTES hashed, MAX_SECONDS spent.
+    """
+    indexed.check()
+    bounds = indexed.document_bounds()
+    filled = np.flatnonzero(bounds[1:] > bounds[:-1])
+    chosen = filled
+    if len(filled) > MAX_DOCUMENTS:
+        drawn = np.random.default_rng(SEED).integers(0, len(filled), MAX_DOCUMENTS)
+        chosen = filled[np.unique(drawn)]
+    deadline = time.monotonic() + MAX_SECONDS
+    # Every NUM_PARTS-th at a time, so that those done when time is up are still from everywhere.
+    keys, done = [], []
+    for part in range(NUM_PARTS):
+        if part and time.monotonic() > deadline:
+            break
+        documents = chosen[part::NUM_PARTS]
+        keys.append(_keys(indexed, bounds, documents))
+        done.append(documents)
+    key, documents = np.concatenate(keys), np.concatenate(done)
+    order = np.argsort(key, kind="stable")
+    same = key[order][1:] == key[order][:-1]
+    alike = np.zeros(len(key), bool)
+    alike[order[1:][same]] = alike[order[:-1][same]] = True
+    hashes = array("Q")
+    hashed_bytes = unread = 0
+    for document in documents[alike].tolist():
+        tokens = indexed.tokens[bounds[document] : bounds[document + 1]]
+        hashed_bytes += tokens.nbytes
+        if hashed_bytes > MAX_HASHED_BYTES or time.monotonic() > deadline + MAX_SECONDS:
+            unread += 1
+            continue
+        hashes.append(int.from_bytes(hashlib.blake2b(tokens.data, digest_size=8).digest()))
+    copies = len(hashes) - len(np.unique(np.frombuffer(hashes, np.uint64))) if hashes else 0
+    return Duplicates(copies, len(documents) - unread, len(filled))
+
+
+def _keys(indexed: IndexedDataset, bounds: np.ndarray, documents: np.ndarray) -> np.ndarray:
+    """uint64 of the length and four tokens of each document: equal documents have equal ones."""
+    starts = bounds[documents]
+    lengths = bounds[documents + 1] - starts
+    keys = lengths.astype(np.uint64)
+    for quarter in range(4):
+        tokens = indexed.tokens[starts + (lengths - 1) * quarter // 4]
+        if tokens.dtype.kind == "f":
+            tokens = np.ascontiguousarray(tokens).view(f"<u{tokens.dtype.itemsize}")
+        keys = keys * MULTIPLIER + tokens.astype(np.uint64)
+    return keys

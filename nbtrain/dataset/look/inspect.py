@@ -1,0 +1,256 @@
+"""A .bin/.idx pair looked at from outside: what its header says, and whether all of it is right."""
+
+import contextlib
+import hashlib
+import html
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.progress import Progress
+from nbtrain.base.terminal import printable
+from nbtrain.base.workspace import display
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.files import MASK_SUFFIX, DatasetFiles, DatasetManifest
+from nbtrain.dataset.indexed import BLOCK, IndexedDataset
+from nbtrain.dataset.look.browser import Browser, manifest_of_pair, samples_html
+from nbtrain.dataset.look.tables import Table, html_table, source_rows, text_table
+
+SAMPLE_TOKENS = 80
+PROGRESS_BYTES = 64 << 20
+"""Files that are read for longer than a blink have a bar."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Facts of one pair, name and value (None: no manifest says it); `checks` are what verify has found right."""
+
+    prefix: str
+    facts: dict[str, Any]
+    checks: list[str]
+    sources: list[dict[str, Any]] = field(default_factory=list)
+    """name, documents, bytes, tokens of each source of the manifest."""
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    """document, tokens, text of the first, middle and last document (token ids where no tokenizer is known)."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        parts = [self.prefix, *(text_table(*table) for table in self._tables())]
+        parts += [
+            f"document {sample['document']:,} ({sample['tokens']:,} tokens)\n{_indented(sample['text'])}"
+            for sample in self.samples
+        ]
+        parts.append("\n".join(f"ok: {check}" for check in self.checks))
+        return printable("\n\n".join(part for part in parts if part))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        tables = "".join(html_table(*table) for table in self._tables())
+        checks = html_table(["", ""], [["ok", check] for check in self.checks]) if self.checks else ""
+        return f"<h4>{html.escape(self.prefix)}</h4>{tables}{checks}{samples_html(self.samples)}"
+
+    def _tables(self) -> list[Table]:
+        tables: list[Table] = [(["", ""], [[name, _shown(value)] for name, value in self.facts.items()])]
+        if self.sources:
+            header = ["source", "documents", "bytes", "tokens", "bytes/token"]
+            tables.append((header, source_rows(self.sources)))
+        return tables
+
+
+def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> Inspection:
+    """What the header and the manifest of a dataset say, and its first, middle and last document decoded.
+
+    `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError where the dataset is
+    missing, truncated, or written by Megatron-DeepSpeed with uncounted EOD.
+    """
+    browser = Browser(target, tokenizer)
+    last = browser.num_documents - 1
+    samples = browser.documents(sorted({0, last // 2, last}) if last >= 0 else [], SAMPLE_TOKENS)
+    return Inspection(
+        display(browser.dataset.prefix),
+        _facts(browser.dataset, browser.indexed, browser.manifest, browser.tokenizer),
+        [],
+        [
+            {key: source.get(key) for key in ("name", "kind", "documents", "bytes", "tokens")}
+            for source in (browser.manifest.sources if browser.manifest else [])
+        ],
+        [sample.to_dict() for sample in samples],
+    )
+
+
+def _facts(
+    dataset: DatasetFiles, indexed: IndexedDataset, manifest: DatasetManifest | None, tokenizer: str | None
+) -> dict[str, Any]:
+    facts: dict[str, Any] = {
+        "sequences": len(indexed),
+        "documents": indexed.num_documents,
+        "tokens": indexed.num_tokens,
+        "dtype": indexed.dtype.name,
+        ".bin bytes": dataset.bin.stat().st_size,
+        ".idx bytes": dataset.idx.stat().st_size,
+        "vocabulary": manifest.vocab_size if manifest else None,
+        "EOD id": manifest.eod_id if manifest else None,
+        "dataset sha256": manifest.dataset_sha256 if manifest else None,
+        "tokenizer sha256": manifest.tokenizer_sha256 if manifest else None,
+    }
+    if empty := indexed.num_documents - indexed.num_filled_documents():
+        facts["empty documents"] = empty
+    if tokenizer is not None:
+        facts["tokenizer"] = tokenizer
+    if dataset.has_loss_mask:
+        facts["loss mask"] = dataset.loss_mask.stem
+    others = [stem for stem in manifest.stems if stem != dataset.stem] if manifest else []
+    if others:
+        facts["beside it"] = ", ".join(others)
+    return facts
+
+
+def verify(target: str | os.PathLike | RunConfig) -> Inspection:
+    """Every byte is read: offsets, ids, EOD at each document's end, loss masks, sha256 of all files of the manifest.
+
+    Shows how far it is where that takes long. Raises DataError at the first thing that is wrong; where a sha256 is,
+    that comes before what follows from it.
+    """
+    dataset = DatasetFiles.find(target)
+    indexed = IndexedDataset(dataset.prefix)
+    manifest = manifest_of_pair(dataset)
+    pairs = [(dataset, False)]
+    if manifest is not None:
+        pairs += [(dataset.pair(stem), False) for stem in manifest.stems if stem != dataset.stem]
+    pairs += [(pair.loss_mask, True) for pair, _ in pairs if pair.has_loss_mask]
+    digests: dict[str, str] = {}
+    checks: list[str] = []
+    total = sum(
+        path.stat().st_size
+        for pair, _ in pairs
+        for path in ((pair.bin, pair.idx) if manifest else (pair.bin,))
+        if path.is_file()
+    )
+    bar = Progress(f"verify {dataset.stem}", total, "B") if total > PROGRESS_BYTES else None
+    with bar or contextlib.nullcontext():
+        advance = bar.update if bar else lambda amount: None
+        for pair, of_mask in pairs:
+            try:
+                told = _verify_pair(pair, of_mask, manifest, digests, advance)
+            except DataError:
+                # Where bytes have changed since they were written, that is the cause.
+                if manifest is not None:
+                    _check_sha256(dataset, manifest, digests, lambda amount: None)
+                raise
+            checks += told if pair is dataset else [f"{pair.stem}: {check}" for check in told]
+        if manifest is not None:
+            checks.append(_check_sha256(dataset, manifest, digests, advance))
+    return Inspection(display(dataset.prefix), _facts(dataset, indexed, manifest, None), checks)
+
+
+def _verify_pair(
+    pair: DatasetFiles,
+    of_mask: bool,
+    manifest: DatasetManifest | None,
+    digests: dict[str, str],
+    advance: Callable[[float], object],
+) -> list[str]:
+    indexed = IndexedDataset(pair.prefix)
+    vocab_size = manifest.vocab_size if manifest and not of_mask else None
+    digest = hashlib.sha256()
+    learnt = 0
+
+    def seen(chunk: np.ndarray) -> None:
+        nonlocal learnt
+        digest.update(chunk.data)
+        if of_mask:
+            learnt += int(np.count_nonzero(chunk))
+        advance(chunk.nbytes)
+
+    largest = indexed.verify(vocab_size, seen)
+    digests[pair.bin.name] = digest.hexdigest()
+    if of_mask:
+        if largest > 1:
+            raise DataError(f"{display(pair.bin)}: holds {largest}; a loss mask holds 0 and 1. Encode again.")
+        main = pair.pair(pair.stem.removesuffix(MASK_SUFFIX))
+        tokens = IndexedDataset(main.prefix)
+        main.open_loss_mask(tokens)
+        _check_same_lengths(main, tokens, indexed)
+        return [f"{learnt:,} of {indexed.num_tokens:,} tokens are learnt"]
+    checks = [
+        "header, sizes, offsets and document array agree",
+        f"largest token id {largest:,}" if largest >= 0 else "no token",
+    ]
+    if manifest:
+        checks[-1] += f", vocabulary {manifest.vocab_size:,}"
+        if manifest.eod_id is not None:
+            checks.append(_check_eod(pair, indexed, manifest.eod_id))
+    return checks
+
+
+def _check_same_lengths(main: DatasetFiles, tokens: IndexedDataset, mask: IndexedDataset) -> None:
+    for first in range(0, len(tokens), BLOCK):
+        differ = np.flatnonzero(tokens.lengths[first : first + BLOCK] != mask.lengths[first : first + BLOCK])
+        if differ.size:
+            at = first + int(differ[0])
+            raise DataError(
+                f"{display(main.loss_mask.idx)}: sequence {at:,} has {int(mask.lengths[at]):,} entries, "
+                f"{display(main.idx)} has {int(tokens.lengths[at]):,} tokens there. The two are not of one dataset: "
+                "copy both again, or prepare it again."
+            )
+
+
+def _check_eod(dataset: DatasetFiles, indexed: IndexedDataset, eod_id: int) -> str:
+    bounds = indexed.document_bounds()
+    without = found = 0
+    for first in range(0, len(bounds) - 1, BLOCK):
+        part = bounds[first : first + BLOCK + 1]
+        ends = part[1:][part[1:] > part[:-1]] - 1
+        found += len(ends)
+        without += int((indexed.tokens[ends] != eod_id).sum())
+    if without:
+        raise DataError(
+            f"{display(dataset.bin)}: {without:,} of {found:,} documents do not end in EOD (id {eod_id}). Encode "
+            "again with it: a model that never sees the end of a document cannot end one."
+        )
+    return f"every document ends in EOD (id {eod_id})"
+
+
+def _check_sha256(
+    dataset: DatasetFiles,
+    manifest: DatasetManifest,
+    digests: dict[str, str],
+    advance: Callable[[float], object],
+) -> str:
+    for name, entry in manifest.files.items():
+        path = dataset.directory / name
+        if not path.is_file():
+            raise DataError(
+                f"{display(path)}: is missing; its manifest names it. Restore it, or make the dataset again with "
+                "`nbtrain prepare RUN.yaml --force`."
+            )
+        found = digests.get(name)
+        if found is None:
+            found = files.sha256_of(path)
+            advance(path.stat().st_size)
+        if found != entry["sha256"]:
+            raise DataError(
+                f"{display(path)}: sha256 {found[:16]}, its manifest says "
+                f"{entry['sha256'][:16]}: the content has changed. Restore it, or make the dataset again with "
+                "`nbtrain prepare RUN.yaml --force`."
+            )
+    return f"sha256 of all {len(manifest.files)} files is the manifest's"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  | {line}" for line in text.splitlines())
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "not known"
+    return f"{value:,}" if isinstance(value, int) else str(value)

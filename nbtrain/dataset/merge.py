@@ -1,0 +1,443 @@
+"""Several .bin/.idx pairs as one, in the order given.
+
+    .bin       one behind the other
+    lengths    one behind the other; offsets anew
+    documents  each moved by the sequences before it; the leading 0 of all but the first is dropped
+
+The bytes are those of megatron-core's IndexedDatasetBuilder.add_index. Files pass in pieces and are hashed on the
+way, so memory does not grow with them. Loss masks are merged beside the tokens; a pair without one is learnt whole.
+
+A dataset stands for all its pairs (data.extra_json_keys), each merged with those of its key, so that document k is the
+same record in all of them; a prefix stands for that pair alone.
+"""
+
+import hashlib
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbtrain.base import files
+from nbtrain.base.amounts import size
+from nbtrain.base.errors import DataError
+from nbtrain.base.progress import Progress
+from nbtrain.base.version import __version__
+from nbtrain.base.workspace import NAME_RULE, dataset_dir, display, resolve, valid_name
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.files import LEVELS, DatasetFiles, DatasetManifest, is_mask, manifest_dtype
+from nbtrain.dataset.indexed import HEADER, IndexedDataset
+from nbtrain.dataset.indexed_writer import CHUNK, write_index_chunks
+from nbtrain.dataset.look.tables import html_table, text_table
+
+COPY_TOKENS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What was merged, and what it gave. Shows itself."""
+
+    prefix: str
+    inputs: list[dict[str, Any]]
+    """prefix, sequences, documents, tokens of each."""
+    sequences: int
+    documents: int
+    tokens: int
+    manifest: bool
+    """Whether a manifest was written: it is where each input has one."""
+    beside: list[dict[str, Any]] = field(default_factory=list)
+    """The same four of each pair that was written beside it, one for each of data.extra_json_keys."""
+    left_out: list[str] = field(default_factory=list)
+    """Prefixes of pairs of the dataset of an input that was named by its prefix: not merged."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        said = (
+            ""
+            if self.manifest
+            else "\nNo manifest: not every input has one. `nbtrain prepare` makes it on use."
+        )
+        if self.left_out:
+            said += f"\nLeft out, for a prefix names one pair: {', '.join(self.left_out)}."
+        return text_table(*self._table()) + said
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return html_table(*self._table())
+
+    def _table(self) -> tuple[list[str], list[list[str]]]:
+        rows = [*self.inputs, {**asdict(self)}, *self.beside]
+        return ["", "sequences", "documents", "tokens"], [
+            [row["prefix"], *(f"{row[name]:,}" for name in ("sequences", "documents", "tokens"))]
+            for row in rows
+        ]
+
+
+def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunConfig]) -> Merged:
+    """Write the pairs of `targets`, in order, as the new pair `output`; the manifest last.
+
+    `output` is a new dataset's name in the data home, or a prefix. Raises DataError, before anything is written:
+    an input that is damaged, of another level (documents, sentences), dtype or tokenizer, a key that only some inputs
+    have, an output that is there, too little space.
+    """
+    inputs = [DatasetFiles.find(target) for target in targets]
+    _check_levels(inputs)
+    is_whole = [_is_whole(target, dataset) for target, dataset in zip(targets, inputs)]
+    others = [_other_stems(dataset) for dataset in inputs]
+    _check_keys(inputs, [stems if whole else [] for stems, whole in zip(others, is_whole)])
+    stems = others[0] if is_whole[0] else []
+    groups = [_opened(inputs), *(_opened([dataset.pair(stem) for dataset in inputs]) for stem in stems)]
+    pairs = groups[0].pairs
+    manifests = [_manifest_of(dataset) for dataset in inputs]
+    for group in groups:
+        _check_dtypes(group.inputs, group.pairs)
+        _check_documents(groups[0], group)
+    _check_tokenizers(inputs, manifests)
+    target = _output_files(output, inputs[0].stem, stems)
+    outputs = [target, *(target.pair(stem) for stem in stems)]
+    num_bytes = _check_space(target, groups)
+    with target.locked():
+        _check_free(outputs)
+        try:
+            with Progress(f"merge {target.stem}", num_bytes, "B") as progress:
+                written: dict[str, dict[str, int | str]] = {}
+                for place, group in zip(outputs, groups):
+                    written |= _write_group(place, group, progress)
+            known = [manifest for manifest in manifests if manifest is not None]
+            if len(known) == len(manifests):
+                manifest = _joined_manifest(target, inputs, pairs, known, written)
+                files.write_json(target.manifest_json, manifest.to_dict())
+        except BaseException as error:
+            for path in _paths(outputs):
+                path.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise DataError(
+                    f"{display(target.directory)}: {error.strerror or error}. Free space, or merge to another disk."
+                ) from error
+            raise
+    return Merged(
+        **_row(target, pairs),
+        inputs=[_row(dataset, [pair]) for dataset, pair in zip(inputs, pairs)],
+        manifest=len(known) == len(manifests),
+        beside=[_row(place, group.pairs) for place, group in zip(outputs[1:], groups[1:])],
+        left_out=_left_out([dataset for dataset, whole in zip(inputs, is_whole) if not whole]),
+    )
+
+
+@dataclass(frozen=True)
+class _Group:
+    """The pairs that become one, of each input one."""
+
+    inputs: Sequence[DatasetFiles]
+    pairs: list[IndexedDataset]
+    masks: list[IndexedDataset | None]
+
+    @property
+    def is_masked(self) -> bool:
+        return any(mask is not None for mask in self.masks)
+
+
+def _opened(inputs: Sequence[DatasetFiles]) -> _Group:
+    pairs = [IndexedDataset(dataset.prefix) for dataset in inputs]
+    masks = [
+        dataset.open_loss_mask(pair) if dataset.has_loss_mask else None
+        for dataset, pair in zip(inputs, pairs)
+    ]
+    for pair in (*pairs, *masks):
+        if pair is not None:
+            pair.check()
+    return _Group(inputs, pairs, masks)
+
+
+def _row(dataset: DatasetFiles, pairs: Sequence[IndexedDataset]) -> dict[str, Any]:
+    return {
+        "prefix": display(dataset.prefix),
+        "sequences": sum(len(pair) for pair in pairs),
+        "documents": sum(pair.num_documents for pair in pairs),
+        "tokens": sum(pair.num_tokens for pair in pairs),
+    }
+
+
+def _is_whole(target: str | os.PathLike | RunConfig, dataset: DatasetFiles) -> bool:
+    """Whether a run, a name or a folder was given, which stand for all pairs of the dataset."""
+    if isinstance(target, RunConfig):
+        return True
+    text = os.fspath(target)
+    folders = [Path(text).expanduser().absolute(), resolve(text).absolute()]
+    return dataset.directory in ([*folders, dataset_dir(text)] if valid_name(text) else folders)
+
+
+def _left_out(inputs: Sequence[DatasetFiles]) -> list[str]:
+    """The pairs that belong to those which were named by a prefix; in a loose folder none belongs to another."""
+    found = [
+        dataset.pair(stem).prefix
+        for dataset in inputs
+        if dataset.manifest() is not None
+        for stem in _other_stems(dataset)
+    ]
+    named = {dataset.prefix for dataset in inputs}
+    return [display(prefix) for prefix in dict.fromkeys(found) if prefix not in named]
+
+
+def _other_stems(dataset: DatasetFiles) -> list[str]:
+    """The pairs beside this one: those of its manifest; all of the folder where it has none."""
+    manifest = dataset.manifest()
+    if manifest is not None:
+        stems = manifest.stems if dataset.stem in manifest.stems else []
+    else:
+        found = sorted(path.stem for path in dataset.directory.glob("[!.]*.idx"))
+        stems = [stem for stem in found if not is_mask(stem, found)]
+    return [stem for stem in stems if stem != dataset.stem]
+
+
+# --- refusals -----------------------------------------------------------------------------------------------
+
+
+def _manifest_of(dataset: DatasetFiles) -> DatasetManifest | None:
+    """The manifest where it is this pair's: a folder may hold several."""
+    manifest = dataset.manifest()
+    return manifest if manifest is not None and manifest.stem == dataset.stem else None
+
+
+def _check_levels(inputs: Sequence[DatasetFiles]) -> None:
+    known = [(dataset, level) for dataset in inputs if (level := _level(dataset.stem)) is not None]
+    for dataset, level in known:
+        first, wanted = known[0]
+        if level != wanted:
+            raise DataError(
+                f"{display(dataset.prefix)}: its sequences are {level}s, those of {display(first.prefix)} are {wanted}s. "
+                "Only pairs of one level can be merged: encode one again with the other's data.split_sentences."
+            )
+
+
+def _level(stem: str) -> str | None:
+    return next((level for level in LEVELS if stem.endswith(f"_{level}")), None)
+
+
+def _check_keys(inputs: Sequence[DatasetFiles], others: Sequence[list[str]]) -> None:
+    """Every input must have the same pairs beside the one that is trained on."""
+    for stem in sorted({stem for stems in others for stem in stems}):
+        having = next(dataset for dataset, stems in zip(inputs, others) if stem in stems)
+        lacking = [dataset for dataset, stems in zip(inputs, others) if stem not in stems]
+        if lacking:
+            raise DataError(
+                f"{display(having.pair(stem).prefix)}: {', '.join(display(dataset.prefix) for dataset in lacking)} "
+                f"{'has' if len(lacking) == 1 else 'have'} no {stem} beside it. Every input must have the same pairs: "
+                "encode again with the same data.extra_json_keys, or name one pair of each input by its prefix, e.g. "
+                f"{display(having.prefix)}."
+            )
+
+
+def _check_documents(main: _Group, group: _Group) -> None:
+    for dataset, pair, other, wanted in zip(group.inputs, group.pairs, main.inputs, main.pairs):
+        if pair.num_documents != wanted.num_documents:
+            raise DataError(
+                f"{display(dataset.prefix)}: {pair.num_documents:,} documents, {display(other.prefix)} beside it has "
+                f"{wanted.num_documents:,}. Document k must be the same record in both: encode again, or name one pair "
+                "of each input by its prefix."
+            )
+
+
+def _check_dtypes(inputs: Sequence[DatasetFiles], pairs: Sequence[IndexedDataset]) -> None:
+    for dataset, pair in zip(inputs, pairs):
+        if pair.dtype != pairs[0].dtype:
+            raise DataError(
+                f"{display(dataset.prefix)}: holds {pair.dtype.name}, {display(inputs[0].prefix)} holds "
+                f"{pairs[0].dtype.name}. Pairs of different dtypes cannot be merged: encode one again with the "
+                "other's."
+            )
+
+
+def _check_tokenizers(inputs: Sequence[DatasetFiles], manifests: Sequence[DatasetManifest | None]) -> None:
+    known = [(dataset, manifest) for dataset, manifest in zip(inputs, manifests) if manifest is not None]
+    for dataset, manifest in known:
+        first_dataset, first = known[0]
+        for name in ("tokenizer_sha256", "eod_id"):
+            here, there = getattr(manifest, name), getattr(first, name)
+            if here != there:
+                raise DataError(
+                    f"{display(dataset.prefix)}: {name} is {str(here)[:12]}, {display(first_dataset.prefix)} has "
+                    f"{str(there)[:12]}: the same ids would mean different text. Encode one again with the other's "
+                    "tokenizer."
+                )
+
+
+def _output_files(output: str | os.PathLike, stem: str, others: Sequence[str]) -> DatasetFiles:
+    text = os.fspath(output)
+    if valid_name(text):
+        target = DatasetFiles(dataset_dir(text), stem=stem)
+    elif os.sep not in text:
+        raise DataError(
+            f"{text}: the name of a new dataset {NAME_RULE}; a prefix elsewhere has a folder, e.g. ./{text}."
+        )
+    else:
+        path = Path(text).expanduser()
+        if path.suffix in (".bin", ".idx"):
+            path = path.with_suffix("")
+        if not path.name or path.is_dir():
+            raise DataError(f"{text}: a folder, where a prefix is needed, e.g. {path / 'text_document'}.")
+        # As typed where that folder is there, else below the workspace.
+        path = path.absolute() if path.parent.is_dir() else resolve(path)
+        target = DatasetFiles(path.parent, stem=path.name)
+    if target.stem in others:
+        raise DataError(
+            f"{display(target.prefix)}: another pair of the inputs has this name. Merge to another prefix, e.g. "
+            f"{display(target.pair(stem).prefix)}."
+        )
+    _check_free([target, *(target.pair(other) for other in others)])
+    return target
+
+
+def _check_free(outputs: Sequence[DatasetFiles]) -> None:
+    for path in _paths(outputs):
+        if path.exists():
+            raise DataError(
+                f"{display(path)}: there already. Merge to another name or folder, or move it away."
+            )
+
+
+def _paths(outputs: Sequence[DatasetFiles]) -> list[Path]:
+    places = [place for target in outputs for place in (target, target.loss_mask)]
+    return [*(path for place in places for path in (place.bin, place.idx)), outputs[0].manifest_json]
+
+
+def _check_space(target: DatasetFiles, groups: Sequence[_Group]) -> int:
+    """The bytes of tokens and masks. Raises DataError where the disk has less than all files need."""
+    num_bytes = needed = 0
+    for group in groups:
+        tokens = sum(pair.num_tokens for pair in group.pairs)
+        index = HEADER.size + sum(12 * len(pair) + 8 * pair.num_documents for pair in group.pairs) + 8
+        num_bytes += tokens * (group.pairs[0].dtype.itemsize + group.is_masked)
+        needed += index * (1 + group.is_masked)
+    needed += num_bytes
+    folder = target.directory
+    while not folder.is_dir():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < needed:
+        raise DataError(
+            f"{display(target.directory)}: merging needs {size(needed)}, {size(free)} are free. Free "
+            f"{size(needed - free)}, or merge to another disk."
+        )
+    return num_bytes
+
+
+# --- writing ------------------------------------------------------------------------------------------------
+
+
+def _write_group(target: DatasetFiles, group: _Group, progress: Progress) -> dict[str, dict[str, int | str]]:
+    written: dict[str, dict[str, int | str]] = {}
+    if group.is_masked:
+        chunks = _mask_chunks(group.pairs, group.masks)
+        written |= _write(target.loss_mask, group.pairs, chunks, np.dtype("u1"), progress)
+    tokens = (chunk for pair in group.pairs for chunk in pair.chunks())
+    return written | _write(target, group.pairs, tokens, group.pairs[0].dtype, progress)
+
+
+def _write(
+    target: DatasetFiles,
+    pairs: Sequence[IndexedDataset],
+    chunks: Iterator[np.ndarray],
+    dtype: np.dtype,
+    progress: Progress,
+) -> dict[str, dict[str, int | str]]:
+    """Write one pair and return its entries for the manifest."""
+    digest = hashlib.sha256()
+    num_bytes = 0
+    with files.atomic_writer(target.bin) as stream:
+        for chunk in chunks:
+            content = chunk.data
+            digest.update(content)
+            stream.write(content)
+            num_bytes += content.nbytes
+            progress.update(content.nbytes)
+    sha256 = write_index_chunks(
+        target.idx,
+        dtype,
+        sum(len(pair) for pair in pairs),
+        1 + sum(pair.num_documents for pair in pairs),
+        _lengths_of(pairs),
+        lambda: _documents(pairs),
+    )
+    return {
+        target.bin.name: {"bytes": num_bytes, "sha256": digest.hexdigest()},
+        target.idx.name: {"bytes": target.idx.stat().st_size, "sha256": sha256},
+    }
+
+
+def _lengths_of(pairs: Sequence[IndexedDataset]) -> Callable[[], Iterator[np.ndarray]]:
+    return lambda: (
+        pair.lengths[first : first + CHUNK] for pair in pairs for first in range(0, len(pair), CHUNK)
+    )
+
+
+def _documents(pairs: Sequence[IndexedDataset]) -> Iterator[np.ndarray]:
+    sequences = 0
+    yield np.zeros(1, np.int64)
+    for pair in pairs:
+        documents = pair.document_indices
+        for first in range(1, len(documents), CHUNK):
+            yield documents[first : first + CHUNK] + sequences
+        sequences += len(pair)
+
+
+def _mask_chunks(
+    pairs: Sequence[IndexedDataset], masks: Sequence[IndexedDataset | None]
+) -> Iterator[np.ndarray]:
+    for pair, mask in zip(pairs, masks):
+        if mask is not None:
+            yield from mask.chunks()
+            continue
+        for first in range(0, pair.num_tokens, COPY_TOKENS):
+            yield np.ones(min(COPY_TOKENS, pair.num_tokens - first), np.uint8)
+
+
+def _joined_manifest(
+    target: DatasetFiles,
+    inputs: Sequence[DatasetFiles],
+    pairs: Sequence[IndexedDataset],
+    manifests: Sequence[DatasetManifest],
+    written: dict[str, dict[str, int | str]],
+) -> DatasetManifest:
+    sources: list[dict[str, Any]] = []
+    dropped: Counter[str] = Counter()
+    sequences = 0
+    for pair, manifest in zip(pairs, manifests):
+        for source in manifest.sources:
+            if "sequences" in source:
+                source = {**source, "sequences": [sequences + end for end in source["sequences"]]}
+            sources.append(source)
+        dropped.update(manifest.counts["dropped"])
+        sequences += len(pair)
+    texts = [manifest.counts["bytes"] for manifest in manifests]
+    stem = target.stem
+    return DatasetManifest(
+        json_key=stem.removesuffix("_document").removesuffix("_sentence"),
+        sources=sources,
+        counts={
+            "documents": sum(pair.num_documents for pair in pairs),
+            "tokens": sum(pair.num_tokens for pair in pairs),
+            "bytes": None if None in texts else sum(texts),
+            "dropped": dict(dropped),
+        },
+        vocab_size=max(manifest.vocab_size for manifest in manifests),
+        dtype=manifest_dtype(pairs[0].dtype),
+        eod_id=manifests[0].eod_id,
+        tokenizer_sha256=manifests[0].tokenizer_sha256,
+        files=written,
+        settings={
+            "merged": [
+                {"prefix": display(dataset.prefix), "dataset_sha256": manifest.dataset_sha256}
+                for dataset, manifest in zip(inputs, manifests)
+            ]
+        },
+        software={"nbtrain": __version__, "numpy": np.__version__},
+    )

@@ -1,0 +1,385 @@
+"""The encode step of prepare: a corpus and a tokenizer -> verified .bin/.idx with a manifest.
+
+    parts that have no shard yet -> shards, by any number of processes -> joined without duplicates -> manifest
+
+What is being made lies in the dataset's work folder, so the dataset that is there stays until the new one is whole.
+A work folder counts for the same inputs only; a killed run goes on with its shards.
+"""
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.progress import Progress, Say
+from nbtrain.base.workspace import display
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus import broken_records, heap
+from nbtrain.corpus.asked import FORCE, origin, settings, software
+from nbtrain.corpus.cleaning import Cleaner
+from nbtrain.corpus.corpus import (
+    Corpus,
+    SourceCounts,
+    Task,
+    changed_while_read,
+    cleaned,
+    empty_error,
+    length_of,
+    text_of,
+)
+from nbtrain.corpus.extract import ExtractedReader
+from nbtrain.corpus.records import BROKEN_RECORDS, Record, Tally
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.corpus.workers import available_cores, ordered_map
+from nbtrain.dataset.encode.encoder import Encoder
+from nbtrain.dataset.encode.join import Joined, join
+from nbtrain.dataset.encode.progress import PREFIX, EncodeProgress, WorkerCounters
+from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord
+from nbtrain.dataset.files import DatasetFiles, DatasetManifest, manifest_dtype
+from nbtrain.dataset.indexed import IndexedDataset, bin_path, idx_path, missing, optimal_dtype
+from nbtrain.dataset.prepare.inputs import check_same_inputs
+
+logger = logging.getLogger(__name__)
+
+
+# A worker takes half a second to start: below these sizes one process is done sooner.
+PARALLEL_FROM_BYTES = 256 << 20
+PARALLEL_FROM_BYTES_WHEN_SLOW = 16 << 20
+CHECKED_BYTES = 1 << 20
+CHECKED_DOCUMENTS = 100
+
+
+def is_there(config: RunConfig, dataset: DatasetFiles) -> bool:
+    """Whether the dataset needs no text: made before, or brought."""
+    return dataset.manifest() is not None or not config.data.sources
+
+
+def prepare_dataset(
+    config: RunConfig, dataset: DatasetFiles, corpus: Corpus, loaded: Tokenizer | None, force: bool, say: Say
+) -> DatasetManifest:
+    """Make, keep or adopt the dataset of a run. Raises DataError."""
+    manifest = dataset.manifest()
+    if not config.data.sources:
+        if manifest is None:
+            manifest = _adopt(config, dataset, loaded)
+            tokens = manifest.counts["tokens"]
+            say("used", f"{display(dataset.bin)} was there and data.sources is empty: {tokens:,} tokens")
+        else:
+            say("kept", "data.sources is empty: the dataset is used as it is")
+        _check_tokenizer(manifest, loaded, dataset)
+        return dataset.require(config.tokenizer.vocab_size)
+    if manifest is not None and not force:
+        note = check_same_inputs(config, dataset, manifest, corpus)
+        _check_tokenizer(manifest, loaded, dataset)
+        dataset.require(config.tokenizer.vocab_size)
+        if dataset.work.is_dir():
+            shutil.rmtree(dataset.work)
+        say("kept", note)
+        return manifest
+    # The work folder tells files that a killed prepare left from files that somebody brought.
+    begun = dataset.work.is_dir()
+    encoding = _Encoding(config, dataset, corpus, loaded)
+    strange = [name for name in encoding.file_names() if (dataset.directory / name).is_file()]
+    if manifest is None and not begun and not force and strange:
+        raise DataError(
+            f"{display(dataset.directory)}: holds {strange[0]} without a manifest: nbtrain did not make it. To "
+            f"use it, leave data.sources empty; to replace it, {FORCE}."
+        )
+    why = "the dataset is not there"
+    if manifest is not None:
+        why = "force"
+    elif begun:
+        why = "an earlier prepare did not end"
+    manifest = encoding.run(manifest)
+    if encoding.num_kept:
+        why += f" ({encoding.num_kept} of its parts were done)"
+    say("made", f"{why}: {manifest.counts['documents']:,} documents, {manifest.counts['tokens']:,} tokens")
+    return manifest
+
+
+def _worker(settings: EncodeSettings) -> Encoder:
+    """What one worker process does, counted where the parent sees it."""
+    return Encoder(settings, WorkerCounters(settings.work))
+
+
+def choose_workers(config: RunConfig, total_bytes: int | None, is_slow: bool) -> int:
+    """data.num_prepare_workers, or one per core where there is enough to do."""
+    if config.data.num_prepare_workers:
+        return config.data.num_prepare_workers
+    least = PARALLEL_FROM_BYTES_WHEN_SLOW if is_slow else PARALLEL_FROM_BYTES
+    return available_cores() if total_bytes is None or total_bytes >= least else 1
+
+
+class _Encoding:
+    """One making of a dataset."""
+
+    def __init__(self, config: RunConfig, dataset: DatasetFiles, corpus: Corpus, loaded: Tokenizer | None):
+        self.config, self.dataset, self.corpus, self.loaded = config, dataset, corpus, loaded
+        data = config.data
+        vocab_size = loaded.vocab_size if loaded else config.tokenizer.vocab_size
+        eod_id = loaded.eod_id if loaded else None
+        if eod_id is None and any(getattr(source, "append_eod", False) for source in data.sources):
+            raise DataError(
+                f"{corpus.where}: append_eod is true, but there is no tokenizer {config.tokenizer.name} that says which "
+                "token ends a document. Set tokenizer.path, or append_eod: false."
+            )
+        self.settings = EncodeSettings(
+            work=dataset.work,
+            readers=tuple(corpus.readers),
+            cleaning=data.cleaning,
+            tokenizer_directory=loaded.directory if loaded else None,
+            engine=loaded.engine if loaded else None,
+            vocab_size=vocab_size,
+            eod_id=eod_id,
+            dtype=optimal_dtype(vocab_size).str,
+            extra_keys=tuple(data.extra_json_keys),
+            sentence_language=data.split_sentences,
+            with_mask=any(bears_mask(source) for source in data.sources),
+        )
+        self.counts = [
+            SourceCounts(told_before=isinstance(reader, ExtractedReader)) for reader in corpus.readers
+        ]
+        self.num_kept = 0
+        """Shards that an earlier run has left."""
+
+    @property
+    def prefixes(self) -> list[Path]:
+        """Of the pairs of token ids: the main key's, then the extra ones'."""
+        extras = [
+            DatasetFiles(self.dataset.directory, json_key=key).prefix for key in self.settings.extra_keys
+        ]
+        return [self.dataset.prefix, *extras]
+
+    @property
+    def mask_prefix(self) -> Path | None:
+        return self.dataset.loss_mask.prefix if self.settings.with_mask else None
+
+    def file_names(self) -> list[str]:
+        """What will be written, besides the manifest."""
+        prefixes = [*self.prefixes, *([self.mask_prefix] if self.mask_prefix else [])]
+        return [path(prefix).name for prefix in prefixes for path in (bin_path, idx_path)]
+
+    def run(self, old: DatasetManifest | None) -> DatasetManifest:
+        """Make it; `old` is the manifest of the dataset that gives way, when the new one is ready to be joined."""
+        self._open_work()
+        records = self._shards()
+        if not any(record.documents for record in records):
+            dropped: Counter[str] = sum((count.dropped for count in self.counts), Counter())
+            listed = display(self._listed) if self._listed.is_file() else ""
+            first = "; ".join(count.first(listed) for count in self.counts if count.named)
+            raise empty_error(self.corpus.where, dropped, first)
+        self._remove_old(old)
+        joined = self._join(records)
+        manifest = self._manifest(joined)
+        self._keep_list()
+        files.write_json(self.dataset.manifest_json, manifest.to_dict())
+        shutil.rmtree(self.dataset.work)
+        return manifest
+
+    def _open_work(self) -> None:
+        """The work folder, emptied where it was begun for other inputs."""
+        work = self.dataset.work
+        self._fingerprint = self.corpus.fingerprint()
+        inputs = {
+            "settings": settings(self.config),
+            "fingerprint": self._fingerprint,
+            "tokenizer_sha256": self.loaded.sha256 if self.loaded else None,
+            "software": software(),
+        }
+        if files.read_json(work / "inputs.json") != inputs:
+            if work.is_dir():
+                shutil.rmtree(work)
+            work.mkdir(parents=True)
+            files.write_json(work / "inputs.json", inputs)
+        for leftover in (*work.glob(".*.tmp"), *work.glob(f"{PREFIX}*")):
+            leftover.unlink()
+
+    def _check_unchanged(self) -> None:
+        """Raises DataError where a source is another one now: what was read of it is neither the old nor the new one."""
+        now = self.corpus.fingerprint()
+        for reader, before, after in zip(self.corpus.readers, self._fingerprint, now, strict=True):
+            if before != after:
+                shutil.rmtree(self.dataset.work)
+                raise changed_while_read(reader, before, after)
+
+    def _shards(self) -> list[ShardRecord]:
+        """Every part's shard, in order."""
+        self._check_exact()
+        config = self.config
+        total = self.corpus.total_bytes()
+        is_slow = self.settings.engine == "tokenizers" or not Cleaner(config.data.cleaning).is_trivial
+        num_workers = choose_workers(config, total, is_slow)
+        with Progress(f"encode {config.data.name}", total, "B") as progress:
+            account = EncodeProgress(self.dataset.work, self.counts, progress)
+            make: Callable[[], Any] = partial(_worker, self.settings)
+            if num_workers == 1:
+                make = partial(Encoder, self.settings, account.add_batch, self.loaded, in_order=True)
+            for record in ordered_map(make, self._unfinished(account), num_workers, account.show):
+                account.add(record)
+        self._check_unchanged()
+        listed = display(self._listed) if broken_records.write(self._listed, self.counts) else ""
+        for source, reader in enumerate(self.corpus.readers):
+            self.counts[source].check_broken(reader, listed)
+        self.num_kept = account.num_kept
+        return [account.records[number] for number in sorted(account.records)]
+
+    @property
+    def _listed(self) -> Path:
+        return self.dataset.work / BROKEN_RECORDS
+
+    def _keep_list(self) -> None:
+        """The list of broken records goes beside the dataset."""
+        if not self._listed.is_file():
+            return
+        self._listed.replace(self.dataset.broken_records)
+        files.fsync_directory(self.dataset.directory)
+        if more := sum(count.broken - len(count.named) for count in self.counts):
+            logger.warning(
+                "and %s more records that are left out, listed in %s.",
+                f"{more:,}",
+                display(self.dataset.broken_records),
+            )
+
+    def _unfinished(self, account: EncodeProgress) -> Iterator[Task]:
+        for task in self.corpus.tasks():
+            record = ShardRecord.read(self.dataset.work, task.number)
+            if record is not None and record.part == task.part.name:
+                account.keep(record)
+            else:
+                account.begin(task)
+                yield task
+
+    def _check_exact(self) -> None:
+        """Compare the fast engine with the reference on the first documents; the slower one is right."""
+        if self.loaded is None:
+            return
+        texts: list[str] = []
+        record: Record | None = None
+        size, tally, cleaner = 0, Tally(), Cleaner(self.config.data.cleaning)
+        for task in self.corpus.tasks():
+            reader = self.corpus.readers[task.source]
+            for record in cleaned(reader.read(task.part, tally), cleaner, tally, reader.gives_unicode):
+                texts.append(text_of(record)[:CHECKED_BYTES])
+                size += length_of(record)
+                if size >= CHECKED_BYTES or len(texts) >= CHECKED_DOCUMENTS:
+                    break
+            record = None  # it may be a document of 100 MB
+            break
+        note = self.loaded.check_exact(texts)
+        heap.give_back()  # what the reference tokenizer took
+        if note:
+            logger.warning("%s", note)
+            self.settings = EncodeSettings(**{**vars(self.settings), "engine": self.loaded.engine})
+
+    def _remove_old(self, old: DatasetManifest | None) -> None:
+        dataset = self.dataset
+        dataset.manifest_json.unlink(missing_ok=True)
+        for name in old.files if old else []:
+            (dataset.directory / Path(name).name).unlink(missing_ok=True)
+        dataset.baselines_json.unlink(missing_ok=True)
+        dataset.broken_records.unlink(missing_ok=True)
+        if dataset.index_cache.is_dir():
+            shutil.rmtree(dataset.index_cache)
+
+    def _join(self, records: list[ShardRecord]) -> Joined:
+        total = sum(
+            size for record in records for name, size in record.files.items() if name.endswith(".bin")
+        )
+        with Progress(f"join {self.config.data.name}", total, "B") as progress:
+            return join(self.settings, records, self.prefixes, self.mask_prefix, progress.update)
+
+    def _manifest(self, joined: Joined) -> DatasetManifest:
+        dropped: Counter[str] = Counter()
+        sources: list[dict[str, Any]] = []
+        for reader, counts, total in zip(self.corpus.readers, self.counts, joined.sources, strict=True):
+            of_source = counts.dropped + total.dropped
+            dropped.update(of_source)
+            sources.append(
+                {
+                    **reader.describe(),
+                    "fingerprint": self._fingerprint[len(sources)],
+                    "name": reader.name,
+                    "documents": total.documents,
+                    "tokens": total.tokens,
+                    "bytes": total.bytes,
+                    "sequences": [total.first_sequence, total.last_sequence],
+                    "dropped": dict(of_source),
+                    "sha256": total.digest.hexdigest(),
+                }
+            )
+        tokens = sum(total.tokens for total in joined.sources)
+        engine = self.settings.engine
+        return DatasetManifest(
+            json_key=self.config.data.json_key,
+            sources=sources,
+            counts={
+                "documents": sum(total.documents for total in joined.sources),
+                "tokens": tokens,
+                "bytes": sum(total.bytes for total in joined.sources),
+                "dropped": dict(dropped),
+            },
+            vocab_size=self.settings.vocab_size,
+            dtype=manifest_dtype(np.dtype(self.settings.dtype)),
+            eod_id=self.settings.eod_id,
+            tokenizer_sha256=self.loaded.sha256 if self.loaded else None,
+            files=joined.files,
+            settings=settings(self.config),
+            software=software(*([engine] if engine else [])),
+        )
+
+
+def bears_mask(source: Any) -> bool:
+    """Whether records of a source may hold tokens that are not learnt."""
+    return hasattr(source, "weight") or getattr(source, "labels_key", None) is not None
+
+
+def _adopt(config: RunConfig, dataset: DatasetFiles, loaded: Tokenizer | None) -> DatasetManifest:
+    """A manifest for files that somebody brought: everything is read once and checked."""
+    for path in (dataset.bin, dataset.idx):
+        if not path.is_file():
+            error = missing(path)
+            raise DataError(
+                f"{error} It makes data from data.sources, which {origin(config, 'data.sources')} leaves empty."
+            )
+    indexed = IndexedDataset(dataset.prefix)
+    vocab_size = config.tokenizer.vocab_size
+    indexed.verify(vocab_size)
+    ends = np.cumsum(indexed.lengths, dtype=np.int64)[: min(len(indexed), 1000)] - 1
+    last_tokens = np.unique(indexed.tokens[ends])
+    manifest = DatasetManifest(
+        json_key=config.data.json_key,
+        sources=[],
+        counts={
+            "documents": len(indexed.document_indices) - 1,
+            "tokens": indexed.num_tokens,
+            "bytes": None,
+            "dropped": {},
+        },
+        vocab_size=loaded.vocab_size if loaded else vocab_size,
+        dtype=manifest_dtype(indexed.dtype),
+        eod_id=loaded.eod_id if loaded else int(last_tokens[0]) if len(last_tokens) == 1 else None,
+        tokenizer_sha256=loaded.sha256 if loaded else None,
+        files={
+            path.name: {"bytes": path.stat().st_size, "sha256": files.sha256_of(path)}
+            for path in (dataset.bin, dataset.idx)
+        },
+        software=software(),
+    )
+    files.write_json(dataset.manifest_json, manifest.to_dict())
+    return manifest
+
+
+def _check_tokenizer(manifest: DatasetManifest, loaded: Tokenizer | None, dataset: DatasetFiles) -> None:
+    if loaded and manifest.tokenizer_sha256 and manifest.tokenizer_sha256 != loaded.sha256:
+        raise DataError(
+            f"{display(dataset.directory)}: encoded with another tokenizer than {display(loaded.directory)} "
+            f"(sha256 {manifest.tokenizer_sha256[:12]} there, {loaded.sha256[:12]} here). Name the right tokenizer, give "
+            f"data.name another value, or {FORCE}."
+        )

@@ -1,0 +1,143 @@
+"""What a dataset was made from, and whether a run still asks for the same.
+
+Settings must be equal. Files must be the same text; that their times differ does not matter. Versions of
+installed packages may differ: nobody asked for the data to change. Of sources that are not there any more the
+settings alone are compared.
+"""
+
+import hashlib
+import logging
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import amounts, files
+from nbtrain.base.errors import DataError
+from nbtrain.base.terminal import printable
+from nbtrain.base.workspace import display, resolve
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.asked import FORCE, _with_defaults, differences, origin, settings
+from nbtrain.corpus.cleaning import Cleaner
+from nbtrain.corpus.corpus import Corpus, cleaned, identities
+from nbtrain.corpus.records import Tally
+from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+
+logger = logging.getLogger(__name__)
+
+NAMED_CHANGES = 3
+
+
+def _changed_settings(config: RunConfig, changed: list[tuple[str, str, str]]) -> str:
+    """Each value that differs, with the place that sets it in this run: 'data.json_key = 'a' there, 'b' in x.yaml:7'."""
+    told = []
+    for key, there, here in changed:
+        dotted = key.replace("[", ".").replace("]", "")
+        told.append(f"{key} = {there} there, {here} in {origin(config, dotted)}")
+    return "; ".join(told)
+
+
+def _changed_sources(corpus: Corpus, then: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
+    """What is new, gone or changed of the sources' files and versions, at most NAMED_CHANGES of it."""
+    told, touched = [], []
+    for reader, old, new in zip(corpus.readers, then, now, strict=True):
+        before, after = old.get("files", {}), new.get("files", {})
+        for name in sorted(before.keys() | after.keys()):
+            size, found = _size(before.get(name)), _size(after.get(name))
+            if before.get(name) == after.get(name):
+                continue
+            if name not in before:
+                told.append(f"{reader.where}: {name} is new")
+            elif name not in after:
+                told.append(f"{reader.where}: {name} is gone")
+            elif size != found:
+                told.append(f"{reader.where}: {name} has changed ({_shown(size)} then, {_number(found)} now)")
+            else:
+                touched.append(f"{reader.where}: {name} was written again ({_shown(size)} then and now)")
+        others = differences({**old, "files": None}, {**new, "files": None})
+        told += [f"{reader.where}: {key} = {a} then, {b} now" for key, a, b in others]
+    told += touched
+    more = [f"and {len(told) - NAMED_CHANGES:,} more"] if len(told) > NAMED_CHANGES else []
+    return "; ".join(told[:NAMED_CHANGES] + more)
+
+
+def gone_sources(config: RunConfig) -> list[int]:
+    """The numbers of the sources whose file or folder is not on the disk any more."""
+    paths = [getattr(source, "path", None) for source in config.data.sources]
+    return [number for number, path in enumerate(paths) if path is not None and _is_gone(resolve(path))]
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        return not path.exists()
+    except OSError:  # whatever keeps it from being looked at, its reader will say
+        return False
+
+
+def check_same_inputs(
+    config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest, corpus: Corpus
+) -> str:
+    """Why the dataset stays as it is. Raises DataError where it was made for other settings or other files."""
+    wanted = settings(config)
+    changed = differences(_with_defaults(manifest.settings), wanted, "data")
+    if changed:
+        raise DataError(
+            f"{display(dataset.directory)}: made with other settings: {_changed_settings(config, changed)}. Runs may "
+            f"refer to it: give data.name another value, or {FORCE}."
+        )
+    then = [source["fingerprint"] for source in manifest.sources]
+    now = [old if new is None else new for old, new in zip(then, corpus.fingerprint(), strict=True)]
+    if corpus.gone:
+        gone = ", ".join(corpus.readers[number].config.path for number in sorted(corpus.gone))
+        logger.warning(
+            "%s: kept, though its sources are no longer there and could not be compared with it: %s.",
+            display(dataset.directory),
+            printable(gone),
+        )
+        if now == then:
+            return f"same settings; not compared with sources that are no longer there: {gone}"
+    if now == then:
+        return "same settings, same sources"
+    if all(reader.drift_is_accepted for reader, a, b in zip(corpus.readers, then, now) if a != b):
+        changes = [f"{key} = {a} there, {b} here" for key, a, b in differences(then, now, "sources")]
+        return f"same settings; kept though versions differ: {'; '.join(changes)}"
+    sizes_only = [_sizes(entry) for entry in then] == [_sizes(entry) for entry in now]
+    if sizes_only and _same_text(config, corpus, manifest):
+        sources = [{**source, "fingerprint": entry} for source, entry in zip(manifest.sources, now)]
+        renewed = replace(manifest, sources=sources)
+        files.write_json(dataset.manifest_json, renewed.to_dict())
+        return "same settings; file times differ, the text is the same"
+    raise DataError(
+        f"{display(dataset.directory)}: the sources have changed since it was made: "
+        f"{_changed_sources(corpus, then, now)}. Runs may refer to it: give data.name another value, or {FORCE}."
+    )
+
+
+def _same_text(config: RunConfig, corpus: Corpus, manifest: DatasetManifest) -> bool:
+    """Whether the sources still give the documents that the manifest has hashed; reads all of them."""
+    cleaner = Cleaner(config.data.cleaning)
+    for number, (reader, source) in enumerate(zip(corpus.readers, manifest.sources, strict=True)):
+        if number in corpus.gone:
+            continue
+        content, tally = hashlib.sha256(), Tally()
+        for record in cleaned(reader.documents(tally), cleaner, tally, reader.gives_unicode):
+            content.update(identities([record])[1])
+        if content.hexdigest() != source["sha256"]:
+            return False
+    return True
+
+
+def _sizes(fingerprint: dict[str, Any]) -> Any:
+    return {name: _size(entry) for name, entry in fingerprint.get("files", {}).items()}
+
+
+def _size(entry: Any) -> Any:
+    """The bytes of a file's [bytes, time]; the sha1 of one that was downloaded is all there is."""
+    return entry[0] if isinstance(entry, list) else entry
+
+
+def _shown(size: Any) -> str:
+    return amounts.counted(size, "byte") if isinstance(size, int) else f"sha1 {size[:12]}"
+
+
+def _number(size: Any) -> str:
+    return f"{size:,}" if isinstance(size, int) else size[:12]

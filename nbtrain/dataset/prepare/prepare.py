@@ -1,0 +1,153 @@
+"""From the sources of a run to samples it can train on, doing only what is not done yet.
+
+    download -> extract (costly sources) -> tokenizer -> encode (.bin/.idx) -> index (of each split)
+
+A step is skipped because the manifest of what is there names the same inputs, never because a file exists. What
+was made for other inputs is refused, since runs refer to it by hash: another name, or force=True. Whatever a
+killed prepare leaves has no manifest, so it does not count; the parts of it that are whole are used.
+"""
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.progress import Say
+from nbtrain.base.workspace import display
+from nbtrain.config.schema import RunConfig
+from nbtrain.corpus.asked import place
+from nbtrain.corpus.corpus import Corpus
+from nbtrain.corpus.extract import extracted
+from nbtrain.corpus.tokenizer.prepare import is_trained, prepare_tokenizer
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.prepare.dataset import choose_workers, is_there, prepare_dataset
+from nbtrain.dataset.prepare.inputs import gone_sources
+from nbtrain.dataset.prepare.report import PrepareReport, Step, split_rows
+from nbtrain.dataset.samples.build import build_datasets
+
+logger = logging.getLogger(__name__)
+
+StepName = Literal["download", "extract", "tokenizer", "encode", "index"]
+STEPS = get_args(StepName)
+
+
+def prepare(config: RunConfig, force: bool = False, through: StepName = "index") -> PrepareReport:
+    """Make what the run's data lacks: tokenizer, .bin/.idx, indices; no further than the step `through`.
+
+    `force` makes all of it again, also for other settings; only a tokenizer that somebody brought, or that other
+    datasets are encoded with, stays. Runs that refer to the old dataset by its hash will then refuse to resume.
+
+    Raises DataError: a source that cannot be read, an empty corpus, data made for other settings, damaged files.
+    """
+    report = PrepareReport(config.name)
+    dataset = DatasetFiles.of(config)
+    wanted = STEPS[: STEPS.index(through) + 1]
+    try:
+        with dataset.locked():
+            dataset.remove_leftovers()
+            if config.data.blend:
+                _say_blend(config, report)
+            else:
+                _prepare_text(config, dataset, report, force, wanted)
+            if "index" in wanted:
+                with _step(report, "index") as say:
+                    report.splits = _prepare_indices(config, dataset, say)
+    except OSError as error:
+        raise DataError(
+            f"{display(Path(error.filename or dataset.directory))}: {error.strerror or error}. Free space, or set NBTRAIN_DATA "
+            "to a folder that can be written. What is done is kept: run it again."
+        ) from error
+    finally:
+        # A prepare that made nothing leaves no folder of that name: it would look like a dataset.
+        with contextlib.suppress(OSError):
+            dataset.directory.rmdir()
+    return report
+
+
+def _prepare_text(
+    config: RunConfig, dataset: DatasetFiles, report: PrepareReport, force: bool, wanted: tuple[str, ...]
+) -> None:
+    """The steps from the sources to the tokens."""
+    data = config.data
+    is_needed = _needs_text(config, dataset, force)
+    # What is made needs its sources no more: they may have been removed, to free the disk.
+    gone = () if is_needed else gone_sources(config)
+    corpus = Corpus.open(data.sources, place(config, "data.sources"), tuple(data.extra_json_keys), gone)
+    for name, work in (("download", _download), ("extract", _extract)):
+        concerned = any(getattr(reader, f"is_{name}ed") for reader in corpus.readers)
+        if name not in wanted or not (concerned or name == wanted[-1]):
+            continue
+        with _step(report, name) as say:
+            if not concerned:
+                say("kept", f"no source of this run is {name}ed")
+            elif is_needed:
+                corpus = work(config, corpus, force, say)
+            else:
+                say("kept", "nothing to read: tokenizer and dataset are there")
+    if "tokenizer" in wanted:
+        with _step(report, "tokenizer") as say:
+            loaded = prepare_tokenizer(config, corpus, force, say)
+    if "encode" in wanted:
+        with _step(report, "encode") as say:
+            report.manifest = prepare_dataset(config, dataset, corpus, loaded, force, say)
+        report.dataset = dataset.directory
+
+
+def _needs_text(config: RunConfig, dataset: DatasetFiles, force: bool) -> bool:
+    if not config.data.sources:
+        return False
+    return force or not is_there(config, dataset) or not is_trained(config)
+
+
+@contextmanager
+def _step(report: PrepareReport, name: str) -> Iterator[Say]:
+    """Time one step; the body calls say(action, reason) once."""
+    begun = time.perf_counter()
+    said: list[str] = []
+    yield lambda action, reason: said.extend((action, reason))
+    action, reason = said
+    report.steps.append(Step(name, action, reason, time.perf_counter() - begun))
+    logger.info("%s: %s: %s", name, action, reason)
+
+
+def _say_blend(config: RunConfig, report: PrepareReport) -> None:
+    names = ", ".join(f"{entry.name or entry.prefix} {entry.weight:g}" for entry in config.data.blend)
+    with _step(report, "encode") as say:
+        say("used", f"a blend of datasets that are there: {names}")
+
+
+def _download(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Corpus:
+    notes = [reader.download() for reader in corpus.readers if reader.is_downloaded]
+    made = [note for note in notes if note]
+    say("made" if made else "kept", "; ".join(made) or "everything is on this disk")
+    return corpus
+
+
+def _extract(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Corpus:
+    readers, actions, reasons = [], [], []
+    for reader in corpus.readers:
+        if reader.is_extracted:
+            reader, action, why = extracted(
+                reader, lambda total: choose_workers(config, total, is_slow=True), force
+            )
+            actions.append(action)
+            reasons.append(why)
+        readers.append(reader)
+    say("made" if "made" in actions else "kept", "; ".join(reasons))
+    return Corpus(readers, corpus.where)
+
+
+def _prepare_indices(config: RunConfig, dataset: DatasetFiles, say: Any) -> list[dict[str, Any]]:
+
+    before = set(dataset.index_cache.glob("*.json"))
+    datasets = build_datasets(config)
+    made = len(set(dataset.index_cache.glob("*.json")) - before)
+    if made:
+        say("made", f"{made} of the indices of train, valid and test were not in index-cache/")
+    else:
+        say("kept", "index-cache/ holds them for this dataset, split, seed and length")
+    return split_rows(datasets)

@@ -1,0 +1,118 @@
+"""What prepare did, why, and what there is now: as text, as HTML and as JSON values."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nbtrain.base.terminal import printable
+from nbtrain.base.workspace import display
+from nbtrain.dataset.files import DatasetManifest
+from nbtrain.dataset.look.tables import Table, html_table, text_table
+
+if TYPE_CHECKING:
+    from nbtrain.dataset.samples.build import GPTDatasets
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of the report."""
+
+    name: str
+    action: str
+    """made, kept, or used (brought by somebody and taken as it is)."""
+    reason: str
+    seconds: float
+
+
+@dataclass
+class PrepareReport:
+    """Steps with their reasons, the dataset's manifest, and the splits of this run."""
+
+    run: str
+    steps: list[Step] = field(default_factory=list)
+    dataset: Path | None = None
+    manifest: DatasetManifest | None = None
+    splits: list[dict[str, Any]] = field(default_factory=list)
+    """name, documents, tokens, samples (in the order), epochs of each split."""
+
+    @property
+    def changed(self) -> bool:
+        """Whether anything was made."""
+        return any(step.action == "made" for step in self.steps)
+
+    @property
+    def seconds(self) -> float:
+        return sum(step.seconds for step in self.steps)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        return {
+            "run": self.run,
+            "dataset": str(self.dataset),
+            "changed": self.changed,
+            "seconds": self.seconds,
+            "steps": [vars(step) for step in self.steps],
+            "splits": self.splits,
+            "manifest": self.manifest.to_dict() if self.manifest else None,
+        }
+
+    def __str__(self) -> str:
+        parts = [*(text_table(header, rows) for header, rows in self._tables()), self._summary()]
+        return printable("\n\n".join(filter(None, parts)))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        import html
+
+        tables = "".join(html_table(header, rows) for header, rows in self._tables())
+        return f"{tables}<p>{html.escape(self._summary())}</p>"
+
+    def _tables(self) -> list[Table]:
+        steps = [[step.name, step.action, f"{step.seconds:.2f}", step.reason] for step in self.steps]
+        tables: list[Table] = [(["step", "", "seconds", "why"], steps)]
+        return [*tables, splits_table(self.splits)] if self.splits else tables
+
+    def _summary(self) -> str:
+        if self.manifest is None or self.dataset is None:
+            return ""
+        counts = self.manifest.counts
+        parts = [
+            f"{display(self.dataset)}: {counts['documents']:,} documents, {counts['tokens']:,} tokens "
+            f"({self.manifest.dtype}, vocabulary {self.manifest.vocab_size:,})"
+        ]
+        if counts["bytes"]:
+            parts.append(f"{counts['bytes'] / counts['tokens']:.2f} bytes/token")
+        dropped = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts["dropped"].items()))
+        parts.append(f"dropped: {dropped or 'nothing'}")
+        return "; ".join(parts) + "."
+
+
+def split_rows(datasets: "GPTDatasets") -> list[dict[str, Any]]:
+    """name, documents, tokens, samples, epochs of each split that is read."""
+    return [
+        {
+            "name": name,
+            "documents": split.num_documents,
+            "tokens": split.num_tokens,
+            "samples": split.num_samples,
+            "epochs": split.num_epochs,
+        }
+        for name, split in (("train", datasets.train), ("valid", datasets.valid), ("test", datasets.test))
+        if split is not None
+    ]
+
+
+def splits_table(splits: list[dict[str, Any]]) -> Table:
+    """The rows of split_rows as a table."""
+    rows = [
+        [
+            split["name"],
+            f"{split['documents']:,}",
+            f"{split['tokens']:,}",
+            f"{split['samples']:,}",
+            f"{split['epochs']:.2f}",
+        ]
+        for split in splits
+    ]
+    return ["split", "documents", "tokens", "samples", "epochs"], rows

@@ -1,0 +1,140 @@
+"""Mending the one damage that is known and can be undone: end-of-document tokens that were not counted.
+
+Megatron-DeepSpeed's preprocess_data.py --append-eod appends the EOD to a document after it took the lengths:
+
+    .bin     a a a E b b E c E        9 tokens
+    lengths  3 2 1                    6 tokens: document 1 would begin at E, document 2 at b
+
+Found when the .bin holds one token more for each document that holds any, and all these tokens are one and the
+same. Then the last sequence of each document becomes one token longer; the .bin and the document array stay.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.terminal import printable
+from nbtrain.base.workspace import display
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.indexed_writer import write_index
+
+SHOWN_TOKENS = 8
+ANOTHER = "This is another damage: make it again."
+
+
+@dataclass(frozen=True)
+class Repair:
+    """What the repair of one pair would do. Shows itself; `apply` does it."""
+
+    dataset: DatasetFiles
+    documents: int
+    eod_id: int
+    counted_tokens: int
+    """By the index as it is."""
+    found_tokens: int
+    """In the .bin."""
+    endings: list[str]
+    """The last tokens of the first documents, as they would be."""
+
+    @property
+    def kept_idx(self) -> Path:
+        """Where the index as it was is kept."""
+        return self.dataset.idx.with_name(f"{self.dataset.idx.name}.before-repair")
+
+    def __str__(self) -> str:
+        return printable(
+            f"{display(self.dataset.idx)}: counts {self.counted_tokens:,} tokens, the .bin holds "
+            f"{self.found_tokens:,}: one uncounted end-of-document token (id {self.eod_id}) for each of "
+            f"{self.documents:,} documents.\n"
+            + "".join(
+                f"  document {number} would end in {ending}\n" for number, ending in enumerate(self.endings)
+            )
+            + f"The repair adds 1 to the length of each; the .bin stays as it is, and the index as it was is kept as "
+            f"{self.kept_idx.name}."
+        )
+
+    def apply(self) -> None:
+        """Write the mended index by rename, and the manifest's entry where there is one.
+
+        Raises DataError, and changes nothing, where the kept index of an earlier repair is in the way.
+        """
+        with self.dataset.locked():
+            broken = IndexedDataset.unchecked(self.dataset.prefix)
+            lengths, _ = _mended_lengths(broken)
+            manifest = self.dataset.manifest()
+            if self.kept_idx.exists():
+                raise DataError(
+                    f"{display(self.kept_idx)}: there already, from an earlier repair. Move it away first."
+                )
+            with self.dataset.idx.open("rb") as old, files.atomic_writer(self.kept_idx) as kept:
+                while piece := old.read(1 << 22):
+                    kept.write(piece)
+            sha256 = write_index(self.dataset.idx, broken.dtype, lengths, broken.document_indices)
+            if manifest is not None and self.dataset.idx.name in manifest.files:
+                entry = {"bytes": self.dataset.idx.stat().st_size, "sha256": sha256}
+                manifest.files[self.dataset.idx.name] = entry
+                if self.dataset.stem == manifest.stem:
+                    manifest.counts["tokens"] = self.found_tokens
+                files.write_json(self.dataset.manifest_json, manifest.to_dict())
+
+
+def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None) -> Repair | None:
+    """What would mend a pair, or None where nothing is wrong with it. Changes nothing.
+
+    `eod_id` is the token that documents must end in; None takes the manifest's, else whichever it is.
+    Raises DataError for every other damage.
+    """
+    dataset = DatasetFiles.find(target)
+    broken = IndexedDataset.unchecked(dataset.prefix)
+    if len(broken.tokens) == broken.num_tokens:
+        # Raises where something else is wrong.
+        IndexedDataset(dataset.prefix).check()
+        return None
+    lengths, ends = _mended_lengths(broken)
+    where = display(dataset.bin)
+    if not len(ends) or len(broken.tokens) != int(lengths.sum(dtype=np.int64)):
+        raise DataError(
+            f"{where}: holds {len(broken.tokens):,} tokens; with one uncounted EOD for each of {len(ends):,} "
+            f"documents it would hold {int(lengths.sum(dtype=np.int64)):,}. {ANOTHER}"
+        )
+    found = np.unique(broken.tokens[ends])
+    if len(found) != 1:
+        raise DataError(
+            f"{where}: documents would end in {len(found):,} different tokens, not in one EOD. {ANOTHER}"
+        )
+    manifest = dataset.manifest()
+    if eod_id is None and manifest is not None:
+        eod_id = manifest.eod_id
+    if eod_id is not None and int(found[0]) != eod_id:
+        raise DataError(
+            f"{where}: documents would end in token {int(found[0]):,}, but the EOD is {eod_id:,}. {ANOTHER}"
+        )
+    return Repair(
+        dataset=dataset,
+        documents=len(ends),
+        eod_id=int(found[0]),
+        counted_tokens=broken.num_tokens,
+        found_tokens=len(broken.tokens),
+        endings=[
+            " ".join(map(str, broken.tokens[max(begin, end - SHOWN_TOKENS + 1) : end + 1].tolist()))
+            for begin, end in zip([0, *(ends[:2] + 1).tolist()], ends[:3].tolist())
+        ],
+    )
+
+
+def _mended_lengths(broken: IndexedDataset) -> tuple[np.ndarray, np.ndarray]:
+    """(lengths with each document's EOD counted, the token at which each document that holds any would end)."""
+    broken.check()
+    documents = broken.document_indices
+    last = documents[1:][documents[1:] > documents[:-1]] - 1
+    lengths = np.array(broken.lengths)
+    if len(lengths) and int(lengths[last].max()) == np.iinfo(np.int32).max:
+        raise DataError(f"{display(broken.prefix)}: a document fills the format's longest length. {ANOTHER}")
+    lengths[last] += 1
+    return lengths, np.cumsum(lengths, dtype=np.int64)[last] - 1

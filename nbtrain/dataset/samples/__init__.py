@@ -1,0 +1,1 @@
+"""Samples of a dataset in Megatron's order: indices, blends, packing."""

@@ -1,0 +1,246 @@
+"""Samples for training, validation and test of a run, built from its datasets."""
+
+import logging
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.terminal import printable
+from nbtrain.base.workspace import display
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.blend import BlendFiles, Entry
+from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.samples.gpt_blend import BlendedDataset, BlendIndex, blend_sizes
+from nbtrain.dataset.samples.gpt_dataset import GPTDataset, SampleDataset, SampleOptions
+from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds, split_weights
+from nbtrain.dataset.samples.state import DataState
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class GPTDatasets:
+    """The three splits of a run; None where nothing is to be read or the split is empty."""
+
+    train: Any
+    """A SampleDataset, as the other two."""
+    valid: Any | None
+    test: Any | None
+    manifest: DatasetManifest
+    state: DataState
+    """Where a fresh run begins."""
+    names: tuple[str, ...] = ()
+    """Of the datasets that samples number (Sample.dataset); empty where there is one only."""
+    is_masked: bool = False
+    """Whether samples have a loss_mask."""
+
+
+def build_datasets(
+    config: RunConfig, index_samples: int | None = None, skipped_samples: int = 0
+) -> GPTDatasets:
+    """The datasets of a run, their indices taken from index-cache/ or put there.
+
+    `index_samples` is the one of the run's data state when it is resumed; None takes data.index_samples, else
+    what train_tokens needs. `skipped_samples` are passed over, so that the run reads so much further. Raises DataError where the data is missing, damaged or does not fit the run.
+    """
+    files_ = DatasetFiles.of(config)
+    manifest = files_.require(config.tokenizer.vocab_size)
+    if index_samples is None:
+        index_samples = config.data.index_samples or config.train_samples
+    train_samples = config.batch_schedule.samples_after(config.train_steps) + skipped_samples
+    train_samples = max(index_samples, train_samples)
+    evaluation_samples = config.evaluation.eval_iters * config.batch.global_batch_size
+    wanted = {
+        "train": (index_samples, train_samples),
+        "valid": (evaluation_samples, evaluation_samples),
+        "test": (evaluation_samples, evaluation_samples),
+    }
+    weights = dict(zip(SPLIT_NAMES, split_weights(config.data.split), strict=True))
+    build_split = _builder_of(config, files_, manifest)
+    splits: dict[str, Any] = {}
+    for name, (own_index_samples, num_samples) in wanted.items():
+        splits[name] = None
+        if num_samples:
+            splits[name] = build_split(name, own_index_samples, num_samples)
+        if splits[name] is None and (name == "train" or (weights[name] and num_samples)):
+            message = (
+                f"{display(files_.prefix)}: split {config.data.split} ({config.data.split_rule}) of "
+                f"{manifest.counts['documents']:,} documents leaves none for {name}."
+            )
+            if name == "train":
+                raise DataError(f"{message} Use more text or another data.split.")
+            logger.warning("%s It is left out; use more text or another data.split.", printable(message))
+    state = DataState(
+        seed=config.data.seed,
+        split=config.data.split,
+        split_rule=config.data.split_rule,
+        dataset_sha256=manifest.dataset_sha256,
+        index_samples=index_samples,
+        shuffle=config.data.shuffle,
+        packing=config.data.packing,
+    )
+    if (
+        train_samples > index_samples
+        and config.data.shuffle == "megatron"
+        and config.data.packing == "stream"
+    ):
+        logger.info(
+            "the order of training samples was fixed for %s; positions behind them are read on to %s, and none before "
+            "them changes.",
+            f"{index_samples:,}",
+            f"{train_samples:,}",
+        )
+    if isinstance(files_, BlendFiles):
+        names = tuple(entry.name for entry in files_.entries)
+    else:
+        names = tuple(getattr(splits["train"], "dataset_names", ()))
+    return GPTDatasets(
+        splits["train"],
+        splits["valid"],
+        splits["test"],
+        manifest,
+        state,
+        names if len(names) > 1 else (),
+        _is_masked(splits["train"]),
+    )
+
+
+def _is_masked(dataset: Any) -> bool:
+    if isinstance(dataset, BlendedDataset):
+        return any(_is_masked(part) for part in dataset.datasets)
+    if isinstance(dataset, GPTDataset):
+        return dataset.options.eod_mask_loss or dataset.mask is not None
+    return True  # packed: padding is not learnt
+
+
+class _Builder(Protocol):
+    def __call__(self, split: str, index_samples: int, num_samples: int) -> SampleDataset | None: ...
+
+
+def _builder_of(config: RunConfig, files_: DatasetFiles, manifest: DatasetManifest) -> _Builder:
+    if config.data.packing == "best_fit":
+        from nbtrain.dataset.samples import packed_dataset  # which a stream does not need
+
+        def packed(split: str, index_samples: int, num_samples: int) -> SampleDataset | None:
+            return packed_dataset.build_split(files_, manifest, split, config, index_samples, num_samples)
+
+        return packed
+    if isinstance(files_, BlendFiles):
+        return _BlendBuilder(config, files_, manifest)
+    indexed = IndexedDataset(files_.prefix)
+
+    def stream(split: str, index_samples: int, num_samples: int) -> SampleDataset | None:
+        return _stream(
+            config, files_, indexed, manifest, files_.index_cache, split, index_samples, num_samples
+        )
+
+    return stream
+
+
+def _stream(
+    config: RunConfig,
+    files_: DatasetFiles,
+    indexed: IndexedDataset,
+    manifest: DatasetManifest,
+    index_cache: Path,
+    split: str,
+    index_samples: int,
+    num_samples: int,
+) -> GPTDataset | None:
+    data = config.data
+    bounds = _bounds(config, split, len(indexed))
+    if bounds[0] == bounds[1]:
+        return None
+    if data.eod_mask_loss and manifest.eod_id is None:
+        raise DataError(
+            f"{config.where('data.eod_mask_loss')}: data.eod_mask_loss needs the end-of-document token, and "
+            f"{display(files_.directory)} does not say which it is. Set it to false, or prepare the dataset."
+        )
+    return GPTDataset(
+        indexed,
+        index_cache,
+        manifest.dataset_sha256,
+        bounds,
+        config.model.seq_length,
+        index_samples,
+        num_samples,
+        data.seed,
+        data.shuffle,
+        SampleOptions(
+            data.reset_position_ids, data.inter_document_masking, data.eod_mask_loss, manifest.eod_id
+        ),
+        files_.open_loss_mask(indexed) if files_.has_loss_mask else None,
+    )
+
+
+def _bounds(config: RunConfig, split: str, num_sequences: int) -> tuple[int, int]:
+    bounds = split_bounds(config.data.split, config.data.split_rule, num_sequences)
+    return bounds[SPLIT_NAMES.index(split)]
+
+
+class _BlendBuilder:
+    """Splits of a blend: each dataset is cut by data.split, then they are mixed."""
+
+    def __init__(self, config: RunConfig, files_: BlendFiles, manifest: DatasetManifest):
+        self.config = config
+        self.files = files_
+        # What one dataset knows of the end-of-document token holds for all: they have one tokenizer.
+        self.manifests = [replace(entry.require(None), eod_id=manifest.eod_id) for entry in files_.entries]
+        self.indexed = [IndexedDataset(entry.files.prefix) for entry in files_.entries]
+
+    def __call__(self, split: str, index_samples: int, num_samples: int) -> BlendedDataset | None:
+        config, entries = self.config, self.files.entries
+        empty = [
+            number
+            for number, indexed in enumerate(self.indexed)
+            if len(set(_bounds(config, split, len(indexed)))) == 1
+        ]
+        present = [number for number in range(len(entries)) if number not in empty]
+        if empty and (split == "train" or present):
+            message = (
+                f"{self.files.where}: split {config.data.split} ({config.data.split_rule}) leaves no document of "
+                f"{', '.join(entries[number].name for number in empty)} for {split}."
+            )
+            if split == "train":
+                raise DataError(f"{message} Use more text, or take it out of the blend.")
+            logger.warning("%s %s blends the others.", printable(message), split)
+        if not present:
+            return None
+        rule = config.data.split_rule
+        sizes = blend_sizes(rule, [entries[number].weight for number in present], index_samples)
+        # The choice of a sample does not depend on the size, so more samples go on in the same blend.
+        index = BlendIndex(self.files.index_cache, rule, sizes.weights, max(sizes.blend, num_samples))
+        asked, taken = index.counts(sizes.blend), index.counts(len(index.dataset_index))
+        datasets = [
+            self._dataset(number, split, own, most)
+            for number, own, most in zip(present, sizes.samples, taken, strict=True)
+        ]
+        if rule == "megatron-core" and config.data.shuffle == "megatron":
+            for number, dataset, needed in zip(present, datasets, asked, strict=True):
+                self._check_size(entries[number], split, dataset, needed)
+        return BlendedDataset(datasets, present, index, num_samples)
+
+    def _dataset(self, number: int, split: str, index_samples: int, num_samples: int) -> GPTDataset:
+        entry = self.files.entries[number]
+        dataset = _stream(
+            self.config,
+            entry.files,
+            self.indexed[number],
+            self.manifests[number],
+            entry.index_cache,
+            split,
+            index_samples,
+            num_samples,
+        )
+        assert dataset is not None
+        return dataset
+
+    def _check_size(self, entry: Entry, split: str, dataset: GPTDataset, needed: int) -> None:
+        if needed > dataset.samples_per_pass:
+            raise DataError(
+                f"{self.files.where}: the {split} blend takes {needed:,} samples of {entry.name}, which was asked for "
+                f"{dataset.index_samples:,} and holds {dataset.samples_per_pass:,} in whole epochs; megatron-core refuses "
+                "that. Ask for more samples, or use data.split_rule: megatron-deepspeed, which reads on."
+            )

@@ -1,0 +1,252 @@
+"""Several datasets as one, by weight: which dataset gives each sample, by Megatron's rule.
+
+    sample k comes from the dataset i with the largest  w_i * max(k, 1) - (samples taken from i so far),
+    in double precision, the lowest i where several are equal
+
+Both projects blend so, and differ in sizes: N samples asked for, weights normalised (split_rule says which)
+
+    rule                samples asked of dataset i        samples of the blend    index      datasets
+    megatron-deepspeed  ceil(N w_i 1.005)                 the sum of those        uint8      < 255
+    megatron-core       ceil(ceil(N w_i) (1 + 0.005))     sum of ceil(N w_i)      int16      < 32,767
+
+megatron-core refuses a blend that takes more of a dataset than it was asked for holds; Megatron-DeepSpeed reads
+past its end, where ours goes on in that dataset's next pass. The choice of a sample does not depend on N, so a
+longer blend begins with a shorter one.
+"""
+
+import math
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nbtrain.base.errors import DataError
+from nbtrain.dataset.samples.gpt_index import Allocate
+from nbtrain.dataset.samples.index_files import cached_arrays
+from nbtrain.dataset.samples.sample import Sample
+
+SURPLUS = 0.005
+BLEND_VERSION = 1
+INDEX_DTYPES: dict[str, np.dtype] = {
+    "megatron-deepspeed": np.dtype(np.uint8),
+    "megatron-core": np.dtype(np.int16),
+}
+LARGEST_NUM_DATASETS = {"megatron-deepspeed": 254, "megatron-core": 32_766}
+# Samples laid out at a time, and stretches of them that are walked side by side: of 2^20 samples in one call with
+# 2 to 20 datasets, 512 stretches were the quickest of 128 to 2,048.
+BLOCK_SAMPLES = 1 << 22
+NUM_STRETCHES = 512
+
+
+class BlendSizes(NamedTuple):
+    """What a rule makes of N samples and weights."""
+
+    weights: list[float]
+    """Normalised, as the choice of samples has them."""
+    samples: list[int]
+    """Asked of each dataset."""
+    blend: int
+    """Samples of the blend."""
+
+
+def blend_sizes(rule: str, weights: list[float], num_samples: int) -> BlendSizes:
+    """Raises DataError where the rule's index cannot number so many datasets."""
+    limit = LARGEST_NUM_DATASETS[rule]
+    if len(weights) > limit:
+        raise DataError(
+            f"data.blend: {len(weights):,} datasets; {rule} blends at most {limit:,} (data.split_rule)."
+        )
+    if rule == "megatron-core":
+        shares = _normalised(weights)
+        targets = [math.ceil(num_samples * share) for share in shares]
+        samples = [math.ceil(target * (1 + SURPLUS)) for target in targets]
+        return BlendSizes(_normalised(shares), samples, sum(targets))
+    total = 0.0
+    for weight in weights:  # in this order: the last bit decides a ceil
+        total += weight
+    shares = [weight / total for weight in weights]
+    samples = [math.ceil(num_samples * share * (1 + SURPLUS)) for share in shares]
+    return BlendSizes(_normalised(shares), samples, sum(samples))
+
+
+def _normalised(weights: list[float]) -> list[float]:
+    array = np.array(weights, np.float64)
+    return (array / array.sum()).tolist()
+
+
+# --- which dataset --------------------------------------------------------------------------------------------
+
+
+def fill_blend_index(
+    dataset_index: np.ndarray, dataset_sample_index: np.ndarray, weights: list[float]
+) -> np.ndarray:
+    """Fill both arrays, [n] each, for normalised `weights`; int64 [datasets], how often each was taken.
+
+    Exactly upstream's loop. That loop is one step after the other; here a block is cut into stretches that are
+    walked side by side from guessed counts. Two walks from different counts soon meet, so that afterwards only
+    the beginning of a stretch whose guess was wrong is walked again, until it meets what is there.
+    """
+    shares = np.array(weights, np.float64)
+    counts = np.zeros(len(weights), np.int64)
+    for start in range(0, len(dataset_index), BLOCK_SAMPLES):
+        end = min(start + BLOCK_SAMPLES, len(dataset_index))
+        chosen = _choices(shares, counts, start, end - start)
+        dataset_index[start:end] = chosen
+        for number in range(len(weights)):
+            places = np.flatnonzero(chosen == number)
+            dataset_sample_index[start + places] = np.arange(counts[number], counts[number] + len(places))
+            counts[number] += len(places)
+    return counts
+
+
+def _choices(shares: np.ndarray, counts: np.ndarray, start: int, length: int) -> np.ndarray:
+    """int16 [length]: the dataset of samples start .. start + length, after `counts` were taken before."""
+    stretch = -(-length // NUM_STRETCHES)
+    if stretch < NUM_STRETCHES:
+        chosen = np.empty(length, np.int16)
+        _walk(shares, counts.copy(), start, chosen)
+        return chosen
+    begins = start + stretch * np.arange(-(-length // stretch), dtype=np.int64)
+    guessed = _likely_counts(shares, begins)
+    guessed[0] = counts
+    # Column s of a row is sample begins[s] + row.
+    table = _walk_side_by_side(shares, guessed, begins, stretch)
+    true = counts.astype(np.int64).copy()
+    for number, begin in enumerate(begins.tolist()):
+        column = table[: min(stretch, start + length - begin), number]
+        _mend(shares, true.copy(), true - guessed[number], begin, column)
+        true += np.bincount(column, minlength=len(shares))
+    return np.ascontiguousarray(table.T).reshape(-1)[:length]
+
+
+def _walk(shares: np.ndarray, counts: np.ndarray, start: int, chosen: np.ndarray) -> None:
+    """Upstream's loop, in place: `counts` end as they are after the last sample."""
+    for place in range(len(chosen)):
+        number = int((shares * float(max(start + place, 1)) - counts).argmax())
+        chosen[place] = number
+        counts[number] += 1
+
+
+def _mend(
+    shares: np.ndarray, counts: np.ndarray, difference: np.ndarray, start: int, chosen: np.ndarray
+) -> None:
+    """Walk on from the right `counts` until they are those that `chosen` was walked with."""
+    apart = int(np.abs(difference).sum())
+    place = 0
+    while apart and place < len(chosen):
+        number = int((shares * float(max(start + place, 1)) - counts).argmax())
+        counts[number] += 1
+        before = int(chosen[place])
+        if number != before:
+            chosen[place] = number
+            difference[number] += 1
+            difference[before] -= 1
+            apart = int(np.abs(difference).sum())
+        place += 1
+
+
+def _walk_side_by_side(shares: np.ndarray, counts: np.ndarray, begins: np.ndarray, length: int) -> np.ndarray:
+    """int16 [length, stretches], from `counts` [stretches, datasets]."""
+    chosen = np.empty((length, len(begins)), np.int16)
+    current = counts.astype(np.float64)  # whole numbers below 2^53: exact
+    flat, rows = current.reshape(-1), len(shares) * np.arange(len(begins))
+    errors = np.empty_like(current)
+    samples = begins.astype(np.float64)[:, None]
+    for row in range(length):
+        np.multiply(shares, np.maximum(samples, 1.0) if row < 2 else samples, out=errors)
+        errors -= current
+        numbers = errors.argmax(axis=1)
+        chosen[row] = numbers
+        flat[rows + numbers] += 1
+        samples += 1
+    return chosen
+
+
+def _likely_counts(shares: np.ndarray, samples: np.ndarray) -> np.ndarray:
+    """int64 [samples, datasets]: whole numbers near w_i k that add up to k."""
+    exact = shares * samples[:, None]
+    counts = np.floor(exact).astype(np.int64)
+    missing = samples - counts.sum(axis=1)
+    order = np.argsort(counts - exact, axis=1, kind="stable")
+    for column in range(len(shares)):
+        taken = missing > column
+        counts[np.flatnonzero(taken), order[taken, column]] += 1
+    return counts
+
+
+# --- the dataset ----------------------------------------------------------------------------------------------
+
+
+class BlendIndex:
+    """The two arrays of `size` samples, from `folder` or put there."""
+
+    def __init__(self, folder: Path, rule: str, weights: list[float], size: int):
+        description = {"blend_version": BLEND_VERSION, "rule": rule, "weights": weights, "samples": size}
+
+        def build(allocate: Allocate) -> None:
+            fill_blend_index(
+                allocate("dataset_index", (size,), INDEX_DTYPES[rule]),
+                allocate("dataset_sample_index", (size,), np.dtype(np.int64)),
+                weights,
+            )
+
+        arrays = cached_arrays(folder, description, ("dataset_index", "dataset_sample_index"), build)
+        self.dataset_index = arrays["dataset_index"]
+        self.dataset_sample_index = arrays["dataset_sample_index"]
+        self._num_datasets = len(weights)
+
+    def counts(self, stop: int) -> list[int]:
+        """Samples of each dataset among the first `stop`."""
+        counts = np.zeros(self._num_datasets, np.int64)
+        for start in range(0, stop, BLOCK_SAMPLES):
+            part = self.dataset_index[start : min(start + BLOCK_SAMPLES, stop)]
+            counts += np.bincount(part, minlength=self._num_datasets)
+        return counts.tolist()
+
+
+class BlendedDataset:
+    """One split of several datasets: position k is a position of the dataset that the rule gives it to."""
+
+    def __init__(self, datasets: list[Any], numbers: list[int], index: BlendIndex, num_samples: int):
+        """`numbers`: which entries of data.blend the `datasets` are."""
+        self.datasets = datasets
+        self.numbers = numbers
+        self.index = index
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return len(self.index.dataset_index)
+
+    @property
+    def num_documents(self) -> int:
+        return sum(dataset.num_documents for dataset in self.datasets)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the split of every dataset, once."""
+        return sum(dataset.num_tokens for dataset in self.datasets)
+
+    @property
+    def num_epochs(self) -> float:
+        """The most that one of the datasets is gone through."""
+        return max(dataset.num_epochs for dataset in self.datasets)
+
+    def place(self, position: int) -> tuple[int, int]:
+        """(dataset, its position) of a position."""
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} of {len(self)}")
+        return int(self.index.dataset_index[position]), int(self.index.dataset_sample_index[position])
+
+    def __getitem__(self, position: int) -> np.ndarray:
+        """int64 [seq_length + 1]."""
+        number, own = self.place(position)
+        return self.datasets[number][own]
+
+    def sample(self, position: int) -> Sample:
+        """With the number of its entry in data.blend."""
+        number, own = self.place(position)
+        return self.datasets[number].sample(own)._replace(dataset=self.numbers[number])
+
+    def batch(self, positions: np.ndarray) -> np.ndarray:
+        """Samples of several positions, int64 [len(positions), seq_length + 1]."""
+        return np.stack([self[position] for position in positions])

@@ -1,0 +1,214 @@
+"""Samples of a prepared dataset: int64 arrays of seq_length + 1 tokens, by position in the run's order.
+
+    .bin/.idx -> split (documents, contiguous) -> GPTIndex of each split, cached in index-cache/ -> GPTDataset
+    several of them -> BlendedDataset (gpt_blend.py); whole documents, packed -> PackedDataset (packed_dataset.py)
+
+Training asks for positions 0 .. index_samples and possibly on: a run that is given more tokens later reads on
+in the samples that its epochs hold, then in a further pass over the same documents with seed + 1, and so on. So
+positions below never change. With shuffle per_epoch a pass is one epoch, whatever the run asks for: memory for one
+epoch's index, and an order that does not depend on train_tokens. Validation and test hold eval_iters global
+batches, the same ones every time.
+"""
+
+import logging
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.samples.gpt_index import Allocate, GPTIndex, build_gpt_index
+from nbtrain.dataset.samples.index_files import cached_arrays, store
+from nbtrain.dataset.samples.sample import Sample
+
+logger = logging.getLogger(__name__)
+
+INDEX_VERSION = 1
+ARRAYS = ("document_index", "sample_index", "shuffle_index")
+# A step reads from one pass, or where one ends from two; a validation between steps has a dataset of its own.
+OPEN_PASSES = 2
+
+
+class SampleDataset(Protocol):
+    """One split, however its samples are made."""
+
+    num_samples: int
+
+    def __len__(self) -> int: ...
+
+    def sample(self, position: int) -> Sample: ...
+
+    @property
+    def num_documents(self) -> int: ...
+
+    @property
+    def num_tokens(self) -> int: ...
+
+    @property
+    def num_epochs(self) -> float: ...
+
+
+class SampleOptions(NamedTuple):
+    """What a stream's samples carry besides tokens and labels."""
+
+    reset_position_ids: bool = False
+    inter_document_masking: bool = False
+    eod_mask_loss: bool = False
+    eod_id: int | None = None
+    """Needed by eod_mask_loss."""
+
+
+PLAIN = SampleOptions()
+
+
+class GPTDataset:
+    """One split. `dataset[i]` is int64 [seq_length + 1]; tokens are its first, labels its last seq_length."""
+
+    def __init__(
+        self,
+        indexed: IndexedDataset,
+        index_cache: Path,
+        dataset_sha256: str,
+        bounds: tuple[int, int],
+        seq_length: int,
+        index_samples: int,
+        num_samples: int,
+        seed: int,
+        shuffle: str = "megatron",
+        options: SampleOptions = PLAIN,
+        mask: IndexedDataset | None = None,
+    ):
+        """`mask`: 1 beside each token that is learnt; None learns all."""
+        self.indexed = indexed
+        self.index_cache = index_cache
+        self.dataset_sha256 = dataset_sha256
+        self.bounds = bounds
+        self.seq_length = seq_length
+        # The fewest epochs that give one sample: nearly always one.
+        self.index_samples = index_samples if shuffle == "megatron" else 1
+        self.num_samples = max(num_samples, index_samples)
+        self.seed = seed
+        self.options = options
+        self.mask = mask
+        self._open: OrderedDict[int, GPTIndex] = OrderedDict()
+        self.samples_per_pass = len(self._pass(0))
+        self.num_passes = max(1, -(-self.num_samples // self.samples_per_pass))
+        for number in range(1, self.num_passes):
+            store(self.index_cache, self._description(number), ARRAYS, self._builder(number))
+
+    def __len__(self) -> int:
+        """Positions that may be asked for: at least num_samples."""
+        return self.samples_per_pass * self.num_passes
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A worker process maps the index itself; a pickled map would carry the whole array.
+        return {**self.__dict__, "_open": OrderedDict()}
+
+    @property
+    def num_documents(self) -> int:
+        return self.bounds[1] - self.bounds[0]
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the split, once."""
+        return int(self.indexed.lengths[self.bounds[0] : self.bounds[1]].sum(dtype=np.int64))
+
+    @property
+    def num_epochs(self) -> float:
+        """How often num_samples go through the split's tokens."""
+        return self.num_samples * self.seq_length / self.num_tokens
+
+    def __getitem__(self, position: int) -> np.ndarray:
+        return self._gather(self.indexed, self.parts(position))
+
+    def parts(self, position: int) -> list[tuple[int, int, int]]:
+        """(sequence, first token, tokens) of each document part of a sample; together seq_length + 1 tokens."""
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} of {len(self)}")
+        number, entry = divmod(int(position), self.samples_per_pass)
+        index = self._pass(number)
+        row = int(index.shuffle_index[entry])
+        (place, offset), (last_place, last_offset) = index.sample_index[row : row + 2].tolist()
+        if place == last_place:
+            return [(int(index.document_index[place]), offset, last_offset + 1 - offset)]
+        found = []
+        lengths = self.indexed.lengths
+        for sequence in index.document_index[place:last_place].tolist():
+            found.append((sequence, offset, int(lengths[sequence]) - offset))
+            offset = 0
+        found.append((int(index.document_index[last_place]), 0, last_offset + 1))
+        return found
+
+    def sample(self, position: int) -> Sample:
+        """The sample with what data.reset_position_ids, inter_document_masking and eod_mask_loss ask for."""
+        parts = self.parts(position)
+        sequence = self._gather(self.indexed, parts)
+        tokens, labels = sequence[:-1], sequence[1:]
+        options, length = self.options, self.seq_length
+        loss_mask = position_ids = cu_seqlens = None
+        if self.mask is not None:
+            loss_mask = self._gather(self.mask, parts)[1:].astype(np.float32)
+        if options.eod_mask_loss:
+            learnt = (tokens != options.eod_id).astype(np.float32)
+            loss_mask = learnt if loss_mask is None else loss_mask * learnt
+        if options.reset_position_ids or options.inter_document_masking:
+            # From the parts, not from EOD tokens: a text may hold their id, a document may have none.
+            own = np.array([size for _, _, size in parts if size])
+            starts = np.cumsum(own) - own
+            starts = starts[starts < length]
+            if options.reset_position_ids:
+                sizes = np.diff(starts, append=length)
+                position_ids = np.arange(length) - np.repeat(starts, sizes)
+            if options.inter_document_masking:
+                cu_seqlens = np.full(length + 1, length, np.int32)
+                cu_seqlens[: len(starts)] = starts
+        return Sample(tokens, labels, loss_mask, position_ids, cu_seqlens)
+
+    def batch(self, positions: np.ndarray) -> np.ndarray:
+        """Samples of several positions, int64 [len(positions), seq_length + 1]."""
+        return np.stack([self[position] for position in positions])
+
+    def _gather(self, indexed: IndexedDataset, parts: list[tuple[int, int, int]]) -> np.ndarray:
+        gathered = np.empty(self.seq_length + 1, np.int64)
+        filled = 0
+        for sequence, offset, size in parts:
+            gathered[filled : filled + size] = indexed.get(sequence, offset, size)
+            filled += size
+        return gathered
+
+    # --- passes -------------------------------------------------------------------------------------------------
+
+    def _pass(self, number: int) -> GPTIndex:
+        index = self._open.get(number)
+        if index is None:
+            index = GPTIndex(
+                **cached_arrays(self.index_cache, self._description(number), ARRAYS, self._builder(number))
+            )
+            self._open[number] = index
+            if len(self._open) > OPEN_PASSES:
+                self._open.popitem(last=False)
+        return index
+
+    def _description(self, number: int) -> dict[str, Any]:
+        return {
+            "index_version": INDEX_VERSION,
+            "dataset_sha256": self.dataset_sha256,
+            "sequences": list(self.bounds),
+            "seq_length": self.seq_length,
+            "samples": self.index_samples,
+            "seed": (self.seed + number) % 2**32,
+        }
+
+    def _builder(self, number: int) -> Any:
+        seed = self._description(number)["seed"]
+
+        def build(allocate: Allocate) -> GPTIndex:
+            # All lengths decide an index: none may be damaged.
+            self.indexed.check()
+            first, last = self.bounds
+            return build_gpt_index(
+                self.indexed.lengths, first, last, self.seq_length, self.index_samples, seed, allocate
+            )
+
+        return build

@@ -1,0 +1,212 @@
+"""Which tokens make a GPT sample: Megatron's document, sample and shuffle index, and its splits, in NumPy.
+
+    document index   [E * documents]  the documents of E epochs, shuffled
+    sample index     [n + 1, 2]       where sample k starts: (place in the document index, token in that document)
+    shuffle index    [n]              the order in which samples are taken
+
+Sample i is the seq_length + 1 tokens from row shuffle[i] to the next, over document boundaries: neighbours
+share one token. The generator is numpy.random.RandomState(seed), used for these shuffles in this order and for
+nothing else, so the arrays equal those of megatron-core and Megatron-DeepSpeed.
+"""
+
+import itertools
+import re
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+import numpy as np
+
+from nbtrain.base.errors import ConfigError, DataError
+
+SPLIT_NAMES = ("train", "valid", "test")
+SEPARATE_LAST_EPOCH_BELOW = 0.80
+LARGEST_INDEX_BYTES = 16 << 30
+# Rows worked on at a time: a few MiB of passing arrays.
+CHUNK_DOCUMENTS = 1 << 18
+
+
+def split_bounds(split: str, rule: str, num_sequences: int) -> list[tuple[int, int]]:
+    """[first, last) sequences of train, valid and test.
+
+    `split` is relative sizes, e.g. "949,50,1"; missing ones are 0. megatron-core rounds each cumulative bound;
+    Megatron-DeepSpeed adds rounded sizes and takes the excess off every bound but the first, which can leave
+    the test split a document more or less. Raises ConfigError for a split that is no such list.
+    """
+    weights = split_weights(split)
+    total = sum(weights)
+    if rule == "megatron-core":
+        fractions = (np.array(weights) / total).tolist()
+        ends = [0.0]
+        for fraction in fractions:
+            ends.append(ends[-1] + fraction)
+        bounds = [round(end * float(num_sequences)) for end in ends]
+    elif rule == "megatron-deepspeed":
+        bounds = [0]
+        for weight in weights:
+            bounds.append(bounds[-1] + round(weight / total * float(num_sequences)))
+        excess = bounds[-1] - num_sequences
+        bounds = [0, *(bound - excess for bound in bounds[1:])]
+    else:
+        raise ConfigError(f"data.split_rule = {rule!r}: must be megatron-deepspeed or megatron-core.")
+    # On a handful of documents Megatron-DeepSpeed's subtraction goes below the bound before.
+    bounds = np.maximum.accumulate(np.clip(bounds, 0, num_sequences)).tolist()
+    return list(itertools.pairwise(bounds))
+
+
+def split_weights(split: str) -> list[float]:
+    """Three relative sizes. Raises ConfigError."""
+    parts = [part.strip() for part in re.split(r"[,/]", split)]
+    try:
+        weights = [float(part) for part in parts]
+    except ValueError:
+        weights = []
+    if not 1 <= len(weights) <= 3 or min(weights) < 0 or not 0 < sum(weights) < float("inf"):
+        raise ConfigError(f'data.split = {split!r}: must be one to three relative sizes, e.g. "949,50,1".')
+    return weights + [0.0] * (3 - len(weights))
+
+
+class Epochs(NamedTuple):
+    """How often the documents of a split are gone through for a number of samples."""
+
+    num_epochs: int
+    num_samples: int
+    """Samples in that many epochs: at least as many as asked for."""
+    samples_before_last: int
+    """Samples of all epochs but the last."""
+    separate_last_epoch: bool
+    """The last epoch is shuffled by itself: it is needed for less than 80 % of one epoch's samples."""
+
+
+def epochs_needed(tokens_per_epoch: int, seq_length: int, num_samples: int) -> Epochs:
+    """The smallest E >= 1 with (E * tokens_per_epoch - 1) // seq_length >= num_samples, and what follows from it."""
+    # (E t - 1) // T >= N  <=>  E t >= N T + 1
+    num_epochs = max(1, -(-(num_samples * seq_length + 1) // tokens_per_epoch))
+    available = (num_epochs * tokens_per_epoch - 1) // seq_length
+    before_last = ((num_epochs - 1) * tokens_per_epoch - 1) // seq_length if num_epochs > 1 else 0
+    separate = False
+    if num_epochs > 1:
+        per_epoch = (tokens_per_epoch - 1) // seq_length
+        separate = num_samples - before_last < int(SEPARATE_LAST_EPOCH_BELOW * per_epoch)
+    return Epochs(num_epochs, available, before_last, separate)
+
+
+@dataclass(frozen=True)
+class GPTIndex:
+    """The three arrays of one split."""
+
+    document_index: np.ndarray
+    """int32 [E * documents]: sequence numbers."""
+    sample_index: np.ndarray
+    """int32 or int64 [samples + 1, 2]."""
+    shuffle_index: np.ndarray
+    """uint32 or int64 [samples]."""
+
+    def __len__(self) -> int:
+        return len(self.shuffle_index)
+
+
+class Allocate(Protocol):
+    """Makes the array `name` of an index, to be filled: in memory, or in a file (index_files.py)."""
+
+    def __call__(self, name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray: ...
+
+
+def in_memory(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """The plain way to allocate."""
+    return np.empty(shape, dtype)
+
+
+def build_gpt_index(
+    lengths: np.ndarray,
+    first: int,
+    last: int,
+    seq_length: int,
+    num_samples: int,
+    seed: int,
+    allocate: Allocate = in_memory,
+) -> GPTIndex:
+    """Indices over the sequences [first, last) with these `lengths` (of all sequences), for `num_samples`.
+
+    Besides the arrays, which `allocate` gives, memory for one epoch's document numbers is taken, however many
+    epochs there are. Raises DataError where the split has no token, or where so many epochs are asked for that
+    the document index alone would pass 16 GiB.
+    """
+    own_lengths = np.asarray(lengths[first:last])
+    tokens = int(own_lengths.sum(dtype=np.int64))
+    if tokens == 0:
+        raise DataError(f"documents {first:,} to {last:,} hold no token: no sample can be cut from them.")
+    epochs = epochs_needed(tokens, seq_length, num_samples)
+    entries = epochs.num_epochs * (last - first)
+    if entries * 4 > LARGEST_INDEX_BYTES:
+        raise DataError(
+            f"{num_samples:,} samples of {seq_length:,} tokens are {epochs.num_epochs:,} epochs of {tokens:,} tokens; "
+            f"their document index would take {entries * 4 / 2**30:,.0f} GiB (at most "
+            f"{LARGEST_INDEX_BYTES >> 30} GiB). Use more text, set data.shuffle: per_epoch, which has one epoch's at a "
+            "time, or set data.index_samples: the order is then built for that many and repeated with another seed."
+        )
+    generator = np.random.RandomState(seed)
+    document_index = allocate("document_index", (entries,), np.dtype(np.int32))
+    _fill_document_index(_plain(document_index), first, last, epochs, generator)
+    narrow = max(entries, int(own_lengths.max())) <= np.iinfo(np.int32).max
+    sample_index = allocate(
+        "sample_index", (epochs.num_samples + 1, 2), np.dtype(np.int32 if narrow else np.int64)
+    )
+    _fill_sample_index(_plain(sample_index), own_lengths, first, _plain(document_index), seq_length)
+    small = epochs.num_samples < 2**32 - 2
+    shuffle_index = allocate(
+        "shuffle_index", (epochs.num_samples,), np.dtype(np.uint32 if small else np.int64)
+    )
+    _fill_shuffle_index(_plain(shuffle_index), epochs, generator)
+    return GPTIndex(document_index, sample_index, shuffle_index)
+
+
+def _plain(array: np.ndarray) -> np.ndarray:
+    # RandomState.shuffle has one loop for ndarray itself and another, a hundred times slower, for memmap.
+    return np.asarray(array)
+
+
+def _fill_document_index(
+    index: np.ndarray, first: int, last: int, epochs: Epochs, generator: np.random.RandomState
+) -> None:
+    index.reshape(epochs.num_epochs, last - first)[:] = np.arange(first, last, dtype=np.int32)
+    if not epochs.separate_last_epoch:
+        generator.shuffle(index)
+        return
+    cut = (epochs.num_epochs - 1) * (last - first)
+    generator.shuffle(index[:cut])
+    generator.shuffle(index[cut:])
+
+
+def _fill_sample_index(
+    index: np.ndarray, own_lengths: np.ndarray, first: int, document_index: np.ndarray, seq_length: int
+) -> None:
+    """Rows by stretches of the document index: the samples that start in a stretch are found in it alone."""
+    row, begun = 0, 0
+    for place in range(0, len(document_index), CHUNK_DOCUMENTS):
+        gathered = own_lengths[document_index[place : place + CHUNK_DOCUMENTS] - first]
+        ends = np.cumsum(gathered, dtype=np.int64)
+        ends += begun
+        begun = int(ends[-1])
+        # Samples whose first token lies before the stretch's end; long documents hold many.
+        stop = min(len(index), -(-begun // seq_length))
+        for start in range(row, stop, CHUNK_DOCUMENTS):
+            end = min(start + CHUNK_DOCUMENTS, stop)
+            tokens = np.arange(start, end, dtype=np.int64) * seq_length
+            # side="right" steps over documents of length zero and to the next one at an exact end.
+            places = np.searchsorted(ends, tokens, side="right")
+            index[start:end, 0] = places + place
+            index[start:end, 1] = tokens - (ends[places] - gathered[places])
+        row = max(row, stop)
+    # Upstream starts at document 0 even where that one is empty.
+    index[0] = 0
+
+
+def _fill_shuffle_index(index: np.ndarray, epochs: Epochs, generator: np.random.RandomState) -> None:
+    for start in range(0, len(index), CHUNK_DOCUMENTS):
+        end = min(start + CHUNK_DOCUMENTS, len(index))
+        index[start:end] = np.arange(start, end, dtype=index.dtype)
+    if not epochs.separate_last_epoch:
+        generator.shuffle(index)
+    else:
+        generator.shuffle(index[: epochs.samples_before_last])
+        generator.shuffle(index[epochs.samples_before_last :])

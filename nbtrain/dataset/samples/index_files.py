@@ -1,0 +1,87 @@
+"""Arrays of an index on disk: written into their files, published whole, mapped by readers.
+
+    <folder>/<key>-<name>.npy    one array each, the bytes that numpy.save writes
+    <folder>/<key>.json          what decides them; stored last, so an index without it does not count
+
+`key` is a hash of the description. Two processes that build the same at one time write the same bytes into files of
+their own, each published by rename: neither waits, and a reader sees old or new, never half.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display
+from nbtrain.dataset.samples.gpt_index import Allocate
+
+
+def cached_arrays(
+    folder: Path, description: dict[str, Any], names: tuple[str, ...], build: Callable[[Allocate], Any]
+) -> dict[str, np.ndarray]:
+    """The arrays that `description` decides, memory-mapped; where they are not there, `build` fills them first.
+
+    `build` is given a function that allocates an array inside its file, and must allocate each of `names`.
+    Raises DataError where a stored array cannot be read.
+    """
+    key = store(folder, description, names, build)
+    paths = {name: folder / f"{key}-{name}.npy" for name in names}
+    try:
+        # asarray: the same memory as a plain array, without memmap's price at every row.
+        return {
+            name: np.asarray(np.load(path, mmap_mode="r", allow_pickle=False)) for name, path in paths.items()
+        }
+    except ValueError as error:
+        raise DataError(
+            f"{display(folder / key)}-*.npy: a cached index cannot be read ({error}). Remove {display(folder)}; it is "
+            "built again by itself."
+        ) from error
+
+
+def store(
+    folder: Path, description: dict[str, Any], names: tuple[str, ...], build: Callable[[Allocate], Any]
+) -> str:
+    """Have the arrays on disk without opening them; the key of their files."""
+    text = json.dumps(description, sort_keys=True)
+    key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    whole = all((folder / f"{key}-{name}.npy").is_file() for name in names)
+    if not whole or files.read_json(folder / f"{key}.json") != description:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _writing(folder, key) as allocate:
+            build(allocate)
+        files.write_json(folder / f"{key}.json", description)
+    return key
+
+
+@contextlib.contextmanager
+def _writing(folder: Path, key: str) -> Iterator[Allocate]:
+    with contextlib.ExitStack() as stack:
+        arrays: list[np.memmap] = []
+
+        def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+            stream = stack.enter_context(files.atomic_writer(folder / f"{key}-{name}.npy", "w+b"))
+            arrays.append(_mapped(stream, shape, dtype))
+            return arrays[-1]
+
+        yield allocate
+        for array in arrays:
+            array.flush()
+
+
+def _mapped(stream: IO, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
+    """An array inside an empty .npy file."""
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(stream, header)
+    stream.flush()
+    offset = stream.tell()
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    # Space is taken before the first byte is mapped: a full disk is an OSError here, and a dead process later.
+    os.posix_fallocate(stream.fileno(), 0, offset + num_bytes)
+    return np.memmap(stream, dtype, "r+", offset, shape)

@@ -1,0 +1,261 @@
+"""Samples of whole examples, apart from each other: what data.packing: best_fit reads.
+
+    .bin/.idx (+ _loss_mask) -> pieces of the split -> bins of each epoch, cached in index-cache/ -> PackedDataset
+
+Each example of a sample has positions from 0, a segment of cu_seqlens of its own, and labels that are its own
+tokens; the room left at the end is a segment of padding that bears no loss. Samples are numbered through the
+epochs. A pass is a fixed number of epochs and is stored as one index; more passes never change earlier positions,
+and no pass depends on how many samples a run asks for.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.terminal import printable
+from nbtrain.base.workspace import display
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.samples.gpt_index import Allocate
+from nbtrain.dataset.samples.index_files import cached_arrays
+from nbtrain.dataset.samples.packed_index import (
+    COUNTS,
+    MixedSource,
+    PackedIndex,
+    Pieces,
+    build_pass,
+    build_pieces,
+    epochs_per_pass,
+    mixed_sources,
+    of_split,
+)
+from nbtrain.dataset.samples.sample import Sample
+
+logger = logging.getLogger(__name__)
+
+INDEX_VERSION = 1
+# A step reads from one pass, or where one ends from two. Each open array holds a file descriptor.
+OPEN_PASSES = 2
+Index = TypeVar("Index", Pieces, PackedIndex)
+
+
+class PackedDataset:
+    """One split. `dataset.sample(i)` is a Sample of seq_length tokens.
+
+    `dataset_names` are the names of the sources, each once; Sample.dataset and dataset_ids count in them.
+    """
+
+    def __init__(
+        self,
+        files_: DatasetFiles,
+        manifest: DatasetManifest,
+        sources: list[MixedSource],
+        seq_length: int,
+        index_samples: int,
+        num_samples: int,
+        seed: int,
+    ):
+        self.files = files_
+        self.dataset_sha256 = manifest.dataset_sha256
+        self.sources = sources
+        self.seq_length = seq_length
+        self.index_samples = index_samples
+        self.num_samples = max(num_samples, index_samples)
+        self.seed = seed
+        self.pad_id = manifest.eod_id or 0
+        self.indexed = IndexedDataset(files_.prefix)
+        self.mask = files_.open_loss_mask(self.indexed) if files_.has_loss_mask else None
+        self.dataset_names = tuple(dict.fromkeys(source.name for source in sources))
+        self._dataset_of_source = np.array(
+            [self.dataset_names.index(source.name) for source in sources], np.int16
+        )
+        self.pieces = _cached(files_.index_cache, self._description(), Pieces, self._build_pieces)
+        self._weights = [source.weight for source in sources]
+        self.epochs_per_pass = epochs_per_pass(self.pieces, self._weights, seq_length)
+        self._open: OrderedDict[int, PackedIndex] = OrderedDict()
+        ends = [0]
+        while ends[-1] < self.num_samples or len(ends) == 1:
+            ends.append(ends[-1] + len(self._pass(len(ends) - 1)))
+        self._ends = np.array(ends, np.int64)
+
+    def __len__(self) -> int:
+        """Positions that may be asked for: at least num_samples."""
+        return int(self._ends[-1])
+
+    @property
+    def num_documents(self) -> int:
+        """Sequences of the split, also those that cannot be learnt from."""
+        return sum(len(source) for source in self.sources)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the split, once."""
+        return sum(
+            int(self.indexed.lengths[source.first : source.last].sum(dtype=np.int64))
+            for source in self.sources
+        )
+
+    @property
+    def samples_per_pass(self) -> int:
+        """Of the first pass; others have about as many."""
+        return int(self._ends[1])
+
+    @property
+    def num_epochs(self) -> float:
+        """How often num_samples go through the examples, each by its weight."""
+        number, row = self._locate(self.num_samples - 1)
+        index = self._pass(number)
+        epoch = int(np.searchsorted(index.epoch_ends, row, side="right"))
+        first = int(index.epoch_ends[epoch - 1]) if epoch else 0
+        part = (row + 1 - first) / (int(index.epoch_ends[epoch]) - first)
+        return number * self.epochs_per_pass + epoch + part
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Examples packed, cut, truncated and left out: packed_index.COUNTS."""
+        return counts_of(self.pieces)
+
+    @property
+    def fill(self) -> float:
+        """Share of the first pass that is no padding."""
+        index = self._pass(0)
+        slots = int(self.pieces.rows[index.items, 2].sum(dtype=np.int64))
+        return slots / (len(index) * self.seq_length)
+
+    def sample(self, position: int) -> Sample:
+        """The sample at a position of the run's order. Raises IndexError behind the end."""
+        number, row = self._locate(position)
+        index = self._pass(number)
+        items = index.items[index.offsets[row] : index.offsets[row + 1]]
+        length = self.seq_length
+        tokens, labels = np.full(length, self.pad_id, np.int64), np.full(length, self.pad_id, np.int64)
+        loss_mask = np.zeros(length, np.float32)
+        position_ids = np.empty(length, np.int64)
+        cu_seqlens = np.full(length + 1, length, np.int32)
+        datasets = self._dataset_of_source[
+            np.searchsorted(self.pieces.source_offsets, items, side="right") - 1
+        ]
+        dataset_ids = np.zeros(length, np.int16)
+        start = 0
+        for place, (sequence, offset, slots) in enumerate(self.pieces.rows[items].tolist()):
+            stop = start + slots
+            read = self.indexed.get(sequence, offset, slots + 1)
+            tokens[start:stop], labels[start:stop] = read[:-1], read[1:]
+            loss_mask[start:stop] = (
+                1 if self.mask is None else self.mask.get(sequence, offset + 1, slots) != 0
+            )
+            position_ids[start:stop] = np.arange(slots)
+            dataset_ids[start:stop] = datasets[place]
+            cu_seqlens[place] = start
+            start = stop
+        position_ids[start:] = np.arange(length - start)
+        cu_seqlens[len(items)] = start
+        if len(self.dataset_names) == 1:
+            return Sample(tokens, labels, loss_mask, position_ids, cu_seqlens)
+        return Sample(tokens, labels, loss_mask, position_ids, cu_seqlens, dataset_ids=dataset_ids)
+
+    def _locate(self, position: int) -> tuple[int, int]:
+        """(pass, sample in it)."""
+        if not 0 <= position < len(self):
+            raise IndexError(f"position {position} of {len(self)}")
+        number = int(np.searchsorted(self._ends, position, side="right")) - 1
+        return number, int(position) - int(self._ends[number])
+
+    def _description(self) -> dict:
+        return {
+            "packed_index_version": INDEX_VERSION,
+            "dataset_sha256": self.dataset_sha256,
+            "sources": [[source.first, source.last] for source in self.sources],
+            "seq_length": self.seq_length,
+        }
+
+    def _build_pieces(self) -> Pieces:
+        # All lengths decide where examples are cut: none may be damaged.
+        self.indexed.check()
+        pieces = build_pieces(self.indexed, self.mask, self.sources, self.seq_length)
+        left_out = _left_out(counts_of(pieces), self.seq_length)
+        if not len(pieces.rows):
+            raise DataError(
+                f"{display(self.files.prefix)}: nothing of {', '.join(self.dataset_names)} can be learnt: {left_out}. "
+                f"Raise model.seq_length = {self.seq_length:,}, or mend the sources."
+            )
+        if left_out:
+            logger.warning("%s: %s.", printable(display(self.files.prefix)), left_out)
+        return pieces
+
+    def _pass(self, number: int) -> PackedIndex:
+        index = self._open.get(number)
+        if index is None:
+            index = self._open[number] = self._stored(number)
+            if len(self._open) > OPEN_PASSES:
+                self._open.popitem(last=False)
+        return index
+
+    def _stored(self, number: int) -> PackedIndex:
+        first = number * self.epochs_per_pass
+        description = {
+            **self._description(),
+            "weights": self._weights,
+            "epochs": [first, first + self.epochs_per_pass],
+            "seed": self.seed,
+        }
+
+        def build() -> PackedIndex:
+            return build_pass(
+                self.pieces, self._weights, self.seq_length, self.seed, first, self.epochs_per_pass
+            )
+
+        return _cached(self.files.index_cache, description, PackedIndex, build)
+
+
+def counts_of(pieces: Pieces) -> dict[str, int]:
+    """Examples by what became of them."""
+    return dict(zip(COUNTS, pieces.counts.tolist(), strict=True))
+
+
+def _left_out(counts: dict[str, int], seq_length: int) -> str:
+    limit = f"{seq_length + 1:,} tokens (seq_length + 1)"
+    told = [
+        (counts["truncated"], f"longer than {limit}: truncated"),
+        (counts["nothing_learnt"], f"without a learnt token among their first {limit}: left out"),
+        (counts["too_short"], "of a single token: left out"),
+    ]
+    return "; ".join(f"{count:,} examples {what}" for count, what in told if count)
+
+
+def build_split(
+    files_: DatasetFiles,
+    manifest: DatasetManifest,
+    split: str,
+    config: RunConfig,
+    index_samples: int,
+    num_samples: int,
+) -> PackedDataset | None:
+    """The packed samples of "train", "valid" or "test"; None where every source's part of it is empty.
+
+    `manifest` is a whole one (DatasetFiles.require). Raises DataError where the data does not fit together.
+    """
+    num_sequences = len(IndexedDataset(files_.prefix))
+    sources = mixed_sources(files_, manifest, config.data.sources, num_sequences)
+    own = of_split(sources, config.data.split, config.data.split_rule, split)
+    if not any(len(source) for source in own):
+        return None
+    return PackedDataset(
+        files_, manifest, own, config.model.seq_length, index_samples, num_samples, config.data.seed
+    )
+
+
+def _cached(folder: Path, description: dict, kind: type[Index], build: Callable[[], Index]) -> Index:
+    """The named tuple of arrays that `description` decides, memory-mapped from `folder`."""
+
+    def fill(allocate: Allocate) -> None:
+        for name, array in build()._asdict().items():
+            allocate(name, array.shape, array.dtype)[...] = array
+
+    return kind(**cached_arrays(folder, description, kind._fields, fill))

@@ -1,0 +1,264 @@
+"""Which examples make a packed sequence: the sources of a split, their pieces, and the bins of each epoch.
+
+    sources      [first, last) sequences of the .bin/.idx with a name and a weight; each is split by the same rule
+    pieces       [pieces, 3]  sequence, first token, slots: what is packed as one
+    bins         of epoch e: each source's pieces by its weight -> shuffled -> best fit -> bins shuffled
+
+An example of L tokens takes L - 1 slots: the first L - 1 tokens with the L - 1 that follow them as labels, so no
+label ever belongs to another example. One that is longer than seq_length + 1 tokens is cut behind them where only
+a part of it is learnt (counted as truncated); text, which is learnt everywhere, becomes several pieces that lose
+no label.
+
+A source of n pieces and weight w goes through one shuffled round of all n after the other; epoch e takes places
+ceil(e w n) to ceil((e + 1) w n) of that stream. So weight 0.5 is one half in an epoch and the other half in the
+next, and no epoch depends on how many are asked for.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display
+from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
+from nbtrain.dataset.samples.packing import pack_best_fit
+
+LEAST_PASS_SAMPLES = 1024
+SCAN_TOKENS = 1 << 22
+
+
+@dataclass(frozen=True)
+class MixedSource:
+    """A source inside the .bin/.idx: sequences [first, last)."""
+
+    name: str
+    first: int
+    last: int
+    weight: float = 1.0
+
+    def __len__(self) -> int:
+        return self.last - self.first
+
+
+def mixed_sources(
+    files_: DatasetFiles, manifest: DatasetManifest, configured: Sequence[Any], num_sequences: int
+) -> list[MixedSource]:
+    """The sources that a manifest names; one called like the dataset where it names none with their places.
+
+    Names and weights are those of `configured`, the run's data.sources: they are no part of the prepared text, so a
+    run may change them. A run without sources takes the manifest's. Raises DataError where the three do not agree.
+    """
+    places: list[Any] = [source.get("sequences") for source in manifest.sources]
+    if not places or None in places:
+        return [MixedSource(files_.directory.name, 0, num_sequences)]
+    if configured and len(configured) != len(places):
+        raise DataError(
+            f"{display(files_.manifest_json)}: was made from {len(places)} sources, data.sources has {len(configured)}. "
+            "Prepare the dataset again: `nbtrain prepare RUN.yaml`."
+        )
+    settings = [source.model_dump() for source in configured] or manifest.sources
+    sources = []
+    end = 0
+    for number, ((first, last), own) in enumerate(zip(places, settings, strict=True)):
+        if not end == first <= last <= num_sequences:
+            raise DataError(
+                f"{display(files_.manifest_json)}: sources[{number}].sequences = {[first, last]} must begin at {end:,}, "
+                f"where the source before it ends, and stay within the {num_sequences:,} sequences of "
+                f"{display(files_.idx)}. Make the dataset again."
+            )
+        end = last
+        sources.append(MixedSource(own.get("name") or own["kind"], first, last, own.get("weight", 1.0)))
+    if end != num_sequences:
+        raise DataError(
+            f"{display(files_.manifest_json)}: its sources hold {end:,} sequences, {display(files_.idx)} has "
+            f"{num_sequences:,}. Make the dataset again."
+        )
+    return sources
+
+
+def of_split(sources: list[MixedSource], split: str, rule: str, name: str) -> list[MixedSource]:
+    """Each source's part of one split, by the same rule on its own sequences; it may be empty.
+
+    A split of all sequences, as GPT data has it, would leave validation to the last source alone.
+    """
+    parts = []
+    for source in sources:
+        first, last = split_bounds(split, rule, len(source))[SPLIT_NAMES.index(name)]
+        parts.append(replace(source, first=source.first + first, last=source.first + last))
+    return parts
+
+
+class Pieces(NamedTuple):
+    """What of a split can be packed, source by source."""
+
+    rows: np.ndarray
+    """int32 or int64 [pieces, 3]: sequence, first token in it, slots (labels); slots + 1 tokens are read."""
+    source_offsets: np.ndarray
+    """int64 [sources + 1]: rows of each source."""
+    counts: np.ndarray
+    """int64 [5], see COUNTS."""
+
+
+COUNTS = ("examples", "cut", "truncated", "nothing_learnt", "too_short")
+"""Sequences that are packed; of them cut into several pieces, and truncated; left out without a learnt label, and
+with fewer than 2 tokens."""
+
+
+def build_pieces(
+    indexed: IndexedDataset, mask: IndexedDataset | None, sources: list[MixedSource], seq_length: int
+) -> Pieces:
+    """The pieces of `sources`; reads all of their loss mask."""
+    rows = []
+    offsets = [0]
+    counts = np.zeros(len(COUNTS), np.int64)
+    largest = max([source.last for source in sources] + [int(indexed.lengths.max(initial=0))])
+    dtype = np.int32 if largest <= np.iinfo(np.int32).max else np.int64
+    for source in sources:
+        lengths = np.asarray(indexed.lengths[source.first : source.last], np.int64)
+        if mask is None:
+            is_text, is_learnt = np.ones(len(lengths), bool), np.ones(len(lengths), bool)
+        else:
+            is_text, is_learnt = _learnt(mask, source.first, source.last, seq_length)
+        is_short = lengths < 2
+        kept = ~is_short & is_learnt
+        sequences = np.flatnonzero(kept) + source.first
+        slots, is_text = lengths[kept] - 1, is_text[kept]
+        is_long = slots > seq_length
+        counts += np.array(
+            [
+                np.count_nonzero(kept),
+                np.count_nonzero(is_long & is_text),
+                np.count_nonzero(is_long & ~is_text),
+                np.count_nonzero(~is_short & ~is_learnt),
+                np.count_nonzero(is_short),
+            ]
+        )
+        each = np.where(is_text, -(-slots // seq_length), 1)
+        ends = np.cumsum(each)
+        starts = (np.arange(int(each.sum())) - np.repeat(ends - each, each)) * seq_length
+        rows.append(
+            np.stack(
+                [
+                    np.repeat(sequences, each),
+                    starts,
+                    np.minimum(np.repeat(slots, each) - starts, seq_length),
+                ],
+                axis=1,
+            ).astype(dtype)
+        )
+        offsets.append(offsets[-1] + len(rows[-1]))
+    return Pieces(np.concatenate(rows), np.array(offsets, np.int64), counts)
+
+
+def _learnt(mask: IndexedDataset, first: int, last: int, seq_length: int) -> tuple[np.ndarray, np.ndarray]:
+    """Of each sequence: (every token is learnt, a label of its first seq_length + 1 tokens is)."""
+    is_text, is_learnt = np.zeros(last - first, bool), np.zeros(last - first, bool)
+    for start, stop in _chunks(mask, first, last):
+        lengths = np.asarray(mask.lengths[start:stop], np.int64)
+        ends = np.cumsum(lengths)
+        begins = ends - lengths
+        token = int(mask.pointers[start]) // mask.dtype.itemsize
+        sums = np.zeros(int(ends[-1]) + 1, np.int64)
+        np.cumsum(mask.tokens[token : token + int(ends[-1])] != 0, out=sums[1:])
+        is_text[start - first : stop - first] = sums[ends] - sums[begins] == lengths
+        # The first token of an example is never a label.
+        labels = begins + np.minimum(lengths, 1)
+        reached = begins + np.minimum(lengths, seq_length + 1)
+        is_learnt[start - first : stop - first] = sums[reached] > sums[labels]
+    return is_text, is_learnt
+
+
+def _chunks(dataset: IndexedDataset, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """[start, stop) of sequences with about SCAN_TOKENS tokens, at least one sequence each."""
+    itemsize = dataset.dtype.itemsize
+    while first < last:
+        limit = int(dataset.pointers[first]) + SCAN_TOKENS * itemsize
+        stop = max(first + 1, int(np.searchsorted(dataset.pointers[:last], limit, side="left")))
+        yield first, stop
+        first = stop
+
+
+class PackedIndex(NamedTuple):
+    """The samples of a pass: sample k holds rows items[offsets[k]:offsets[k + 1]] of Pieces."""
+
+    items: np.ndarray
+    """int32 or int64."""
+    offsets: np.ndarray
+    """int64 [samples + 1]."""
+    epoch_ends: np.ndarray
+    """int64 [epochs of the pass]: samples before the end of each."""
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+def epochs_per_pass(pieces: Pieces, weights: list[float], seq_length: int) -> int:
+    """So many that a pass has about LEAST_PASS_SAMPLES samples or more: a handful of examples makes few files.
+
+    Raises DataError where the weights leave less than one example an epoch.
+    """
+    sizes = np.diff(pieces.source_offsets).tolist()
+    examples = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
+    if examples < 1:
+        raise DataError(
+            f"data.sources: weights {weights} of {sizes} examples are {examples:.3g} examples an epoch, must be at "
+            "least 1. Raise the weights: only their ratio shapes the mixture."
+        )
+    slots = sum(
+        weight * int(pieces.rows[start:stop, 2].sum(dtype=np.int64))
+        for weight, start, stop in zip(
+            weights, pieces.source_offsets[:-1], pieces.source_offsets[1:], strict=True
+        )
+    )
+    return max(1, math.ceil(LEAST_PASS_SAMPLES / max(1.0, slots / seq_length)))
+
+
+def build_pass(
+    pieces: Pieces, weights: list[float], seq_length: int, seed: int, first_epoch: int, num_epochs: int
+) -> PackedIndex:
+    """The samples of epochs [first_epoch, first_epoch + num_epochs)."""
+    slots = np.asarray(pieces.rows[:, 2], np.int64)
+    dtype = np.int32 if len(slots) <= np.iinfo(np.int32).max else np.int64
+    items, sizes, epoch_ends = [], [], []
+    num_samples = 0
+    for epoch in range(first_epoch, first_epoch + num_epochs):
+        chosen = _chosen(pieces.source_offsets, weights, seed, epoch)
+        generator = np.random.RandomState((seed + epoch) % 2**32)
+        generator.shuffle(chosen)
+        packed = pack_best_fit(slots[chosen], seq_length)
+        order = generator.permutation(len(packed))
+        counts = np.diff(packed.offsets)[order]
+        ends = np.cumsum(counts)
+        places = np.arange(len(chosen)) + np.repeat(packed.offsets[:-1][order] - (ends - counts), counts)
+        items.append(chosen[packed.items[places]].astype(dtype))
+        sizes.append(counts)
+        num_samples += len(packed)
+        epoch_ends.append(num_samples)
+    offsets = np.zeros(num_samples + 1, np.int64)
+    np.cumsum(np.concatenate(sizes), out=offsets[1:])
+    return PackedIndex(np.concatenate(items), offsets, np.array(epoch_ends, np.int64))
+
+
+def _chosen(source_offsets: np.ndarray, weights: list[float], seed: int, epoch: int) -> np.ndarray:
+    """Rows of one epoch, source by source."""
+    chosen = [np.empty(0, np.int64)]
+    for number, weight in enumerate(weights):
+        first, size = int(source_offsets[number]), int(source_offsets[number + 1] - source_offsets[number])
+        if not size:
+            continue
+        # The decimal that was written, so that ten epochs of 0.1 are exactly one.
+        share = Fraction(str(weight)) * size
+        start, stop = math.ceil(epoch * share), math.ceil((epoch + 1) * share)
+        while start < stop:
+            turn, place = divmod(start, size)
+            order = np.random.RandomState([seed % 2**32, number, turn]).permutation(size)
+            taken = order[place : place + stop - start]
+            chosen.append(first + taken)
+            start += len(taken)
+    return np.concatenate(chosen)

@@ -1,0 +1,107 @@
+"""Where a run stands in its data: enough to go on with the very next sample, on any number of ranks.
+
+The training order is one sequence of positions 0, 1, 2, ... into the training split. Step n takes the next
+global_batch_size positions; rows of micro_batch_size * data_parallel_size of them are the micro batches, and
+rank r of d takes the r-th of d equal parts of each row. So the set of a step does not depend on d.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from nbtrain.base.errors import DataError
+
+
+@dataclass(frozen=True)
+class DataState:
+    """What decides the order, and how far it has come. Rides in every checkpoint."""
+
+    seed: int
+    """Seed of the document and sample order."""
+    split: str
+    """Relative sizes of training, validation and test."""
+    split_rule: str
+    """How they are rounded."""
+    dataset_sha256: str
+    """The manifest's hash of .bin and .idx."""
+    index_samples: int
+    """Training samples the order was built for; fixed at first launch."""
+    consumed_samples: int = 0
+    """Samples trained on."""
+    skipped_sample_ranges: tuple[tuple[int, int], ...] = ()
+    """[first, last) positions of the order that are passed over, ascending and apart."""
+    shuffle: str = "megatron"
+    """How epochs are shuffled: data.shuffle."""
+    packing: str = "stream"
+    """How documents become samples: data.packing."""
+
+    def __post_init__(self) -> None:
+        ranges = tuple((int(first), int(last)) for first, last in self.skipped_sample_ranges)
+        ends = [0, *(last for _, last in ranges)]
+        if any(not end <= first < last for end, (first, last) in zip(ends, ranges)):
+            raise DataError(
+                f"skipped_sample_ranges = {list(ranges)}: must be [first, last) pairs, ascending and apart."
+            )
+        object.__setattr__(self, "skipped_sample_ranges", ranges)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON: ranges become lists."""
+        return {**asdict(self), "skipped_sample_ranges": [list(pair) for pair in self.skipped_sample_ranges]}
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, Any]) -> "DataState":
+        """The inverse of to_dict."""
+        return cls(**value)
+
+    def advanced(self, num_samples: int) -> "DataState":
+        """The state after `num_samples` more."""
+        return replace(self, consumed_samples=self.consumed_samples + num_samples)
+
+    def skipping(self, first: int, last: int) -> "DataState":
+        """The state that passes over positions [first, last). Raises DataError where they lie behind."""
+        reached = self.position(self.consumed_samples)
+        if first < reached:
+            raise DataError(
+                f"positions {first:,} to {last:,} cannot be skipped: the order has come to {reached:,}. Resume from "
+                "a checkpoint before them."
+            )
+        return replace(
+            self, skipped_sample_ranges=tuple(sorted((*self.skipped_sample_ranges, (first, last))))
+        )
+
+    def position(self, sample: int) -> int:
+        """The position of the `sample`-th sample that is trained on."""
+        return int(self._positions(np.array([sample]))[0])
+
+    def step_positions(self, global_batch_size: int) -> np.ndarray:
+        """int64 [global_batch_size]: the positions of the step that starts at consumed_samples."""
+        return self._positions(np.arange(self.consumed_samples, self.consumed_samples + global_batch_size))
+
+    def _positions(self, samples: np.ndarray) -> np.ndarray:
+        if not self.skipped_sample_ranges:
+            return samples.astype(np.int64)
+        ranges = np.array(self.skipped_sample_ranges, np.int64)
+        lengths = ranges[:, 1] - ranges[:, 0]
+        skipped = np.concatenate([[0], np.cumsum(lengths)])
+        # The j-th range begins at this number of trained samples.
+        begins = ranges[:, 0] - skipped[:-1]
+        return samples + skipped[np.searchsorted(begins, samples, side="right")]
+
+
+def rank_positions(
+    positions: np.ndarray, micro_batch_size: int, data_parallel_rank: int, data_parallel_size: int
+) -> np.ndarray:
+    """int64 [accumulation_steps, micro_batch_size]: one rank's part of a step's positions.
+
+    Raises DataError where the step is no multiple of micro_batch_size * data_parallel_size.
+    """
+    row = micro_batch_size * data_parallel_size
+    if len(positions) % row:
+        raise DataError(
+            f"a step of {len(positions)} samples must be a multiple of micro_batch_size({micro_batch_size}) * "
+            f"data_parallel_size({data_parallel_size}) = {row}."
+        )
+    parts = positions.reshape(-1, data_parallel_size, micro_batch_size)
+    return parts[:, data_parallel_rank]

@@ -1,0 +1,165 @@
+"""What this machine has: cores, memory and GPUs, within the limits of its cgroup."""
+
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU as the driver shows it."""
+
+    name: str
+    memory_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """This machine, as far as a job may use it."""
+
+    host: str
+    cores: int
+    """Cores this process may run on, a container's limit counted."""
+    cpu: str
+    cpu_flags: frozenset[str]
+    memory_bytes: int
+    """Host memory, a container's limit counted."""
+    memory_available_bytes: int
+    gpus: tuple[Gpu, ...]
+    """Those that CUDA_VISIBLE_DEVICES leaves visible."""
+
+
+def this_machine() -> Machine:
+    """Look at the machine now. Costs milliseconds, or one call of nvidia-smi where there is a GPU."""
+    cpu, flags = _cpu()
+    memory = psutil.virtual_memory()
+    limit, used = _memory_limit()
+    total, available = memory.total, memory.available
+    if limit is not None and limit < total:
+        total, available = limit, min(available, limit - used)
+    return Machine(socket.gethostname(), usable_cores(), cpu, flags, total, available, visible_gpus())
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, and the CPU quota of its cgroup rounded up."""
+    cores = len(os.sched_getaffinity(0))
+    quota = _cpu_quota()
+    return max(1, min(cores, int(-(-quota // 1)))) if quota else cores
+
+
+def visible_gpus() -> tuple[Gpu, ...]:
+    """NVIDIA GPUs of this machine that CUDA_VISIBLE_DEVICES leaves visible."""
+    gpus = _driver_gpus()
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if chosen is None:
+        return gpus
+    visible = []
+    for entry in (part.strip() for part in chosen.split(",")):
+        if not entry or entry == "-1":
+            break  # CUDA's own rule: what follows an invalid entry is hidden
+        if not entry.isdigit():
+            visible.append(Gpu(entry, None))  # a UUID, chosen by whoever set it
+        elif int(entry) < len(gpus):
+            visible.append(gpus[int(entry)])
+        else:
+            break
+    return tuple(visible) if gpus else ()
+
+
+def _driver_gpus() -> tuple[Gpu, ...]:
+    folder = Path("/proc/driver/nvidia/gpus")
+    present = len(list(folder.iterdir())) if folder.is_dir() else 0
+    present = present or len(list(Path("/dev").glob("nvidia[0-9]*")))
+    if not present:
+        return ()
+    if tool := shutil.which("nvidia-smi"):
+        query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
+        try:
+            answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
+        except subprocess.TimeoutExpired:
+            answer = None
+        rows = [line.rsplit(",", 1) for line in answer.stdout.splitlines()] if answer else []
+        if answer and answer.returncode == 0 and all(len(row) == 2 for row in rows):
+            return tuple(
+                Gpu(name.strip(), int(mib) * 2**20 if mib.strip().isdigit() else None) for name, mib in rows
+            )
+    return tuple(Gpu("NVIDIA GPU", None) for _ in range(present))
+
+
+def _cpu() -> tuple[str, frozenset[str]]:
+    try:
+        text = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return platform.machine(), frozenset()
+    name = re.search(r"^model name\s*:\s*(.*)$", text, flags=re.M)
+    flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, flags=re.M)
+    return name[1] if name else platform.machine(), frozenset(flags[1].split() if flags else ())
+
+
+def cgroup_file(controller: str, v2_name: str, v1_name: str) -> Path | None:
+    """The file of this process's own cgroup that answers to v2_name (version 2) or v1_name (version 1)."""
+    try:
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return None
+    candidates = []
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        relative = path.lstrip("/")
+        if not controllers:
+            roots, name = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified"), v2_name
+        elif controller in controllers.split(","):
+            roots, name = (f"/sys/fs/cgroup/{controllers}", f"/sys/fs/cgroup/{controller}"), v1_name
+        else:
+            continue
+        # Inside a container the mount often shows the group itself at its root.
+        candidates += [Path(root) / part / name for root in roots for part in (relative, "")]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def oom_kills() -> int | None:
+    """Processes that the kernel's out-of-memory killer has ended in this cgroup, or None where unreadable."""
+    path = cgroup_file("memory", "memory.events", "memory.oom_control")
+    if path is None:
+        return None
+    try:
+        counter = re.search(r"^oom_kill (\d+)$", path.read_text(), flags=re.M)
+    except OSError:
+        return None
+    return int(counter[1]) if counter else None
+
+
+def _memory_limit() -> tuple[int | None, int]:
+    limit = _number(cgroup_file("memory", "memory.max", "memory.limit_in_bytes"))
+    used = _number(cgroup_file("memory", "memory.current", "memory.usage_in_bytes"))
+    return limit, used or 0
+
+
+def _cpu_quota() -> float | None:
+    path = cgroup_file("cpu", "cpu.max", "cpu.cfs_quota_us")
+    if path is None:
+        return None
+    try:
+        words = path.read_text().split()
+        if path.name == "cpu.cfs_quota_us":
+            words.append((path.parent / "cpu.cfs_period_us").read_text().strip())
+    except OSError:
+        return None
+    if len(words) != 2 or words[0] == "max" or int(words[0]) <= 0:
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def _number(path: Path | None) -> int | None:
+    try:
+        text = path.read_text().strip() if path else ""
+    except OSError:
+        return None
+    return int(text) if text.isdigit() else None

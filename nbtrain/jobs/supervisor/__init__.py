@@ -1,0 +1,1 @@
+"""The process that starts, watches and restarts a job's ranks."""

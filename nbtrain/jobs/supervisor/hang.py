@@ -1,0 +1,191 @@
+"""Which rank stopped, when none goes on: told from where each of them stands.
+
+One rank that stops makes all others wait for it, a moment later, in their next collective. So the culprit is not who
+was silent first, but whom the others wait for: a rank that waits in a collective waits for those of the collective's
+ranks that are not in it. Followed to its end that leads to ranks that wait for nobody.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from nbtrain.base.records import Collective, Heartbeat
+from nbtrain.jobs.supervisor import processes
+
+# A heartbeat's thread writes every second: a file that is older than this is of a rank that cannot even do that.
+FROZEN_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Standstill:
+    """Where one live rank stands."""
+
+    rank: int
+    beat: Heartbeat | None
+    """None where it never spoke."""
+    still_seconds: float
+    """Since anything but the time changed in its heartbeat."""
+    unwritten_seconds: float
+    """Since its heartbeat was renewed at all."""
+
+    @property
+    def stopped(self) -> bool:
+        """Its process was stopped by a signal (SIGSTOP, a debugger)."""
+        return self.beat is not None and processes.process_state(self.beat.process.pid) in "Tt"
+
+    @property
+    def frozen(self) -> bool:
+        """Not even its thread writes: stopped, starved, or waiting for a dead disk or driver."""
+        return self.beat is None or self.unwritten_seconds > FROZEN_SECONDS
+
+    @property
+    def collective(self) -> Collective | None:
+        """The one it waits in; None where it is in none."""
+        known = self.beat.collective if self.beat else None
+        return known if known and known.waiting else None
+
+
+def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
+    """Those that the others wait for; all of them where that cannot be told."""
+    ranks = list(ranks)
+    longest = max((one.still_seconds for one in ranks), default=0.0)
+    # Who still went on when others had long stopped is not to blame.
+    still = [one for one in ranks if 2 * one.still_seconds >= longest]
+    for found in (
+        [rank for rank in ranks if rank.stopped],
+        [rank for rank in ranks if rank.beat is None],
+        _awaited(ranks),
+        [rank for rank in ranks if rank.frozen],
+        _behind(ranks),
+        still,
+    ):
+        guilty = [one for one in found if one in still]
+        if guilty and len(guilty) < len(ranks):
+            return guilty
+    return ranks
+
+
+def _awaited(ranks: list[Standstill]) -> list[Standstill]:
+    """Ends of "waits for": ranks that others wait for, and that wait for no rank that is not in the same collective."""
+    waits_for: dict[int, set[int]] = {}
+    for one in ranks:
+        here = one.collective
+        waits_for[one.rank] = {
+            other.rank
+            for other in ranks
+            if here is not None
+            and other is not one
+            and other.rank in here.ranks
+            and not _together(here, other.collective)
+        }
+    awaited = set().union(*waits_for.values())
+    return [one for one in ranks if one.rank in awaited and not waits_for[one.rank]]
+
+
+def _together(one: Collective, other: Collective | None) -> bool:
+    if other is None or (one.group, one.ranks) != (other.group, other.ranks):
+        return False
+    # Point to point: who sends and who receives call different functions.
+    paired = " (" in one.name and " (" in other.name
+    return paired or (one.name, one.number) == (other.name, other.number)
+
+
+def _behind(ranks: list[Standstill]) -> list[Standstill]:
+    """On a GPU a call returns before its collective is done: who has called fewer of a group's, or stands a step back."""
+    numbers: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
+    for one in ranks:
+        last = one.beat.collective if one.beat else None
+        if last is not None and last.ranks:
+            numbers.setdefault((last.group, tuple(last.ranks)), {})[one.rank] = last.number
+    for called in numbers.values():
+        least = min(called.values())
+        if len(called) > 1 and least < max(called.values()):
+            return [one for one in ranks if called.get(one.rank) == least]
+    steps = {one.rank: one.beat.step for one in ranks if one.beat}
+    return [one for one in ranks if steps.get(one.rank) == min(steps.values(), default=0)]
+
+
+def report(ranks: Iterable[Standstill]) -> str:
+    """One sentence: who stopped, where, since when; and where the others wait."""
+    ranks = sorted(ranks, key=lambda one: one.rank)
+    guilty = culprits(ranks)
+    if gone := _gone_host(ranks, guilty):
+        return gone
+    others = [one for one in ranks if one not in guilty]
+    text = "; ".join(f"rank {one.rank} stopped: {whereabouts(one)}" for one in guilty[:4])
+    if len(guilty) > 4:
+        text += f"; and {len(guilty) - 4} more"
+    places: dict[str, list[int]] = {}
+    for one in others:
+        told = f"in {_told(one.collective)}" if one.collective else ""
+        if not told:
+            told = f"in phase {one.beat.phase} after step {one.beat.step}" if one.beat else "silent"
+        places.setdefault(told, []).append(one.rank)
+    for told, there in places.items():
+        waiting = any(one.collective for one in others if one.rank in there)
+        many = len(there) > 1
+        verb = ("wait" if many else "waits") if waiting else ("are" if many else "is")
+        text += f"; rank{'s' if many else ''} {_numbers(there)} {verb} {told}"
+    return text
+
+
+def whereabouts(one: Standstill) -> str:
+    """`last heard of at step 6, 30 s ago, in phase train, outside any collective (last: all_reduce no. 12 of ranks 0-3)`.
+
+    Heard of, not stopped: a heartbeat is written every second, and what came between the last one and the end is not
+    in it.
+    """
+    if one.beat is None:
+        return f"never heard of, for {one.still_seconds:.0f} s"
+    text = f"last heard of at step {one.beat.step}, {one.still_seconds:.0f} s ago, in phase {one.beat.phase}"
+    last: Collective | None = one.beat.collective
+    if last is not None:
+        text += f", in {_told(last)}" if last.waiting else f", outside any collective (last: {_told(last)})"
+    if one.stopped:
+        return f"{text}; its process is stopped by a signal"
+    return f"{text}; its process does not even write its heartbeat" if one.frozen else text
+
+
+def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
+    """A node that is gone: every rank of one host is frozen, and those of another are not."""
+    hosts: dict[str, list[Standstill]] = {}
+    for one in ranks:
+        if one.beat is not None:
+            hosts.setdefault(one.beat.host, []).append(one)
+    dead = {host: here for host, here in hosts.items() if host and all(one.frozen for one in here)}
+    if not dead or len(dead) == len(hosts) or not all(one.frozen for one in guilty):
+        return ""
+    told = (
+        f"node {host} is gone: nothing was heard of its rank{'s' if len(here) > 1 else ''} "
+        f"{_numbers([one.rank for one in here])} for {min(one.unwritten_seconds for one in here):.0f} s"
+        for host, here in sorted(dead.items())
+    )
+    return "; ".join(told)
+
+
+def _told(collective: Collective) -> str:
+    kind = f" {collective.kind}" if collective.kind else ""
+    return f"{collective.name} no. {collective.number} of{kind} ranks {_numbers(collective.ranks)}"
+
+
+def _numbers(ranks: list[int]) -> str:
+    """0-3, 8 for 0 1 2 3 8."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][-1] == rank - 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    return ", ".join(
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(str(rank) for rank in run) for run in runs
+    )
+
+
+def main_stack(log: str, frames: int = 8) -> list[str]:
+    """The innermost frames of the main thread, from what faulthandler wrote to a rank's log; [] where it wrote nothing."""
+    heads = [line for line in log.splitlines() if line.startswith(("Thread 0x", "Current thread 0x"))]
+    if not heads:
+        return []
+    # The kernel gives the signal to the main thread, and that one is written last.
+    after = log.rpartition(heads[-1])[2].splitlines()[1:]
+    end = next((number for number, line in enumerate(after) if not line.startswith("  ")), len(after))
+    return [line.strip() for line in after[:end] if "File" in line][:frames]

@@ -1,0 +1,136 @@
+"""What the kernel tells of host memory: who was ended for want of it, how much there was and how much was used.
+
+Sure is what its log says of a process by number, and what the cgroup counts that holds the job alone. The machine's
+own count rises for any other program's processes too: it is told as a possibility and decides nothing.
+"""
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbtrain.jobs.machine import cgroup_file, oom_kills
+
+KERNEL_LOG = Path("/dev/kmsg")
+# The kernel's log counts processes as the first pid namespace does, whose number this is (PROC_PID_INIT_INO).
+FIRST_PID_NAMESPACE = "pid:[4026531836]"
+# One record of the log is at most so long.
+RECORD_BYTES = 8192
+# Priorities from 8 on are of programs that write there.
+KILLED = re.compile(rb"^[0-7],(\d+),[^;]*;.*?\bKilled process (\d+) ")
+
+
+@dataclass(frozen=True)
+class HostMemory:
+    """The kernel's counters at one moment; None where it does not show one."""
+
+    oom_kills: int | None = None
+    """Processes of this cgroup that the out-of-memory killer has ended."""
+    machine_oom_kills: int | None = None
+    """Those of the whole machine, other containers' too."""
+    limit_bytes: int | None = None
+    """Of this cgroup."""
+    peak_bytes: int | None = None
+    """The most that this cgroup has used since it was made."""
+    killed: frozenset[tuple[int, int]] = frozenset()
+    """Of the kernel's log: (number of the entry, process that the out-of-memory killer has ended)."""
+
+    @classmethod
+    def now(cls) -> "HostMemory":
+        return cls(
+            oom_kills(),
+            _counter(Path("/proc/vmstat"), "oom_kill"),
+            _number(cgroup_file("memory", "memory.max", "memory.limit_in_bytes")),
+            _number(cgroup_file("memory", "memory.peak", "memory.max_usage_in_bytes")),
+            killed_processes(),
+        )
+
+    def since(self, before: "HostMemory") -> "HostMemory":
+        """The kills since then; limit and peak as they are now."""
+        return HostMemory(
+            _difference(self.oom_kills, before.oom_kills),
+            _difference(self.machine_oom_kills, before.machine_oom_kills),
+            self.limit_bytes,
+            self.peak_bytes,
+            self.killed - before.killed,
+        )
+
+    def evidence(self, pid: int | None = None) -> str:
+        """Why the SIGKILL of process `pid` was the out-of-memory killer's; "" where that is not sure."""
+        if pid is not None and self.killed:
+            # Where it names others, the cgroup's count is of them.
+            named = any(killed == pid for _, killed in self.killed)
+            return f"its log names process {pid}{self._used()}" if named else ""
+        return "counted by its cgroup" + self._used() if self.oom_kills else ""
+
+    @property
+    def possibility(self) -> str:
+        """Without evidence: what makes it possible all the same; "" where nothing does."""
+        if not self.machine_oom_kills:
+            return ""
+        times = "once" if self.machine_oom_kills == 1 else f"{self.machine_oom_kills} times"
+        elsewhere = ", though its cgroup counts none" if self.oom_kills == 0 else ""
+        return f"the machine's out-of-memory killer acted {times} meanwhile{elsewhere}{self._used()}"
+
+    @property
+    def no_evidence(self) -> str:
+        """What is known where nothing says so."""
+        if self.oom_kills == 0 or self.machine_oom_kills == 0:
+            return f"the kernel counts no such kill{self._used()}"
+        return "the kernel's counters are not readable"
+
+    def _used(self) -> str:
+        if self.limit_bytes is None or self.peak_bytes is None:
+            return ""
+        return f"; at most {self.peak_bytes / 2**30:.2f} of {self.limit_bytes / 2**30:.2f} GiB were used"
+
+
+def killed_processes() -> frozenset[tuple[int, int]]:
+    """Whom the out-of-memory killer has ended, by the kernel's log: (number of the entry, process).
+
+    Empty where the log is not readable, as in most containers, or where it counts other numbers than os.getpid().
+    """
+    found = set()
+    with contextlib.suppress(OSError):
+        if str(Path("/proc/self/ns/pid").readlink()) != FIRST_PID_NAMESPACE:
+            return frozenset()
+        log = os.open(KERNEL_LOG, os.O_RDONLY | os.O_NONBLOCK)
+        try:
+            # Each read gives one record; at the end it would wait, which is an OSError here.
+            while record := _record(log):
+                if entry := KILLED.match(record):
+                    found.add((int(entry[1]), int(entry[2])))
+        finally:
+            os.close(log)
+    return frozenset(found)
+
+
+def _record(log: int) -> bytes:
+    while True:
+        try:
+            return os.read(log, RECORD_BYTES)
+        except BrokenPipeError:
+            # It was overwritten before it was read: the next one is there.
+            continue
+
+
+def _difference(after: int | None, before: int | None) -> int | None:
+    return None if after is None or before is None else after - before
+
+
+def _counter(path: Path, name: str) -> int | None:
+    try:
+        found = re.search(rf"^{name} (\d+)$", path.read_text(), flags=re.M)
+    except OSError:
+        return None
+    return int(found[1]) if found else None
+
+
+def _number(path: Path | None) -> int | None:
+    try:
+        text = path.read_text().strip() if path else ""
+    except OSError:
+        return None
+    # Version 1 of cgroups tells "no limit" as a number near 2**63.
+    return int(text) if text.isdigit() and int(text) < 2**60 else None

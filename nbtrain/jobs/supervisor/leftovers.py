@@ -1,0 +1,70 @@
+"""What killed processes leave in a run directory: temporary files, torn checkpoints, cut-off submissions.
+
+Only called by whoever holds the run's lock, when no process of the run's jobs is alive: then nothing here
+is still being written.
+"""
+
+import shutil
+from pathlib import Path
+
+from nbtrain.base.checkpoint_files import MANIFEST, REJECTED, checkpoint_problem
+from nbtrain.base.rundir import RunDir
+
+TEMPORARY = ".*.tmp"
+
+
+def temporaries(run: RunDir) -> list[Path]:
+    """Temporary neighbours of atomic writes that were never renamed. notebooks/ belongs to others."""
+    found = list(run.path.glob(TEMPORARY))
+    for folder in (run.jobs, run.model, run.tensorboard, run.profiling):
+        found += folder.rglob(TEMPORARY) if folder.is_dir() else ()
+    return sorted(found)
+
+
+def torn_checkpoints(run: RunDir) -> list[Path]:
+    """Checkpoint folders that do not count: no readable manifest, or files missing or of another size."""
+    return [run.checkpoint(step) for step in run.checkpoint_steps() if not _whole(run, step)]
+
+
+def newest_checkpoint_step(run: RunDir) -> int | None:
+    """The newest step whose checkpoint is whole by names and sizes (contents are the trainer's to check)."""
+    return next((step for step in reversed(run.checkpoint_steps()) if _whole(run, step)), None)
+
+
+def cut_off_submissions(run: RunDir) -> list[Path]:
+    """Job folders without a job.json."""
+    return [run.job(job_id).path for job_id in run.job_ids() if not run.job(job_id).job_json.exists()]
+
+
+def sweep(run: RunDir, killed_since: float | None, keep: Path | None = None) -> list[str]:
+    """Remove temporary files and checkpoints that were being written when their ranks were killed.
+
+    `killed_since` is the time from which ranks may have been killed, None where none was. An older torn
+    checkpoint stays, as evidence. `keep` is the caller's own. Returns what was removed, relative to the run
+    directory.
+    """
+    removed = [path for path in temporaries(run) if path != keep]
+    if killed_since is not None:
+        unfinished = [run.checkpoint(step) for step in run.checkpoint_steps()]
+        removed += [
+            path
+            for path in unfinished
+            if not (path / MANIFEST).exists()
+            and not (path / REJECTED).exists()
+            and path.stat().st_mtime >= killed_since
+        ]
+    for path in removed:
+        remove(path)
+    return [str(path.relative_to(run.path)) for path in removed]
+
+
+def remove(path: Path) -> None:
+    """Remove a file or a whole folder."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _whole(run: RunDir, step: int) -> bool:
+    return checkpoint_problem(run.checkpoint(step)) is None

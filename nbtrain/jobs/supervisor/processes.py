@@ -1,0 +1,148 @@
+"""Processes: death signals, orphans, the marker of a job. Linux.
+
+How the tree of a job ends, whoever dies first:
+
+    supervisor  dies -> torchrun gets TERM   (PR_SET_PDEATHSIG) -> it passes TERM on to the wrappers
+    torchrun    dies -> the wrappers get TERM                   -> they pass TERM on to their ranks: save, leave
+    wrapper     dies -> its rank gets KILL: nobody would write down how it ended
+    any rank         -> carries NBTRAIN_JOB=<job id> in its environment, so that what is left can be found
+
+Source of the constants: linux/prctl.h.
+"""
+
+import ctypes
+import os
+import signal
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from nbtrain.base.parent_death import die_with_parent, prctl
+
+JOB_MARKER = "NBTRAIN_JOB"
+PR_SET_CHILD_SUBREAPER = 36
+PR_GET_CHILD_SUBREAPER = 37
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every descendant whose own parent dies, so that it can be seen and reaped."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def child_setup(death_signal: int) -> Callable[[], None]:
+    """A preexec_fn: the child gets `death_signal` when the calling process dies, even if that is right now."""
+    parent = os.getpid()
+
+    def setup() -> None:
+        die_with_parent(death_signal)
+        if os.getppid() != parent:
+            os._exit(128 + death_signal)
+
+    return setup
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; the number where it has no name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def marked_pids(job_ids: Iterable[str], with_variable: str | None = None) -> list[int]:
+    """Live processes that carry the marker of one of these jobs, this one left out.
+
+    `with_variable` keeps those whose environment has that variable too.
+    """
+    wanted = {f"{JOB_MARKER}={job_id}".encode() for job_id in job_ids}
+    also = f"{with_variable}=".encode() if with_variable else None
+    own, found = os.getpid(), []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == own:
+            continue
+        try:
+            environment = (entry / "environ").read_bytes()
+        except OSError:
+            continue  # gone meanwhile, or another user's: not ours either way
+        variables = environment.split(b"\0")
+        if not wanted.intersection(variables):
+            continue
+        if also is None or any(variable.startswith(also) for variable in variables):
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def children(pid: int) -> list[int]:
+    """Children that the main thread of a process started or adopted; none where it is gone."""
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
+
+
+def process_state(pid: int) -> str:
+    """The kernel's letter: R running, S sleeping, D waiting for a device, T stopped, Z ended; X where gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return "X"
+
+
+def send(pids: Iterable[int], number: int) -> None:
+    """Signal each process; those already gone are passed over."""
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            continue
+
+
+def end_marked(job_ids: Iterable[str], grace_seconds: float, timeout_seconds: float = 10.0) -> list[int]:
+    """End every process with the marker: wait `grace_seconds` for them to leave, then kill. Returns the killed.
+
+    Raises TimeoutError where a killed process stays, as one that waits for a dead disk does.
+    """
+    job_ids = list(job_ids)
+    deadline = time.monotonic() + grace_seconds
+    while (left := marked_pids(job_ids)) and time.monotonic() < deadline:
+        reap_orphans()
+        time.sleep(0.1)
+    killed: set[int] = set()
+    deadline = time.monotonic() + timeout_seconds
+    while left:
+        # Again and again: a process may have forked while we looked.
+        send(left, signal.SIGKILL)
+        killed.update(left)
+        time.sleep(0.05)
+        reap_orphans()
+        left = marked_pids(job_ids)
+        if left and time.monotonic() > deadline:
+            raise TimeoutError(f"processes {left} did not end {timeout_seconds:.0f} s after SIGKILL")
+    return sorted(killed)
+
+
+# Children that somebody waits for by Popen; reaping them here would steal their exit code.
+_awaited: set[int] = set()
+
+
+def keep_for_popen(pid: int) -> None:
+    """Leave the exit code of this child to its Popen object."""
+    _awaited.add(pid)
+
+
+def reap_orphans() -> None:
+    """Collect adopted children that have ended. Does nothing in a process that adopts none."""
+    if not _adopts_orphans():
+        return
+    for pid in children(os.getpid()):
+        if pid not in _awaited:
+            try:
+                os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                continue
+
+
+def _adopts_orphans() -> bool:
+    answer = ctypes.c_int(0)
+    prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(answer))
+    return bool(answer.value)

@@ -1,0 +1,168 @@
+"""The wrapper of one rank: starts it, passes signals on, and writes down how it ended.
+
+    python -m nbtrain.jobs.supervisor.rank_wrapper <command of the rank ...>
+
+    torchrun -> wrapper -> rank          log      jobs/<id>/logs/<rank>.<attempt>.log
+                   |         |
+                   |<--pipe--+           the rank's own word: one JSON object {outcome, step, message, detail}
+                   v
+              exit/<rank>.<attempt>.json  that word, with the exit code or signal that the kernel tells
+
+The job's final state comes from these records alone: torchrun's own code is 1 whatever happened. Where the
+two disagree, the kernel wins: a rank that said "finished" and then died by a signal was killed.
+Standard library only, because every rank starts one; it keeps nothing in memory while the rank trains.
+"""
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from nbtrain.base.parent_death import die_with_parent
+from nbtrain.base.records import ExitRecord
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.jobs.supervisor.processes import child_setup, signal_name
+from nbtrain.jobs.supervisor.reserve import Reserve
+
+EXIT_FD = "NBTRAIN_EXIT_FD"
+FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+IN_ORDER = ("finished", "stopped", "rollback")
+OUTCOMES = (*IN_ORDER, "failed")
+# In the message of a rank that ended without telling why.
+WITHOUT_WORD = "without a word"
+# The rank's word holds a traceback at most; more than this is no word of ours.
+MAX_WORD_BYTES = 1 << 20
+# The end of a traceback says most, and the record must fit into its reserve.
+MAX_DETAIL_CHARACTERS = 12_000
+
+
+def main(command: list[str]) -> int:
+    """Run `command` as this rank. Returns 0 where it left in order, else 1."""
+    die_with_parent(signal.SIGTERM)
+    rank, attempt = int(os.environ["RANK"]), int(os.environ["NBTRAIN_ATTEMPT"])
+    job = JobDir(RunDir(os.environ["NBTRAIN_RUN_DIR"]), os.environ["NBTRAIN_JOB"])
+    early: list[int] = []
+    for number in FORWARDED:
+        signal.signal(number, lambda received, frame: early.append(received))
+
+    reader, writer = os.pipe()
+    reserve = Reserve(job.exit_record(rank, attempt).parent, f"{rank}.{attempt}")
+    with job.log(rank, attempt).open("ab", buffering=0) as stream:
+        try:
+            child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                env={**os.environ, EXIT_FD: str(writer)},
+                pass_fds=(writer,),
+                preexec_fn=child_setup(signal.SIGKILL),
+                # torchrun signals the wrapper's whole group; in its own group the rank hears it once, from us.
+                process_group=0,
+            )
+        except OSError as error:
+            word = {"outcome": "failed", "message": f"cannot start: {error}"}
+            write_record(job, rank, attempt, None, word, reserve)
+            return 1
+    os.close(writer)
+
+    def forward(number: int, frame: object) -> None:
+        child.send_signal(number)
+
+    for number in FORWARDED:
+        signal.signal(number, forward)
+    for received in early:
+        child.send_signal(received)
+    word = read_until_exit(child, reader)
+    record = write_record(job, rank, attempt, child.returncode, word, reserve)
+    return 0 if record.outcome in IN_ORDER else 1
+
+
+def read_until_exit(child: subprocess.Popen, reader: int) -> dict:
+    """Wait for the rank and return its word, {} where it gave none.
+
+    The pipe is read while the rank runs, so that a long word cannot block it; its end is not waited for,
+    because a forked data worker may hold the pipe open after the rank is gone.
+    """
+    waker, wake = socket.socketpair()
+    for end in (waker, wake):
+        end.setblocking(False)
+    signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda number, frame: None)
+    os.set_blocking(reader, False)
+    content = bytearray()
+    open_pipe = True
+    while child.poll() is None:
+        # The timeout only covers a SIGCHLD between the poll and the select.
+        watched = [waker.fileno(), reader] if open_pipe else [waker.fileno()]
+        ready, _, _ = select.select(watched, [], [], 5.0)
+        if waker.fileno() in ready:
+            waker.recv(4096)
+        if reader in ready:
+            open_pipe = drain(reader, content)
+    drain(reader, content)
+    os.close(reader)
+    signal.set_wakeup_fd(-1)
+    try:
+        word = json.loads(content) if content else {}
+    except ValueError:
+        word = {}
+    return word if isinstance(word, dict) else {}
+
+
+def drain(reader: int, content: bytearray) -> bool:
+    """Add what the pipe holds now; False at its end."""
+    while True:
+        try:
+            chunk = os.read(reader, 65536)
+        except BlockingIOError:
+            return True
+        if not chunk:
+            return False
+        if len(content) < MAX_WORD_BYTES:
+            content += chunk
+
+
+def write_record(
+    job: JobDir, rank: int, attempt: int, returncode: int | None, word: dict, reserve: Reserve
+) -> ExitRecord:
+    """Merge the kernel's truth with the rank's word and write the exit record."""
+    killed_by = -returncode if returncode is not None and returncode < 0 else None
+    exit_code = None if killed_by else returncode
+    outcome = word.get("outcome")
+    message = str(word.get("message") or "")
+    if killed_by:
+        said = f" after it said {outcome!r}: {message}" if outcome in OUTCOMES else ""
+        outcome, message = "killed", f"killed by {signal_name(killed_by)}{said}"
+    elif outcome not in OUTCOMES:
+        outcome, message = "failed", f"exit code {exit_code} {WITHOUT_WORD}; the end of its log says more"
+    elif exit_code and outcome != "failed":
+        outcome, message = "failed", f"exit code {exit_code} after it said {outcome!r}: {message}"
+    step = word.get("step")
+    record = ExitRecord(
+        rank=rank,
+        attempt=attempt,
+        time=time.time(),
+        exit_code=exit_code,
+        signal=killed_by,
+        outcome=outcome,
+        step=step if isinstance(step, int) else None,
+        message=message,
+        detail=str(word.get("detail") or "")[-MAX_DETAIL_CHARACTERS:],
+    )
+    reserve.write(lambda: record.write(job.exit_record(rank, attempt)))
+    reserve.release()
+    return record
+
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit(
+            f"usage: python -m nbtrain.jobs.supervisor.rank_wrapper COMMAND ...   (found {Path(sys.argv[0]).name} alone)"
+        )
+    sys.exit(main(sys.argv[1:]))

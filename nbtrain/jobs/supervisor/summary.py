@@ -1,0 +1,118 @@
+"""summary.json: the run in figures, written at every end of a job.
+
+Figures come from rank 0's last heartbeat, totals from job.json, the newest checkpoint from the disk. What a short-lived
+job cannot know (one that failed before its first validation) is kept from the summary before.
+"""
+
+import math
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.records import Heartbeat, JobRecord, Progress
+from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.supervisor import leftovers
+
+
+def write_summary(
+    run: RunDir,
+    config: RunConfig,
+    record: JobRecord,
+    state: str,
+    cause: str,
+    beat: Heartbeat | None,
+    ended_at: float,
+) -> dict[str, Any]:
+    """Write summary.json for a job that ends in `state`; returns what was written."""
+    before = files.read_json(run.summary_json) or {}
+    summary = summarize(config, record, state, cause, beat, ended_at, before)
+    summary["checkpoint_step"] = leftovers.newest_checkpoint_step(run)
+    summary["total_seconds"] = round(total_seconds(run, record, ended_at), 3)
+    files.write_json(run.summary_json, summary)
+    return summary
+
+
+def summarize(
+    config: RunConfig,
+    record: JobRecord,
+    state: str,
+    cause: str,
+    beat: Heartbeat | None,
+    ended_at: float,
+    before: dict[str, Any],
+) -> dict[str, Any]:
+    """The figures of the run at this job's end. `before` is the summary of the job before, or {}."""
+    progress = beat.progress if beat and beat.progress else Progress(config.train_steps, config.train_tokens)
+
+    def newest(name: str, value: Any) -> Any:
+        return before.get(name) if value is None else value
+
+    validation_loss = newest("last_validation_loss", progress.validation_loss)
+    best = [
+        loss
+        for loss in (
+            before.get("best_validation_loss"),
+            progress.best_validation_loss,
+            progress.validation_loss,
+        )
+        if loss is not None and math.isfinite(loss)
+    ]
+    best_validation_loss = min(best, default=None)
+    test_loss = newest("test_loss", progress.test_loss)
+    step = beat.step if beat else before.get("steps", 0)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": record.run_id,
+        "name": record.name,
+        "job_id": record.job_id,
+        "state": state,
+        "cause": cause,
+        "steps": step,
+        "total_steps": config.train_steps,
+        "consumed_tokens": progress.consumed_tokens if beat else before.get("consumed_tokens", 0),
+        "train_tokens": config.train_tokens,
+        "consumed_samples": progress.consumed_samples if beat else before.get("consumed_samples", 0),
+        "num_parameters": newest("num_parameters", progress.num_parameters),
+        "seq_length": config.model.seq_length,
+        "global_batch_size": config.batch.global_batch_size,
+        "world_size": record.world_size,
+        "samples_per_second": newest("samples_per_second", progress.samples_per_second),
+        "tokens_per_second": newest("tokens_per_second", progress.tokens_per_second),
+        "loss": newest("loss", progress.loss),
+        "last_validation_loss": validation_loss,
+        "last_validation_perplexity": perplexity(validation_loss),
+        "best_validation_loss": best_validation_loss,
+        "best_validation_perplexity": perplexity(best_validation_loss),
+        "test_loss": test_loss,
+        "test_perplexity": perplexity(test_loss),
+        "overflow_steps": newest("overflow_steps", progress.overflow_steps),
+        "restarts": record.restarts,
+        "lost_tokens": sum(attempt.lost_tokens or 0 for attempt in record.attempts),
+        "started_at": record.created_at,
+        "ended_at": ended_at,
+        # From the submission to the end: start-up, training, evaluation, saving, restarts.
+        "end_to_end_seconds": round(ended_at - record.created_at, 3),
+    }
+
+
+def perplexity(loss: float | None) -> float | None:
+    """exp(loss); None where it is unknown or too large for a float."""
+    if loss is None:
+        return None
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return None
+
+
+def total_seconds(run: RunDir, record: JobRecord, ended_at: float) -> float:
+    """Seconds of all jobs of the run, this one included; a lost job counts to the last thing it wrote."""
+    total = ended_at - record.created_at
+    for job_id in run.job_ids():
+        other = JobRecord.read(run.job(job_id).job_json)
+        if other is None or job_id == record.job_id:
+            continue
+        beats = (Heartbeat.read(path) for path in run.job(job_id).path.glob("heartbeat/*.json"))
+        end = other.ended_at or max((beat.time for beat in beats if beat), default=other.created_at)
+        total += max(0.0, end - other.created_at)
+    return total

@@ -1,0 +1,314 @@
+"""How an attempt ended, read from the exit records of its ranks, and whether trying again can help.
+
+The records are the only witnesses. torchrun's own code is 1 whatever happened, and silence is a failure too:
+a rank without a record was taken away together with its wrapper.
+
+One rank fails, and with it all that wait for it: of several failures the cause is the first that is not of losing a
+peer. Its kind says what the supervisor does: wait for room on the disk, count the devices, go back.
+"""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from nbtrain.base.jobstate import CANCELLED, FAILED, SUCCEEDED
+from nbtrain.base.records import ExitRecord
+from nbtrain.jobs.supervisor.host_memory import HostMemory
+from nbtrain.jobs.supervisor.processes import signal_name
+
+SIGABRT, SIGBUS, SIGKILL, SIGTERM = 6, 7, 9, 15
+# What a shell makes of a death by SIGKILL.
+EXIT_137 = 128 + SIGKILL
+# What a success means, by the run's mode.
+DONE = {
+    "full": "all steps are trained and saved",
+    "perf": "all steps are measured, none is saved",
+    "eval": "the newest checkpoint is evaluated, nothing is trained",
+}
+# In the cause of a job that a full disk has ended.
+DISK_IS_FULL = "the disk is full"
+FULL_DISK = re.compile(
+    r"No space left on device|Errno 28\b|Disk quota exceeded|Errno 122\b|a checkpoint needs .* are free",
+    re.IGNORECASE,
+)
+DEVICE_MEMORY = re.compile(r"OutOfMemoryError|CUDA out of memory|CUDNN_STATUS_ALLOC_FAILED")
+HOST_MEMORY = re.compile(r"\bMemoryError\b|can't allocate memory|Cannot allocate memory|Errno 12\b")
+LOST_DEVICE = re.compile(
+    r"uncorrectable ECC|fallen off the bus|unspecified launch failure|CUDA error: (?:unknown error|hardware)|"
+    r"\bXid\b|needs GPU \d+, but torch",
+    re.IGNORECASE,
+)
+# What a rank says that only lost a peer: gloo, NCCL, torch's store.
+LOST_PEER = re.compile(
+    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket (?:closed|timeout)|application timeout|"
+    r"timed out|wait timeout|ncclRemoteError|ncclSystemError|communicator was aborted|remote process|"
+    r"DistNetworkError|DistBackendError|TCPStore|connectFullMesh|Watchdog caught",
+    re.IGNORECASE,
+)
+# Steps after which running out of memory is no matter of the configuration alone.
+STEADY_STEPS = 20
+# Of an error that names the step it happened in, which is the one behind the last that the rank had done.
+NAMES_STEP = re.compile(r"step [\d,]+: ")
+# Errors that the user mends; the same configuration fails the same way again.
+USER_ERROR = re.compile(r"\b(ConfigError|DataError|CheckpointError|NbtrainError|SubmitError)\b")
+
+
+@dataclass(frozen=True)
+class Circumstances:
+    """What the supervisor knows and no rank can."""
+
+    world_size: int
+    stop_requested: bool = False
+    killed_by_us: bool = False
+    """The supervisor killed ranks that did not leave in time."""
+    hang: str | None = None
+    """Which ranks hung and since when, where that is why they were killed."""
+    stuck: str | None = None
+    """Where the ranks stood when the first of them gave up waiting for a peer."""
+    memory: HostMemory = field(default_factory=HostMemory)
+    """What the kernel counted during the attempt."""
+    pids: Mapping[int, int] = field(default_factory=dict)
+    """{rank: its process}, as far as the ranks have told."""
+    killed_at: float | None = None
+    """Since when SIGKILL was the supervisor's own; seconds since the epoch."""
+    first_step: int = 0
+    """The step that the attempt began behind."""
+    gone: tuple[int, ...] = ()
+    """Ranks without a record that were seen to be gone before the supervisor killed any."""
+    launcher_signal: int | None = None
+    """The signal that killed torchrun, where one did and it was not the supervisor's."""
+    mode: str = "full"
+    """The run's mode: only full trains to the end and saves."""
+    launcher_message: str = ""
+    """The launcher's last words, for an attempt that no rank lived to see."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The end of one attempt."""
+
+    state: str
+    """SUCCEEDED, CANCELLED or FAILED: what the job becomes if nothing is tried again."""
+    cause: str
+    """One sentence, without a full stop."""
+    retry: bool = False
+    """Whether another attempt can help."""
+    signature: tuple | None = None
+    """Equal for two failures in the same place for the same reason; None where that cannot be told."""
+    step: int | None = None
+    kind: str = ""
+    """rollback, hang, disk, device memory, host memory, device, killed, no record; "" for any other end."""
+    bad_samples: tuple[int, int] | None = None
+    """Of a rollback: the positions [first, last) of the order that the bad step has read."""
+
+
+def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Verdict:
+    """The verdict on an attempt whose processes are all gone. `records` maps rank to exit record."""
+    around = circumstances
+    steps = [record.step for record in records.values() if record.step is not None]
+    step = max(steps, default=None)
+    missing = sorted(set(range(around.world_size)) - set(records))
+    outcomes = {record.outcome for record in records.values()}
+    if not missing and outcomes == {"finished"}:
+        return Verdict(SUCCEEDED, DONE[around.mode], step=step)
+    if rolled := [record for record in records.values() if record.outcome == "rollback"]:
+        return _rollback(rolled[0], around)
+    saved = "saved" if around.mode == "full" else f"mode: {around.mode} saves nothing"
+    if not missing and outcomes <= {"finished", "stopped"}:
+        if around.stop_requested:
+            return Verdict(CANCELLED, f"stopped on request{_at(step)}; {saved}", step=step)
+        if around.launcher_signal is not None:
+            # Its death tells the ranks to stop, and they save; nobody wanted the run to end.
+            return Verdict(
+                FAILED,
+                f"{_launcher_killed(around.launcher_signal)}, so its ranks stopped{_at(step)}; {saved}",
+                retry=True,
+                step=step,
+            )
+        limit = next((record.detail for record in records.values() if record.detail), "")
+        if limit:
+            on = ", `nbtrain resume` goes on" if around.mode == "full" else ""
+            return Verdict(CANCELLED, f"{limit}{_at(step)}; {saved}{on}", step=step)
+        return Verdict(
+            CANCELLED, f"its ranks were told to stop by a signal from outside{_at(step)}; {saved}", step=step
+        )
+    if around.stop_requested:
+        if around.killed_by_us:
+            return Verdict(CANCELLED, f"stopped on request; killed before it had saved{_at(step)}", step=step)
+        first = _first_failure(records, around)
+        how = f" (rank {first.rank}: {first.message})" if first else ""
+        return Verdict(CANCELLED, f"stopped on request before it could save{_at(step)}{how}", step=step)
+    if around.hang:
+        return Verdict(FAILED, around.hang, retry=True, step=step, kind="hang")
+    first = _first_failure(records, around)
+    # Who lost a peer, or was ended by another, tells nothing of the cause.
+    if first is None or _distance(first, around):
+        if around.launcher_signal is not None:
+            said = f"{_launcher_killed(around.launcher_signal)}; its ranks ended{_at(step)}"
+            return Verdict(FAILED, said, retry=True, step=step, kind="killed")
+        if missing:
+            return _without_witness(missing, around, step)
+    assert first is not None, "a rank without a record is missing"
+    return _failure(first, missing, around, step)
+
+
+def _rollback(record: ExitRecord, around: Circumstances) -> Verdict:
+    told = json.loads(record.detail)
+    return Verdict(
+        CANCELLED if around.stop_requested else FAILED,
+        record.message + ("; stopped on request before it went back" if around.stop_requested else ""),
+        retry=not around.stop_requested,
+        step=told["step"],
+        kind="rollback",
+        bad_samples=(told["first"], told["last"]),
+    )
+
+
+def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step: int | None) -> Verdict:
+    killed = first.outcome == "killed" or first.exit_code == EXIT_137
+    at = "" if NAMES_STEP.match(first.message) else _at(first.step)
+    where = f"rank {first.rank} {'was killed' if killed else 'failed'}{at}"
+    said = f"{first.message}\n{first.detail}"
+    if killed:
+        return _killed(first, where, around, step)
+    if FULL_DISK.search(said):
+        return Verdict(
+            FAILED, f"{where}: {DISK_IS_FULL}: {first.message}", retry=True, step=step, kind="disk"
+        )
+    if DEVICE_MEMORY.search(said):
+        return _out_of_memory(first, where, around, step, "device memory")
+    if user_error(first):
+        return Verdict(FAILED, f"{where}: {first.message}", step=step)
+    if HOST_MEMORY.search(said):
+        return _out_of_memory(first, where, around, step, "host memory")
+    if LOST_DEVICE.search(said):
+        return Verdict(FAILED, f"{where}: its GPU is lost: {first.message}", True, step=step, kind="device")
+    if _lost_peer(first):
+        return _lost_peers(first, around, step)
+    gone = f" (no exit record from rank {_ranks(missing)}: killed with its wrapper)" if missing else ""
+    signature = None if missing else (first.step, first.message)
+    return Verdict(FAILED, f"{where}: {first.message}{gone}", retry=True, signature=signature, step=step)
+
+
+def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | None) -> Verdict:
+    if record.signal not in (SIGKILL, None):
+        said = record.message
+        if record.signal == SIGBUS:
+            said += ": shared memory (/dev/shm) is full, or a mapped file was cut short"
+        return Verdict(FAILED, f"{where}: {said}", retry=True, step=step, kind="killed")
+    how = "exit code 137" if record.signal is None else "SIGKILL"
+    if evidence := around.memory.evidence(around.pids.get(record.rank)):
+        said = f"out of host memory: the kernel ended it ({how}, {evidence}). {MEND['host memory']}"
+        # At the very same step again it is the run that does not fit.
+        return Verdict(FAILED, f"{where}: {said}", True, ("host memory", step), step, "host memory")
+    # Killing has no author in the kernel's record, so the cause says what is known and what is guessed.
+    said = "killed by SIGKILL" if record.signal else "exit code 137, which stands for SIGKILL"
+    return Verdict(FAILED, f"{where}: {said}, {_by_whom(around)}", True, step=step, kind="killed")
+
+
+def _by_whom(around: Circumstances) -> str:
+    by = "not by nbtrain: by hand, by another program, or "
+    if perhaps := around.memory.possibility:
+        return f"{by}perhaps out of host memory: {perhaps}"
+    return f"{by}out of host memory ({around.memory.no_evidence})"
+
+
+MEND = {
+    "device memory": (
+        "Lower batch.micro_batch_size (the global batch stays), set parallel.activation_checkpointing.granularity: "
+        "full, or raise parallel.zero_stage"
+    ),
+    "host memory": "Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
+}
+
+
+def _out_of_memory(
+    record: ExitRecord, where: str, around: Circumstances, step: int | None, kind: str
+) -> Verdict:
+    """Tried again only where it had gone well for a while: then it may be fragmentation, or another program."""
+    made = (record.step or 0) - around.first_step
+    title = "GPU memory" if kind == "device memory" else "host memory"
+    said = f"{where}: out of {title}: {record.message.removeprefix('OutOfMemoryError: ')}"
+    if made >= STEADY_STEPS:
+        signature = (kind, record.step)
+        return Verdict(FAILED, f"{said} (after {made} good steps)", True, signature, step, kind)
+    return Verdict(FAILED, f"{said.removesuffix('.')}. {MEND[kind]}", step=step, kind=kind)
+
+
+def _lost_peers(first: ExitRecord, around: Circumstances, step: int | None) -> Verdict:
+    told = f"rank {first.rank}{_at(first.step)}: {first.message}"
+    if around.stuck:
+        return Verdict(
+            FAILED, f"{around.stuck}; gave up waiting for it: {told}", True, step=step, kind="hang"
+        )
+    return Verdict(
+        FAILED, f"ranks lost each other, and none tells of an error of its own; first {told}", True, step=step
+    )
+
+
+def user_error(record: ExitRecord) -> bool:
+    """Whether a rank failed by an error that only the user can mend: told in words, without a traceback."""
+    detail = record.detail.strip()
+    if detail and not detail.startswith("Traceback"):
+        return True
+    raised = detail.splitlines()[-1].partition(":")[0] if detail else ""
+    return bool(USER_ERROR.match(record.message) or USER_ERROR.search(raised))
+
+
+def _launcher_killed(number: int) -> str:
+    return f"torchrun was killed by {signal_name(number)}, not by nbtrain"
+
+
+def _without_witness(missing: list[int], around: Circumstances, step: int | None) -> Verdict:
+    """A rank without a record went together with its wrapper; those that were seen to go are told, as the first."""
+    gone = [rank for rank in missing if rank in around.gone] or missing
+    if len(gone) == around.world_size and not around.gone:
+        words = f": {around.launcher_message}" if around.launcher_message else ""
+        return Verdict(
+            FAILED, f"the launcher ended before any rank had left a record{words}", retry=True, step=step
+        )
+    one = len(gone) == 1
+    said = (
+        f"rank {gone[0]}'s wrapper was killed, and rank {gone[0]} with it"
+        if one
+        else f"the wrappers of ranks {_ranks(gone)} were killed, and the ranks with them"
+    )
+    pids = (around.pids.get(rank) for rank in gone)
+    if evidence := next(filter(None, (around.memory.evidence(pid) for pid in pids)), ""):
+        said += f": out of host memory ({evidence}). {MEND['host memory']}"
+        return Verdict(FAILED, said, True, ("host memory", step), step, "host memory")
+    return Verdict(FAILED, f"{said}, {_by_whom(around)}", retry=True, step=step, kind="no record")
+
+
+def _first_failure(records: Mapping[int, ExitRecord], around: Circumstances) -> ExitRecord | None:
+    """The failure that the others follow from: their peers vanish, the launcher ends them, or the supervisor does."""
+    bad = [record for record in records.values() if record.outcome in ("failed", "killed")]
+    return min(bad, key=lambda record: (_distance(record, around), record.time), default=None)
+
+
+def _distance(record: ExitRecord, around: Circumstances) -> int:
+    """0: an end of its own; 1: it lost a peer; 2: a signal that follows from another's end; 3: killed by us."""
+    if record.signal == SIGKILL and around.killed_at is not None and record.time >= around.killed_at:
+        return 3
+    if record.signal in (SIGABRT, SIGTERM):
+        return 2
+    return 1 if _lost_peer(record) else 0
+
+
+def _lost_peer(record: ExitRecord) -> bool:
+    return record.outcome == "failed" and bool(LOST_PEER.search(record.message))
+
+
+def lost_a_peer(records: Mapping[int, ExitRecord]) -> bool:
+    """Whether all failures so far are of ranks that gave up waiting for another one, which may hang."""
+    bad = [record for record in records.values() if record.outcome in ("failed", "killed")]
+    return bool(bad) and all(_lost_peer(record) for record in bad)
+
+
+def _at(step: int | None) -> str:
+    return f" at step {step}" if step is not None else ""
+
+
+def _ranks(ranks: list[int]) -> str:
+    return ", ".join(map(str, ranks))

@@ -1,0 +1,1 @@
+"""`nbtrain twin`: a small run of the same shape, proven on CPU."""

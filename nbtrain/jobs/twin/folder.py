@@ -1,0 +1,115 @@
+"""The run directories of a twin: its own, made anew every time, and those of the runs that it is compared with.
+
+    output/<run>-twin/            a run directory as any other; run.json says whose twin it is
+      twin.json                   the report (twin_report.py)
+      proof/<name>/               run directories too: resumed, exact, rounded, reference, reshaped
+
+Where ranks are forked there is no supervisor: the process that asks for them writes job.json.
+"""
+
+import json
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+from nbtrain.base import files
+from nbtrain.base.errors import SubmitError
+from nbtrain.base.jobstate import FAILED, RUNNING, SUCCEEDED
+from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id
+from nbtrain.base.workspace import display
+from nbtrain.config.load import to_yaml
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.refusals import active_job, refuse_foreign
+from nbtrain.jobs.twin.small_sections import NUM_DOCUMENTS
+
+# A key of run.json that says: this folder may be made anew.
+TWIN_OF = "twin_of"
+HARMLESS_ENTRIES = frozenset({"notebooks"})
+PROMPTS = 2
+
+
+def renew(run: RunDir, twin_of: str) -> None:
+    """An empty folder for a twin, with its run.json. Raises SubmitError where there is something else, or a job runs."""
+    refuse_foreign(run)
+    record = run.record()
+    if record is not None and TWIN_OF not in record:
+        raise SubmitError(
+            f"{display(run.path)} is a run of its own, not a twin: it has been submitted. Rename that run's folder, or "
+            f"give {twin_of} another name."
+        )
+    run.path.mkdir(parents=True, exist_ok=True)
+    with run.locked(blocking=False) as taken:
+        if not taken or active_job(run):
+            raise SubmitError(
+                f"{display(run.path)}: a job of this twin is active. Wait for it, or end it: `nbtrain cancel {run.name} --now`."
+            )
+        for entry in run.path.iterdir():
+            if entry.name in HARMLESS_ENTRIES:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        write_identity(run, twin_of)
+
+
+def write_identity(run: RunDir, twin_of: str) -> None:
+    """run.json of a twin, or of a run that it is compared with."""
+    identity = {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": new_run_id(),
+        "name": run.name,
+        "parent": None,
+        "created_at": time.time(),
+        TWIN_OF: twin_of,
+    }
+    files.write_json(run.run_json, identity)
+
+
+def new_job(run: RunDir, config: RunConfig, twin_of: str) -> JobDir:
+    """One more job of a run whose ranks are forked; this process stands in job.json for the supervisor."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    if not run.exists():
+        write_identity(run, twin_of)
+    files.write_text(run.config_yaml, to_yaml(config))
+    moment = time.time()
+    newest = max((job_id[:15] for job_id in run.job_ids()), default="")
+    while (job_id := new_job_id(moment))[:15] <= newest:
+        moment += 1
+    job = run.job(job_id)
+    job.make_folders()
+    identity = run.record()
+    assert identity is not None
+    now = time.time()
+    record = JobRecord(job_id, identity["run_id"], run.name, RUNNING, now, config.world_size, started_at=now)
+    record.supervisor = ProcessIdentity.of(os.getpid())
+    record.write(job.job_json)
+    return job
+
+
+def end_job(job: JobDir, cause: str | None) -> None:
+    """Write down how the ranks of new_job ended; `cause` where it was bad."""
+    record = JobRecord.read(job.job_json)
+    assert record is not None
+    record.state = SUCCEEDED if cause is None else FAILED
+    record.cause = cause or "a launch of a twin: its ranks ended in order"
+    record.ended_at = time.time()
+    record.write(job.job_json)
+
+
+def write_prompts(folder: Path) -> None:
+    """Examples with prompts and completions, the same every time, for the twins of fine-tuning runs."""
+    for number in range(PROMPTS):
+        path = folder / f"prompts-{number}.jsonl"
+        if path.is_file():
+            continue
+        folder.mkdir(parents=True, exist_ok=True)
+        generator = random.Random(number)
+        lines = []
+        for _ in range(NUM_DOCUMENTS):
+            one, other = generator.randint(0, 99), generator.randint(0, 99)
+            lines.append(json.dumps({"prompt": f"{one} and {other} are ", "completion": f"{one + other}."}))
+        files.write_text(path, "\n".join(lines) + "\n")

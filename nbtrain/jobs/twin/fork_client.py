@@ -1,0 +1,233 @@
+"""Many short launches of ranks on this machine, each forked from one process that has torch loaded already.
+
+    with ForkServer() as server:
+        first = server.start(4, "nbtrain.train.__main__:main", [str(run.path)], log=..., environment=...)
+        ended = server.wait(first)                 # several may run at one time
+        assert ended.exit_codes == [0, 0, 0, 0]
+
+The other side, and when forking is safe: train/twin/fork_server.py. For runs that somebody waits for there is no supervisor
+in between; runs that matter go through jobs/submit.py.
+"""
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from nbtrain.base.errors import JobError
+from nbtrain.jobs.environment import supervisor_environment
+
+# A machine whose cores are shared by many takes minutes for the imports.
+START_SECONDS = 600.0
+END_SECONDS = 5.0
+PLACES = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
+LAST_LINES = 15
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Ranks that were started together and may still run."""
+
+    id: int
+    pids: list[int]
+    """By rank."""
+    log: str
+    """Their logs; {rank} stands for the rank."""
+
+    def log_of(self, rank: int) -> Path:
+        return Path(self.log.replace("{rank}", str(rank)))
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a launch ended."""
+
+    launch: Launch
+    exit_codes: list[int]
+    """By rank; minus the signal where one ended it."""
+    timed_out: bool
+    seconds: float
+    cpu_seconds: float
+    """Of all its ranks: what it costs, however many others share the cores."""
+
+    @property
+    def succeeded(self) -> bool:
+        return not self.timed_out and not any(self.exit_codes)
+
+    def last_words(self, lines: int = LAST_LINES) -> str:
+        """The end of the log of the first rank that ended badly by itself, or of rank 0."""
+        own = [rank for rank, code in enumerate(self.exit_codes) if code > 0]
+        rank = (own or [0])[0]
+        try:
+            text = self.launch.log_of(rank).read_text(errors="replace")
+        except FileNotFoundError:
+            text = ""
+        return "\n".join(text.strip().splitlines()[-lines:])
+
+
+def _places() -> dict[str, str]:
+    return {name: value for name, value in supervisor_environment().items() if name in PLACES}
+
+
+class ForkServer:
+    """Owner of one server process. Not for several threads."""
+
+    def __init__(self, modules: Sequence[str] = ()):
+        """Start it; it imports meanwhile. `modules` are imported before any fork besides what a run needs."""
+        # A file, not a pipe: nobody reads it meanwhile, and a full pipe would stop the process.
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "nbtrain.train.twin.fork_server", *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
+            env={
+                **supervisor_environment(),
+                "DS_ACCELERATOR": "cpu",
+                # Its ranks are many and the cores few; and a team of threads would not outlive the fork.
+                "OMP_NUM_THREADS": "1",
+                "OMP_WAIT_POLICY": "PASSIVE",
+                "GLOO_SOCKET_IFNAME": "lo",
+                "PYTHONUNBUFFERED": "1",
+            },
+            start_new_session=True,
+        )
+        self._unread = b""
+        self._next_id = 0
+        self._launches: dict[int, Launch] = {}
+        self._ended: dict[int, Ended] = {}
+        self._abilities: dict[str, Any] | None = None
+
+    def __enter__(self) -> "ForkServer":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def abilities(self) -> dict[str, Any]:
+        """What ranks can train here: {"fp16": bool, "bf16": bool}. Waits for the imports."""
+        if self._abilities is None:
+            answer = self._answer(time.monotonic() + START_SECONDS)
+            assert answer["kind"] == "ready", answer
+            self._abilities = {key: value for key, value in answer.items() if key != "kind"}
+        return self._abilities
+
+    def start(
+        self,
+        ranks: int,
+        function: str,
+        arguments: Sequence[Any],
+        *,
+        log: str | Path,
+        environment: Mapping[str, str] | None = None,
+        sys_path: Sequence[str | Path] = (),
+        timeout_seconds: float = 300.0,
+        linger_seconds: float = 10.0,
+    ) -> Launch:
+        """Fork ranks that call `function` ("package.module:name") with `arguments`, which JSON can hold.
+
+        What the function returns (None is 0) is the rank's exit code. `log` is a path with {rank} in it; `sys_path`
+        goes before the ranks' own. After `timeout_seconds` all of them are killed, and `linger_seconds` after one ended badly the others are.
+        """
+        assert self.abilities is not None
+        self._next_id += 1
+        request = {
+            "id": self._next_id,
+            "ranks": ranks,
+            "function": function,
+            "arguments": list(arguments),
+            # Where things are may have changed since the server was started.
+            "environment": {**_places(), **(environment or {})},
+            "log": str(log),
+            "timeout_seconds": timeout_seconds,
+            "linger_seconds": linger_seconds,
+            "sys_path": [str(entry) for entry in sys_path],
+        }
+        self._send(request)
+        while True:
+            answer = self._answer(time.monotonic() + START_SECONDS)
+            if answer["id"] == self._next_id:
+                break
+            self._note(answer)
+        if answer["kind"] == "error":
+            raise JobError(f"{ranks} ranks of {function} could not be forked: {answer['message']}")
+        launch = Launch(self._next_id, answer["pids"], str(log))
+        self._launches[launch.id] = launch
+        return launch
+
+    def wait(self, launch: Launch) -> Ended:
+        """How it ended, once it has; by its own time limit at the latest."""
+        while launch.id not in self._ended:
+            self._note(self._answer(None))
+        return self._ended.pop(launch.id)
+
+    def run(self, ranks: int, function: str, arguments: Sequence[Any], **options: Any) -> Ended:
+        """start and wait."""
+        return self.wait(self.start(ranks, function, arguments, **options))
+
+    def signal(self, launch: Launch, number: int, rank: int | None = None) -> None:
+        """Send a signal to one rank, or to all that still run."""
+        self._send({"id": launch.id, "signal": int(number), "rank": rank})
+
+    def close(self) -> None:
+        """End the server and every rank of it."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin and stdout
+        stdin.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            # Still importing, or stuck: its session holds it and its ranks, and nothing else.
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        stdout.close()
+        self._said.close()
+
+    def _send(self, request: dict[str, Any]) -> None:
+        assert self._process.stdin
+        try:
+            self._process.stdin.write((json.dumps(request) + "\n").encode())
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            raise self._dead() from error
+
+    def _note(self, answer: dict[str, Any]) -> None:
+        launch = self._launches.pop(answer["id"])
+        self._ended[launch.id] = Ended(
+            launch, answer["exit_codes"], answer["timed_out"], answer["seconds"], answer["cpu_seconds"]
+        )
+
+    def _answer(self, deadline: float | None) -> dict[str, Any]:
+        assert self._process.stdout
+        stream = self._process.stdout.fileno()
+        while b"\n" not in self._unread:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+            if not select.select([stream], [], [], left)[0]:
+                raise JobError(f"the fork server said nothing for {START_SECONDS:g} s.\n{self._last_words()}")
+            content = os.read(stream, 1 << 16)
+            if not content:
+                raise self._dead()
+            self._unread += content
+        line, _, self._unread = self._unread.partition(b"\n")
+        return json.loads(line)
+
+    def _dead(self) -> JobError:
+        code = self._process.wait()
+        return JobError(f"the fork server ended with code {code}. Its last words:\n{self._last_words()}")
+
+    def _last_words(self) -> str:
+        self._said.seek(0)
+        lines = self._said.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
+        return "\n".join(f"  {line}" for line in lines)

@@ -1,0 +1,340 @@
+"""`nbtrain twin`: a small run of the same shape goes the whole way on this machine's CPU, before a cluster is taken.
+
+    data       made-up documents -> tokenizer -> .bin/.idx -> indices, by `prepare`
+    train      the twin, straight                                          output/<run>-twin/
+    resume     the same, stopped in the middle and resumed by new processes: equal bit for bit
+    layout     the same in fp32 without dropout, against one process: equal to the rounding of sums
+    precision  the same in the run's number format, against that process
+    reshape    a checkpoint of the fp32 run goes on in one process: the curve goes on
+    export     the checkpoint's weights in one file give one process the run's validation loss
+
+Ranks are forked from one process that has torch loaded (fork_server.py), so that all of it takes about a minute; with
+`submit` the straight run goes the ordinary way instead: preflight, supervisor, torchrun, wrappers. What comes out is
+output/<run>-twin/twin.json. The twin's folder is made anew every time.
+"""
+
+import os
+import shutil
+import time
+from collections import deque
+from collections.abc import Callable
+
+from nbtrain.base import files
+from nbtrain.base.jobstate import ACTIVE, SUCCEEDED, read_state
+from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.base.workspace import data_home, display
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.jobs.environment import package_version, rank_variables
+from nbtrain.jobs.machine import usable_cores
+from nbtrain.jobs.submit import submit
+from nbtrain.jobs.twin.folder import end_job, new_job, renew, write_prompts
+from nbtrain.jobs.twin.fork_client import Ended, ForkServer, Launch
+from nbtrain.jobs.twin.report import (
+    Check,
+    Curve,
+    TwinReport,
+    check_bitwise,
+    check_close,
+    check_export,
+    check_trained,
+)
+from nbtrain.jobs.twin.shape import Twin, make_twin
+from nbtrain.jobs.twin.small_sections import SAVE_INTERVAL_STEPS, STEPS, STOP_STEP, Abilities
+
+TRAINER = "nbtrain.train.__main__:main"
+EXPORT = "nbtrain.train.twin.export:main"
+# Below the twin's run directory: the runs that it is compared with.
+PROOF = "proof"
+EXPORT_LOG = "export.log"
+EXPORT_ANSWER = "export.json"
+LAUNCH_SECONDS = 900.0
+POLL_SECONDS = 0.2
+
+
+def run_twin(config: RunConfig, submitted: bool = False, server: ForkServer | None = None) -> TwinReport:
+    """Make the twin of a run, train it, and say what was proven; the report is in its run directory too.
+
+    `submitted` sends the straight run the ordinary way. `server` is used where one is given, else one is started. Raises
+    ConfigError where no twin can be made, SubmitError where its folder is something else or in use, DataError where its
+    data cannot be made. What goes wrong while training is in the report.
+    """
+    if server is not None:
+        return _Proof(config, server).report(submitted)
+    with ForkServer() as own:
+        return _Proof(config, own).report(submitted)
+
+
+def has_compiler() -> bool:
+    """Whether torch.compile finds a C++ compiler."""
+    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
+
+
+class _Proof:
+    """One twin on its way: its runs by name, how they ended, and what was found."""
+
+    def __init__(self, config: RunConfig, server: ForkServer):
+        self.started = time.monotonic()
+        self.server = server
+        self.checks: list[Check] = []
+        self.runs: dict[str, RunDir] = {}
+        self.serving: dict[str, str] = {}
+        """By run: the one that is made for it, or the same."""
+        self.errors: dict[str, str] = {}
+        """By run: how it ended badly, and where to look."""
+        self.seconds: dict[str, float] = {}
+        self.cpu_seconds: dict[str, float] = {}
+        """By run, its ranks together: what it costs on cores that others share."""
+        folder = data_home() / "twin"
+        plain = make_twin(config, folder=display(folder))
+        self.run = RunDir.named(plain.config.name)
+        renew(self.run, config.name)
+        write_prompts(folder)
+        # The server's imports go on meanwhile: the data does not depend on what it can train.
+        self._prepare(plain)
+        fp16 = config.precision.dtype == "fp16" and server.abilities["fp16"]
+        self.twin = make_twin(config, Abilities(fp16, has_compiler()), display(folder))
+
+    def report(self, submitted: bool) -> TwinReport:
+        """Train everything, compare, write twin.json."""
+        twin = self.twin
+        self._train(submitted)
+        curves = {name: Curve.of(run) for name, run in self.runs.items()}
+        self._compare(curves)
+        made = TwinReport(
+            run=twin.run,
+            twin=twin.config.name,
+            ranks=twin.config.world_size,
+            layout=layout_of(twin.config),
+            folded=twin.folded,
+            number_format=format_of(twin.config),
+            checks=self.checks,
+            not_proven=[vars(entry) for entry in twin.not_proven],
+            curves={name: curve.points for name, curve in curves.items()},
+            seconds=time.monotonic() - self.started,
+            created_at=time.time(),
+            versions={name: package_version(name) for name in ("nbtrain", "torch", "deepspeed")},
+            cores=usable_cores(),
+        )
+        made.write(self.run)
+        return made
+
+    # --- making -------------------------------------------------------------------------------------------------
+
+    def _prepare(self, twin: Twin) -> None:
+        started = time.monotonic()
+        done = [prepare(config) for config in (*twin.datasets, twin.config)][-1]
+        steps = ", ".join(f"{step.name} {step.action}" for step in done.steps)
+        self.checks.append(
+            Check(
+                "data",
+                "passed",
+                f"dataset {twin.config.data.name}: {steps}",
+                {"seconds": time.monotonic() - started},
+            )
+        )
+
+    def _train(self, submitted: bool) -> None:
+        """All runs, those that need nothing of another first. Where the twin itself cannot train, nothing else."""
+        twin = self.twin
+        job = submit(twin.config) if submitted else None
+        different = self._different()
+        straight = {"straight": different.pop("straight")}
+        if job is None:
+            self._launch(straight)
+            if "straight" in self.errors:
+                return
+        self._launch(different)
+        if job is not None:
+            self._wait(job)
+
+        again = {}
+        if "resumed" not in self.errors:
+            again["resumed"] = twin.resumed
+        if not self._error("exact") and self._take_checkpoint():
+            again["reshaped"] = twin.reshaped
+        self._launch(again)
+        for name in dict.fromkeys(("straight", self.serving["exact"])):
+            if name not in self.errors and "reference" not in self.errors:
+                self._export(name)
+
+    def _different(self) -> dict[str, RunConfig]:
+        """The runs that differ by more than their name; one serves for all that ask for the same."""
+        twin, different = self.twin, dict[str, RunConfig]()
+        wanted = {
+            "straight": twin.config,
+            "resumed": twin.resumed,
+            "exact": twin.exact,
+            "rounded": twin.rounded,
+            "reference": twin.reference,
+        }
+        for name, config in wanted.items():
+            same = next((other for other, known in different.items() if known == config), name)
+            self.serving[name] = same
+            different.setdefault(same, config)
+            self.runs[name] = self.run if same == "straight" else self._proof(same)
+        return different
+
+    def _error(self, name: str) -> str | None:
+        """How what `name` stands for ended badly; None where it did not."""
+        return self.errors.get(self.serving.get(name, name))
+
+    def _proof(self, name: str) -> RunDir:
+        return RunDir(self.run.path / PROOF / name)
+
+    def _take_checkpoint(self) -> bool:
+        """Give the run that goes on in one process a checkpoint of the middle."""
+        source, target = self.runs["exact"].checkpoint(SAVE_INTERVAL_STEPS), self._proof("reshaped")
+        self.runs["reshaped"] = target
+        if not source.is_dir():
+            self.errors["reshaped"] = f"{display(source)} is not there"
+            return False
+        shutil.copytree(source, target.checkpoint(SAVE_INTERVAL_STEPS))
+        return True
+
+    def _launch(self, wanted: dict[str, RunConfig]) -> None:
+        """A job of each run; several at one time where their ranks are together no more than the largest run's."""
+        waiting, running = deque(wanted.items()), deque[tuple[str, int, JobDir, Launch]]()
+        room = max((config.world_size for config in wanted.values()), default=0)
+        while waiting or running:
+            free = room - sum(ranks for _, ranks, _, _ in running)
+            if waiting and waiting[0][1].world_size <= free:
+                name, config = waiting.popleft()
+                job = new_job(self.runs[name], config, self.twin.run)
+                launch = self.server.start(
+                    config.world_size,
+                    TRAINER,
+                    [str(job.run.path)],
+                    log=job.path / "logs" / "{rank}.0.log",
+                    environment=rank_variables(config, job, 0, usable_cores()),
+                    timeout_seconds=LAUNCH_SECONDS,
+                )
+                running.append((name, config.world_size, job, launch))
+            else:
+                name, _, job, launch = running.popleft()
+                self._note(name, job, self.server.wait(launch))
+
+    def _note(self, name: str, job: JobDir, ended: Ended) -> None:
+        """How one launch ended: in its job.json, and here where it was bad."""
+        self._add_time(name, ended)
+        cause = None if ended.succeeded else cause_of(ended)
+        end_job(job, cause)
+        if cause is not None:
+            log = display(job.log(0, 0).parent)
+            self.errors[name] = f"{cause}; logs: {log}"
+
+    def _add_time(self, name: str, ended: Ended) -> None:
+        self.seconds[name] = self.seconds.get(name, 0.0) + ended.seconds
+        self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + ended.cpu_seconds
+
+    def _wait(self, job: JobDir) -> None:
+        """For the end of the run that went the ordinary way."""
+        started = time.monotonic()
+        while (state := read_state(job, time.time()))[0] in ACTIVE:
+            time.sleep(POLL_SECONDS)
+        self.seconds["straight"] = time.monotonic() - started
+        if state[0] != SUCCEEDED:
+            self.errors["straight"] = f"{state[0]}: {state[1]}; logs: {display(job.log(0, 0).parent)}"
+
+    def _export(self, name: str) -> None:
+        """A run's newest weights through one file into one process, which has `reference`'s configuration."""
+        run = self.runs[name]
+        log = run.path / EXPORT_LOG
+        ended = self.server.run(1, EXPORT, [str(run.path), str(self.runs["reference"].path)], log=log)
+        self._add_time(f"export of {name}", ended)
+        if not ended.succeeded:
+            self.errors[f"export of {name}"] = f"{cause_of(ended)}; log: {display(log)}"
+
+    # --- comparing ----------------------------------------------------------------------------------------------
+
+    def _compare(self, curves: dict[str, Curve]) -> None:
+        number_format, config = format_of(self.twin.config), self.twin.config
+        ranks = "1 rank" if config.world_size == 1 else f"{config.world_size} ranks"
+        one = f"{ranks} against one process"
+        onward = f"step {SAVE_INTERVAL_STEPS} of {ranks}, on in one process"
+        straight = curves["straight"]
+        self._add("train", ["straight"], lambda: check_trained(straight, STEPS))
+        self._add(
+            "resume",
+            ["resumed", "straight"],
+            lambda: check_bitwise("resume", straight, curves["resumed"], STOP_STEP),
+        )
+        for name, ours, theirs, form, words in (
+            ("layout", "exact", "reference", "fp32", f"fp32, {one}"),
+            ("precision", "rounded", "reference", number_format, f"{number_format}, against fp32"),
+            ("reshape", "reshaped", "exact", "fp32", onward),
+        ):
+            if name != "precision" or number_format != "fp32":
+                self._add(
+                    name,
+                    [ours, theirs],
+                    lambda name=name, ours=ours, theirs=theirs, form=form, words=words: check_close(  # type: ignore[misc]
+                        name, curves[ours], curves[theirs], form, words
+                    ),
+                )
+        exact = self.serving.get("exact", "exact")
+        for name, run, form in (("export", "straight", number_format), ("export fp32", exact, "fp32")):
+            if name == "export" or run != "straight":
+                self._add(
+                    name,
+                    [f"export of {run}", run, "reference"],
+                    lambda name=name, run=run, form=form: check_export(  # type: ignore[misc]
+                        name, files.read_json(self.runs[run].export / EXPORT_ANSWER), curves[run], form
+                    ),
+                )
+
+    def _add(self, name: str, needs: list[str], check: Callable[[], Check]) -> None:
+        """A check of the runs `needs`, the first of which it is about."""
+        own, *others = needs
+        made = self.seconds.get(self.serving.get(own, own))
+        if error := self._error(own):
+            found = Check(name, "failed", error)
+        elif missing := [other for other in others if self._error(other)]:
+            found = Check(name, "skipped", f"the run `{missing[0]}` did not end well")
+        elif made is None:
+            found = Check(name, "skipped", "what it needs was not trained")
+        else:
+            found = check()
+        self.checks.append(found)
+        found.values.setdefault("seconds", made or 0.0)
+        found.values["cpu_seconds"] = self.cpu_seconds.get(self.serving.get(own, own), 0.0)
+
+
+# --- words ------------------------------------------------------------------------------------------------------
+
+
+def layout_of(config: RunConfig) -> str:
+    """The kinds of parallelism that are there, e.g. "8 ranks: 2 data x 4 pipeline, ZeRO 1"."""
+    parallel = config.parallel
+    sizes = {
+        "data": parallel.data_parallel_size,
+        "pipeline": parallel.pipeline_parallel_size,
+        "tensor": parallel.tensor_parallel_size,
+        "Ulysses": parallel.ds_sequence_parallel_size,
+    }
+    axes = " x ".join(f"{size} {name}" for name, size in sizes.items() if size > 1) or "one process"
+    parts = [f"ZeRO {parallel.zero_stage}"]
+    if parallel.sequence_parallel:
+        parts.append("sequence parallel")
+    if parallel.activation_checkpointing.granularity != "none":
+        parts.append(f"{parallel.activation_checkpointing.granularity} recomputation")
+    ranks = f"{config.world_size} ranks: " if config.world_size > 1 else ""
+    return f"{ranks}{axes}, {', '.join(parts)}"
+
+
+def format_of(config: RunConfig) -> str:
+    """fp32, bf16, fp16 or autocast."""
+    return "autocast" if config.precision.autocast else config.precision.dtype
+
+
+def cause_of(ended: Ended) -> str:
+    """How a launch ended badly, in one line: codes, and what the first rank that failed by itself said last."""
+    if ended.timed_out:
+        return f"not done after {LAUNCH_SECONDS:g} s"
+    codes = {rank: code for rank, code in enumerate(ended.exit_codes) if code}
+    said = ended.last_words(1)
+    if len(codes) > 1 and len(codes) == len(ended.exit_codes) and len(set(codes.values())) == 1:
+        told = f"all {len(codes)} ranks ended with code {codes[0]}"
+    else:
+        told = ", ".join(f"rank {rank} ended with code {code}" for rank, code in codes.items())
+    return f"{told}: {said}" if said else told

@@ -1,0 +1,214 @@
+"""What a twin has shown: curves compared, checks with their figures, and the report that is written and printed.
+
+Tolerances. fp32: sums are taken in another order, which moves last bits; a loss of 6 has steps of 5e-7, and a few steps
+of training carry some of them on. 16-bit formats round each weight and activation to 2^-9 (bf16) or 2^-12 (fp16) of
+itself, and gradients too. A wrong scale, a gradient that was missed or an activation that came from the wrong place
+shows as 1e-2 and more (ZeRO 0 in bf16: 4.6e-2; sequence parallelism with the pipeline's defaults: 1.2e-1).
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from nbtrain.base import amounts, files
+from nbtrain.base.events import read_events
+from nbtrain.base.rundir import RunDir
+
+REPORT_JSON = "twin.json"
+SCHEMA_VERSION = 1
+
+# format: (largest difference of a loss in nats, largest relative difference of a gradient norm)
+TOLERANCES = {"fp32": (1e-5, 1e-4), "autocast": (3e-3, 3e-2), "bf16": (3e-3, 3e-2), "fp16": (3e-3, 3e-2)}
+
+Outcome = Literal["passed", "failed", "skipped"]
+MARKS: dict[str, str] = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}
+
+
+@dataclass
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    outcome: Outcome
+    message: str
+    """What was found, with its figures; of a failure also where to look."""
+    values: dict[str, float] = field(default_factory=dict)
+    """The figures by name: differences, tolerances, counts, seconds."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Loss and gradient norm of each step of a run, and its validation losses; to the last bit."""
+
+    losses: Mapping[int, float]
+    norms: Mapping[int, float]
+    validation: Mapping[int, float]
+
+    @classmethod
+    def of(cls, run: RunDir) -> "Curve":
+        """From the events of all jobs of a run; of steps that were made twice the newest."""
+        losses, norms, validation = {}, {}, {}
+        for job_id in run.job_ids():
+            for event in read_events(run.job(job_id)):
+                if event["kind"] == "trace":
+                    losses[event["step"]] = float.fromhex(event["loss"])
+                    norms[event["step"]] = float.fromhex(event["grad_norm"])
+                elif event["kind"] == "validation":
+                    validation[event["step"]] = event["loss"]
+        return cls(losses, norms, validation)
+
+    @property
+    def points(self) -> dict[str, list[float]]:
+        """{"step", "loss", "grad_norm"}, for the picture."""
+        steps = sorted(self.losses)
+        return {
+            "step": [float(step) for step in steps],
+            "loss": [self.losses[step] for step in steps],
+            "grad_norm": [self.norms[step] for step in steps],
+        }
+
+    @property
+    def last_step(self) -> int:
+        return max(self.losses, default=0)
+
+
+def check_trained(curve: Curve, steps: int) -> Check:
+    """Every step was made, and no loss is without a number."""
+    values = {"steps": float(len(curve.losses))}
+    odd = [
+        step
+        for step in curve.losses
+        if not (math.isfinite(curve.losses[step]) and math.isfinite(curve.norms[step]))
+    ]
+    if sorted(curve.losses) != list(range(1, steps + 1)):
+        return Check("train", "failed", f"{len(curve.losses)} of {steps} steps were made", values)
+    if odd:
+        return Check("train", "failed", f"loss or gradient norm of step {odd[0]} is no number", values)
+    first, last = curve.losses[1], curve.losses[steps]
+    return Check(
+        "train", "passed", f"{amounts.counted(steps, 'step')}, loss {first:.4f} -> {last:.4f}", values
+    )
+
+
+def check_bitwise(name: str, straight: Curve, resumed: Curve, stopped_at: int) -> Check:
+    """Both made the same steps with the same losses, gradient norms and validation losses, bit for bit."""
+    for what in ("losses", "norms", "validation"):
+        ours, theirs = getattr(resumed, what), getattr(straight, what)
+        if sorted(ours) != sorted(theirs):
+            return Check(name, "failed", f"{what} of steps {sorted(ours)} against {sorted(theirs)} straight")
+        for step in sorted(ours):
+            if ours[step] != theirs[step] and not (math.isnan(ours[step]) and math.isnan(theirs[step])):
+                return Check(
+                    name,
+                    "failed",
+                    f"{what} differ from step {step} on: {ours[step]!r} resumed, {theirs[step]!r} straight "
+                    f"(stopped at step {stopped_at})",
+                    {"difference": abs(ours[step] - theirs[step])},
+                )
+    message = f"stopped at step {stopped_at} and resumed: {len(resumed.losses)} steps equal bit for bit"
+    return Check(name, "passed", message, {"steps": len(resumed.losses)})
+
+
+def check_close(name: str, ours: Curve, reference: Curve, number_format: str, words: str) -> Check:
+    """Losses, gradient norms and validation losses of the steps that `ours` made follow the reference."""
+    loss_tolerance, norm_tolerance = TOLERANCES[number_format]
+    if not ours.losses or not ours.losses.keys() <= reference.losses.keys():
+        return Check(name, "failed", f"steps {sorted(ours.losses)} against {sorted(reference.losses)}")
+    losses = {step: abs(loss - reference.losses[step]) for step, loss in ours.losses.items()}
+    norms = {step: abs(norm / reference.norms[step] - 1) for step, norm in ours.norms.items()}
+    validation = {
+        step: abs(loss - reference.validation[step])
+        for step, loss in ours.validation.items()
+        if step in reference.validation
+    }
+    worst = {
+        "loss": _largest(losses),
+        "validation_loss": _largest(validation),
+        "relative_grad_norm": _largest(norms),
+    }
+    limits = {
+        "loss": loss_tolerance,
+        "validation_loss": loss_tolerance,
+        "relative_grad_norm": norm_tolerance,
+    }
+    figures = ", ".join(f"{key.replace('_', ' ')} {value:.1e}" for key, value in worst.items())
+    values = worst | {f"{key}_tolerance": limit for key, limit in limits.items()}
+    # `not <=`: a difference that is no number is too large.
+    broken = [key for key, value in worst.items() if not value <= limits[key]]
+    if broken:
+        key = broken[0]
+        by_step = {"loss": losses, "validation_loss": validation, "relative_grad_norm": norms}[key]
+        step = next(step for step in sorted(by_step) if not by_step[step] <= limits[key])
+        message = f"{words}: {key.replace('_', ' ')} differs by {by_step[step]:.1e} at step {step}, {limits[key]:.0e} is allowed ({figures})"
+        return Check(name, "failed", message, values)
+    return Check(
+        name, "passed", f"{words}: {figures}; allowed {loss_tolerance:.0e} and {norm_tolerance:.0e}", values
+    )
+
+
+def _largest(differences: Mapping[int, float]) -> float:
+    """What is no number is larger than all that are one; max() would pass it over."""
+    return max(differences.values(), key=lambda value: math.inf if math.isnan(value) else value, default=0.0)
+
+
+def check_export(name: str, answer: Mapping[str, Any] | None, curve: Curve, number_format: str) -> Check:
+    """One process with the exported weights has the validation loss that the run ended with."""
+    tolerance, _ = TOLERANCES[number_format]
+    if answer is None:
+        return Check(name, "failed", "the process that exports left no answer")
+    ours, theirs = answer["validation_loss"], curve.validation[curve.last_step]
+    difference = abs(ours - theirs)
+    size = f"{answer['num_tensors']} tensors, {answer['num_parameters']:,} parameters in one file"
+    message = f"{size}; loss {ours:.6f} in one process, {theirs:.6f} in the run: {difference:.1e}, allowed {tolerance:.0e}"
+    values = {"difference": difference, "tolerance": tolerance, "bytes": answer["bytes"]}
+    return Check(name, "passed" if difference <= tolerance else "failed", message, values)
+
+
+@dataclass
+class TwinReport:
+    """twin.json: what was proven of a run's layout, and what was not."""
+
+    run: str
+    twin: str
+    ranks: int
+    layout: str
+    folded: dict[str, tuple[int, int]]
+    number_format: str
+    checks: list[Check]
+    not_proven: list[dict[str, str]]
+    curves: dict[str, dict[str, list[float]]]
+    """By name: {"step", "loss", "grad_norm"}, for the picture."""
+    seconds: float
+    created_at: float
+    versions: dict[str, str | None]
+    cores: int
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def passed(self) -> bool:
+        """Nothing failed, and nothing was left out because something before it failed."""
+        return all(check.outcome == "passed" for check in self.checks)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "passed": self.passed}
+
+    def write(self, run: RunDir) -> Path:
+        """twin.json in the twin's run directory."""
+        path = run.path / REPORT_JSON
+        files.write_json(path, self.to_dict())
+        return path
+
+    def __str__(self) -> str:
+        folded = "".join(
+            f"\n  {key}: {whole} in the run, {small} here" for key, (whole, small) in self.folded.items()
+        )
+        width = max(len(check.name) for check in self.checks)
+        rows = [
+            f"  {MARKS[check.outcome]:8}{check.name.ljust(width)}  {check.message}" for check in self.checks
+        ]
+        missing = [f"  {entry['what']}: {entry['why']}; here {entry['instead']}" for entry in self.not_proven]
+        verdict = "PASSED" if self.passed else "FAILED"
+        head = f"Twin of {self.run}: {verdict} in {self.seconds:.0f} s. {self.layout}, {self.number_format}."
+        return "\n".join([f"{head}{folded}", *rows, "Not proven here:" if missing else "", *missing]).rstrip()

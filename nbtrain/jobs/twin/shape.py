@@ -1,0 +1,196 @@
+"""The twin of a run: the same kinds of parallelism, ZeRO stage, precision and schedules, so small that CPU cores train it.
+
+What is kept is what can be wrong in a layout: which kinds of parallelism there are, ZeRO's stage and offloading, number
+format, recomputation, accumulation, the way the batch grows, the shapes of all schedules, clipping, dropout, how
+samples are cut and packed, how checkpoints are written. What is made small is what only costs: layers, widths, heads,
+vocabulary, sequence, batch, steps, and the number of ranks.
+
+Folding: while there are more than MAX_RANKS ranks, the largest size is halved (rounded up), and of equal ones data
+first, then tensor, then pipeline, then Ulysses. No size falls below 2, so that every kind of parallelism is still there:
+
+    4 data x 4 pipeline               -> 2 x 4          4 data x 4 pipeline x 4 tensor  -> 2 x 2 x 2
+    4 data x 8 pipeline               -> 2 x 4          16 pipeline x 8 tensor          -> 4 x 2
+
+What a CPU cannot do is taken out or replaced, and said: a proof must not claim more than was run.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.twin.small_sections import (
+    EVAL_INTERVAL_STEPS,
+    KEEP_LAST,
+    LEARNING_RATE,
+    SAVE_INTERVAL_STEPS,
+    STOP_STEP,
+    TOKENIZER,
+    VOCAB_SIZE,
+    Abilities,
+    NotProven,
+    _batch,
+    _data,
+    _lr_schedule,
+    _model,
+    _name,
+    _parallel,
+    _precision,
+    _product,
+    _validated,
+    _whole,
+)
+
+MAX_RANKS = 8
+# The order in which equal sizes are halved; a deep pipeline has more to get wrong than many copies.
+FOLDED_FIRST = (
+    "data_parallel_size",
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "ds_sequence_parallel_size",
+)
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A run's twin and what is to be known of it."""
+
+    config: RunConfig
+    """The run as it is, made small."""
+    run: str
+    """The name of the run."""
+    folded: dict[str, tuple[int, int]]
+    """Sizes of parallelism that were made smaller: (the run's, the twin's)."""
+    not_proven: list[NotProven]
+    datasets: list[RunConfig] = field(default_factory=list)
+    """What is to be prepared before the twin itself: the parts of a blend."""
+
+    @property
+    def exact(self) -> RunConfig:
+        """The twin in fp32 and without dropout: it differs from one process by the order of sums alone.
+
+        The twin itself, where it is that already.
+        """
+        if self._is_plain and self.config.precision.dtype == "fp32":
+            return self.config
+        fp32 = {"dtype": "fp32", "autocast": False}
+        return self._changed("exact", {"precision": fp32, "model": NO_DROPOUT})
+
+    @property
+    def rounded(self) -> RunConfig:
+        """The twin in its own number format and without dropout; the twin itself or `exact`, where that is one."""
+        if self.config.precision.dtype == "fp32":
+            return self.exact
+        return self.config if self._is_plain else self._changed("rounded", {"model": NO_DROPOUT})
+
+    @property
+    def reference(self) -> RunConfig:
+        """One process in fp32, nothing cut, recomputed or offloaded: what every layout is held against."""
+        return _whole(self.exact, _name(self.run, "reference"))
+
+    @property
+    def reshaped(self) -> RunConfig:
+        """What goes on from a checkpoint of `exact` in one process."""
+        return _whole(self.exact, _name(self.run, "reshaped"))
+
+    @property
+    def resumed(self) -> RunConfig:
+        """The twin as a run that saves and stops at STOP_STEP, and then goes on."""
+        return self._changed("resumed", {"batch": {"exit_interval_steps": STOP_STEP}})
+
+    @property
+    def _is_plain(self) -> bool:
+        return self.config.model.hidden_dropout == self.config.model.attention_dropout == 0
+
+    def _changed(self, name: str, changes: dict[str, dict[str, Any]]) -> RunConfig:
+        values = self.config.model_dump()
+        for section, change in changes.items():
+            values[section] |= change
+        return _validated(values | {"name": _name(self.run, name)})
+
+
+NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
+
+
+# Nothing that only some machines have.
+WITHOUT = Abilities()
+
+
+def fold(sizes: Mapping[str, int], max_ranks: int = MAX_RANKS) -> dict[str, int]:
+    """`sizes` by their fields, so small that their product is at most max_ranks; every kind that is there stays.
+
+    Raises ConfigError where there are too many kinds for so few ranks.
+    """
+    folded = dict(sizes)
+    while _product(folded) > max_ranks:
+        largest = max(folded.values())
+        if largest <= 2:
+            kinds = ", ".join(key for key, size in sizes.items() if size > 1)
+            raise ConfigError(
+                f"a twin of {kinds} needs {_product(folded)} ranks with two of each, and at most {max_ranks} are meant."
+            )
+        key = next(key for key in FOLDED_FIRST if folded.get(key) == largest)
+        folded[key] = max(-(-largest // 2), 2)
+    return folded
+
+
+def make_twin(
+    config: RunConfig,
+    abilities: Abilities = WITHOUT,
+    folder: str = "data/twin",
+    max_ranks: int = MAX_RANKS,
+) -> Twin:
+    """The twin of a run that check.py accepts.
+
+    `folder`, relative to the workspace, is where the examples of a fine-tuning run's twin will lie. Raises ConfigError
+    where the run cannot have a twin.
+    """
+    missing: list[NotProven] = []
+    sizes = {key: getattr(config.parallel, key) for key in FOLDED_FIRST}
+    folded = fold(sizes, max_ranks)
+    values = config.model_dump()
+    values |= {
+        "name": _name(config.name, "twin"),
+        "mode": "full",
+        "model": _model(config, folded, abilities, missing),
+        "tokenizer": {"name": TOKENIZER, "vocab_size": VOCAB_SIZE},
+        "precision": _precision(config, abilities, missing),
+        "parallel": _parallel(config, folded, missing),
+        "evaluation": {"eval_interval_steps": EVAL_INTERVAL_STEPS, "eval_iters": 1},
+        "profile": {},
+        "resources": {"device": "cpu"},
+    }
+    values["batch"] = _batch(config, folded)
+    values["checkpoint"] |= {
+        "save_interval_steps": SAVE_INTERVAL_STEPS,
+        "keep_last": KEEP_LAST,
+        "keep_every_steps": None,
+    }
+    values["logging"] |= {"log_interval_steps": 1}
+    values["backend"] |= {"max_restarts": 0, "heartbeat_timeout_seconds": 300.0}
+    # The loss and the norm of each step to the last bit, in the events of rank 0 (train/figures/report.py).
+    # One thread, as forked ranks have: products in 16 bits are summed in another order by more.
+    values["backend"]["env"] = config.backend.env | {"NBTRAIN_TRACE": "1", "OMP_NUM_THREADS": "1"}
+    datasets = _data(config, values, folder, missing)
+    # The schedules need the twin's batches, and those stand in the values made so far.
+    small = RunConfig.model_validate({**values, "lr_schedule": {"lr": LEARNING_RATE}})
+    values["lr_schedule"] = _lr_schedule(config, small)
+    twin = _validated(values)
+    for key in ("enabled", "memory_snapshot"):
+        if getattr(config.profile, key):
+            why = "the times and memory of a small run say nothing of the large one"
+            missing.append(NotProven(f"profile.{key}: true", why, "no profiler"))
+    return Twin(
+        twin,
+        config.name,
+        {key: (sizes[key], size) for key, size in folded.items() if size != sizes[key]},
+        missing,
+        [_validated({**values, **entry}) for entry in datasets],
+    )
+
+
+# --- the parts of a twin ----------------------------------------------------------------------------------------
+
+
+# --- making configurations --------------------------------------------------------------------------------------

@@ -1,0 +1,368 @@
+"""The sections of a twin: each section of a run YAML, made small."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
+from nbtrain.config.data_section import CleaningConfig, DataConfig
+from nbtrain.config.rules.check import find_problems
+from nbtrain.config.rules.combinations import KINDS, REFUSALS
+from nbtrain.config.schedule_section import given_unit
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.sources import FineTuningSourceModel
+
+STEPS = 7
+
+# All checkpoints stay: those of steps 3, 6 and 7, and where the run is stopped the one of step 4.
+SAVE_INTERVAL_STEPS = 3
+
+KEEP_LAST = 4
+
+EVAL_INTERVAL_STEPS = 2
+
+STOP_STEP = 4
+"""Behind a checkpoint and a validation, and inside a ramp-up, where there is one."""
+
+# Of a schedule of step sizes: steps before the whole batch.
+RAMP_STEPS = 5
+
+SEQ_LENGTH = 64
+
+HEAD_SIZE = 16
+
+VOCAB_SIZE = 500
+
+NUM_DOCUMENTS = 400
+
+LEARNING_RATE = 1e-3
+
+# Twins of all runs share a tokenizer, and datasets by what they hold.
+TOKENIZER = "twin"
+
+# What the made-up words of a twin do not go through.
+MADE_OF_TEXT = ("cleaning", "extra_json_keys", "split_sentences")
+
+NAME_CHARACTERS = 53
+
+
+@dataclass(frozen=True)
+class Abilities:
+    """What decides on this machine how a twin can be trained."""
+
+    fp16: bool = False
+    """DeepSpeed's CPU accelerator takes fp16: it asks the processor."""
+    compiler: bool = False
+    """There is a C++ compiler, for model.compile."""
+
+
+@dataclass(frozen=True)
+class NotProven:
+    """Something of the run that its twin does not have."""
+
+    what: str
+    """A field and its value, or a property of the run."""
+    why: str
+    instead: str
+    """What the twin has in its place."""
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.why}; the twin has {self.instead}"
+
+
+def _model(
+    config: RunConfig, folded: dict[str, int], abilities: Abilities, missing: list[NotProven]
+) -> dict[str, Any]:
+    model, parallel = config.model, config.parallel
+    tensor, ulysses = folded["tensor_parallel_size"], folded["ds_sequence_parallel_size"]
+    heads = max(4, tensor * ulysses)
+    values = model.model_dump()
+    backend, compiled = model.attention_backend, model.compile
+    if backend in ("flash", "efficient"):
+        missing.append(
+            NotProven(
+                f"model.attention_backend: {backend}", "that kernel is a GPU's", "attention_backend: auto"
+            )
+        )
+        backend = "auto"
+    if compiled and not abilities.compiler:
+        missing.append(NotProven("model.compile: true", "no C++ compiler was found here", "compile: false"))
+        compiled = False
+    positions = model.max_position_embeddings
+    values |= {
+        "num_layers": sum(_stage_layers(config, folded["pipeline_parallel_size"])),
+        "num_attention_heads": heads,
+        "hidden_size": heads * HEAD_SIZE,
+        "ffn_hidden_size": None if model.ffn_hidden_size is None else _ffn(config, heads * HEAD_SIZE, tensor),
+        "seq_length": SEQ_LENGTH,
+        "max_position_embeddings": None
+        if positions is None
+        else SEQ_LENGTH * (1 if positions == model.seq_length else 2),
+        "make_vocab_size_divisible_by": min(model.make_vocab_size_divisible_by, 128),
+        # A wide model's small deviation leaves a narrow one's gradients in the noise.
+        "init_method_std": max(model.init_method_std, 0.02),
+        # Chunks that do not come out even, where there are chunks.
+        "cross_entropy_chunk_tokens": 48 if model.cross_entropy_chunk_tokens else 0,
+        "attention_backend": backend,
+        "compile": compiled,
+    }
+    if parallel.activation_checkpointing.granularity != "none":
+        values["num_layers"] = max(values["num_layers"], _interval(config))
+    return values
+
+
+def _ffn(config: RunConfig, hidden_size: int, tensor: int) -> int:
+    width = round(config.model.resolved_ffn_hidden_size / config.model.hidden_size * hidden_size)
+    return max(width // (16 * tensor), 1) * 16 * tensor
+
+
+def _interval(config: RunConfig) -> int:
+    return min(config.parallel.activation_checkpointing.interval_layers, 2)
+
+
+def _stage_layers(config: RunConfig, stages: int) -> list[int]:
+    """Blocks of each of the twin's stages: as even or uneven as the run's are told to be."""
+    per_stage = 2 if stages <= 2 or _interval(config) > 1 else 1
+    cut = config.parallel.pipeline_stage_layers
+    if cut is None or len(set(cut)) == 1:
+        return [per_stage] * stages
+    # Every so many-th stage, the first and the last among them.
+    chosen = [cut[round(stage * (len(cut) - 1) / max(stages - 1, 1))] for stage in range(stages)]
+    return [per_stage + (count > min(cut)) for count in chosen]
+
+
+def _batch(config: RunConfig, folded: dict[str, int]) -> dict[str, Any]:
+    batch = config.batch
+    data, stages = folded["data_parallel_size"], folded["pipeline_parallel_size"]
+    micro = min(batch.micro_batch_size, 2 if stages == 1 else 1)
+    accumulation = min(config.accumulation_steps, max(2, stages))
+    unit, whole = micro * data, micro * data * accumulation
+    values: dict[str, Any] = {"micro_batch_size": micro, "global_batch_size": whole}
+    if accumulation > 1 and batch.rampup is not None:
+        values["rampup"] = {
+            "start_batch_size": unit,
+            "batch_size_increment": unit,
+            "ramp_samples": _ramp_samples(unit, whole),
+        }
+    elif accumulation > 1 and isinstance(config.ramp, StepSizes):
+        values["step_batch_size_schedule"] = f"0:{unit} {RAMP_STEPS * unit * SEQ_LENGTH}:{whole}"
+    length, _ = batch.train_amount
+    values["train_steps"] = STEPS
+    if length != "steps":
+        steps = _validated_batch(config, values)
+        del values["train_steps"]
+        values[f"train_{length}"] = steps[length]
+    return values
+
+
+def _ramp_samples(unit: int, whole: int) -> int:
+    """The longest ramp from `unit` to `whole` whose last step of STEPS has the whole batch."""
+
+    def last_size(ramp_samples: int) -> int:
+        schedule = BatchSchedule(whole, 1, 1, Rampup(unit, unit, ramp_samples))
+        return schedule.size_at(schedule.samples_after(STEPS - 1))
+
+    return max(samples for samples in range(1, STEPS * whole) if last_size(samples) == whole)
+
+
+def _validated_batch(config: RunConfig, values: dict[str, Any]) -> dict[str, int]:
+    """STEPS steps of such a batch, in samples and tokens."""
+    batch = type(config.batch).model_validate(values)
+    model = config.model.model_copy(update={"seq_length": SEQ_LENGTH})
+    schedule = config.model_copy(update={"batch": batch, "model": model}).batch_schedule
+    return {"samples": schedule.samples_after(STEPS), "tokens": schedule.tokens_after(STEPS)}
+
+
+def _lr_schedule(config: RunConfig, small: RunConfig) -> dict[str, Any]:
+    """The run's schedule at LEARNING_RATE, each amount the same share of a run, but no warm-up shorter than a step."""
+    schedule = config.lr_schedule
+    scale = LEARNING_RATE / schedule.lr
+
+    def shared(tokens: int) -> int:
+        return tokens * small.train_tokens // config.train_tokens
+
+    values = schedule.model_dump()
+    values |= {
+        "lr": LEARNING_RATE,
+        "min_lr": schedule.min_lr * scale,
+        "lr_warmup_init": schedule.lr_warmup_init * scale,
+    }
+    step = small.tokens_per_step
+    warmup = min(max(shared(config.lr_warmup_tokens), step), small.train_tokens // 2)
+    decay = max(shared(config.lr_decay_tokens), warmup + step)
+    amounts = {"lr_warmup": warmup if config.lr_warmup_tokens else 0, "lr_decay": decay}
+    if (wsd := config.lr_wsd_decay_tokens) is not None:
+        amounts["lr_wsd_decay"] = min(max(shared(wsd), step), decay - amounts["lr_warmup"])
+    for stem, tokens in amounts.items():
+        unit = given_unit(schedule, stem)
+        if unit == "tokens":
+            values[f"{stem}_tokens"] = tokens
+        elif unit == "samples":
+            values[f"{stem}_samples"] = tokens // SEQ_LENGTH
+        elif unit == "steps":
+            values[f"{stem}_steps"] = (
+                max(tokens // step, 1) if stem == "lr_wsd_decay" else _steps(small, tokens)
+            )
+    if schedule.lr_warmup_fraction:
+        values["lr_warmup_fraction"] = max(schedule.lr_warmup_fraction, 0.25)
+    return values
+
+
+def _steps(small: RunConfig, tokens: int) -> int:
+    return max(small.batch_schedule.step_at(tokens // SEQ_LENGTH), 1) if tokens else 0
+
+
+def _precision(config: RunConfig, abilities: Abilities, missing: list[NotProven]) -> dict[str, Any]:
+    values = config.precision.model_dump()
+    if config.precision.fp8:
+        missing.append(NotProven("precision.fp8: true", _why_not_on_cpu("fp8"), "bf16 products"))
+        values["fp8"] = False
+    if config.precision.dtype == "fp16" and not abilities.fp16:
+        missing.append(
+            NotProven(
+                "precision.dtype: fp16 and its loss scale",
+                "DeepSpeed's CPU accelerator has no fp16 on this processor",
+                "bf16 weights with fp32 masters",
+            )
+        )
+        values["dtype"] = "bf16"
+    return values
+
+
+def _parallel(config: RunConfig, folded: dict[str, int], missing: list[NotProven]) -> dict[str, Any]:
+    parallel = config.parallel
+    values = parallel.model_dump() | folded
+    for key, size in folded.items():
+        if (whole := getattr(parallel, key)) != size:
+            missing.append(NotProven(f"parallel.{key}: {whole}", "a twin has few ranks", f"{size}"))
+    off: dict[str, tuple[str, Any]] = {
+        "fpdt": ("fpdt_chunk_tokens", 0),
+        "qwz": ("zero_quantized_weights", False),
+        "qgz": ("zero_quantized_gradients", False),
+    }
+    for kind in KINDS:
+        if kind.name in off and kind.present(config):
+            key, value = off[kind.name]
+            missing.append(
+                NotProven(
+                    f"parallel.{key}: {getattr(parallel, key)}",
+                    _why_not_on_cpu(kind.name),
+                    f"{key}: {value}",
+                )
+            )
+            values[key] = value
+    for name in ("offload_optimizer", "offload_param"):
+        offload = getattr(parallel, name)
+        if offload.device == "nvme":
+            missing.append(
+                NotProven(
+                    f"parallel.{name}.device: nvme", "it needs an NVMe disk and a compiled op", "device: cpu"
+                )
+            )
+            values[name] |= {"device": "cpu", "nvme_path": None}
+        if offload.pin_memory:
+            missing.append(
+                NotProven(f"parallel.{name}.pin_memory: true", "it is a GPU's", "pin_memory: false")
+            )
+            values[name]["pin_memory"] = False
+    if parallel.zero_hpz:
+        ranks = folded["data_parallel_size"] * folded["ds_sequence_parallel_size"]
+        # A second copy cut over fewer ranks than the first one is what the run has, where that can still be.
+        whole = config.zero_hpz_partition_size >= parallel.data_axis_size or ranks < 4 or ranks % 2
+        values["zero_hpz_partition_size"] = ranks if whole else ranks // 2
+    values["activation_checkpointing"]["interval_layers"] = _interval(config)
+    stages = folded["pipeline_parallel_size"]
+    values["pipeline_stage_layers"] = (
+        None if parallel.pipeline_stage_layers is None else _stage_layers(config, stages)
+    )
+    values["process_group_timeout_seconds"] = min(parallel.process_group_timeout_seconds, 300.0)
+    return values
+
+
+def _why_not_on_cpu(kind: str) -> str:
+    return next(refusal.reason for refusal in REFUSALS if refusal.kind == kind and "cpu" in refusal.others)
+
+
+def _data(
+    config: RunConfig, values: dict[str, Any], folder: str, missing: list[NotProven]
+) -> list[dict[str, Any]]:
+    """Put small data of the run's form into `values`; returns what differs in the parts of a blend."""
+    data = config.data
+    shown = f"dataset {data.name} and tokenizer {config.tokenizer.name}"
+    missing.append(NotProven(shown, "a twin trains on made-up words", "seeded mock documents"))
+    for key in MADE_OF_TEXT:
+        if (value := getattr(data, key)) != DataConfig.model_fields[key].default:
+            shown = f"data.{key}" if isinstance(value, CleaningConfig) else f"data.{key}: {value}"
+            missing.append(NotProven(shown, "made-up words have nothing of that", "plain documents"))
+    kept = ["split_rule", "seed", "shuffle", "packing", "reset_position_ids"]
+    kept += ["inter_document_masking", "eod_mask_loss"]
+    small: dict[str, Any] = {key: getattr(data, key) for key in kept}
+    small |= {"split": "90,5,5", "num_prepare_workers": 1, "num_workers": min(data.num_workers, 1)}
+    sources, datasets = _sources(config, folder), []
+    if data.blend:
+        sources, small["blend"] = [], []
+        for letter, entry in zip("ab", data.blend):
+            mock = {"kind": "mock", "num_documents": NUM_DOCUMENTS, "seed": ord(letter)}
+            part = {"name": f"{TOKENIZER}-{letter}", "sources": [mock], "num_prepare_workers": 1}
+            datasets.append({"data": part})
+            small["blend"].append({"name": part["name"], "weight": entry.weight})
+    # What is made of other sources must have another name; twins of the same kind share one.
+    made_of = json.dumps([sources, small.get("blend")], sort_keys=True).encode()
+    name = f"{TOKENIZER}-{hashlib.sha256(made_of).hexdigest()[:8]}"
+    values["data"] = {**small, "name": name, "sources": sources}
+    return datasets
+
+
+def _sources(config: RunConfig, folder: str) -> list[dict[str, Any]]:
+    """A small source for each of the run's first two: made-up words, or prompts with completions that are learnt."""
+    sources: list[dict[str, Any]] = []
+    for number, source in enumerate(config.data.sources[:2]):
+        if isinstance(source, FineTuningSourceModel):
+            sources.append(
+                {
+                    "kind": "prompt-completion",
+                    "name": f"prompts-{number}",
+                    "path": f"{folder}/prompts-{number}.jsonl",
+                    "weight": source.weight,
+                }
+            )
+        else:
+            sources.append(
+                {"kind": "mock", "name": f"mock-{number}", "num_documents": NUM_DOCUMENTS, "seed": number}
+            )
+    return sources or [{"kind": "mock", "num_documents": NUM_DOCUMENTS}]
+
+
+def _whole(config: RunConfig, name: str) -> RunConfig:
+    """The same training in one process, its samples and padded vocabulary the same."""
+    tensor = config.parallel.tensor_parallel_size
+    kept = {"communication_data_type", "process_group_timeout_seconds"}
+    parallel = {"zero_stage": 0} | {key: getattr(config.parallel, key) for key in kept}
+    divisible = config.model.make_vocab_size_divisible_by * tensor
+    values = config.model_dump()
+    values["model"] |= {"make_vocab_size_divisible_by": divisible, "compile": False}
+    values |= {"parallel": parallel, "name": name}
+    return _validated(values)
+
+
+def _validated(values: dict[str, Any]) -> RunConfig:
+    config = RunConfig.model_validate(values)
+    if problems := find_problems(config):
+        raise ConfigError(
+            f"no twin can be made of this run; the one tried breaks these rules:\n{chr(10).join(problems)}"
+        )
+    return config
+
+
+def _name(run: str, word: str) -> str:
+    return f"{run[: NAME_CHARACTERS - len(word) - 1].rstrip('-')}-{word}"
+
+
+def _product(sizes: Mapping[str, int]) -> int:
+    product = 1
+    for size in sizes.values():
+        product *= size
+    return product

@@ -1,0 +1,1 @@
+"""What JupyterLab shows: widgets and the server extension."""

@@ -1,0 +1,16 @@
+"""The half of nbtrain inside Jupyter Server: REST under <base_url>nbtrain/, and TensorBoard's tile.
+
+Importing it costs nothing: the handlers, and jupyter_server with them, come when the server loads it.
+"""
+
+from typing import Any
+
+
+def _jupyter_server_extension_points() -> list[dict[str, str]]:
+    return [{"module": "nbtrain.lab.server"}]
+
+
+def _load_jupyter_server_extension(server_app: Any) -> None:
+    from nbtrain.lab.server.extension import load
+
+    load(server_app)

@@ -1,0 +1,167 @@
+"""Leafing through a dataset in a notebook: the data card, and below it any document, read from .bin as it is asked for.
+
+    +-- the card's tables and pictures ----------------------------------+
+    | dataset [v]   document [ 17 ] of 120   ---o-----   [<] [>]         |
+    | find [ text          ] [next]                                      |
+    | document 17 (84 tokens): its text, learnt tokens coloured          |
+    +--------------------------------------------------------------------+
+
+Where nobody watches (papermill, exported HTML) the card's own static page stands in its place.
+"""
+
+import html
+from dataclasses import fields
+from typing import Any
+
+import ipywidgets as widgets
+
+from nbtrain.base.errors import NbtrainError
+from nbtrain.dataset.look.browser import Browser
+from nbtrain.dataset.look.card import BlendCard, DataCard
+from nbtrain.lab.widgets.mime import bundle
+
+
+class DocumentBrowser(widgets.VBox):
+    """One document of a dataset at a time. `show` and `find` do what the controls do."""
+
+    def __init__(self, browser: Browser):
+        self.browser = browser
+        last = max(0, browser.num_documents - 1)
+        self.number = widgets.BoundedIntText(
+            min=0, max=last, description="document", layout=widgets.Layout(width="190px")
+        )
+        self.slider = widgets.IntSlider(
+            min=0,
+            max=last,
+            readout=False,
+            continuous_update=False,
+            layout=widgets.Layout(flex="1 1 200px", max_width="420px"),
+        )
+        small = widgets.Layout(width="44px")
+        self.previous_button = widgets.Button(icon="chevron-left", tooltip="the one before", layout=small)
+        self.next_button = widgets.Button(icon="chevron-right", tooltip="the next", layout=small)
+        self.text = widgets.Text(
+            description="find",
+            placeholder="text in a document",
+            continuous_update=False,
+            layout=widgets.Layout(width="330px"),
+        )
+        self.find_button = widgets.Button(description="next", layout=widgets.Layout(width="70px"))
+        self.answer = widgets.HTML()
+        self.page = widgets.HTML(layout=widgets.Layout(max_height="420px", overflow="auto"))
+        row = widgets.Layout(display="flex", flex_flow="row wrap", align_items="center")
+        super().__init__(
+            [
+                widgets.Box(
+                    [
+                        self.number,
+                        widgets.HTML(f"of {browser.num_documents:,}"),
+                        self.slider,
+                        self.previous_button,
+                        self.next_button,
+                    ],
+                    layout=row,
+                ),
+                widgets.Box([self.text, self.find_button, self.answer], layout=row),
+                self.page,
+            ]
+        )
+        widgets.link((self.number, "value"), (self.slider, "value"))
+        self.number.observe(lambda change: self._draw(), names="value")
+        self.previous_button.on_click(lambda _: self.show(self.number.value - 1))
+        self.next_button.on_click(lambda _: self.show(self.number.value + 1))
+        self.find_button.on_click(lambda _: self.find(self.text.value))
+        self.text.observe(lambda change: self.find(change["new"]), names="value")
+        self._draw()
+
+    def show(self, number: int) -> None:
+        """Show a document; a number beyond the ends means the end."""
+        self.number.value = min(max(number, 0), self.number.max)
+
+    def find(self, text: str) -> int | None:
+        """Show the next document behind this one that holds `text`, from the first on after the last; its number."""
+        if not text:
+            self.answer.value = ""
+            return None
+        start = self.number.value + 1
+        try:
+            found, reached = self.browser.find(text, start)
+            if found is None and reached == self.browser.num_documents:
+                found, reached = self.browser.find(text, 0)
+        except NbtrainError as error:
+            self.answer.value = html.escape(str(error))
+            return None
+        if found is None:
+            whole = reached == self.browser.num_documents
+            self.answer.value = (
+                "in no document"
+                if whole
+                else f"not up to document {reached - 1:,}; [next] searches on from there"
+            )
+            if not whole:
+                self.show(reached - 1)
+            return None
+        self.answer.value = f"in document {found:,}"
+        self.show(found)
+        return found
+
+    def _draw(self) -> None:
+        try:
+            document = self.browser.document(self.number.value)
+        except NbtrainError as error:
+            self.page.value = html.escape(str(error))
+            return
+        masked = " learnt tokens are coloured" if document.masked else ""
+        self.page.value = (
+            f'<div style="line-height:1.4"><b>{document.title}</b>{masked}{document.to_html()}</div>'
+        )
+
+
+class CardPanel(widgets.VBox):
+    """A data card with a browser below it; of a blend one dataset is chosen."""
+
+    def __init__(self, card: DataCard | BlendCard):
+        self.cards = card.cards if isinstance(card, BlendCard) else [card]
+        names = [entry["name"] for entry in card.entries] if isinstance(card, BlendCard) else [card.prefix]
+        self.choice = widgets.Dropdown(
+            options=[(name, place) for place, name in enumerate(names)],
+            value=0,
+            description="dataset",
+            layout=widgets.Layout(width="330px"),
+        )
+        if not isinstance(card, BlendCard):
+            self.choice.layout.display = "none"
+        # Without it a line is as tall as a control.
+        self.summary = widgets.HTML(f'<div style="line-height:1.4">{card.summary_html()}</div>')
+        self.browser = self._open()
+        super().__init__([self.summary, self.choice, self.browser])
+        self.choice.observe(lambda change: self._choose(), names="value")
+
+    def _open(self) -> DocumentBrowser:
+        card = self.cards[self.choice.value]
+        return DocumentBrowser(Browser(card.prefix, card.tokenizer))
+
+    def _choose(self) -> None:
+        old, self.browser = self.browser, self._open()
+        self.children = [self.summary, self.choice, self.browser]
+        old.close()
+
+
+class LiveDataCard(DataCard):
+    """A data card that shows itself with its browser in a live notebook."""
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return bundle(CardPanel(self), self.to_html(), str(self)), {}
+
+
+class LiveBlendCard(BlendCard):
+    """The same of a blend."""
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return bundle(CardPanel(self), self.to_html(), str(self)), {}
+
+
+def live(card: DataCard | BlendCard) -> DataCard | BlendCard:
+    """The same card, with a browser below it wherever a live front end shows it."""
+    values = {each.name: getattr(card, each.name) for each in fields(card)}
+    return LiveBlendCard(**values) if isinstance(card, BlendCard) else LiveDataCard(**values)

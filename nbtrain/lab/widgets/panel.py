@@ -1,0 +1,109 @@
+"""The live panel of a run: an anywidget whose script (panel.js) asks the Jupyter server by itself.
+
+    live front end    widget + rescue     figures by REST each second, Stop by REST: works while a cell runs
+    no server half    widget              figures by the trait `snap`, filled by a thread; Stop by the kernel
+    papermill, HTML   static picture      lab/widgets/static.py
+
+The rescue is a second, invisible output: a script that watches the widget beside it. After a page reload
+during a long cell JupyterLab shows "Loading widget..." until the cell ends, after a kernel's end "model not
+found"; the rescue then shows the same panel without a kernel. Only trusted notebooks run it.
+"""
+
+import html
+import threading
+from typing import Any
+
+import anywidget
+import traitlets
+
+from nbtrain.base.jobstate import ACTIVE
+from nbtrain.lab.widgets import PANEL_SCRIPT
+from nbtrain.lab.widgets.mime import bundle
+from nbtrain.lab.widgets.static import run_html, run_text
+from nbtrain.lab.widgets.watched import is_watched
+from nbtrain.monitor.run_view import NO_JOB, RunView
+
+PUSH_SECONDS = 1.0
+
+RESCUE = """<div class="nbtrain-rescue" data-run="{name}" data-run-id="{run_id}" style="display:none"></div><script>
+(() => {{
+  const place = document.currentScript.previousElementSibling;
+  const node = document.getElementById("jupyter-config-data");
+  const base = node && JSON.parse(node.textContent).baseUrl;
+  if (base) import(base + "nbtrain/static/panel.js").then((panel) => panel.rescue(place), () => {{}});
+}})();
+</script>"""
+
+
+class RunPanel(anywidget.AnyWidget):
+    """The panel of one run. Its thread ends with the job or the widget, whichever comes first."""
+
+    _esm = PANEL_SCRIPT.read_text(encoding="utf-8")
+    name = traitlets.Unicode().tag(sync=True)
+    run_id = traitlets.Unicode().tag(sync=True)
+    snap = traitlets.Dict().tag(sync=True)
+    """RunView.snapshot(): at first show, and then where no server half answers."""
+    served = traitlets.Bool(False).tag(sync=True)
+    """Set by the script: the server answers, so nothing is sent from here."""
+
+    def __init__(self, view: RunView, **arguments: Any):
+        self.view = view
+        snapshot = view.snapshot()
+        super().__init__(name=view.name, run_id=snapshot["run_id"] or "", snap=snapshot, **arguments)
+        self._closed = threading.Event()
+        self.on_msg(self._on_message)
+        self._thread = threading.Thread(target=self._push, name=f"nbtrain-panel-{view.name}", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Take the panel away and end its thread."""
+        self._closed.set()
+        super().close()
+
+    def _push(self) -> None:
+        while not self._closed.wait(PUSH_SECONDS):
+            if self.served:
+                if self.view.state not in ACTIVE:
+                    return
+                continue
+            snapshot = self.view.snapshot()
+            if self._closed.is_set():
+                return
+            # Only the trait is set here: printing from a thread would land in whichever cell runs.
+            self.snap = snapshot
+            if not snapshot["active"] and snapshot["state"] != NO_JOB:
+                return
+
+    def _on_message(self, _widget: Any, content: dict[str, Any], _buffers: Any) -> None:
+        if content.get("kind") == "stop":
+            from nbtrain.jobs.control import cancel
+
+            job = self.view.job
+            if job is not None:
+                # It waits for the job's end, which the kernel must not.
+                threading.Thread(
+                    target=cancel, args=[job], name=f"nbtrain-stop-{self.name}", daemon=True
+                ).start()
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        snapshot = self.view.snapshot()
+        return bundle(self, run_html(snapshot), run_text(snapshot)), {}
+
+
+def mimebundle(view: RunView) -> dict[str, Any]:
+    """What one output of a run holds: the panel and a picture; without a live front end the picture alone."""
+    if is_watched():
+        return RunPanel(view)._repr_mimebundle_()[0]
+    snapshot = view.snapshot()
+    return {"text/html": run_html(snapshot), "text/plain": run_text(snapshot)}
+
+
+def display_run(view: RunView) -> None:
+    """Show a run in the cell that runs: the live panel with its rescue, or the static picture."""
+    from IPython.display import display
+
+    display(mimebundle(view), raw=True)
+    if is_watched():
+        run_id = (view.run.record() or {}).get("run_id") or ""
+        script = RESCUE.format(name=html.escape(view.name), run_id=html.escape(run_id))
+        display({"text/html": script, "text/plain": ""}, raw=True)

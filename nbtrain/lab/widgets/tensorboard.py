@@ -1,0 +1,68 @@
+"""TensorBoard inside a notebook: the live page of the server half, filtered to one run.
+
+Without a server half, the widget says how to start TensorBoard; without a front end, the curves are a
+matplotlib picture.
+"""
+
+import base64
+import html
+import io
+import shlex
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+from nbtrain.base.workspace import output_root
+from nbtrain.lab.widgets.mime import bundle
+from nbtrain.monitor.run_view import RunView
+
+HEIGHT_PIXELS = 720
+
+
+class TensorBoardPanel(anywidget.AnyWidget):
+    """TensorBoard of one run, or of every run under the output root. New points appear by themselves."""
+
+    _esm = Path(__file__).with_name("tensorboard.js").read_text(encoding="utf-8")
+    name = traitlets.Unicode().tag(sync=True)
+    run_id = traitlets.Unicode().tag(sync=True)
+    run_filter = traitlets.Unicode().tag(sync=True)
+    """A regular expression over TensorBoard's run names, which are paths below the output root."""
+    height = traitlets.Int(HEIGHT_PIXELS).tag(sync=True)
+    help = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, view: RunView | None = None, **arguments: Any):
+        self.view = view
+        record = view.run.record() if view is not None else None
+        super().__init__(
+            name=view.name if view is not None else "",
+            run_id=record["run_id"] if record else "",
+            run_filter=f"^{view.name}/" if view is not None else "",
+            help=how_to_start(view),
+            **arguments,
+        )
+
+    def __repr__(self) -> str:
+        return self.help
+
+    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        return bundle(self, self.static_html(), self.help), {}
+
+    def static_html(self) -> str:
+        """The curves of the run as a picture, and how to see them live."""
+        line = f"<p><code>{html.escape(self.help)}</code></p>"
+        if self.view is None:
+            return line
+        from nbtrain.monitor.pictures import training_curves
+
+        stream = io.BytesIO()
+        training_curves(self.view).savefig(stream, format="png", dpi=80)
+        data = base64.b64encode(stream.getvalue()).decode()
+        return f'<img alt="Training curves of {html.escape(self.view.name)}" src="data:image/png;base64,{data}">{line}'
+
+
+def how_to_start(view: RunView | None) -> str:
+    """The command that shows the same in any browser."""
+    folder = view.run.tensorboard if view is not None else output_root()
+    return f"Start TensorBoard with:  tensorboard --reload_interval 5 --logdir {shlex.quote(str(folder))}"

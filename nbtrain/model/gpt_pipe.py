@@ -1,0 +1,175 @@
+"""The GPT as the layer list of a pipeline: the same layers, in the order of GPT.layer_list, by the same names.
+
+    0            word embedding (tied)      tokens -> [b, s, h]
+    1            positions
+    2 .. L + 1   the L blocks
+    L + 2        final LayerNorm
+    L + 3        output (tied)              the hidden states and the output matrix, of which the loss function makes the loss
+
+Only the word embedding is tied: what else such a module held would be on the last stage too, unused, and trained apart.
+The logits never exist at full size: the loss is linear + cross entropy in one. Documents travel beside the
+activations as numbers, [b, s] and so of one shape whatever their number, and each stage makes its mask of them.
+
+Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from nbtrain.base.topology import Topology
+from nbtrain.model.attention import Documents, document_numbers, mask_of
+from nbtrain.model.gpt import language_model_loss, products_in
+from nbtrain.model.gpt_config import GPTConfig
+from nbtrain.model.initialization import Initializer
+from nbtrain.model.layers import LayerNorm, PositionEmbedding, TransformerLayer, WordEmbedding
+from nbtrain.model.names import canonical_name
+from nbtrain.model.recompute import recomputed
+from nbtrain.parallel.layout import ModelParallel
+from nbtrain.parallel.random import TensorParallelStream
+
+if TYPE_CHECKING:
+    from nbtrain.parallel.pipeline import Pipeline
+
+Inputs = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
+
+
+def build_pipeline(
+    config: Any, parallel: ModelParallel, topology: Topology, stage_layers: Sequence[int]
+) -> "Pipeline":
+    """This rank's stage of the GPT of a RunConfig, with the initial weights of build_model, for deepspeed.initialize.
+
+    `stage_layers`: blocks of each stage (config/arithmetic/stages.py). Called by all ranks together: it makes process groups.
+    Its engine must be told that neither activations nor gradients are cut when they are sent (`pipe_partitioned`,
+    `grad_partitioned`): with sequence parallelism each tensor-parallel rank has its own.
+    """
+    return piped(GPTConfig.of(config), parallel, topology, stage_layers)
+
+
+def piped(
+    config: GPTConfig, parallel: ModelParallel, topology: Topology, stage_layers: Sequence[int]
+) -> "Pipeline":
+    """The same of a GPTConfig."""
+    # Late: DeepSpeed is prepared first (startup.py), and a process without a pipeline does without.
+    from nbtrain.parallel.pipeline import LayerSpec, Pipeline, TiedLayerSpec
+
+    init = Initializer(config.seed, config.init_method_std, config.num_layers)
+    parts = (config, init, parallel)
+    tied = ("word_embeddings", WordEmbedding, *parts)
+    specs = [
+        TiedLayerSpec(*tied),
+        LayerSpec(PositionEmbedding, *parts),
+        *(LayerSpec(TransformerLayer, f"layers.{index}", *parts) for index in range(config.num_layers)),
+        LayerSpec(LayerNorm, *parts),
+        TiedLayerSpec(*tied, forward_fn=_with_output_matrix),
+    ]
+    bounds = [0]
+    for stage, blocks in enumerate(stage_layers):
+        is_last = stage == len(stage_layers) - 1
+        bounds.append(len(specs) if is_last else max(bounds[-1], 2) + blocks)
+    return Pipeline(
+        specs,
+        bounds,
+        topology,
+        _Program(config, parallel.stream),
+        _Loss(config, parallel),
+        repeated=range(2, 2 + config.num_layers),
+        interval_layers=config.checkpoint_interval_layers,
+    )
+
+
+def pipeline_inputs(
+    batch: Any, loss_denominator: torch.Tensor | None = None, token_losses: torch.Tensor | None = None
+) -> Inputs:
+    """(what the first stage takes, what the loss takes) of a micro batch as train/batches.py makes them.
+
+    loss_denominator and token_losses as GPT.forward has them. A run's micro batches must all have documents or none
+    of them: the stages agree on what they send at the first one.
+    """
+    tokens = batch.tokens
+    inputs = [tokens, _or_nothing(batch.position_ids)]
+    if batch.cu_seqlens is not None:
+        inputs.append(document_numbers(batch.cu_seqlens, *tokens.shape))
+    losses = (batch.loss_mask, loss_denominator, token_losses)
+    return tuple(inputs), (batch.labels, *(_or_nothing(one) for one in losses))
+
+
+def canonical_parameters(pipeline: "Pipeline") -> Iterator[tuple[str, nn.Parameter]]:
+    """(canonical name, parameter) of all on this stage; the tied one is on the first and on the last."""
+    for name, parameter in pipeline.named_parameters():
+        yield canonical_name(name, len(pipeline.repeated)), parameter
+
+
+def _or_nothing(tensor: torch.Tensor | None) -> torch.Tensor:
+    # DeepSpeed passes on tensors only: an empty one stands for None.
+    return torch.empty(0) if tensor is None else tensor
+
+
+def _or_none(tensor: torch.Tensor) -> torch.Tensor | None:
+    return tensor if tensor.numel() else None
+
+
+def _with_output_matrix(embedding: WordEmbedding, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # A view: DeepSpeed prepares ZeRO for the backward pass at the first output that has a history.
+    return hidden, embedding.weight.view_as(embedding.weight)
+
+
+class _Beside(NamedTuple):
+    position_ids: torch.Tensor | None
+    """int64 [b, s], on the first stage."""
+    numbers: torch.Tensor | None
+    """int32 [b, s]: the document of each token."""
+    documents: Documents | None
+    """Made of them."""
+
+
+class _Program:
+    """How the stages of a GPT are run; see parallel/pipeline.py."""
+
+    def __init__(self, config: GPTConfig, stream: TensorParallelStream | None):
+        self.config = config
+        self.stream = stream
+
+    def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, _Beside]:
+        x, *beside = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
+        # Only the first stage has tokens, and positions behind them.
+        position_ids = None if x.is_floating_point() else _or_none(beside.pop(0))
+        numbers = beside[0] if beside else None
+        documents = Documents(mask_of(numbers)) if numbers is not None else None
+        return x, _Beside(position_ids, numbers, documents)
+
+    def run(self, layers: Sequence[Callable], x: Any, beside: _Beside) -> Any:
+        with products_in(self.config, x.device.type):
+            for layer in layers:
+                if isinstance(layer, PositionEmbedding):
+                    x = layer(x, position_ids=beside.position_ids)
+                elif isinstance(layer, TransformerLayer) and beside.documents is not None:
+                    x = layer(x, documents=beside.documents)
+                else:
+                    x = layer(x)
+        return x
+
+    def run_again(self, layers: Sequence[Callable], x: torch.Tensor, beside: _Beside) -> Any:
+        return recomputed(self.stream, self.run, layers, x, beside)
+
+    def leave(self, x: Any, beside: _Beside) -> torch.Tensor | tuple:
+        # A tuple is the last stage's, for the loss.
+        return x if isinstance(x, tuple) or beside.numbers is None else (x, beside.numbers)
+
+
+class _Loss:
+    """The loss of what the last layer gives, as DeepSpeed calls it."""
+
+    def __init__(self, config: GPTConfig, parallel: ModelParallel):
+        self.config = config
+        self.parallel = parallel
+
+    def __call__(self, outputs: tuple[torch.Tensor, torch.Tensor], labels: tuple) -> torch.Tensor:
+        hidden, weight = outputs
+        targets, *losses = labels
+        with products_in(self.config, hidden.device.type):
+            return language_model_loss(
+                hidden, weight, targets, self.config, self.parallel, *(_or_none(one) for one in losses)
+            )

@@ -1,0 +1,120 @@
+"""A run as one JSON object: what panels draw and `nbtrain status --json` prints."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from nbtrain.base.records import Heartbeat, JobRecord
+
+SNAPSHOT_KEYS = (
+    "schema_version",
+    "name",
+    "run_id",
+    "time",
+    "state",
+    "meaning",
+    "cause",
+    "active",
+    "job",
+    "jobs",
+    "config",
+    "progress",
+    "curves",
+    "resources",
+    "ranks",
+    "log",
+    "events",
+    "alerts",
+    "warnings",
+)
+
+NUM_EVENTS = 60
+
+# What decides where a run stands; many newer events of other kinds do not push these out of sight.
+WEIGHTY = frozenset({"error", "restart", "rollback", "hang"})
+
+
+def thin(steps: list[int], values: list[float], most: int) -> tuple[list[int], list[float]]:
+    """At most about `most` points that look like all: of each stretch its lowest and its highest value.
+
+    No spike is lost; the first and the last point always stay.
+    """
+    if len(steps) <= most:
+        return list(steps), list(values)
+    buckets = max(1, most // 2 - 1)
+    chosen = {0, len(steps) - 1}
+    for bucket in range(buckets):
+        low, high = bucket * len(steps) // buckets, (bucket + 1) * len(steps) // buckets
+        part = values[low:high]
+        chosen.add(low + part.index(min(part)))
+        chosen.add(low + part.index(max(part)))
+    order = sorted(chosen)
+    return [steps[at] for at in order], [values[at] for at in order]
+
+
+def _job(record: JobRecord, now: float, active: bool) -> dict[str, Any]:
+    begin = record.started_at or record.created_at
+    return {
+        "job_id": record.job_id,
+        "created_at": record.created_at,
+        "started_at": record.started_at,
+        "ended_at": record.ended_at,
+        "elapsed_seconds": (now if active else record.ended_at or now) - begin,
+        "attempt": record.attempt,
+        "restarts": record.restarts,
+        "resumed_from_step": record.resumed_from_step,
+        "world_size": record.world_size,
+        "backend": record.backend,
+        "command": record.command,
+    }
+
+
+def _progress(
+    heartbeat: Heartbeat | None, config: Mapping[str, Any] | None, now: float, active: bool
+) -> dict[str, Any] | None:
+    if heartbeat is None or heartbeat.progress is None:
+        return None
+    known = heartbeat.progress
+    # A trial (batch.max_steps) ends before train_tokens: its bar must still reach the end.
+    target = config["target_tokens"] if config else known.train_tokens
+    return {
+        **vars(known),
+        "step": heartbeat.step,
+        "phase": heartbeat.phase,
+        "phase_seconds": now - heartbeat.phase_since if active else None,
+        "target_tokens": target,
+        "fraction": min(1.0, known.consumed_tokens / target) if target else None,
+        "eta_seconds": known.eta_seconds if active else None,
+        "validation_perplexity": _exp(known.validation_loss),
+        "heartbeat_age_seconds": now - heartbeat.time,
+    }
+
+
+def _exp(value: float | None) -> float | None:
+    return math.exp(value) if value is not None and value < 700 else None
+
+
+def _event(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: event.get(key) for key in ("time", "kind", "writer", "message")}
+
+
+def in_sight(events: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """At most `most` events, in their order: the newest, and half of the room is for what is weighty, however old."""
+    weighty = [number for number, event in enumerate(events) if event.get("kind") in WEIGHTY][-(most // 2) :]
+    others = [number for number in range(len(events)) if number not in weighty]
+    return [events[number] for number in sorted([*weighty, *others[-(most - len(weighty)) :]])]
+
+
+def _alerts(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [_event(event) for event in events if event.get("kind") == "alert"][-NUM_EVENTS:]
+
+
+def _finite(value: Any) -> Any:
+    """`value` with NaN and infinities as None: JSON has no word for them."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return value

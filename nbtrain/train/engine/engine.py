@@ -1,0 +1,122 @@
+"""What the training loop needs of an engine: one optimizer step, one evaluation; whatever the layout.
+
+    PlainEngine      every rank runs all layers (or its tensor-parallel or Ulysses part of each) on its own micro batches
+    PipelineEngine   the ranks of a pipeline run their stages of the same micro batches, one forward, one backward (1F1B)
+
+Both take micro batches as train/batches.py makes them, and both answer with the mean loss over the whole step on every
+rank. A rank reads the samples of its place on the data axis, so that all stages and tensor-parallel ranks of a model
+read the same ones.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from nbtrain.parallel.groups import ParallelGroups
+from nbtrain.train.batches import Batch, Batches
+from nbtrain.train.dataset_losses import DatasetLosses
+from nbtrain.train.figures.throughput import StepTimer
+
+
+class MicroBatch(NamedTuple):
+    """One micro batch of a step."""
+
+    batch: Batch
+    loss_denominator: torch.Tensor | None
+    """Where there is a loss mask: what a micro batch's sum of losses is divided by (parallel/cross_entropy.py)."""
+
+
+class StepLoss(NamedTuple):
+    """What a step says of itself, on every rank the same; tensors may still be on their way."""
+
+    loss: torch.Tensor
+    """fp32 scalar: mean over the step's tokens, those that bear a loss, of all micro batches and ranks."""
+    grad_norm: torch.Tensor | float | None
+    """Before clipping, over all parameters."""
+
+
+class TrainEngine:
+    """The part that both engines share; `deepspeed` is DeepSpeed's own engine."""
+
+    def __init__(
+        self, engine: Any, optimizer: torch.optim.Optimizer, groups: ParallelGroups, zero_stage: int
+    ):
+        self.deepspeed = engine
+        self.optimizer = optimizer
+        self.groups = groups
+        self.zero_stage = zero_stage
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """This rank's part of the model."""
+        return self.deepspeed.module
+
+    @property
+    def ulysses_size(self) -> int:
+        """Ranks that share each sequence."""
+        return self.groups.sequence_parallel.size
+
+    @property
+    def loss_scale(self) -> float:
+        """fp16's; 1 without one."""
+        return float(getattr(self.optimizer, "cur_scale", 1.0))
+
+    @property
+    def has_loss(self) -> bool:
+        """Whether this rank computes losses: those of the last stage do."""
+        pipeline = self.groups.pipeline_model_parallel
+        return pipeline.rank == pipeline.size - 1
+
+    def train_step(
+        self,
+        micro_batches: Iterator[MicroBatch],
+        accumulation_steps: int,
+        timer: StepTimer,
+        beat: Callable[[], None],
+        losses: DatasetLosses | None = None,
+        loss_factor: float | None = None,
+    ) -> StepLoss:
+        """Forward, backward and one step of the optimizer. Called by all ranks together.
+
+        `beat` is called once a micro batch; `losses` is left the loss of each token, where it is wanted;
+        `loss_factor` is for tests that need a bad step.
+        """
+        raise NotImplementedError
+
+    def local_loss(self) -> torch.Tensor | None:
+        """This rank's own mean loss of the step that is being made, once its last backward pass is done.
+
+        None on a rank that computes none.
+        """
+        raise NotImplementedError
+
+    def evaluate(self, batches: Batches, num_batches: int, beat: Callable[[], None]) -> float:
+        """Mean loss in nats over the `num_batches` micro batches of each rank, on all ranks the same."""
+        raise NotImplementedError
+
+    def over_data_axis(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of `values` over the ranks that take other tokens, as the last stage has it, on every rank.
+
+        In place.
+        """
+        axis, pipeline = self.groups.sequence_data_parallel, self.groups.pipeline_model_parallel
+        if axis.size > 1 and self.has_loss:
+            dist.all_reduce(values, group=axis.process_group)
+        if pipeline.size > 1:
+            dist.broadcast(values, src=pipeline.ranks[-1], group=pipeline.process_group)
+        return values
+
+    def _mean_loss(
+        self, losses: list[torch.Tensor], tokens: list[float] | None, device: torch.device
+    ) -> float:
+        """Of an evaluation: the mean of micro batches' means, or of sums where `tokens` counts what bore a loss."""
+        total = torch.zeros(2, dtype=torch.float64)
+        if self.has_loss:
+            total[0] = sum(loss.item() for loss in losses)
+            # Ulysses ranks see the masks of whole sequences and have the losses of their own tokens.
+            shared = self.groups.sequence_parallel.size
+            total[1] = len(losses) if tokens is None else sum(tokens) / shared
+        loss, count = self.over_data_axis(total.to(device)).tolist()
+        return loss / max(count, 1.0)

@@ -1,0 +1,1 @@
+"""What training reports: throughput, times, alerts, TensorBoard."""

@@ -1,0 +1,102 @@
+"""How long a step's collectives take: each of them waited for and timed, on the steps that are logged anyway.
+
+DeepSpeed makes its collectives through one backend object, our tensor-parallel and Ulysses layers through
+torch.distributed; while a step is measured, these functions wait for the end of what they start. So nothing overlaps
+in such a step, and the figure is an upper bound. Nothing is computed differently. (DeepSpeed's own communication log
+counts a collective inside another twice.)
+
+A rank that comes early waits in a collective for the others: that is communication here. Sending between pipeline
+stages is not: pipeline_timers.py counts it, as it cannot be told from waiting for the neighbour.
+"""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as torch_distributed
+from deepspeed.comm import comm as deepspeed_comm
+
+from nbtrain.parallel.startup import World
+from nbtrain.train.figures.throughput import StepTimer
+
+COLLECTIVES = (
+    "all_reduce",
+    "all_reduce_coalesced",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_tensor",
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_to_all",
+    "all_to_all_single",
+    "broadcast",
+)
+
+
+class CommunicationTimer:
+    """Seconds of all collectives inside `measured`, by the part of the step that they are in."""
+
+    def __init__(self) -> None:
+        self._timer: StepTimer | None = None
+        self._inside = False
+
+    @contextlib.contextmanager
+    def measured(self, world: World, wanted: bool, timer: StepTimer) -> Iterator[None]:
+        """Fill in timer.communication with what happens inside, where there are several ranks and it is wanted."""
+        if not wanted or world.size == 1:
+            yield
+            return
+        self._timer, timer.communication = timer, {}
+        with contextlib.ExitStack() as stack:
+            # The backend's methods are hidden on the object, torch's functions replaced in their module.
+            for place in (deepspeed_comm.cdb, torch_distributed):
+                for name in COLLECTIVES:
+                    if hasattr(place, name):
+                        stack.enter_context(
+                            _replaced(place, name, self._timed(getattr(place, name), world.device))
+                        )
+            yield
+
+    def _timed(self, collective: Callable, device: torch.device) -> Callable:
+        def timed(*arguments: Any, **named: Any) -> Any:
+            if self._inside:
+                return collective(*arguments, **named)
+            _settle(device)
+            started = time.perf_counter()
+            self._inside = True
+            try:
+                work = collective(*arguments, **named)
+                if hasattr(work, "wait"):
+                    work.wait()
+                _settle(device)
+            finally:
+                self._inside = False
+            assert self._timer is not None and self._timer.communication is not None
+            spent, part = self._timer.communication, self._timer.part_now
+            spent[part] = spent.get(part, 0.0) + time.perf_counter() - started
+            return work
+
+        return timed
+
+
+@contextlib.contextmanager
+def _replaced(place: Any, name: str, function: Callable) -> Iterator[None]:
+    own = vars(place).get(name)
+    setattr(place, name, function)
+    try:
+        yield
+    finally:
+        if own is None:
+            # What was set hides the method of the class; without it the method is back.
+            delattr(place, name)
+        else:
+            setattr(place, name, own)
+
+
+def _settle(device: torch.device) -> None:
+    """Until everything that was given to the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,0 +1,405 @@
+"""What rank 0 tells the world: log lines, scalars, events, alerts and the progress in its heartbeat.
+
+Nothing here waits for the device on the step's path: on a GPU a step's loss and norm are read when a log line is due, and
+that is written while the device is at the next step.
+"""
+
+import json
+import logging
+import math
+import os
+from collections import deque
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from nbtrain.base import amounts
+from nbtrain.base.events import EventWriter
+from nbtrain.base.records import Progress
+from nbtrain.checkpoint.state import TrainState
+from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.deepspeed import deepspeed_config
+from nbtrain.config.load import to_yaml
+from nbtrain.config.schema import RunConfig
+from nbtrain.parallel.startup import World
+from nbtrain.train.figures.alerts import Alerts
+from nbtrain.train.figures.metrics_writer import MetricsWriter
+from nbtrain.train.figures.perf import Throughput
+from nbtrain.train.figures.stragglers import Spread
+from nbtrain.train.figures.throughput import Rate, Speedometer, Speeds, host_memory
+from nbtrain.train.figures.time_split import TimeSplit
+from nbtrain.train.health.heartbeat import HeartbeatWriter
+from nbtrain.train.step_result import StepResult
+
+SLOW_INTERVALS = 3
+# fp16: of so many steps in a row more than half must have moved the weights.
+OVERFLOW_WINDOW_STEPS = 20
+
+logger = logging.getLogger(__name__)
+
+
+class Report:
+    """Rank 0 only. `progress` is the object that the heartbeat carries."""
+
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World,
+        state: TrainState,
+        progress: Progress,
+        events: EventWriter,
+        writer: MetricsWriter,
+        dataset_names: tuple[str, ...] = (),
+    ):
+        """`dataset_names`: of the rows of StepResult.dataset_losses."""
+        self.dataset_names = dataset_names
+        self.config = config
+        self.world = world
+        self.progress = progress
+        self.events = events
+        self.writer = writer
+        self.speedometer = Speedometer(config, world.device)
+        self.alerts = Alerts(config, events)
+        self._time_split = TimeSplit()
+        self._times_slow: dict[int, int] = {}
+        self._overflows: deque[bool] = deque(maxlen=OVERFLOW_WINDOW_STEPS)
+        self._speeds: Speeds | None = None
+        self._trace = os.environ.get("NBTRAIN_TRACE") == "1"
+        self._rate = Rate()
+        self._pending: list[StepResult] = []
+        progress.num_parameters = count_parameters(config).total
+        # A run that goes on has loaded it; it counts until there is a newer one.
+        progress.checkpoint_step = state.step or None
+        self._run_samples = config.batch_schedule.samples_after(config.train_steps)
+        self._follow(state)
+
+    def add_step(self, result: StepResult, state: TrainState) -> None:
+        """A step is done (or, on a GPU, under way)."""
+        self._pending.append(result)
+        self._rate.add(result.batch_size, result.wall_seconds)
+        self._follow(state)
+        if self.world.device.type == "cpu":
+            self.flush()
+        elif any(self._is_logged(earlier) for earlier in self._pending[:-1]):
+            # Behind the next step's launch: the device computes that one while the host writes.
+            self._write_pending(keep=1)
+
+    def flush(self) -> None:
+        """Write what is pending; waits for the device."""
+        self._write_pending(keep=0)
+
+    def _write_pending(self, keep: int) -> None:
+        while len(self._pending) > keep:
+            result = self._pending.pop(0)
+            self._write(result)
+            if self._is_logged(result):
+                self._log(result)
+
+    def _is_logged(self, result: StepResult) -> bool:
+        interval, last = self.config.logging.log_interval_steps, self.config.train_steps
+        return result.step % interval == 0 or result.step == last
+
+    def add_validation(self, state: TrainState, seconds: float) -> None:
+        self.flush()
+        self._time_split.add(evaluation=seconds)
+        loss = state.validation_loss
+        assert loss is not None
+        self.alerts.check(
+            "validation_loss",
+            not math.isfinite(loss),
+            f"step {state.step}: the validation loss is {loss}, though all weights are numbers",
+            state.step,
+        )
+        self._write_scalars(
+            state, validation_loss=loss, validation_perplexity=_exp(loss), evaluation_seconds=seconds
+        )
+        self._follow(state)
+        text = f"validation loss {loss:.4f}, perplexity {_exp(loss):.4g}"
+        logger.info("step %6s | %s | %.2f s", f"{state.step:,}", text, seconds)
+        self.events.write(
+            "validation", f"step {state.step}: {text}", step=state.step, loss=loss, seconds=seconds
+        )
+
+    def add_test(self, state: TrainState, loss: float, seconds: float | None = None) -> None:
+        self._time_split.add(evaluation=seconds or 0.0)
+        self._write_scalars(state, test_loss=loss, test_perplexity=_exp(loss))
+        self.progress.test_loss = loss
+        text = f"test loss {loss:.4f}, perplexity {_exp(loss):.4g}"
+        logger.info("step %6s | %s", f"{state.step:,}", text)
+        self.events.write("test", f"step {state.step}: {text}", step=state.step, loss=loss)
+
+    def add_throughput(self, state: TrainState, measured: Throughput) -> None:
+        """mode: perf is done: its figures are those of the steps behind the warm-up, also in the summary."""
+        self.flush()
+        seq_length = self.config.model.seq_length
+        tokens_per_second = measured.samples_per_second * seq_length
+        self.progress.samples_per_second = measured.samples_per_second
+        self.progress.tokens_per_second = tokens_per_second
+        speeds = self.speedometer.at(tokens_per_second)
+        parts = [
+            f"{amounts.count(round(tokens_per_second))} tokens/s over {amounts.counted(measured.steps, 'step')}",
+            f"{measured.seconds / measured.steps:.3f} s a step",
+            f"{speeds.model_flops / 1e12:.3g} model TFLOP/s a device",
+            f"MFU {speeds.mfu:.1%}" if speeds.mfu is not None else "",
+            f"HFU {speeds.hfu:.1%}" if speeds.hfu is not None and speeds.hfu != speeds.mfu else "",
+            f"{speeds.matmul_fraction:.1%} of the measured matrix rate",
+        ]
+        text = " | ".join(part for part in parts if part)
+        logger.info("throughput | %s", text)
+        self.events.write(
+            "throughput",
+            f"throughput: {text}",
+            step=state.step,
+            steps=measured.steps,
+            samples=measured.samples,
+            seconds=measured.seconds,
+            tokens_per_second=tokens_per_second,
+            **asdict(speeds),
+            measured_matmul_flops=self.speedometer.matmul_flops,
+            device_memory_bytes=self._device_memory()[0],
+        )
+
+    def add_checkpoint(self, state: TrainState, seconds: float) -> None:
+        """A checkpoint that the training loop was held up for by `seconds`."""
+        self.flush()
+        self._time_split.add(checkpoint=seconds)
+        self.progress.checkpoint_step = state.step
+        self._write_scalars(state, checkpoint_seconds=seconds)
+        self.writer.flush()
+        logger.info("step %6s | checkpoint saved | %.2f s", f"{state.step:,}", seconds)
+
+    def add_checkpoint_written(self, state: TrainState, step: int, seconds: float, num_bytes: int) -> None:
+        """The checkpoint of `step` is published, `seconds` after its start; `state` is the training's, now."""
+        self._write_scalars(state, checkpoint_write_seconds=seconds)
+        text = f"{amounts.size(num_bytes)} written in {seconds:.2f} s"
+        logger.info("step %6s | checkpoint of step %s | %s", f"{state.step:,}", f"{step:,}", text)
+
+    def add_spread(self, step: int, spread: Spread | None, state: TrainState) -> None:
+        """The ranks' own seconds of a logged step; None where there is one rank."""
+        if spread is None:
+            return
+        self._write_scalars(
+            state,
+            compute_min_seconds=min(spread.seconds),
+            compute_median_seconds=spread.median_seconds,
+            compute_max_seconds=max(spread.seconds),
+            slowest_rank=spread.slowest_rank,
+            rank_slowdown=spread.slowdown,
+        )
+        limit = self.config.logging.alerts.max_rank_slowdown
+        if limit is None:
+            return
+        for rank, slowdown in enumerate(spread.slowdowns):
+            times = self._times_slow.get(rank, 0) + 1 if slowdown > limit else 0
+            self._times_slow[rank] = times
+            message = (
+                f"step {step}: rank {rank} on {spread.hosts[rank]} computes {spread.seconds[rank]:.3g} s a step, "
+                f"{slowdown:.0%} above the median of its stage, {times} times in a row "
+                f"(logging.alerts.max_rank_slowdown {limit:.0%})"
+            )
+            name = f"max_rank_slowdown of rank {rank}"
+            # Slow once more is not clear, though it takes three times in a row to be told.
+            if times == 0 or times >= SLOW_INTERVALS or self.alerts.is_raised(name):
+                self.alerts.check(name, times > 0, message, step)
+
+    def close(self) -> None:
+        """Write what is pending, and where the job's time went."""
+        self.flush()
+        if self._time_split.steps:
+            text = f"time of {amounts.counted(self._time_split.steps, 'step')}: {self._time_split}"
+            logger.info("%s", text)
+            seconds = self._time_split.seconds()
+            self.events.write("time", text, seconds=seconds, steps=self._time_split.steps)
+        self.writer.close()
+
+    # --- one step --------------------------------------------------------------------------------------------
+
+    def _write(self, result: StepResult) -> None:
+        loss = float(result.loss)
+        norm = float(result.grad_norm) if result.grad_norm is not None else None
+        if self._trace:
+            self.events.write(
+                "trace",
+                f"step {result.step}",
+                step=result.step,
+                loss=loss.hex(),
+                grad_norm=norm.hex() if norm is not None else None,
+            )
+        if result.overflowed_scale is not None:
+            # Of a step that moved nothing, infinite: it would only spoil curves and progress.
+            norm = None
+        seconds = result.timer.seconds()
+        # On a GPU the host is ahead of the device: its clock says little about one step.
+        wall_seconds = result.timer.wall_seconds() or result.wall_seconds
+        communication_seconds = result.timer.communication_seconds
+        self._time_split.add_step(wall_seconds, seconds, communication_seconds)
+        batch, samples, seq_length = result.batch_size, result.consumed_samples, self.config.model.seq_length
+        tokens = samples * seq_length
+        tokens_per_second = batch * seq_length / wall_seconds
+        self._speeds = speeds = self.speedometer.at(tokens_per_second)
+        resident, used = host_memory()
+        device_bytes, device_fraction = self._device_memory()
+        self.progress.loss, self.progress.grad_norm = loss, norm
+        self.progress.learning_rate = result.learning_rate
+        self.progress.tokens_per_second = tokens_per_second
+        self.writer.write(
+            result.step,
+            tokens,
+            samples,
+            loss=loss,
+            grad_norm=norm,
+            learning_rate=result.learning_rate,
+            loss_scale=result.loss_scale,
+            batch_size=batch,
+            world_size=self.world.size,
+            seq_length=seq_length,
+            iteration_time=wall_seconds,
+            steps_vs_samples=samples,
+            steps_vs_tokens=tokens,
+            tokens_per_second=tokens_per_second,
+            samples_per_second=batch / wall_seconds,
+            tflops_per_device=speeds.model_flops / 1e12,
+            mfu=speeds.mfu,
+            hfu=speeds.hfu,
+            matmul_fraction=speeds.matmul_fraction,
+            data_seconds=seconds["data"],
+            forward_seconds=seconds["forward"],
+            backward_seconds=seconds["backward"],
+            optimizer_seconds=seconds["optimizer"],
+            pipeline_seconds=seconds["pipeline"] if self.config.parallel.pipeline_parallel_size > 1 else None,
+            communication_seconds=communication_seconds,
+            host_memory_bytes=resident,
+            host_memory_fraction=used,
+            device_memory_bytes=device_bytes,
+            device_memory_fraction=device_fraction,
+            **self._dataset_losses(result),
+            **result.stability_counts,
+        )
+        self.alerts.check(
+            "loss", not math.isfinite(loss), f"step {result.step}: the loss is {loss}", result.step
+        )
+        if self.config.precision.dtype == "fp16":
+            self._follow_overflows(result)
+
+    def _follow_overflows(self, result: StepResult) -> None:
+        self.progress.overflow_steps = result.stability_counts.get("overflow_steps", 0)
+        self._overflows.append(result.overflowed_scale is not None)
+        count = sum(self._overflows)
+        message = (
+            f"step {result.step}: {count} of the last {len(self._overflows)} steps overflowed in fp16 and moved no "
+            f"weight (loss scale now {_power(result.loss_scale)}): at the start of a run lower "
+            "precision.fp16.initial_scale_power, else lower lr_schedule.lr or use precision.dtype = bf16"
+        )
+        self.alerts.check("overflow_steps", count > OVERFLOW_WINDOW_STEPS // 2, message, result.step)
+
+    def _dataset_losses(self, result: StepResult) -> dict[str, float | None]:
+        """By name in metrics.py; None for a dataset that no learnt token of this step is of."""
+        if result.dataset_losses is None:
+            return {}
+        rows = result.dataset_losses.tolist()
+        return {
+            f"loss/{name}": total / count if count else None
+            for name, (total, count) in zip(self.dataset_names, rows, strict=True)
+        }
+
+    def _log(self, result: StepResult) -> None:
+        progress, config = self.progress, self.config
+        mfu = self._speeds.mfu if self._speeds is not None else None
+        wall_seconds = result.timer.wall_seconds() or result.wall_seconds
+        done = result.consumed_samples * config.model.seq_length
+        parts = [
+            f"step {result.step:>6,}",
+            f"tokens {amounts.count(done)} / {amounts.count(config.train_tokens)}",
+            f"loss {progress.loss:.4f}",
+            f"lr {result.learning_rate:.2e}",
+            f"grad norm {progress.grad_norm:.2f}" if progress.grad_norm is not None else _overflow(result),
+            f"{wall_seconds:.2f} s",
+            f"{amounts.count(round(progress.tokens_per_second or 0))} tokens/s",
+            f"MFU {mfu:.1%}" if mfu is not None else "",
+        ]
+        logger.info("%s", " | ".join(part for part in parts if part))
+        self.writer.flush()
+        communication = result.timer.communication_seconds
+        self.alerts.check_all(
+            result.step,
+            mfu,
+            communication / wall_seconds if communication is not None else None,
+            host_memory()[1],
+            self._device_memory()[1],
+            self.world.device,
+        )
+
+    # --- state -----------------------------------------------------------------------------------------------
+
+    def _follow(self, state: TrainState) -> None:
+        progress = self.progress
+        progress.consumed_samples = state.data.consumed_samples
+        progress.consumed_tokens = state.data.consumed_samples * self.config.model.seq_length
+        progress.validation_loss = state.validation_loss
+        progress.best_validation_loss = state.best_validation_loss
+        progress.samples_per_second = self._rate.per_second()
+        if progress.samples_per_second:
+            left = self._run_samples - state.data.consumed_samples
+            progress.eta_seconds = left / progress.samples_per_second
+
+    def _write_scalars(self, state: TrainState, **values: float) -> None:
+        samples = state.data.consumed_samples
+        self.writer.write(state.step, samples * self.config.model.seq_length, samples, **values)
+
+    def _device_memory(self) -> tuple[int | None, float | None]:
+        device = self.world.device
+        if device.type != "cuda":
+            return None, None
+        peak = torch.cuda.max_memory_allocated(device)
+        return peak, peak / torch.cuda.get_device_properties(device).total_memory
+
+
+def make_report(
+    config: RunConfig,
+    world: World,
+    state: TrainState,
+    heartbeat: HeartbeatWriter,
+    folder: Path,
+    dataset_names: tuple[str, ...] = (),
+) -> Report:
+    """The report of a run that goes on from `state`, with its settings written down as text."""
+    assert heartbeat.progress is not None and heartbeat.events is not None
+    samples = state.data.consumed_samples
+    writer = MetricsWriter(folder, state.step, samples * config.model.seq_length, samples)
+    writer.text("config", to_yaml(config))
+    writer.text("deepspeed", json.dumps(deepspeed_config(config), indent=2))
+    report = Report(config, world, state, heartbeat.progress, heartbeat.events, writer, dataset_names)
+    by = config.shortened_by
+    early = f" ({by} stops it after {config.train_steps:,})" if by else ""
+    logger.info(
+        "%s: %s parameters, %s tokens in %s steps of %s%s, %d x %s, %s",
+        config.name,
+        amounts.count(count_parameters(config).total),
+        amounts.count(config.train_tokens),
+        f"{config.scheduled_steps:,}",
+        amounts.count(config.tokens_per_step),
+        early,
+        world.size,
+        torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU",
+        f"from step {state.step}" if state.step else "from the start",
+    )
+    return report
+
+
+def _overflow(result: StepResult) -> str:
+    """ "overflow, loss scale 2^31 -> 2^30", without the second where fp16.hysteresis keeps it; "" for a good step."""
+    if result.overflowed_scale is None:
+        return ""
+    before, now = _power(result.overflowed_scale), _power(result.loss_scale)
+    return f"overflow, loss scale {before}" + (f" -> {now}" if now != before else "")
+
+
+def _power(scale: float) -> str:
+    exponent = math.log2(scale)
+    return f"2^{exponent:.0f}" if exponent.is_integer() else f"{scale:g}"
+
+
+def _exp(loss: float) -> float:
+    # exp of more than 709 has no double.
+    return math.exp(min(loss, 709.0))

@@ -1,0 +1,97 @@
+"""Which rank holds the others up: every rank's own seconds, side by side, on the steps that are logged.
+
+All ranks wait for the slowest one, and in each of their clocks that is communication. So what is compared is a rank's
+own work: forward and backward pass without the collectives inside (StepTimer.compute_seconds). It is compared among the
+ranks of one pipeline stage, which do the same work; stages may differ in theirs.
+
+One small gather over gloo, so that NCCL's streams never see it.
+"""
+
+import socket
+import statistics
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from nbtrain.config.schema import RunConfig
+from nbtrain.parallel.startup import World
+from nbtrain.train.figures.throughput import StepTimer
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Own seconds of all ranks in one step."""
+
+    seconds: tuple[float, ...]
+    """By rank."""
+    slowdowns: tuple[float, ...]
+    """By rank: how much longer than the median of the ranks of its stage, as a fraction; below 0 where it is faster."""
+    hosts: tuple[str, ...]
+    """By rank."""
+
+    @classmethod
+    def of(cls, seconds: list[float], stages: list[int], hosts: list[str]) -> "Spread":
+        """Of all ranks' seconds, pipeline stages and host names, by rank."""
+        # The lower of two middle ones: with two ranks, one of which is slow, the other is the measure.
+        medians = {
+            stage: statistics.median_low(
+                own for own, other in zip(seconds, stages, strict=True) if other == stage
+            )
+            for stage in set(stages)
+        }
+        slowdowns = [
+            own / medians[stage] - 1 if medians[stage] > 0 else 0.0 for own, stage in zip(seconds, stages)
+        ]
+        return cls(tuple(seconds), tuple(slowdowns), tuple(hosts))
+
+    @property
+    def median_seconds(self) -> float:
+        return statistics.median(self.seconds)
+
+    @property
+    def slowest_rank(self) -> int:
+        """The one that is furthest behind the ranks of its stage."""
+        return max(range(len(self.slowdowns)), key=self.slowdowns.__getitem__)
+
+    @property
+    def slowdown(self) -> float:
+        """Of the slowest rank."""
+        return self.slowdowns[self.slowest_rank]
+
+    def __str__(self) -> str:
+        slowest = self.slowest_rank
+        return (
+            f"rank {slowest} on {self.hosts[slowest]} computes {self.seconds[slowest]:.3g} s, "
+            f"{self.slowdown:.0%} above the median of its stage"
+        )
+
+
+class Stragglers:
+    """Brings the seconds of all ranks to rank 0."""
+
+    def __init__(self, world: World, config: RunConfig):
+        """Called by all ranks together."""
+        self._world = world
+        if world.size == 1:
+            return
+        self._group = dist.new_group(backend="gloo")
+        self._stages = [config.topology.coordinate(rank)[0] for rank in range(world.size)]
+        self._hosts = [""] * world.size
+        dist.all_gather_object(self._hosts, socket.gethostname(), group=self._group)
+
+    def gather(self, timer: StepTimer) -> Spread | None:
+        """The spread on rank 0; None elsewhere, and where there is one rank. Called by all ranks together.
+
+        Waits for the step's end on a GPU.
+        """
+        if self._world.size == 1:
+            return None
+        own = torch.tensor([timer.compute_seconds()], dtype=torch.float64)
+        parts = [torch.zeros_like(own) for _ in range(self._world.size)] if self._world.rank == 0 else None
+        dist.gather(own, parts, dst=0, group=self._group)
+        return (
+            Spread.of([part.item() for part in parts], self._stages, self._hosts)
+            if parts is not None
+            else None
+        )

@@ -1,0 +1,210 @@
+"""How fast the training goes, and where a step's time goes.
+
+Three figures of speed, never mixed up; the FLOPs are those of config/arithmetic/flops.py, an equal share for each device:
+
+    MFU                                  model FLOPs / datasheet peak: what training gets out of the hardware
+    HFU                                  hardware FLOPs, recomputation counted / datasheet peak: how busy the units are
+    fraction of the measured matrix rate model FLOPs / one large matrix product on this very device at start
+
+MFU and HFU are absent where no peak is known, as on CPUs; the third says what is left to gain where no datasheet does.
+"""
+
+import collections
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.arithmetic.flops import hardware_flops_per_token, model_flops_per_token
+from nbtrain.config.schema import RunConfig
+from nbtrain.train.profile.trace import PART_PREFIX
+
+PARTS = ("data", "forward", "backward", "optimizer", "pipeline")
+MEAN_STEPS = 100
+
+Mark = float | torch.cuda.Event
+"""A moment: on the host's clock, or in the device's stream."""
+
+
+class StepTimer:
+    """Seconds of each part of one step. On a GPU by events, read when the step is long over: no host waits.
+
+    A part inside another stops the outer one's clock: no second counts twice. On a GPU the seconds are the device's,
+    so that waiting for data counts as far as the device ran dry.
+    """
+
+    def __init__(self, device: torch.device):
+        """The step begins."""
+        self._cuda = device.type == "cuda"
+        self._seconds = dict.fromkeys(PARTS, 0.0)
+        self._stretches: list[tuple[str, Mark, Mark]] = []
+        self._begin = self._since = self._mark()
+        self._end: Mark | None = None
+        self.part_now: str | None = None
+        """The part that is being timed."""
+        self.communication: dict[str | None, float] | None = None
+        """Seconds of collectives by the part they are in; None where they are not measured (communication.py)."""
+
+    @contextlib.contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Count what happens inside for `name`."""
+        if name not in self._seconds:
+            raise KeyError(name)
+        outer = self.part_now
+        self._switch(name)
+        try:
+            with _in_profile(name):
+                yield
+        finally:
+            self._switch(outer)
+
+    def end(self) -> None:
+        """The step is done, or on a GPU under way."""
+        self._end = self._mark()
+
+    def seconds(self) -> dict[str, float]:
+        """By part; waits for the step's end on a GPU."""
+        for name, begin, end in self._stretches:
+            self._seconds[name] += self._between(begin, end)
+        self._stretches.clear()
+        return self._seconds
+
+    def wall_seconds(self) -> float | None:
+        """The whole step, None before end(); waits for the step's end on a GPU."""
+        return None if self._end is None else self._between(self._begin, self._end)
+
+    def compute_seconds(self) -> float:
+        """This rank's own work: forward and backward pass without the collectives inside, where those are measured."""
+        seconds, waited = self.seconds(), self.communication or {}
+        return sum(seconds[name] - waited.get(name, 0.0) for name in ("forward", "backward"))
+
+    @property
+    def communication_seconds(self) -> float | None:
+        """All collectives of the step; None where they are not measured."""
+        return None if self.communication is None else sum(self.communication.values())
+
+    def _switch(self, name: str | None) -> None:
+        now = self._mark()
+        if self.part_now is not None:
+            self._stretches.append((self.part_now, self._since, now))
+        self.part_now, self._since = name, now
+
+    def _mark(self) -> Mark:
+        if not self._cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    @staticmethod
+    def _between(begin: Mark, end: Mark) -> float:
+        if isinstance(begin, float) or isinstance(end, float):
+            assert isinstance(begin, float) and isinstance(end, float)
+            return end - begin
+        end.synchronize()
+        return begin.elapsed_time(end) / 1000.0
+
+
+def _in_profile(part: str) -> contextlib.AbstractContextManager:
+    """A mark in the profiler's trace, while there is one."""
+    if torch.autograd.profiler._is_profiler_enabled:
+        return torch.profiler.record_function(PART_PREFIX + part)
+    return contextlib.nullcontext()
+
+
+class Rate:
+    """Mean over the last hundred steps."""
+
+    def __init__(self) -> None:
+        self._steps: collections.deque[tuple[int, float]] = collections.deque(maxlen=MEAN_STEPS)
+
+    def add(self, amount: int, seconds: float) -> None:
+        self._steps.append((amount, seconds))
+
+    def per_second(self) -> float | None:
+        """Amount per second, or None before the first step."""
+        seconds = sum(seconds for _, seconds in self._steps)
+        return sum(amount for amount, _ in self._steps) / seconds if seconds > 0 else None
+
+
+@dataclass(frozen=True)
+class Speeds:
+    """One device's share of the FLOP/s, and what it is compared with."""
+
+    model_flops: float
+    """FLOP/s of forward and backward pass."""
+    mfu: float | None
+    """Over the datasheet peak; None where none is known."""
+    hfu: float | None
+    """The same with what is computed a second time."""
+    matmul_fraction: float
+    """model_flops over the measured matrix rate."""
+
+
+class Speedometer:
+    """Turns tokens per second of all ranks into Speeds."""
+
+    def __init__(self, config: RunConfig, device: torch.device):
+        """Measures the matrix rate: some milliseconds on a GPU, a second on a slow CPU."""
+        # Whatever the layout, the ranks share the products of all tokens equally; none is made twice but by recomputation.
+        self._model_flops = model_flops_per_token(config) / config.world_size
+        self._hardware_flops = hardware_flops_per_token(config) / config.world_size
+        self.peak_flops = peak_flops(device, config)
+        self.matmul_flops = measure_matmul_flops(device, compute_dtype(config))
+
+    def at(self, tokens_per_second: float) -> Speeds:
+        model, hardware = (tokens_per_second * flops for flops in (self._model_flops, self._hardware_flops))
+        peak = self.peak_flops
+        return Speeds(
+            model,
+            model / peak if peak else None,
+            hardware / peak if peak else None,
+            model / self.matmul_flops,
+        )
+
+
+def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
+    """FLOP/s of large square products in `dtype`, the best of a few goes: what the device can do here and now.
+
+    On a GPU a go is ten products in a row, long enough for the clock that training gets under load.
+    """
+    on_gpu = device.type == "cuda"
+    size, products = (8192, 10) if on_gpu else (1024, 1)
+    left = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(device, dtype)
+    best = float("inf")
+    for _ in range(6):
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        started = time.perf_counter()
+        for _ in range(products):
+            left @ left
+        if on_gpu:
+            torch.cuda.synchronize(device)
+        best = min(best, time.perf_counter() - started)
+    return 2 * size**3 * products / best
+
+
+def peak_flops(device: torch.device, config: RunConfig) -> float | None:
+    """Datasheet peak of this device in the run's format, or None."""
+    if device.type != "cuda":
+        return None
+    row = find_device(torch.cuda.get_device_name(device))
+    return row.peak(config.precision.dtype) if row else None
+
+
+def compute_dtype(config: RunConfig) -> torch.dtype:
+    """The format of the matrix products."""
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision.dtype]
+
+
+def host_memory() -> tuple[int, float]:
+    """(resident bytes of this process, used share of the machine's memory)."""
+    resident = int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    kilobytes = {line.split(":")[0]: int(line.split()[1]) for line in lines}
+    return resident, 1.0 - kilobytes["MemAvailable"] / kilobytes["MemTotal"]

@@ -1,0 +1,1 @@
+"""Bad steps, hanging collectives, heartbeats and ordered faults."""

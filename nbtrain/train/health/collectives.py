@@ -1,0 +1,127 @@
+"""Which collective this rank is in: noted as it is called, told by the heartbeat, read when a rank hangs.
+
+torch.distributed's functions are replaced, once, by ones that note name, group and number before they go on; DeepSpeed
+and nbtrain call them by that module, so that nothing passes by. A note is a counter and a tuple: two microseconds beside
+a collective of at least fifty. Waiting for an asynchronous one (Work.wait) is noted too.
+"""
+
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbtrain.base.records import Collective
+
+GROUPED = (
+    "_all_gather_base",
+    "_reduce_scatter_base",
+    "all_gather",
+    "all_gather_coalesced",
+    "all_gather_into_tensor",
+    "all_gather_object",
+    "all_gather_single",
+    "all_reduce",
+    "all_reduce_coalesced",
+    "all_to_all",
+    "all_to_all_single",
+    "barrier",
+    "broadcast",
+    "broadcast_object_list",
+    "gather",
+    "gather_object",
+    "monitored_barrier",
+    "reduce",
+    "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "scatter",
+    "scatter_object_list",
+)
+# With one other rank, which is their second argument or has this name.
+PAIRED = {"send": "dst", "recv": "src", "isend": "dst", "irecv": "src"}
+
+
+class CollectiveWatch:
+    """Notes the collectives of this process from install() on."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        """Collectives begun, ended or waited for so far: rises as long as this rank goes on."""
+        self._last: tuple[str, Any, int, float] | None = None
+        self._waiting = False
+        self._counts: dict[Any, int] = {}
+        self._groups: dict[Any, tuple[str, list[int], str]] = {}
+
+    def install(self) -> None:
+        """Replace the functions; called once in a process, when its process group is there."""
+        for name in [name for name in GROUPED if hasattr(dist, name)]:
+            setattr(dist, name, self._noted(name, getattr(dist, name)))
+        for name, peer in PAIRED.items():
+            setattr(dist, name, self._noted(name, getattr(dist, name), peer))
+        dist.Work.wait = self._waited(dist.Work.wait)  # type: ignore[method-assign]
+
+    def name_group(self, kind: str, group: dist.ProcessGroup | None) -> None:
+        """Tell what a group is for; reports then say so."""
+        self._groups[group] = (kind, *_ranks_and_name(group))
+
+    def current(self) -> Collective | None:
+        """The collective that this rank is in, or the last one; None before the first. Asked by another thread."""
+        last, waiting = self._last, self._waiting
+        if last is None:
+            return None
+        name, group, number, since = last
+        kind, ranks, own_name = self._groups.get(group) or self._look_up(group)
+        return Collective(name, kind, ranks, number, since, waiting, own_name)
+
+    def _look_up(self, group: Any) -> tuple[str, list[int], str]:
+        try:
+            found = ("", *_ranks_and_name(group))
+        except (ValueError, RuntimeError):
+            return "", [], ""  # the process group is gone by now: the rank is about to leave
+        self._groups[group] = found
+        return found
+
+    def _noted(self, name: str, function: Callable, peer: str | None = None) -> Callable:
+        @functools.wraps(function)
+        def noted(*arguments: Any, **named: Any) -> Any:
+            # A compiler that follows the call finds the function it knows.
+            if torch.compiler.is_compiling():
+                return function(*arguments, **named)
+            group = named.get("group")
+            if group is None and len(arguments) > 2:
+                group = next((value for value in arguments[2:] if isinstance(value, dist.ProcessGroup)), None)
+            told = name
+            if peer is not None:
+                other = named.get(peer, arguments[1] if len(arguments) > 1 else None)
+                told = f"{name} ({'to' if peer == 'dst' else 'from'} rank {other})"
+            number = self._counts[group] = self._counts.get(group, 0) + 1
+            self._last = (told, group, number, time.time())
+            self._waiting = True
+            self.calls += 1
+            try:
+                return function(*arguments, **named)
+            finally:
+                self._waiting = False
+                self.calls += 1
+
+        return noted
+
+    def _waited(self, wait: Callable) -> Callable:
+        def waited(work: Any, *arguments: Any, **named: Any) -> Any:
+            self._waiting = True
+            self.calls += 1
+            try:
+                return wait(work, *arguments, **named)
+            finally:
+                self._waiting = False
+                self.calls += 1
+
+        return waited
+
+
+def _ranks_and_name(group: dist.ProcessGroup | None) -> tuple[list[int], str]:
+    known = group if group is not None else dist.group.WORLD
+    return dist.get_process_group_ranks(known), str(known.group_name) if known is not None else ""

@@ -1,0 +1,70 @@
+"""Discards the gradients of a bad step in every kind of DeepSpeed engine."""
+
+from typing import Any
+
+import torch
+from deepspeed.runtime.bf16_optimizer import BF16_Optimizer
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID, DeepSpeedZeroOptimizer
+
+
+def discard_gradients(engine: Any) -> None:
+    """Throw away the gradients that were accumulated for the step that is due, as if it had never been begun.
+
+    Weights, masters, moments and the optimizer's step count stay; DeepSpeed's counters are those behind one of its own
+    skips. It does what DeepSpeed does with an fp16 overflow, for every optimizer that nbtrain builds; the loss scale
+    stays. Called on all ranks, in place of engine._take_model_step (deepspeed/runtime/engine.py; the branches on
+    `overflow` in zero/stage_1_and_2.py, zero/stage3.py and bf16_optimizer.py, 0.19). Raises TypeError for an optimizer
+    that it does not know.
+    """
+    optimizer = engine.optimizer
+    if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
+        _discard_stage3(optimizer)
+    elif isinstance(optimizer, DeepSpeedZeroOptimizer):
+        _discard_stage_1_and_2(optimizer)
+    elif isinstance(optimizer, BF16_Optimizer):
+        optimizer.clear_hp_grads()
+        optimizer.clear_lp_grads()
+    elif isinstance(optimizer, torch.optim.Optimizer):
+        engine.zero_grad()
+    else:
+        raise TypeError(f"no way is known to throw away the gradients of {type(optimizer).__name__}")
+    engine._step_applied = False
+    # Else the norm of an earlier step would be told for this one.
+    engine._global_grad_norm = None
+    engine.losses = None
+    engine.skipped_steps += 1
+    engine.global_steps += 1
+    engine.global_samples += engine.train_batch_size()
+
+
+def _discard_stage_1_and_2(optimizer: DeepSpeedZeroOptimizer) -> None:
+    optimizer.micro_step_id = INITIAL_MICRO_STEP_ID
+    optimizer._wait_for_offload_copies()
+    if optimizer.cpu_offload:
+        optimizer._offload_accumulated_param_ids = set()
+    optimizer.zero_grad(set_to_none=True)
+    optimizer._release_preflattened_grad_buffers()
+    if optimizer.cpu_offload:
+        optimizer.reset_cpu_buffers()
+    _finish_own_skip(optimizer)
+
+
+def _finish_own_skip(optimizer: Any) -> None:
+    """What DeepSpeed 0.19 forgets when it leaves out a step by itself.
+
+    With 16-bit weights, fp32 accumulation and offload to the CPU the sums keep what was no number, so that every step
+    after the first overflow would be one too.
+    """
+    if not isinstance(optimizer, DeepSpeedZeroOptimizer):
+        return
+    for sums in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
+        for group in sums:
+            sums[group] = None
+
+
+def _discard_stage3(optimizer: DeepSpeedZeroOptimizer_Stage3) -> None:
+    optimizer._pre_step()
+    optimizer._partition_all_parameters()
+    optimizer._overflow_clean_up(optimizer.loss_scale)
+    optimizer.inf_or_nan_tracker.zero_()

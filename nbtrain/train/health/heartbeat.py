@@ -1,0 +1,141 @@
+"""A rank's sign of life: its phase, its step, its collective and, on rank 0, the progress of the training.
+
+The file is renewed at every change of phase, and once a second by a thread, also while the rank waits in a collective
+that nobody else enters: so it tells where the rank hangs. That it is fresh says nothing about the rank itself; that the
+count of its progress rises does. Phases nest (a save inside the training); the time of an inner phase does not count
+for the outer one.
+"""
+
+import contextlib
+import errno
+import faulthandler
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from nbtrain.base.events import EventWriter
+from nbtrain.base.records import PHASES, STACK_SIGNAL, Collective, Heartbeat, ProcessIdentity, Progress
+from nbtrain.base.rundir import JobDir
+
+BEAT_SECONDS = 1.0
+FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+
+
+class HeartbeatWriter:
+    """Writes heartbeat/<rank>.json, and a phase event where `events` is set."""
+
+    events: EventWriter | None = None
+    """Where phase events go; rank 0 only."""
+    progress: Progress | None = None
+    """Rides in every beat; rank 0 only."""
+    collective: Callable[[], Collective | None] | None = None
+    """Tells the collective that this rank is in (collectives.py)."""
+    calls: Callable[[], int] | None = None
+    """Tells how many collectives were begun or ended."""
+    name_group: Callable[[str, Any], None] | None = None
+    """Takes what a process group is for, which a report of a hang then says."""
+
+    def __init__(self, job: JobDir, rank: int, attempt: int):
+        self.path = job.heartbeat(rank)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.rank = rank
+        self.attempt = attempt
+        self.step = 0
+        self._identity = ProcessIdentity.of(os.getpid())
+        self._host = socket.gethostname()
+        self._written = 0.0
+        self._depth = 0
+        self._inner_seconds = 0.0
+        self._phase = "start"
+        self._since = time.time()
+        self._beats = 0
+        self._dumps_stack = False
+        self._thread: threading.Thread | None = None
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+
+    def start(self) -> None:
+        """Renew the file from a thread from now on, and write all stacks to stderr when STACK_SIGNAL comes."""
+        faulthandler.register(STACK_SIGNAL, file=sys.stderr, all_threads=True)
+        self._dumps_stack = True
+        self._thread = threading.Thread(target=self._renew, name="heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread and renew the file once more, so that it tells the very step that the exit record tells."""
+        self._ended.set()
+        if self._thread is not None:
+            self._thread.join()
+        self.write()
+
+    @contextlib.contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Be in a phase; its event, with its own seconds, is written when it ends without an error."""
+        assert name in PHASES
+        outer, outer_inner = self._phase, self._inner_seconds
+        started = time.monotonic()
+        self._inner_seconds = 0.0
+        self._depth += 1
+        self._enter(name)
+        try:
+            yield
+            own = time.monotonic() - started - self._inner_seconds
+            if self.events is not None:
+                self.events.write(
+                    "phase", f"{name} took {own:.2f} s", phase=name, seconds=own, step=self.step
+                )
+        finally:
+            self._inner_seconds = outer_inner + time.monotonic() - started
+            self._depth -= 1
+            # Behind an outermost phase stands the next one, or nothing: the last word stays "end".
+            if self._depth:
+                self._enter(outer)
+
+    def beat(self, step: int | None = None) -> None:
+        """Say that this rank goes on; cheap enough for every micro batch."""
+        if step is not None:
+            self.step = step
+        self._beats += 1
+        if self._thread is None and time.monotonic() - self._written >= BEAT_SECONDS:
+            self.write()
+
+    def write(self) -> None:
+        """Renew the file now. A full disk does not end the rank: what it must keep is written elsewhere."""
+        with self._lock:
+            self._written = time.monotonic()
+            try:
+                self._beat().write(self.path)
+            except OSError as error:
+                if error.errno not in FULL_DISK:
+                    raise
+
+    def _beat(self) -> Heartbeat:
+        assert self._identity is not None
+        return Heartbeat(
+            rank=self.rank,
+            attempt=self.attempt,
+            process=self._identity,
+            time=time.time(),
+            step=self.step,
+            phase=self._phase,
+            phase_since=self._since,
+            progress=self.progress,
+            progress_count=self._beats + (self.calls() if self.calls else 0),
+            collective=self.collective() if self.collective else None,
+            host=self._host,
+            dumps_stack=self._dumps_stack,
+        )
+
+    def _renew(self) -> None:
+        while not self._ended.wait(BEAT_SECONDS):
+            self.write()
+
+    def _enter(self, phase: str) -> None:
+        self._phase = phase
+        self._since = time.time()
+        self._beats += 1
+        self.write()

@@ -1,0 +1,376 @@
+"""Steps that go wrong: a loss or gradient that is no number, or a loss that jumps; and what stability.* says to do.
+
+    stop      the job fails and says which step, loss, norm, ranks and samples
+    skip      the step's gradients are thrown away before the weights move; weights, moments and Adam's step count
+              stay, the next step is the one that would have been made without it, bit for bit
+              A step that is bad because the weights are no numbers any more cannot be mended so: it ends the job.
+    rollback  the ranks leave in order; the supervisor starts them again from the newest checkpoint, and the samples
+              from there to the bad step are passed over (rollbacks.json, DataState.skipped_sample_ranges)
+
+Where a step is looked at:
+
+    skip             inside DeepSpeed's _take_model_step, which both of its engines call at the end of accumulation: one
+                     all-reduce of three numbers and one wait for the device in every step
+    stop, rollback   behind the step: its averaged loss and norm are looked at once they have come; on a GPU that is in
+                     the next step, from a pinned copy, and before anything is saved (settle). No wait.
+
+Every rank sees the same numbers, since they are averages over all of them, so every rank decides alike. DeepSpeed
+itself leaves out a step whose gradient norm is no number (not with ZeRO 0) and says so to nobody: that counts as a bad
+step here, except for fp16 with a dynamic loss scale, whose overflows are its way to find the scale; they are counted
+apart.
+"""
+
+import logging
+import math
+import os
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from nbtrain.base.errors import RollbackError, StabilityError
+from nbtrain.base.events import EventWriter
+from nbtrain.base.records import Rollback
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.schema import RunConfig
+from nbtrain.parallel.agreement import gather_objects
+from nbtrain.parallel.startup import World
+from nbtrain.train.health.discard import _finish_own_skip, discard_gradients
+from nbtrain.train.health.faults import Faults
+from nbtrain.train.health.finite_weights import bad_weights, local_part
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class StepVerdict:
+    """What became of a step."""
+
+    skipped: bool = False
+    """The weights did not move, by policy."""
+    overflowed: bool = False
+    """The weights did not move because fp16's loss scale was too high."""
+    reason: str = ""
+
+
+@dataclass
+class _Step:
+    """A step that is being made or looked at."""
+
+    number: int
+    positions: tuple[int, int]
+    own_loss: torch.Tensor | None = None
+    loss: torch.Tensor | None = None
+    norm: torch.Tensor | None = None
+    copied: torch.cuda.Event | None = None
+
+
+class StepGuard:
+    """Watches every step of one engine. All methods are called by all ranks together.
+
+    begin_step -> forward, backward, engine.step() or train_batch() -> end_step; settle() before a save.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        engine: Any,
+        world: World,
+        events: EventWriter | None,
+        run: RunDir | None = None,
+    ):
+        """`run`: where rollbacks were written down, so that they are counted."""
+        stability = config.stability
+        self.config = config
+        self.world = world
+        self.events = events
+        self.loss_factor: float | None = None
+        """A fault on order (faults.py): what the loss of this step is multiplied by. None: nothing is."""
+        rollbacks = len(Rollback.read_all(run.rollbacks_json)) if run is not None else 0
+        self.counts = {"skipped_steps": 0, "overflow_steps": 0, "loss_spikes": 0, "rollbacks": rollbacks}
+        """Of the run so far, by their names in metrics.py."""
+        self._policy = {"nan": stability.on_nan, "spike": stability.on_loss_spike}
+        self._before_the_step = "skip" in self._policy.values()
+        self._scale_adapts = config.precision.dtype == "fp16" and not config.precision.fp16.loss_scale
+        self._window: deque[float] = deque(maxlen=stability.loss_spike_window_steps)
+        self._skipped: deque[int] = deque()
+        self._faults = Faults(world.rank, int(os.environ.get("NBTRAIN_ATTEMPT", "0")))
+        self._engine = engine
+        self._step = _Step(0, (0, 0))
+        self._pending: deque[_Step] = deque()
+        self._found = ""
+        self._told_loss: float | None = None
+        self._local_loss: Callable[[], torch.Tensor | None] = lambda: None
+        self._take_model_step = engine._take_model_step
+        engine._take_model_step = self._guarded
+
+    # --- a step ----------------------------------------------------------------------------------------------
+
+    def begin_step(
+        self, step: int, positions: tuple[int, int], local_loss: Callable[[], torch.Tensor | None]
+    ) -> None:
+        """Before the first forward pass of `step`, which reads the positions [first, last) of the order.
+
+        `local_loss` is asked once, when all micro batches are done: this rank's own mean loss (fp32 scalar on the
+        device), None where it has none because another pipeline stage computes it.
+        """
+        self._step, self._local_loss = _Step(step, positions), local_loss
+        self._found, self._told_loss = "", None
+        self.loss_factor = self._faults.loss_factor(step)
+        self._faults.at(step)
+
+    def end_step(self, loss: torch.Tensor, grad_norm: torch.Tensor | float | None) -> StepVerdict:
+        """After the step; `loss` and `grad_norm` are those of all ranks, maybe still on their way.
+
+        Raises StabilityError where the step, or on a GPU the one before it, ends the job, and RollbackError where
+        the job goes back.
+        """
+        step = self._step
+        if self._faults.spoils_weights(step.number):
+            local_part(next(self._engine.module.parameters())).fill_(math.nan)
+        if self._found:
+            return self._act(step, self._found, self._told_loss, None)
+        if getattr(self._engine.optimizer, "overflow", False):
+            if self._scale_adapts:
+                self.counts["overflow_steps"] += 1
+                return StepVerdict(overflowed=True, reason="overflow: the loss scale is lowered")
+            told = self._told_loss if self._before_the_step else float(loss)
+            return self._act(step, "nan", told, math.inf, overflowed=True)
+        if not self._before_the_step:
+            self._copy(step, loss, grad_norm)
+            self._look(keep=1 if self.world.device.type == "cuda" else 0)
+        elif self._told_loss is not None:
+            self._window.append(self._told_loss)
+        return StepVerdict()
+
+    def settle(self) -> None:
+        """Look at every step that was made; waits for the device. Raises as end_step does."""
+        self._look(keep=0)
+
+    def check_weights(self) -> None:
+        """Before a save: raises, by the policy for what is no number, where a weight is none. Waits for the device.
+
+        Good losses do not tell: the last update itself may have spoilt them, or the memory.
+        """
+        if not (names := bad_weights(self._engine.module, self.world)):
+            return
+        step = self._step
+        first, last = step.positions
+        said = (
+            f"step {step.number}: weights behind it are no numbers ({names}), so no checkpoint of them is saved; "
+            f"samples {first:,} to {last - 1:,} of the order"
+        )
+        policy = "rollback" if self._policy["nan"] == "rollback" else "stop"
+        self._tell(
+            policy, f"{said}; {DONE[policy]}", step=step.number, bad="weights", positions=[first, last]
+        )
+        if policy == "rollback":
+            raise RollbackError(said, step.number, step.positions)
+        raise StabilityError(
+            f"{said}. `nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first, or set "
+            "stability.on_nan = rollback, which passes over the samples since."
+        )
+
+    # --- what outlives a process -----------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint: the losses behind the next step, the skipped steps, the counts. As JSON."""
+        return {"losses": list(self._window), "skipped": list(self._skipped), "counts": dict(self.counts)}
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """What state_dict() gave; None, from a checkpoint without it, changes nothing."""
+        if state is not None:
+            self._window.extend(state["losses"])
+            self._skipped.extend(state["skipped"])
+            self.counts |= {**state["counts"], "rollbacks": self.counts["rollbacks"]}
+
+    # --- before the weights move -----------------------------------------------------------------------------
+
+    def _guarded(self, lr_kwargs: dict[str, Any] | None = None) -> None:
+        """DeepSpeed's _take_model_step, unless the step is bad and may still be thrown away."""
+        own = self._local_loss()
+        self._step.own_loss = None if own is None else own.detach().float().clone()
+        if self._before_the_step:
+            self._told_loss, finite = self._over_ranks(self._step.own_loss)
+            self._found = self._kind(self._told_loss, 0.0 if finite else math.nan)
+            if self._found:
+                discard_gradients(self._engine)
+                return
+        self._take_model_step(lr_kwargs)
+        if getattr(self._engine.optimizer, "overflow", False):
+            _finish_own_skip(self._engine.optimizer)
+
+    def _over_ranks(self, own_loss: torch.Tensor | None) -> tuple[float, bool]:
+        """The mean loss of all ranks that have one; whether all gradients are finite, where DeepSpeed does not see to it."""
+        told = torch.zeros(3, dtype=torch.float32, device=self.world.device)
+        if own_loss is not None:
+            told[0], told[1] = own_loss, 1.0
+        if isinstance(self._engine.optimizer, torch.optim.Optimizer):
+            gradients = [parameter.grad for parameter in self._engine.module.parameters()]
+            norm = torch.nn.utils.get_total_norm([grad for grad in gradients if grad is not None])
+            told[2] = (~norm.isfinite()).float()
+        if self.world.size > 1:
+            dist.all_reduce(told)
+        total, count, bad = told.tolist()
+        return total / max(count, 1.0), bad == 0
+
+    # --- behind the step -------------------------------------------------------------------------------------
+
+    def _copy(self, step: _Step, loss: torch.Tensor, norm: torch.Tensor | float | None) -> None:
+        step.loss, step.norm = loss.detach(), None if norm is None else torch.as_tensor(norm).detach()
+        if self.world.device.type == "cuda":
+            step.loss = _pinned(step.loss)
+            step.norm = None if step.norm is None else _pinned(step.norm)
+            step.copied = torch.cuda.Event()
+            step.copied.record()
+        self._pending.append(step)
+
+    def _look(self, keep: int) -> None:
+        while len(self._pending) > keep:
+            step = self._pending.popleft()
+            if step.copied is not None:
+                step.copied.synchronize()
+            assert step.loss is not None
+            loss, norm = float(step.loss), None if step.norm is None else float(step.norm)
+            if kind := self._kind(loss, norm):
+                self._act(step, kind, loss, norm)
+            self._window.append(loss)
+
+    def _kind(self, loss: float, norm: float | None) -> str:
+        """nan, spike, or "" for a good step. DeepSpeed tells a norm that is no number as -1 too."""
+        if not math.isfinite(loss) or (norm is not None and (not math.isfinite(norm) or norm < 0)):
+            return "nan"
+        stability = self.config.stability
+        if self._policy["spike"] == "ignore" or len(self._window) < stability.loss_spike_window_steps:
+            return ""
+        return "spike" if loss > stability.loss_spike_factor * self._mean() else ""
+
+    def _mean(self) -> float:
+        return sum(self._window) / len(self._window)
+
+    # --- what is done ----------------------------------------------------------------------------------------
+
+    def _act(
+        self, step: _Step, kind: str, loss: float | None, norm: float | None, overflowed: bool = False
+    ) -> StepVerdict:
+        """Carry out the policy for a bad step. Returns for skip, raises for the others.
+
+        `overflowed`: DeepSpeed found it in the scaled gradients.
+        """
+        said = self._said(step, kind, loss, norm)
+        precision = self.config.precision
+        # A scale of 1 or less is not what makes a good loss's gradient infinite.
+        is_scale = (
+            overflowed and precision.dtype == "fp16" and precision.fp16.loss_scale > 1 and _is_finite(loss)
+        )
+        if is_scale:
+            said += (
+                f"; {self.config.where('precision.fp16.loss_scale')}: precision.fp16.loss_scale = "
+                f"{precision.fp16.loss_scale:,.10g} is fixed, and likely too high: lower it, or set 0 for a dynamic one"
+            )
+        policy, key = self._policy[kind], "on_nan" if kind == "nan" else "on_loss_spike"
+        if kind == "spike":
+            self.counts["loss_spikes"] += 1
+        first, last = step.positions
+        self._tell(
+            policy,
+            f"{said}; {DONE[policy]} (stability.{key} = {policy})",
+            step=step.number,
+            bad=kind,
+            loss=_as_json(loss),
+            grad_norm=_as_json(norm),
+            positions=[first, last],
+        )
+        if policy == "rollback":
+            raise RollbackError(said, step.number, step.positions)
+        where = self.config.where(f"stability.{key}")
+        if policy == "stop":
+            cure = (
+                f" Lower lr_schedule.lr or look at these samples; stability.{key} = skip leaves out such steps, "
+                "rollback passes over the samples since the checkpoint."
+            )
+            raise StabilityError(
+                f"{said}; {where}: stability.{key} = stop ends the job.{'' if is_scale else cure}"
+            )
+        if kind == "nan" and (names := bad_weights(self._engine.module, self.world)):
+            raise StabilityError(
+                f"{said}; the weights themselves are no numbers ({names}), and skipping steps does not mend them. "
+                "`nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first."
+            )
+        self.counts["skipped_steps"] += 1
+        self._skipped.append(step.number)
+        limit, window = self.config.stability.max_skipped_steps, self.config.stability.loss_spike_window_steps
+        while self._skipped[0] <= step.number - window:
+            self._skipped.popleft()
+        if len(self._skipped) > limit:
+            raise StabilityError(
+                f"{said}; {len(self._skipped)} of the last {window} steps were skipped, more than "
+                f"stability.max_skipped_steps = {limit} allows. The run does not learn any more"
+                + ("." if is_scale else ": lower lr_schedule.lr, or go back to an older checkpoint.")
+            )
+        return StepVerdict(skipped=True, reason=said)
+
+    def _said(self, step: _Step, kind: str, loss: float | None, norm: float | None) -> str:
+        own = [None if step.own_loss is None else float(step.own_loss)]
+        if self.world.size > 1:
+            own = gather_objects(own[0])
+        told = {rank: value for rank, value in enumerate(own) if value is not None}
+        first, last = step.positions
+        where = f"samples {first:,} to {last - 1:,} of the order"
+        if kind == "spike":
+            highest = max(told, key=lambda rank: told[rank]) if told else 0
+            return (
+                f"step {step.number}: the loss jumps to {loss:.4g}, {loss / self._mean():.1f} times the mean of the "
+                f"last {len(self._window)} steps ({self._mean():.4g}); highest on rank {highest} "
+                f"({told.get(highest, math.nan):.4g}); {where}"
+                if loss is not None
+                else ""
+            )
+        bad = [rank for rank, value in told.items() if not math.isfinite(value)]
+        normed = "" if norm is None else f", gradient norm {norm:.4g}"
+        if not bad:
+            return (
+                f"step {step.number}: the gradient is not finite{normed}, though the loss is on every rank "
+                f"(loss {loss:.4g}); {where}"
+            )
+        ranks = (
+            f"rank {', '.join(map(str, bad))} of {self.world.size}" if len(bad) < len(told) else "every rank"
+        )
+        return f"step {step.number}: the loss is {loss:.4g} on {ranks}{normed}; {where}"
+
+    def _tell(self, policy: str, message: str, **data: Any) -> None:
+        if self.world.rank == 0:
+            logger.warning("%s", message)
+        if self.events is not None:
+            self.events.write(policy if policy != "stop" else "error", message, **data)
+
+
+DONE = {
+    "stop": "the job ends",
+    "skip": "the step is skipped, the weights stay as they were",
+    "rollback": "the job goes back to the newest checkpoint and passes over these samples",
+}
+
+
+def _pinned(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.device.type == "cpu":
+        return tensor
+    return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
+
+
+def _is_finite(value: float | None) -> bool:
+    return value is not None and math.isfinite(value)
+
+
+def _as_json(value: float | None) -> float | str | None:
+    # JSON has no nan: the word is told.
+    return value if value is None or math.isfinite(value) else str(value)
+
+
+# --- gradients that are thrown away --------------------------------------------------------------------------
+
+
+# --- samples that are passed over ----------------------------------------------------------------------------

@@ -1,0 +1,1 @@
+"""A profile of a few steps, summed up and drawn."""

@@ -1,0 +1,136 @@
+"""torch.profiler over a few steps, into output/<run>/profiling/.
+
+    rank0.step<N>.trace.json.gz     the timeline of one cycle, for Perfetto or chrome://tracing
+    rank0.step<N>.txt, .json, .svg  what it says, in a page, as data and as a picture (profile_summary.py)
+    rank0.step<N>.memory.pickle     on a GPU, with profile.memory_snapshot: every allocation, for pytorch.org/memory_viz
+
+N is the last step of the cycle. The cycle is profile.wait_steps, warmup_steps, active_steps, `repeat` times: by default
+steps 2 to 4 and 7 to 9 of the job are kept, counted from 0, as the upstream example does.
+"""
+
+import contextlib
+import logging
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+from torch import profiler
+
+from nbtrain.base.events import EventWriter
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.watch_section import ProfileConfig
+from nbtrain.train.profile.summary import write_summary
+
+# Of a snapshot: enough for some steps of a large model; the oldest go first.
+SNAPSHOT_ENTRIES = 1_000_000
+
+logger = logging.getLogger(__name__)
+
+
+@contextlib.contextmanager
+def profiling(
+    settings: ProfileConfig, run: RunDir, rank: int, first_step: int, events: EventWriter | None
+) -> Iterator[Callable[[], None]]:
+    """Profile what happens inside; the caller calls the yielded function after each step.
+
+    It does nothing where profiling is off, and on ranks other than 0 without profile.all_ranks.
+    """
+    if not settings.enabled or (rank != 0 and not settings.all_ranks):
+        yield lambda: None
+        return
+    run.profiling.mkdir(parents=True, exist_ok=True)
+    on_gpu = torch.cuda.is_available()
+    snapshots = Snapshots(settings.memory_snapshot and on_gpu)
+
+    def keep(trace: profiler.profile) -> None:
+        started = time.perf_counter()
+        step = first_step + trace.step_num
+        stem = run.profiling / f"rank{rank}.step{step}"
+        snapshots.end(stem)
+        first = step - settings.active_steps + 1
+        summary = write_trace(trace, stem, f"{run.name}, rank {rank}, steps {first} to {step}")
+        text = f"step {step}: profile in {summary.relative_to(run.path)}"
+        logger.info(
+            "step %6s | %s | %.2f s", f"{step:,}", text.partition(": ")[2], time.perf_counter() - started
+        )
+        if events is not None:
+            events.write("profile", text, step=step, path=str(summary.relative_to(run.path)))
+
+    schedule = profiler.schedule(
+        wait=settings.wait_steps,
+        warmup=settings.warmup_steps,
+        active=settings.active_steps,
+        repeat=settings.repeat,
+    )
+    activities = [profiler.ProfilerActivity.CPU]
+    if on_gpu:
+        activities.append(profiler.ProfilerActivity.CUDA)
+    with (
+        warnings.catch_warnings(),
+        profiler.profile(
+            activities=activities,
+            schedule=schedule,
+            on_trace_ready=keep,
+            record_shapes=settings.record_shapes,
+            profile_memory=settings.profile_memory,
+            with_stack=settings.with_stack,
+            with_flops=settings.with_flops,
+            with_modules=settings.with_modules,
+        ) as trace,
+    ):
+        # Each cycle is written before the next one begins: that its events are cleared then is what we want.
+        warnings.filterwarnings("ignore", "Warning: Profiler clears events")
+
+        def follow() -> None:
+            if schedule(trace.step_num) is not profiler.ProfilerAction.NONE:
+                snapshots.begin()
+
+        def step() -> None:
+            trace.step()
+            follow()
+
+        follow()
+        yield step
+
+
+def write_trace(trace: profiler.profile, stem: Path, title: str) -> Path:
+    """Write the timeline of one cycle and its summary; the path of the summary's text."""
+    path = stem.with_name(f"{stem.name}.trace.json.gz")
+    # torch writes by name, and compresses by its ending: a hidden neighbour first, then a rename.
+    temporary = path.with_name(f".{path.name}")
+    try:
+        trace.export_chrome_trace(str(temporary))
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return write_summary(path, title)
+
+
+class Snapshots:
+    """The history of a GPU's allocator, from a cycle's warm-up to its end."""
+
+    def __init__(self, wanted: bool):
+        self._wanted = wanted
+        self._recording = False
+
+    def begin(self) -> None:
+        """Record from now on; nothing where it does already or is not wanted."""
+        if self._wanted and not self._recording:
+            torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES)
+            self._recording = True
+
+    def end(self, stem: Path) -> None:
+        """Write what was recorded beside the timeline."""
+        if not self._recording:
+            return
+        path = stem.with_name(f"{stem.name}.memory.pickle")
+        temporary = path.with_name(f".{path.name}")
+        try:
+            torch.cuda.memory._dump_snapshot(str(temporary))
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+        torch.cuda.memory._record_memory_history(enabled=None)
+        self._recording = False

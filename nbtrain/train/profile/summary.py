@@ -1,0 +1,210 @@
+"""What a profile says, in a page: shares of the time, the costliest operators, the memory over time.
+
+    chrome trace of torch.profiler -> ProfileSummary -> rank<r>.step<n>.txt, .json and .svg (profile_picture.py)
+
+Every moment of the profiled steps goes to one category, so that the shares add up to the whole:
+
+    on a GPU   to what a kernel does that runs then; of several at once to the first in CATEGORIES, so that
+               communication is only what no computation hides; idle is when nothing runs
+    on a CPU   to the innermost operator of the training's thread; idle is Python between the operators, but
+               communication where a collective is under way on gloo's threads
+
+What runs inside attention or the optimizer's step counts for these. Times are own times: an operator's without those it calls.
+"""
+
+import gzip
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import amounts, files
+from nbtrain.train.profile.intervals import Interval, _length, _overlap, _union, _without
+from nbtrain.train.profile.picture import picture
+from nbtrain.train.profile.trace import CATEGORIES, _is_step, _on_device, _on_host, _parts
+
+TOP_OPERATORS = 25
+TIMELINE_POINTS = 400
+
+
+@dataclass
+class Operator:
+    """Calls of one operator, products with one set of shapes."""
+
+    name: str
+    category: str
+    calls: int
+    seconds: float
+    flops: float = 0.0
+    """Of all calls; 0 where it is no matrix product or the shapes were not recorded."""
+
+
+@dataclass
+class ProfileSummary:
+    """One cycle of the profiler on one rank."""
+
+    title: str
+    device: str
+    """cuda or cpu."""
+    steps: int
+    seconds: float
+    """Of all profiled steps."""
+    categories: dict[str, float]
+    """Seconds by name in CATEGORIES; they add up to `seconds`."""
+    hidden_communication_seconds: float
+    """Communication behind computation, on a GPU."""
+    parts: dict[str, float]
+    """Seconds by part of the step, on the host's clock; what is in none is left out."""
+    operators: list[Operator]
+    """The costliest ones."""
+    flops: float
+    """Of all matrix products, by their shapes."""
+    memory: list[tuple[float, int]]
+    """(seconds from the first step's start, bytes allocated); on CPU since the profile began."""
+    peak_memory_bytes: int
+    peak_memory_seconds: float
+
+    def text(self) -> str:
+        """The page."""
+        lines = [
+            f"{self.title} | {self.device} | {amounts.counted(self.steps, 'step')}, {self.seconds:.4g} s, "
+            f"{self.seconds / self.steps * 1e3:.4g} ms a step",
+            "",
+            *_table("where the time goes", self.categories, self.seconds),
+        ]
+        if self.hidden_communication_seconds:
+            lines.append(
+                f"  and {self.hidden_communication_seconds:.4g} s of communication behind computation"
+            )
+        if self.parts:
+            lines += ["", *_table("parts of the step, by the host's clock", self.parts, self.seconds)]
+        if self.flops:
+            rate = self.flops / self.seconds / 1e12
+            lines += [
+                "",
+                f"matrix products: {self.flops / 1e12:.4g} TFLOP, {rate:.4g} TFLOP/s over the steps",
+            ]
+        lines += [
+            "",
+            f"{'own ms':>10}  {'share':>6}  {'calls':>7}  {'TFLOP/s':>8}  {'category':<17}  operator",
+        ]
+        for operator in self.operators:
+            rate_text = f"{operator.flops / operator.seconds / 1e12:8.4g}" if operator.flops else " " * 8
+            lines.append(
+                f"{operator.seconds * 1e3:>10.3f}  {operator.seconds / self.seconds:>6.1%}  {operator.calls:>7,}  "
+                f"{rate_text}  {operator.category:<17}  {operator.name}"
+            )
+        if self.memory:
+            moment = f"{self.peak_memory_seconds * 1e3:.4g} ms after the first step's start"
+            since = "" if self.device == "cuda" else ", counted from the profile's start"
+            lines += ["", f"memory: peak {amounts.size(self.peak_memory_bytes)}, {moment}{since}"]
+        return "\n".join(lines) + "\n"
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def write_summary(trace_path: Path, title: str) -> Path:
+    """Read a chrome trace and write <stem>.txt, <stem>.json and <stem>.svg beside it; the path of the text."""
+    with gzip.open(trace_path) as stream:
+        summary = summarize(json.load(stream), title)
+    stem = trace_path.name.removesuffix(".trace.json.gz")
+    files.write_json(trace_path.with_name(f"{stem}.json"), summary.to_dict())
+    files.write_text(trace_path.with_name(f"{stem}.svg"), picture(summary.to_dict()))
+    target = trace_path.with_name(f"{stem}.txt")
+    files.write_text(target, summary.text())
+    return target
+
+
+def summarize(trace: dict[str, Any], title: str = "profile") -> ProfileSummary:
+    """The summary of a chrome trace. Raises ValueError where no whole step is in it."""
+    events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
+    steps = [event for event in events if _is_step(event) and event.get("cat") == "user_annotation"]
+    if not steps:
+        raise ValueError("no step is in this profile: profile.active_steps were never reached")
+    window = min(step["ts"] for step in steps), max(step["ts"] + step["dur"] for step in steps)
+    parts = _parts(events)
+    kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    of_operators = _on_device(events, kernels, parts) if kernels else _on_host(events, steps[0]["tid"], parts)
+    stretches: dict[str, list[Interval]] = {name: [] for name in CATEGORIES}
+    operators: dict[tuple[str, str], Operator] = {}
+    for name, category, interval, flops, is_call in of_operators:
+        interval = max(interval[0], window[0]), min(interval[1], window[1])
+        if interval[1] <= interval[0]:
+            continue
+        stretches[category].append(interval)
+        operator = operators.setdefault((name, category), Operator(name, category, 0, 0.0))
+        operator.calls += is_call
+        operator.seconds += (interval[1] - interval[0]) / 1e6
+        operator.flops += flops
+    categories, hidden = _shares(stretches, window)
+    memory = _memory(trace["traceEvents"], window, "cuda" if kernels else "cpu")
+    peak = max(memory, key=lambda point: point[1], default=(0.0, 0))
+    costliest = sorted(operators.values(), key=lambda operator: -operator.seconds)
+    return ProfileSummary(
+        title=title,
+        device="cuda" if kernels else "cpu",
+        steps=len(steps),
+        seconds=(window[1] - window[0]) / 1e6,
+        categories=categories,
+        hidden_communication_seconds=hidden,
+        parts={
+            name: sum(_overlap(interval, window) for interval in intervals) / 1e6
+            for name, intervals in parts.items()
+        },
+        operators=costliest[:TOP_OPERATORS],
+        flops=sum(operator.flops for operator in operators.values()),
+        memory=_thinned(memory),
+        peak_memory_bytes=peak[1],
+        peak_memory_seconds=peak[0],
+    )
+
+
+# --- what ran when ------------------------------------------------------------------------------------------------
+
+
+# --- intervals ----------------------------------------------------------------------------------------------------
+
+
+def _shares(stretches: dict[str, list[Interval]], window: Interval) -> tuple[dict[str, float], float]:
+    """Seconds by category, each moment counted once, and the communication that others hide."""
+    covered: list[Interval] = []
+    shares, hidden = {}, 0.0
+    for name in CATEGORIES[:-1]:
+        own = _union(stretches[name])
+        free = _without(own, covered)
+        shares[name] = _length(free) / 1e6
+        if name == "communication":
+            hidden = (_length(own) - _length(free)) / 1e6
+        covered = _union([*covered, *free])
+    shares["idle"] = (window[1] - window[0] - _length(covered)) / 1e6
+    return shares, hidden
+
+
+# --- memory -------------------------------------------------------------------------------------------------------
+
+
+def _memory(events: list[dict[str, Any]], window: Interval, device: str) -> list[tuple[float, int]]:
+    kind = 1 if device == "cuda" else 0
+    points = [
+        ((event["ts"] - window[0]) / 1e6, int(event["args"]["Total Allocated"]))
+        for event in events
+        if event.get("name") == "[memory]"
+        and event["args"].get("Device Type") == kind
+        and window[0] <= event["ts"] <= window[1]
+    ]
+    return sorted(points)
+
+
+def _thinned(points: list[tuple[float, int]]) -> list[tuple[float, int]]:
+    """At most TIMELINE_POINTS of them, the highest of each run, so that no peak is lost."""
+    size = -(-len(points) // TIMELINE_POINTS) or 1
+    return [max(points[at : at + size], key=lambda point: point[1]) for at in range(0, len(points), size)]
+
+
+def _table(title: str, seconds: dict[str, float], whole: float) -> list[str]:
+    lines = [title]
+    for name, own in seconds.items():
+        share = own / whole if whole else 0.0
+        lines.append(f"  {name:<18} {own:>10.4f} s  {share:>6.1%}  {'#' * round(40 * share)}".rstrip())
+    return lines

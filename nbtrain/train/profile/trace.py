@@ -1,0 +1,221 @@
+"""The events of a chrome trace: which part of a step and which kind of work each belongs to."""
+
+import collections
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from nbtrain.train.profile.intervals import Interval, _is_in, _union, _without
+
+CATEGORIES = (
+    "matmul",
+    "attention",
+    "norm, elementwise",
+    "optimizer",
+    "copies",
+    "other",
+    "communication",
+    "data",
+    "idle",
+)
+
+PART_PREFIX = "nbtrain: "
+"""Before the name of a step's part (throughput.py) in the trace."""
+
+# The first that is found in an operator's or a kernel's name, lower case, decides.
+_RULES = tuple(
+    (category, re.compile(pattern))
+    for category, pattern in (
+        ("communication", r"nccl|gloo|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|broadcast_|c10d"),
+        ("attention", r"flash|fmha|attention|attn|blockedbackward|softmax_backward_data|sdpa"),
+        ("optimizer", r"adam|optimizer\.|multi_tensor|foreach_norm|clip_grad"),
+        ("data", r"dataloader"),
+        (
+            "matmul",
+            r"gemm|gemv|matmul|cublas|cutlass|nvjet|aten::(mm|addmm|bmm|baddbmm|linear|_scaled_mm)\b|mkldnn_linear",
+        ),
+        (
+            "copies",
+            r"memcpy|memset|copy|clone|contiguous|pin_memory|aten::(to|cat|_to_copy|fill_|zero_)\b|catarray|\bfill",
+        ),
+        (
+            "norm, elementwise",
+            r"norm|elementwise|softmax|gelu|dropout|triton_|reduce_kernel|vectorized|bernoulli|"
+            r"aten::(add|sub|mul|div|sum|exp|neg|where|native_|mean|pow|sqrt|tanh|bitwise|lt|le|gt|ge|eq|ne)",
+        ),
+    )
+)
+
+# An operator that lies in one of these, at any depth, counts for it.
+_LASTING = {"attention", "optimizer", "communication", "data"}
+
+
+def category_of(name: str) -> str:
+    """By the name of an operator or a kernel."""
+    lower = name.lower()
+    return next((category for category, pattern in _RULES if pattern.search(lower)), "other")
+
+
+Stretch = tuple[str, str, Interval, float, bool]
+"""(name, category, when, FLOPs, whether a call begins with it)."""
+
+
+def _on_host(
+    events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Interval]]
+) -> Iterator[Stretch]:
+    """The innermost operators of the training's thread, and the collectives on the others."""
+    for event in events:
+        if event["tid"] != thread and category_of(event["name"]) == "communication":
+            yield _name(event), "communication", (event["ts"], event["ts"] + event["dur"]), 0.0, True
+    own = [
+        event
+        for event in events
+        if event["tid"] == thread and event.get("cat") in ("cpu_op", "user_annotation")
+    ]
+    own = [event for event in own if not _is_step(event) and not event["name"].startswith(PART_PREFIX)]
+    # Outer before inner.
+    own.sort(key=lambda event: (event["ts"], -event["dur"]))
+    open_events: list[tuple[dict[str, Any], str, str, float]] = []
+    reached = 0.0
+    for event in [*own, {"ts": float("inf"), "dur": 0.0, "name": ""}]:
+        while open_events and open_events[-1][3] <= event["ts"]:
+            _, name, category, end = open_events.pop()
+            if end > reached:
+                yield name, category, (reached, end), 0.0, False
+                reached = end
+        if open_events and event["ts"] > reached:
+            yield open_events[-1][1], open_events[-1][2], (reached, event["ts"]), 0.0, False
+        if event["name"]:
+            outer = open_events[-1][2] if open_events else ""
+            category = outer if outer in _LASTING else category_of(event["name"])
+            if category != "communication" and _is_in(event["ts"], parts.get("optimizer", [])):
+                category = "optimizer"
+            end = event["ts"] + event["dur"]
+            if open_events:
+                # Clocks are rounded: an inner event may seem to end behind its outer one.
+                end = min(end, open_events[-1][3])
+            reached = event["ts"]
+            open_events.append((event, _name(event), category, end))
+            # A stretch without length carries what counts once a call; summarize() wants some, so a nanosecond is given.
+            yield (
+                _name(event),
+                category,
+                (event["ts"], min(end, event["ts"] + 1e-3)),
+                product_flops(event),
+                True,
+            )
+            reached = min(end, event["ts"] + 1e-3)
+
+
+def _on_device(
+    events: list[dict[str, Any]], kernels: list[dict[str, Any]], parts: dict[str, list[Interval]]
+) -> Iterator[Stretch]:
+    """Kernels and copies, named by the operator that launched them."""
+    launchers = {
+        event["args"]["External id"]: event
+        for event in events
+        if event.get("cat") == "cpu_op" and "External id" in event.get("args", {})
+    }
+    launched_at = {
+        event["args"]["correlation"]: event["ts"]
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+    }
+    told: set[Any] = set()
+    for kernel in kernels:
+        arguments = kernel.get("args", {})
+        operator = launchers.get(arguments.get("External id"))
+        category = category_of(kernel["name"])
+        if category in ("other", "norm, elementwise", "copies") and operator is not None:
+            by_operator = category_of(operator["name"])
+            category = by_operator if by_operator in _LASTING or category == "other" else category
+        moment = launched_at.get(arguments.get("correlation"))
+        if category != "communication" and moment is not None and _is_in(moment, parts.get("optimizer", [])):
+            category = "optimizer"
+        flops = 0.0
+        if operator is not None and arguments["External id"] not in told:
+            # An operator may launch several kernels; its FLOPs count once.
+            told.add(arguments["External id"])
+            flops = product_flops(operator)
+        name = _name(operator) if operator is not None else _short(kernel["name"])
+        yield name, category, (kernel["ts"], kernel["ts"] + kernel["dur"]), flops, True
+
+
+def product_flops(event: dict[str, Any]) -> float:
+    """FLOPs of a matrix product by its recorded shapes; 0 for anything else."""
+    dims = [dim for dim in event.get("args", {}).get("Input Dims", []) if isinstance(dim, list)]
+    name = event["name"]
+    try:
+        if name == "aten::mm":
+            (m, k), (_, n) = dims[:2]
+            return 2.0 * m * k * n
+        if name == "aten::addmm":
+            (m, k), (_, n) = dims[1:3]
+            return 2.0 * m * k * n
+        if name in ("aten::bmm", "aten::baddbmm"):
+            (b, m, k), (_, _, n) = dims[-2:] if name == "aten::bmm" else dims[1:3]
+            return 2.0 * b * m * k * n
+        # What torch's plain attention multiplies, it has torch multiply: those products count for themselves.
+        if name.startswith("aten::_scaled_dot_product") and not name.endswith("_math"):
+            backward = "backward" in name
+            *batch, queries, size = dims[1 if backward else 0]
+            keys = dims[2 if backward else 1][-2]
+            products = 5 if backward else 2
+            return 2.0 * products * _product(batch) * queries * keys * size
+    except (ValueError, IndexError):
+        # Shapes that are none of a product's: an overload with other inputs.
+        return 0.0
+    return 0.0
+
+
+def _parts(events: list[dict[str, Any]]) -> dict[str, list[Interval]]:
+    """Own stretches of the step's parts: a part inside another is taken out of it."""
+    marked = [
+        event
+        for event in events
+        if event.get("cat") == "user_annotation" and event["name"].startswith(PART_PREFIX)
+    ]
+    found: dict[str, list[Interval]] = collections.defaultdict(list)
+    for event in sorted(marked, key=lambda event: event["ts"]):
+        found[event["name"].removeprefix(PART_PREFIX)].append((event["ts"], event["ts"] + event["dur"]))
+    return {
+        name: _without(_union(intervals), _union(_inner(name, intervals, found)))
+        for name, intervals in found.items()
+    }
+
+
+def _inner(name: str, intervals: list[Interval], found: dict[str, list[Interval]]) -> Iterator[Interval]:
+    outer = _union(intervals)
+    for other, theirs in found.items():
+        if other != name:
+            yield from (one for one in theirs if _is_in(one[0], outer) and _is_in(one[1], outer))
+
+
+def _is_step(event: dict[str, Any]) -> bool:
+    return event["name"].startswith("ProfilerStep#")
+
+
+def _name(event: dict[str, Any]) -> str:
+    """With the shapes, of matrix products."""
+    name = event["name"].removeprefix("autograd::engine::evaluate_function: ")
+    if category_of(name) == "matmul":
+        dims = [
+            dim
+            for dim in event.get("args", {}).get("Input Dims", [])
+            if isinstance(dim, list) and len(dim) > 1
+        ]
+        if dims:
+            name += " " + " x ".join("[" + ", ".join(map(str, dim)) + "]" for dim in dims)
+    return name
+
+
+def _short(name: str) -> str:
+    """A kernel's name without its template arguments' tail."""
+    return name if len(name) <= 90 else name[:87] + "..."
+
+
+def _product(numbers: list[int]) -> int:
+    result = 1
+    for number in numbers:
+        result *= number
+    return result

@@ -1,0 +1,1 @@
+"""The GPU side of `nbtrain twin`."""

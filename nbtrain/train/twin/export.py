@@ -1,0 +1,65 @@
+"""The last link of a twin's chain: weights of a checkpoint in one file, loaded by one process, give the run's loss.
+
+jobs/twin/prove.py has the fork server call `main` as one rank.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+
+from nbtrain.base import files
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.weights import load_model_weights
+from nbtrain.config.load import load_resolved
+from nbtrain.dataset.samples.build import build_datasets
+from nbtrain.model.gpt import build_model
+from nbtrain.parallel import startup
+from nbtrain.parallel.groups import ParallelGroups
+from nbtrain.train.batches import Batches, evaluation_rows
+from nbtrain.train.engine.plain_engine import PlainEngine
+
+WEIGHTS = "weights.pt"
+ANSWER = "export.json"
+
+
+def main(trained: str, whole: str) -> int:
+    """Put the newest weights of the run `trained` into one file of its export/, and evaluate them as the run `whole`.
+
+    `whole` has the configuration of one process for the same model. The answer is export/export.json of `trained`:
+    {"validation_loss", "num_parameters", "num_tensors", "bytes"}.
+    """
+    run, config = RunDir(trained), load_resolved(RunDir(whole).config_yaml)
+    run.export.mkdir(exist_ok=True)
+    path = run.export / WEIGHTS
+    with files.atomic_writer(path) as stream:
+        torch.save(load_model_weights(run.path), stream)
+
+    weights = torch.load(path, map_location="cpu", weights_only=True)
+    world = startup.start("cpu", 60)
+    model = build_model(config)
+    # By name, and not one too many or too few.
+    model.load_state_dict(weights)
+    datasets = build_datasets(config)
+    assert datasets.valid is not None
+    batch = config.batch
+    rows = evaluation_rows(
+        config.evaluation.eval_iters * batch.global_batch_size, batch.micro_batch_size, 0, 1
+    )
+    batches = Batches(datasets.valid, rows, world.device, masked=datasets.is_masked)
+    number = config.evaluation.eval_iters * batch.global_batch_size // batch.micro_batch_size
+    groups = ParallelGroups.create(config.topology, 1, 60)
+    holder = SimpleNamespace(module=model, device=world.device)
+    engine = PlainEngine(holder, torch.optim.SGD(model.parameters()), groups, 0)
+    loss = engine.evaluate(batches, number, lambda: None)
+    startup.finish()
+    files.write_json(
+        run.export / ANSWER,
+        {
+            "validation_loss": loss,
+            "num_parameters": sum(value.numel() for value in weights.values()),
+            "num_tensors": len(weights),
+            "bytes": Path(path).stat().st_size,
+        },
+    )
+    return 0

@@ -1,0 +1,253 @@
+"""Ranks forked from one process that has torch and DeepSpeed loaded: the imports of all launches are paid once.
+
+    python -m nbtrain.train.twin.fork_server         jobs/twin/fork_client.py starts it and asks
+
+    {"id": 1, "ranks": 4, "function": "nbtrain.train.__main__:main", "arguments": ["output/gpt"], "log": "{rank}.log", ...}
+      -> {"kind": "started", "id": 1, "pids": [...]}
+      -> {"kind": "ended", "id": 1, "exit_codes": [0, 0, 0, 0], "timed_out": false, ...}
+    {"id": 1, "signal": 15, "rank": 0}
+      -> the signal, to one rank or (rank null) to all that are left
+
+For proofs and tests of many ranks on few cores, on CPU only: importing costs a rank more than a few steps of a
+small model. A fork is safe before there is a second thread, a process group or a parallel region, and the server has
+none of them: it imports, forks and waits. Where there is a second thread all the same, it refuses. Every launch
+begins as if the ranks had just been started: their own environment, their own log, a new port.
+
+A rank that dies leaves the others waiting for it in a collective: they are killed `linger_seconds` later. The server
+ends, and its ranks with it, when its standard input is closed or the process that holds it dies.
+"""
+
+import contextlib
+import gc
+import importlib
+import json
+import logging
+import os
+import select
+import signal
+import socket
+import sys
+import time
+import traceback
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbtrain.base.parent_death import die_with_parent
+from nbtrain.parallel.startup import prepare_deepspeed
+
+# What a rank of a training run imports, the parts that DeepSpeed leaves to its first call included.
+PRELOADED = (
+    "deepspeed",
+    "deepspeed.runtime.engine",
+    "deepspeed.runtime.pipe.engine",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.bf16_optimizer",
+    # DeepSpeed compiles its Muon optimizer, and torch loads its compiler for any optimizer: half of a rank's start.
+    "deepspeed.runtime.zero.muon.muon_optimizer",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "torch.utils.data",
+    "torch.profiler",
+    "nbtrain.train.__main__",
+    "nbtrain.config.rules.check",
+    "nbtrain.dataset.samples.gpt_dataset",
+    "nbtrain.train.trainer",
+)
+POLL_SECONDS = 0.02
+
+
+@dataclass
+class Launch:
+    """Ranks that were forked together."""
+
+    id: int
+    started: float
+    deadline: float
+    linger_seconds: float
+    running: dict[int, int]
+    """pid -> rank of those that have not ended."""
+    exit_codes: list[int | None]
+    """By rank; minus the signal where one ended it, None while it runs."""
+    cpu_seconds: float = 0.0
+    timed_out: bool = False
+    kill_at: float = field(default=float("inf"))
+
+
+class Server:
+    """Reads requests, forks, reaps and answers; one thread."""
+
+    def __init__(self, requests: int, answers: int):
+        """`requests` and `answers` are file descriptors of JSON lines."""
+        self._requests, self._answers = requests, answers
+        self._unread = b""
+        self._launches: dict[int, Launch] = {}
+
+    def serve(self) -> None:
+        """Until the other end of the requests is closed; what still runs then is killed."""
+        self.answer({"kind": "ready", **_abilities()})
+        try:
+            while True:
+                wait = POLL_SECONDS if self._launches else None
+                if select.select([self._requests], [], [], wait)[0] and not self._read():
+                    return
+                self._look_after()
+        finally:
+            for launch in self._launches.values():
+                _signal(launch, signal.SIGKILL)
+
+    def answer(self, value: dict[str, Any]) -> None:
+        line = (json.dumps(value) + "\n").encode()
+        while line:
+            line = line[os.write(self._answers, line) :]
+
+    def _read(self) -> bool:
+        """Whether there is more to come."""
+        content = os.read(self._requests, 1 << 16)
+        *lines, self._unread = (self._unread + content).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            if "signal" in request:
+                if launch := self._launches.get(request["id"]):
+                    _signal(launch, request["signal"], request.get("rank"))
+                continue
+            try:
+                self._launch(request)
+            except Exception as error:
+                self.answer(
+                    {"kind": "error", "id": request["id"], "message": f"{type(error).__name__}: {error}"}
+                )
+        return bool(content)
+
+    def _launch(self, request: dict[str, Any]) -> None:
+        threads = len(os.listdir("/proc/self/task"))
+        if threads > 1:
+            raise RuntimeError(f"the fork server has {threads} threads; forking it would lose all but one")
+        ranks, now = request["ranks"], time.monotonic()
+        port, running = _free_port(), {}
+        sys.stdout.flush()
+        sys.stderr.flush()
+        for rank in range(ranks):
+            pid = os.fork()
+            if pid == 0:
+                os.close(self._answers)
+                _be_rank(request, rank, port)
+            running[pid] = rank
+        self._launches[request["id"]] = Launch(
+            request["id"],
+            now,
+            now + request["timeout_seconds"],
+            request["linger_seconds"],
+            running,
+            [None] * ranks,
+        )
+        self.answer({"kind": "started", "id": request["id"], "pids": list(running)})
+
+    def _look_after(self) -> None:
+        for launch in list(self._launches.values()):
+            for pid in list(launch.running):
+                done, status, used = os.wait4(pid, os.WNOHANG)
+                if done:
+                    launch.cpu_seconds += used.ru_utime + used.ru_stime
+                    code = os.waitstatus_to_exitcode(status)
+                    launch.exit_codes[launch.running.pop(pid)] = code
+                    if code != 0:
+                        launch.kill_at = min(launch.kill_at, time.monotonic() + launch.linger_seconds)
+            if launch.running and time.monotonic() > min(launch.deadline, launch.kill_at):
+                launch.timed_out = launch.timed_out or time.monotonic() > launch.deadline
+                _signal(launch, signal.SIGKILL)
+            if not launch.running:
+                del self._launches[launch.id]
+                self.answer(
+                    {
+                        "kind": "ended",
+                        "id": launch.id,
+                        "exit_codes": launch.exit_codes,
+                        "timed_out": launch.timed_out,
+                        "seconds": time.monotonic() - launch.started,
+                        "cpu_seconds": launch.cpu_seconds,
+                    }
+                )
+
+
+def _signal(launch: Launch, number: int, rank: int | None = None) -> None:
+    for pid, this_rank in launch.running.items():
+        if rank is None or rank == this_rank:
+            # Not reaped yet, so the pid is still this rank's.
+            os.kill(pid, number)
+
+
+def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
+    """The life of a forked rank; never returns."""
+    code = 1
+    try:
+        # First of all: from here on what is said, and how it ends, is this rank's.
+        die_with_parent(signal.SIGKILL)
+        log = os.open(
+            request["log"].replace("{rank}", str(rank)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666
+        )
+        null = os.open(os.devnull, os.O_RDONLY)
+        for source, target in ((null, 0), (log, 1), (log, 2)):
+            os.dup2(source, target)
+        os.environ.update(
+            {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(rank),
+                "WORLD_SIZE": str(request["ranks"]),
+                "LOCAL_WORLD_SIZE": str(request["ranks"]),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+                **request["environment"],
+            }
+        )
+        sys.path[:0] = request["sys_path"]
+        module, _, name = request["function"].partition(":")
+        function = getattr(importlib.import_module(module), name)
+        code = int(function(*request["arguments"]) or 0)
+    except SystemExit as error:
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        # Not through the interpreter's end, which would run what the server registered for its own.
+        with contextlib.suppress(Exception):
+            logging.shutdown()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _abilities() -> dict[str, Any]:
+    """What decides on this machine how a run can be trained."""
+    from deepspeed.accelerator import get_accelerator
+
+    accelerator = get_accelerator()
+    return {
+        "fp16": bool(accelerator.is_fp16_supported()),
+        "bf16": bool(accelerator.is_bf16_supported()),
+    }
+
+
+def main(modules: list[str]) -> None:
+    """Import, then serve. `modules` are imported before any fork besides those that every run needs."""
+    die_with_parent(signal.SIGKILL)
+    # What libraries print while they are imported must not get among the answers.
+    answers = os.dup(1)
+    os.dup2(2, 1)
+    prepare_deepspeed("cpu")
+    for module in (*modules, *PRELOADED):
+        importlib.import_module(module)
+    # Objects made so far are never looked at again by the collector: a look would copy their pages in every rank.
+    gc.collect()
+    gc.freeze()
+    Server(0, answers).serve()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

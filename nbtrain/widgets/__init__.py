@@ -1,1 +1,0 @@
-"""What a notebook shows: the launch form, the live panel, TensorBoard."""

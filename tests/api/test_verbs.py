@@ -1,0 +1,240 @@
+"""The public names with arguments of the wrong kind: one sentence with what was found and what is expected."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import nbtrain as nb
+from nbtrain.api import verbs as api
+from nbtrain.api.run import Run, open_run
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.events import EventWriter
+from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, Progress, ResumeCertificate
+from nbtrain.base.rundir import NOT_USED, RunDir
+from nbtrain.cli import __main__ as cli
+from nbtrain.cli import demo as cli_demo
+from nbtrain.cli import notebook_runner
+from nbtrain.cli.demo import DemoSummary
+from nbtrain.jobs import gpu_side
+
+pytestmark = pytest.mark.usefixtures("workspace")
+
+
+@pytest.fixture
+def run(workspace):
+    """A run that was never submitted."""
+    directory = RunDir.named("mine")
+    directory.path.mkdir(parents=True)
+    directory.run_json.write_text("{}")
+    return Run(directory)
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """The requests that the generating process would get."""
+    requests = []
+
+    def answer(package, request):
+        requests.append(request)
+        yield {"kind": "text", "text": "!"}
+
+    monkeypatch.setattr(gpu_side, "stream", answer)
+    return requests
+
+
+@pytest.mark.parametrize("value", [5, None, {}, [], b"gpt-tiny"])
+@pytest.mark.parametrize("name", ["load", "plan", "prepare", "submit"])
+def test_what_is_no_run_yaml(name, value):
+    with pytest.raises(ConfigError) as caught:
+        getattr(nb, name)(value)
+    assert str(caught.value) == f"run = {value!r} must be the path of a run YAML, or a name such as gpt-tiny."
+
+
+@pytest.mark.parametrize(
+    "value, kind", [(5, "int"), (None, "NoneType"), ({}, "dict"), ("", "str"), (" ", "str")]
+)
+def test_what_is_no_run(value, kind, asked):
+    for call in (nb.open_run, lambda value: nb.generate(value, "def ")):
+        with pytest.raises(ConfigError) as caught:
+            call(value)
+        assert str(caught.value) == (
+            f"run = {value!r} ({kind}) must be the name of a run, the path of its folder or YAML, a RunConfig or a Run."
+        )
+    assert asked == []
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"prompt": 5}, "prompt = 5 (int) must be text."),
+        ({"prompt": None}, "prompt = None (NoneType) must be text."),
+        ({"max_new_tokens": "5"}, "max_new_tokens = '5' (str) must be a whole number."),
+        ({"max_new_tokens": True}, "max_new_tokens = True (bool) must be a whole number."),
+        ({"max_new_tokens": -1}, "max_new_tokens = -1 must be at least 0."),
+        ({"temperature": None}, "temperature = None (NoneType) must be a number."),
+        ({"top_k": 1.5}, "top_k = 1.5 (float) must be a whole number."),
+        ({"top_p": "x"}, "top_p = 'x' (str) must be a number."),
+        ({"seed": 1.5}, "seed = 1.5 (float) must be a whole number, or None for another text each time."),
+        ({"step": "x"}, "step = 'x' (str) must be a whole number, or None for the newest checkpoint."),
+    ],
+)
+def test_generate(run, asked, arguments, message):
+    """Told before a process is started, which would take seconds to say it."""
+    with pytest.raises(ConfigError) as caught:
+        nb.generate(run, **{"prompt": "def ", **arguments})
+    assert str(caught.value) == message
+    assert asked == []
+
+
+def test_generate_takes_the_numbers_of_numpy(run, asked):
+    """They reach the process, as JSON has them."""
+    text = nb.generate(
+        run, "a", max_new_tokens=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(4), top_p=1
+    )
+    assert text == "a!"
+    request = asked[0]
+    assert {
+        key: (type(request[key]), request[key]) for key in ("max_new_tokens", "temperature", "top_k", "top_p")
+    } == {
+        "max_new_tokens": (int, 3),
+        "temperature": (float, 0.5),
+        "top_k": (int, 4),
+        "top_p": (int, 1),
+    }
+    assert (request["seed"], request["step"]) == (1234, None)
+
+
+@pytest.mark.parametrize(
+    "overrides, found",
+    [
+        (5, "overrides 5 (int)"),
+        (True, "overrides True (bool)"),
+        (b"a=b", "overrides b'a=b' (bytes)"),
+        ([5], "override 5 (int)"),
+        (["name=x", None], "override None (NoneType)"),
+    ],
+)
+def test_overrides(overrides, found):
+    with pytest.raises(ConfigError) as caught:
+        nb.load("gpt-tiny", overrides)
+    assert str(caught.value) == (
+        f'{found}: overrides must be {{"batch.micro_batch_size": 4}}, ["batch.micro_batch_size=4"], or '
+        '"batch.micro_batch_size=4" with blanks between several.'
+    )
+
+
+def test_data_card():
+    with pytest.raises(ConfigError) as caught:
+        nb.data_card(5)
+    assert str(caught.value) == (
+        "data = 5 (int) must be a Run, a RunConfig, the name of a dataset or the prefix of a .bin/.idx."
+    )
+    with pytest.raises(
+        ConfigError, match=r"^tokenizer = 5 \(int\) must be the name or path of a tokenizer, or None.$"
+    ):
+        nb.data_card("x", 5)
+
+
+def test_a_run_asked_in_the_wrong_way(run):
+    with pytest.raises(ConfigError, match=r"^lines = 'x' \(str\) must be a whole number.$"):
+        run.log("x")
+    with pytest.raises(ConfigError, match=r"^rank = 'x' \(str\) must be a whole number.$"):
+        run.log(rank="x")
+    with pytest.raises(ConfigError, match=r"^timeout_seconds = '5' \(str\) must be a number.$"):
+        run.wait("5")
+
+
+def test_a_long_value_is_shown_short():
+    """A table given by mistake does not fill the screen."""
+    with pytest.raises(ConfigError) as caught:
+        open_run(list(range(100_000)))
+    assert str(caught.value).startswith("run = [0, 1, 2, 3, 4, 5, ...] (list) must be")
+
+
+def test_the_log_of_a_full_disk_is_no_part_of_the_failure(run):
+    """Behind the cause stood what TensorBoard's thread could not write; any other failure still ends with its log."""
+    job = run.directory.job("20260101-000000-0000")
+    job.make_folders()
+    job.log(0, 0).write_text("Exception in thread Thread-7:\n  File event_file_writer.py, line 1\n")
+    record = JobRecord(job.job_id, "id", "mine", "FAILED", 0.0, world_size=1, cause="rank 0 failed: boom")
+    record.write(job.job_json)
+    assert "End of its log:\n  Exception in thread" in run.failure()
+    record.cause = "rank 0 failed at step 4: the disk is full: OSError; not tried again"
+    record.write(job.job_json)
+    assert run.failure() == f"mine is FAILED: {record.cause}\nIts logs: output/mine/jobs/{job.job_id}/logs"
+
+
+def test_wait_tells_what_a_resume_kept_and_passed_over(run, capsys):
+    job = run.directory.job("20260101-000000-0000")
+    job.make_folders()
+    JobRecord(job.job_id, "id", "mine", "SUCCEEDED", 0.0, world_size=1).write(job.job_json)
+    EventWriter(job, "rank0").write(
+        "warning", f"checkpoint global_step8 {NOT_USED}: a; b is missing; trying the one before it", step=8
+    )
+    ResumeCertificate("bit-exact", [], 4, None, 0.0).write(job.resume_json)
+    run.wait()
+    assert capsys.readouterr().out.splitlines() == [
+        "resume from step 4 is bit-exact",
+        "  checkpoint global_step8 is not used: a; b is missing",
+        "mine SUCCEEDED",
+    ]
+
+
+@pytest.fixture
+def cancelled(run):
+    """The run, cancelled after 11 of 300 steps."""
+    job = run.directory.job("20260101-000000-0000")
+    job.make_folders()
+    JobRecord(job.job_id, "id", "mine", "CANCELLED", 0.0, world_size=1).write(job.job_json)
+    process = ProcessIdentity(1, 1, "")
+    Heartbeat(0, 0, process, 0.0, 11, "end", 0.0, Progress(300, 1000)).write(job.heartbeat(0))
+    return run
+
+
+UNFINISHED = "mine is CANCELLED after 11 of 300 steps: figures and texts are those of an unfinished run. `nbtrain resume mine` goes on."
+
+
+@pytest.mark.parametrize("notebook", ["04_monitor", "05_generate"])
+def test_a_notebook_says_first_that_its_run_was_cancelled(cancelled, notebook, capsys):
+    """Before its curves and texts; of a run that succeeded, or that goes on, nothing."""
+    cells = json.loads(notebook_runner.find_notebook(notebook).read_text())["cells"]
+    source = next(
+        "".join(cell["source"]) for cell in cells if "check_parameters()" in "".join(cell["source"])
+    )
+    given = {"run": "mine", "overrides": "", "tensorboard_folder": ""}
+    exec(source, dict(given))
+    assert capsys.readouterr().out == UNFINISHED + "\n"
+    record = JobRecord.read(cancelled.job.job_json)
+    record.state = "SUCCEEDED"
+    record.write(cancelled.job.job_json)
+    exec(source, dict(given))
+    assert "steps" not in capsys.readouterr().out
+
+
+def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsys, tmp_path):
+    """Its summary begins with that, its code is not 0, and what was seen of the run is looked at again next time."""
+    config = SimpleNamespace(name="mine", model_dump_json=lambda: "{}")
+    executed = []
+    monkeypatch.setattr(api, "load", lambda *arguments: config)
+    monkeypatch.setattr(cli_demo, "open_run", lambda run: cancelled)
+    monkeypatch.setattr(
+        cli_demo,
+        "run_notebook",
+        lambda name, parameters, output: (
+            executed.append(name),
+            output.parent.mkdir(exist_ok=True),
+            output.touch(),
+        ),
+    )
+
+    def summed(run, executed, seconds):
+        return DemoSummary("mine", run.state, 11, 5.0, None, None, None, None, "def", [], 3.0, run.unfinished)
+
+    monkeypatch.setattr(cli_demo, "demo_summary", summed)
+    assert cli.main(["demo", "mine"]) == 7
+    assert capsys.readouterr().out.splitlines()[1] == f"{UNFINISHED} (3 s for this call)"
+    assert cli.main(["demo", "mine"]) == 7
+    assert [Path(name).stem[:2] for name in executed] == ["01", "02", "03", "04", "05", "03", "04", "05"]

@@ -1,0 +1,51 @@
+"""Addresses without what may be a secret."""
+
+import pytest
+
+from nbtrain.base.addresses import redacted, text_without_secrets, without_secrets
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://u:p@host:8/a/b?k=v&s#f", "https://***@host:8/a/b?k=***&***"),
+        ("https://dumps.wikimedia.org", "https://dumps.wikimedia.org"),
+        ("http://[broken", "***"),
+        # Passwords that should have been quoted, and end the host before its time.
+        ("http://u:pa/ss@host/dumps", "http://***@host/dumps"),
+        ("http://u:p@a/ss@host", "http://***@host"),
+        ("http://u:pa?ss@host", "***"),
+        ("http://u:pa#ss@host", "***"),
+        ("u:pass@host", "***@host"),
+        ("http://host:8/?mail=a@b", "http://host:8/?mail=***"),
+        ("http://[::1]:8/?mail=a@b", "http://[::1]:8/?mail=***"),
+        ("http://h:x", "http://h:x"),
+        ("", ""),
+    ],
+)
+def test_redacted(address, shown):
+    """User, password, query values and fragment."""
+    assert redacted(address) == shown
+
+
+def test_values_without_secrets():
+    """Strings however deep; a mirror is an address also without https://."""
+    sources = [{"kind": "wiki", "mirror": "me:s3cret@host", "sha1": None}, {"path": "a@b:c"}]
+    assert without_secrets({"sources": sources, "number": 5}) == {
+        "sources": [{"kind": "wiki", "mirror": "***@host", "sha1": None}, {"path": "a@b:c"}],
+        "number": 5,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[{mirror: 'http://me:s3 cret@host/'}]", "[{mirror: 'http://***@host/'}]"),
+        ("[{mirror: http://host/?key=s3cret}, {x: 1}]", "[{mirror: http://host/?key=*** {x: 1}]"),
+        ("http://me:s3cret@host/a b", "http://***@host/a b"),
+        ("a?b=c d@e", "a?b=c d@e"),
+    ],
+)
+def test_text_without_secrets(text, shown):
+    """Rather too much than too little; text without an address stays."""
+    assert text_without_secrets(text) == shown

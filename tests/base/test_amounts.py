@@ -1,0 +1,65 @@
+"""Counts, bytes and times as a person reads them."""
+
+import pytest
+
+from nbtrain.base import amounts
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (2.5e9, "2.5B"),
+        (126_638_592, "126.6M"),
+        (26e9, "26B"),
+        (3_487_232, "3.49M"),
+        (12, "12"),
+        (999, "999"),
+        (86_800, "86.8k"),
+        (524_288_000, "524.3M"),
+        (1.52e12, "1.52T"),
+    ],
+)
+def test_counts_are_short(value, words):
+    """Three or four figures."""
+    assert amounts.count(value) == words
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [(4, "4 s"), (200, "3.3 min"), (28_800, "8.0 h"), (4_700_000, "54 d"), (1.5e8, "4.8 years")],
+)
+def test_times_are_short(seconds, words):
+    """No more figures than an estimate has."""
+    assert amounts.duration(seconds) == words
+
+
+def test_sizes_are_short():
+    """In units of 1024."""
+    assert [amounts.size(value) for value in (0, 1023, 2**20, 40 * 2**30)] == [
+        "0 B",
+        "1023 B",
+        "1.0 MiB",
+        "40.0 GiB",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.4, "0 s"),
+        (59.6, "1 min 0 s"),
+        (200, "3 min 20 s"),
+        (7260, "2 h 1 min"),
+        (90000, "1 d 1 h"),
+        (-1, "0 s"),
+    ],
+)
+def test_measured_times_have_two_units(seconds, words):
+    """As on a clock; one that went backwards shows nothing."""
+    assert amounts.elapsed(seconds) == words
+
+
+def test_one_of_a_thing_has_no_s():
+    assert [amounts.counted(number, "step") for number in (0, 1, 2, 1024)] == [
+        "0 steps", "1 step", "2 steps", "1,024 steps"
+    ]  # fmt: skip

@@ -1,0 +1,43 @@
+"""A file is whole or it is not there."""
+
+import errno
+import os
+
+import pytest
+
+from nbtrain.base import files
+
+
+def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
+    """An exception inside the writer changes nothing on disk."""
+    target = tmp_path / "a.json"
+    files.write_text(target, "old")
+    with pytest.raises(RuntimeError), files.atomic_writer(target) as stream:
+        stream.write(b"half")
+        raise RuntimeError
+    assert target.read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
+    """ENOSPC at fsync: the error is passed on, the old content stays, nothing is left behind."""
+    target = tmp_path / "a.json"
+    files.write_json(target, {"step": 1})
+
+    def full(descriptor):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        files.write_json(target, {"step": 2})
+    assert files.read_json(target) == {"step": 1}
+    assert os.listdir(tmp_path) == ["a.json"]
+
+
+def test_reading_json_tells_missing_from_broken(tmp_path):
+    """No file is None; half a file is an error that names it."""
+    assert files.read_json(tmp_path / "none.json") is None
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"a": ')
+    with pytest.raises(ValueError, match=r"broken\.json:1: not JSON"):
+        files.read_json(broken)

@@ -1,0 +1,39 @@
+"""A bar in a log: whole lines, with rate and ETA."""
+
+import io
+
+from nbtrain.base import progress
+
+
+def test_a_log_gets_whole_lines_with_rate_and_eta(monkeypatch):
+    """Every 5 s a line, and one at the end; no carriage return anywhere."""
+    clock = iter([0.0, 1.0, 5.0, 5.0, 10.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    with progress.Progress("encode", 4000, "docs", stream) as bar:
+        bar.update(500)
+        bar.update(1500, tokens="1.2M")
+    assert stream.getvalue().splitlines() == [
+        "encode: 2.00k/4.00k docs (50%), 400 docs/s, ETA 00:05, tokens 1.2M",
+        "encode: 2.00k/4.00k docs, 200 docs/s, 00:10 in all, tokens 1.2M",
+    ]
+
+
+def test_a_line_of_its_own(monkeypatch):
+    """In a log as above a bar."""
+    for is_terminal in (False, True):
+        stream = io.StringIO()
+        monkeypatch.setattr(stream, "isatty", lambda here=is_terminal: here)
+        with progress.Progress("encode", 10, "B", stream) as bar:
+            bar.say("in two parts")
+        assert "encode: in two parts\n" in stream.getvalue()
+
+
+def test_bytes_are_written_as_people_write_them(monkeypatch):
+    """MB and MB/s, with no blank inside."""
+    clock = iter([0.0, 10.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(clock))
+    stream = io.StringIO()
+    with progress.Progress("join", 2e6, "B", stream) as bar:
+        bar.done = 2e6
+    assert stream.getvalue() == "join: 2.00M/2.00MB, 200kB/s, 00:10 in all\n"

@@ -1,0 +1,122 @@
+"""The run directory: paths, identities, events, and who sees what of a dead supervisor."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nbtrain.base import jobstate, rundir
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.events import EventWriter, read_events
+from nbtrain.base.records import JobRecord, ProcessIdentity, boot_id
+from nbtrain.base.rundir import RunDir
+
+
+@pytest.fixture
+def run(workspace) -> RunDir:
+    directory = RunDir.named("tiny")
+    directory.path.mkdir(parents=True)
+    return directory
+
+
+@pytest.fixture
+def job(run):
+    one = run.job(rundir.new_job_id())
+    one.make_folders()
+    return one
+
+
+def record(job, **changes) -> JobRecord:
+    values = {"state": jobstate.RUNNING, "created_at": time.time(), **changes}
+    return JobRecord(job_id=job.job_id, run_id="r", name="tiny", world_size=1, **values)
+
+
+@pytest.mark.parametrize("name", ["../etc", "a/b", "", "A", "-a", "a" * 54, "a b", "a\n"])
+def test_a_name_that_is_no_folder_is_refused(workspace, name):
+    """Names become paths, so they are checked before."""
+    with pytest.raises(ConfigError, match="must be 1 to 53 lower case letters, digits and inner dashes"):
+        RunDir.named(name)
+
+
+def test_checkpoint_steps_are_numbers_in_order(run):
+    """global_step100 comes after global_step20; other folders do not count."""
+    for name in ("global_step100", "global_step20", "global_step5.tmp", "other"):
+        (run.model / name).mkdir(parents=True)
+    assert run.checkpoint_steps() == [20, 100]
+
+
+def test_job_ids_sort_by_time():
+    """An id starts with its UTC second."""
+    assert rundir.new_job_id(0).startswith("19700101-000000-")
+    assert rundir.new_job_id(1e9) < rundir.new_job_id(1e9 + 1)
+
+
+def test_the_lock_is_freed_by_death(run):
+    """The run's lock leaves no file, keeps others out, and goes with its holder."""
+    code = (
+        "import sys, time; from nbtrain.base.rundir import RunDir\n"
+        "with RunDir(sys.argv[1]).locked():\n    print('held', flush=True); time.sleep(60)"
+    )
+    holder = subprocess.Popen([sys.executable, "-c", code, run.path], stdout=subprocess.PIPE, text=True)
+    assert holder.stdout.readline() == "held\n"
+    with run.locked(blocking=False) as taken:
+        assert not taken
+    holder.kill()
+    holder.communicate()
+    with run.locked(blocking=False) as taken:
+        assert taken
+    assert os.listdir(run.path) == []
+
+
+def test_an_identity_outlives_no_process():
+    """Alive while it runs; a zombie and a reused pid do not count."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    identity = ProcessIdentity.of(child.pid)
+    assert identity.alive()
+    assert not ProcessIdentity(child.pid, identity.start_ticks + 1, identity.boot_id).alive()
+    child.kill()
+    deadline = time.monotonic() + 5
+    while identity.alive() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not identity.alive(), "a zombie is not alive"
+    child.wait()
+
+
+def test_states_of_a_dead_supervisor(job):
+    """A job that is active on paper is LOST when its supervisor is gone; a final state stays."""
+    gone = ProcessIdentity(2**22 + 1, 1, boot_id())
+    now = time.time()
+    state, cause = jobstate.observed_state(record(job, supervisor=gone), now)
+    assert state == jobstate.LOST
+    assert "died without a word while the job was RUNNING" in cause
+    assert jobstate.observed_state(record(job, supervisor=gone, state="FAILED", cause="x"), now) == (
+        "FAILED",
+        "x",
+    )
+    alive = ProcessIdentity.of(os.getpid())
+    assert jobstate.observed_state(record(job, supervisor=alive), now)[0] == jobstate.RUNNING
+    queued = record(job, state=jobstate.QUEUED, created_at=now)
+    assert jobstate.observed_state(queued, now + 1)[0] == jobstate.QUEUED
+    assert jobstate.observed_state(queued, now + 31)[0] == jobstate.LOST
+
+
+def test_records_survive_the_disk(job):
+    """job.json comes back as it was written, the identity included."""
+    written = record(job, supervisor=ProcessIdentity.of(os.getpid()))
+    written.write(job.job_json)
+    assert JobRecord.read(job.job_json) == written
+    assert jobstate.read_state(job, time.time())[0] == jobstate.RUNNING
+
+
+def test_events_go_on_behind_a_torn_line(job):
+    """A writer that was killed in the middle of a line costs that line alone; numbers go on."""
+    first = EventWriter(job, "rank0")
+    first.write("phase", "built", phase="build", seconds=1.5)
+    with first.path.open("a") as stream:
+        stream.write('{"sequence": 1, "ti')
+    EventWriter(job, "rank0").write("phase", "trained")
+    events = read_events(job)
+    assert [(event["sequence"], event["message"]) for event in events] == [(0, "built"), (1, "trained")]
+    assert events[0]["seconds"] == 1.5

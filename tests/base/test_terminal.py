@@ -1,0 +1,27 @@
+"""Nothing that comes from a document or a file's name commands the terminal."""
+
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.terminal import printable
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("plain, \u0436, \u4e2d\u3000\u6587, 5\u00a0%,\ttab\nline", None),
+        ("\u0646\u0645\u06cc\u200c\u062e\u0648\u0627\u0647\u0645 \U0001f468\u200d\U0001f469", None),
+        ("\x1b[31mred\x07\x9b", r"\x1b[31mred\x07\x9b"),
+        ("a\u202eb\u2066c\u200ed\ufeff", r"a\u202eb\u2066c\u200ed\ufeff"),
+        ("a\rb\x0bc\u2028d\u0085", r"a\rb\x0bc\u2028d\x85"),
+        ("\udce9 \x00 \x7f \U000e0041", r"\udce9 \x00 \x7f \U000e0041"),
+    ],
+)
+def test_printable(text, shown):
+    """Controls, marks of direction and lone surrogates are escaped; blanks, joiners and line ends stay."""
+    assert printable(text) == (text if shown is None else shown)
+
+
+def test_errors_are_printable():
+    """Their messages name files and keys of others."""
+    assert str(DataError("a\x1b]0;x\x07.jsonl\n\u202eb")) == "a\\x1b]0;x\\x07.jsonl\n\\u202eb"

@@ -1,0 +1,31 @@
+"""Relative paths mean the same from the root, from notebooks/ and from below it."""
+
+from nbtrain.base import workspace as places
+
+
+def test_the_workspace_is_found_from_below(tmp_path, monkeypatch):
+    """JupyterLab starts kernels in notebooks/, papermill in the caller's folder."""
+    for variable in ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA"):
+        monkeypatch.delenv(variable, raising=False)
+    (tmp_path / "notebooks" / "deep").mkdir(parents=True)
+    (tmp_path / "examples" / "megatron-gpt").mkdir(parents=True)
+    for folder in (tmp_path, tmp_path / "notebooks", tmp_path / "notebooks" / "deep", tmp_path / "examples"):
+        monkeypatch.chdir(folder)
+        assert places.workspace() == tmp_path
+        assert places.output_root() == tmp_path / "output"
+        assert places.resolve("corpus/a.txt") == tmp_path / "corpus" / "a.txt"
+
+
+def test_the_environment_moves_output_and_data(workspace, monkeypatch, tmp_path):
+    """An absolute NBTRAIN_OUTPUT is taken as it is, a relative one is below the workspace."""
+    monkeypatch.setenv("NBTRAIN_OUTPUT", str(tmp_path / "elsewhere"))
+    monkeypatch.setenv("NBTRAIN_DATA", "shared-data")
+    assert places.output_root() == tmp_path / "elsewhere"
+    assert places.data_home() == workspace / "shared-data"
+
+
+def test_a_folder_without_marks_is_its_own_workspace(tmp_path, monkeypatch):
+    """Outside of any workspace things land where one stands."""
+    monkeypatch.delenv("NBTRAIN_WORKSPACE", raising=False)
+    monkeypatch.chdir(tmp_path)
+    assert places.workspace() == tmp_path

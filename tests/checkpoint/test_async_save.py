@@ -1,0 +1,130 @@
+"""checkpoint.async_save: files are written while training goes on, and never count before they are whole."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from nbtrain.base.events import read_events
+from nbtrain.base.records import ResumeCertificate
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.store import STATES, CheckpointStore
+from tests.train import launch
+
+pytestmark = pytest.mark.slow
+
+STEPS = 8
+# Dropout is on: a resume must restore it.
+RUN = {
+    "model.hidden_size": 32,
+    "batch.train_tokens": STEPS * 4 * 32,
+    "checkpoint.save_interval_steps": 2,
+    "checkpoint.keep_last": 2,
+    "checkpoint.keep_best": True,
+    "evaluation.eval_interval_steps": 2,
+}
+
+
+class Ranks:
+    """Starts and ends the ranks of runs in the server's processes."""
+
+    def __init__(self, server, data_home: Path):
+        self.server, self.data_home = server, data_home
+
+    def start(self, run: RunDir, ranks: int, *arguments):
+        job = run.newest_job()
+        return self.server.start(
+            ranks,
+            "slow_disk_rank:main" if arguments else "nbtrain.train.__main__:main",
+            [str(run.path), *arguments],
+            log=job.path / "logs" / "{rank}.0.log",
+            environment={
+                "NBTRAIN_DATA": str(self.data_home), "NBTRAIN_JOB": job.job_id, "NBTRAIN_TRACE": "1"
+            },
+            sys_path=[str(Path(__file__).parents[1] / "train")],
+            timeout_seconds=900,
+        )  # fmt: skip
+
+    def train(self, run: RunDir, ranks: int = 1, *arguments) -> None:
+        ended = self.server.wait(self.start(run, ranks, *arguments))
+        assert ended.succeeded, ended.last_words(40)
+
+
+@pytest.fixture
+def ranks(fork_server, data_home) -> Ranks:
+    return Ranks(fork_server, data_home)
+
+
+def events(run: RunDir, kind: str) -> list[dict]:
+    return [event for job in run.job_ids() for event in read_events(run.job(job)) if event["kind"] == kind]
+
+
+def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path, ranks):
+    """Loss by loss, and all state bit by bit; the best checkpoint stays; the stall is told apart from the writing.
+
+    Its disk is so slow that each checkpoint is written while further steps are made.
+    """
+    overrides = {**RUN, "parallel.data_parallel_size": 2, "parallel.zero_stage": 2, "precision.dtype": "bf16"}
+    runs = {
+        name: launch.make_run(tmp_path, {**overrides, "checkpoint.async_save": name == "behind"}, name)
+        for name in ("now", "behind")
+    }
+    now, behind = runs["now"], runs["behind"]
+    ranks.train(now, 2)
+    ranks.train(behind, 2, "slow", 0)
+    assert launch.trace(now) == launch.trace(behind)
+    steps = now.checkpoint_steps()
+    assert behind.checkpoint_steps() == steps and steps[-1] == STEPS
+    stores = [CheckpointStore(run.checkpoint(STEPS)) for run in (now, behind)]
+    for name in stores[0].parameters:
+        for state in STATES:
+            assert torch.equal(*(store.full(name, state) for store in stores)), (name, state)
+    losses = {event["step"]: event["loss"] for event in events(behind, "validation")}
+    best = min(losses, key=lambda step: (losses[step], -step))
+    assert set(steps) == {STEPS - 2, STEPS, best}
+    saved = [event for event in events(behind, "checkpoint") if event["message"].endswith("saved")]
+    assert [event["step"] for event in saved] == [2, 4, 6, 8]
+    assert all(0 < event["stall_seconds"] < event["seconds"] for event in saved)
+    assert not list(behind.model.rglob("shares"))
+
+
+def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_path, ranks):
+    """Training goes on beside a hanging disk; killed there, the run resumes from the last whole one, bit by bit."""
+    straight = launch.make_run(tmp_path, RUN, "straight")
+    ranks.train(straight)
+    run = launch.make_run(tmp_path, {**RUN, "checkpoint.async_save": True}, "killed")
+    started = ranks.start(run, 1, "hang", 4)
+    deadline = time.monotonic() + 600
+    half = run.checkpoint(4) / ".mp_rank_00_model_states.pt.half.tmp"
+    # Step 6 saves again, and waits for this one: 5 is the last step that is made.
+    while not (half.exists() and 5 in launch.trace(run)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not run.checkpoint_manifest(4).exists()
+    os.kill(started.pids[0], signal.SIGKILL)
+    assert ranks.server.wait(started).exit_codes == [-signal.SIGKILL]
+    launch.new_job(run)
+    ranks.train(run)
+    said = [event["message"] for event in events(run, "warning")]
+    assert said == [
+        "checkpoint global_step4 is not used: it has no manifest.json: its writing was cut off; trying the one before it"
+    ]
+    assert launch.trace(run) == launch.trace(straight)
+    made = ResumeCertificate.read(run.newest_job().resume_json)
+    assert (made.kind, made.reasons, made.step) == ("bit-exact", [], 2)
+
+
+def test_a_full_disk_fails_the_run_with_its_cause_and_keeps_what_was_saved(tmp_path, ranks):
+    """Told by all ranks at the next boundary, in the system's words; the half-written folder is gone."""
+    overrides = {**RUN, "parallel.data_parallel_size": 2, "checkpoint.async_save": True}
+    run = launch.make_run(tmp_path, overrides, "full")
+    started = ranks.start(run, 2, "full", 4)
+    ended = ranks.server.wait(started)
+    assert ended.exit_codes == [4, 4]
+    words = "the checkpoint could not be written: "
+    assert words in ended.last_words(40) and "File too large" in ended.last_words(40)
+    assert "The one before it still counts." in ended.last_words(40)
+    assert run.checkpoint_steps() == [2]
+    assert run.checkpoint_manifest(2).exists()

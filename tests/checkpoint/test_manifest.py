@@ -1,0 +1,144 @@
+"""When a checkpoint counts, and which ones stay."""
+
+import json
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint import manifest as manifests
+from nbtrain.jobs.supervisor import leftovers
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir(tmp_path / "it's a run")
+
+
+def write(run: RunDir, step: int, content: bytes = b"weights") -> None:
+    folder = run.checkpoint(step)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "mp_rank_00_model_states.pt").write_bytes(content)
+    described = manifests.describe(folder, manifests.payload(folder))
+    files.write_json(folder / "manifest.json", {"schema_version": 1, "step": step, "files": described})
+
+
+def test_a_written_checkpoint_is_whole(run):
+    write(run, 10)
+    assert manifests.problem(run.checkpoint(10)) is None
+    assert manifests.newest_whole(run) == (10, [])
+
+
+@pytest.mark.parametrize(
+    "damage, reason",
+    [
+        (
+            lambda folder: (folder / "manifest.json").unlink(),
+            "it has no manifest.json: its writing was cut off",
+        ),
+        (lambda folder: (folder / "manifest.json").write_text('{"schema'), "manifest.json is not JSON"),
+        (
+            lambda folder: (folder / "manifest.json").write_text(json.dumps({"schema_version": 9})),
+            "manifest.json has schema_version 9; this nbtrain reads 1 and 2",
+        ),
+        (
+            lambda folder: (folder / "mp_rank_00_model_states.pt").unlink(),
+            "mp_rank_00_model_states.pt is missing",
+        ),
+        (
+            lambda folder: (folder / "mp_rank_00_model_states.pt").write_bytes(b"wei"),
+            "mp_rank_00_model_states.pt has 3 bytes; its manifest says 7",
+        ),
+        (
+            lambda folder: (folder / "mp_rank_00_model_states.pt").write_bytes(b"weighty"),
+            "mp_rank_00_model_states.pt does not have the SHA-256 that its manifest says",
+        ),
+    ],
+)
+def test_a_torn_checkpoint_is_passed_over_with_its_reason(run, damage, reason):
+    write(run, 10)
+    write(run, 20)
+    damage(run.checkpoint(20))
+    assert manifests.newest_whole(run) == (10, [(20, reason)])
+
+
+NO_SHA256 = '{"schema_version": 2, "files": {"mp_rank_00_model_states.pt": {"bytes": 7}}}'
+
+
+@pytest.mark.parametrize(
+    "content", ["[]", '{"schema_version": 2}', '{"schema_version": 2, "files": {"a": 1}}', NO_SHA256]
+)
+def test_a_manifest_of_another_form_is_told(run, content):
+    write(run, 10)
+    write(run, 20)
+    run.checkpoint_manifest(20).write_text(content)
+    found, [(step, reason)] = manifests.newest_whole(run)
+    assert (found, step) == (10, 20)
+    assert reason in (
+        "manifest.json holds a list in place of fields",
+        "manifest.json does not say size and SHA-256 of its files",
+    )
+    assert leftovers.newest_checkpoint_step(run) == 10
+
+
+def test_a_rejected_checkpoint_counts_no_more_and_keeps_its_files(run):
+    """Nobody who looks at sizes alone takes it for whole; pruning counts the others; a good copy counts again."""
+    for step in (10, 20, 30):
+        write(run, step)
+    manifests.reject(run.checkpoint(30), "its weights rot")
+    assert manifests.newest_whole(run, manifests.size_problem) == (20, [(30, "its weights rot")])
+    assert leftovers.newest_checkpoint_step(run) == 20
+    leftovers.sweep(run, killed_since=0.0)
+    assert (run.checkpoint(30) / "mp_rank_00_model_states.pt").exists()
+    assert manifests.prune(run, 20, keep_last=2, keep_every_steps=None) == []
+    assert run.checkpoint_steps() == [10, 20, 30]
+    write(run, 30)
+    assert manifests.newest_whole(run) == (30, [])
+
+
+def test_a_step_that_was_never_saved(run):
+    """Not the same as one whose writing was cut off."""
+    assert manifests.problem(run.checkpoint(7)) == "there is no such checkpoint"
+
+
+def test_no_whole_checkpoint(run):
+    assert manifests.newest_whole(run) == (None, [])
+    run.checkpoint(5).mkdir(parents=True)
+    assert manifests.newest_whole(run) == (None, [(5, "it has no manifest.json: its writing was cut off")])
+
+
+@pytest.mark.parametrize(
+    "keep_last, keep_every_steps, left", [(1, None, [50]), (2, None, [40, 50]), (1, 20, [20, 40, 50])]
+)
+def test_pruning_keeps_the_newest_and_the_multiples(run, keep_last, keep_every_steps, left):
+    for step in (10, 20, 30, 40, 50):
+        write(run, step)
+    run.checkpoint(45).mkdir()
+    removed = manifests.prune(run, 50, keep_last, keep_every_steps)
+    assert run.checkpoint_steps() == left
+    assert sorted(removed) == sorted({10, 20, 30, 40, 45, 50} - set(left))
+
+
+def test_the_best_one_stays(run):
+    """The lowest loss that was measured at the checkpoint's own step; one that is no number is none."""
+    for step, loss, at in (
+        (10, 2.0, 8),
+        (20, 3.0, 20),
+        (30, 2.5, 30),
+        (40, float("nan"), 40),
+        (50, 2.5, 50),
+        (60, 4.0, 60),
+    ):
+        write(run, step)
+        path = run.checkpoint_manifest(step)
+        manifest = {**files.read_json(path), "validation_loss": loss, "evaluated_step": at}
+        files.write_json(path, manifest)
+    assert manifests.prune(run, 60, 1, None, keep_best=True) == [10, 20, 30, 40]
+    assert run.checkpoint_steps() == [50, 60]
+
+
+def test_pruning_leaves_newer_folders_alone(run):
+    """After a resume from an older checkpoint, a torn newer one is overwritten in its turn, not removed."""
+    write(run, 10)
+    run.checkpoint(30).mkdir()
+    assert manifests.prune(run, 10, 1, None) == []

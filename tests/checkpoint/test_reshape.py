@@ -1,0 +1,126 @@
+"""Checkpoints of any layout go on in any other: byte for byte at the load, and the loss curve behind it.
+
+A source is trained to half of its steps; then each target loads its checkpoint, saves it again at once, so that both can
+be compared tensor by tensor, and trains to the end.
+"""
+
+import pytest
+import torch
+
+from nbtrain.base import files
+from nbtrain.base.events import read_events
+from nbtrain.base.records import ResumeCertificate
+from nbtrain.checkpoint.describe import checkpoint_bytes
+from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.checkpoint.weights import load_model_weights
+from nbtrain.config.load import load_resolved
+from tests.train import launch
+from tests.train.layouts import HALF, STEPS, Place, assert_same, layout
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, data_home, fork_server) -> Place:
+    return Place(tmp_path_factory.mktemp("reshape"), data_home, fork_server)
+
+
+# Every stage and every kind of parallelism is left once and come to once; some are met twice.
+PAIRS = [
+    ("z0", "d2 z3"),
+    ("d2 z3", "t2 z1"),
+    ("t2 z1", "p2 z1"),
+    ("p2 z1", "s2 z2"),
+    ("s2 z2", "d2 z1 offload"),
+    ("d2 z1 offload", "z3 sub"),
+    ("z3 sub", "t2 z3"),
+    ("t2 z3", "d2 z2 micro1"),
+    ("d2 z2 micro1", "s2 z3"),
+    ("s2 z3", "z0"),
+    ("t2 z1", "z1"),
+    ("p2 z1", "z2"),
+    ("t2 p2 z1", "d2 z2"),
+    ("d2 z3", "t2 p2 z1"),
+    ("d2 p2 z1", "d2 t2 z2"),
+    ("z1 pad", "t2 z1 pad"),
+    ("t2 z1 pad", "z1 pad"),
+]
+HALF_PAIRS = [
+    ("z1 bf16", "d2 z3 bf16"),
+    ("d2 z3 bf16", "t2 z1 bf16"),
+    ("t2 z1 bf16", "p2 z1 bf16"),
+    ("p2 z1 bf16", "d2 z2 bf16 offload"),
+    ("d2 z2 bf16 offload", "z1 bf16"),
+    ("z1 fp16", "d2 z2 fp16"),
+    ("d2 z2 fp16", "z3 fp16"),
+]
+
+
+@pytest.mark.parametrize("source, target", PAIRS, ids=[f"{a} - {b}" for a, b in PAIRS])
+def test_fp32_goes_on_where_it_was(place, source, target):
+    """Bit for bit at the load; then the loss of an uninterrupted run, to 1e-5."""
+    straight = launch.losses(place.source("z1", STEPS))
+    saved = place.source(source)
+    run = place.target(saved, target)
+    ranks = layout(target)[0]
+    assert_same(saved.checkpoint(HALF), place.resave(run, ranks))
+    place.train(run, ranks)
+    losses = launch.losses(run)
+    assert len(losses) == STEPS - HALF
+    assert losses == pytest.approx(straight[HALF:], abs=1e-5)
+    job = run.newest_job()
+    made = ResumeCertificate.read(job.resume_json)
+    assert made.kind == "data-exact", made.reasons
+    assert made.next_batch_sha256 == launch.manifest(saved, HALF)["next_batch_sha256"]
+    said = [event["message"] for event in read_events(job) if event["kind"] in ("checkpoint", "certificate")]
+    assert said[0].startswith(f"resumed from the checkpoint of step {HALF}, which another layout saved (")
+    assert said[1] == str(made)
+    weights = load_model_weights(run.path, STEPS, unpadded=True)
+    assert weights["word_embeddings.weight"].shape == (launch.VOCAB_SIZE, 32)
+
+
+@pytest.mark.parametrize("source, target", HALF_PAIRS, ids=[f"{a} - {b}" for a, b in HALF_PAIRS])
+def test_16_bit_masters_and_moments_are_kept_bit_for_bit(place, source, target):
+    """The weights that are computed with are the masters' rounding; the loss goes on to the rounding of 16 bits."""
+    saved = place.source(source)
+    run = place.target(saved, target)
+    ranks = layout(target)[0]
+    resaved = place.resave(run, ranks)
+    assert_same(saved.checkpoint(HALF), resaved)
+    store = CheckpointStore(resaved)
+    for name in store.parameters:
+        assert torch.equal(store.weights(name), store.full(name).to(store.dtype)), name
+    place.train(run, ranks)
+    straight = launch.losses(place.source(source, STEPS))
+    assert launch.losses(run) == pytest.approx(straight[HALF:], abs=2e-3)
+
+
+@pytest.mark.parametrize("source", ["d2 z2 bf16", "d2 z3", "z0"])
+def test_a_checkpoint_of_version_1_is_read(place, source):
+    """It says nothing of parameters, ranks and settings, and goes on in another layout all the same."""
+    saved = place.source(source)
+    run = place.target(saved, "z1 bf16" if "bf16" in source else "z1")
+    path = run.checkpoint_manifest(HALF)
+    manifest = files.read_json(path)
+    for added in ("parameters", "settings", "next_batch_sha256", "vocab_size", "device", "evaluated_step"):
+        del manifest[added]
+    for entry in manifest["files"].values():
+        del entry["rank"]
+    for key in ("ds_sequence_parallel_size", "sub_group_size"):
+        manifest["layout"].pop(key, None)
+    manifest["architecture"]["padded_vocab_size"] = manifest.pop("padded_vocab_size")
+    files.write_json(path, {**manifest, "schema_version": 1})
+    assert_same(saved.checkpoint(HALF), place.resave(run, 1))
+    place.train(run, 1)
+    made = ResumeCertificate.read(run.newest_job().resume_json)
+    assert made.kind == "data-exact"
+    assert "the checkpoint does not say which batch came next" in made.reasons
+
+
+@pytest.mark.parametrize("name", ["z0", "d2 z3", "t2 p2 z1", "d2 z2 bf16"])
+def test_a_checkpoint_takes_what_is_reckoned(place, name):
+    """Before it is written; pickled names and the random state come on top."""
+    run = place.source(name)
+    written = sum(entry["bytes"] for entry in launch.manifest(run, HALF)["files"].values())
+    reckoned = checkpoint_bytes(load_resolved(run.config_yaml))
+    assert 0 <= written - reckoned < 400_000

@@ -1,0 +1,81 @@
+"""DeepSpeed's universal form: the same whatever layout it is made of, and read by DeepSpeed's own loader."""
+
+import json
+
+import pytest
+import torch
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.checkpoint import universal
+from nbtrain.checkpoint.store import STATES, CheckpointStore
+from tests.train import launch
+from tests.train.layouts import HALF, Place, assert_same, layout
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory, data_home, fork_server) -> Place:
+    return Place(tmp_path_factory.mktemp("universal"), data_home, fork_server)
+
+
+def written(run, to) -> list[dict]:
+    return list(universal.answers({"run_dir": str(run.path), "step": None, "to": str(to)}))
+
+
+@pytest.mark.parametrize(
+    "source, target",
+    [("d2 z3", "d2 z1"), ("t2 z1", "z2"), ("z1 bf16", "d2 z2 bf16")],
+)
+def test_deepspeed_reads_what_is_written_of_any_layout(place, source, target):
+    """Bit for bit: masters, moments and steps. Rows that stand for no token are DeepSpeed's to fill: with 0."""
+    saved = place.source(source)
+    to = place.root / f"{source} {target}" / "universal" / "global_step2"
+    answers = written(saved, to)
+    assert [answer["kind"] for answer in answers[-2:]] == ["progress", "end"]
+    assert answers[-2]["done"] == answers[-2]["total"]
+    assert (to.parent / "latest_universal").read_text() == to.name
+    ranks, overrides = layout(target)
+    run = launch.make_run(place.root, overrides, f"read-{source}-{target}".replace(" ", "-"))
+    assert_same(saved.checkpoint(HALF), place.resave(run, ranks, to), launch.VOCAB_SIZE)
+
+
+def test_its_files_hold_whole_tensors_without_padding(place):
+    """Of the tensor-parallel vocabulary too; a pipeline's names lead to the same folders."""
+    saved = place.source("t2 z1")
+    to = place.root / "files" / "global_step2"
+    end = written(saved, to)[-1]
+    assert end["parameters"] == 28 and end["step"] == HALF
+    store = CheckpointStore(saved.checkpoint(HALF))
+    for name in store.parameters:
+        for state in STATES:
+            entry = torch.load(to / "zero" / name / f"{state}.pt", weights_only=True)
+            rows = launch.VOCAB_SIZE if name == "word_embeddings.weight" else None
+            assert torch.equal(entry["param"], store.full(name, state)[:rows]), (name, state)
+            # Nothing is written but what is asked for.
+            assert (to / "zero" / name / f"{state}.pt").stat().st_size < entry["param"].nbytes + 4096
+        assert torch.load(to / "zero" / name / "step.pt", weights_only=True) == HALF
+    assert (to / "zero" / "tied_modules.word_embeddings.weight" / "fp32.pt").exists()
+    assert (to / "zero" / "2.mlp.dense_h_to_4h.bias").resolve().name == "layers.0.mlp.dense_h_to_4h.bias"
+
+
+def test_a_folder_that_is_there_and_a_disk_that_is_full_are_refused(place, monkeypatch):
+    saved = place.source("t2 z1")
+    to = place.root / "there"
+    to.mkdir()
+    with pytest.raises(CheckpointError, match="there: is there already"):
+        written(saved, to)
+    monkeypatch.setattr(universal.shutil, "disk_usage", lambda path: type("Usage", (), {"free": 1000}))
+    with pytest.raises(CheckpointError, match=r"needs 0\.02 GB and 0\.00 GB are free"):
+        written(saved, place.root / "new")
+    assert not (place.root / "new").exists()
+
+
+def test_its_errors_are_told_as_json(place, capsys, monkeypatch):
+    import io
+    import sys
+
+    monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"run_dir": str(place.root / "none")})))
+    assert universal.main() == 4
+    told = json.loads(capsys.readouterr().out)
+    assert told["kind"] == "error" and told["error"] == "CheckpointError"

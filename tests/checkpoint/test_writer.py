@@ -1,0 +1,151 @@
+"""Files of a checkpoint: hashed while written, apart from the live state, by a thread that tells what went wrong."""
+
+import collections
+import hashlib
+import resource
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.checkpoint.writer import BackgroundSave, CheckpointWriter, load_file, write_file
+
+
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@pytest.fixture
+def small_disk():
+    """No file of this process can grow beyond 64 KiB, as on a full disk."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 << 10, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_size_and_hash_are_those_of_the_file(tmp_path):
+    path = tmp_path / "mp_rank_00_model_states.pt"
+    entry = write_file(path, {"weight": torch.arange(100_000), "step": 3})
+    assert entry == {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    assert torch.equal(load_file(path)["weight"], torch.arange(100_000))
+    assert load_file(path, mmap=True)["step"] == 3
+
+
+def test_of_a_view_only_its_part_is_written(tmp_path):
+    """ZeRO's weights are views of one flat buffer, which torch.save would write with each of them."""
+    flat = torch.arange(1_000_000, dtype=torch.float32)
+    writer = CheckpointWriter()
+    writer.create(None)
+    writer.save({"first": flat[:1000], "second": flat[1000:3000]}, str(tmp_path / "a.pt"))
+    assert writer.described["a.pt"]["bytes"] < 20_000
+    assert torch.equal(load_file(tmp_path / "a.pt")["second"], flat[1000:3000])
+
+
+class Scaler:
+    """Lives on and changes, as DeepSpeed's loss scaler does."""
+
+    def __init__(self):
+        self.cur_scale = 2.0
+
+
+def test_a_copy_holds_nothing_of_the_live_state(tmp_path):
+    """Whatever moves behind save() - weights, views, counts, objects - the file is of the moment of save()."""
+    flat = torch.arange(5000, dtype=torch.float32)
+    parameter = torch.nn.Parameter(flat[1000:2000])
+    scaler = Scaler()
+    live = {
+        "module": collections.OrderedDict(weight=parameter),
+        "groups": [flat, {"step": torch.tensor(7.0)}],
+        "nested": ({"names": ["a"]}, scaler),
+    }
+    writer = CheckpointWriter(background=True)
+    writer.create(None)
+    writer.save(live, str(tmp_path / "a.pt"))
+    writer.wait_for_copies()
+    expected = flat.clone()
+    with torch.no_grad():
+        flat.zero_()
+        live["groups"][1]["step"] += 1
+    live["nested"][0]["names"].append("b")
+    scaler.cur_scale = 4.0
+    writer.write_copies()
+    with torch.serialization.safe_globals([Scaler]):
+        found = load_file(tmp_path / "a.pt")
+    assert torch.equal(found["module"]["weight"], expected[1000:2000])
+    assert torch.equal(found["groups"][0], expected)
+    assert found["groups"][1]["step"] == 7
+    assert found["nested"][0]["names"] == ["a"] and found["nested"][1].cur_scale == 2.0
+
+
+def test_memory_of_copies_is_taken_once(tmp_path):
+    writer = CheckpointWriter(background=True)
+    places = []
+    for value in (1.0, 2.0):
+        writer.create(None)
+        writer.save({"weight": torch.full((1000,), value)}, str(tmp_path / f"{value}.pt"))
+        places.append(writer._copies[0][1]["weight"].data_ptr())
+        writer.write_copies()
+    assert places[0] == places[1]
+    assert [load_file(tmp_path / f"{value}.pt")["weight"][0] for value in (1.0, 2.0)] == [1.0, 2.0]
+
+
+def test_a_full_disk_is_told_in_the_systems_words(tmp_path, small_disk):
+    """And leaves nothing half-written under the file's name, nor beside it."""
+    with pytest.raises(CheckpointError, match=r"a\.pt: could not be written: .*File too large"):
+        write_file(tmp_path / "a.pt", {"weight": torch.zeros(100_000)})
+    assert list(tmp_path.iterdir()) == []
+
+
+def background(folder: Path, rank: int, size: int, publish, weight=1000) -> BackgroundSave:
+    folder.mkdir(exist_ok=True)
+    writer = CheckpointWriter(background=True)
+    writer.create(None)
+    writer.save({"weight": torch.zeros(weight)}, str(folder / f"rank{rank}.pt"))
+    return BackgroundSave(writer, folder, rank, size, publish)
+
+
+def test_it_is_published_when_every_rank_has_written(tmp_path):
+    """Rank 0 alone publishes, with what all have written; not before the last has said so."""
+    folder, published, done = tmp_path / "global_step4", [], threading.Event()
+
+    def publish(shares):
+        published.append(shares)
+        done.set()
+
+    first = background(folder, 0, 2, publish)
+    assert first.wait_written() is None
+    assert not done.wait(0.3) and not first.is_done
+    second = background(folder, 1, 2, publish)
+    assert first.wait_published() is None and second.wait_published() is None
+    (shares,) = published
+    assert shares == {
+        rank: {
+            f"rank{rank}.pt": {
+                "bytes": (folder / f"rank{rank}.pt").stat().st_size,
+                "sha256": sha256(folder / f"rank{rank}.pt"),
+            }
+        }
+        for rank in (0, 1)
+    }
+
+
+def test_a_rank_that_cannot_write_is_no_reason_to_wait_for_ever(tmp_path, small_disk):
+    published = []
+    failed = background(tmp_path / "step", 1, 2, published.append, weight=100_000)
+    assert "File too large" in failed.wait_written()
+    waiting = background(tmp_path / "step", 0, 2, published.append)
+    assert waiting.wait_written() is None
+    waiting.cancel()
+    assert waiting.is_done and waiting.error is None
+    assert published == []
+
+
+def test_what_goes_wrong_at_publishing_is_told_too(tmp_path):
+    def publish(shares):
+        raise OSError(28, "No space left on device")
+
+    saving = background(tmp_path / "step", 0, 1, publish)
+    assert saving.wait_published() == "[Errno 28] No space left on device"

@@ -1,0 +1,162 @@
+"""nbtrain checkpoint: what it says of folders that are whole, torn or old."""
+
+import hashlib
+import json
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.rundir import RunDir
+from nbtrain.cli import __main__ as cli
+from nbtrain.jobs import gpu_side
+
+VERSION_2 = {
+    "schema_version": 2,
+    "created_at": 0.0,
+    "consumed_samples": 80,
+    "consumed_tokens": 2560,
+    "layout": {
+        "data_parallel_size": 2,
+        "tensor_parallel_size": 4,
+        "pipeline_parallel_size": 1,
+        "ds_sequence_parallel_size": 1,
+        "zero_stage": 1,
+        "weights": "bf16",
+    },
+    "versions": {"nbtrain": "1.0", "torch": "2.13"},
+    "parameters": {"a": {"shape": [3, 4]}, "b": {"shape": [5]}},
+    "next_batch_sha256": "e" * 64,
+}
+# Without what version 2 added.
+VERSION_1 = {
+    **{key: VERSION_2[key] for key in ("created_at", "consumed_samples", "consumed_tokens", "versions")},
+    "schema_version": 1,
+    "layout": {
+        "data_parallel_size": 1,
+        "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1,
+        "zero_stage": 3,
+        "weights": "fp32",
+    },
+    "validation_loss": 4.0,
+}
+
+
+@pytest.fixture
+def run(workspace) -> RunDir:
+    run = RunDir.named("tiny")
+    run.path.mkdir(parents=True)
+    files.write_json(run.run_json, {"run_id": "a", "name": "tiny"})
+    return run
+
+
+def write(run: RunDir, step: int, manifest: dict | None, content: bytes = b"x" * 3000, **more) -> None:
+    folder = run.checkpoint(step)
+    folder.mkdir(parents=True)
+    (folder / "a.pt").write_bytes(content)
+    if manifest is not None:
+        described = {"a.pt": {"bytes": 3000, "sha256": "0" * 64}}
+        files.write_json(folder / "manifest.json", {**manifest, "step": step, "files": described, **more})
+
+
+def test_the_list_tells_which_are_whole_and_why_others_are_not(run, capsys):
+    write(run, 10, VERSION_1)
+    write(run, 20, VERSION_2, validation_loss=3.25, evaluated_step=20)
+    write(run, 1000, VERSION_2, content=b"x" * 7, validation_loss=3.25, evaluated_step=20)
+    write(run, 2000, None)
+    assert cli.main(["checkpoint", "list", "tiny"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [" ".join(line.split()) for line in lines] == [
+        "step size layout validation loss",
+        "10 2.9 KiB 1 rank, ZeRO 3, fp32 sizes right",
+        "20 2.9 KiB data 2, tensor 4, ZeRO 1, bf16 3.2500 sizes right",
+        "1,000 7 B data 2, tensor 4, ZeRO 1, bf16 not whole: a.pt has 7 bytes; its manifest says 3,000",
+        "2,000 2.9 KiB not whole: it has no manifest.json: its writing was cut off",
+    ]
+    assert cli.main(["checkpoint", "list", "tiny", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert [one["step"] for one in told] == [10, 20, 1000, 2000]
+    assert told[1]["problem"] is None and told[1]["validation_loss"] == 3.25
+
+
+def test_a_manifest_that_is_no_json_is_told(run, capsys):
+    write(run, 10, VERSION_1)
+    run.checkpoint_manifest(10).write_text("{")
+    assert cli.main(["checkpoint", "list", "tiny"]) == 0
+    assert "not whole: manifest.json is not JSON" in capsys.readouterr().out
+
+
+def test_no_checkpoint(run, capsys):
+    assert cli.main(["checkpoint", "list", "tiny"]) == 0
+    assert capsys.readouterr().out == "tiny: has no checkpoint.\n"
+    assert cli.main(["checkpoint", "inspect", "tiny"]) == 4
+    assert "holds no whole checkpoint" in capsys.readouterr().err
+
+
+def test_inspect_tells_where_the_training_stood(run, capsys):
+    """The newest whole one, without --step."""
+    write(run, 20, VERSION_2, validation_loss=3.25, evaluated_step=15)
+    write(run, 30, None)
+    assert cli.main(["checkpoint", "inspect", "tiny"]) == 0
+    said = capsys.readouterr().out
+    for words in (
+        "output/tiny/model/global_step20: 2.9 KiB in 1 files",
+        "step 20, 80 samples, 2,560 tokens",
+        "data 2, tensor 4, ZeRO 1, bf16",
+        "17 in 2 tensors",
+        "3.2500, of step 15",
+        "e" * 64,
+    ):
+        assert words in said
+    assert cli.main(["checkpoint", "inspect", "tiny", "--step", "30"]) == 4
+    assert "its writing was cut off" in capsys.readouterr().err
+
+
+def test_verify_reads_everything(run, capsys):
+    """A byte that has changed is found, whatever the sizes say; all are told, then the exit code."""
+    content = b"x" * 3000
+    whole = {"a.pt": {"bytes": 3000, "sha256": hashlib.sha256(content).hexdigest()}}
+    for step in (10, 20, 30):
+        write(run, step, VERSION_2)
+        files.write_json(run.checkpoint_manifest(step), {**VERSION_2, "step": step, "files": whole})
+    assert cli.main(["checkpoint", "verify", "tiny"]) == 0
+    (run.checkpoint(20) / "a.pt").write_bytes(b"y" + content[1:])
+    (run.checkpoint(30) / "a.pt").write_bytes(b"y")
+    capsys.readouterr()
+    assert cli.main(["checkpoint", "verify", "tiny"]) == 4
+    said = capsys.readouterr()
+    assert [" ".join(line.split()) for line in said.out.splitlines()] == [
+        "10 whole: 1 file has its SHA-256",
+        "20 not whole: a.pt does not have the SHA-256 that its manifest says",
+        "30 not whole: a.pt has 1 bytes; its manifest says 3,000",
+    ]
+    assert said.err.endswith(
+        "output/tiny/model: 2 of 3 checkpoints are not whole; a resume takes the newest whole one.\n"
+    )
+    assert cli.main(["checkpoint", "verify", "tiny", "--step", "10"]) == 0
+    assert cli.main(["checkpoint", "verify", "tiny", "--step", "11"]) == 4
+    assert "holds no checkpoint of step 11" in capsys.readouterr().err
+
+
+def test_universal_asks_the_gpu_side(run, capsys, monkeypatch):
+    """In a process of its own, with the folder made absolute; the answers become a bar and a line."""
+    asked = []
+
+    def stream(package, request):
+        asked.append((package, request))
+        yield {"kind": "note", "message": "checkpoint global_step30 is not used: torn"}
+        yield {"kind": "progress", "done": 17, "total": 17}
+        yield {
+            "kind": "end", "folder": str(run.path / "universal" / "global_step20"), "step": 20,
+            "parameters": 2, "bytes": 2048, "seconds": 3.0,
+        }  # fmt: skip
+
+    monkeypatch.setattr(gpu_side, "stream", stream)
+    monkeypatch.chdir(run.path)
+    assert cli.main(["checkpoint", "universal", "tiny", "--step", "20", "--to", "there"]) == 0
+    ((package, request),) = asked
+    assert package == "nbtrain.checkpoint.universal"
+    assert request == {"run_dir": str(run.path), "step": 20, "to": str(run.path / "there")}
+    said = capsys.readouterr()
+    assert said.out == "output/tiny/universal/global_step20: step 20, 2 tensors, 2.0 KiB in 3 s.\n"
+    assert "checkpoint global_step30 is not used: torn" in said.err

@@ -1,0 +1,117 @@
+"""The command line: every verb has help, every error is a message and an exit code."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nbtrain.cli import __main__ as cli
+
+
+def verbs() -> list[str]:
+    actions = [action for action in cli.parser()._actions if action.dest == "==SUPPRESS==" or action.choices]
+    return list(actions[-1].choices)
+
+
+@pytest.mark.parametrize("verb", verbs())
+def test_each_verb_has_help(verb, capsys):
+    """`nbtrain VERB --help` names the verb and ends with 0."""
+    with pytest.raises(SystemExit) as end:
+        cli.main([verb, "--help"])
+    assert end.value.code == 0
+    assert f"nbtrain {verb}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["check", "gpt-tony"], 2, "ConfigError: gpt-tony: no such run YAML"),
+        (["check", "gpt-tiny", "optimizer.warmup_tokens=1"], 2, "Nearest: lr_schedule.lr_warmup_tokens."),
+        (["check", "gpt-tiny", "batch.micro_batch_size"], 2, "must be key=value"),
+        (["status", "no-such-run"], 5, "is no run directory: it has no run.json"),
+        (["notebook", "09_none"], 2, "no such notebook. nbtrain's own: 00_quickstart, 01_prepare_data"),
+    ],
+)
+def test_errors_are_a_message_and_a_code(workspace, arguments, code, message, capsys):
+    """No traceback; what went wrong and what would be right."""
+    assert cli.main(arguments) == code
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+def test_overrides_may_stand_behind_a_flag(workspace, capsys):
+    """`check RUN a=1 --resolved b=2` takes both; what is no override is refused."""
+    assert cli.main(["check", "gpt-tiny", "batch.max_steps=3", "--resolved", "data.seed=7"]) == 0
+    resolved = capsys.readouterr().out
+    assert "max_steps: 3" in resolved and "seed: 7" in resolved
+    with pytest.raises(SystemExit) as end:
+        cli.main(["check", "gpt-tiny", "--resolved", "batch.max_steps=3", "--no-such-flag"])
+    assert end.value.code == 2
+    assert "unrecognized arguments: batch.max_steps=3 --no-such-flag" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "message"),
+    [
+        ("plan.xyz", 2, "plan.xyz: no picture format of this ending; write .png or .svg."),
+        ("none/plan.png", 1, "FileNotFoundError: [Errno 2] No such file or directory: "),
+    ],
+)
+def test_a_picture_that_cannot_be_written(workspace, name, code, message, capsys):
+    """The file's ending or its folder is told, without a traceback."""
+    assert cli.main(["plan", "gpt-tiny", "--picture", str(workspace / name)]) == code
+    assert message in capsys.readouterr().err
+
+
+def test_half_of_a_dataset_means_the_pair(workspace, capsys):
+    """`data verify x.bin` looks at x.bin and x.idx."""
+    assert cli.main(["data", "verify", str(workspace / "x.bin")]) == 3
+    assert "x.idx" in capsys.readouterr().err
+
+
+def test_generate_prints_nothing_before_it_fails(workspace, capsys):
+    """A wrong request shows its message alone, without the prompt."""
+    assert cli.main(["generate", "no-such-run", "-p", "def "]) == 5
+    assert capsys.readouterr().out == ""
+    for wrong, message in (
+        (["-p", "a", "-n", "-1"], "max_new_tokens = -1 must be at least 0."),
+        (["-p", "\udcff"], "the prompt is not Unicode text: character 0 is half of one."),
+    ):
+        assert cli.main(["generate", "no-such-run", *wrong]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):
+    """Editors of the copied YAMLs find docs/run.schema.json by the path in their first line."""
+    assert cli.main(["init", str(tmp_path / "mine")]) == 0
+    yaml = tmp_path / "mine" / "examples" / "megatron-gpt" / "training" / "gpt-tiny.yaml"
+    named = yaml.read_text().splitlines()[0].partition("$schema=")[2]
+    repository = Path(__file__).parents[2]
+    assert (yaml.parent / named).read_text() == (repository / "docs" / "run.schema.json").read_text()
+    assert "run.schema.json" in capsys.readouterr().out
+
+
+def test_a_closed_pipe_is_no_error(workspace):
+    """`nbtrain schema | head -1` ends quietly."""
+    command = f"{sys.executable} -m nbtrain.cli.__main__ schema"
+    done = subprocess.run(["sh", "-c", f"{command} | head -1"], capture_output=True, text=True)
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+
+
+def test_lab_hands_jupyterlabs_own_options_on():
+    """`nbtrain lab --no-browser --port 8899` is no usage error; other verbs refuse what they do not know."""
+    options = cli.parse(["lab", "--no-browser", "--port", "8899"])
+    assert options.rest == ["--no-browser", "--port", "8899"]
+    with pytest.raises(SystemExit):
+        cli.parse(["doctor", "--no-browser"])
+
+
+def test_help_names_every_verb_of_checkpoint_and_data():
+    for verb in ("checkpoint", "data"):
+        [verbs_of] = [action for action in cli.parser()._actions if action.choices and verb in action.choices]
+        [told] = [entry.help for entry in verbs_of._choices_actions if entry.dest == verb]
+        [under] = [action for action in verbs_of.choices[verb]._actions if isinstance(action.choices, dict)]
+        assert told.partition(": ")[2].rstrip(".").split(", ") == list(under.choices)

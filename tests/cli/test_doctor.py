@@ -1,0 +1,55 @@
+"""The examination finds what it should find."""
+
+import importlib.metadata
+import subprocess
+import sys
+
+from nbtrain.cli import doctor
+
+
+def levels(findings) -> dict[str, str]:
+    return {finding.found: finding.level for finding in findings}
+
+
+def test_this_machine_passes(workspace):
+    """Nothing is an error where the tests run, and neither torch nor deepspeed is imported."""
+    code = (
+        "import sys; from nbtrain import cli; code = cli.main(['doctor'])\n"
+        "assert not {'torch', 'deepspeed'} & set(sys.modules); sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FAIL" not in done.stdout
+    assert "deepspeed" in done.stdout
+
+
+def test_a_cuda_build_without_a_gpu_is_warned_about(monkeypatch):
+    """The build is told by libtorch_cuda.so among torch's files."""
+    cuda = [importlib.metadata.PackagePath("torch/lib/libtorch_cuda.so")]
+    monkeypatch.setattr(importlib.metadata, "files", lambda name: cuda)
+    found = doctor.torch_findings(gpus=0)
+    assert found[1].level == "warning"
+    assert found[1].found == "a CUDA build on a machine without a GPU: several GB on disk, slow to import"
+    assert "README" in found[1].advice
+    assert len(doctor.torch_findings(gpus=1)) == 1
+
+
+def test_a_cpu_build_beside_a_gpu_is_warned_about(monkeypatch):
+    """Training would not use the GPU."""
+    monkeypatch.setattr(importlib.metadata, "files", lambda name: [])
+    assert [finding.level for finding in doctor.torch_findings(gpus=2)] == ["ok", "warning"]
+
+
+def test_known_bad_versions_are_named(monkeypatch):
+    """The finding has the version and what to do."""
+    monkeypatch.setattr(doctor, "installed", {"ipykernel": "7.0.1"}.get)
+    (finding,) = doctor.known_bad_findings()
+    assert finding.line().startswith("WARN  ipykernel    7.0.1 is known to cause trouble\n      -> 7.0 drops")
+
+
+def test_a_missing_package_is_an_error(monkeypatch):
+    """Absent torch and deepspeed fail the examination; absent fastokens is a note."""
+    monkeypatch.setattr(doctor, "installed", lambda name: None)
+    assert doctor.torch_findings(0)[0].level == "error"
+    assert doctor.package_finding("deepspeed", "x").level == "error"
+    assert doctor.tokenizer_finding().level == "note"

@@ -1,0 +1,109 @@
+"""Learning rates, to the last digit of Megatron-DeepSpeed's logs."""
+
+import pytest
+
+from nbtrain.config.arithmetic.lr_schedule import LrSchedule
+from nbtrain.config.load import load
+
+
+def rate_of_step(schedule: LrSchedule, step: int, tokens_per_step: int) -> float:
+    return schedule.learning_rate((step - 1) * tokens_per_step)
+
+
+def test_golden_rates_of_gpt_125m():
+    """The two rates that a run of the upstream file logged: t counts the tokens before the step."""
+    config = load("gpt-125m")
+    schedule = LrSchedule.of(config)
+    assert config.tokens_per_step == 524_288
+    assert rate_of_step(schedule, 3920, 524_288) == 4.7586175149639084e-05
+    assert rate_of_step(schedule, 3930, 524_288) == 4.652419139289811e-05
+
+
+@pytest.mark.parametrize(
+    "style, middle",
+    [("cosine", 0.5 * (1.0 - 0.1) + 0.1), ("linear", 0.5 * (1.0 - 0.1) + 0.1), ("constant", 1.0)],
+)
+def test_shape(style, middle):
+    """0, up to lr at the end of the warm-up, half way down in the middle, min_lr from the decay's end on."""
+    schedule = LrSchedule(lr=1.0, min_lr=0.1, decay_style=style, warmup_tokens=100, decay_tokens=1100)
+    assert schedule.learning_rate(0) == 0.0
+    assert schedule.learning_rate(50) == 0.5
+    assert schedule.learning_rate(100) == 1.0
+    assert schedule.learning_rate(600) == pytest.approx(middle, abs=1e-12)
+    end = 1.0 if style == "constant" else 0.1
+    assert schedule.learning_rate(1100) == pytest.approx(end, abs=1e-12)
+    assert schedule.learning_rate(5000) == end
+
+
+def test_without_warm_up_the_first_step_has_the_full_rate():
+    schedule = LrSchedule(lr=1.0, min_lr=0.1, decay_style="cosine", warmup_tokens=0, decay_tokens=1000)
+    assert schedule.learning_rate(0) == 1.0
+
+
+def wsd(style: str) -> LrSchedule:
+    """Up over 100 tokens, flat to 1000, down over 100."""
+    return LrSchedule(
+        1.0, 0.1, "WSD", warmup_tokens=100, decay_tokens=1100, wsd_decay_tokens=100, wsd_decay_style=style
+    )
+
+
+@pytest.mark.parametrize(
+    "style, quarter, middle",
+    [
+        ("linear", 0.75, 0.5),
+        ("cosine", 0.5 + 0.5 * 2**-0.5, 0.5),
+        ("exponential", 2 * 2**-0.25 - 1, 2**0.5 - 1),
+        ("minus_sqrt", 0.5, 1 - 2**-0.5),
+    ],
+)
+def test_warm_up_stable_decay(style, quarter, middle):
+    """lr up to 100 tokens before the end, then the style's share of lr - min_lr, then min_lr."""
+    schedule = wsd(style)
+    assert [schedule.learning_rate(at) for at in (0, 50, 100, 101, 999, 1000)] == [
+        0.0,
+        0.5,
+        1.0,
+        1.0,
+        1.0,
+        1.0,
+    ]
+    assert schedule.learning_rate(1025) == pytest.approx(0.1 + 0.9 * quarter, abs=1e-12)
+    assert schedule.learning_rate(1050) == pytest.approx(0.1 + 0.9 * middle, abs=1e-12)
+    assert schedule.learning_rate(1100) == pytest.approx(0.1, abs=1e-12)
+    assert schedule.learning_rate(1101) == 0.1
+
+
+def test_inverse_square_root():
+    """Half of lr at four times the warm-up, never below min_lr, and min_lr behind the decay tokens."""
+    schedule = LrSchedule(1.0, 0.1, "inverse-square-root", warmup_tokens=100, decay_tokens=20_000)
+    rates = [schedule.learning_rate(at) for at in (50, 100, 400, 900, 10_000, 15_000, 20_001)]
+    assert rates == pytest.approx([0.5, 1.0, 0.5, 1 / 3, 0.1, 0.1, 0.1], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        *(LrSchedule(1.0, 0.1, style, 10_000, 100_000) for style in ("cosine", "linear", "constant")),
+        LrSchedule(1.0, 0.1, "inverse-square-root", 10_000, 2_000_000),
+        *(
+            LrSchedule(1.0, 0.1, "WSD", 10_000, 100_000, 50_000, style)
+            for style in ("linear", "cosine", "exponential", "minus_sqrt")
+        ),
+    ],
+    ids=lambda schedule: f"{schedule.decay_style}-{schedule.wsd_decay_style}",
+)
+def test_every_curve_is_continuous(schedule):
+    """No jump from one token to the next at any seam; 1 - sqrt begins steepest: sqrt(1 / 50,000) = 0.0045."""
+    for seam in (0, 10_000, 50_000, 100_000):
+        for at in range(max(seam - 3, 0), seam + 3):
+            assert abs(schedule.learning_rate(at + 1) - schedule.learning_rate(at)) < 5e-3, at
+
+
+def test_without_a_stable_part_wsd_is_the_plain_style():
+    """A last part that begins with the warm-up's end: the same rates, bit for bit."""
+    for style in ("linear", "cosine"):
+        plain = LrSchedule(6e-4, 1e-6, style, 100, 1100)
+        whole = LrSchedule(6e-4, 1e-6, "WSD", 100, 1100, 1000, style)
+        assert [whole.learning_rate(at) for at in range(1200)] == [
+            plain.learning_rate(at) for at in range(1200)
+        ]

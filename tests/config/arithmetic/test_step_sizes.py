@@ -1,0 +1,82 @@
+"""Batch sizes by thresholds in tokens."""
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.batch import BatchSchedule, StepSizes
+from nbtrain.config.load import load
+from nbtrain.config.rules.check import find_problems
+from nbtrain.planner.plan import plan
+
+UPSTREAM = "0:16 2.4B:320 4.8B:624 7.2B:928 9.6B:1232 12B:1536"
+
+
+def test_thresholds_are_tokens():
+    """Whole sequences, rounded down; K, M, B and T are powers of ten, exactly."""
+    assert StepSizes.parse("0:4 3K:8 1.5M:12 2.3B:16 1.5T:20", 2048).parts == (
+        (0, 4),
+        (1, 8),
+        (732, 12),
+        (2_300_000_000 // 2048, 16),
+        (1_500_000_000_000 // 2048, 20),
+    )
+
+
+def test_each_size_holds_from_its_threshold_on():
+    schedule = BatchSchedule(16, 10, 1000, StepSizes.parse("0:4 80:8 200:16", 10))
+    assert [schedule.size_at(at) for at in (0, 7, 8, 19, 20, 10_000)] == [4, 4, 8, 8, 16, 16]
+    # 4, 4 | 8, 8 (the second begins at 16) | 16 from 24 on.
+    assert [schedule.samples_after(step) for step in range(7)] == [0, 4, 8, 16, 24, 40, 56]
+    assert [schedule.step_at(at) for at in (0, 3, 4, 23, 24, 39, 40)] == [0, 0, 1, 3, 4, 4, 5]
+    assert schedule.total_steps == 9 and schedule.total_samples == 104
+
+
+def test_the_schedule_of_175b_upstream():
+    """In place of its linear ramp: 73,242 steps of 16 fit into the first 2.4B tokens."""
+    config = load("gpt-175b", {"batch.rampup": None, "batch.step_batch_size_schedule": UPSTREAM}, check=False)
+    assert find_problems(config) == []
+    sizes = config.batch_schedule
+    assert sizes.size_at(0) == 16 and sizes.step_at(2_400_000_000 // 2048) == 73_242
+    assert [sizes.size_at(billions * 10**8 // 2048) for billions in (23, 24, 48, 72, 96, 119, 120)] == [
+        16,
+        320,
+        624,
+        928,
+        1232,
+        1232,
+        1536,
+    ]
+    assert ("ramp-up", f"{UPSTREAM} (tokens:sequences)") in dict(plan(config).sections())["Training"]
+
+
+@pytest.mark.parametrize(
+    "text, problem",
+    [
+        ("0:64 1M:128", "must end at global_batch_size(256), and ends at 128."),
+        (
+            "0:64 2K:128 3K:256",
+            "must rise: its size number 2 begins at sequence 0, the one before at 0 (tokens / seq_length(2048), rounded "
+            "down).",
+        ),
+        (
+            "0:24 1M:256",
+            "has 24, which is no multiple of micro_batch_size(16) * data_parallel_size(1) = 16; nearest: 16, 32.",
+        ),
+    ],
+)
+def test_what_breaks_the_rule(text, problem):
+    config = load("gpt-125m", {"batch.step_batch_size_schedule": text}, check=False)
+    told = find_problems(config)[0]
+    where = f"override batch.step_batch_size_schedule={text}: batch.step_batch_size_schedule = {text}"
+    assert told == f"{where}\n  {problem}"
+
+
+def test_two_ways_to_grow_are_refused():
+    [told] = find_problems(load("gpt-175b", {"batch.step_batch_size_schedule": UPSTREAM}, check=False))
+    assert told.endswith("is one way to grow the batch and batch.rampup another; set one of them to null.")
+
+
+@pytest.mark.parametrize("text", ["16 32", "1:16 2B:32", "0:0", "0:16, 2B:32", "0:16 2X:32", ""])
+def test_another_form_is_told(text):
+    with pytest.raises(ConfigError, match=r"pairs of tokens and sequences from 0 on"):
+        load("gpt-125m", {"batch.step_batch_size_schedule": text})

@@ -1,0 +1,893 @@
+"""The rules that join fields: each message, and that all of them are told at once."""
+
+import importlib
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import field_keys, load
+from nbtrain.config.rules.check import RULES, check_config, find_problems
+from nbtrain.config.rules.data import KINDS_WITH_KEYS
+from nbtrain.corpus.sources.base import READERS
+
+# Four ranks that share each sequence.
+ULYSSES = ["parallel.ds_sequence_parallel_size=4", "parallel.data_parallel_size=1"]
+ON_CPU = ["resources.device=cpu", "resources.gpu_type=null"]
+ZERO_3 = ["parallel.zero_stage=3"]
+
+# run, overrides -> the whole message of the one broken rule. "@" stands for the place of the key that follows,
+# or of the first override where none does.
+BROKEN = {
+    "a batch that does not divide": (
+        "gpt-125m-2xdp",
+        ["batch.global_batch_size=250"],
+        "@: batch.global_batch_size = 250\n"
+        "  must be a multiple of micro_batch_size(16) * data_parallel_size(2) = 32; nearest: 224, 256.",
+    ),
+    "a batch below the smallest": (
+        "gpt-125m-2xdp",
+        ["batch.global_batch_size=8"],
+        "@: batch.global_batch_size = 8\n"
+        "  must be a multiple of micro_batch_size(16) * data_parallel_size(2) = 32; nearest: 32.",
+    ),
+    "a ramp that starts at its end": (
+        "gpt-175b",
+        ["batch.rampup.start_batch_size=1536"],
+        "@: batch.rampup.start_batch_size = 1536\n"
+        "  must be less than global_batch_size(1536); without a ramp-up set rampup: null.",
+    ),
+    "a ramp that misses its end": (
+        "gpt-175b",
+        ["batch.rampup.batch_size_increment=18"],
+        "@: batch.rampup.batch_size_increment = 18\n"
+        "  must divide global_batch_size(1536) - start_batch_size(16) = 1520; nearest: 16, 19.",
+    ),
+    "a ramp whose steps do not divide among the ranks": (
+        "gpt-125m",
+        ["batch.rampup={start_batch_size: 16, batch_size_increment: 24, ramp_samples: 1000}"],
+        "override batch.rampup.batch_size_increment=24: batch.rampup.batch_size_increment = 24\n"
+        "  must be a multiple of micro_batch_size(16) * data_parallel_size(1) = 16; nearest: 16, 32.",
+    ),
+    "heads that do not divide the width": (
+        "gpt-tiny",
+        ["model.hidden_size=250"],
+        "@: model.hidden_size = 250\n  must be a multiple of num_attention_heads(4); nearest: 248, 252.",
+    ),
+    "tensor ranks that do not divide the heads": (
+        "gpt-13b-4xdp-4xpp-4xtp",
+        ["parallel.tensor_parallel_size=3", "resources.nodes=6", "model.ffn_hidden_size=15360"],
+        "@: parallel.tensor_parallel_size = 3\n  must divide num_attention_heads(40); nearest: 2, 4.",
+    ),
+    "tensor ranks that do not divide the MLP": (
+        "gpt-13b-4xdp-4xpp-4xtp",
+        ["model.ffn_hidden_size=20482"],
+        "@: the MLP's width = 20482\n  must be a multiple of tensor_parallel_size(4); nearest: 20480, 20484.",
+    ),
+    "more stages than layers": (
+        "gpt-13b-4xdp-4xpp",
+        ["parallel.pipeline_parallel_size=64", "resources.nodes=32"],
+        "@: parallel.pipeline_parallel_size = 64\n  must be at most num_layers(40): each stage holds a layer at least.",
+    ),
+    "a cut into another number of stages": (
+        "gpt-13b-4xdp-4xpp",
+        ["parallel.pipeline_stage_layers=[20, 10, 10]"],
+        "@: parallel.pipeline_stage_layers = [20, 10, 10]\n"
+        "  has 3 stages, and pipeline_parallel_size is 4. null cuts by cost.",
+    ),
+    "a cut of other layers": (
+        "gpt-13b-4xdp-4xpp",
+        ["parallel.pipeline_stage_layers=[10, 10, 10, 9]"],
+        "@: parallel.pipeline_stage_layers = [10, 10, 10, 9]\n  are 39 layers, and num_layers is 40. null cuts by cost.",
+    ),
+    "an interleaved pipeline": (
+        "gpt-13b-4xdp-4xpp",
+        ["parallel.num_layers_per_virtual_pipeline_stage=5"],
+        "@: parallel.num_layers_per_virtual_pipeline_stage = 5\n"
+        "  asks for the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs one forward, one "
+        "backward (1F1B) over one run of layers a rank.\n"
+        "  Set it to null; a smaller micro_batch_size makes the pipeline's bubble smaller too.",
+    ),
+    "a recomputed piece larger than a stage": (
+        "gpt-13b-4xdp-8xpp",
+        ["parallel.activation_checkpointing.interval_layers=6"],
+        "@: parallel.activation_checkpointing.interval_layers = 6\n"
+        "  must be at most 5, the layers of the largest of 8 pipeline stages.",
+    ),
+    "a recomputed piece larger than the model": (
+        "gpt-1-3b-4xdp",
+        ["parallel.activation_checkpointing.interval_layers=25"],
+        "@: parallel.activation_checkpointing.interval_layers = 25\n  must be at most 24, the layers of the model.",
+    ),
+    "a sequence longer than the positions": (
+        "gpt-125m",
+        ["model.seq_length=4096"],
+        "@: model.seq_length = 4096\n"
+        "  must be at most max_position_embeddings(2048); set seq_length: 2048, or max_position_embeddings: 4096.",
+    ),
+    "sequence parallelism without tensor ranks": (
+        "gpt-125m",
+        ["parallel.sequence_parallel=true"],
+        "@: parallel.sequence_parallel = true\n"
+        "  needs tensor_parallel_size > 1, which is 1. Set sequence_parallel: false, or that.",
+    ),
+    "a sequence that tensor ranks cannot cut": (
+        "gpt-13b-4xdp-4xpp-4xtp",
+        ["model.seq_length=2046", "parallel.sequence_parallel=true"],
+        "@: model.seq_length = 2046\n"
+        "  must be a multiple of tensor_parallel_size(4) with sequence_parallel; nearest: 2044, 2048.",
+    ),
+    "a sequence that Ulysses cannot cut": (
+        "gpt-125m-4xdp",
+        ["model.seq_length=2046", *ULYSSES],
+        "@: model.seq_length = 2046\n"
+        "  must be a multiple of ds_sequence_parallel_size(4); nearest: 2044, 2048.",
+    ),
+    "chunks that do not fill the sequence": (
+        "gpt-125m-4xdp",
+        ["parallel.fpdt_chunk_tokens=300", "model.attention_dropout=0.0"],
+        "@: model.seq_length = 2048\n  must be a multiple of fpdt_chunk_tokens(300); nearest: 1800, 2100.",
+    ),
+    "chunks that ranks cannot share": (
+        "gpt-125m-4xdp",
+        ["parallel.fpdt_chunk_tokens=2", "model.attention_dropout=0.0", *ULYSSES],
+        "@: parallel.fpdt_chunk_tokens = 2\n"
+        "  must be a multiple of ds_sequence_parallel_size(4): ranks share each chunk; nearest: 4.",
+    ),
+    "chunks with dropout": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512"],
+        "@: parallel.fpdt_chunk_tokens = 512\n"
+        "  needs model.attention_dropout: 0, which is 0.1: its backward pass would draw other numbers.",
+    ),
+    "chunks across documents": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", "data.inter_document_masking=true"],
+        "@: parallel.fpdt_chunk_tokens = 512\n"
+        "  keeps no documents apart, and data has inter_document_masking: true. Set fpdt_chunk_tokens: 0, or change that.",
+    ),
+    "chunks in fp32": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", "precision.dtype=fp32"],
+        "@: parallel.fpdt_chunk_tokens = 512\n"
+        "  needs precision.dtype: bf16 or fp16, which is fp32. Set fpdt_chunk_tokens: 0, or that.",
+    ),
+    "chunks of parameters in parts": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", *ZERO_3],
+        "@: parallel.fpdt_chunk_tokens = 512\n"
+        "  does not go with zero_stage(3): nobody has compared such a run with one without FPDT yet.\n"
+        "  Set fpdt_chunk_tokens: 0, or take FPDT with Ulysses and ZeRO 1 or 2.",
+    ),
+    "FP8 of odd numbers of tokens": (
+        "gpt-125m",
+        [
+            "precision.fp8=true",
+            "model.seq_length=2047",
+            "batch.micro_batch_size=8",
+            "precision.dtype=bf16",
+            "resources.gpu_type=H100",
+        ],
+        "@: precision.fp8 = true\n"
+        "  needs a multiple of 16 tokens, and micro_batch_size(8) * seq_length(2047) / ds_sequence_parallel_size(1) = 16376. "
+        "Set fp8: false, or another seq_length.",
+    ),
+    "Ulysses ranks that do not divide the heads": (
+        "gpt-125m-4xdp",
+        [
+            "parallel.ds_sequence_parallel_size=8",
+            "parallel.data_parallel_size=1",
+            "resources.gpus_per_node=8",
+        ],
+        "@: parallel.ds_sequence_parallel_size = 8\n  must divide num_attention_heads(12); nearest: 6, 12.",
+    ),
+    "Ulysses ranks that no GPU is there for": (
+        "gpt-125m-4xdp",
+        ["parallel.ds_sequence_parallel_size=2"],
+        "gpt-125m-4xdp.yaml:18: data(4) * pipeline(1) * tensor(1) * sequence(2) = 8 processes,\n"
+        "  but resources give nodes(1) * gpus_per_node(4) = 4. Set nodes: 2, or data_parallel_size: 2.",
+    ),
+    "a layout that is larger than its machines": (
+        "gpt-1-3b-4xdp-4xpp",
+        ["resources.gpus_per_node=4"],
+        "@: data(4) * pipeline(4) * tensor(1) = 16 processes,\n"
+        "  but resources give nodes(2) * gpus_per_node(4) = 8. Set nodes: 4, or data_parallel_size: 2.",
+    ),
+    "a layout without any GPU": (
+        "gpt-125m",
+        ["resources.gpus_per_node=0"],
+        "@: data(1) * pipeline(1) * tensor(1) = 1 processes,\n"
+        "  but resources give nodes(1) * gpus_per_node(0) = 0. Set gpus_per_node: 1.",
+    ),
+    "CPU ranks that do not spread evenly": (
+        "gpt-tiny",
+        [
+            "resources.nodes=3",
+            "parallel.data_parallel_size=4",
+            "batch.micro_batch_size=2",
+            "parallel.zero_stage=1",
+        ],
+        "@: data(4) * pipeline(1) * tensor(1) = 4 processes,\n"
+        "  which do not spread evenly over nodes(3). Nearest: 2, 4.",
+    ),
+    "a GPU that no table knows": (
+        "gpt-125m",
+        ["resources.gpu_type=A100"],
+        "@: resources.gpu_type = A100\n"
+        "  is not in the device table. Nearest: A100-40GB, A100-80GB, A10. null leaves memory and peak unknown.",
+    ),
+    "flash attention with dropout on a CPU": (
+        "gpt-125m",
+        ["model.attention_backend=flash", *ON_CPU],
+        "@: model.attention_backend = flash\n"
+        "  cannot serve this run: no kernel for a CPU but math knows dropout, and attention_dropout is 0.1.\n"
+        "  Set attention_backend: auto.",
+    ),
+    "efficient attention on a CPU": (
+        "gpt-tiny",
+        ["model.attention_backend=efficient"],
+        "@: model.attention_backend = efficient\n"
+        "  cannot serve this run: resources.device: cpu has flash and math.\n  Set attention_backend: auto.",
+    ),
+    "flash attention in fp32 on a GPU": (
+        "gpt-125m",
+        ["model.attention_backend=flash", "precision.dtype=fp32"],
+        "@: model.attention_backend = flash\n"
+        "  cannot serve this run: on a GPU flash attention is for bf16 and fp16, and precision.dtype is fp32.\n"
+        "  Set attention_backend: auto.",
+    ),
+    "flash attention on an old GPU": (
+        "gpt-125m",
+        ["model.attention_backend=flash", "resources.gpu_type=T4"],
+        "@: model.attention_backend = flash\n"
+        "  cannot serve this run: flash attention is for GPUs from Ampere on, and resources.gpu_type is T4.\n"
+        "  Set attention_backend: auto.",
+    ),
+    "flash attention with wide heads": (
+        "gpt-125m",
+        ["model.attention_backend=flash", "model.num_attention_heads=2"],
+        "@: model.attention_backend = flash\n"
+        "  cannot serve this run: flash attention has heads of at most 256, and these have 384.\n"
+        "  Set attention_backend: auto.",
+    ),
+    "FP8 on a GPU without it": (
+        "gpt-125m",
+        ["precision.fp8=true", "precision.dtype=bf16"],
+        "@: precision.fp8 = true\n"
+        "  needs a GPU from Hopper on (compute capability 9.0), and resources.gpu_type A100-40GB has 8.0. Set fp8: false.",
+    ),
+    "FP8 of odd sides": (
+        "gpt-125m",
+        [
+            "model.ffn_hidden_size=3080",
+            "precision.fp8=true",
+            "precision.dtype=bf16",
+            "resources.gpu_type=H100",
+        ],
+        "override model.ffn_hidden_size=3080: model.ffn_hidden_size: FP8 products need sides that are multiples of 16, "
+        "and this one over tensor_parallel_size(1) is 3080. Set fp8: false, or another size.",
+    ),
+    "FP8 beside fp16": (
+        "gpt-125m",
+        ["precision.fp8=true", "resources.gpu_type=H100"],
+        "@: precision.fp8 = true\n  needs precision.dtype: bf16, which is fp16. Set fp8: false, or that.",
+    ),
+    "FP8 on a CPU": (
+        "gpt-125m",
+        ["precision.fp8=true", "precision.dtype=bf16", *ON_CPU],
+        "@: precision.fp8 = true\n"
+        "  does not go with resources.device(cpu): only GPUs from Hopper on have units for it.\n  Set fp8: false.",
+    ),
+    "FPDT on a CPU": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", *ON_CPU],
+        "@: parallel.fpdt_chunk_tokens = 512\n"
+        "  does not go with resources.device(cpu): it streams chunks of attention between GPU and host.\n"
+        "  Set fpdt_chunk_tokens: 0.",
+    ),
+    "quantized weights on a CPU": (
+        "gpt-125m",
+        ["parallel.zero_quantized_weights=true", *ZERO_3, *ON_CPU],
+        "@: parallel.zero_quantized_weights = true\n"
+        "  does not go with resources.device(cpu): DeepSpeed's quantization is written for GPUs.\n"
+        "  Set zero_quantized_weights: false.",
+    ),
+    "quantized gradients without ZeRO 3": (
+        "gpt-125m",
+        ["parallel.zero_quantized_gradients=true"],
+        "@: parallel.zero_quantized_gradients = true\n"
+        "  needs parallel.zero_stage: 3, which is 2. Set zero_quantized_gradients: false, or that.",
+    ),
+    "quantized gradients that are summed everywhere": (
+        "gpt-125m",
+        ["parallel.reduce_scatter=false", "parallel.zero_quantized_gradients=true", *ZERO_3],
+        "@: parallel.reduce_scatter = false\n  must be true with zero_quantized_gradients, which are quantized for that.",
+    ),
+    "hpZ with tensor ranks": (
+        "gpt-125m-4xdp",
+        ["parallel.zero_hpz=true", *ZERO_3, "parallel.tensor_parallel_size=4", "resources.nodes=4"],
+        "@: parallel.zero_hpz = true\n"
+        "  does not go with tensor_parallel_size(4): DeepSpeed lets ranks with consecutive numbers share the second copy, "
+        "and those are tensor-parallel ranks, whose parameters differ.\n"
+        "  Set zero_hpz: false, or tensor_parallel_size: 1.",
+    ),
+    "hpZ with tensor ranks alone on their machine": (
+        "gpt-125m-2xdp",
+        [
+            "parallel.zero_hpz=true",
+            *ZERO_3,
+            "parallel.tensor_parallel_size=2",
+            "parallel.data_parallel_size=1",
+        ],
+        "@: parallel.zero_hpz = true\n"
+        "  does not go with tensor_parallel_size(2): DeepSpeed lets ranks with consecutive numbers share the second copy, "
+        "and those are tensor-parallel ranks, whose parameters differ.\n"
+        "  Set zero_hpz: false, or tensor_parallel_size: 1.",
+    ),
+    "hpZ in unequal groups": (
+        "gpt-125m-4xdp",
+        ["parallel.zero_hpz_partition_size=3", "parallel.zero_hpz=true", *ZERO_3],
+        "@: parallel.zero_hpz_partition_size = 3\n"
+        "  must divide data_parallel_size * ds_sequence_parallel_size = 4; nearest: 2, 4.",
+    ),
+    "a size of hpZ without hpZ": (
+        "gpt-125m-4xdp",
+        ["parallel.zero_hpz_partition_size=2"],
+        "@: parallel.zero_hpz_partition_size = 2\n"
+        "  is for zero_hpz: true, which is false. Set it to null, or zero_hpz: true.",
+    ),
+    "parameters offloaded below ZeRO 3": (
+        "gpt-125m",
+        ["parallel.offload_param.device=cpu"],
+        "@: parallel.offload_param.device = cpu\n"
+        "  needs parallel.zero_stage: 3, which is 2. Set device: none, or that.",
+    ),
+    "an optimizer offloaded without ZeRO": (
+        "gpt-tiny",
+        ["parallel.offload_optimizer.device=cpu"],
+        "@: parallel.offload_optimizer.device = cpu\n"
+        "  needs parallel.zero_stage: 1, 2 or 3, which is 0. Set device: none, or that.",
+    ),
+    "NVMe below ZeRO 3": (
+        "gpt-125m",
+        ["parallel.offload_optimizer.device=nvme", "parallel.offload_optimizer.nvme_path=/nvme"],
+        "@: parallel.offload_optimizer.device = nvme\n"
+        "  needs parallel.zero_stage: 3, which is 2. Set device: none, or that.",
+    ),
+    "NVMe without a folder": (
+        "gpt-125m",
+        ["parallel.offload_param.device=nvme", *ZERO_3],
+        "@: parallel.offload_param.device = nvme\n"
+        "  needs offload_param.nvme_path, a folder on a local NVMe disk; or set device: cpu.",
+    ),
+    "a folder for nothing": (
+        "gpt-125m",
+        ["parallel.offload_param.nvme_path=/nvme"],
+        "@: parallel.offload_param.nvme_path = /nvme\n"
+        "  is for device: nvme, and device is none. Set one of them otherwise.",
+    ),
+    "pinned memory of nothing": (
+        "gpt-125m",
+        ["parallel.offload_param.pin_memory=true"],
+        "@: parallel.offload_param.pin_memory = true\n"
+        "  is for device: cpu or nvme, and device is none. Set pin_memory: false.",
+    ),
+    "pinned memory on a CPU": (
+        "gpt-125m",
+        ["parallel.offload_optimizer.pin_memory=true", "parallel.offload_optimizer.device=cpu", *ON_CPU],
+        "@: parallel.offload_optimizer.pin_memory = true\n"
+        "  makes copies between host and GPU faster, and resources.device is cpu. Set pin_memory: false.",
+    ),
+    "too few buffers for Adam": (
+        "gpt-125m",
+        [
+            "parallel.offload_optimizer.buffer_count=3",
+            "parallel.offload_optimizer.device=nvme",
+            "parallel.offload_optimizer.nvme_path=/nvme",
+            *ZERO_3,
+        ],
+        "@: parallel.offload_optimizer.buffer_count = 3\n"
+        "  must be at least 4: masters, gradients and Adam's two moments.",
+    ),
+    "state on NVMe saved in the background": (
+        "gpt-125m",
+        [
+            "checkpoint.async_save=true",
+            "parallel.offload_param.device=nvme",
+            "parallel.offload_param.nvme_path=/nvme",
+            *ZERO_3,
+        ],
+        "@: checkpoint.async_save = true\n"
+        "  does not go with offload_param.device(nvme): state on NVMe goes through host memory in pieces, and there is no "
+        "moment at which all of it could be copied.\n  Set async_save: false, or device: cpu.",
+    ),
+    "Ulysses with tensor ranks": (
+        "gpt-13b-4xdp-4xpp-4xtp",
+        ["parallel.ds_sequence_parallel_size=4", "parallel.data_parallel_size=1"],
+        "@: parallel.ds_sequence_parallel_size = 4\n"
+        "  does not go with tensor_parallel_size(4) and pipeline_parallel_size(4): nobody has compared such a run with one "
+        "process yet.\n  Set ds_sequence_parallel_size: 1, or leave the model uncut and take ZeRO 3; "
+        "tensor_parallel_size has sequence_parallel for long sequences.",
+    ),
+    "a compiled model in parts": (
+        "gpt-125m",
+        ["model.compile=true", *ZERO_3],
+        "@: model.compile = true\n"
+        "  does not go with zero_stage(3): torch's compiler cannot follow parameters that are cut between their uses.\n"
+        "  Set compile: false, or zero_stage: 2.",
+    ),
+    "gradients divided beforehand": (
+        "gpt-125m",
+        ["parallel.prescale_gradients=true"],
+        "@: parallel.prescale_gradients = true\n"
+        "  is for zero_stage: 0, and zero_stage is 2. Set prescale_gradients: false; sums are in "
+        "communication_data_type(fp32) either way.",
+    ),
+    "an elastic checkpoint": (
+        "gpt-125m",
+        ["parallel.elastic_checkpoint=true"],
+        "@: parallel.elastic_checkpoint = true\n"
+        "  is DeepSpeed's older way to load on another number of ranks. Set it to false: every checkpoint of nbtrain loads "
+        "into any layout (docs/parallelism.md).",
+    ),
+    "ZeRO 0 with 16-bit weights": (
+        "gpt-125m",
+        ["parallel.zero_stage=0"],
+        "@: parallel.zero_stage = 0\n"
+        "  does not go with precision.dtype(fp16): DeepSpeed's stage 0 makes a step of the optimizer at its start with "
+        "16-bit weights, and Adam is one step ahead.\n"
+        "  Set zero_stage: 1, which costs nothing, or precision.dtype: fp32.",
+    ),
+    "ZeRO 0 with a cut model": (
+        "gpt-1-3b-4xdp-4xpp",
+        ["parallel.zero_stage=0", "precision.dtype=fp32"],
+        "@: parallel.zero_stage = 0\n"
+        "  does not go with pipeline_parallel_size(4): gradients would be clipped by the norm of one part of the model.\n"
+        "  Set zero_stage: 1, which costs nothing.",
+    ),
+    "ZeRO 2 with a pipeline": (
+        "gpt-1-3b-4xdp-4xpp",
+        ["parallel.zero_stage=2"],
+        "@: parallel.zero_stage = 2\n"
+        "  does not go with pipeline_parallel_size(4): DeepSpeed's pipeline engine keeps gradients whole between micro "
+        "batches.\n  Set zero_stage: 1.",
+    ),
+    "autocast in another format": (
+        "gpt-125m",
+        ["precision.autocast=true"],
+        "@: precision.autocast = true\n"
+        "  needs precision.dtype: bf16, which is fp16. Set dtype: bf16, or autocast: false.",
+    ),
+    "a loss scale that starts too low": (
+        "gpt-125m",
+        ["precision.fp16.min_loss_scale=4096"],
+        "@: precision.fp16.initial_scale_power = 11\n"
+        "  starts the loss scale at 2048, below min_loss_scale(4096).",
+    ),
+    "a fixed loss scale that is too low": (
+        "gpt-125m",
+        ["precision.fp16.loss_scale=0.5"],
+        "@: precision.fp16.loss_scale = 0.5\n  starts the loss scale at 0.5, below min_loss_scale(1).",
+    ),
+    "a DeepSpeed key that a field decides": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={optimizer: {type: Adam}}"],
+        "@: parallel.deepspeed_extra sets optimizer, which optimizer decides. Take it out, and change that.",
+    ),
+    "a DeepSpeed key that nobody reads": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={foo: 1}"],
+        "@: parallel.deepspeed_extra sets foo, which DeepSpeed does not read. Take it out, or mend its name.",
+    ),
+    "a DeepSpeed key with a typing error": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={flops_profilr: {enabled: true}}"],
+        "@: parallel.deepspeed_extra sets flops_profilr, which DeepSpeed does not read. Nearest: flops_profiler. "
+        "Take it out, or mend its name.",
+    ),
+    "a length that no run has": (
+        "gpt-125m",
+        ["batch.train_tokens=1e30"],
+        "@: batch.train_tokens = 1000000000000000019884624838656\n  must be at most 1000000000000000.",
+    ),
+    "the same in steps": (
+        "gpt-125m",
+        ["batch.train_steps=99999999999999999999", "batch.train_tokens=null"],
+        "@: batch.train_steps = 99999999999999999999\n  must be at most 1907348632 = 1e+15 tokens.",
+    ),
+    "keys of records that have none": (
+        "gpt-tiny",
+        ["data.extra_json_keys=[title]"],
+        "@: data.extra_json_keys = [title]\n"
+        "  are keys of records, and those of kind python-docs in data.sources have none by name.\n"
+        "  Set extra_json_keys: [], or use jsonl, parquet, hf-dataset, wikiextractor.",
+    ),
+    "a separator of two lines": (
+        "gpt-125m",
+        ['data.sources=[{kind: text, path: x, document_separator: "a\\nb"}]'],
+        '@: data.sources[0].document_separator = "a\\nb"\n'
+        "  is compared with single lines: it must be one, without its end, such as ---.",
+    ),
+    "a language that is none": (
+        "gpt-125m",
+        ["data.split_sentences=xx"],
+        "@: data.split_sentences = xx\n"
+        "  is no language that the splitter knows: an ISO 639 code such as en, de or zh.\n"
+        "  Set the language of the text; one without rules of its own is cut by those of a related one, in the end English.",
+    ),
+    "a DeepSpeed key that is derived": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={zero_optimization: {stage: 3}}"],
+        "@: parallel.deepspeed_extra sets zero_optimization.stage, which nbtrain derives as 2. "
+        "Take it out, and change the field it comes from.",
+    ),
+    "a part of DeepSpeed's offloading": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={zero_optimization: {offload_optimizer: {device: cpu}}}"],
+        "@: parallel.deepspeed_extra sets zero_optimization.offload_optimizer, which parallel.offload_optimizer decides. "
+        "Take it out, and change that.",
+    ),
+    "a warm-up from above": (
+        "gpt-125m",
+        ["lr_schedule.lr_warmup_init=6e-4"],
+        "@: lr_schedule.lr_warmup_init = 0.0006\n  must be less than lr(0.0006).",
+    ),
+    "a beginning of no warm-up": (
+        "gpt-125m",
+        ["lr_schedule.lr_warmup_init=1e-5", "lr_schedule.lr_warmup_tokens=0"],
+        "@: lr_schedule.lr_warmup_init = 1.0e-05\n"
+        "  is where a warm-up begins, and there is none. Set lr_warmup_tokens, or lr_warmup_init: 0.",
+    ),
+    "a warm-up in a share and in tokens": (
+        "gpt-125m",
+        ["lr_schedule.lr_warmup_fraction=0.01"],
+        "@: lr_schedule.lr_warmup_tokens = 25000000\n"
+        "  and override lr_schedule.lr_warmup_fraction=0.01: lr_schedule.lr_warmup_fraction = 0.01\n"
+        "  say the same in two units; set all but one to null.",
+    ),
+    "a warm-up as long as the decay": (
+        "gpt-125m",
+        ["lr_schedule.lr_warmup_fraction=1.0", "lr_schedule.lr_warmup_tokens=null"],
+        "@: lr_schedule.lr_warmup_fraction = 1.0 = 2500000000 tokens\n"
+        "  must be less than lr_decay_tokens(2500000000); usual is 1 % of it: 25000000.",
+    ),
+    "a weight decay with a start that nothing leaves": (
+        "gpt-125m",
+        ["optimizer.start_weight_decay=0.01"],
+        "@: optimizer.start_weight_decay = 0.01\n"
+        "  is where weight_decay(0.1) begins, and weight_decay_incr_style is constant. Set it to null, or the style to "
+        "linear or cosine.",
+    ),
+    "a weight decay without a start": (
+        "gpt-125m",
+        ["optimizer.weight_decay_incr_style=cosine"],
+        "@: optimizer.weight_decay_incr_style = cosine\n"
+        "  goes from start_weight_decay, which is null, to weight_decay(0.1). Set start_weight_decay, or the style to "
+        "constant.",
+    ),
+    "the best of no validation": (
+        "gpt-125m",
+        ["checkpoint.keep_best=true", "evaluation.eval_iters=0"],
+        "@: checkpoint.keep_best = true\n"
+        "  goes by validation, and evaluation.eval_iters is 0. Set eval_iters, 10 for example, or keep_best: false.",
+    ),
+    "a way back to no checkpoint": (
+        "gpt-125m",
+        ["stability.on_nan=rollback", "batch.max_steps=100"],
+        "@: stability.on_nan = rollback\n"
+        "  goes back to a checkpoint, and with save_interval_steps(100) none is there before the run ends at step 100.\n"
+        "  Set a smaller checkpoint.save_interval_steps, or on_nan: stop.",
+    ),
+    "a way back in a measurement": (
+        "gpt-125m",
+        ["stability.on_loss_spike=rollback", "mode=perf"],
+        "@: stability.on_loss_spike = rollback\n"
+        "  goes back to a checkpoint, and mode: perf writes none. Set on_loss_spike: stop.",
+    ),
+    "a snapshot of no allocator": (
+        "gpt-tiny",
+        ["profile.memory_snapshot=true", "profile.enabled=true"],
+        "@: profile.memory_snapshot = true\n"
+        "  records a GPU's allocator, and resources.device is cpu. Set it to false; profile_memory is for both.",
+    ),
+    "a rate that rises": (
+        "gpt-125m",
+        ["lr_schedule.min_lr=0.01"],
+        "@: lr_schedule.min_lr = 0.01\n  must be at most lr(0.0006).",
+    ),
+    "a warm-up without an end": (
+        "gpt-125m",
+        ["lr_schedule.lr_warmup_tokens=2.5e9"],
+        "@: lr_schedule.lr_warmup_tokens = 2500000000\n"
+        "  must be less than lr_decay_tokens(2500000000); usual is 1 % of it: 25000000.",
+    ),
+    "a warm-up longer than the run": (
+        "gpt-tiny",
+        ["batch.train_tokens=4096"],
+        "@: lr_schedule.lr_warmup_tokens = 61440\n"
+        "  must be less than train_tokens(4096); usual is 1 % of it: 40.",
+    ),
+    "checkpoints kept that are not written": (
+        "gpt-125m",
+        ["checkpoint.keep_every_steps=250"],
+        "@: checkpoint.keep_every_steps = 250\n  must be a multiple of save_interval_steps(100); nearest: 200, 300.",
+    ),
+    "a profile that does not fit": (
+        "gpt-125m",
+        ["profile.enabled=true", "batch.max_steps=4"],
+        "@: profile.enabled = true\n"
+        "  one cycle takes wait_steps(1) + warmup_steps(1) + active_steps(3) = 5 steps, but the run makes 4.",
+    ),
+    "a split in the wrong form": (
+        "gpt-125m",
+        ["data.split=90/10"],
+        "@: data.split = 90/10\n"
+        "  must be three sizes with commas, for training, validation and test, e.g. 949,50,1.",
+    ),
+    "a key that is no part of a file's name": (
+        "gpt-125m",
+        ["data.json_key=../text"],
+        "@: data.json_key = ../text\n"
+        "  is part of a file's name: letters, digits, '_', '.' and '-' only, e.g. text.",
+    ),
+    "an extra key that is no part of a file's name": (
+        "gpt-125m",
+        ["data.extra_json_keys=[title, a/b]"],
+        "@: data.extra_json_keys = [title, a/b]\n"
+        "  has a/b, which is part of a file's name: letters, digits, '_', '.' and '-' only, e.g. text.",
+    ),
+    "a key that is encoded twice": (
+        "gpt-125m",
+        ["data.extra_json_keys=[title, text]"],
+        "@: data.extra_json_keys = [title, text]\n"
+        "  names text twice, data.json_key(text) counted; each key is encoded once.",
+    ),
+    "an entry of a blend that is no dataset": (
+        "gpt-125m",
+        ["data.blend=[{weight: 1}]"],
+        "override data.blend=[{weight: 1}]: data.blend[0] has neither name nor prefix; give one: name for a dataset in "
+        "data/dataset/, prefix for any .bin/.idx.",
+    ),
+    "an entry of a blend that is two": (
+        "gpt-125m",
+        ["data.blend=[{name: a, prefix: b, weight: 1}]"],
+        "override data.blend=[{name: a, prefix: b, weight: 1}]: data.blend[0] has both name and prefix; give one: name "
+        "for a dataset in data/dataset/, prefix for any .bin/.idx.",
+    ),
+    "a blend of itself": (
+        "gpt-125m",
+        ["data.blend=[{name: wiki-en, weight: 1}]"],
+        "override data.blend=[{name: wiki-en, weight: 1}]: data.blend[0].name = wiki-en is data.name too, the folder "
+        "that keeps the blend's own index. Call the blend otherwise.",
+    ),
+    "a blend beside sources": (
+        "gpt-tiny",
+        ["data.blend=[{name: a, weight: 1}]"],
+        "override data.blend=[{name: a, weight: 1}]: data.blend mixes datasets that are there, and data.sources makes "
+        "one from text: a run has one of them.\n"
+        "  Prepare the sources under a name of their own and blend that, or set sources: [] (or blend: []).",
+    ),
+    "packing with an option of streams": (
+        "gpt-125m",
+        ["data.inter_document_masking=true", "data.packing=best_fit"],
+        "@: data.inter_document_masking = true\n"
+        "  is for packing: stream; best_fit keeps examples apart in attention, positions and loss by itself. "
+        "Set it to false.",
+    ),
+    "packing a blend": (
+        "gpt-125m",
+        ["data.packing=best_fit", "data.blend=[{name: a, weight: 1}]"],
+        "@: data.packing = best_fit\n"
+        "  packs the examples of data.sources, each with its weight, and does not read data.blend. Set packing: "
+        "stream, or list the sources.",
+    ),
+    "packing with a shuffle of streams": (
+        "gpt-125m",
+        ["data.shuffle=per_epoch", "data.packing=best_fit"],
+        "@: data.shuffle = per_epoch\n"
+        "  is for packing: stream; best_fit packs and shuffles each epoch by itself always. Leave it out.",
+    ),
+    "a weight that nobody reads": (
+        "gpt-125m",
+        ["data.sources=[{kind: alpaca, path: x, weight: 2.0}]"],
+        "override data.sources=[{kind: alpaca, path: x, weight: 2.0}]: data.sources[0].weight = 2\n"
+        "  is for packing: best_fit; stream cuts samples from all documents, one after the other. Set packing: best_fit, "
+        "or leave the weight out.",
+    ),
+    "an order that depends on no number": (
+        "gpt-125m",
+        ["data.index_samples=5", "data.shuffle=per_epoch"],
+        "@: data.index_samples = 5\n"
+        "  has no say with shuffle: per_epoch, whose order does not depend on a number of samples. Leave it null.",
+    ),
+    "a kernel without a mask": (
+        "gpt-125m",
+        ["model.attention_backend=flash", "data.inter_document_masking=true"],
+        "@: model.attention_backend = flash\n"
+        "  does not go with data.inter_document_masking = true: that kernel takes no mask between documents. Set "
+        "attention_backend: auto, which has flash attention over each document where it can.",
+    ),
+    "a dump on disk that is downloaded": (
+        "gpt-125m",
+        ["data.sources=[{kind: wiki, path: x.xml, date: '20260101'}]"],
+        "override data.sources=[{kind: wiki, path: x.xml, date: '20260101'}]: data.sources[0] has a path, and date for "
+        "a download. Leave out path to download, or the others to read the file.",
+    ),
+    "documents that are too short and too long": (
+        "gpt-125m",
+        ["data.cleaning.min_bytes=100", "data.cleaning.max_bytes=100"],
+        "@: data.cleaning.min_bytes = 100\n  must be less than max_bytes(100), or no document stays.",
+    ),
+    "a split without training": (
+        "gpt-125m",
+        ["data.split='0,1,1'"],
+        "@: data.split = 0,1,1\n  leaves nothing for training; the first size must be more than 0, e.g. 949,50,1.",
+    ),
+    "a split without validation": (
+        "gpt-125m",
+        ["data.split='1,0,0'"],
+        "@: data.split = 1,0,0\n  leaves nothing for validation, but eval_iters is 10. "
+        "Set evaluation.eval_iters: 0, or a split such as 949,50,1.",
+    ),
+    "an impossible name of a variable": (
+        "gpt-125m",
+        ["backend.env={2X: a}"],
+        "override backend.env: backend.env: '2X' is no name of a variable: letters, digits and _, no digit first.",
+    ),
+    "a length in two units": (
+        "gpt-125m",
+        ["batch.train_steps=100"],
+        "@: batch.train_tokens = 2500000000\n"
+        "  and override batch.train_steps=100: batch.train_steps = 100\n"
+        "  say the same in two units; set all but one to null.",
+    ),
+    "a warm-up in steps beyond the run's end": (
+        "gpt-125m",
+        ["lr_schedule.lr_warmup_steps=4769", "lr_schedule.lr_warmup_tokens=null"],
+        "@: lr_schedule.lr_warmup_steps = 4769 = 2500329472 tokens\n"
+        "  must be less than lr_decay_tokens(2500000000); usual is 1 % of it: 25000000.",
+    ),
+    "an evaluation of nothing": (
+        "gpt-125m",
+        ["mode=eval", "evaluation.eval_iters=0"],
+        "@: mode = eval\n"
+        "  has nothing to do with evaluation.eval_iters: 0. Set eval_iters, 10 for example, or mode: full.",
+    ),
+    "WSD without its last part": (
+        "gpt-125m",
+        ["lr_schedule.lr_decay_style=WSD"],
+        "@: lr_schedule.lr_decay_style = WSD\n"
+        "  needs lr_wsd_decay_tokens; usual is 10 % of the decay tokens: 250000000.",
+    ),
+    "WSD whose last part begins within the warm-up": (
+        "gpt-125m",
+        ["lr_schedule.lr_wsd_decay_tokens=2475000001", "lr_schedule.lr_decay_style=WSD"],
+        "@: lr_schedule.lr_wsd_decay_tokens = 2475000001\n"
+        "  must be at most lr_decay_tokens(2500000000) - lr_warmup_tokens(25000000) = 2475000000.",
+    ),
+    "WSD's last part with another style": (
+        "gpt-125m",
+        ["lr_schedule.lr_wsd_decay_tokens=5e6"],
+        "@: lr_schedule.lr_wsd_decay_tokens = 5000000\n"
+        "  is of lr_decay_style: WSD, and lr_decay_style is cosine. Set it to null, or lr_decay_style: WSD.",
+    ),
+    "an inverse square root without a warm-up": (
+        "gpt-125m",
+        ["lr_schedule.lr_decay_style=inverse-square-root", "lr_schedule.lr_warmup_tokens=0"],
+        "@: lr_schedule.lr_decay_style = inverse-square-root\n"
+        "  falls as sqrt(lr_warmup_tokens / tokens) and needs a warm-up; usual is 1 % of the decay tokens: "
+        "lr_warmup_tokens: 25000000.",
+    ),
+    "a variable of the launcher's": (
+        "gpt-125m",
+        ["backend.env={MASTER_PORT: '1'}"],
+        "override backend.env: backend.env.MASTER_PORT: nbtrain sets this for each rank itself. Take it out.",
+    ),
+    "a secret by its name": (
+        "gpt-125m",
+        ["backend.env.HF_TOKEN=abc"],
+        "override backend.env.HF_TOKEN: backend.env.HF_TOKEN looks like a secret, "
+        "and config.yaml and environment.json would show it.\n"
+        "  Take it out and set it in the shell that submits: ranks inherit that environment.",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_a_broken_rule_says_where_what_and_how_to_mend_it(case):
+    """The whole text of each message, and nothing beside it."""
+    run, overrides, expected = BROKEN[case]
+    config = load(run, overrides, check=False)
+    named = expected.removeprefix("@: ").partition(" = ")[0]
+    key = named if named in field_keys() else overrides[0].partition("=")[0]
+    assert find_problems(config) == [expected.replace("@", config.where(key), 1)]
+
+
+def test_all_problems_of_a_run_are_told_at_once():
+    """One error with three messages, in the order of the rules."""
+    overrides = ["batch.global_batch_size=250", "lr_schedule.min_lr=1", "parallel.zero_stage=0"]
+    with pytest.raises(ConfigError) as raised:
+        load("gpt-125m-2xdp", overrides)
+    lines = [line for line in str(raised.value).splitlines() if not line.startswith("  ")]
+    assert [line.partition(":")[0] for line in lines] == [
+        "override batch.global_batch_size=250",
+        "override parallel.zero_stage=0",
+        "override lr_schedule.min_lr=1",
+    ]
+
+
+def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
+    """In the run's own file, and in the base that it extends."""
+    path = run_yaml("batch:\n  global_batch_size: 17\n")
+    with pytest.raises(ConfigError, match=r"^my-run\.yaml:3: batch\.global_batch_size = 17\n"):
+        load(path)
+    with pytest.raises(ConfigError, match=r"^gpt-tiny\.yaml:\d+: batch\.global_batch_size = 8\n"):
+        load(run_yaml("batch:\n  micro_batch_size: 5\n"))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["precision.dtype=bf16", "precision.autocast=true", "parallel.zero_stage=0"],
+        ["parallel.zero_stage=3"],
+        ["lr_schedule.lr_decay_style=constant", "lr_schedule.lr_warmup_tokens=0"],
+        ["lr_schedule.lr_decay_style=WSD", "lr_schedule.lr_wsd_decay_tokens=2475000000"],
+        ["data.split='1,0,0'", "evaluation.eval_iters=0"],
+        ["backend.env={TOKENIZERS_PARALLELISM: 'false', OMP_NUM_THREADS: '1', MAX_TOKENS: '3'}"],
+        [
+            "parallel.deepspeed_extra={zero_optimization: {round_robin_gradients: true}, aio: {thread_count: 2}}"
+        ],
+        ["data.split_sentences=sv"],
+        ["data.split_sentences=yi"],
+        ["data.split_sentences=gsw"],
+        ["data.extra_json_keys=[title]", "data.sources=[{kind: jsonl, path: x}]"],
+        ["data.index_samples=1220864"],
+        ["data.index_samples=1000", "batch.max_steps=10"],
+        ["batch.max_steps=2", "batch.global_batch_size=2", "batch.micro_batch_size=1", "model.seq_length=64"],
+        ["resources.gpu_type=null"],
+        [
+            "data.blend=[{name: a, weight: 1}, {prefix: x/y_document, weight: 2}]",
+            "data.inter_document_masking=true",
+        ],
+        ["data.packing=best_fit", "data.sources=[{kind: alpaca, path: x}]", "data.cleaning.max_bytes=10"],
+        ["resources.device=cpu", "resources.gpus_per_node=0"],
+        ["model.attention_backend=math", *ON_CPU],
+        ["model.attention_backend=flash", "model.attention_dropout=0.0", *ON_CPU],
+        ["precision.fp8=true", "precision.dtype=bf16", "resources.gpu_type=H200"],
+        ["optimizer.start_weight_decay=0.01", "optimizer.weight_decay_incr_style=linear"],
+        ["stability.on_nan=rollback", "stability.on_loss_spike=rollback"],
+        ["parallel.pipeline_parallel_size=5", "parallel.zero_stage=1", "resources.gpus_per_node=5"],
+        [
+            "parallel.pipeline_parallel_size=2",
+            "parallel.zero_stage=1",
+            "parallel.pipeline_stage_layers=[9, 3]",
+            "resources.gpus_per_node=2",
+        ],
+        [
+            "lr_schedule.lr_warmup_tokens=null",
+            "lr_schedule.lr_warmup_fraction=0.01",
+            "lr_schedule.lr_warmup_init=1e-6",
+        ],
+    ],
+)
+def test_what_is_allowed_passes(overrides):
+    """The rules refuse no more than they must."""
+    check_config(load("gpt-125m", overrides, check=False))
+
+
+def test_kinds_with_keys_are_those_whose_readers_have_them():
+    """The rule stands where readers are not imported."""
+    found = set()
+    for kind, place in READERS.items():
+        module, _, name = place.partition(":")
+        if getattr(importlib.import_module(module), name).has_extra_keys:
+            found.add(kind)
+    assert found == set(KINDS_WITH_KEYS)
+
+
+def test_every_rule_is_broken_by_some_case():
+    """No rule is without its message in this file."""
+    broken = set()
+    for run, overrides, _ in BROKEN.values():
+        config = load(run, overrides, check=False)
+        broken |= {rule for rule in RULES if any(rule(config))}
+    assert set(RULES) - broken == set()

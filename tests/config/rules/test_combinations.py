@@ -1,0 +1,86 @@
+"""The table of kinds: each of its cells against the rules, for runs that have just these two kinds and what they need."""
+
+import itertools
+
+import pytest
+
+from nbtrain.config.load import load
+from nbtrain.config.rules.check import find_problems
+from nbtrain.config.rules.combinations import BY_NAME, KINDS, REFUSALS, Verdict, verdict
+
+# Nothing that a kind could be at odds with; the settings of a pair come on top.
+PLAIN = {
+    "parallel.zero_stage": 1,
+    "precision.dtype": "fp32",
+    "model.hidden_size": 64,
+    "model.seq_length": 64,
+    "model.attention_dropout": 0.0,
+    "batch.global_batch_size": 8,
+    "batch.micro_batch_size": 2,
+    "resources.device": "gpu",
+    "resources.gpus_per_node": 1,
+}
+
+
+def problems_of(told: Verdict) -> list[str]:
+    config = load("gpt-tiny", {**PLAIN, **told.settings}, check=False)
+    if config.resources.device == "gpu":
+        overrides = {"resources.gpus_per_node": config.world_size}
+        config = load("gpt-tiny", {**PLAIN, **told.settings, **overrides}, check=False)
+    return find_problems(config)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_the_rules_say_what_the_table_says(kind):
+    """A pair is refused by find_problems exactly where the table has a reason; the reason stands in a message."""
+    for other in KINDS:
+        told = verdict(kind, other)
+        if not told.pair:
+            continue
+        problems = problems_of(told)
+        pair = f"{kind.name} with {other.name}: {told}"
+        if told.reason is None:
+            assert problems == [], pair
+        elif "needs" not in told.reason:
+            assert any(told.reason in problem for problem in problems), pair
+
+
+def test_a_kind_without_what_it_needs_is_refused():
+    """Every one, by find_problems, with a message that names the setting it needs."""
+    for kind in KINDS:
+        if not kind.needs:
+            continue
+        lacking = {"parallel.zero_stage": 0, "precision.dtype": "fp32", "parallel.tensor_parallel_size": 1}
+        told = problems_of(Verdict(True, None, {**kind.settings, **lacking}))
+        assert any(f"needs {kind.needs_words}, which is" in problem for problem in told), kind.name
+
+
+def test_the_table_is_symmetric():
+    for first, second in itertools.combinations(KINDS, 2):
+        one, other = verdict(first, second), verdict(second, first)
+        assert (one.pair, one.reason is None) == (other.pair, other.reason is None)
+
+
+def test_what_the_reference_measured_as_right_is_allowed():
+    """TP x PP x DP with sequence parallelism and ZeRO 1; Ulysses, tensor ranks and offloading with every higher stage."""
+    for names in (
+        ("tensor", "pipeline"),
+        ("sequence", "pipeline"),
+        ("tensor", "data"),
+        *(
+            (kind, f"zero{stage}")
+            for kind in ("ulysses", "tensor", "offload_optimizer_cpu")
+            for stage in (1, 2, 3)
+        ),
+        ("ulysses", "zero0"),
+        ("ulysses", "data"),
+        ("autocast", "zero0"),
+        ("offload_optimizer_cpu", "pipeline"),
+    ):
+        assert verdict(BY_NAME[names[0]], BY_NAME[names[1]]) == Verdict(
+            True, None, verdict(BY_NAME[names[0]], BY_NAME[names[1]]).settings
+        ), names
+
+
+def test_every_refusal_is_of_known_kinds():
+    assert {name for refusal in REFUSALS for name in (refusal.kind, *refusal.others)} <= set(BY_NAME)

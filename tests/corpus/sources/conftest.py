@@ -1,0 +1,124 @@
+"""How the tests of sources read them: part by part, with the lines of a file numbered through all of its parts."""
+
+import errno
+import os
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.corpus.records import Record, Tally
+from nbtrain.corpus.sources import base
+from nbtrain.corpus.sources.base import SourceReader, open_source
+
+WHERE = "run.yaml:7: data.sources[0]"
+
+
+@dataclass
+class Found:
+    """What a whole pass over a source gave."""
+
+    records: list[Record] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    """As they are shown: file:line: what."""
+    counts: Counter[str] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    parts: list[str] = field(default_factory=list)
+    part_bytes: list[int] = field(default_factory=list)
+
+
+def read_all(reader: SourceReader) -> Found:
+    """Each part with a tally of its own, as workers read them."""
+    found = Found()
+    lines: Counter[str] = Counter()
+    for part in reader.parts():
+        tally = Tally()
+        found.records += list(reader.read(part, tally))
+        found.parts.append(part.name)
+        found.part_bytes.append(part.size_bytes)
+        for problem in tally.problems:
+            line = "" if problem.line is None else f":{problem.line + lines[problem.path]}"
+            found.problems.append(f"{problem.path}{line}: {problem.what}")
+        if part.path is not None:
+            lines[part.path] += tally.lines
+        found.counts.update(records=tally.records, broken=tally.broken)
+        found.dropped.update(tally.dropped)
+    # A packed file of nothing may have no part.
+    assert not found.parts or sum(found.part_bytes) == reader.total_bytes()
+    assert len(set(found.parts)) == len(found.parts)
+    return found
+
+
+@pytest.fixture(scope="session")
+def read_parts():
+    """A function from a reader to what it finds; of the session, as Hypothesis asks for."""
+    return read_all
+
+
+@pytest.fixture
+def read():
+    """A function from a section of data.sources to what its reader finds."""
+
+    def read_source(config, extra_keys: tuple[str, ...] = ()) -> Found:
+        return read_all(open_source(config, WHERE, extra_keys))
+
+    return read_source
+
+
+@pytest.fixture
+def refusal(read):
+    """A function from a section of data.sources to the message of the DataError that reading it ends in."""
+
+    def refuse(config, extra_keys: tuple[str, ...] = ()) -> str:
+        with pytest.raises(DataError) as caught:
+            read(config, extra_keys)
+        return str(caught.value)
+
+    return refuse
+
+
+@pytest.fixture
+def part_bytes(monkeypatch):
+    """A function that sets how large parts are."""
+    return lambda size: monkeypatch.setattr(base, "PART_BYTES", size)
+
+
+@pytest.fixture
+def unreadable():
+    """A function that takes away the right to read a file; skips for root, who has it anyway."""
+
+    def forbid(path: Path) -> None:
+        path.chmod(0)
+        if os.access(path, os.R_OK):
+            pytest.skip("root may read every file")
+
+    return forbid
+
+
+@pytest.fixture
+def closed(workspace, monkeypatch):
+    """A function that closes folders of the workspace, for root too: their content can neither be listed nor asked for."""
+
+    def close(*names: str) -> None:
+        folders = [workspace / name for name in names]
+        scandir, stat = os.scandir, os.stat
+
+        def refuse(path) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+        monkeypatch.setattr(
+            os, "scandir", lambda path: refuse(path) if Path(path) in folders else scandir(path)
+        )
+        monkeypatch.setattr(
+            os,
+            "stat",
+            lambda path, **options: (
+                refuse(path)
+                if not isinstance(path, int) and Path(path).parent in folders
+                else stat(path, **options)
+            ),
+        )
+
+    return close

@@ -1,0 +1,141 @@
+"""Compressed streams: what is read, at any size of reads, and what is said about damaged ones."""
+
+import bz2
+import gzip
+import io
+import random
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbtrain.base.errors import DataError
+from nbtrain.config.sources import JsonlSource
+from nbtrain.corpus.sources import compression, optional
+from nbtrain.corpus.sources.compression import Unpacked, open_bytes
+
+PACK = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+}
+CONTENT = b"".join(b"%d\n" % number for number in random.Random(1).choices(range(10**6), k=3000))
+packed = pytest.mark.parametrize("suffix", list(PACK))
+
+
+def unpack(content: bytes, suffix: str) -> Unpacked:
+    return Unpacked(io.BytesIO(content), Path(f"a{suffix}"), "data.sources[0]")
+
+
+@packed
+def test_round_trip(suffix, tmp_path):
+    """Read whole, by lines and in pieces, the bytes are the same, and every compressed byte is accounted for."""
+    path = tmp_path / f"a{suffix}"
+    path.write_bytes(PACK[suffix](CONTENT))
+    with open_bytes(path, "here") as stream:
+        assert stream.read() == CONTENT
+        assert stream.raw.consumed_bytes == path.stat().st_size
+    with open_bytes(path, "here") as stream:
+        assert list(stream) == CONTENT.splitlines(keepends=True)
+    with open_bytes(path, "here") as stream:
+        assert stream.read(1000) + stream.read() == CONTENT
+
+
+@packed
+def test_several_members(suffix):
+    """Files that were appended to, or packed by several threads, are read to their end; empty members are nothing."""
+    pack = PACK[suffix]
+    content = pack(b"one ") + pack(b"") + pack(CONTENT) + pack(b" three")
+    assert unpack(content, suffix).read() == b"one " + CONTENT + b" three"
+    assert unpack(pack(b""), suffix).read() == b""
+
+
+@packed
+def test_zeros_behind_the_last_member(suffix):
+    """Tapes and some tools pad files with zeros."""
+    assert unpack(PACK[suffix](CONTENT) + bytes(1000), suffix).read() == CONTENT
+
+
+def test_skippable_frames():
+    """pzstd and seekable zstd put frames without text between the others."""
+    skippable = bytes.fromhex("502a4d18") + (5).to_bytes(4, "little") + b"hello"
+    content = skippable + PACK[".zst"](b"text") + skippable
+    assert unpack(content, ".zst").read() == b"text"
+
+
+@packed
+@settings(max_examples=40, deadline=None)
+@given(st.data())
+def test_cut_short_anywhere(suffix, data):
+    """A file that lacks its end, by one byte or all of them, is never taken for a shorter one."""
+    content = PACK[suffix](b"begin") + PACK[suffix](CONTENT)
+    whole_members = (len(PACK[suffix](b"begin")), len(content))
+    length = data.draw(st.integers(0, len(content) - 1).filter(lambda length: length not in whole_members))
+    with pytest.raises(
+        DataError, match=rf"^data\.sources\[0\]: a\{suffix}: damaged \{suffix} file: it ends in the"
+    ):
+        unpack(content[:length], suffix).read()
+
+
+@packed
+def test_damage_is_named(suffix):
+    """Bytes that are not the format's, at the beginning, in the middle and behind the end."""
+    content = PACK[suffix](CONTENT)
+    middle = bytearray(content)
+    middle[len(content) // 2 : len(content) // 2 + 40] = b"\xa5" * 40
+    for damaged in (b"no archive at all", bytes(middle), content + b"more"):
+        with pytest.raises(DataError, match=rf"a\{suffix}: damaged \{suffix} file: ") as caught:
+            unpack(damaged, suffix).read()
+        assert str(caught.value).endswith(
+            f"Copy or download it again; `{compression.CHECKS[suffix]}` checks it."
+        )
+
+
+@packed
+def test_memory_of_a_bomb(suffix):
+    """However much a file shrinks, a step unpacks a bounded piece of it."""
+    # The least that zstd makes of 128 KiB is 4 bytes.
+    num_zeros, largest = (200 << 20, 128 << 20) if suffix == ".zst" else (16 << 20, 1 << 20)
+    content = PACK[suffix](random.Random(1).randbytes(300_000) + bytes(num_zeros))
+    stream = unpack(content, suffix)
+    sizes = []
+    while (block := stream._next()) is not None:
+        sizes.append(len(block))
+    assert sum(sizes) == 300_000 + num_zeros
+    assert max(sizes) <= largest
+
+
+def test_without_zstandard(workspace, refusal, monkeypatch):
+    """The message has the pip command."""
+
+    def missing(name):
+        raise ImportError(name)
+
+    (workspace / "a.jsonl.zst").write_bytes(PACK[".zst"](b"{}"))
+    monkeypatch.setattr(optional, "import_module", missing)
+    assert refusal(JsonlSource(kind="jsonl", path="a.jsonl.zst")) == (
+        "run.yaml:7: data.sources[0]: a .zst file needs the package zstandard, which is not installed: "
+        "`pip install 'nbtrain[data]'`."
+    )
+
+
+@packed
+@pytest.mark.parametrize("content", [CONTENT, b""])
+def test_a_compressed_file_by_another_name(suffix, content, workspace):
+    """It is told what it is; nothing of it is read as text."""
+    (workspace / "a.jsonl").write_bytes(PACK[suffix](content))
+    with pytest.raises(DataError) as caught:
+        open_bytes(workspace / "a.jsonl", "here")
+    assert str(caught.value) == (
+        f"here: a.jsonl: is compressed: it begins as a {suffix} file does, and only names that end in {suffix} are "
+        f"unpacked. Rename it to a.jsonl{suffix}."
+    )
+
+
+def test_a_text_that_begins_as_bzip2(workspace):
+    """Three letters and a digit are no compressed file."""
+    (workspace / "a.txt").write_bytes(b"BZh9 is what bzip2 begins with.")
+    with open_bytes(workspace / "a.txt", "here") as stream:
+        assert stream.read() == b"BZh9 is what bzip2 begins with."

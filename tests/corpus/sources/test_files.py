@@ -1,0 +1,229 @@
+"""Sources that are files: which are read, in which order and parts, and what is said where there are none."""
+
+import bz2
+import gzip
+import os
+import pickle
+
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.config.sources import JsonlSource, TextSource, WikiextractorSource
+from nbtrain.corpus.records import Tally
+from nbtrain.corpus.sources.base import open_source
+
+
+def text(path, **settings):
+    return TextSource(kind="text", path=path, **settings)
+
+
+def jsonl(path, **settings):
+    return JsonlSource(kind="jsonl", path=path, **settings)
+
+
+@pytest.fixture
+def write(workspace):
+    """A function that writes files by name below the workspace."""
+
+    def write_files(**contents):
+        for name, content in contents.items():
+            path = workspace / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+
+    return write_files
+
+
+def test_order_and_what_is_left_out(write, read):
+    """Files come in the order of their relative paths; other suffixes and hidden files are not read."""
+    write(
+        **{
+            "in/b.txt": b"third",
+            "in/a/z.txt": b"second",
+            "in/a.txt": b"first",
+            "in/c.md": b"no",
+            "in/.b.txt": b"no",
+            "in/.ipynb_checkpoints/b-checkpoint.txt": b"no",
+        }
+    )
+    found = read(text("in"))
+    assert found.records == ["first", "second", "third"]
+    assert found.parts == ["in/a.txt to in/b.txt (3 files)"]
+
+
+def test_small_files_share_parts(write, read, part_bytes):
+    """Files are grouped in order up to PART_BYTES; each group has a name of its own."""
+    write(**{f"in/{number}.txt": b"x" * 40 for number in range(5)})
+    part_bytes(100)
+    found = read(text("in"))
+    assert found.parts == [
+        "in/0.txt to in/1.txt (2 files)",
+        "in/2.txt to in/3.txt (2 files)",
+        "in/4.txt",
+    ]
+    assert found.part_bytes == [80, 80, 40]
+    assert len(found.records) == 5
+
+
+def test_a_large_file_among_small_ones(write, read, part_bytes):
+    """The order of files stands; a large one is cut at line ends and its parts name their bytes."""
+    write(
+        **{
+            "in/a.jsonl": b'{"text": "a"}\n',
+            "in/b.jsonl": b'{"text": "b"}\n' * 5,
+            "in/c.jsonl": b'{"text": "c"}\n',
+        }
+    )
+    part_bytes(30)
+    found = read(jsonl("in"))
+    assert found.records == ["a", "b", "b", "b", "b", "b", "c"]
+    assert found.parts == [
+        "in/a.jsonl",
+        "in/b.jsonl, bytes 0 to 42",
+        "in/b.jsonl, bytes 42 to 70",
+        "in/c.jsonl",
+    ]
+
+
+def test_readers_and_parts_go_to_workers(write, part_bytes):
+    """Both are picklable, and the copy reads the same."""
+    write(**{"a.jsonl": b'{"text": "a"}\n' * 4})
+    part_bytes(20)
+    reader, parts = pickle.loads(
+        pickle.dumps((reader := open_source(jsonl("a.jsonl")), list(reader.parts())))
+    )
+    assert len(parts) == 2
+    assert parts == list(reader.parts())
+
+
+def test_missing_path_and_empty_folder(workspace, refusal):
+    """A path that is not there, and a folder without such files, name the setting and where it was looked for."""
+    assert refusal(jsonl("nowhere/x.jsonl")) == (
+        "run.yaml:7: data.sources[0]: path = 'nowhere/x.jsonl': no such file or folder (nowhere/x.jsonl). Relative "
+        "paths start at the workspace."
+    )
+    (workspace / "empty").mkdir()
+    assert refusal(text("empty")) == (
+        "run.yaml:7: data.sources[0]: path = 'empty': the folder holds no .txt, .txt.gz, .txt.zst or .txt.bz2 file."
+    )
+
+
+def test_unreadable_file(write, workspace, refusal, unreadable):
+    """A file that may not be read is an error in words."""
+    write(**{"a.jsonl": b"{}"})
+    unreadable(workspace / "a.jsonl")
+    assert refusal(jsonl("a.jsonl")) == (
+        "run.yaml:7: data.sources[0]: a.jsonl: cannot be read: Permission denied."
+    )
+
+
+def test_an_unreadable_folder(write, workspace, refusal, closed):
+    """Whatever lies in it would be missing without a word; a hidden one is not asked."""
+    write(**{"in/a.jsonl": b"{}", "in/sub/deep/b.jsonl": b"{}", "in/.sub/c.jsonl": b"{}"})
+    closed("in/sub/deep", "in/.sub")
+    message = "run.yaml:7: data.sources[0]: in/sub/deep: cannot be read: Permission denied."
+    assert refusal(jsonl("in")) == message
+    assert refusal(WikiextractorSource(kind="wikiextractor", path="in")) == message
+    assert refusal(text("in/sub/deep")) == message
+    # What lies in a folder without the right to pass through cannot even be asked for.
+    assert refusal(jsonl("in/sub/deep/b.jsonl")) == message.replace("deep:", "deep/b.jsonl:")
+
+
+def test_links(write, workspace, read):
+    """They are followed; each folder is read once, by its own name where it has one in the source."""
+    write(
+        **{
+            "in/b/1.txt": b"1",
+            "out/sub/2.txt": b"2",
+            "out/3.txt": b"3",
+            "far/4.txt": b"4",
+        }
+    )
+    for name, target in {
+        "in/a": "b",
+        "in/b/loop": "..",
+        "in/c": "../out/sub",
+        "in/d": "../out",
+        "in/e.txt": "../far/4.txt",
+        "in/none.md": "nowhere",
+        "out/sub/up": "../../in",
+        "out/.hidden.txt": "nowhere",
+    }.items():
+        (workspace / name).symlink_to(target)
+    reader = open_source(text("in"))
+    assert list(reader.fingerprint()["files"]) == ["b/1.txt", "c/2.txt", "d/3.txt", "e.txt"]
+    assert read(text("in")).records == ["1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize("target", ["gone.txt", "in/a.txt"])
+def test_a_link_that_leads_nowhere(write, workspace, refusal, target):
+    """Its file is missing, or it leads to itself: that is not the text that was meant."""
+    write(**{"in/b.txt": b"b"})
+    (workspace / "in" / "a.txt").symlink_to(workspace / target)
+    message = (
+        f"run.yaml:7: data.sources[0]: in/a.txt: a link to {str(workspace / target)!r}, which leads nowhere. Put the "
+        "file there, or remove the link."
+    )
+    assert refusal(text("in")) == message
+    assert refusal(text("in/a.txt")) == message
+
+
+def test_a_name_that_is_not_utf8(workspace, refusal, read):
+    """Records that hold names are UTF-8; a file that is not read may have any name."""
+    (workspace / "in").mkdir()
+    (workspace / "in" / "a.txt").write_text("a")
+    (workspace / "in" / os.fsdecode(b"caf\xe9.jsonl")).write_text("{}")
+    assert read(text("in")).records == ["a"]
+    message = refusal(jsonl("in"))
+    assert message.isascii()
+    assert message == (
+        "run.yaml:7: data.sources[0]: 'in/caf\\udce9.jsonl': a name that is not UTF-8; the names of a source's files "
+        "are kept in records that are. Rename it."
+    )
+    assert refusal(jsonl(os.fsdecode(b"in/caf\xe9.jsonl"))) == message
+
+
+def test_what_is_no_regular_file(write, workspace, refusal, read):
+    """A pipe or a device is named as what it is, as the path or in a folder."""
+    write(**{"in/a.txt": b"a"})
+    os.mkfifo(workspace / "in" / "b.jsonl")
+    assert read(text("in")).records == ["a"]
+    message = (
+        "run.yaml:7: data.sources[0]: in/b.jsonl: is not a regular file but a named pipe; sources are read several "
+        "times and from places within. Write what it holds to a file, and name that."
+    )
+    assert refusal(jsonl("in")) == message
+    assert refusal(jsonl("in/b.jsonl")) == message
+    assert refusal(jsonl("/dev/null")) == message.replace("in/b.jsonl", "/dev/null").replace(
+        "a named pipe", "a device"
+    )
+    (workspace / "in" / "c.txt").symlink_to("b.jsonl")
+    assert refusal(text("in")) == message.replace("b.jsonl", "c.txt")
+
+
+def test_suffixes_in_capitals(write, read):
+    """Windows and cameras write them; the packed ones are unpacked."""
+    write(**{"in/A.TXT": b"a", "in/b.txt.GZ": gzip.compress(b"b"), "in/c.Txt.Bz2": bz2.compress(b"c")})
+    assert read(text("in")).records == ["a", "b", "c"]
+
+
+def test_fingerprint_follows_the_files(write, workspace):
+    """Sizes and times of the files, by name within the source, so that the workspace may move."""
+    write(**{"in/a.jsonl": b"{}"})
+    os.utime(workspace / "in" / "a.jsonl", ns=(5, 5))
+    assert open_source(jsonl("in")).fingerprint() == {"files": {"a.jsonl": [2, 5]}}
+    assert open_source(jsonl("in/a.jsonl")).fingerprint() == {"files": {"a.jsonl": [2, 5]}}
+
+
+def test_a_file_that_becomes_shorter(write, workspace, part_bytes):
+    """A file that is written to between the plan and the reading is an error and not a shorter corpus."""
+    write(**{"a.jsonl": b'{"text": "a"}\n' * 4})
+    part_bytes(20)
+    reader = open_source(jsonl("a.jsonl"), "data.sources[0]")
+    parts = list(reader.parts())
+    write(**{"a.jsonl": b'{"text": "a"}\n' * 3})
+    with pytest.raises(DataError) as caught:
+        list(reader.read(parts[1], Tally()))
+    assert str(caught.value) == (
+        "data.sources[0]: a.jsonl: has become shorter while it was read. Let nothing write to it, and start again."
+    )

@@ -1,0 +1,283 @@
+"""Fine-tuning examples: which pieces they become, which of them are learnt, and what is said about broken ones."""
+
+import gzip
+import json
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import load
+from nbtrain.config.sources import AlpacaSource, ChatSource, PromptCompletionSource
+from nbtrain.corpus.records import Example, Tally
+from nbtrain.corpus.sources.base import open_source
+from nbtrain.corpus.sources.templates import Template
+
+TYPES = {"prompt-completion": PromptCompletionSource, "alpaca": AlpacaSource, "chat": ChatSource}
+
+
+@pytest.fixture
+def read(workspace):
+    """A function from a kind and records to (pieces of each example, tally)."""
+
+    def make(kind, *records, file="data.jsonl", **settings):
+        path = workspace / file
+        if records:
+            path.write_text("".join(json.dumps(record) + "\n" for record in records))
+        reader = open_source(TYPES[kind](kind=kind, path=file, **settings), "run.yaml:7: data.sources[0]")
+        tally = Tally()
+        documents = list(reader.documents(tally))
+        assert all(type(document) is Example for document in documents)
+        return [document.pieces for document in documents], tally
+
+    return make
+
+
+def problems(tally) -> list[tuple[str, int | None, str]]:
+    return [tuple(problem) for problem in tally.problems]
+
+
+def chat(*messages) -> dict:
+    return {"messages": [{"role": role, "content": content} for role, content in messages]}
+
+
+def sharegpt(*messages) -> dict:
+    return {"conversations": [{"from": role, "value": content} for role, content in messages]}
+
+
+def test_prompt_and_completion(read):
+    """The texts as they are, the second learnt; an empty prompt is no piece; other keys by name."""
+    records = [{"prompt": "Q: {x}\n", "completion": " A", "more": 1}, {"prompt": "", "completion": "all"}]
+    pieces, tally = read("prompt-completion", *records)
+    assert pieces == [(("Q: {x}\n", False), (" A", True)), (("all", True),)]
+    assert (tally.records, tally.broken) == (2, 0)
+    pieces, _ = read(
+        "prompt-completion", {"question": "Q", "answer": "A"}, prompt_key="question", completion_key="answer"
+    )
+    assert pieces == [(("Q", False), ("A", True))]
+
+
+def test_broken_prompts_and_completions(read):
+    """Missing, not text, or nothing to learn: each with file and line, the good ones are kept."""
+    _, tally = read(
+        "prompt-completion",
+        {"prompt": "Q"},
+        {"prompt": "Q", "completion": "A"},
+        {"prompt": 3, "completion": "A"},
+        {"prompt": "Q", "completion": " \n"},
+    )
+    assert problems(tally) == [
+        ("data.jsonl", 1, "no key 'completion' among 'prompt'"),
+        ("data.jsonl", 3, "'prompt' is not text but a number"),
+        ("data.jsonl", 4, "'completion' is empty"),
+    ]
+    assert (tally.records, tally.broken, tally.dropped["broken_record"]) == (4, 3, 3)
+
+
+def test_alpaca_prompts_are_the_published_ones(read):
+    """To the letter, with an input and without one: missing, null and empty are the same."""
+    pieces, tally = read(
+        "alpaca",
+        {"instruction": "Add.", "input": "1, {input}", "output": "3"},
+        {"instruction": "Greet {instruction}.", "input": "", "output": "Hi"},
+        {"instruction": "Greet.", "output": "Hi"},
+        {"instruction": "Greet.", "input": None, "output": "Hi", "text": "unused"},
+    )
+    begin = "Below is an instruction that describes a task"
+    end = "Write a response that appropriately completes the request.\n\n### Instruction:\n"
+    without = f"{begin}. {end}"
+    assert pieces == [
+        (
+            (
+                f"{begin}, paired with an input that provides further context. {end}"
+                "Add.\n\n### Input:\n1, {input}\n\n### Response:",
+                False,
+            ),
+            ("3", True),
+        ),
+        ((f"{without}Greet {{instruction}}.\n\n### Response:", False), ("Hi", True)),
+        ((f"{without}Greet.\n\n### Response:", False), ("Hi", True)),
+        ((f"{without}Greet.\n\n### Response:", False), ("Hi", True)),
+    ]
+    assert tally.broken == 0
+
+
+def test_alpaca_with_a_template_of_its_own(read):
+    """Fields are put in once; an input that the template has no place for breaks the example."""
+    record = {"instruction": "Do {input}", "input": "it", "output": "done"}
+    pieces, _ = read("alpaca", record, template="{instruction} / {input} =")
+    assert pieces == [(("Do {input} / it =", False), ("done", True))]
+    pieces, tally = read(
+        "alpaca", record, {"instruction": "Do", "output": "done"}, template="{instruction}: "
+    )
+    assert pieces == [(("Do: ", False), ("done", True))]
+    assert problems(tally) == [("data.jsonl", 1, "'input' is not empty, but the template has no {input}")]
+
+
+def test_broken_alpaca(read):
+    """An instruction and an output must be there and say something; an input must be text."""
+    _, tally = read(
+        "alpaca",
+        {"instruction": "", "output": "x"},
+        {"instruction": "x", "input": ["y"], "output": "x"},
+        {"instruction": "x", "output": ""},
+    )
+    assert problems(tally) == [
+        ("data.jsonl", 1, "'instruction' is empty"),
+        ("data.jsonl", 2, "'input' is not text but a list"),
+        ("data.jsonl", 3, "'output' is empty"),
+    ]
+
+
+def test_an_array_in_a_json_file(read, workspace):
+    """As Alpaca's own file is; elements are counted from 1."""
+    records = [{"instruction": "a", "output": "b"}, {"instruction": "a"}, 3]
+    (workspace / "alpaca.json").write_text(json.dumps(records, indent=1))
+    pieces, tally = read("alpaca", file="alpaca.json", template="{instruction}")
+    assert pieces == [(("a", False), ("b", True))]
+    assert problems(tally) == [
+        ("alpaca.json", 2, "no key 'output' among 'instruction'"),
+        ("alpaca.json", 3, "not an object but a number"),
+    ]
+
+
+def test_conversations(read):
+    """Headers and other roles are one prompt, learnt content with what follows it is a piece; both spellings."""
+    expected = (
+        ("<|system|>\nBe brief.\n<|user|>\nHi {role}\n<|assistant|>\n", False),
+        ("Hello\n", True),
+        ("<|user|>\nBye\n<|assistant|>\n", False),
+        ("Bye.\n", True),
+    )
+    turns = [("system", "Be brief."), ("user", "Hi {role}"), ("assistant", "Hello"), ("user", "Bye")]
+    names = {"user": "human", "assistant": "gpt", "system": "system"}
+    turns.append(("assistant", "Bye."))
+    pieces, tally = read("chat", chat(*turns), sharegpt(*((names[role], text) for role, text in turns)))
+    assert pieces == [expected, expected]
+    assert tally.broken == 0
+
+
+def test_template_and_learnt_roles_of_a_conversation(read):
+    """What the template has behind the content of a learnt role is learnt; a role may be any name that is learnt."""
+    pieces, _ = read(
+        "chat",
+        {"turns": [{"role": "user", "content": "Q"}, {"role": "critic", "content": "{content}"}]},
+        messages_key="turns",
+        template="[{role}] {content} (end {role}) {}",
+        learn_roles=["critic", "human"],
+    )
+    assert pieces == [
+        (
+            ("[user] ", False),
+            ("Q (end user) {}", True),
+            ("[critic] ", False),
+            ("{content} (end critic) {}", True),
+        )
+    ]
+
+
+def test_what_follows_the_last_learnt_message_is_left_out(read):
+    """No loss would reach it; an empty message that is not learnt is kept."""
+    pieces, _ = read("chat", chat(("user", ""), ("assistant", "A"), ("user", "Thanks"), ("tool", "x")))
+    assert pieces == [(("<|user|>\n\n<|assistant|>\n", False), ("A\n", True))]
+
+
+@pytest.mark.parametrize(
+    ("record", "what"),
+    [
+        ({"text": "x"}, "no key 'messages' or 'conversations' among 'text'"),
+        ({"messages": None}, "no key 'messages' or 'conversations' among 'messages'"),
+        ({"messages": "hello"}, "'messages' is not a list but text"),
+        ({"messages": []}, "'messages' holds no message, none of assistant"),
+        (chat(("user", "Q")), "'messages' holds 1 messages, none of assistant"),
+        ({"conversations": ["Q"]}, "conversations[0] is not an object but text"),
+        ({"messages": [{"content": "x"}]}, "messages[0] has neither 'role' nor 'from' among 'content'"),
+        (
+            chat(("user", "Q"), ("bot", "A")),
+            "messages[1].role = 'bot', must be one of assistant, bard, bing, chatgpt, developer, function, function_call, gpt, human, model, observation, "
+            "system, tool, user",
+        ),
+        (chat((["user"], "Q")), "messages[0].role is not text but a list"),
+        (
+            {"conversations": [{"from": "human", "text": "x"}]},
+            "conversations[0] has no key 'value' among 'from', 'text'",
+        ),
+        (chat(("user", None), ("assistant", "A")), "messages[0].content is not text but null"),
+        (
+            chat(("user", [{"type": "text"}]), ("assistant", "A")),
+            "messages[0].content is not text but a list",
+        ),
+        (sharegpt(("human", "Q"), ("gpt", " ")), "conversations[1].value is empty"),
+    ],
+)
+def test_broken_conversations(read, record, what):
+    """Each way to be broken, named with file and line; the next one is read."""
+    pieces, tally = read("chat", chat(("user", "Q"), ("assistant", "A")), record, chat(("assistant", "B")))
+    assert len(pieces) == 2
+    assert problems(tally) == [("data.jsonl", 2, what)]
+
+
+def test_compressed_lines_and_parquet(read, workspace):
+    """The same examples from .jsonl.gz and .parquet; of both columns of messages the null one is passed over."""
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    import pyarrow.parquet as pq
+
+    record = chat(("user", "Q"), ("assistant", "A"))
+    expected, _ = read("chat", record)
+    (workspace / "c.jsonl.gz").write_bytes(gzip.compress(json.dumps(record).encode()))
+    assert read("chat", file="c.jsonl.gz")[0] == expected
+    rows = [{**record, "conversations": None}, {"messages": None, **sharegpt(("human", "Q"), ("gpt", "A"))}]
+    pq.write_table(pa.Table.from_pylist(rows), workspace / "c.parquet")
+    assert read("chat", file="c.parquet")[0] == expected * 2
+    pq.write_table(pa.Table.from_pylist([{"prompt": "Q", "completion": None}]), workspace / "p.parquet")
+    pieces, tally = read("prompt-completion", file="p.parquet")
+    assert pieces == [] and problems(tally) == [("p.parquet", 1, "'completion' is not text but null")]
+
+
+def test_a_template_reaches_its_fields_and_nothing_else():
+    """Other braces, attributes, indices and format specifications are text; values are not looked into."""
+    template = Template("{a.__class__} {a[0]} {a!r} {a:>9} {{a}} {b} {} {", ("a",))
+    assert template.render({"a": "{a}{b}"}) == "{a.__class__} {a[0]} {a!r} {a:>9} {{a}{b}} {b} {} {"
+    assert template.fields == {"a"}
+    both = Template("x{a}y{b}z{a}", ("a", "b"))
+    values = {"a": "1", "b": "2"}
+    assert (
+        both.render(values) == both.before("b").render(values) + both.from_on("b").render(values) == "x1y2z1"
+    )
+    assert both.before("b").render(values) == "x1y"
+
+
+def test_templates_without_their_field_are_refused(tmp_path):
+    """A template must hold what is asked: the message names file, line and rule."""
+
+    def refusal(source):
+        path = tmp_path / "run.yaml"
+        path.write_text(f"extends: gpt-tiny\nname: t\ndata:\n  sources:\n    - {source}\n")
+        with pytest.raises(ConfigError) as caught:
+            load(path)
+        return str(caught.value)
+
+    expected = {
+        "{kind: chat, path: x, template: '{role} {contents}'}": (
+            "template = '{role} {contents}': must hold {content}."
+        ),
+        "{kind: alpaca, path: x, template: '{input}'}": "template = '{input}': must hold {instruction}.",
+        "{kind: chat, path: x, learn_roles: []}": (
+            "learn_roles = []: list should have at least 1 item after validation, not 0."
+        ),
+        "{kind: chat, path: x, weight: 0.0}": "weight = 0.0: must be greater than 0.",
+    }
+    for source, what in expected.items():
+        assert refusal(source) == f"run.yaml:5: data.sources.0.{what}"
+
+
+def test_names_of_roles_and_content_in_parts(read):
+    """ShareGPT's other names, and content as a list of texts; a picture among them is a broken record."""
+    said = [{"from": "human", "value": "Q"}, {"from": "chatgpt", "value": "A"}]
+    parts = [
+        {"role": "user", "content": [{"type": "text", "text": "Q"}]},
+        {"role": "assistant", "content": "A"},
+    ]
+    picture = [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "A"}]
+    pieces, tally = read("chat", {"conversations": said}, {"messages": parts}, {"messages": picture})
+    assert pieces[0] == pieces[1]
+    assert problems(tally) == [("data.jsonl", 3, "messages[0].content is not text but a list")]

@@ -1,0 +1,120 @@
+"""What one document of 100 MB costs, measured in processes of their own."""
+
+import gzip
+import json
+import random
+import subprocess
+import sys
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+
+from nbtrain.config.sources import HfDatasetSource, JsonlSource, ParquetSource, TextSource
+
+DOCUMENT_BYTES = 100_000_000
+
+READ = """
+import json, re, sys
+from pydantic import TypeAdapter
+from nbtrain.config.sources import Source
+from nbtrain.corpus.sources.base import open_source
+
+def peak():
+    # Not ru_maxrss: that of a child begins with the peak of the process that started it.
+    return int(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1]) * 1024
+
+reader = open_source(TypeAdapter(Source).validate_python(json.loads(sys.argv[1])))
+reader.check_dependencies()
+before = peak()
+longest = count = 0
+for document in reader.documents():
+    longest, count = max(longest, len(document)), count + 1
+    del document
+print(json.dumps([longest, count, peak() - before]))
+"""
+
+
+@pytest.fixture
+def cost(workspace):
+    """A function from a section of data.sources to (longest document, documents, bytes of memory to read them)."""
+
+    def measure(config) -> list[int]:
+        answer = subprocess.run(
+            [sys.executable, "-c", READ, config.model_dump_json()],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert answer.returncode == 0, answer.stderr
+        return json.loads(answer.stdout)
+
+    return measure
+
+
+@pytest.fixture(scope="module")
+def document():
+    """Text without an end of line that no packer shrinks to nothing."""
+    block = "".join(chr(97 + (number * number // 7) % 26) for number in range(1_000_000))
+    return "".join(f"{number} {block[: 999_998 - len(str(number))]} " for number in range(100))[
+        :DOCUMENT_BYTES
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+def test_one_line(workspace, cost, document, suffix):
+    """JSON lines: at most four times the document."""
+    pack = {
+        "": bytes,
+        ".gz": lambda text: gzip.compress(text, 1),
+        ".zst": zstandard.ZstdCompressor().compress,
+    }
+    lines = b'{"text": "a"}\n' + json.dumps({"text": document}).encode() + b'\n{"text": "b"}\n'
+    (workspace / f"a.jsonl{suffix}").write_bytes(pack[suffix](lines))
+    longest, count, used = cost(JsonlSource(kind="jsonl", path=f"a.jsonl{suffix}"))
+    assert (longest, count) == (len(document), 3)
+    assert used <= 4 * DOCUMENT_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("separator", [None, "---"])
+def test_one_text(workspace, cost, document, separator):
+    """Text: at most four times the document, whole or between separators."""
+    (workspace / "a.txt").write_text(document)
+    longest, count, used = cost(TextSource(kind="text", path="a.txt", document_separator=separator))
+    assert (longest, count) == (len(document), 1)
+    assert used <= 4 * DOCUMENT_BYTES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["parquet", "hf-dataset"])
+def test_one_row(workspace, cost, document, kind):
+    """Arrow: a row between small ones; Parquet holds a page packed, unpacked and as a column beside the text."""
+    table = pa.table({"text": ["a", document, "b"]})
+    if kind == "parquet":
+        pq.write_table(table, workspace / "a.parquet")
+        config = ParquetSource(kind="parquet", path="a.parquet")
+    else:
+        with (
+            pa.OSFile(str(workspace / "a.arrow"), "wb") as sink,
+            pa.ipc.new_stream(sink, table.schema) as stream,
+        ):
+            stream.write_table(table)
+        (workspace / "state.json").write_text('{"_data_files": [{"filename": "a.arrow"}]}')
+        config = HfDatasetSource(kind="hf-dataset", path=".")
+    longest, count, used = cost(config)
+    assert (longest, count) == (len(document), 3)
+    assert used <= (4.5 if kind == "parquet" else 4) * DOCUMENT_BYTES
+
+
+@pytest.mark.slow
+def test_many_documents(workspace, cost):
+    """200 MB of short lines: a block plain, and a few times a part where this process unpacks for the others."""
+    lines = b"".join(b'{"text": "%s"}\n' % random.randbytes(200).hex().encode() for _ in range(4_800)) * 100
+    (workspace / "a.jsonl").write_bytes(lines)
+    assert cost(JsonlSource(kind="jsonl", path="a.jsonl"))[2] <= 16 << 20
+    (workspace / "a.jsonl.gz").write_bytes(gzip.compress(lines, 1))
+    used = cost(JsonlSource(kind="jsonl", path="a.jsonl.gz"))[2]
+    assert (32 << 20) < used <= (160 << 20)

@@ -1,0 +1,152 @@
+"""Parquet: row groups in parts, rows of every type of text, and what is said about others."""
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbtrain.base.errors import DataError
+from nbtrain.config.sources import ParquetSource
+from nbtrain.corpus.records import Texts
+from nbtrain.corpus.sources import base, optional
+from nbtrain.corpus.sources.base import open_source
+
+TEXTS = [f"document {number} é" for number in range(30)]
+
+
+def parquet(path, **settings):
+    return ParquetSource(kind="parquet", path=path, **settings)
+
+
+@pytest.mark.parametrize("size", [1, 200, 10**6])
+def test_row_groups(workspace, read, part_bytes, size):
+    """For any size of parts: the same rows in order; other columns do not matter."""
+    part_bytes(size)
+    table = pa.table({"n": range(30), "text": TEXTS, "list": [["x"] * 5] * 30})
+    pq.write_table(table, workspace / "a.parquet", row_group_size=4)
+    pq.write_table(table.slice(3, 4), workspace / "b.parquet")
+    found = read(parquet("."))
+    assert found.records == TEXTS + TEXTS[3:7]
+    assert found.counts == {"records": 34, "broken": 0}
+    assert (len(found.parts) == 1) == (size == 10**6)
+    if size == 1:
+        assert len(found.parts) == 9
+        assert found.parts[:2] == ["a.parquet, row groups 0 to 1", "a.parquet, row groups 1 to 2"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pa.string(),
+        pa.large_string(),
+        pa.binary(),
+        pa.large_binary(),
+        pa.dictionary(pa.int32(), pa.string()),
+        pa.dictionary(pa.int8(), pa.large_string()),
+        pa.string_view(),
+    ],
+    ids=str,
+)
+def test_every_type_of_text(workspace, read, kind):
+    """Strings of any layout; bytes are read as UTF-8."""
+    values = ["a", None, "é", "a"]
+    packed = [None if value is None else value.encode() for value in values]
+    column = pa.array(values if "string" in str(kind) else packed, kind)
+    pq.write_table(pa.table({"text": column}), workspace / "a.parquet")
+    found = read(parquet("a.parquet"))
+    assert found.records == ["a", "é", "a"]
+    assert found.problems == ["a.parquet:2: 'text' is null"]
+
+
+@pytest.mark.parametrize("size", [1, 10**6])
+@pytest.mark.parametrize("kind", ["string", "large_string", "binary"])
+def test_broken_rows(workspace, read, part_bytes, size, kind):
+    """Null and bytes that are no UTF-8 are broken, with the number of the row in the file."""
+    part_bytes(size)
+    # A view as text is what a careless writer makes of bytes.
+    bytes_of = {"string": pa.binary(), "large_string": pa.large_binary(), "binary": pa.binary()}[kind]
+    column = pa.array([b"a", b"b", b"caf\xe9", None, b"c"], bytes_of).view(pa.type_for_alias(kind))
+    pq.write_table(pa.table({"text": column}), workspace / "a.parquet", row_group_size=2)
+    found = read(parquet("a.parquet"))
+    assert found.records == ["a", "b", "c"]
+    assert found.problems == ["a.parquet:3: 'text' is not UTF-8 (byte 0xe9)", "a.parquet:4: 'text' is null"]
+    assert found.dropped == {"broken_record": 2}
+
+
+def test_extra_keys(workspace, read, refusal):
+    """Further columns come with the text; a missing one names its setting."""
+    table = pa.table({"text": ["a", "b"], "title": ["A", None], "n": [1, 2]})
+    pq.write_table(table, workspace / "a.parquet")
+    found = read(parquet("a.parquet"), ("title",))
+    assert found.records == [Texts("a", ("A",))]
+    assert found.problems == ["a.parquet:2: 'title' is null"]
+    assert refusal(parquet("a.parquet"), ("note",)) == (
+        "run.yaml:7: data.sources[0]: a.parquet: no column 'note'; the columns are 'text', 'title', 'n'. Set "
+        "data.extra_json_keys."
+    )
+
+
+@pytest.mark.parametrize("size", [1, 10**6])
+def test_wrong_columns(workspace, refusal, part_bytes, size):
+    """A column that is not there, or holds no text, names those that would do."""
+    part_bytes(size)
+    pq.write_table(pa.table({"body": ["a"], "n": [1]}), workspace / "a.parquet")
+    assert refusal(parquet("a.parquet")) == (
+        "run.yaml:7: data.sources[0]: a.parquet: no column 'text'; the columns are 'body', 'n'. Set text_key."
+    )
+    assert refusal(parquet("a.parquet", text_key="n")) == (
+        "run.yaml:7: data.sources[0]: a.parquet: column 'n' is int64, not text; columns of text are 'body'. Set "
+        "text_key."
+    )
+
+
+def test_no_rows_and_no_bytes(workspace, read, refusal):
+    """A file without rows holds no record; one of 0 bytes is damaged."""
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), workspace / "a.parquet")
+    assert read(parquet("a.parquet")).counts == {"records": 0, "broken": 0}
+    (workspace / "b.parquet").write_bytes(b"")
+    assert refusal(parquet("b.parquet")).startswith(
+        "run.yaml:7: data.sources[0]: b.parquet: no Parquet file, or damaged: Parquet file size is 0 bytes"
+    )
+
+
+@pytest.mark.parametrize("size", [1, 10**6])
+@settings(max_examples=25, deadline=None)
+@given(share=st.floats(0, 0.999))
+def test_cut_short_anywhere(read_parts, tmp_path_factory, size, share):
+    """A file that lacks its end is an error in words."""
+    path = tmp_path_factory.mktemp("cut") / "a.parquet"
+    pq.write_table(pa.table({"text": TEXTS}), path, row_group_size=4)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(share * len(content))])
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(DataError) as caught:
+        patch.setattr(base, "PART_BYTES", size)
+        read_parts(open_source(parquet(str(path)), "here"))
+    assert str(caught.value).startswith(f"here: {path}: no Parquet file, or damaged: ")
+    assert str(caught.value).endswith(". Copy or download it again.")
+
+
+def test_damaged_page(workspace, refusal):
+    """So is one whose pages are overwritten."""
+    pq.write_table(pa.table({"text": TEXTS * 50}), workspace / "a.parquet", row_group_size=400)
+    content = bytearray((workspace / "a.parquet").read_bytes())
+    content[100:300] = b"\xff" * 200
+    (workspace / "a.parquet").write_bytes(content)
+    assert refusal(parquet("a.parquet")).startswith(
+        "run.yaml:7: data.sources[0]: a.parquet: no Parquet file, or damaged: "
+    )
+
+
+def test_without_pyarrow(workspace, refusal, monkeypatch):
+    """The message has the pip command."""
+
+    def missing(name):
+        raise ImportError(name)
+
+    (workspace / "a.parquet").write_bytes(b"")
+    monkeypatch.setattr(optional, "import_module", missing)
+    assert refusal(parquet("a.parquet")) == (
+        "run.yaml:7: data.sources[0]: a .parquet file needs the package pyarrow, which is not installed: "
+        "`pip install 'nbtrain[data]'`."
+    )

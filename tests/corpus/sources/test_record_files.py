@@ -1,0 +1,96 @@
+"""Objects from lines, arrays and tables alike."""
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.config.sources import PromptCompletionSource
+from nbtrain.corpus.records import Tally
+from nbtrain.corpus.sources.record_files import RecordFileReader
+
+RECORDS = [{"prompt": f"p{number}", "turns": [{"role": "user", "n": number}]} for number in range(12)]
+LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
+
+
+class Objects(RecordFileReader):
+    """Gives every row as it comes."""
+
+    kind = "prompt-completion"
+
+    def read(self, part, tally):
+        yield from self.rows(part, tally)
+
+
+def objects(path):
+    return Objects(PromptCompletionSource(kind="prompt-completion", path=path), "here")
+
+
+@pytest.fixture
+def files(workspace):
+    """The same records in every format, in a folder."""
+    (workspace / "in").mkdir()
+    (workspace / "in" / "a.json").write_text("\ufeff \n" + json.dumps(RECORDS, indent=2))
+    (workspace / "in" / "b.json").write_bytes(LINES)
+    (workspace / "in" / "c.jsonl").write_bytes(LINES)
+    (workspace / "in" / "d.jsonl.gz").write_bytes(gzip.compress(LINES))
+    pq.write_table(pa.Table.from_pylist(RECORDS), workspace / "in" / "e.parquet", row_group_size=5)
+    return workspace / "in"
+
+
+@pytest.mark.parametrize("size", [1, 100, 10**6])
+def test_every_format(files, read_parts, part_bytes, size):
+    """The same records, numbered in their file, for any size of parts."""
+    part_bytes(size)
+    found = read_parts(objects("in"))
+    assert [row.record for row in found.records] == RECORDS * 5
+    assert found.counts == {"records": 60, "broken": 0}
+    names = list(dict.fromkeys(row.path for row in found.records))
+    assert names == [f"in/{path.name}" for path in sorted(files.iterdir())]
+    if size == 10**6:
+        assert [row.number for row in found.records] == list(range(1, 13)) * 5
+
+
+def test_what_is_no_object(workspace, read_parts):
+    """Elements of arrays and lines are named by their number."""
+    (workspace / "a.json").write_text('[{"a": 1}, 5, null, {"a": 2}]')
+    (workspace / "b.jsonl").write_bytes(b'{"a": 3}\n\n[]\n{\n{"a": "\xe9"}\n')
+    found = read_parts(objects("."))
+    assert [row.record["a"] for row in found.records] == [1, 2, 3]
+    assert found.problems[:3] == [
+        "a.json:2: not an object but a number",
+        "a.json:3: not an object but null",
+        "b.jsonl:3: not an object but a list; one object per line is asked for, not an array",
+    ]
+    assert found.counts == {"records": 8, "broken": 5}
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.jsonl"])
+def test_what_only_python_reads(workspace, read_parts, name):
+    """NaN, numbers beyond float64 and lone surrogates are kept, in lines and in arrays."""
+    records = ['{"a": 1, "x": NaN}', '{"a": 2, "x": -1e999}', '{"a": 3, "x": "\\ud800"}']
+    is_array = name.endswith(".json")
+    (workspace / name).write_text(f"[{', '.join(records)}]" if is_array else "\n".join(records))
+    found = read_parts(objects(name))
+    assert [row.record["a"] for row in found.records] == [1, 2, 3]
+    assert found.counts == {"records": 3, "broken": 0}
+
+
+def test_a_broken_array(workspace, read_parts):
+    """No element of it can be trusted: the message names the line."""
+    (workspace / "a.json").write_text('[\n {"a": NaN},\n {"a": \n]')
+    with pytest.raises(DataError) as caught:
+        read_parts(objects("a.json"))
+    message = str(caught.value)
+    assert message.startswith("here: a.json:4: the array is not JSON: ")
+    assert message.endswith(". Mend the file; with one object per line it is read line by line.")
+
+
+def test_all_columns_by_default(files):
+    """A reader that names no columns gets all of them."""
+    reader = objects("in/e.parquet")
+    row = next(iter(reader.documents(Tally())))
+    assert (row.path, row.number, row.record) == ("in/e.parquet", 1, RECORDS[0])

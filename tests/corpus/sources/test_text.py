@@ -1,0 +1,137 @@
+"""Plain text: whole files or documents between separators, in any parts."""
+
+import gzip
+import tempfile
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbtrain.base.errors import DataError
+from nbtrain.config.sources import TextSource
+from nbtrain.corpus.sources import base
+from nbtrain.corpus.sources.base import open_source
+
+PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
+
+
+def text(path, **settings):
+    return TextSource(kind="text", path=path, **settings)
+
+
+def test_each_file_is_a_document(workspace, read):
+    """Whole, without its byte order mark, whatever its line ends; an empty file is an empty record."""
+    files = {
+        "a.txt": "\ufefffirst\r\n".encode(),
+        "b.txt": b"",
+        "c.txt.gz": gzip.compress("\ufeffthird".encode()),
+        "d.txt.zst": PACK[".zst"](b"fourth\n"),
+    }
+    for name, content in files.items():
+        (workspace / name).write_bytes(content)
+    found = read(text("."))
+    assert found.records == ["first\r\n", "", "third", "fourth\n"]
+    assert found.counts == {"records": 4, "broken": 0}
+
+
+@pytest.mark.parametrize("separator", [None, "---"])
+def test_utf_16_is_an_error(workspace, read, separator):
+    """No share of broken records lets it pass: none of its text could be read."""
+    (workspace / "a.txt").write_text("hello")
+    (workspace / "b.txt").write_bytes("hi\n".encode("utf-16"))
+    with pytest.raises(DataError) as caught:
+        read(text(".", document_separator=separator, max_broken_fraction=None))
+    assert str(caught.value) == (
+        "run.yaml:7: data.sources[0]: b.txt: is UTF-16 (it begins with ff fe), not UTF-8. Convert it, with iconv -f UTF-16 -t UTF-8."
+    )
+
+
+def test_a_document_larger_than_a_part(workspace, read, part_bytes):
+    """Without a separator a file is never cut."""
+    part_bytes(100)
+    (workspace / "a.txt").write_text("line\n" * 1000)
+    (workspace / "b.txt.gz").write_bytes(gzip.compress(b"line\n" * 900))
+    found = read(text("."))
+    assert found.records == ["line\n" * 1000, "line\n" * 900]
+    assert found.parts == ["a.txt", "b.txt.gz"]
+
+
+def test_document_separator(workspace, read):
+    """A line that is the separator ends a document, with either line end; an empty separator is a blank line."""
+    (workspace / "book.txt").write_bytes(b"one\ntwo\n---\nthree\r\n---\r\nfour --- five\n---- \n---")
+    assert read(text("book.txt", document_separator="---")).records == [
+        "one\ntwo\n",
+        "three\r\n",
+        "four --- five\n---- \n",
+    ]
+    (workspace / "poem.txt").write_text("a\nb\n\nc")
+    assert read(text("poem.txt", document_separator="")).records == ["a\nb\n", "c"]
+
+
+@pytest.mark.parametrize("size", [10, 10**6])
+def test_text_that_is_not_utf8(workspace, read, part_bytes, size):
+    """Its document is broken, with file and line of the first wrong byte; the others are read."""
+    part_bytes(size)
+    (workspace / "book.txt").write_bytes(b"one\n---\ntwo\nthr\xe9e\n---\nfour\n")
+    found = read(text("book.txt", document_separator="---"))
+    assert found.records == ["one\n", "four\n"]
+    what = "not UTF-8 (byte 0xe9); convert the file, e.g. with iconv -t UTF-8"
+    assert found.problems == [f"book.txt:4: {what}"]
+    assert found.counts == {"records": 3, "broken": 1}
+    whole = read(text("book.txt"))
+    assert (whole.records, whole.problems) == ([], [f"book.txt:4: {what}"])
+
+
+@pytest.mark.parametrize("separator", [None, "---"])
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+@pytest.mark.parametrize("size", [100, 10**6])
+def test_a_truncated_file(workspace, refusal, part_bytes, separator, suffix, size):
+    """It ends the reading with a message that names it."""
+    part_bytes(size)
+    (workspace / f"a.txt{suffix}").write_bytes(PACK[suffix](b"text\n---\n" * 900)[:-7])
+    assert refusal(text(f"a.txt{suffix}", document_separator=separator)).startswith(
+        f"run.yaml:7: data.sources[0]: a.txt{suffix}: damaged {suffix} file: it ends in the middle, after "
+    )
+
+
+@pytest.mark.parametrize("suffix", list(PACK))
+@settings(max_examples=40, deadline=None)
+@given(
+    lines=st.lists(
+        st.sampled_from([b"", b"--", b"--", b"a", b"bcd", b"---", b"-- ", b"\xff", b"--\r"]), max_size=20
+    ),
+    ending=st.sampled_from([b"\n", b"\r\n"]),
+    has_end=st.booleans(),
+    separator=st.sampled_from(["--", ""]),
+    size=st.integers(1, 60),
+)
+def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, separator, size):
+    """For any size of parts no document is cut, and records, counts and line numbers are the same."""
+    content = ending.join(lines) + ending * (has_end and bool(lines))
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        path = Path(folder, f"a.txt{suffix}")
+        path.write_bytes(PACK[suffix](content))
+        reader = open_source(text(str(path), document_separator=separator))
+        whole = read_parts(reader)
+        patch.setattr(base, "PART_BYTES", size)
+        parts = read_parts(reader)
+    assert (parts.records, parts.counts, parts.dropped) == (whole.records, whole.counts, whole.dropped)
+    assert parts.problems == whole.problems
+    # The rule, in other words: lines joined up to a separator.
+    documents, begun = [], []
+    for line in _lines(content):
+        if line.rstrip(b"\r\n") == separator.encode():
+            documents.append(b"".join(begun))
+            begun = []
+        else:
+            begun.append(line)
+    documents += [b"".join(begun)] if begun else []
+    assert whole.records == [document.decode() for document in documents if b"\xff" not in document]
+
+
+def _lines(content: bytes) -> list[bytes]:
+    """Cut behind each newline only, as files of lines are."""
+    pieces = content.split(b"\n")
+    return [piece + b"\n" for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])

@@ -1,0 +1,217 @@
+"""The wiki source: articles of a dump as documents, the same in parallel and in order, and what is left out."""
+
+# ruff: noqa: RUF001 (letters that look alike are meant)
+
+import bz2
+import hashlib
+import pickle
+import sys
+
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.config.sources import WikiSource
+from nbtrain.corpus.asked import source_settings
+from nbtrain.corpus.records import Tally
+from nbtrain.corpus.sources import wiki
+from nbtrain.corpus.sources.base import open_source
+from nbtrain.corpus.wiki import dump
+from tests.corpus.wiki.conftest import dump_xml, mirror, multistream, page  # noqa: F401 (a fixture)
+
+WHERE = "run.yaml:7: data.sources[0]"
+PAGES = [
+    page("One", "'''One''' is [[a|first]].{{x}}"),
+    page("Move", "#REDIRECT [[One]]", redirect=True),
+    page("Talk:One", "a", namespace=1),
+    page("Data", "{}", model="json"),
+    page("Empty", "{{x}}\n[[Kategorie:Y]]"),
+    page("Two", "Second."),
+    page("Three", "Third."),
+] * 5
+
+
+def reader(**settings):
+    return open_source(WikiSource(kind="wiki", **settings), WHERE)
+
+
+def read(source) -> tuple[list[str], Tally]:
+    """Part by part as workers do, each with a reader and a part that went through pickle."""
+    tally, documents = Tally(), []
+    for part in source.parts():
+        own, given = pickle.loads(pickle.dumps((source, part)))
+        documents += own.read(given, tally)
+    return documents, tally
+
+
+@pytest.fixture(autouse=True)
+def small_parts(monkeypatch):
+    monkeypatch.setattr(wiki, "PART_BYTES", {True: 100, False: 3000})
+    monkeypatch.setattr(wiki, "PIECE_BYTES", 2000)
+    monkeypatch.setattr(dump, "READ_BYTES", 900)
+
+
+@pytest.fixture(params=["plain", "one stream", "multistream"])
+def path(request, workspace) -> str:
+    """A dump in each of its three forms."""
+    content = {
+        "plain": lambda: dump_xml(PAGES),
+        "one stream": lambda: bz2.compress(dump_xml(PAGES)),
+        "multistream": lambda: multistream(PAGES, a_stream=4),
+    }[request.param]()
+    (workspace / "test.xml").write_bytes(content)
+    return "test.xml"
+
+
+def test_documents(path):
+    """Title, empty line, text; what is left out is counted by rule; parts sum to the file."""
+    source = reader(path=path)
+    documents, tally = read(source)
+    assert documents == ["One\n\nOne is first.", "Two\n\nSecond.", "Three\n\nThird."] * 5
+    assert tally.records == 35
+    assert tally.dropped == {"redirect": 5, "other_namespace": 5, "not_wikitext": 5, "empty": 5}
+    parts = list(source.parts())
+    assert len(parts) > 1
+    assert sum(part.size_bytes for part in parts) == source.total_bytes()
+    assert parts == list(source.parts())
+    assert list(source.documents()) == documents
+
+
+def test_namespaces(path):
+    """Those that are asked for."""
+    documents, _ = read(reader(path=path, namespaces=[1]))
+    assert documents == ["Talk:One\n\na"] * 5
+
+
+@pytest.mark.parametrize("number", [1, 4, 7, 20])
+def test_max_articles(path, number):
+    """Counts articles by namespace and redirect, in the dump's order, the same in every form of the dump."""
+    documents, tally = read(reader(path=path, max_articles=number))
+    articles = ["One\n\nOne is first.", "", "Two\n\nSecond.", "Three\n\nThird."] * 5
+    assert documents == [one for one in articles[:number] if one]
+    assert len(documents) + tally.dropped["empty"] == number
+    assert reader(path=path, max_articles=number).total_bytes() is None
+
+
+def test_broken_pages(workspace, monkeypatch):
+    """Bad XML, and wikitext on which the walker fails: counted and named by title."""
+    pages = [PAGES[0], PAGES[5].replace("Second.", "&bad;"), PAGES[6].replace("Third.", "fails")]
+    (workspace / "test.xml").write_bytes(dump_xml(pages))
+    text = wiki.Walker.text
+
+    def failing(self, wikitext):
+        if wikitext == "fails":
+            raise RecursionError("too deep")
+        return text(self, wikitext)
+
+    monkeypatch.setattr(wiki.Walker, "text", failing)
+    documents, tally = read(reader(path="test.xml"))
+    assert documents == ["One\n\nOne is first."]
+    assert (tally.records, tally.broken, tally.dropped) == (3, 2, {"broken_page": 2})
+    assert [problem.what.split(" (")[0] for problem in tally.problems] == [
+        "page 'Two': not well-formed XML: Entity 'bad' not defined",
+        "page 'Three': its wikitext cannot be read",
+    ]
+
+
+def test_cut_short(workspace):
+    """An error with the place in the run YAML, after the documents before it."""
+    content = dump_xml(PAGES)
+    (workspace / "test.xml.bz2").write_bytes(bz2.compress(content[: len(content) // 2]))
+    source, documents = reader(path="test.xml.bz2"), []
+    with pytest.raises(DataError) as caught:
+        for part in source.parts():
+            documents += source.read(part, Tally())
+    assert len(documents) > 5
+    assert str(caught.value).startswith(
+        f"{WHERE}: test.xml.bz2: the XML ends without </mediawiki>, after page "
+    )
+
+
+def test_a_dump_in_a_closed_folder(workspace, closed):
+    """It is not said to be missing."""
+    (workspace / "in").mkdir()
+    closed("in")
+    with pytest.raises(DataError) as caught:
+        list(reader(path="in/a.xml").parts())
+    assert str(caught.value) == f"{WHERE}: in/a.xml: cannot be read: Permission denied."
+
+
+def test_missing_files(workspace):
+    """A path that is not there, and a dump that is not downloaded yet."""
+    with pytest.raises(DataError) as caught:
+        list(reader(path="no.xml").parts())
+    assert str(caught.value) == (
+        f"{WHERE}: path = 'no.xml': no such file (no.xml). Relative paths start at the workspace; leave path out to download "
+        "a dump."
+    )
+    with pytest.raises(DataError) as caught:
+        reader(language="bg").fingerprint()
+    assert str(caught.value) == (
+        f"{WHERE}: bgwiki of date latest is not in data/download. `nbtrain data download` fetches it."
+    )
+
+
+def test_missing_packages(monkeypatch):
+    """Named with the pip command."""
+    monkeypatch.setattr(wiki.util, "find_spec", lambda name: None if name == "lxml" else sys)
+    with pytest.raises(DataError) as caught:
+        reader(path="x").check_dependencies()
+    assert str(caught.value) == f"{WHERE}: kind wiki needs lxml: pip install 'nbtrain[data]'."
+    monkeypatch.undo()
+    reader(path="x").check_dependencies()
+
+
+def test_a_downloaded_dump(workspace, mirror):  # noqa: F811
+    """Fetched, read, and described with its concrete date, checksum and licence, without the mirror's secret."""
+    name = mirror.add_dump(multistream(PAGES), date="20260201", kind="pages-articles-multistream")
+    source = reader(language="test", mirror=f"{mirror.address}?key=hush")
+    assert source.is_downloaded
+    assert source.download().startswith(
+        f"data/download/{name}: from {mirror.address}/testwiki/20260201/{name}?key=***, SHA-1 "
+    )
+    assert source.download() is None
+    assert len(read(source)[0]) == 15
+    described = source.describe()
+    assert described["date"] == "20260201"
+    assert described["mirror"] == f"{mirror.address}?key=***"
+    assert described["sha1"] == described["fingerprint"]["files"][name]
+    assert described["licence"] == "CC-BY-SA-4.0"
+    assert described["attribution"] == (
+        "Wikipedia (testwiki, https://test.example/), by its contributors; each page's history names them."
+    )
+    assert "hush" not in str(described) + str(source_settings(source.config))
+    (workspace / "data" / "download" / name).unlink()
+    assert source.fingerprint() == described["fingerprint"]
+    assert source.describe()["attribution"].startswith("Wikipedia (testwiki), by its contributors")
+    assert source.download() is not None
+
+
+def test_a_brought_dump(workspace):
+    """Its checksum is compared where one is given; its fingerprint follows size and time."""
+    (workspace / "test.xml").write_bytes(dump_xml(PAGES))
+    assert not reader(path="test.xml").is_downloaded
+    right = hashlib.sha1((workspace / "test.xml").read_bytes()).hexdigest()
+    checked = reader(path="test.xml", sha1=right)
+    assert checked.is_downloaded
+    assert checked.download() == "test.xml: its SHA-1 is the one that was asked for"
+    assert checked.download() is None
+    with pytest.raises(DataError, match=f"sha1 says {'0' * 40}"):
+        reader(path="test.xml", sha1="0" * 40).download()
+    described = reader(path="test.xml", licence="mine").describe()
+    assert not {"language", "date", "mirror"} & set(described)
+    assert described["licence"] == "mine"
+    before = reader(path="test.xml").fingerprint()
+    (workspace / "test.xml").write_bytes(dump_xml(PAGES[:5]))
+    assert reader(path="test.xml").fingerprint() != before
+
+
+def test_samples(shared_data, monkeypatch):
+    """Real dumps give their articles, title first."""
+    monkeypatch.undo()
+    folder = shared_data / "wiki"
+    documents, tally = read(reader(path=str(folder / "bgwiki-pages-articles-sample-utf16.xml.bz2")))
+    assert len(documents) == 1 and tally.records == 3
+    assert documents[0].startswith("Григориански календар\n\nГригорианският календар (понякога наричан")
+    assert "Файл:" not in documents[0] and "Категория:" not in documents[0]
+    documents, _ = read(reader(path=str(folder / "enwiki-table-markup.xml.bz2")))
+    assert len(documents) == 5

@@ -1,0 +1,139 @@
+"""Records that cannot be read: three are told, all are listed beside the dataset."""
+
+import json
+
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.config.sources import JsonlSource
+from nbtrain.corpus import broken_records, corpus, records
+from nbtrain.corpus.corpus import SourceCounts
+from nbtrain.corpus.extract import extracted
+from nbtrain.corpus.records import Problem, Tally
+from nbtrain.corpus.sources import base, jsonl
+from nbtrain.corpus.sources import files as source_files
+from nbtrain.corpus.sources.base import open_source
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.prepare.prepare import prepare
+
+
+def part_bytes(monkeypatch, size):
+    for module in (base, source_files, jsonl):
+        monkeypatch.setattr(module, "PART_BYTES", size, raising=False)
+
+
+def spoil(path):
+    """Every third line of a file of texts is no JSON; the numbers of those lines."""
+    lines = path.read_text().splitlines()
+    broken = range(2, len(lines), 3)
+    for index in broken:
+        lines[index] = "{"
+    path.write_text("\n".join(lines) + "\n")
+    return [index + 1 for index in broken]
+
+
+def tolerant(*paths):
+    return {"sources": [{"kind": "jsonl", "path": path, "max_broken_fraction": None} for path in paths]}
+
+
+@pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_all_are_listed(make_config, workspace, monkeypatch, caplog, num_workers):
+    """In order, with the lines of their files, wherever parts end; a dataset without any has no list."""
+    lines = spoil(workspace / "texts.jsonl")
+    (workspace / "more.jsonl").write_text('["a"]\n{"text": "and a text of its own"}\n')
+    data = {**tolerant("texts.jsonl", "more.jsonl"), "num_prepare_workers": num_workers}
+    part_bytes(monkeypatch, 2_000)
+    prepare(make_config(data=data))
+    path = DatasetFiles.named("small").broken_records
+    listed = [json.loads(line) for line in path.read_text().splitlines()]
+    assert [(entry["path"], entry["line"]) for entry in listed] == [
+        *(("texts.jsonl", line) for line in lines),
+        ("more.jsonl", 1),
+    ]
+    assert all(entry["what"].startswith("not ") for entry in listed)
+    told = [record.getMessage() for record in caplog.records]
+    assert (
+        told[-1]
+        == "and 37 more records that are left out, listed in data/dataset/small/broken-records.jsonl."
+    )
+    assert sum("the record is left out" in line for line in told) == 4
+    many = path.read_bytes()
+    part_bytes(monkeypatch, 1 << 20)
+    prepare(make_config(data={**data, "num_prepare_workers": 1}), force=True)
+    assert path.read_bytes() == many
+    (workspace / "texts.jsonl").write_text('{"text": "nothing is broken"}\n')
+    prepare(make_config(data={**tolerant("texts.jsonl"), "split": "1,0,0"}), force=True, through="encode")
+    assert not path.exists()
+
+
+def test_too_many_broken_records(make_config, workspace):
+    """The error names the list; that of the dataset that stays is left as it is."""
+    config = make_config(data={"sources": [{"kind": "jsonl", "path": "texts.jsonl"}]})
+    dataset = DatasetFiles.of(config)
+    texts = (workspace / "texts.jsonl").read_text()
+    (workspace / "texts.jsonl").write_text(texts + "{\n")
+    prepare(config)
+    before = dataset.broken_records.read_bytes()
+    lines = spoil(workspace / "texts.jsonl")
+    with pytest.raises(DataError) as caught:
+        prepare(config, force=True)
+    path = "data/dataset/small/.encode/broken-records.jsonl"
+    assert f"; and {len(lines) - 2:,} more; listed in {path}. Mend the source" in str(caught.value)
+    assert len((workspace / path).read_text().splitlines()) == len(lines) + 1
+    assert dataset.broken_records.read_bytes() == before
+
+
+def test_a_corpus_of_broken_records_alone(make_config, workspace):
+    """They are listed too."""
+    prepare(make_config())
+    (workspace / "broken.jsonl").write_text("{\n" * 5)
+    with pytest.raises(DataError) as caught:
+        prepare(make_config(data={**tolerant("broken.jsonl"), "name": "broken"}))
+    assert str(caught.value).endswith(
+        "; and 2 more; listed in data/dataset/broken/.encode/broken-records.jsonl. Mend the source, or set its keys."
+    )
+
+
+def test_the_list_ends(tmp_path, monkeypatch):
+    """At so many records over all sources, with the number of the others; of a part too no more are kept."""
+    for module in (records, corpus, broken_records):
+        monkeypatch.setattr(module, "LISTED_PROBLEMS", 4)
+    counts = [SourceCounts(), SourceCounts()]
+    for source in counts:
+        tally = Tally(lines=10)
+        for line in range(1, 7):
+            tally.add_broken("a.jsonl", line, "x" * 1000)
+        assert len(tally.problems) == 4
+        for _ in range(2):
+            source.absorb(tally, "a.jsonl")
+        assert len(source.listed) == 4
+    assert broken_records.write(tmp_path / "list", counts)
+    *listed, last = [json.loads(line) for line in (tmp_path / "list").read_text().splitlines()]
+    assert listed == [{"path": "a.jsonl", "line": line, "what": "x" * 497 + "..."} for line in range(1, 5)]
+    assert last == {"not_listed": 20}
+
+
+def test_names_that_are_no_text(tmp_path):
+    """A name that is not UTF-8 comes back from the list."""
+    problem = Problem("b\udce9.jsonl", None, "a \u202e b")
+    broken_records.write(tmp_path / "list", [SourceCounts(broken=1, listed=[problem])])
+    assert json.loads((tmp_path / "list").read_bytes()) == problem._asdict()
+    assert not broken_records.write(tmp_path / "list", [SourceCounts()])
+    assert not (tmp_path / "list").exists()
+
+
+def test_what_an_extraction_has_met(workspace):
+    """It is told again by who reads what was extracted, and listed where it was too much."""
+    (workspace / "a.jsonl").write_text('{"text": "one"}\n{\n{"text": "two"}\n')
+    reader = open_source(JsonlSource(kind="jsonl", path="a.jsonl", max_broken_fraction=None))
+    for action in ("made", "kept"):
+        found, did, _ = extracted(reader, lambda total: 1)
+        tally = Tally()
+        assert (did, list(found.documents(tally))) == (action, ["one", "two"])
+        assert (tally.records, tally.broken, tally.dropped) == (3, 1, {"broken_record": 1})
+        assert [problem.line for problem in tally.problems] == [2]
+    strict = open_source(JsonlSource(kind="jsonl", path="a.jsonl", name="strict"))
+    with pytest.raises(DataError) as caught:
+        extracted(strict, lambda total: 1)
+    (path,) = (workspace / "data" / "corpus").glob("strict-*/broken-records.jsonl")
+    assert f"; listed in {path.relative_to(workspace)}. Mend" in str(caught.value)

@@ -1,0 +1,39 @@
+"""Documents into sentences."""
+
+# ruff: noqa: RUF001  (letters of other scripts are the matter)
+
+import sys
+
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.corpus import sentences
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "expected"),
+    [
+        ("en", "Dr. Smith went home.  It was 3.5 km.\n\nThen he slept. ", ["Dr. Smith went home.", "It was 3.5 km.", "Then he slept."]),
+        ("zh", "今天很好。明天也好！", ["今天很好。", "明天也好！"]),
+        ("hi", "यह है। वह है।", ["यह है।", "वह है।"]),
+        ("de", "Das ist z.B. ein Satz. Noch einer.", ["Das ist z.B. ein Satz.", "Noch einer."]),
+        ("en", "", []),
+        ("en", " \n ", []),
+    ],
+)  # fmt: skip
+def test_sentences(language, text, expected):
+    """By the language's rules; no text is lost but the blanks between."""
+    pytest.importorskip("sentencex")
+    assert sentences.sentences(text, language) == expected
+    assert "".join(expected).replace(" ", "") == "".join(text.split())
+
+
+def test_sentencex_missing(monkeypatch):
+    """Said with the command that installs it."""
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    with pytest.raises(DataError) as caught:
+        sentences.check_dependencies()
+    assert str(caught.value) == (
+        "data.split_sentences: needs the package sentencex, which is not installed. Install it with "
+        "`pip install 'nbtrain[data]'`, or leave split_sentences out."
+    )

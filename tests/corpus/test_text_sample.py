@@ -1,0 +1,171 @@
+"""The tokenizer's sample: all of a small corpus, a seeded spread over a large one."""
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nbtrain.corpus import text_sample
+from nbtrain.corpus.records import Example, Part, Tally, Texts, TokenIds
+from nbtrain.corpus.sources.base import SourceReader
+from nbtrain.corpus.text_sample import sample_texts
+
+
+class Reader(SourceReader):
+    """Documents in memory, in parts of equal numbers; notes how many records were read of each part."""
+
+    kind = "mock"
+
+    def __init__(self, documents, num_parts=1, compressed=False, size=True, byte_ratio=1.0):
+        super().__init__(SimpleNamespace(name="memory", kind="mock"))
+        step = -(-len(documents) // num_parts)
+        self.documents_of = [documents[at : at + step] for at in range(0, len(documents), step)]
+        self.compressed, self.has_size, self.byte_ratio = compressed, size, byte_ratio
+        self.read_of = [0] * len(self.documents_of)
+
+    def parts(self) -> Iterator[Part]:
+        for number, documents in enumerate(self.documents_of):
+            size = int(sum(len(str(document)) for document in documents) * self.byte_ratio)
+            yield Part(str(number), size_bytes=size, content=documents if self.compressed else None)
+
+    def read(self, part: Part, tally: Tally):
+        for document in self.documents_of[int(part.name)]:
+            self.read_of[int(part.name)] += 1
+            yield document
+
+    def fingerprint(self):
+        return {}
+
+    def total_bytes(self):
+        return sum(part.size_bytes for part in self.parts()) if self.has_size else None
+
+
+def documents(name: str, count: int, size: int = 100) -> list[str]:
+    """Different texts of `size` bytes that say where they stand."""
+    return [f"{name}:{number}:".ljust(size, "x") for number in range(count)]
+
+
+def places(texts) -> list[int]:
+    return [int(text.split(":")[1]) for text in texts]
+
+
+def num_bytes(texts) -> int:
+    return sum(len(text.encode()) for text in texts)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_small_corpus_is_taken_whole_and_in_order(compressed):
+    """Up to the size asked for: every document of every source, whatever the seed."""
+    first, second = documents("a", 30), documents("b", 50)
+    readers = [Reader(first, 4, compressed), Reader(second, 1, compressed)]
+    for seed in (1, 2):
+        assert list(sample_texts(readers, 8000, seed)) == first + second
+        assert list(sample_texts(readers, 10**9, seed)) == first + second
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_a_large_corpus_is_sampled_by_seed(compressed, monkeypatch):
+    """Of the size asked for, from everywhere, in proportion to the sources; the same for the same seed."""
+    monkeypatch.setattr(text_sample, "SMALLEST_PIECE_BYTES", 100)
+    readers = [Reader(documents("a", 3000), 30, compressed), Reader(documents("b", 1000), 10, compressed)]
+    texts = list(sample_texts(readers, 40_000, 7))
+    assert texts == list(sample_texts(readers, 40_000, 7))
+    assert texts != list(sample_texts(readers, 40_000, 8))
+    of_first = [text for text in texts if text.startswith("a")]
+    assert num_bytes(texts) == 40_000
+    assert num_bytes(of_first) == 30_000
+    spread = np.histogram(places(of_first), bins=10, range=(0, 3000))[0]
+    assert spread.min() >= 10, spread
+
+
+def test_parts_are_read_no_further_than_their_piece(monkeypatch):
+    """100 parts of 100 documents: of each about one in ten, and one more to see the end."""
+    monkeypatch.setattr(text_sample, "SMALLEST_PIECE_BYTES", 100)
+    reader = Reader(documents("a", 10_000), 100)
+    texts = list(sample_texts([reader], 100_000, 1))
+    assert num_bytes(texts) == 100_000
+    assert max(reader.read_of) <= 11
+    assert min(reader.read_of) >= 9
+
+
+def test_no_more_parts_than_pieces_are_worth_it(monkeypatch):
+    """Pieces have a least size and a largest number; the parts are then a seeded choice."""
+    monkeypatch.setattr(text_sample, "MAX_PARTS", 7)
+    reader = Reader(documents("a", 10_000), 100)
+    list(sample_texts([reader], 900_000, 1))
+    assert sum(count > 0 for count in reader.read_of) == 7
+    other = Reader(documents("a", 10_000), 100)
+    list(sample_texts([other], 2 * text_sample.SMALLEST_PIECE_BYTES, 1))
+    assert sum(count > 0 for count in other.read_of) == 2
+
+
+def test_compressed_sources_hold_more_text_than_bytes():
+    """A byte of the file may be five of text: the sample is spread over it all the same, not its beginning."""
+    reader = Reader(documents("a", 4000), 20, compressed=True, byte_ratio=0.2)
+    texts = list(sample_texts([reader], 100_000, 3))
+    assert num_bytes(texts) == 100_000
+    assert np.histogram(places(texts), bins=4, range=(0, 4000))[0].min() >= 150
+    # 80 kB on disk and 400 kB of text, when 100 kB are asked for: the corpus is not small.
+    one_part = Reader(documents("a", 4000), 1, compressed=True, byte_ratio=0.2)
+    texts = list(sample_texts([one_part], 100_000, 3))
+    assert num_bytes(texts) == 100_000
+    assert max(places(texts)) > 3500
+
+
+def test_a_source_of_unknown_size_counts_as_the_sample():
+    """It gives its beginning: all of the sample alone, half of it beside a source as large as the sample."""
+    unknown = Reader(documents("a", 1000), 10, size=False)
+    assert places(sample_texts([unknown], 10_000, 1)) == list(range(100))
+    known = Reader(documents("b", 100))
+    texts = list(sample_texts([unknown, known], 10_000, 1))
+    assert places(text for text in texts if text.startswith("a")) == list(range(50))
+    assert num_bytes(text for text in texts if text.startswith("b")) == 5000
+
+
+def test_what_a_source_lacks_the_next_ones_give():
+    """Half of the first source is empty: the second fills the sample."""
+    first = Reader([text if number % 2 else " " * 100 for number, text in enumerate(documents("a", 100))])
+    texts = list(sample_texts([first, Reader(documents("b", 100))], 15_000, 1))
+    assert num_bytes(text for text in texts if text.startswith("a")) == 5000
+    assert num_bytes(text for text in texts if text.startswith("b")) == 10_000
+    assert len(list(sample_texts([first, Reader(documents("b", 100))], 12_000, 1))) == 50 + 70
+
+
+def test_a_long_document_is_cut():
+    """One document of a megabyte is no reason to take all of it, and no character is cut in half."""
+    texts = list(sample_texts([Reader(["é" * 500_000])], 1001, 1))
+    assert texts == ["é" * 500]
+
+
+def test_what_encoding_drops_is_no_sample():
+    """Empty, not Unicode, seen before, and what the cleaning drops; what it mends is mended."""
+    given = ["one", "", " \n", "\ud800", "one", "two ", "three"]
+    tally = Tally()
+    assert list(sample_texts([Reader(given)], 10**6, 1, tally=tally)) == ["one", "two ", "three"]
+    assert tally.dropped == {"empty": 2, "not_unicode": 1, "duplicate": 1}
+
+    def clean(text):
+        return text.strip(), "long" if len(text) > 4 else None
+
+    tally = Tally()
+    assert list(sample_texts([Reader(given), Reader(["two"])], 10**6, 1, clean, tally)) == ["one", "two"]
+    assert tally.dropped == {"empty": 2, "not_unicode": 1, "duplicate": 2, "long": 1}
+
+
+def test_every_kind_of_record():
+    """Texts of several keys, examples in pieces; token ids have no text."""
+    records = [
+        "plain",
+        Texts("main", ("other",)),
+        Example((("question ", False), ("answer", True))),
+        TokenIds(np.arange(3)),
+    ]
+    assert list(sample_texts([Reader(records)], 10**6, 1)) == ["plain", "main", "question answer"]
+
+
+def test_cut():
+    """At most so many bytes, whole characters."""
+    assert text_sample.cut("aé中", 6) == "aé中"
+    assert text_sample.cut("aé中", 5) == "aé"
+    assert text_sample.cut("aé", 2) == "a"

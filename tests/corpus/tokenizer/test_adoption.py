@@ -1,0 +1,383 @@
+"""Tokenizers that somebody brings: GPT-2's two files, and tokenizer.json of every model."""
+
+import hashlib
+import json
+import shutil
+
+import pytest
+import tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
+
+from nbtrain.base.errors import DataError
+from nbtrain.corpus.tokenizer import training as tokenizer_training
+from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt, save
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+
+PROSE = [
+    "All human beings are born free and equal in dignity and rights. They are endowed with reason.",
+    "Alle Menschen sind frei und gleich an Würde und Rechten geboren.",
+    "Everyone has the right to life, liberty and security of person; no one shall be held in slavery.",
+] * 10
+LLAMA3_PATTERN = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def wordpiece():
+    """BERT's kind: lower case, [UNK] for what it does not know."""
+    built = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    built.normalizer = normalizers.BertNormalizer()
+    built.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    built.decoder = decoders.WordPiece()
+    return built, trainers.WordPieceTrainer(
+        vocab_size=300, special_tokens=["[UNK]", "[CLS]", "[SEP]"], show_progress=False
+    )
+
+
+def unigram():
+    """T5's kind: blanks become letters, pieces by likelihood."""
+    built = tokenizers.Tokenizer(models.Unigram())
+    built.pre_tokenizer = pre_tokenizers.Metaspace()
+    built.decoder = decoders.Metaspace()
+    trainer = trainers.UnigramTrainer(
+        vocab_size=120, special_tokens=["<unk>", "</s>"], unk_token="<unk>", show_progress=False
+    )
+    return built, trainer
+
+
+def word_level():
+    """Whole words cut at blanks alone, so that an EOD between blanks is a word of the vocabulary."""
+    built = tokenizers.Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    built.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return built, trainers.WordLevelTrainer(
+        vocab_size=300, special_tokens=["[UNK]", "[SEP]"], show_progress=False
+    )
+
+
+def llama3():
+    """Byte-level BPE with words of its own rule; whole words of the vocabulary pass unmerged."""
+    built = tokenizers.Tokenizer(models.BPE(ignore_merges=True))
+    split = pre_tokenizers.Split(Regex(LLAMA3_PATTERN), "isolated")
+    built.pre_tokenizer = pre_tokenizers.Sequence(
+        [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
+    built.decoder = decoders.ByteLevel()
+    return built, byte_level_trainer("<|begin_of_text|>", "<|end_of_text|>")
+
+
+def neox():
+    """GPT-NeoX's kind: normalized, with runs of blanks among the added tokens."""
+    built = tokenizers.Tokenizer(models.BPE())
+    built.normalizer = normalizers.NFC()
+    built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    built.decoder = decoders.ByteLevel()
+    return built, byte_level_trainer(EOD_TOKEN)
+
+
+def byte_level_trainer(*special_tokens):
+    return trainers.BpeTrainer(
+        vocab_size=330,
+        special_tokens=list(special_tokens),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+
+
+KINDS = {
+    "wordpiece": (wordpiece, "[SEP]"),
+    "unigram": (unigram, "</s>"),
+    "word_level": (word_level, "[SEP]"),
+    "llama3": (llama3, "<|end_of_text|>"),
+    "neox": (neox, EOD_TOKEN),
+}
+
+
+@pytest.fixture
+def bring(workspace):
+    """A function from a kind to the tokenizer.json of it in a folder of that name."""
+
+    def make(kind: str, change=None):
+        built, trainer = KINDS[kind][0]()
+        built.train_from_iterator(PROSE, trainer)
+        if kind == "neox":
+            built.add_tokens([AddedToken("    ", normalized=False)])
+        document = json.loads(built.to_str())
+        if change:
+            change(document)
+        folder = workspace / kind
+        folder.mkdir(exist_ok=True)
+        (folder / "tokenizer.json").write_text(json.dumps(document), encoding="utf-8")
+        return folder / "tokenizer.json"
+
+    return make
+
+
+@pytest.fixture
+def gpt2(shared_data):
+    return shared_data / "gpt2"
+
+
+# --- tokenizer.json -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_any_tokenizer(bring, workspace, kind):
+    """Its ids are those of HF tokenizers, its manifest says what it is, and its file is the one that came."""
+    path, eod_token = bring(kind), KINDS[kind][1]
+    manifest = adopt(path, eod_token, workspace / "mine")
+    reference = tokenizers.Tokenizer.from_file(str(path))
+    content = path.read_bytes()
+    assert {key: value for key, value in manifest.items() if key != "eod_from_text"} == {
+        "schema_version": 1,
+        "vocab_size": reference.get_vocab_size(),
+        "eod_id": reference.token_to_id(eod_token),
+        "eod_token": eod_token,
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "files": {"tokenizer.json": {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}},
+        "trained": None,
+        "source": f"{kind}/tokenizer.json",
+    }
+    assert (workspace / "mine" / "tokenizer.json").read_bytes() == content
+    loaded = Tokenizer.load(workspace / "mine")
+    loaded.check_exact(PROSE)
+    for text in PROSE[:3]:
+        assert loaded.encode(text).tolist() == reference.encode(text, add_special_tokens=False).ids
+    # A folder that holds one is as good as the file.
+    assert adopt(path.parent, eod_token, workspace / "other")["sha256"] == manifest["sha256"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
+def test_eod_never_comes_from_text(bring, workspace, kind, engine):
+    """Wherever its letters stand, also where the vocabulary holds them as a word; what is around them stays."""
+    eod_token = KINDS[kind][1]
+    adopt(bring(kind), eod_token, workspace / "mine")
+    loaded = Tokenizer.load(workspace / "mine", engine)
+    texts = [
+        f"{eod_token}",
+        f"rights {eod_token} and",
+        f"a{eod_token}{eod_token}b",
+        "no such thing",
+        f"x {eod_token}" * 20,
+    ]
+    ids, offsets = loaded.encode_batch(texts)
+    assert loaded.eod_id not in ids
+    for number, text in enumerate(texts):
+        row = ids[offsets[number] : offsets[number + 1]].tolist()
+        assert row == loaded.encode(text).tolist()
+    assert loaded.encode("no such thing").tolist() == ids[offsets[3] : offsets[4]].tolist()
+    if kind in ("llama3", "neox"):
+        assert [loaded.decode(loaded.encode(text)) for text in texts] == texts
+
+
+def test_word_level_eod_is_cut_in_two(bring, workspace):
+    """The case above in one line: the vocabulary's own word for EOD is no more in the ids."""
+    path = bring("word_level")
+    adopt(path, "[SEP]", workspace / "mine")
+    reference = tokenizers.Tokenizer.from_file(str(path))
+    reference.encode_special_tokens = True
+    assert reference.token_to_id("[SEP]") in reference.encode("and [SEP] free").ids
+    loaded = Tokenizer.load(workspace / "mine")
+    tokens = {number: word for word, number in reference.get_vocab().items()}
+    assert [tokens[number] for number in loaded.encode("and [SEP] free").tolist()] == [
+        "and",
+        "[UNK]",
+        "[UNK]",
+        "free",
+    ]
+
+
+def test_letters_that_become_eod_by_normalization(bring, workspace):
+    """Lower case letters of the EOD's upper case form are found by halving the text."""
+
+    def change(document):
+        document["normalizer"] = {"type": "Lowercase"}
+        document["model"]["vocab"]["<end>"] = 300
+        document["added_tokens"].append(
+            {"id": 300, "content": "<end>", "single_word": False, "lstrip": False, "rstrip": False}
+            | {"normalized": False, "special": True}
+        )
+
+    adopt(bring("word_level", change), "<end>", workspace / "mine")
+    loaded = Tokenizer.load(workspace / "mine")
+    assert loaded.eod_id == 300
+    ids = loaded.encode("born <END> free <end> and")
+    assert 300 not in ids and len(ids) >= 5
+
+
+def test_a_character_that_is_eod(bring, workspace):
+    """An EOD of one letter cannot be told from text, which is said and not written."""
+    adopt(bring("wordpiece"), ".", workspace / "mine")
+    loaded = Tokenizer.load(workspace / "mine")
+    assert loaded.encode("no stop").size
+    with pytest.raises(DataError) as caught:
+        loaded.encode("a stop.")
+    assert str(caught.value) == (
+        "mine: the character '.' becomes the end-of-document token ., so documents would end in their midst. Name "
+        "another tokenizer.eod_token."
+    )
+
+
+def test_added_tokens(bring, workspace):
+    """Special ones are text when they stand in a text; runs of blanks are vocabulary and stay."""
+    adopt(bring("neox"), EOD_TOKEN, workspace / "mine")
+    for engine in ("fastokens", "tokenizers"):
+        loaded = Tokenizer.load(workspace / "mine", engine)
+        blanks = loaded.vocab_size - 1
+        assert loaded.encode("    x").tolist()[0] == blanks
+        assert loaded.decode([blanks]) == "    "
+    adopt(bring("llama3"), "<|end_of_text|>", workspace / "other")
+    for engine in ("fastokens", "tokenizers"):
+        assert 0 not in Tokenizer.load(workspace / "other", engine).encode("<|begin_of_text|>x")
+
+
+def test_what_would_lose_text_is_mended(bring, workspace):
+    """Truncation, padding, dropout and an EOD that is not special: the ids are of whole texts, and always the same."""
+
+    def change(document):
+        document["truncation"] = {
+            "direction": "Right",
+            "max_length": 5,
+            "strategy": "LongestFirst",
+            "stride": 0,
+        }
+        document["padding"] = {
+            "strategy": {"Fixed": 64},
+            "direction": "Right",
+            "pad_to_multiple_of": None,
+        } | {
+            "pad_id": 1,
+            "pad_type_id": 0,
+            "pad_token": "x",
+        }
+        document["model"]["dropout"] = 0.5
+        document["added_tokens"][0]["special"] = False
+
+    plain = adopt(bring("neox"), EOD_TOKEN, workspace / "plain")
+    spoilt = adopt(bring("neox", change), EOD_TOKEN, workspace / "mine")
+    document = json.loads((workspace / "mine" / "tokenizer.json").read_text(encoding="utf-8"))
+    assert document == json.loads((workspace / "plain" / "tokenizer.json").read_text(encoding="utf-8"))
+    assert spoilt["sha256"] != plain["sha256"]  # of its own file
+    for engine in ("fastokens", "tokenizers"):
+        ids = Tokenizer.load(workspace / "mine", engine).encode(PROSE[0] + EOD_TOKEN)
+        assert (
+            ids.tolist() == Tokenizer.load(workspace / "plain", engine).encode(PROSE[0] + EOD_TOKEN).tolist()
+        )
+        assert spoilt["eod_id"] not in ids
+
+
+def test_ids_with_gaps(bring, workspace):
+    """The vocabulary is as large as its largest id needs, for the model has a row for each."""
+
+    def change(document):
+        document["model"]["vocab"]["far"] = 999
+
+    assert adopt(bring("word_level", change), "[SEP]", workspace / "mine")["vocab_size"] == 1000
+
+
+def test_fastokens_cannot_load_it(bring, workspace):
+    """tokenizers takes over by itself, and check_exact says why."""
+    adopt(bring("wordpiece"), "[SEP]", workspace / "mine")
+    loaded = Tokenizer.load(workspace / "mine", "fastokens")
+    assert loaded.encode("All human").tolist()
+    assert loaded.engine == "tokenizers"
+    sentence = Tokenizer.load(workspace / "mine", "fastokens").check_exact()
+    assert sentence.startswith("mine: fastokens cannot load it (")
+    assert sentence.endswith("): encoding with tokenizers, which is slower.")
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        ("unigram", "Set tokenizer.eod_token to one that it has: </s>."),
+        ("llama3", "Set tokenizer.eod_token to one that it has: <|end_of_text|>."),
+        ("wordpiece", "Set tokenizer.eod_token to one that it has: [SEP]."),
+    ],
+)
+def test_no_such_eod(bring, workspace, kind, advice):
+    """Names the likely ones; nothing is written."""
+    with pytest.raises(DataError) as caught:
+        adopt(bring(kind), EOD_TOKEN, workspace / "mine")
+    assert str(caught.value) == (
+        f"{kind}/tokenizer.json: has no <|endoftext|>, which ends every document. {advice}"
+    )
+    assert not (workspace / "mine").exists()
+
+
+@pytest.mark.parametrize("content", [b"{", b"[]", b"{}", b'{"version": "1.0"}', b"\xff"])
+def test_not_a_tokenizer_json(workspace, content):
+    """A damaged file, and JSON that is something else."""
+    (workspace / "tokenizer.json").write_bytes(content)
+    with pytest.raises(DataError, match=r"^tokenizer\.json: not a tokenizer\.json of HF tokenizers: "):
+        adopt(workspace / "tokenizer.json", EOD_TOKEN, workspace / "mine")
+
+
+def test_nothing_there(workspace):
+    """A folder without a tokenizer and a path that is nothing."""
+    for path in (workspace, workspace / "absent"):
+        with pytest.raises(DataError) as caught:
+            adopt(path, EOD_TOKEN, workspace / "mine")
+        assert str(caught.value).endswith(
+            "no tokenizer there. Name a tokenizer.json, a folder that holds one, or a folder with vocab.json and merges.txt."
+        )
+
+
+# --- GPT-2's two files --------------------------------------------------------------------------------------
+
+
+def test_gpt2(gpt2, workspace):
+    """Its ids for Hello world, EOD 50256, copies of its files, and the identity that they always had."""
+    manifest = adopt(gpt2, EOD_TOKEN, workspace / "gpt2")
+    assert (manifest["vocab_size"], manifest["eod_id"], manifest["trained"]) == (50257, 50256, None)
+    identity = ""
+    for name in ("merges.txt", "vocab.json"):
+        content = (gpt2 / name).read_bytes()
+        assert (workspace / "gpt2" / name).read_bytes() == content
+        identity += f"{name} {hashlib.sha256(content).hexdigest()}\n"
+    assert manifest["sha256"] == hashlib.sha256(identity.encode()).hexdigest()
+    for engine in ("fastokens", "tokenizers"):
+        loaded = Tokenizer.load(workspace / "gpt2", engine)
+        assert loaded.encode("Hello world").tolist() == [15496, 995]
+    assert Tokenizer.load(workspace / "gpt2").check_exact() is None
+
+
+def test_in_place(gpt2, workspace):
+    """Files that were put into the tokenizer's own folder are taken over where they are."""
+    folder = workspace / "mine"
+    shutil.copytree(gpt2, folder, copy_function=shutil.copyfile)
+    folder.chmod(0o755)
+    before = (folder / "vocab.json").stat().st_ino
+    manifest = adopt(folder, EOD_TOKEN, folder)
+    assert (folder / "vocab.json").stat().st_ino == before
+    assert Tokenizer.load(folder).sha256 == manifest["sha256"]
+
+
+def test_a_folder_that_nbtrain_made(workspace, texts):
+    """Its identity is of the two files, so a copy of it is the same tokenizer; of others tokenizer.json counts."""
+    made = save(tokenizer_training.train(texts, 300), workspace / "made", {"trained": {"x": 1}})
+    copied = adopt(workspace / "made", EOD_TOKEN, workspace / "copy")
+    assert (copied["sha256"], copied["vocab_size"]) == (made["sha256"], 300)
+    (workspace / "made" / "manifest.json").unlink()
+    other = adopt(workspace / "made", EOD_TOKEN, workspace / "other")
+    assert set(other["files"]) == {"tokenizer.json"}
+    assert other["sha256"] != made["sha256"]
+
+
+def test_two_files_that_are_no_byte_level_bpe(workspace):
+    """Damaged, without the EOD, and without all bytes: each in words."""
+    (workspace / "merges.txt").write_text("")
+    (workspace / "vocab.json").write_text("{")
+    with pytest.raises(DataError, match=r"^vocab\.json, merges\.txt: not a byte-level BPE: "):
+        adopt(workspace, EOD_TOKEN, workspace / "mine")
+    (workspace / "vocab.json").write_text('{"a": 0, "</s>": 1}')
+    with pytest.raises(DataError) as caught:
+        adopt(workspace, EOD_TOKEN, workspace / "mine")
+    assert str(caught.value) == (
+        "vocab.json: has no <|endoftext|>, which ends every document. Set tokenizer.eod_token to one that it has: </s>."
+    )
+    (workspace / "vocab.json").write_text('{"a": 0, "<|endoftext|>": 1}')
+    with pytest.raises(DataError) as caught:
+        adopt(workspace, EOD_TOKEN, workspace / "mine")
+    assert str(caught.value) == (
+        "vocab.json: not a byte-level BPE: 255 of the 256 bytes have no entry, so text would be lost. Give its "
+        "tokenizer.json instead."
+    )
+    assert not (workspace / "mine").exists()

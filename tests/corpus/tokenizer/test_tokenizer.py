@@ -1,0 +1,257 @@
+"""The tokenizer folder: same ids from both engines, exact round trips, EOD never from text, damage noticed."""
+
+import json
+import pickle
+import shutil
+from importlib.metadata import version
+
+import numpy as np
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.corpus.tokenizer import exactness as tokenizer_exactness
+from nbtrain.corpus.tokenizer import tokenizer
+from nbtrain.corpus.tokenizer import training as tokenizer_training
+from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, save
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+
+HARD_TEXTS = [
+    "Hello world",
+    "  leading and trailing  \n\n\t x",
+    "don't I'll WE'RE",
+    "naïve café — “quotes” … ½",
+    "中文文本\uff0c標點。 日本語のテキスト 한국어",
+    "עברית العربية हिन्दी ไทย",
+    "emoji 👩‍👩‍👧 \U0001f600 combining é",
+    "a" * 300,
+    " " * 200,
+    "\u00a0\u2003\u3000\x00\x1f\r\n",
+    f"literal {EOD_TOKEN}{EOD_TOKEN} in text",
+    "x=1;y=[2,3]\n    return {'a': 0x7f}\n",
+]
+
+
+@pytest.fixture
+def folder(workspace, texts):
+    folder = workspace / "tokenizer"
+    save(tokenizer_training.train(texts, 320), folder, {"trained": None})
+    return folder
+
+
+def test_round_trip_of_any_text(folder):
+    """Every text comes back to the letter: byte-level BPE knows no unknown token."""
+    loaded = Tokenizer.load(folder)
+    for text in HARD_TEXTS:
+        assert loaded.decode(loaded.encode(text)) == text
+
+
+def test_engines_agree(folder):
+    """fastokens and HF tokenizers give the same flat ids, offsets and texts."""
+    fast, reference = Tokenizer.load(folder, "fastokens"), Tokenizer.load(folder, "tokenizers")
+    ids, offsets = fast.encode_batch([*HARD_TEXTS, ""])
+    other_ids, other_offsets = reference.encode_batch([*HARD_TEXTS, ""])
+    assert np.array_equal(ids, other_ids)
+    assert np.array_equal(offsets, other_offsets)
+    assert (ids.dtype, offsets.dtype) == (np.uint32, np.int64)
+    assert offsets[-1] == offsets[-2] == len(ids)
+    # Half a character is shown as U+FFFD by both.
+    for tokens in (ids[:50], [3, 200, loaded_id(fast, "中")[0], fast.eod_id]):
+        assert fast.decode(tokens) == reference.decode(tokens)
+
+
+@pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
+def test_long_texts_are_encoded_in_pieces(folder, monkeypatch, engine):
+    """Cut in front of blanks behind letters or digits, a text has the ids that it has as a whole."""
+    loaded = Tokenizer.load(folder, engine)
+    generator = np.random.default_rng(5)
+    parts = [
+        "word",
+        " ",
+        "\n",
+        "  ",
+        "12",
+        "'s",
+        "中",
+        "\uff0c",
+        "\u3002",
+        "ア",
+        "\u309b",
+        "é",
+        "!",
+        "\t",
+        EOD_TOKEN,
+        "\u3000",
+        "_",
+        "\r\n",
+    ]
+    texts = ["".join(generator.choice(parts, 300)) for _ in range(60)] + ["", " ", "x" * 100]
+    expected = loaded.encode_batch(texts)
+    assert loaded.cuts_safely
+    monkeypatch.setattr(tokenizer, "LONG_TEXT_CHARS", 40)
+    assert min(len(list(tokenizer.pieces_of_long(text))) for text in texts[:60]) > 5
+    found = loaded.encode_batch(texts)
+    assert found[0].tolist() == expected[0].tolist()
+    assert found[1].tolist() == expected[1].tolist()
+
+
+@pytest.mark.parametrize("run", ["x", "\n", " ", "xy!", "\u4e2d"])
+def test_a_word_without_end_is_cut(folder, monkeypatch, run):
+    """Its memory stays bounded, and its tokens mean the same text."""
+    loaded = Tokenizer.load(folder)
+    monkeypatch.setattr(tokenizer, "LONG_TEXT_CHARS", 40)
+    monkeypatch.setattr(tokenizer, "LONG_WORD_CHARS", 20)
+    text = f"A beginning {run * 500} and an end{run * 30}"
+    pieces = list(tokenizer.pieces_of_long(text))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) <= 60
+    assert loaded.decode(loaded.encode(text)) == text
+
+
+def loaded_id(loaded, text):
+    return loaded.encode(text).tolist()
+
+
+def test_literal_end_of_text_is_text(folder):
+    """<|endoftext|> written in a document never becomes the EOD token, with either engine."""
+    for engine in ("fastokens", "tokenizers"):
+        loaded = Tokenizer.load(folder, engine)
+        assert loaded.eod_id not in loaded.encode(f"{EOD_TOKEN} a{EOD_TOKEN}")
+        assert loaded.decode([loaded.eod_id]) == EOD_TOKEN
+
+
+def test_eod_is_an_entry_of_its_own(folder):
+    """The vocabulary has at most the size asked for; EOD is 0 and every byte is in it."""
+    loaded = Tokenizer.load(folder)
+    assert loaded.vocab_size == 320
+    assert loaded.eod_id == 0
+    assert {path.name for path in folder.iterdir()} == {
+        "vocab.json",
+        "merges.txt",
+        "tokenizer.json",
+        "manifest.json",
+    }
+
+
+def test_changed_and_missing_files(folder):
+    """A vocabulary that is not the manifest's is refused: ids would mean other text."""
+    merges = folder / "merges.txt"
+    merges.write_text(merges.read_text().replace("t h", "h t"))
+    with pytest.raises(DataError) as caught:
+        Tokenizer.load(folder)
+    assert str(caught.value) == (
+        "tokenizer/merges.txt: has changed since its manifest was written. Token ids would no longer mean the same "
+        "text: restore it, or remove tokenizer and run `nbtrain prepare RUN.yaml`."
+    )
+    merges.unlink()
+    with pytest.raises(DataError, match=r"^tokenizer/merges\.txt: is missing\."):
+        Tokenizer.load(folder)
+    shutil.rmtree(folder)
+    with pytest.raises(DataError) as caught:
+        Tokenizer.load(folder)
+    assert str(caught.value) == (
+        "tokenizer/manifest.json: no such file: the tokenizer is not ready. Make it with `nbtrain prepare RUN.yaml`."
+    )
+
+
+def test_a_tokenizer_can_be_sent_to_a_worker(folder):
+    """Pickled with its engine, before and after that was loaded."""
+    loaded = Tokenizer.load(folder, "tokenizers")
+    ids = loaded.encode("the model").tolist()
+    copy = pickle.loads(pickle.dumps(loaded))
+    assert copy.engine == "tokenizers"
+    assert copy.encode("the model").tolist() == ids
+
+
+def test_a_folder_of_before_still_loads(folder):
+    """Manifests without eod_token are of the days when there was but one."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    del manifest["eod_token"], manifest["eod_from_text"]
+    path.write_text(json.dumps(manifest))
+    loaded = Tokenizer.load(folder)
+    assert (loaded.eod_token, loaded.eod_id) == (EOD_TOKEN, 0)
+    assert loaded.decode(loaded.encode(EOD_TOKEN)) == EOD_TOKEN
+
+
+def test_another_eod(workspace, texts):
+    """The manifest carries it, and its letters in a text are text."""
+    built = tokenizer_training.train(texts, 300, eod_token="</s>")
+    save(built, workspace / "t", {"trained": None, "eod_token": "</s>"})
+    for engine in ("fastokens", "tokenizers"):
+        loaded = Tokenizer.load(workspace / "t", engine)
+        assert (loaded.eod_token, loaded.decode([loaded.eod_id])) == ("</s>", "</s>")
+        assert loaded.eod_id not in loaded.encode("a</s></s>")
+
+
+# --- the two engines ----------------------------------------------------------------------------------------
+
+
+def test_check_exact_where_engines_agree(folder):
+    """Nothing to say, and fastokens stays; with tokenizers there is nothing to compare."""
+    loaded = Tokenizer.load(folder, "fastokens")
+    assert loaded.check_exact(HARD_TEXTS * 30) is None
+    assert loaded.engine == "fastokens"
+    assert Tokenizer.load(folder, "tokenizers").check_exact(HARD_TEXTS) is None
+
+
+def test_check_exact_where_they_differ(folder, monkeypatch):
+    """One id that differs, in the sample alone: tokenizers takes over and the text is named."""
+    loaded = Tokenizer.load(folder, "fastokens")
+    encode = Tokenizer._encode
+
+    def broken(self, texts):
+        ids, offsets = encode(self, texts)
+        if self.engine == "fastokens" and texts[-1] == "the odd one":
+            ids = np.append(ids[:-1], np.uint32(5))
+        return ids, offsets
+
+    monkeypatch.setattr(Tokenizer, "_encode", broken)
+    assert loaded.check_exact(["the model"]) is None
+    versions = f"fastokens {version('fastokens')} and tokenizers {version('tokenizers')}"
+    assert loaded.check_exact(["the model", "the odd one"]) == (
+        f"tokenizer: {versions} differ on 'the odd one': encoding with tokenizers, which is slower."
+    )
+    assert loaded.engine == "tokenizers"
+
+
+def test_check_exact_where_fastokens_fails(folder, monkeypatch):
+    """Also a panic, which is no Exception, is a difference and not the end."""
+
+    class Panic(BaseException):
+        pass
+
+    class Failing:
+        def encode_batch_flat(self, texts, split_special_tokens):
+            raise Panic("index out of range")
+
+    loaded = Tokenizer.load(folder, "fastokens")
+    loaded.__dict__["_fast"] = Failing()
+    assert "differ: fastokens fails (index out of range): encoding with tokenizers" in loaded.check_exact()
+    assert loaded.engine == "tokenizers"
+
+
+def test_check_exact_looks_at_the_beginnings_only(folder, monkeypatch):
+    """Of SAMPLE_TEXTS texts at most, so that it costs a fraction of a second whatever the corpus."""
+    seen = []
+    loaded = Tokenizer.load(folder, "fastokens")
+    encode = Tokenizer._encode
+    monkeypatch.setattr(Tokenizer, "_encode", lambda self, texts: seen.append(texts) or encode(self, texts))
+    loaded.check_exact(["the model " * 100_000] * 300)
+    assert [len(texts) - len(tokenizer_exactness.HARD_TEXTS) - 5 for texts in seen] == [
+        tokenizer_exactness.SAMPLE_TEXTS
+    ] * 2
+    assert (
+        max(len(text) for text in seen[0][-tokenizer_exactness.SAMPLE_TEXTS :])
+        == tokenizer_exactness.SAMPLE_CHARS
+    )
+
+
+@pytest.mark.parametrize("text", ["", "x" * 3])
+def test_nothing_and_little(folder, text):
+    """No text and an empty text are no tokens, with either engine."""
+    for engine in ("fastokens", "tokenizers"):
+        loaded = Tokenizer.load(folder, engine)
+        ids, offsets = loaded.encode_batch([])
+        assert (len(ids), offsets.tolist()) == (0, [0])
+        ids, offsets = loaded.encode_batch([text, "", text])
+        assert offsets.tolist() == [0, len(text), len(text), 2 * len(text)]

@@ -1,0 +1,254 @@
+"""Training: reproducible, the same as ever with tokenizers, rustbpe's own encoding with rustbpe, within memory."""
+
+import hashlib
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.corpus.tokenizer import training as tokenizer_training
+from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, save
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.corpus.tokenizer.training import train
+
+TRAINERS = ("tokenizers", "rustbpe")
+MIXED = [
+    "The cat sat on the mat; the cats sat on the mats, and that's that. It's the cat's mat, isn't it?",
+    "aaaa aaaaa aaaaaa bbbb abab ababab aaab baaa aab",
+    "    indented\n\n\n\ttabs\t\tand  blanks   \r\n 123 12345 67890 3.14159",
+    "naïve café élève, “quotes” — dashes … ½ 中文中文文本文本 हिन्दी हिन्दी 👩‍👩‍👧👩‍👩‍👧",
+] * 5
+
+
+@pytest.fixture(params=TRAINERS)
+def trainer(request):
+    pytest.importorskip(request.param)
+    return request.param
+
+
+# --- both trainers ------------------------------------------------------------------------------------------
+
+
+def test_training_is_reproducible(trainer, texts):
+    """The same texts give the same vocabulary."""
+    assert train(texts, 320, trainer).to_str() == train(iter(texts), 320, trainer).to_str()
+
+
+def test_the_vocabulary_has_one_form(trainer, texts, workspace):
+    """EOD is 0, the bytes follow in one order, then the merges; fastokens and tokenizers agree on it."""
+    built = train(texts + MIXED, 400, trainer, "<|stop|>")
+    manifest = save(built, workspace / "made", {"trained": {}, "eod_token": "<|stop|>"})
+    assert (manifest["vocab_size"], manifest["eod_id"], manifest["eod_token"]) == (400, 0, "<|stop|>")
+    vocab = json.loads((workspace / "made" / "vocab.json").read_text())
+    in_order = sorted(vocab, key=vocab.get)
+    assert in_order[:257] == ["<|stop|>", *sorted(tokenizer_training.byte_letters())]
+    merges = (workspace / "made" / "merges.txt").read_text().splitlines()[1:]
+    assert [merge.replace(" ", "") for merge in merges] == in_order[257:]
+    loaded = Tokenizer.load(workspace / "made")
+    assert loaded.check_exact(MIXED) is None
+    for text in (*MIXED, f"a <|stop|> b {EOD_TOKEN}"):
+        assert loaded.decode(loaded.encode(text)) == text
+        assert loaded.eod_id not in loaded.encode(text)
+    assert loaded.decode([0]) == "<|stop|>"
+
+
+def test_reading_ends_at_train_bytes(trainer, texts):
+    """At most train_bytes are read, and a longer document up to there."""
+    read = []
+
+    def watched():
+        for text in texts:
+            read.append(text)
+            yield text
+
+    train(watched(), 300, trainer, train_bytes=500)
+    assert sum(map(len, read[:-1])) <= 500 < sum(map(len, read))
+    cut = train(["ab" * 400 + "cd" * 400], 258, trainer, train_bytes=800)
+    assert set(cut.get_vocab()) - set(train(["x"], 258, trainer).get_vocab()) == {"ab"}
+
+
+def test_one_huge_word_does_not_stall_training(trainer):
+    """300 kB without a blank: cut for training (quadratic in a word's length), so it takes seconds, not minutes."""
+    word = "".join(np.random.RandomState(0).choice(list("ABCDEFGHIJ+/"), 300_000))
+    assert train(["some text " * 20, word], 300, trainer).get_vocab_size() == 300
+
+
+def test_too_small_a_vocabulary(trainer):
+    """Fewer than 257 entries cannot hold every byte and EOD."""
+    with pytest.raises(DataError) as caught:
+        train(["a"], 256, trainer)
+    assert str(caught.value) == (
+        "tokenizer.vocab_size = 256: must be at least 257: 256 bytes and <|endoftext|>."
+    )
+
+
+def test_no_text(trainer):
+    """Nothing to learn from is an error, not a vocabulary of bytes."""
+    with pytest.raises(DataError) as caught:
+        train([], 300, trainer)
+    assert str(caught.value) == "the corpus is empty: there is no text to train a tokenizer on."
+
+
+def test_software(trainer):
+    """Whoever trained is recorded, and who wrote the files."""
+    assert set(tokenizer_training.software(trainer)) == {"tokenizers", trainer}
+
+
+# --- tokenizers ---------------------------------------------------------------------------------------------
+
+
+def test_tokenizers_vocabulary_is_what_it_always_was(texts):
+    """Pinned from before rustbpe, samples and other EODs came: runs that exist keep their ids."""
+    content = train(texts, 320).to_str()
+    assert (
+        hashlib.sha256(content.encode()).hexdigest()
+        == "9b9bd5a09fe5c42e98759be98c489a1b055f36ba83b32e43bf7f9dda21a5e94f"
+    )
+
+
+# --- rustbpe ------------------------------------------------------------------------------------------------
+
+
+def test_rustbpe_encodes_as_itself(workspace):
+    """What is exported gives the ids that rustbpe's own encoding gives, entry for entry."""
+    rustbpe = pytest.importorskip("rustbpe")
+    learnt = rustbpe.Tokenizer()
+    learnt.train_from_iterator(iter(MIXED), 449, pattern=tokenizer_training.GPT2_PATTERN)
+    built = train(MIXED, 450, "rustbpe")
+    save(built, workspace / "made", {"trained": {}})
+    bytes_of = {rank: bytes(token) for token, rank in learnt.get_mergeable_ranks()}
+    letters = tokenizer_training.byte_letters()
+    byte_of = {letter: byte for byte, letter in enumerate(letters)}
+    entries = {number: entry for entry, number in built.get_vocab().items()}
+    assert built.get_vocab_size() == learnt.vocab_size + 1 > 390
+    chance = np.random.RandomState(4)
+    pool = [*"aab  cdest'\n\t019é中हि👩\u0301", "the", " cat", "aaaa"]
+    for engine in ("fastokens", "tokenizers"):
+        loaded = Tokenizer.load(workspace / "made", engine)
+        for text in (*MIXED[:4], *("".join(chance.choice(pool, 30)) for _ in range(100))):
+            ours = [
+                bytes(byte_of[letter] for letter in entries[token]) for token in loaded.encode(text).tolist()
+            ]
+            assert ours == [bytes_of[token] for token in learnt.encode(text)], text
+
+
+def test_merges_from_ranks():
+    """The two pieces of a token are what lower ranks leave of it; ranks of 1 byte are bytes."""
+    ranks = [(bytes([byte]), byte) for byte in range(256)]
+    ranks += [
+        (b"ab", 256),
+        (b"aba", 257),
+        (b"bab", 258),
+        (b"abab", 259),
+        (b" \xc3", 260),
+        (b" \xc3\xa9", 261),
+    ]
+    vocab, merges = tokenizer_training.vocabulary_of(ranks, EOD_TOKEN)
+    assert merges == [("a", "b"), ("ab", "a"), ("b", "ab"), ("ab", "ab"), ("Ġ", "Ã"), ("ĠÃ", "©")]
+    assert [vocab[left + right] for left, right in merges] == list(range(257, 263))
+
+
+def test_gpt2_vocabulary_from_its_ranks(shared_data):
+    """From GPT-2's 50,257 entries alone all of its 50,000 merges come back, in order."""
+    vocab = json.loads((shared_data / "gpt2" / "vocab.json").read_text(encoding="utf-8"))
+    lines = (shared_data / "gpt2" / "merges.txt").read_text(encoding="utf-8").splitlines()
+    byte_of = {letter: byte for byte, letter in enumerate(tokenizer_training.byte_letters())}
+    del vocab[EOD_TOKEN]
+    ranks = [(bytes(byte_of[letter] for letter in entry), rank) for entry, rank in vocab.items()]
+    _, merges = tokenizer_training.vocabulary_of(ranks, EOD_TOKEN)
+    assert [" ".join(merge) for merge in merges] == [
+        line for line in lines if not line.startswith("#version")
+    ]
+
+
+def test_rustbpe_missing(monkeypatch):
+    """The command that installs it, and the way without it."""
+    monkeypatch.setitem(sys.modules, "rustbpe", None)
+    with pytest.raises(DataError) as caught:
+        train(["text"], 300, "rustbpe")
+    assert str(caught.value) == (
+        "tokenizer.trainer = rustbpe: needs the package rustbpe, which is not installed. Install it with "
+        "`pip install 'nbtrain[data]'`, or set tokenizer.trainer: tokenizers."
+    )
+
+
+# --- memory -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trainer", "train_bytes", "unspaced", "measured_mib"),
+    [
+        ("tokenizers", 20_000_000, 0.0, 140),
+        ("tokenizers", 100_000_000, 0.0, 313),
+        ("tokenizers", 4_000_000, 0.04, 213),
+        ("tokenizers", 5_000_000, 0.9, 536),
+        ("rustbpe", 20_000_000, 0.0, 125),
+        ("rustbpe", 100_000_000, 0.0, 251),
+        ("rustbpe", 4_000_000, 0.04, 138),
+        ("rustbpe", 5_000_000, 0.9, 321),
+    ],
+)
+def test_memory_estimate_covers_what_was_measured(trainer, train_bytes, unspaced, measured_mib):
+    """Never below the measured peak, and at most 0.25 GiB above it."""
+    estimate = tokenizer_training.memory_estimate_bytes(train_bytes, trainer, unspaced) / 2**20
+    assert measured_mib <= estimate <= measured_mib + 256
+
+
+def test_unspaced_fraction():
+    """Of bytes, not characters; punctuation aside."""
+    assert tokenizer_training.unspaced_fraction(["中文", "abcdef"]) == 0.5
+    assert tokenizer_training.unspaced_fraction(["中a\u3002", "é"]) == 3 / 9
+    assert tokenizer_training.unspaced_fraction([]) == 0
+
+
+def test_peek():
+    """The beginning, and then everything from the beginning."""
+    first, everything = tokenizer_training.peek(iter(["é" * 3, "b" * 5, "c"]), 8)
+    assert first == ["é" * 3, "b" * 5]
+    assert list(everything) == ["é" * 3, "b" * 5, "c"]
+    assert [list(part) for part in tokenizer_training.peek([])] == [[], []]
+
+
+def test_check_memory(monkeypatch):
+    """Shown when it fits; refused with the setting, both sizes and what would fit when it does not."""
+    monkeypatch.setattr(tokenizer_training, "available_memory_bytes", lambda: 2**30)
+    assert tokenizer_training.check_memory(100_000_000, "tokenizers") == (
+        "about 458.4 MiB of memory needed, 1.0 GiB available"
+    )
+    with pytest.raises(DataError) as caught:
+        tokenizer_training.check_memory(1_000_000_000, "tokenizers", "run.yaml:9: tokenizer.train_bytes")
+    assert str(caught.value) == (
+        "run.yaml:9: tokenizer.train_bytes = 1,000,000,000: training with tokenizers takes about 2.5 GiB of memory, "
+        "and 1.0 GiB are available: set at most 337,222,041."
+    )
+    tokenizer_training.check_memory(337_000_000, "tokenizers")
+    with pytest.raises(DataError, match=r"100,000,000: training with rustbpe takes about 5\.1 GiB"):
+        tokenizer_training.check_memory(100_000_000, "rustbpe", first_texts=["中文"])
+    monkeypatch.setattr(tokenizer_training, "available_memory_bytes", lambda: 10**6)
+    with pytest.raises(DataError, match=r"available: free some memory\.$"):
+        tokenizer_training.check_memory(1000, "rustbpe")
+    monkeypatch.setattr(tokenizer_training, "available_memory_bytes", lambda: None)
+    assert tokenizer_training.check_memory(1000, "rustbpe") == "about 140.0 MiB of memory needed"
+
+
+def test_available_memory(monkeypatch, tmp_path):
+    """The least of the machine and both kinds of control group, cached pages given back; "max" sets no limit."""
+    meminfo, group = tmp_path / "meminfo", tmp_path / "cgroup"
+    monkeypatch.setattr(tokenizer_training, "MEMINFO", meminfo)
+    monkeypatch.setattr(tokenizer_training, "CGROUP", group)
+    assert tokenizer_training.available_memory_bytes() is None
+    meminfo.write_text("MemTotal:  900 kB\nMemAvailable:  800 kB\n")
+    assert tokenizer_training.available_memory_bytes() == 800 * 1024
+    group.mkdir()
+    (group / "memory.max").write_text("max\n")
+    (group / "memory.current").write_text("500\n")
+    assert tokenizer_training.available_memory_bytes() == 800 * 1024
+    (group / "memory.max").write_text("1000\n")
+    (group / "memory.stat").write_text("anon 300\ninactive_file 200\n")
+    assert tokenizer_training.available_memory_bytes() == 700
+    (group / "memory").mkdir()
+    (group / "memory" / "memory.limit_in_bytes").write_text("400\n")
+    (group / "memory" / "memory.usage_in_bytes").write_text("500\n")
+    assert tokenizer_training.available_memory_bytes() == 0

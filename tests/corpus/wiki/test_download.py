@@ -1,0 +1,298 @@
+"""Downloads from a mirror on the loopback: resumed, verified, and with every secret hidden."""
+
+import errno
+import hashlib
+import json
+import logging
+import random
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.corpus import http
+from nbtrain.corpus.wiki import download as downloads
+
+CONTENT = random.Random(1).randbytes(300_000)
+WHERE = "run.yaml:7: data.sources[0]"
+
+
+@pytest.fixture(autouse=True)
+def quick(workspace, monkeypatch):
+    """Waits are counted, not waited for; small reads, so that there is something to break between."""
+    waits: list[float] = []
+    monkeypatch.setattr(http, "READ_BYTES", 10_000)
+    monkeypatch.setattr(http, "time", SimpleNamespace(sleep=waits.append))
+    return waits
+
+
+def fetch(mirror, date="20260101", sha1=None, language="test", address=None):
+    return downloads.download(language, date, address or mirror.address, sha1, WHERE)
+
+
+def refusal(mirror, **settings):
+    with pytest.raises(DataError) as caught:
+        fetch(mirror, **settings)
+    return str(caught.value)
+
+
+def there() -> list[str]:
+    """Names in data/download/, the lock left out."""
+    return sorted(path.name for path in downloads.folder().iterdir() if not path.name.startswith("."))
+
+
+def test_whole(mirror, workspace):
+    """The file under its own name, a record beside it, and a second call that asks nobody."""
+    name = mirror.add_dump(CONTENT)
+    found, is_new = fetch(mirror)
+    assert is_new
+    assert (workspace / "data" / "download" / name).read_bytes() == CONTENT
+    assert found == downloads.Downloaded(
+        name,
+        "20260101",
+        f"{mirror.address}/testwiki/20260101/{name}",
+        hashlib.sha1(CONTENT).hexdigest(),
+        300_000,
+    )
+    assert there() == [name, f"{name}.json"]
+    asked = len(mirror.requests)
+    assert fetch(mirror) == (found, False)
+    assert len(mirror.requests) == asked
+    assert mirror.requests[0][1]["User-Agent"].startswith("nbtrain/")
+
+
+def test_latest_is_resolved_once(mirror):
+    """Latest is the newest date that its list names, and stays so for this data home."""
+    mirror.add_dump(CONTENT)
+    name = mirror.add_dump(CONTENT[:500], date="20260201")
+    assert fetch(mirror, date="latest")[0].date == "20260201"
+    mirror.add_dump(CONTENT[:700], date="20260301")
+    found, is_new = fetch(mirror, date="latest")
+    assert (found.file, is_new) == (name, False)
+    assert downloads.find("test", "20260301") is None
+
+
+def test_multistream_is_preferred(mirror):
+    """It is read in parallel."""
+    mirror.add_dump(CONTENT)
+    name = mirror.add_dump(CONTENT[:999], kind="pages-articles-multistream")
+    mirror.add_dump(CONTENT[:99], kind="pages-articles-multistream1")
+    assert fetch(mirror)[0].file == name
+
+
+def test_a_cut_connection_is_taken_up(mirror, quick, caplog):
+    """In the same call: the rest alone is asked for, and only of the same file."""
+    mirror.add_dump(CONTENT)
+    mirror.cut_after = [100_000, 50_000]
+    with caplog.at_level(logging.WARNING):
+        fetch(mirror)
+    first, second, third = mirror.dump_requests()
+    assert "Range" not in first
+    assert (second["Range"], second["If-Range"]) == ("bytes=100000-", '"v1"')
+    assert third["Range"] == "bytes=150000-"
+    assert (downloads.folder() / "testwiki-20260101-pages-articles.xml.bz2").read_bytes() == CONTENT
+    assert quick == [1.0, 1.0]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{mirror.address}/testwiki/20260101/testwiki-20260101-pages-articles.xml.bz2: cut off after {amount} of 300,000 "
+        "bytes; trying again in 1 s."
+        for amount in ("100,000", "150,000")
+    ]
+
+
+def test_a_later_call_takes_it_up(mirror):
+    """After the tries are used up, what has come stays and the next call goes on from there."""
+    name = mirror.add_dump(CONTENT)
+    mirror.cut_after = [120_000] + [0] * 10
+    assert refusal(mirror) == (
+        f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: cut off after 120,000 of 300,000 bytes; 6 tries in a row "
+        "brought nothing. What has come is kept: run it again, or set mirror to another server."
+    )
+    assert there() == [f"{name}.part", f"{name}.part.json"]
+    mirror.cut_after, mirror.requests = [], []
+    fetch(mirror)
+    assert [headers["Range"] for headers in mirror.dump_requests()] == ["bytes=120000-"]
+    assert there() == [name, f"{name}.json"]
+
+
+def test_a_server_without_ranges(mirror):
+    """It sends everything again, and that is what counts."""
+    name = mirror.add_dump(CONTENT)
+    mirror.has_ranges, mirror.cut_after = False, [100_000]
+    fetch(mirror)
+    assert (downloads.folder() / name).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("heeds", [True, False])
+def test_a_changed_file_starts_from_nothing(mirror, heeds):
+    """Another ETag: the new file alone, also where the server overlooks If-Range."""
+    name = mirror.add_dump(CONTENT)
+    mirror.cut_after = [120_000] + [0] * 10
+    refusal(mirror)
+    mirror.files.clear()
+    changed = CONTENT[::-1]
+    mirror.add_dump(changed)
+    # The list has the new checksum, so that .part would be left aside; as if it had not:
+    note = downloads.folder() / f"{name}.part.json"
+    files.write_json(note, {**json.loads(note.read_text()), "sha1": hashlib.sha1(changed).hexdigest()})
+    mirror.etag, mirror.heeds_if_range, mirror.cut_after = '"v2"', heeds, []
+    fetch(mirror)
+    assert (downloads.folder() / name).read_bytes() == changed
+
+
+def test_a_part_of_another_dump_is_left_aside(mirror):
+    """Same name, another checksum in the list: no byte of it is kept."""
+    name = mirror.add_dump(CONTENT)
+    mirror.cut_after = [120_000] + [0] * 10
+    refusal(mirror)
+    mirror.files.clear()
+    mirror.add_dump(CONTENT[1:])
+    mirror.cut_after, mirror.requests = [], []
+    fetch(mirror)
+    assert "Range" not in mirror.dump_requests()[0]
+    assert (downloads.folder() / name).read_bytes() == CONTENT[1:]
+
+
+def test_wrong_checksum(mirror):
+    """Nothing gets the name, nothing is kept, and the message has both sums."""
+    name = mirror.add_dump(CONTENT, sha1="0" * 40)
+    assert refusal(mirror) == (
+        f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: its SHA-1 is {hashlib.sha1(CONTENT).hexdigest()}, the dump's "
+        f"list says {'0' * 40}. The download is removed; run it again, and if it fails again set mirror to another server or "
+        "date to another dump."
+    )
+    assert there() == []
+
+
+def test_sha1_that_the_list_does_not_have(mirror):
+    """A sha1 of the run that is not the list's is an error before the download."""
+    name = mirror.add_dump(CONTENT)
+    said = refusal(mirror, sha1="1" * 40)
+    assert f"lists {hashlib.sha1(CONTENT).hexdigest()} for {name}" in said
+    assert not mirror.dump_requests()
+
+
+def test_nothing_there(mirror):
+    """404 at once, and a list without a dump of articles."""
+    assert refusal(mirror) == (
+        f"{WHERE}: {mirror.address}/testwiki/20260101/testwiki-20260101-sha1sums.txt: HTTP 404 Not Found. Set language, "
+        "date or mirror: the dump is not there."
+    )
+    assert len(mirror.requests) == 1
+    mirror.add_dump(CONTENT, kind="abstract")
+    assert refusal(mirror).endswith(
+        "lists no testwiki-YYYYMMDD-pages-articles.xml.bz2 (1 files): the dump may not be finished yet. Set date to an "
+        "earlier one."
+    )
+
+
+def test_a_busy_server_is_asked_again(mirror, quick):
+    """503 and 429 are waited for, longer each time."""
+    mirror.add_dump(CONTENT)
+    mirror.statuses = [503, 429, 502]
+    fetch(mirror)
+    assert quick == [1.0, 2.0, 4.0]
+
+
+def test_full_disk(mirror, monkeypatch):
+    """Too little room is known before; a write that finds none keeps what has come."""
+    name = mirror.add_dump(CONTENT)
+    with monkeypatch.context() as patch:
+        patch.setattr(http.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1 << 20))
+        assert refusal(mirror) == (
+            f"{WHERE}: data/download: 293.0 KiB are still to come and 256.0 MiB stay free, but 1.0 MiB are free. Free space, "
+            "or set NBTRAIN_DATA to a folder on another disk."
+        )
+    with monkeypatch.context() as patch:
+        # Once 40,000 bytes are written, as a disk does that fills up meanwhile.
+        def fsync_file(stream):
+            raise OSError(errno.ENOSPC, "No space left on device", stream.name)
+
+        patch.setattr(files, "fsync_file", fsync_file)
+        assert refusal(mirror) == (
+            f"{WHERE}: data/download/{name}.part: No space left on device. What has come is kept: free space, or set "
+            "NBTRAIN_DATA to a folder on another disk, and run it again."
+        )
+    assert name not in there()
+    fetch(mirror)
+    assert (downloads.folder() / name).read_bytes() == CONTENT
+
+
+def test_secrets_are_sent_and_never_shown(mirror, caplog):
+    """User, password and query reach the mirror; messages, logs and the record have stars."""
+    name = mirror.add_dump(CONTENT)
+    host = mirror.address.removeprefix("http://")
+    address = f"http://me:p%40ss@{host}/?token=hush&x"
+    mirror.cut_after = [1000]
+    with caplog.at_level(logging.DEBUG):
+        found, _ = fetch(mirror, address=address)
+        said = refusal(mirror, address=address, date="20990101")
+    assert found.url == f"http://{host}/testwiki/20260101/{name}?token=***&***"
+    assert mirror.requests[0][0].endswith("sha1sums.txt?token=hush&x")
+    assert mirror.requests[0][1]["Authorization"] == "Basic bWU6cEBzcw=="  # me:p@ss
+    everything = said + caplog.text + "".join(path.read_text() for path in downloads.folder().glob("*.json"))
+    assert "***" in said and "***" in caplog.text
+    for secret in ("hush", "p%40ss", "p@ss", "bWU6"):
+        assert secret not in everything
+
+
+@pytest.mark.parametrize(
+    "address", ["file:///etc", "ftp://host", "dumps.wikimedia.org", "http://a b", "http://h:x"]
+)
+def test_mirrors_that_are_no_http_address(mirror, address):
+    """Refused before anything is opened."""
+    assert refusal(mirror, address=address) == (
+        f"{WHERE}: mirror = {address!r} must begin with https:// or http:// and name a host."
+    )
+
+
+def test_redirects(mirror):
+    """To http only; a password is not told to another host."""
+    name = mirror.add_dump(CONTENT)
+    path = f"/testwiki/20260101/{name}"
+    mirror.redirect[path] = "file:///etc/passwd"
+    assert refusal(mirror).endswith(
+        f"{name}: HTTP 302: a redirect that is not followed: more than 5, not to http(s), or from https to http. Set mirror."
+    )
+    mirror.redirect[path] = path
+    assert "a redirect that is not followed" in refusal(mirror)
+    mirror.files["/elsewhere"] = CONTENT
+    port = mirror.server_address[1]
+    mirror.redirect[path] = f"http://localhost:{port}/elsewhere"
+    fetch(mirror, address=f"http://me:secret@127.0.0.1:{port}")
+    last, before = mirror.requests[-1], mirror.requests[-2]
+    assert last[0] == "/elsewhere" and "Authorization" not in last[1]
+    assert "Authorization" in before[1]
+
+
+def test_two_at_once(mirror):
+    """The second is told to wait."""
+    mirror.add_dump(CONTENT)
+    downloads.folder().mkdir(parents=True)
+    with downloads._locked(downloads.folder() / ".testwiki.lock", WHERE):
+        assert refusal(mirror) == (
+            f"{WHERE}: another process is downloading this Wikipedia into data/download. Wait for it."
+        )
+
+
+def test_databases():
+    """Codes with dashes, and those that are called otherwise."""
+    assert [downloads.database(code) for code in ("en", "zh-min-nan", "be-tarask", "nb")] == [
+        "enwiki",
+        "zh_min_nanwiki",
+        "be_x_oldwiki",
+        "nowiki",
+    ]
+
+
+def test_sha1_of_a_brought_file(workspace, monkeypatch):
+    """Compared once for its size and time."""
+    path = workspace / "a.xml"
+    path.write_bytes(CONTENT)
+    right = hashlib.sha1(CONTENT).hexdigest()
+    with pytest.raises(DataError, match=f"a.xml: its SHA-1 is {right}, sha1 says {'2' * 40}"):
+        downloads.check_sha1(path, "2" * 40, WHERE)
+    assert downloads.check_sha1(path, right, WHERE)
+    monkeypatch.setattr(downloads, "Progress", None)
+    assert not downloads.check_sha1(path, right, WHERE)

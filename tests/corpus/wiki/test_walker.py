@@ -1,0 +1,226 @@
+"""Wikitext to text: what is kept, what is dropped, and that no page takes for ever."""
+
+# ruff: noqa: RUF001 (letters that look alike are meant)
+
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbtrain.corpus.wiki import dump
+from nbtrain.corpus.wiki.walker import Walker
+from tests.benchmarks.wiki import RESIDUE
+
+WALKER = Walker({6: "Datei", 14: "Kategorie"})
+
+
+def text(wikitext: str) -> str:
+    return WALKER.text(wikitext)
+
+
+@pytest.mark.parametrize(
+    ("wikitext", "expected"),
+    [
+        # links
+        ("[[a]] [[a b|c]] [[a#b|]]s", "a c s"),
+        ("[[a]]s [[:Category:X]] [[wikt:word]] [[w:x|y]]", "as Category:X word y"),
+        ("x [[File:a.jpg|thumb|20px|see [[b|c]] {{d}}]] y", "x y"),
+        ("x [[Datei:a.jpg|mini|text]][[Kategorie:B]][[Категория:C]] y", "x y"),
+        ("x [[Unbekannt:a.svg|mini|text]] [[fr:Titre]] [[zh-min-nan:T]] y", "x y"),
+        ("[[Re:Zero]] [[2001: A Space Odyssey|2001]] [[under_score]]", "Re:Zero 2001 under score"),
+        ("[http://a.b label ''of''] [http://a.b] http://c.d [//e f]", "label of http://c.d f"),
+        ("a [1] b [x, y) [[open b", "a [1] b [x, y) open b"),
+        # references, comments, templates
+        ("a<ref>b {{c}}</ref>.<ref name=d /> E<references/>", "a. E"),
+        ("a<!-- b -->c\n<!-- d -->\ne", "ac\ne"),
+        ("a {{b|c={{d|}}}} e {{{f|}}} g", "a e g"),
+        ("a (b, {{lang-el|γ}}; {{IPA|d}}) e", "a (b, γ; d) e"),
+        ("x ({{a}}) y ({{a}}, z) w (v {{a}}) f()", "x y (z) w (v) f()"),
+        ("x {{a}}, y {{b}}. （{{c}}）z", "x, y. z"),
+        (
+            "{{convert|5|km|mi}}, {{convert|2|to|3|m}}, {{nowrap|[[a|b]] c}}, {{lang|de|W}}",
+            "5 km, 2 to 3 m, b c, W",
+        ),
+        ("H{{sub|2}} {{chem|SO|4|2-}} {{USS|Ohio}} {{frac|1|2}}", "H SO₄²⁻ USS Ohio 1/2"),
+        ("a {{never closed [[b]]", "a never closed b"),
+        ("a }} b ]] c", "a b c"),
+        # tables
+        ("a\n{| class=x\n|-\n| b || c\n{|\n| d\n|}\n|}\ne", "a\n\ne"),
+        ("a\n{|\n| b\n== C ==\nd", "a\n\nC\nd"),
+        ("a <table><tr><td>b<table></table></td></tr></table>c", "a c"),
+        ("a\n|-\n| left = over\n|}\nb", "a\nb"),
+        # tags
+        ("x<sup>2</sup> H<sub>2</sub>O 1<sup>st</sup> <b>b</b><br/>c", "x² H₂O 1st b\nc"),
+        ("a <nowiki>[[b]] &amp; ''c''</nowiki>", "a [[b]] & ''c''"),
+        ("<math>\\frac{{a}}{b} '' x</math>", "$\\frac{ {a} }{b} '' x$"),
+        ("a\n<source lang=c>\nint  x;\n  if (a<b) y;\n</source>\nb", "a\n\nint  x;\n  if (a<b) y;\n\nb"),
+        ("1 < 2, vector<T>, <unknown>x</unknown>", "1 < 2, vector<T>, <unknown>x</unknown>"),
+        ("a<gallery>\nFile:b.jpg|c\n</gallery>d", "ad"),
+        # the rest
+        ("'''a''' ''b'' '''''c''''' d's", "a b c d's"),
+        ("a&nbsp;b &lt;c&gt; &#945;&#x3b2; &amp; & &nosuch; Q&A", "a b <c> αβ & & &nosuch; Q&A"),
+        ("__NOTOC__a __FORCETOC__ __init__", "a __init__"),
+        ("* a\n** b\n# c\n: d\n; e : f\n*\n* {{g}}", "- a\n- b\n- c\nd\ne : f"),
+        ("a\n\n\n\nb\n----\nc", "a\n\nb\n\nc"),
+        ("-{zh-hans:计算机;zh-hant:電腦;}- -{x}-", "计算机 x"),
+        ("a\u200b \u00adb\u00a0\u00a0c", "a b c"),
+        ("", ""),
+        ("{{only}}\n[[Category:x]]", ""),
+    ],
+)
+def test_markup(wikitext, expected):
+    assert text(wikitext) == expected
+
+
+def test_sections():
+    """A heading is a line of its own after an empty one; a section without a word goes, its parent too."""
+    wikitext = (
+        "Lead.\n== A ==\n=== A1 ===\ntext<ref>x</ref>\n=== A2 ===\n{{t}}\n== B ==\n=== B1 ===\n==== B2 ====\n"
+        "== C '''bold''' {{anchor}}==\n* one\n== References ==\n{{reflist}}\n== External links ==\n* {{x}}\n[[Category:Y]]"
+    )
+    assert text(wikitext) == "Lead.\n\nA\nA1\ntext\n\nC bold\n- one"
+
+
+PIECES = [
+    *(
+        "[[",
+        "]]",
+        "[[a|",
+        "[",
+        "]",
+        "{{",
+        "}}",
+        "{{nowrap|",
+        "{{lang|de|",
+        "|",
+        "{|",
+        "|}",
+        "\n{|\n",
+        "\n|}\n",
+        "|-",
+    ),
+    *(
+        "<ref>",
+        "</ref>",
+        "<ref name=a />",
+        "<!--",
+        "-->",
+        "<math>",
+        "</math>",
+        "<nowiki>",
+        "</nowiki>",
+        "<table>",
+    ),
+    *(
+        "</table>",
+        "<b>",
+        "</b>",
+        "<br>",
+        "<",
+        ">",
+        "<pre>",
+        "</pre>",
+        "''",
+        "'''",
+        "\n==",
+        "==\n",
+        "\n== a ==\n",
+        "=",
+        "\n",
+    ),
+    *(
+        "\n* ",
+        "\n#",
+        "\n:",
+        "\n;",
+        "&amp;",
+        "&#x41;",
+        "&",
+        "http://a.b/c",
+        "[http://a.b ",
+        "mailto:x",
+        "//",
+        "(",
+        ")",
+        ", ",
+    ),
+    *(
+        "File:",
+        "Category:",
+        "fr:",
+        ":",
+        "__NOTOC__",
+        "__",
+        "-{",
+        "}-",
+        " ",
+        "word",
+        "é",
+        "\x7f1\x7f",
+        "\x1a",
+        "\x00",
+        "\r\n",
+    ),
+    *("{{a}}", "({{a}})", "[[File:a|b]]", "x<ref>y</ref>"),
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=40))
+def test_any_markup_gives_text(pieces):
+    """Whatever the order of brackets: no exception, no note of our own left, and a second reading of it ends too."""
+    found = text("".join(pieces))
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", found)
+    assert found == found.strip()
+    WALKER.text(found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("piece", sorted(set(PIECES) - {"\x00"}))
+def test_time_grows_with_the_page(piece):
+    """A page of one bracket, repeated, takes about twice as long when it is twice as long."""
+
+    def seconds(size: int) -> float:
+        """The least of three: a collection of garbage may fall into one."""
+        wikitext = piece * (size // len(piece))
+        taken = []
+        for _ in range(3):
+            begun = time.process_time()
+            text(wikitext)
+            taken.append(time.process_time() - begun)
+        return min(taken)
+
+    seconds(1000)
+    small, large = seconds(40_000), seconds(160_000)
+    assert large < 8 * small + 0.2, f"{small:.2f} s for 40 kB, {large:.2f} s for 160 kB"
+
+
+def test_deep_nesting():
+    """Deeper than any page: an end, and the text around it."""
+    for opening, closing in (
+        ("{{nowrap|", "}}"),
+        ("[[a|", "]]"),
+        ("{|\n", "\n|}\n"),
+        ("<table>", "</table>"),
+        ("(", ")"),
+    ):
+        found = text(f"before\n{opening * 3000}x{closing * 3000}\nafter")
+        assert found.startswith("before") and found.endswith("after")
+
+
+def test_residue_of_the_sample(shared_data):
+    """At most one piece of markup in 100 articles of a real dump; here there is none."""
+    found = dump.open_dump(shared_data / "wiki" / "enwiki-pages-articles-sample.xml.bz2")
+    walker = Walker(found.namespaces)
+    texts = [
+        walker.text(page.text)
+        for piece in dump.pieces(found)
+        for page in dump.pages(piece.xml)
+        if page.namespace == 0 and not page.is_redirect
+    ]
+    assert len(texts) == 106
+    assert sum(map(len, texts)) > 2_800_000
+    left = {name: sum(len(re.findall(pattern, one)) for one in texts) for name, pattern in RESIDUE.items()}
+    assert left == dict.fromkeys(RESIDUE, 0)

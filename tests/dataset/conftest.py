@@ -1,0 +1,94 @@
+"""Small runs on small texts, each in a workspace of its own."""
+
+import json
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from nbtrain.base import files
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.indexed_writer import IndexedWriter
+
+WORDS = ["the", "model", "reads", "a", "text", "and", "is", "cut", "into", "tokens", "one", "by"]
+
+
+@pytest.fixture
+def texts() -> list[str]:
+    """120 different documents of 5 to 60 words."""
+    return [
+        " ".join(
+            WORDS[(number * 7 + place * (number % 5 + 1)) % len(WORDS)] for place in range(5 + number % 56)
+        )
+        + f" ({number})."
+        for number in range(120)
+    ]
+
+
+@pytest.fixture
+def make_config(workspace, texts):
+    """A function from changed sections to a RunConfig over texts.jsonl in the workspace."""
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in texts)
+    (workspace / "texts.jsonl").write_text(lines)
+
+    def make(**sections) -> RunConfig:
+        base = {
+            "name": "small",
+            "model": {"num_layers": 1, "hidden_size": 8, "num_attention_heads": 1, "seq_length": 16},
+            "tokenizer": {"name": "small", "vocab_size": 300},
+            "data": {
+                "name": "small",
+                "sources": [{"kind": "jsonl", "path": "texts.jsonl"}],
+                "split": "70,20,10",
+            },
+            "batch": {"micro_batch_size": 2, "global_batch_size": 4, "train_tokens": 16 * 4 * 30},
+            "lr_schedule": {"lr": 1e-3},
+            "evaluation": {"eval_iters": 2},
+        }
+        for section, values in sections.items():
+            base[section] = {**base[section], **values}
+        return RunConfig.model_validate(base)
+
+    return make
+
+
+@pytest.fixture
+def write_dataset(workspace) -> Callable[..., DatasetFiles]:
+    """A function that writes the dataset `name`, as prepare leaves one: random documents that end in token 0."""
+
+    def write(
+        name: str = "small",
+        documents: int = 120,
+        seed: int = 0,
+        tokens: tuple[int, int] = (5, 60),
+        **manifest,
+    ) -> DatasetFiles:
+        target = DatasetFiles.named(name)
+        target.directory.mkdir(parents=True)
+        generator = np.random.default_rng(seed)
+        with IndexedWriter(target.prefix, 300, eod_id=0) as writer:
+            for _ in range(documents):
+                writer.add_document(generator.integers(1, 300, size=generator.integers(*tokens)))
+        written = writer.written
+        counts = {
+            "documents": written.num_documents,
+            "tokens": written.num_tokens,
+            "bytes": None,
+            "dropped": {},
+        }
+        values = {
+            "json_key": "text",
+            "sources": [],
+            "counts": counts,
+            "vocab_size": 300,
+            "dtype": writer.dtype.name,
+            "eod_id": 0,
+            "tokenizer_sha256": "0" * 64,
+            "files": written.files,
+            **manifest,
+        }
+        files.write_json(target.manifest_json, DatasetManifest(**values).to_dict())
+        return target
+
+    return write

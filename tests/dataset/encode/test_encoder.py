@@ -1,0 +1,623 @@
+"""Parts become shards and shards one dataset: the same bytes for any number of workers and after any kill."""
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.progress import Progress
+from nbtrain.base.workspace import data_home, dataset_dir, tokenizer_dir
+from nbtrain.config.data_section import CleaningConfig, NearDedupConfig
+from nbtrain.config.sources import JsonlSource, TokensSource
+from nbtrain.corpus import workers
+from nbtrain.corpus.corpus import Corpus, SourceCounts, Task
+from nbtrain.corpus.records import Part, Tally
+from nbtrain.corpus.sources import base, jsonl
+from nbtrain.corpus.sources import files as source_files
+from nbtrain.corpus.sources.base import open_source
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.encode import join as shards
+from nbtrain.dataset.encode.encoder import Encoder, _InVocabulary
+from nbtrain.dataset.encode.progress import EncodeProgress, WorkerCounters
+from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.indexed_writer import insert_at
+from nbtrain.dataset.prepare import dataset as prepare_dataset
+from nbtrain.dataset.prepare.prepare import prepare
+
+
+def content(folder):
+    """{name: bytes} of the pairs of a dataset."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".bin", ".idx")}
+
+
+def assert_hashes_are_right(dataset):
+    """The manifest names the hashes of the files that are there."""
+    said = {name: entry["sha256"] for name, entry in dataset.manifest().files.items()}
+    assert said == {name: files.sha256_of(dataset.directory / name) for name in said}
+
+
+@pytest.fixture
+def small_parts(monkeypatch):
+    """Parts of 2 kB: the texts of a test make several."""
+    for module in (base, source_files, jsonl):
+        if hasattr(module, "PART_BYTES"):
+            monkeypatch.setattr(module, "PART_BYTES", 2_000)
+
+
+def write_jsonl(path, records):
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+
+
+@pytest.mark.parametrize("num_values", [0, 1, 5, 1000])
+@pytest.mark.parametrize("num_inserted", [0, 1, 4])
+def test_insert_at_equals_numpy(num_values, num_inserted):
+    """Both of its ways give what numpy.insert gives."""
+    generator = np.random.default_rng(num_values)
+    values = generator.integers(0, 1000, num_values).astype(np.uint32)
+    ends = np.sort(generator.integers(0, num_values + 1, num_inserted))
+    inserted = generator.integers(1000, 2000, num_inserted)
+    found = insert_at(values, ends, inserted, np.dtype(np.uint16))
+    assert found.dtype == np.uint16
+    assert found.tolist() == np.insert(values, ends, inserted).tolist()
+
+
+def test_one_part_or_many(make_config, small_parts, monkeypatch):
+    """The dataset does not depend on where parts end."""
+    config = make_config()
+    prepare(config)
+    many = content(dataset_dir("small"))
+    parts = len(list(Corpus.open(config.data.sources).tasks()))
+    for module in (base, source_files, jsonl):
+        monkeypatch.setattr(module, "PART_BYTES", 1 << 20, raising=False)
+    assert len(list(Corpus.open(config.data.sources).tasks())) == 1
+    assert parts > 3
+    prepare(config, force=True)
+    assert content(dataset_dir("small")) == many
+
+
+@pytest.mark.slow
+def test_any_number_of_workers(make_config, small_parts):
+    """1 and 3 processes write the same bytes and the same manifest."""
+    prepare(make_config(data={"num_prepare_workers": 1}))
+    one, manifest = content(dataset_dir("small")), DatasetFiles.named("small").manifest()
+    prepare(make_config(data={"num_prepare_workers": 3}), force=True)
+    assert content(dataset_dir("small")) == one
+    assert DatasetFiles.named("small").manifest() == manifest
+
+
+def test_one_process_joins_as_it_writes(make_config, workspace, small_parts, monkeypatch):
+    """Without duplicates the file that it has written becomes the .bin: nothing is copied, or read to be hashed."""
+    config = make_config(data={"extra_json_keys": ["more"], "json_key": "text"})
+    lines = [{"text": f"text {number}", "more": f"more {number} " * 5} for number in range(200)]
+    write_jsonl(workspace / "texts.jsonl", lines)
+    written = []
+    replace = Path.replace
+
+    def noted(path, target):
+        written.append(path.name)
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", noted)
+    with monkeypatch.context() as patched:
+        patched.delattr(shards._Pair, "_copy")
+        prepare(config)
+    assert_hashes_are_right(DatasetFiles.named("small"))
+    assert len(list(Corpus.open(config.data.sources).tasks())) > 3
+    assert {"in-order.bin", "in-order-key-more.bin"} <= set(written)
+    one = content(dataset_dir("small"))
+    written.clear()
+    monkeypatch.setattr(shards, "_is_joined", lambda *of: False)
+    prepare(config, force=True)
+    assert "in-order.bin" not in written
+    assert content(dataset_dir("small")) == one
+
+
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch, num_workers):
+    """What is whole stays; the rest, and a shard that was cut short, is made; the bytes are the undisturbed ones."""
+    config = make_config()
+    prepare(config)
+    expected = content(dataset_dir("small"))
+    shutil.rmtree(dataset_dir("small"))
+    calls = []
+    encode = Encoder.__call__
+
+    def dying(self, task):
+        calls.append(task.number)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return encode(self, task)
+
+    monkeypatch.setattr(Encoder, "__call__", dying)
+    with pytest.raises(KeyboardInterrupt):
+        prepare(config)
+    work = DatasetFiles.named("small").work
+    assert sorted(path.name for path in work.glob("*.json")) == ["000000.json", "000001.json", "inputs.json"]
+    assert not list(dataset_dir("small").glob("*.bin"))
+    first = ShardRecord.read(work, 0)
+    assert ShardRecord.read(work, 1).starts == {"in-order.bin": first.files["in-order.bin"]}
+    os.truncate(work / "in-order.bin", first.files["in-order.bin"] + 10)
+    assert ShardRecord.read(work, 1) is None
+    calls[:] = [-1, -1, -1]
+    prepare(make_config(data={"num_prepare_workers": num_workers}))
+    assert calls[3:5] == ([1, 2] if num_workers == 1 else [])
+    assert content(dataset_dir("small")) == expected
+    assert_hashes_are_right(DatasetFiles.named("small"))
+    assert not work.exists()
+
+
+def test_shards_out_of_order_are_joined_in_order(make_config, small_parts, monkeypatch):
+    """A shard in the midst that was lost is made again, behind the others."""
+    config = make_config()
+    prepare(config)
+    expected = content(dataset_dir("small"))
+    shutil.rmtree(dataset_dir("small"))
+
+    def dying(*of):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(prepare_dataset, "join", dying)
+        with pytest.raises(KeyboardInterrupt):
+            prepare(config)
+    work = DatasetFiles.named("small").work
+    (work / "000001.npz").unlink()
+    with (work / "in-order.bin").open("ab") as stream:
+        stream.write(b"half a shard")
+    prepare(config)
+    assert content(dataset_dir("small")) == expected
+
+
+def test_shards_of_other_inputs_are_not_used(make_config, workspace, small_parts):
+    """A work folder that was begun for another text is emptied."""
+    config = make_config()
+    work = DatasetFiles.named("small").work
+    work.mkdir(parents=True)
+    files.write_json(work / "inputs.json", {"settings": "others"})
+    (work / "000000.json").write_text("not looked at")
+    prepare(config)
+    assert DatasetFiles.named("small").manifest().counts["documents"] == 120
+
+
+def test_a_forced_prepare_that_fails_leaves_the_dataset(make_config, workspace):
+    """The old dataset gives way only when the new one is there."""
+    config = make_config()
+    prepare(config)
+    before = content(dataset_dir("small"))
+    (workspace / "texts.jsonl").write_text("\n\n")
+    with pytest.raises(DataError, match="the corpus is empty"):
+        prepare(config, force=True)
+    assert content(dataset_dir("small")) == before
+    assert DatasetFiles.named("small").manifest() is not None
+
+
+def test_duplicates_over_parts_and_sources(make_config, workspace, small_parts):
+    """The first of equal texts stays, wherever the others are; counted by source."""
+    texts = [f"text number {number}, " * 20 for number in range(12)]
+    write_jsonl(workspace / "one.jsonl", [{"text": text} for text in [*texts, texts[0]]])
+    write_jsonl(workspace / "two.jsonl", [{"text": texts[5]}, {"text": "a new one"}])
+    sources = [
+        {"kind": "jsonl", "path": "one.jsonl", "name": "first"},
+        {"kind": "jsonl", "path": "two.jsonl"},
+    ]
+    config = make_config(data={"sources": sources})
+    manifest = prepare(config).manifest
+    assert manifest.counts["documents"] == 13
+    assert manifest.counts["dropped"] == {"duplicate": 2}
+    one, two = manifest.sources
+    assert (one["name"], one["documents"], one["sequences"], one["dropped"]) == (
+        "first",
+        12,
+        [0, 12],
+        {"duplicate": 1},
+    )
+    assert (two["name"], two["documents"], two["sequences"]) == ("jsonl", 1, [12, 13])
+    assert one["tokens"] + two["tokens"] == manifest.counts["tokens"]
+    indexed = IndexedDataset(DatasetFiles.of(config).prefix)
+    decode = Tokenizer.load(tokenizer_dir("small")).decode
+    assert [decode(indexed[number][:-1]) for number in range(13)] == [*texts, "a new one"]
+    kept = make_config(data={"sources": sources, "cleaning": {"exact_dedup": False}, "name": "kept"})
+    assert prepare(kept).manifest.counts["documents"] == 15
+
+
+def test_near_duplicates_over_parts(make_config, workspace, small_parts):
+    """Of texts that share nearly all words the first stays, over parts too."""
+    generator = np.random.default_rng(1)
+    words = [f"word{number}" for number in range(500)]
+    texts = [" ".join(generator.choice(words, 120)) for _ in range(10)]
+    near = texts[2].rsplit(" ", 1)[0] + " other"
+    write_jsonl(workspace / "near.jsonl", [{"text": text} for text in [*texts, near]])
+    cleaning = {"near_dedup": {"enabled": True, "threshold": 0.7}}
+    config = make_config(data={"sources": [{"kind": "jsonl", "path": "near.jsonl"}], "cleaning": cleaning})
+    manifest = prepare(config).manifest
+    assert manifest.counts["documents"] == 10
+    assert manifest.counts["dropped"] == {"near_duplicate": 1}
+
+
+def test_drops_are_in_the_shards_record(make_config, workspace, small_parts):
+    """What a part left out is counted again when its shard is used a second time."""
+    (workspace / "texts.jsonl").write_text('{"text": ""}\n{"text": "a"}\nbroken\n' * 2)
+    source = {"kind": "jsonl", "path": "texts.jsonl", "max_broken_fraction": None}
+    config = make_config(data={"sources": [source], "split": "1,0,0"}, evaluation={"eval_iters": 0})
+    assert prepare(config).manifest.counts["dropped"] == {"empty": 2, "broken_record": 2, "duplicate": 1}
+
+
+def test_several_keys(make_config, workspace, small_parts):
+    """Each key has its pair; document k of each is the same record; an empty extra is a lone EOD."""
+    records = [{"text": f"body {number} " * 9, "title": f"title {number}"} for number in range(30)]
+    records[4]["title"] = ""
+    records.append(records[7])
+    write_jsonl(workspace / "keys.jsonl", records)
+    data = {"sources": [{"kind": "jsonl", "path": "keys.jsonl"}], "extra_json_keys": ["title"]}
+    manifest = prepare(make_config(data=data)).manifest
+    loaded = Tokenizer.load(tokenizer_dir("small"))
+    for key in ("text", "title"):
+        indexed = IndexedDataset(DatasetFiles.named("small", key).prefix)
+        assert len(indexed) == 30
+        assert [loaded.decode(indexed[k][:-1]) for k in range(30)] == [record[key] for record in records[:30]]
+        assert indexed[4][-1] == loaded.eod_id
+    assert sorted(manifest.files) == [
+        "text_document.bin",
+        "text_document.idx",
+        "title_document.bin",
+        "title_document.idx",
+    ]
+
+
+def test_long_documents_are_streamed_to_the_same_bytes(make_config, monkeypatch):
+    """What goes to the disk piece by piece is what goes there as a whole, near duplicates and extra keys too."""
+    from nbtrain.corpus.tokenizer import tokenizer
+    from nbtrain.dataset.encode import encoder as encode
+
+    config = make_config()
+    prepare(config)
+    whole = content(dataset_dir("small"))
+    monkeypatch.setattr(encode, "LONG_TEXT_CHARS", 100)
+    monkeypatch.setattr(tokenizer, "LONG_TEXT_CHARS", 30)
+    prepare(config, force=True)
+    assert content(dataset_dir("small")) == whole
+
+
+def test_sentences(make_config, workspace):
+    """With split_sentences a document is several sequences, EOD behind its last one."""
+    write_jsonl(workspace / "s.jsonl", [{"text": "One is here. Two is there. Three?"}, {"text": "Only one."}])
+    config = make_config(
+        data={"sources": [{"kind": "jsonl", "path": "s.jsonl"}], "split_sentences": "en", "split": "100,0,0"},
+        evaluation={"eval_iters": 0},
+    )
+    prepare(config)
+    indexed = IndexedDataset(dataset_dir("small") / "text_sentence")
+    loaded = Tokenizer.load(tokenizer_dir("small"))
+    assert indexed.document_indices.tolist() == [0, 3, 4]
+    assert [int(indexed[k][-1] == loaded.eod_id) for k in range(4)] == [0, 0, 1, 1]
+    assert loaded.decode(indexed.tokens).count("<|endoftext|>") == 2
+    assert [loaded.decode(indexed[k]) for k in range(2)] == ["One is here.", "Two is there."]
+
+
+def test_token_ids(make_config, workspace):
+    """Ids go in as they are; labels become the mask; an EOD that is there is not doubled."""
+    prepare(make_config())
+    eod = Tokenizer.load(tokenizer_dir("small")).eod_id
+    records = [
+        {"input_ids": [5, 6, 7, 8], "labels": [-100, -100, 7, 8]},
+        {"input_ids": [9, 10, eod], "labels": [9, 10, eod]},
+        {"input_ids": [11, eod], "labels": [11, -100]},
+        {"input_ids": [12, eod], "labels": [-100, eod]},
+    ]
+    write_jsonl(workspace / "ids.jsonl", records)
+    source = {"kind": "tokens", "path": "ids.jsonl", "labels_key": "labels"}
+    config = make_config(
+        data={"sources": [source], "name": "ids", "split": "100,0,0"}, evaluation={"eval_iters": 0}
+    )
+    prepare(config, through="encode")
+    dataset = DatasetFiles.of(config)
+    indexed, mask = IndexedDataset(dataset.prefix), IndexedDataset(dataset.loss_mask.prefix)
+    assert [indexed[k].tolist() for k in range(4)] == [[5, 6, 7, 8, eod], [9, 10, eod], [11, eod], [12, eod]]
+    # An EOD of the record's own keeps its label; one that is put has that of the last token.
+    assert [mask[k].tolist() for k in range(4)] == [[0, 0, 1, 1, 1], [1, 1, 1], [1, 0], [0, 1]]
+    write_jsonl(workspace / "ids.jsonl", [{"input_ids": [5, 300]}])
+    high = make_config(data={"sources": [{"kind": "tokens", "path": "ids.jsonl"}], "name": "high"})
+    with pytest.raises(DataError) as caught:
+        prepare(high, through="encode")
+    assert str(caught.value) == (
+        "data.sources[0]: 1 of 1 records (100.00%) cannot be read, at most max_broken_fraction = 1.00% may be. First: "
+        "ids.jsonl:1: token id 300 is outside the vocabulary of 300 entries; listed in "
+        "data/dataset/high/.encode/broken-records.jsonl. Mend the source, or set its keys or max_broken_fraction."
+    )
+
+
+def test_where_an_id_is_outside_the_vocabulary(workspace, monkeypatch):
+    """File and line, as of any broken record: in parts of several files, and in a later part of one."""
+    (workspace / "in").mkdir()
+    write_jsonl(workspace / "in" / "0.jsonl", [{"input_ids": []}])
+    write_jsonl(workspace / "in" / "1.jsonl", [{"input_ids": [5]}] * 4 + [{"input_ids": [5, 10]}])
+    reader = open_source(TokensSource(kind="tokens", path="in"))
+    for part_bytes in (10**6, 20):
+        monkeypatch.setattr(base, "PART_BYTES", part_bytes)
+        counts = SourceCounts()
+        for part in reader.parts():
+            tally = Tally()
+            kept = list(filter(_InVocabulary(10, tally), reader.read(part, tally)))
+            assert all(record.ids.tolist() == [5] for record in kept)
+            counts.absorb(tally, part.path)
+        assert counts.named == ["in/1.jsonl:5: token id 10 is outside the vocabulary of 10 entries"]
+        assert counts.broken == 1
+
+
+def test_ordered_map_in_this_process():
+    """One worker is no pool: `make` is called once, and results come one by one."""
+    made = []
+
+    def make():
+        made.append(1)
+        return lambda task: task * 2
+
+    results = workers.ordered_map(make, iter([1, 2, 3]), 1)
+    assert next(results) == 2
+    assert list(results) == [4, 6]
+    assert made == [1]
+
+
+POOL = """
+import os, signal, sys, time
+from functools import partial
+from pathlib import Path
+from nbtrain.corpus.workers import ordered_map
+
+def work(folder, task):
+    mark = Path(folder) / str(task)
+    if task in KILLED and (ALWAYS or not mark.exists()):
+        mark.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    if SLEEP:
+        time.sleep(SLEEP)
+    return os.getpid(), task
+
+def make(folder):
+    return partial(work, folder)
+
+print([task for _, task in ordered_map(partial(make, sys.argv[1]), range(8), 2)], flush=True)
+"""
+
+
+def pool(tmp_path, killed="()", always=False, sleep=0):
+    """Start POOL as a script without a main guard: its workers must not run it again."""
+    script = tmp_path / "script.py"
+    script.write_text(f"KILLED, ALWAYS, SLEEP = {killed}, {always}, {sleep}\n{textwrap.dedent(POOL)}")
+    return subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.slow
+def test_a_killed_worker_is_replaced(tmp_path):
+    """kill -9 of two workers: their tasks are done again, in order, and it says so."""
+    process = pool(tmp_path, "(0, 7)")
+    out, err = process.communicate(timeout=120)
+    assert out == "[0, 1, 2, 3, 4, 5, 6, 7]\n"
+    assert err.count("A worker process died: SIGKILL(-9). Its work is done again.") == 2
+
+
+@pytest.mark.slow
+def test_a_task_that_always_kills(tmp_path):
+    """Three deaths at one place end it with a reason and what to do."""
+    out, err = pool(tmp_path, "(3,)", always=True).communicate(timeout=120)
+    assert out == ""
+    assert "DataError: a worker process died 3 times at the same place: SIGKILL(-9). Often" in err
+    assert "set data.num_prepare_workers lower. What is done is kept: run it again." in err
+
+
+@pytest.mark.slow
+def test_workers_die_with_their_parent(tmp_path):
+    """kill -9 of the parent leaves no worker behind."""
+    process = pool(tmp_path, sleep=60)
+    import psutil
+
+    deadline = time.monotonic() + 60
+    children = []
+    while len(children) < 3 and time.monotonic() < deadline:
+        children = psutil.Process(process.pid).children(recursive=True)
+        time.sleep(0.1)
+    time.sleep(1)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.slow
+def test_a_parent_that_dies_while_workers_start(tmp_path):
+    """A worker that comes up after its parent's death ends by itself: no signal would ever reach it."""
+    import psutil
+
+    for delay_seconds in (0.2, 0.35, 0.5, 0.8):
+        process = pool(tmp_path, sleep=60)
+        time.sleep(delay_seconds)
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGKILL)
+        process.communicate(timeout=30)  # whoever held the pipe open would keep it waiting
+        _, alive = psutil.wait_procs(children, timeout=20)
+        assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]
+
+
+PREPARE = """
+import sys
+from nbtrain.config.load import load
+from nbtrain.corpus.sources import base, files, jsonl
+for module in (base, files, jsonl):
+    if hasattr(module, "PART_BYTES"):
+        module.PART_BYTES = 2_000
+from nbtrain.dataset.prepare.prepare import prepare
+prepare(load(sys.argv[1], sys.argv[2:]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay_seconds", [0.3, 0.6, 0.9, 1.2])
+def test_kill_of_the_parent_at_any_moment(make_config, workspace, delay_seconds):
+    """kill -9, then again: the bytes of an undisturbed run, and nothing half-written under a final name."""
+    from nbtrain.config.load import to_yaml
+
+    config = make_config(data={"num_prepare_workers": 2})
+    (workspace / "run.yaml").write_text(to_yaml(config))
+    prepare(config)
+    expected = content(dataset_dir("small"))
+    command = [sys.executable, "-c", PREPARE, "run.yaml"]
+    other = {**os.environ, "NBTRAIN_DATA": str(workspace / "other")}
+    process = subprocess.Popen(command, env=other, stderr=subprocess.DEVNULL)
+    time.sleep(1.0 + delay_seconds)
+    process.kill()
+    process.wait()
+    folder = workspace / "other" / "dataset" / "small"
+    if (folder / "manifest.json").exists():
+        assert content(folder) == expected
+    subprocess.run(command, env=other, check=True, capture_output=True, timeout=120)
+    assert content(folder) == expected
+    assert not list(folder.glob(".*"))
+    assert data_home() != workspace / "other"
+
+
+def test_settings_travel(tmp_path, make_config):
+    """What a worker gets can be pickled, readers included."""
+    import pickle
+
+    make_config()
+    corpus = Corpus.open([JsonlSource(kind="jsonl", path="texts.jsonl")])
+    cleaning = CleaningConfig(near_dedup=NearDedupConfig(enabled=True))
+    settings = EncodeSettings(tmp_path, tuple(corpus.readers), cleaning, None, None, 300, None, "<u2")
+    assert pickle.loads(pickle.dumps(settings)).readers[0].config == corpus.readers[0].config
+
+
+@pytest.fixture
+def small_disk(root, tmp_path):
+    """A disk of 8 MiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(folder)], capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.root
+def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_parts):
+    """A disk that fills up while encoding is told with the fix; what is done is used once there is room."""
+    config = make_config(
+        data={"name": "full", "cleaning": {"exact_dedup": False}}, tokenizer={"train_bytes": 5_000}
+    )
+    lines = "".join(json.dumps({"text": f"{number} " + "word and " * 200}) + "\n" for number in range(300))
+    (workspace / "texts.jsonl").write_text(lines)
+    monkeypatch.setenv("NBTRAIN_DATA", str(small_disk))
+    prepare(config, through="tokenizer")
+    filler = small_disk / "filler"
+    free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
+    filler.write_bytes(bytes(free - (200 << 10)))
+    with pytest.raises(DataError) as caught:
+        prepare(config)
+    assert (
+        "No space left on device. Free space, or set NBTRAIN_DATA to a folder that can be written. What is done is "
+        in str(caught.value)
+    )
+    folder = dataset_dir("full")
+    assert not list(folder.glob("*.bin")) and not (folder / "manifest.json").exists()
+    kept = len(list((folder / ".encode").glob("[0-9]*.json")))
+    assert kept > 1
+    filler.unlink()
+    assert prepare(config).manifest.counts["documents"] == 300
+
+
+def test_progress_inside_parts(tmp_path):
+    """What workers say of parts under way is shown, never more than those parts are; at the end it is what was done."""
+    progress = Progress("encode", 300, "B", io.StringIO())
+    account = EncodeProgress(tmp_path, [SourceCounts()], progress)
+    for number in range(3):
+        account.begin(Task(number, 0, Part(f"part {number}", size_bytes=100)))
+    worker = WorkerCounters(tmp_path)
+    worker(60, 5, 20)
+    account.show()
+    assert (progress.done, progress.figures.partition(" (")[0]) == (60, "documents 5")
+    worker(900, 50, 200)
+    account.show()
+    assert progress.done == 300
+    for number in range(3):
+        account.add(ShardRecord(number, 0, "", 100, 10, 40, 90, None, Tally().to_dict(), {}))
+    assert progress.done == 300
+    assert progress.figures.startswith("documents 30 (")
+    assert progress.figures.endswith("tokens 120")
+
+
+@pytest.mark.slow
+def test_a_stop_is_orderly(make_config, workspace, small_parts):
+    """TERM, as a batch system sends it: no traceback, workers gone, and what is done is used afterwards."""
+    from nbtrain.config.load import to_yaml
+
+    lines = "".join(json.dumps({"text": f"{number} " + "word and " * 40}) + "\n" for number in range(3_000))
+    (workspace / "texts.jsonl").write_text(lines)
+    config = make_config(data={"num_prepare_workers": 2}, tokenizer={"train_bytes": 5_000})
+    (workspace / "run.yaml").write_text(to_yaml(config))
+    patched = PREPARE.replace(
+        "from nbtrain.dataset.prepare.prepare import prepare\nprepare(load(sys.argv[1], sys.argv[2:]))", ""
+    )
+    command = (
+        f"{patched}\nfrom nbtrain.cli.__main__ import main\nsys.exit(main(['data', 'encode', 'run.yaml']))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", command], stderr=subprocess.PIPE, text=True)
+    work = DatasetFiles.named("small").work
+    deadline = time.monotonic() + 60
+    while not work.is_dir() or len(list(work.glob("[0-9]*.json"))) < 5:
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    assert "Stopped. What is done is kept: the same command goes on from there." in err
+    assert "Traceback" not in err and "leaked" not in err
+    kept = len(list(work.glob("[0-9]*.json")))
+    report = prepare(config, through="encode")
+    assert f"an earlier prepare did not end ({kept} of its parts were done)" in report.steps[-1].reason
+
+
+MEMORY = """
+import json, sys
+from pathlib import Path
+from nbtrain.config.load import load
+from nbtrain.dataset.prepare.prepare import prepare
+prepare(load(sys.argv[1]), through="encode")
+status = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+print(int(status["VmHWM"].split()[0]) * 1024)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("unit", ["the model reads some words ", "文本分詞模型讀取\uff0c"])
+def test_memory_of_one_document_of_100_mb(make_config, workspace, shared_data, unit):
+    """The whole of prepare stays within 250 MiB and four times the document."""
+    from nbtrain.config.load import to_yaml
+
+    text = unit * (100_000_000 // len(unit.encode()))
+    (workspace / "texts.jsonl").write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n")
+    brought = {"name": "gpt2", "vocab_size": 50257, "path": str(shared_data / "gpt2")}
+    (workspace / "run.yaml").write_text(to_yaml(make_config(tokenizer=brought)))
+    command = [sys.executable, "-c", MEMORY, "run.yaml"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+    assert int(done.stdout) <= (250 << 20) + 4 * len(text.encode())
+    assert DatasetFiles.named("small").manifest().counts["documents"] == 1

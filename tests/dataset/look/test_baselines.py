@@ -1,0 +1,149 @@
+"""The baselines: hand-made cases, a slow twin, the cache, and what they are measured against."""
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+from IPython.lib.pretty import pretty
+
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.look import baselines as module
+from nbtrain.dataset.look.baselines import K_GRID, NoBaselines, baselines, compute, validation_samples
+from tests.dataset.dataset_maker import make_dataset
+
+
+def test_uniform_tokens_have_the_entropy_of_a_die():
+    """Tokens without structure: entropy, unigram and bigram are all ln V."""
+    generator = np.random.RandomState(0)
+    train, valid = generator.randint(0, 8, 200_000), generator.randint(0, 8, 50_000)
+    result = compute(train, valid[:-1], valid[1:], 8)
+    for value in (result.unigram_entropy_nats, result.unigram_nats, result.bigram_nats):
+        assert value == pytest.approx(math.log(8), abs=0.002)
+
+
+def test_a_cycle_is_known_to_the_bigram_alone():
+    """0 1 2 3 0 1 2 3: unigram knows nothing (ln 4), bigram everything (nearly 0)."""
+    tokens = np.arange(40_000) % 4
+    result = compute(tokens, tokens[:4_000], tokens[1:4_001], 4)
+    assert result.unigram_entropy_nats == pytest.approx(math.log(4))
+    assert result.bigram_nats < 1e-6
+
+
+def test_equals_the_definition():
+    """Over rows, the vectorised figures equal the formulas written with dictionaries, with the best k of the grid."""
+    generator = np.random.RandomState(3)
+    train, valid = generator.zipf(1.5, 3000) % 50, generator.zipf(1.4, (8, 50)) % 60
+    vocab = 60
+    counts, pairs = Counter(train.tolist()), Counter(zip(train[:-1].tolist(), train[1:].tolist()))
+    contexts = Counter(train[:-1].tolist())
+
+    def unigram(k):
+        return -np.mean(
+            [math.log((counts[b] + k) / (len(train) + k * vocab)) for b in valid[:, 1:].ravel().tolist()]
+        )
+
+    def bigram(k):
+        steps = zip(valid[:, :-1].ravel().tolist(), valid[:, 1:].ravel().tolist())
+        return -np.mean([math.log((pairs[a, b] + k) / (contexts[a] + k * vocab)) for a, b in steps])
+
+    result = compute(train, valid[:, :-1].ravel(), valid[:, 1:].ravel(), vocab)
+    assert result.unigram_nats == pytest.approx(min(map(unigram, K_GRID)))
+    assert result.bigram_nats == pytest.approx(min(map(bigram, K_GRID)))
+    assert result.bigram_nats == pytest.approx(bigram(result.bigram_k))
+    assert result.unigram_entropy_nats <= result.unigram_nats
+
+
+def test_cached_for_this_data_and_split(make_config, texts, monkeypatch):
+    """Computed once for a dataset, split and number of samples; another has its own figures beside them."""
+    config = make_config()
+    make_dataset(config, texts)
+    first = baselines(config)
+    other_config = make_config(data={"split": "50,40,10"})
+    other = baselines(other_config)
+    samples = config.evaluation.eval_iters * config.batch.global_batch_size
+    assert first.validation_tokens == other.validation_tokens == samples * config.model.seq_length
+    assert other.bigram_nats != first.bigram_nats
+    monkeypatch.setattr(module, "compute", None)
+    assert baselines(config) == first
+    assert baselines(other_config) == other
+    assert str(first).startswith("validation samples, nats/token: unigram entropy ")
+    DatasetFiles.of(config).baselines_json.write_text("{")
+    with pytest.raises(DataError, match=r"not JSON.*Remove the file; it is computed again\.$"):
+        baselines(config)
+
+
+def test_no_validation_tokens(make_config, texts):
+    """A split without validation has nothing to be measured on: an error, or for a notebook the reason."""
+    config = make_config(data={"split": "1,0,0"})
+    tokens = make_dataset(config, texts).counts["tokens"]
+    reason = (
+        f"data/dataset/small/text_document: split 1,0,0 leaves {tokens:,} training tokens and 0 validation "
+        "documents; a baseline needs both. Use more text or another data.split."
+    )
+    with pytest.raises(DataError) as caught:
+        baselines(config)
+    assert str(caught.value) == reason
+    explained = baselines(config, too_small="explain")
+    assert explained == NoBaselines(reason)
+    assert pretty(explained) == f"no baselines: {reason}"
+
+
+def test_a_tiny_dataset(make_config):
+    """Two documents leave none for validation, whatever the split."""
+    config = make_config()
+    make_dataset(config, ["a first document", "and a second"])
+    assert isinstance(baselines(config, too_small="explain"), NoBaselines)
+
+
+def test_nothing_learnt(make_config, texts, monkeypatch):
+    """Masks and packing may leave no label of validation."""
+    config = make_config()
+    make_dataset(config, texts)
+    none = np.empty(0, np.int64)
+    monkeypatch.setattr(module, "_validation_labels", lambda *arguments: (none, none))
+    assert baselines(config, too_small="explain") == NoBaselines(
+        f"data/dataset/small/text_document: no label of the {validation_samples(config)} validation samples bears loss. "
+        "Use more text or another data.split."
+    )
+
+
+def test_what_is_wrong_with_the_data_is_told_however_small(make_config):
+    """Explaining is of the size: data that is missing stays an error, and so does another word."""
+    with pytest.raises(DataError, match="nbtrain prepare"):
+        baselines(make_config(), too_small="explain")
+    with pytest.raises(ConfigError, match=r"^too_small = 'yes' must be"):
+        baselines(make_config(), too_small="yes")
+
+
+def test_only_labels_that_bear_loss_count(make_config, texts):
+    """With a loss mask or eod_mask_loss the figures are of the labels that validation's loss is of."""
+    config = make_config()
+    every = validation_samples(config) * config.model.seq_length
+    make_dataset(config, texts)
+    assert baselines(config).validation_tokens == every
+    assert baselines(make_config(data={"eod_mask_loss": True})).validation_tokens < every
+    make_dataset(config, texts, learnt_from=[4] * 120)
+    assert baselines(config).validation_tokens < every
+
+
+def test_sentences_are_one_stream(make_config):
+    """A pair of sentences has baselines as one of documents has."""
+    config = make_config(data={"split_sentences": "en", "split": "50,40,10"})
+    make_dataset(config, ["the model reads.\nand is cut.\n"] * 60)
+    assert baselines(config).train_tokens == IndexedDataset(DatasetFiles.of(config).prefix).num_tokens // 2
+
+
+def test_a_blend_is_refused(make_config, texts):
+    """A blend has no tokens of its own."""
+    make_dataset(make_config(), texts)
+    config = make_config(data={"name": "mix", "sources": [], "blend": [{"name": "small", "weight": 1}]})
+    with pytest.raises(DataError) as caught:
+        baselines(config)
+    assert str(caught.value) == (
+        "data.blend: baselines are of one dataset, a blend has 1. Ask for those of one entry: a run with data.name "
+        "set to it and without data.blend."
+    )
+    assert baselines(config, too_small="explain") == NoBaselines(str(caught.value))

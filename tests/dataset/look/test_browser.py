@@ -1,0 +1,137 @@
+"""Documents straight from .bin: text, pieces, ends and searches."""
+
+import numpy as np
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
+from nbtrain.dataset.look import browser as module
+from nbtrain.dataset.look.browser import Browser
+from nbtrain.dataset.prepare.prepare import prepare
+from tests.dataset.dataset_maker import make_dataset
+
+
+def test_every_document_decodes(make_config, texts):
+    """Each document is its text, without EOD."""
+    make_dataset(make_config(), texts)
+    browser = Browser("small")
+    assert [browser.document(number).text for number in range(120)] == texts
+    assert [document.number for document in browser.spread(4)] == [15, 45, 75, 105]
+    assert [document.number for document in browser.spread(500)] == list(range(120))
+
+
+def test_a_cut_document(make_config, texts):
+    """Of a long document its beginning, marked; its tokens are all of them."""
+    make_dataset(make_config(), texts)
+    browser = Browser("small")
+    whole, cut = browser.document(50), browser.document(50, max_tokens=5)
+    assert cut.tokens == whole.tokens == len(browser.indexed[50])
+    assert cut.text.endswith(" ...")
+    assert whole.text.startswith(cut.text.removesuffix(" ..."))
+
+
+def test_documents_of_several_sequences(make_config):
+    """A document is its sequences together; an empty one is empty."""
+    config = make_config(data={"split_sentences": "en"})
+    make_dataset(config, ["one.\ntwo.\n", "three.\n"])
+    browser = Browser(config)
+    assert [document.text for document in browser.documents([0, 1])] == ["one.\ntwo.\n", "three.\n"]
+    assert browser.document(0).title == f"document 0 ({browser.document(0).tokens} tokens in 2 sequences)"
+    dataset = DatasetFiles.of(config)
+    write_index(dataset.idx, np.uint16, np.array(browser.indexed.lengths), np.array([0, 2, 2, 3]))
+    browser = Browser(config)
+    assert [document.text for document in browser.documents([1, 2])] == ["", "three.\n"]
+    # Cut inside the second sequence, and at its beginning.
+    for count in (4, 5, 6, 7):
+        assert len(browser._read(browser.indexed, 0, 2, count)) == count
+
+
+def test_learnt_pieces(make_config, texts):
+    """Pieces change where the mask does, and are the text together."""
+    make_dataset(make_config(), texts, learnt_from=[2] * 120)
+    document = Browser("small").document(3)
+    assert [learnt for _, learnt in document.pieces] == [False, True]
+    assert document.text == texts[3]
+    assert document.to_dict()["pieces"][0]["learnt"] is False
+
+
+def test_find(make_config, texts):
+    """The next document that holds a text, capitals aside; how far it came where time is up."""
+    make_dataset(make_config(), texts)
+    browser = Browser("small")
+    assert browser.find("THE MODEL", 0) == (0, 1)
+    assert browser.find("(11", 12) == (110, 111)
+    assert browser.find("nowhere") == (None, 120)
+    assert browser.find("(50).", 0, seconds=-1.0) == (None, 1)
+
+
+def test_no_such_document(make_config, texts):
+    """Numbers run from 0 to the last."""
+    make_dataset(make_config(), texts)
+    with pytest.raises(DataError) as caught:
+        Browser("small").document(120)
+    assert str(caught.value) == (
+        "data/dataset/small/text_document: document 120 is not there; it holds 120, from 0 on."
+    )
+
+
+def test_foreign_tokenizers(make_config, texts, workspace):
+    """A tokenizer.json decodes by its path or its folder; what is none is told."""
+    make_dataset(make_config(), texts)
+    prefix = workspace / "mine_document"
+    with IndexedWriter(prefix, 300, None) as writer:
+        writer.add_document(Browser("small").indexed[4][:-1])
+    file = workspace / "other.json"
+    file.write_bytes((workspace / "data" / "tokenizer" / "small" / "tokenizer.json").read_bytes())
+    for named in ("small", "other.json", str(file), "data/tokenizer/small"):
+        assert Browser(prefix, named).document(0).text == texts[4]
+    assert Browser(prefix).tokenizer is None
+    file.write_text("{}")
+    with pytest.raises(DataError, match=r"^other\.json: not a tokenizer\.json: "):
+        Browser(prefix, "other.json")
+
+
+def test_ids_in_place_of_text(workspace, monkeypatch):
+    """Where no tokenizer is known the ids are shown."""
+    with IndexedWriter(workspace / "x_document", 100, 9) as writer:
+        writer.add_document(np.array([1, 2, 3]))
+    assert Browser("x_document").document(0, 3).text == "1 2 3 ..."
+    monkeypatch.setattr(module, "SHOWN_TOKENS", 1)
+    assert Browser("x_document").find("2 3") == (0, 1)
+
+
+def test_documents_of_every_source(make_config, workspace):
+    """A small source among large ones is shown too, and each document says where it is from."""
+    (workspace / "few.jsonl").write_text('{"text": "few and far between"}\n')
+    sources = [
+        {"kind": "jsonl", "path": "texts.jsonl", "name": "many"},
+        {"kind": "jsonl", "path": "few.jsonl", "name": "few"},
+    ]
+    config = make_config(data={"sources": sources})
+    prepare(config, through="encode")
+    shown = Browser(config).spread(4)
+    assert [document.source for document in shown] == ["many", "many", "few"]
+    assert shown[-1].title.startswith("document 120 of few (")
+    assert shown[-1].to_dict()["source"] == "few"
+
+
+def test_two_files_of_gpt2(make_config, texts, workspace):
+    """A folder with vocab.json and merges.txt alone decodes, as tokenizer.path takes it; what is taken is told."""
+    make_dataset(make_config(), texts)
+    (workspace / "gpt2").mkdir()
+    for name in ("vocab.json", "merges.txt"):
+        (workspace / "data" / "tokenizer" / "small" / name).rename(workspace / "gpt2" / name)
+    browser = Browser("small", "gpt2")
+    assert browser.tokenizer == "gpt2"
+    assert [browser.document(number).text for number in range(120)] == texts
+    (workspace / "gpt2" / "merges.txt").write_text("no such pair\n")
+    with pytest.raises(DataError, match=r"^gpt2: not a byte-level BPE: "):
+        Browser("small", "gpt2")
+    (workspace / "gpt2" / "merges.txt").unlink()
+    with pytest.raises(DataError) as caught:
+        Browser("small", "gpt2")
+    assert str(caught.value) == (
+        "gpt2: no tokenizer of this name in data/tokenizer, and none at this path. Name a tokenizer.json, a folder that "
+        "holds one, or a folder with vocab.json and merges.txt."
+    )

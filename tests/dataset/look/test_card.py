@@ -1,0 +1,309 @@
+"""The data card: right figures, readable text, pictures and pages that need nothing beside them."""
+
+import json
+import re
+import shutil
+
+import numpy as np
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.cli import __main__ as cli
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.indexed_writer import IndexedWriter
+from nbtrain.dataset.look import duplicates
+from nbtrain.dataset.look.card import data_card
+from nbtrain.dataset.look.inspect import inspect
+from nbtrain.dataset.prepare.prepare import prepare
+from tests.dataset.dataset_maker import make_dataset, make_tokenizer
+
+
+def test_card_of_a_run(make_config, texts):
+    """Counts, lengths, splits and documents are the dataset's; the samples are its texts."""
+    config = make_config()
+    manifest = make_dataset(config, texts)
+    card = data_card(config)
+    assert (card.documents, card.tokens) == (120, manifest.counts["tokens"])
+    assert card.bytes_per_token == sum(map(len, texts)) / card.tokens
+    assert sum(card.histogram["counts"]) == 120
+    assert [(split["name"], split["documents"]) for split in card.splits] == [
+        ("train", 84),
+        ("valid", 24),
+        ("test", 12),
+    ]
+    assert [sample["text"] for sample in card.samples if not sample["text"].endswith(" ...")]
+    for sample in card.samples:
+        assert texts[sample["document"]].startswith(sample["text"].removesuffix(" ..."))
+    assert json.loads(json.dumps(card.to_dict()))["tokens"] == card.tokens
+
+
+def test_card_shows_itself(make_config):
+    """Text and HTML carry the figures; HTML escapes the documents and is the same every time."""
+    config = make_config(data={"split": "1,0,0"})
+    make_dataset(config, ["<script>alert(1)</script> text"])
+    card = data_card(config)
+    assert re.search(r"documents +1\n", str(card))
+    assert "<script>" not in card.to_html()
+    assert "&lt;script&gt;" in card.to_html()
+    assert card.to_html() == card._repr_html_() == data_card(config).to_html()
+
+
+def test_documents_command_no_terminal(make_config, workspace):
+    """Neither those of the card nor those of inspect, nor the name of a source; HTML and JSON have them as they are."""
+    text = "one \x1b[31mred\x07 \u202ebackwards\r\nand a line"
+    (workspace / "texts.jsonl").write_text(json.dumps({"text": text}) + "\n")
+    source = {"kind": "jsonl", "path": "texts.jsonl", "attribution": "me\x1b[2J\nand you"}
+    config = make_config(data={"split": "1,0,0", "sources": [source]}, evaluation={"eval_iters": 0})
+    prepare(config, through="encode")
+    card = data_card(config)
+    for shown in (str(card), str(inspect(config))):
+        assert all(one.isprintable() or one == "\n" for one in shown)
+        assert "  | one \\x1b[31mred\\x07 \\u202ebackwards\n  | and a line\n" in f"{shown}\n"
+    assert "me\\x1b[2J\\nand you" in str(card)
+    assert card.samples[0]["text"] == text
+    assert text in card.to_html()
+
+
+def test_card_by_name_and_by_prefix(make_config, texts, workspace):
+    """A name in the data home, a prefix and a file of the pair mean the same dataset."""
+    config = make_config()
+    make_dataset(config, texts)
+    by_name = data_card("small")
+    prefix = DatasetFiles.of(config).prefix
+    for target in (prefix, prefix.with_suffix(".bin"), "data/dataset/small/text_document"):
+        assert data_card(str(target)).dataset_sha256 == by_name.dataset_sha256
+    # Elsewhere, with no manifest and no tokenizer, the ids are shown.
+    for suffix in (".bin", ".idx"):
+        shutil.copy(prefix.with_suffix(suffix), workspace / f"mine_sentence{suffix}")
+    card = data_card("mine_sentence")
+    assert (card.tokens, card.tokenizer, card.text_bytes) == (by_name.tokens, None, None)
+    assert re.fullmatch(r"[\d ]+( \.\.\.)?", card.samples[0]["text"])
+
+
+def test_unknown_dataset(make_config, texts):
+    """A name that is not there tells the ones that are."""
+    make_dataset(make_config(), texts)
+    with pytest.raises(DataError) as caught:
+        data_card("smal")
+    assert (
+        str(caught.value)
+        == "smal: no dataset of this name in data/dataset and no smal.idx. There are: small."
+    )
+
+
+def test_damaged_manifest(make_config, texts):
+    """A manifest that is no JSON, of another version, or not whole names the way out."""
+    config = make_config()
+    make_dataset(config, texts)
+    manifest = DatasetFiles.of(config).manifest_json
+    whole = json.loads(manifest.read_text())
+    for content, said in (
+        ("{", "not JSON"),
+        ('{"schema_version": 7}', "schema_version 7, must be 1"),
+        ('{"schema_version": 1}', "not a whole manifest"),
+        ("[1]", "schema_version None, must be 1"),
+        (json.dumps({**whole, "files": {"x.bin": {"bytes": 1}}}), "files must hold bytes and sha256 of each"),
+        (json.dumps({**whole, "files": 3}), "not a whole manifest"),
+        (json.dumps({**whole, "counts": {}}), "counts must hold documents, tokens, bytes and dropped"),
+    ):
+        manifest.write_text(content)
+        with pytest.raises(DataError) as caught:
+            data_card(config)
+        assert said in str(caught.value)
+        assert str(caught.value).endswith("Make the dataset again: `nbtrain prepare RUN.yaml --force`.")
+
+
+def test_epochs_and_the_warning(make_config, texts):
+    """Samples, tokens and epochs of each split; above four epochs a warning with its source."""
+    config = make_config()
+    make_dataset(config, texts)
+    card = data_card(config)
+    train, valid, _ = card.splits
+    assert train["samples"] == 30 * 4
+    assert train["epochs"] == 120 * 16 / train["tokens"] < 4
+    assert valid["samples"] == 2 * 4
+    assert card.warnings == []
+    longer = make_config(batch={"train_tokens": 16 * 4 * 400})
+    train = data_card(longer).splits[0]
+    assert data_card(longer).warnings == [
+        f"training goes {1600 * 16 / train['tokens']:.1f} times through {train['tokens']:,} tokens: beyond 4 epochs "
+        "repeated text adds less and less (arXiv:2305.16264). Use more text, or fewer train_tokens."
+    ]
+    assert "<b>warning</b>: training goes" in data_card(longer).to_html()
+    assert "warning: training goes" in str(data_card(longer))
+
+
+SOURCES = [
+    {
+        "kind": "jsonl",
+        "name": "books",
+        "documents": 20,
+        "bytes": 3000,
+        "sequences": [0, 20],
+        "licence": "CC0",
+    },
+    {
+        "kind": "text",
+        "documents": 100,
+        "bytes": 9000,
+        "tokens": 3000,
+        "licence": None,
+        "attribution": "A. Writer",
+    },
+]
+
+
+def test_sources(make_config, texts):
+    """Bytes/token of each source, tokens counted by its sequences where the manifest does not say; a picture."""
+    config = make_config()
+    make_dataset(config, texts, sources=SOURCES, dropped={"empty": 3, "duplicate": 2})
+    card = data_card("small")
+    lengths = IndexedDataset(DatasetFiles.of(config).prefix).lengths
+    assert [source["tokens"] for source in card.sources] == [int(lengths[:20].sum()), 3000]
+    text = str(card)
+    assert re.search(r"source +documents +bytes +tokens +bytes/token +licence +attribution\n", text)
+    assert re.search(r"\ntext +100 +9,000 +3,000 +3\.000 +not stated +A\. Writer\n", text)
+    assert re.search(r"dropped: duplicate +2\n", text)
+    assert card.to_html().count("data:image/svg+xml;base64,") == 2
+
+
+def test_duplicates_are_found_in_the_bin(make_config, texts, monkeypatch):
+    """Copies among the documents are counted from their tokens, in all or in a sample of them."""
+    config = make_config()
+    make_dataset(config, [*texts, texts[3], texts[3], texts[7]])
+    assert data_card("small").duplicates == {"copies": 3, "checked": 123, "documents": 123}
+    assert re.search(r"exact duplicates +3 of 123 documents\n", str(data_card("small")))
+    monkeypatch.setattr(duplicates, "MAX_DOCUMENTS", 50)
+    found = data_card("small").duplicates
+    assert found["checked"] <= 50
+    assert f"among {found['checked']} documents drawn at random of 123" in str(data_card("small"))
+    monkeypatch.setattr(duplicates, "MAX_HASHED_BYTES", 0)
+    monkeypatch.setattr(duplicates, "MAX_DOCUMENTS", 1000)
+    # What cannot be hashed any more does not count as looked at.
+    assert data_card("small").duplicates == {"copies": 0, "checked": 118, "documents": 123}
+
+
+def test_documents_of_several_sequences(make_config, texts):
+    """Lengths are those of documents, whatever they are cut into; sequences are told beside them."""
+    config = make_config(data={"split_sentences": "en"})
+    make_dataset(config, ["one.\ntwo.\n", "three.\n"])
+    card = data_card(config)
+    assert (card.documents, card.sequences) == (2, 3)
+    assert card.lengths["maximum"] + card.lengths["minimum"] == card.tokens
+    assert [sample["text"] for sample in card.samples] == ["one.\ntwo.\n", "three.\n"]
+    assert card.prefix.endswith("text_sentence")
+
+
+def test_learnt_tokens_are_shown(make_config, texts):
+    """With a loss mask the card tells how much is learnt and colours it in the documents."""
+    config = make_config()
+    make_dataset(config, texts, learnt_from=[3] * 120)
+    card = data_card(config)
+    assert card.learnt_tokens == card.tokens - 3 * 120
+    first = card.samples[0]
+    assert [piece["learnt"] for piece in first["pieces"]] == [False, True]
+    assert "".join(piece["text"] for piece in first["pieces"]) == first["text"] == texts[first["document"]]
+    assert "background-color:rgba(46,158,79,.18)" in card.to_html()
+    assert re.search(rf"learnt tokens +{card.learnt_tokens:,} \(\d\d\.\d%\)\n", str(card))
+
+
+def test_another_pair_beside_it(make_config, texts):
+    """The pair of another key is described without the text figures of the main one."""
+    config = make_config()
+    whole = make_dataset(config, texts)
+    dataset = DatasetFiles.of(config)
+    other = dataset.pair("title_document")
+    with IndexedWriter(other.prefix, 300, 0) as writer:
+        writer.add_document(np.array([5, 6]))
+    value = {**whole.to_dict(), "files": {**whole.files, **writer.written.files}}
+    dataset.manifest_json.write_text(json.dumps(value))
+    assert data_card("small").documents == 120
+    card = data_card(str(other.prefix))
+    assert (card.documents, card.text_bytes, card.vocab_size) == (1, None, whole.vocab_size)
+
+
+def test_another_tokenizer_by_name(make_config, texts, workspace):
+    """A tokenizer named by hand decodes; one that is too small, or not there, is told."""
+    config = make_config()
+    make_dataset(config, texts)
+    make_tokenizer("tiny", ["x"], 257)
+    path = workspace / "data" / "tokenizer" / "small" / "tokenizer.json"
+    card = data_card("small", str(path))
+    assert card.tokenizer == "data/tokenizer/small/tokenizer.json"
+    assert [sample["text"] for sample in card.samples] == [
+        texts[sample["document"]] for sample in card.samples
+    ]
+    with pytest.raises(DataError) as caught:
+        data_card("small", "tiny")
+    assert re.fullmatch(
+        r"data/dataset/small/text_document\.bin: holds token id \d+, but data/tokenizer/tiny has 257 entries: it was "
+        r"encoded with another tokenizer\. Name that one\.",
+        str(caught.value),
+    )
+    with pytest.raises(DataError, match=r"^none: no tokenizer of this name in data/tokenizer, and none at"):
+        data_card("small", "none")
+
+
+def test_page_stands_by_itself(make_config, texts, workspace, capsys):
+    """`data card` writes a whole page in UTF-8 and JSON; nothing in it is fetched."""
+    config = make_config()
+    make_dataset(config, ["naïve café 東京", *texts])
+    page, values = workspace / "card.html", workspace / "card.json"
+    assert cli.main(["data", "card", "small", "--html", str(page), "--json", str(values)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert text.startswith("<!doctype html>")
+    assert '<meta charset="utf-8">' in text
+    assert not re.findall(r"(?:src|href)=\"(?!data:)", text)
+    assert json.loads(values.read_text())["documents"] == 121
+    assert "bytes/token" in capsys.readouterr().out
+
+
+def test_card_of_a_blend(make_config, texts):
+    """Shares by weight, samples and epochs of each dataset, a warning for the one that is read too often."""
+    make_dataset(make_config(), texts)
+    make_dataset(make_config(), texts[:20], dataset=DatasetFiles.named("few"))
+    config = make_config(
+        data={
+            "name": "mix",
+            "sources": [],
+            "blend": [{"name": "small", "weight": 1}, {"name": "few", "weight": 3}],
+        },
+        batch={"train_tokens": 16 * 4 * 100},
+    )
+    card = data_card(config)
+    assert [(entry["name"], entry["share"], entry["samples"]) for entry in card.entries] == [
+        ("small", 0.25, 100),
+        ("few", 0.75, 300),
+    ]
+    few = card.entries[1]
+    assert few["epochs"] == 300 * 16 / few["train_tokens"]
+    assert [
+        warning for warning in card.warnings if "tokens of few: beyond 4 epochs" in warning
+    ] == card.warnings
+    assert [each.documents for each in card.cards] == [120, 20]
+    assert re.search(r"\nfew +3 +75\.0% ", str(card))
+    assert json.loads(json.dumps(card.to_dict()))["entries"] == card.entries
+    assert card.to_page().startswith("<!doctype html>")
+
+
+def test_card_of_packed_examples(make_config, workspace):
+    """Its splits and epochs are those that training reads: cut within each source, gone through by weight."""
+    for name, count in (("a", 40), ("b", 10)):
+        rows = [
+            {"prompt": f"question {number} of {name}", "completion": f"answer {number}"}
+            for number in range(count)
+        ]
+        (workspace / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [
+        {"kind": "prompt-completion", "path": f"{name}.jsonl", "name": name, "weight": weight}
+        for name, weight in (("a", 0.5), ("b", 2.0))
+    ]
+    config = make_config(
+        model={"seq_length": 64},
+        data={"name": "packed", "sources": sources, "packing": "best_fit", "split": "80,20,0"},
+        tokenizer={"name": "packed"},
+    )
+    report = prepare(config)
+    assert data_card(config).splits == report.splits
+    assert {split["documents"] for split in report.splits} == {40, 10}

@@ -1,0 +1,235 @@
+"""Inspection and verification: the header told, documents shown, every damage found."""
+
+import hashlib
+import json
+import re
+
+import numpy as np
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.cli import __main__ as cli
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
+from nbtrain.dataset.look import inspect as module
+from nbtrain.dataset.look.inspect import inspect, verify
+from tests.dataset.dataset_maker import make_dataset
+
+
+def refuses(message, call, *arguments):
+    with pytest.raises(DataError) as caught:
+        call(*arguments)
+    assert str(caught.value) == message
+
+
+def test_inspect_and_verify(make_config, texts):
+    """inspect tells the header and three documents; verify names what it has found right."""
+    config = make_config()
+    tokens = make_dataset(config, texts).counts["tokens"]
+    seen = inspect(config)
+    assert seen.facts["tokens"] == tokens
+    assert [sample["document"] for sample in seen.samples] == [0, 59, 119]
+    assert seen.samples[0]["text"] == texts[0]
+    assert f"document 0 ({seen.samples[0]['tokens']} tokens)\n  | {texts[0]}\n" in str(seen)
+    seen = verify("small")
+    assert seen.checks == [
+        "header, sizes, offsets and document array agree",
+        "largest token id 299, vocabulary 300",
+        "every document ends in EOD (id 0)",
+        "sha256 of all 2 files is the manifest's",
+    ]
+    assert "ok: every document ends in EOD (id 0)" in str(seen)
+    assert "<table" in seen._repr_html_()
+
+
+def test_inspect_shows_ids_without_a_tokenizer(workspace):
+    """A pair from elsewhere: empty documents are told, ids stand for text."""
+    (workspace / "mine").mkdir()
+    prefix = workspace / "mine" / "x_document"
+    with IndexedWriter(prefix, 100, 9) as writer:
+        writer.add_document(np.array([1, 2]))
+    seen = inspect("mine/x_document")
+    assert seen.samples == [{"document": 0, "tokens": 3, "text": "1 2 9"}]
+    assert seen.facts["vocabulary"] is None
+    assert "vocabulary        not known" in str(seen)
+    assert verify(prefix).checks == ["header, sizes, offsets and document array agree", "largest token id 9"]
+
+
+def test_empty_documents_and_sources_are_told(make_config, texts):
+    """D > S + 1 means empty documents; each source has its bytes/token."""
+    config = make_config()
+    source = {"kind": "jsonl", "documents": 120, "bytes": 8000, "tokens": 4000}
+    make_dataset(config, texts, sources=[source])
+    seen = inspect(config)
+    assert seen.sources == [{"name": None, "kind": "jsonl", "documents": 120, "bytes": 8000, "tokens": 4000}]
+    assert "jsonl         120  8,000   4,000        2.000" in str(seen)
+    assert re.search(r"source +documents +bytes +tokens +bytes/token\n", str(seen))
+    dataset = DatasetFiles.of(config)
+    indexed = IndexedDataset(dataset.prefix)
+    documents = np.insert(np.arange(121), 5, 5)
+    write_index(dataset.idx, np.uint16, np.array(indexed.lengths), documents)
+    dataset.manifest_json.unlink()
+    facts = inspect(config).facts
+    assert (facts["documents"], facts["empty documents"]) == (121, 1)
+    verify(config)
+
+
+def renew(dataset, name):
+    """Write what a file holds now into the manifest, as an encoding that wrote it so would have."""
+    value = json.loads(dataset.manifest_json.read_text())
+    value["files"][name]["sha256"] = hashlib.sha256((dataset.directory / name).read_bytes()).hexdigest()
+    dataset.manifest_json.write_text(json.dumps(value))
+
+
+def test_one_changed_byte(make_config, texts):
+    """A token that changed on disk is found by the hash, its EOD or not; an EOD that was never written by its place."""
+    config = make_config()
+    make_dataset(config, texts)
+    binary = DatasetFiles.of(config).bin
+    content = bytearray(binary.read_bytes())
+    content[0] ^= 1
+    binary.write_bytes(content)
+    with pytest.raises(
+        DataError, match=r"^data/dataset/small/text_document\.bin: sha256 .* the content has changed\."
+    ):
+        verify(config)
+    content[0] ^= 1
+    content[-2:] = b"\5\0"
+    binary.write_bytes(content)
+    digest = hashlib.sha256(content).hexdigest()
+    manifest = DatasetFiles.of(config).manifest()
+    refuses(
+        f"data/dataset/small/text_document.bin: sha256 {digest[:16]}, its manifest says "
+        f"{manifest.files['text_document.bin']['sha256'][:16]}: the content has changed. Restore it, or make the dataset "
+        "again with `nbtrain prepare RUN.yaml --force`.",
+        verify,
+        config,
+    )
+    renew(DatasetFiles.of(config), "text_document.bin")
+    refuses(
+        "data/dataset/small/text_document.bin: 1 of 120 documents do not end in EOD (id 0). Encode again with it: a "
+        "model that never sees the end of a document cannot end one.",
+        verify,
+        config,
+    )
+
+
+def test_a_missing_file_of_the_manifest(make_config, texts):
+    """Every file that the manifest names is looked for."""
+    config = make_config()
+    make_dataset(config, texts, learnt_from=[0] * 120)
+    dataset = DatasetFiles.of(config)
+    assert verify(config).checks[-1] == "sha256 of all 4 files is the manifest's"
+    dataset.loss_mask.bin.unlink()
+    dataset.loss_mask.idx.unlink()
+    refuses(
+        "data/dataset/small/text_document_loss_mask.bin: is missing; its manifest names it. Restore it, or make the "
+        "dataset again with `nbtrain prepare RUN.yaml --force`.",
+        verify,
+        config,
+    )
+
+
+def test_loss_masks_are_verified(make_config, texts):
+    """The mask has the tokens' lengths and holds 0 and 1; verify tells how much is learnt."""
+    config = make_config()
+    make_dataset(config, texts, learnt_from=[2] * 120)
+    dataset = DatasetFiles.of(config)
+    seen = verify(config)
+    tokens = seen.facts["tokens"]
+    assert f"text_document_loss_mask: {tokens - 240:,} of {tokens:,} tokens are learnt" in seen.checks
+    assert seen.facts["loss mask"] == "text_document_loss_mask"
+    content = bytearray(dataset.loss_mask.bin.read_bytes())
+    content[7] = 3
+    dataset.loss_mask.bin.write_bytes(content)
+    renew(dataset, "text_document_loss_mask.bin")
+    refuses(
+        "data/dataset/small/text_document_loss_mask.bin: holds 3; a loss mask holds 0 and 1. Encode again.",
+        verify,
+        config,
+    )
+
+
+def test_a_mask_of_another_dataset(workspace):
+    """Masks that do not lie beside the tokens one by one are refused: by their sum on opening, else by verify."""
+    prefix = workspace / "x_document"
+
+    def write(name, lengths):
+        with IndexedWriter(workspace / name, 2, None, "uint8" if "mask" in name else "uint16") as writer:
+            for length in lengths:
+                writer.add_document(np.ones(length, int))
+
+    write("x_document", [2, 3])
+    write("x_document_loss_mask", [3, 3])
+    refuses(
+        "x_document_loss_mask.idx: 2 sequences, 6 uint8 entries; the mask of x_document.idx has 2 sequences, 5 uint8 "
+        "entries. The two are not of one dataset: copy both again, or prepare it again.",
+        inspect,
+        prefix,
+    )
+    write("x_document_loss_mask", [3, 2])
+    refuses(
+        "x_document_loss_mask.idx: sequence 0 has 3 entries, x_document.idx has 2 tokens there. The two are not of "
+        "one dataset: copy both again, or prepare it again.",
+        verify,
+        prefix,
+    )
+
+
+def test_all_pairs_of_a_folder(make_config, texts):
+    """A second key's pair is read and held against the same manifest."""
+    config = make_config()
+    whole = make_dataset(config, texts)
+    dataset = DatasetFiles.of(config)
+    other = dataset.pair("title_document")
+    with IndexedWriter(other.prefix, 300, 0) as writer:
+        writer.add_document(np.array([5, 6]))
+    value = {**whole.to_dict(), "files": {**whole.files, **writer.written.files}}
+    dataset.manifest_json.write_text(json.dumps(value))
+    seen = verify("small")
+    assert seen.prefix == "data/dataset/small/text_document"
+    assert seen.facts["beside it"] == "title_document"
+    assert seen.checks[3:] == [
+        "title_document: header, sizes, offsets and document array agree",
+        "title_document: largest token id 6, vocabulary 300",
+        "title_document: every document ends in EOD (id 0)",
+        "sha256 of all 4 files is the manifest's",
+    ]
+    assert dataset.require(300).stems == ["text_document", "title_document"]
+    other.bin.unlink()
+    with pytest.raises(DataError, match=r"title_document\.bin: is missing, its manifest says 6\."):
+        dataset.require(300)
+
+
+def test_progress_of_large_files(make_config, texts, monkeypatch, capsys):
+    """What takes long is shown with its rate; the sum is that of all files."""
+    config = make_config()
+    make_dataset(config, texts)
+    verify(config)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(module, "PROGRESS_BYTES", 0)
+    verify(config)
+    shown = capsys.readouterr().err
+    assert re.fullmatch(r"verify text_document: ([\d.k]+)/\1B, .*B/s, 00:00 in all\n", shown)
+
+
+def test_verbs_as_json(make_config, texts, capsys):
+    """`data inspect --json` and `data verify --json` print JSON."""
+    make_dataset(make_config(), texts)
+    for verb in ("inspect", "verify"):
+        assert cli.main(["data", verb, "small", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["prefix"] == "data/dataset/small/text_document"
+
+
+def test_a_blend_has_no_files(make_config):
+    """A run that mixes datasets is not one pair: it names them."""
+    entries = [{"name": "small", "weight": 1}, {"prefix": "data/x_document", "weight": 3}]
+    config = make_config(data={"name": "mix", "sources": [], "blend": entries})
+    for call in (inspect, verify):
+        refuses(
+            "small: data.blend mixes 2 datasets and has no .bin/.idx of its own. Name one of them: small, "
+            "data/x_document.",
+            call,
+            config,
+        )

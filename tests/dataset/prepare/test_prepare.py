@@ -1,0 +1,526 @@
+"""prepare: does what is missing, says why, refuses to replace, and survives being killed."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.locks import locked_directory
+from nbtrain.base.workspace import data_home, tokenizer_dir
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.prepare.prepare import prepare
+
+
+def steps(report):
+    return [(step.name, step.action, step.reason) for step in report.steps]
+
+
+def everything(folder):
+    """{relative path: sha256} of all files below a folder."""
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def refusal(config, **keywords):
+    with pytest.raises(DataError) as caught:
+        prepare(config, **keywords)
+    return str(caught.value)
+
+
+def test_a_shared_tokenizer_is_not_made_anew(make_config):
+    """Under force too: the ids of other datasets would no longer mean their text."""
+    prepare(make_config())
+    prepare(make_config(data={"name": "second"}))
+    before = Tokenizer.load(tokenizer_dir("small")).sha256
+    forced = prepare(make_config(data={"name": "second"}), force=True)
+    assert steps(forced)[0] == (
+        "tokenizer",
+        "kept",
+        "data/tokenizer/small: 300 entries, trained on these sources; not made anew, since small is encoded with it",
+    )
+    assert Tokenizer.load(tokenizer_dir("small")).sha256 == before
+    assert refusal(make_config(tokenizer={"vocab_size": 290}), force=True).startswith(
+        "data/tokenizer/small: trained with other settings: vocab_size = 300 there, 290 in this run."
+    )
+
+
+@pytest.mark.parametrize("change", ["shrunk", "replaced", "edited"])
+def test_a_source_that_changes_while_it_is_read(make_config, workspace, monkeypatch, change):
+    """What was read is neither the old file nor the new one: no dataset, and the next prepare begins anew."""
+    from nbtrain.dataset.encode.encoder import Encoder
+
+    config = make_config()
+    prepare(config, through="tokenizer")
+    path = workspace / "texts.jsonl"
+    whole = path.read_bytes()
+    encode = Encoder.__call__
+
+    def while_reading(self, task):
+        if change == "shrunk":
+            os.truncate(path, len(whole) // 3 // 10 * 10)
+        elif change == "replaced":
+            (workspace / "other").write_bytes(whole.replace(b"text", b"TEXT"))
+            (workspace / "other").replace(path)
+        record = encode(self, task)
+        if change == "edited":
+            path.write_bytes(whole.replace(b"a", b"b"))
+        return record
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Encoder, "__call__", while_reading)
+        assert refusal(config) == (
+            "data.sources[0]: texts.jsonl changed while it was read. Let nothing write there, and start again."
+        )
+    assert not DatasetFiles.of(config).manifest_json.exists()
+    path.write_bytes(whole)
+    assert steps(prepare(config))[1][:2] == ("encode", "made")
+
+
+def test_training_tells_its_memory_first(make_config, capsys):
+    """Before the bar: the size of the sample, what training takes and what there is."""
+    prepare(make_config(), through="tokenizer")
+    first, second = capsys.readouterr().err.splitlines()
+    assert re.fullmatch(
+        r"tokenizer small: training on 18\.1 KiB of text: about 220\.0 MiB of memory needed, .+ available",
+        first,
+    )
+    assert second.startswith("tokenizer small: 1")
+
+
+def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
+    """The model is built for those that are asked for; what to set is told, and works."""
+    prepare(make_config(tokenizer={"vocab_size": 52_000}), through="encode")
+    found = Tokenizer.load(tokenizer_dir("small")).vocab_size
+    assert found < 1_000
+    assert caplog.messages == [
+        f"data/tokenizer/small: {found} entries, for there is nothing more to merge in so little text; the model is "
+        "built for tokenizer.vocab_size = 52,000, and those above are never met. Use more text, or set it to "
+        f"{found} and prepare again with --force."
+    ]
+    caplog.clear()
+    prepare(make_config(tokenizer={"vocab_size": found}), force=True, through="encode")
+    assert Tokenizer.load(tokenizer_dir("small")).vocab_size == found
+    assert caplog.messages == []
+
+
+def test_a_manifest_of_before_these_settings_existed(make_config):
+    """A dataset that an earlier version made is kept: what it could not say was what the defaults say."""
+    config = make_config()
+    prepare(config)
+    path = DatasetFiles.of(config).manifest_json
+    manifest = json.loads(path.read_text())
+    old = {"kind": "jsonl", "path": "texts.jsonl", "text_key": "text", "max_broken_fraction": 0.01}
+    manifest["settings"] = {"sources": [old], "json_key": "text"}
+    path.write_text(json.dumps(manifest))
+    assert steps(prepare(config))[1] == ("encode", "kept", "same settings, same sources")
+    changed = make_config(data={"cleaning": {"min_bytes": 5}})
+    assert "data.cleaning.min_bytes = 0 there, 5 in this run" in refusal(changed)
+
+
+def test_a_failed_prepare_leaves_no_dataset_folder(make_config, workspace):
+    """A name that holds nothing would look like a dataset."""
+    (workspace / "texts.jsonl").write_text("")
+    assert "empty" in refusal(make_config(data={"name": "nothing"}))
+    assert not (data_home() / "dataset" / "nothing").exists()
+
+
+def test_a_tokenizer_from_elsewhere(make_config, workspace):
+    """tokenizer.path is taken over once; another one under the same name is refused with both hashes."""
+    prepare(make_config())
+    shutil.copytree(tokenizer_dir("small"), workspace / "brought")
+    (workspace / "brought" / "manifest.json").unlink()
+    own = {"name": "taken", "path": "brought", "vocab_size": 300}
+    config = make_config(tokenizer=own, data={"name": "taken"})
+    assert steps(prepare(config))[0] == (
+        "tokenizer",
+        "used",
+        "data/tokenizer/taken: 300 entries, brought from brought",
+    )
+    before = everything(data_home())
+    assert steps(prepare(config))[0][1] == "kept"
+    assert everything(data_home()) == before
+    (workspace / "other.jsonl").write_text('{"text": "quite other words in this text, quite other"}\n')
+    sources = [{"kind": "jsonl", "path": "other.jsonl"}]
+    prepare(
+        make_config(tokenizer={"name": "other"}, data={"name": "other", "sources": sources, "split": "1,0,0"})
+    )
+    assert refusal(
+        make_config(tokenizer={**own, "path": "data/tokenizer/other"}, data={"name": "taken"})
+    ).startswith("data/tokenizer/taken: holds another tokenizer (sha256 ")
+    assert refusal(make_config(tokenizer={**own, "eod_token": "</s>"}, data={"name": "taken"})).startswith(
+        "brought"
+    )
+    assert not list(data_home().rglob("*.tmp"))
+
+
+def test_texts_come_back_from_the_dataset(make_config, texts):
+    """Every document of the source is in the .bin in order, EOD at its end, and decodes to its text."""
+    config = make_config()
+    report = prepare(config)
+    indexed = IndexedDataset(DatasetFiles.of(config).prefix)
+    loaded = Tokenizer.load(tokenizer_dir("small"))
+    assert [loaded.decode(indexed[index][:-1]) for index in range(len(indexed))] == texts
+    assert all(indexed[index][-1] == loaded.eod_id for index in range(len(indexed)))
+    assert report.manifest.counts == {
+        "documents": 120,
+        "tokens": indexed.num_tokens,
+        "bytes": sum(map(len, texts)),
+        "dropped": {},
+    }
+    assert report.manifest.tokenizer_sha256 == loaded.sha256
+
+
+def test_second_call_does_nothing_and_says_so(make_config):
+    """The second call changes no byte, gives a reason for each step, and takes well under a second."""
+    config = make_config()
+    first = prepare(config)
+    before = everything(data_home())
+    begun = time.perf_counter()
+    second = prepare(config)
+    assert time.perf_counter() - begun < 1
+    assert everything(data_home()) == before
+    assert (first.changed, second.changed) == (True, False)
+    assert steps(first) == [
+        ("tokenizer", "made", "data/tokenizer/small is not there: 300 entries"),
+        (
+            "encode",
+            "made",
+            f"the dataset is not there: 120 documents, {first.manifest.counts['tokens']:,} tokens",
+        ),
+        ("index", "made", "3 of the indices of train, valid and test were not in index-cache/"),
+    ]
+    assert steps(second) == [
+        ("tokenizer", "kept", "data/tokenizer/small: 300 entries, trained on these sources"),
+        ("encode", "kept", "same settings, same sources"),
+        ("index", "kept", "index-cache/ holds them for this dataset, split, seed and length"),
+    ]
+    assert second.manifest == first.manifest
+    assert second.splits == first.splits
+
+
+def test_report_shows_itself(make_config):
+    """As text, as HTML with everything escaped, and as JSON values."""
+    report = prepare(make_config())
+    assert "tokenizer  made" in str(report)
+    assert "data/dataset/small: 120 documents" in str(report)
+    assert report._repr_html_().count("<table") == 2
+    assert (
+        json.loads(json.dumps(report.to_dict()))["manifest"]["dataset_sha256"]
+        == report.manifest.dataset_sha256
+    )
+
+
+def test_other_settings_under_the_same_name(make_config, workspace):
+    """Another source, or another tokenizer size, is refused with both values; force makes it again."""
+    prepare(make_config())
+    before = everything(data_home())
+    (workspace / "more.jsonl").write_text('{"text": "another text"}\n')
+    other = make_config(data={"sources": [{"kind": "jsonl", "path": "more.jsonl"}]})
+    assert refusal(other) == (
+        "data/dataset/small: made with other settings: data.sources[0].path = 'texts.jsonl' there, 'more.jsonl' in "
+        "this run. Runs may refer to it: give data.name another value, or make it again with `nbtrain prepare "
+        "RUN.yaml --force`."
+    )
+    assert refusal(make_config(tokenizer={"vocab_size": 290})) == (
+        "data/tokenizer/small: trained with other settings: vocab_size = 300 there, 290 in this run. Datasets and runs "
+        "may refer to it: give tokenizer.name another value, or make it again with `nbtrain prepare RUN.yaml --force`."
+    )
+    assert everything(data_home()) == before
+    forced = prepare(make_config(tokenizer={"vocab_size": 290}), force=True)
+    assert [step[1:] for step in steps(forced)][:2] == [
+        ("made", "force: 290 entries"),
+        ("made", f"force: 120 documents, {forced.manifest.counts['tokens']:,} tokens"),
+    ]
+    assert not list(data_home().rglob("*.tmp"))
+
+
+def test_changed_source_file(make_config, workspace):
+    """A touched file is compared by its text; a changed one is refused, not silently taken or left."""
+    config = make_config()
+    prepare(config)
+    source = workspace / "texts.jsonl"
+    os.utime(source, ns=(10, 10))
+    assert steps(prepare(config))[1][1:] == ("kept", "same settings; file times differ, the text is the same")
+    assert steps(prepare(config))[1][1:] == ("kept", "same settings, same sources")
+    size = source.stat().st_size
+    with source.open("a") as stream:
+        stream.write('{"text": "one more"}\n')
+    os.utime(source, ns=(11, 11))
+    assert refusal(config) == (
+        "data/dataset/small: the sources have changed since it was made: data.sources[0]: texts.jsonl has "
+        f"changed ({size:,} bytes then, {size + 21:,} now). Runs may refer to it: give data.name another value, or make "
+        "it again with `nbtrain prepare RUN.yaml --force`."
+    )
+
+
+def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
+    """A dataset that is made needs them no more: kept, with a warning; what is still there is compared."""
+    (workspace / "more").mkdir()
+    (workspace / "more" / "a.jsonl").write_text('{"text": "and another text of its own"}\n')
+    sources = [{"kind": "jsonl", "path": path} for path in ("texts.jsonl", "more")]
+    config = make_config(data={"sources": sources})
+    prepare(config)
+    before = everything(data_home())
+    (workspace / "texts.jsonl").rename(workspace / "away.jsonl")
+    report = prepare(config)
+    assert not report.changed
+    assert steps(report)[1] == (
+        "encode",
+        "kept",
+        "same settings; not compared with sources that are no longer there: texts.jsonl",
+    )
+    assert caplog.messages == [
+        "data/dataset/small: kept, though its sources are no longer there and could not be compared with it: texts.jsonl."
+    ]
+    assert everything(data_home()) == before
+    os.utime(workspace / "more" / "a.jsonl", ns=(10, 10))
+    assert steps(prepare(config))[1][1:] == ("kept", "same settings; file times differ, the text is the same")
+    missing = "data.sources[0]: path = 'texts.jsonl': no such file or folder"
+    assert refusal(config, force=True).startswith(missing)
+    changed = make_config(data={"sources": sources, "cleaning": {"min_bytes": 5}})
+    assert "data.cleaning.min_bytes = 0 there, 5 in this run" in refusal(changed)
+    (workspace / "more" / "a.jsonl").write_text('{"text": "other"}\n')
+    assert "the sources have changed since it was made" in refusal(config)
+    shutil.rmtree(tokenizer_dir("small"))
+    assert refusal(config).startswith(missing)
+    (workspace / "away.jsonl").rename(workspace / "texts.jsonl")
+
+
+def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
+    """python-docs of other versions is kept and the versions are told: nobody asked for other data."""
+    from nbtrain.corpus.sources import python_docs
+
+    config = make_config(data={"sources": [{"kind": "python-docs", "max_bytes": 30_000}]})
+    prepare(config)
+    real = python_docs._version
+    monkeypatch.setattr(python_docs, "_version", lambda name: "99.0" if name == "torch" else real(name))
+    extract, _, (name, action, reason), _ = steps(prepare(config))
+    assert extract == ("extract", "kept", "nothing to read: tokenizer and dataset are there")
+    assert (name, action) == ("encode", "kept")
+    assert reason == (
+        "same settings; kept though versions differ: sources[0].versions.torch = "
+        f"{real('torch')!r} there, '99.0' here"
+    )
+
+
+def test_two_datasets_share_a_tokenizer(make_config, workspace):
+    """A second dataset is encoded with the tokenizer that is there, and the report says on what it was trained."""
+    prepare(make_config())
+    (workspace / "more.jsonl").write_text(
+        '{"text": "the other text"}\n' * 2 + '{"text": "and one more text"}\n'
+    )
+    other = make_config(
+        data={"name": "other", "sources": [{"kind": "jsonl", "path": "more.jsonl"}], "split": "1,1,0"},
+    )
+    report = prepare(other)
+    assert steps(report)[0] == (
+        "tokenizer",
+        "kept",
+        "data/tokenizer/small: 300 entries, trained on other sources",
+    )
+    assert report.manifest.counts["dropped"] == {"duplicate": 1}
+
+
+def test_another_tokenizer_under_the_same_name(make_config):
+    """A dataset whose tokenizer was replaced is refused: its ids would be decoded wrongly."""
+    prepare(make_config())
+    shutil.rmtree(tokenizer_dir("small"))
+    message = refusal(make_config(tokenizer={"vocab_size": 290}))
+    assert message.startswith(
+        "data/dataset/small: encoded with another tokenizer than data/tokenizer/small (sha256 "
+    )
+
+
+def test_brought_tokenizer(make_config, workspace, texts):
+    """vocab.json and merges.txt that somebody puts there are used as they are, also under force."""
+    prepare(make_config())
+    for name in ("vocab.json", "merges.txt"):
+        (tokenizer_dir("mine")).mkdir(exist_ok=True)
+        shutil.copy(tokenizer_dir("small") / name, tokenizer_dir("mine") / name)
+    config = make_config(tokenizer={"name": "mine", "vocab_size": 512}, data={"name": "mine"})
+    assert steps(prepare(config))[0] == (
+        "tokenizer",
+        "used",
+        "vocab.json and merges.txt were in data/tokenizer/mine: 300 entries",
+    )
+    assert steps(prepare(config, force=True))[0] == (
+        "tokenizer",
+        "used",
+        "data/tokenizer/mine: 300 entries, brought",
+    )
+    assert refusal(make_config(tokenizer={"name": "mine", "vocab_size": 280}, data={"name": "mine"})) == (
+        "data/tokenizer/mine: 300 entries, but this run sets tokenizer.vocab_size = 280, for which the model is built. "
+        "Set it to 300, or name another tokenizer."
+    )
+    (tokenizer_dir("half")).mkdir()
+    shutil.copy(tokenizer_dir("small") / "vocab.json", tokenizer_dir("half"))
+    assert refusal(make_config(tokenizer={"name": "half"}, data={"name": "half"})) == (
+        "data/tokenizer/half/merges.txt: no such file. A brought tokenizer is vocab.json and merges.txt; put both "
+        "there, or remove the folder to have one trained."
+    )
+
+
+def test_brought_dataset(make_config):
+    """.bin/.idx without a manifest are used where data.sources is empty, and not written over where it is not."""
+    prepared = prepare(make_config()).manifest
+    dataset = DatasetFiles.named("small")
+    dataset.manifest_json.unlink()
+    assert refusal(make_config()) == (
+        "data/dataset/small: holds text_document.bin without a manifest: nbtrain did not make it. To use it, leave "
+        "data.sources empty; to replace it, make it again with `nbtrain prepare RUN.yaml --force`."
+    )
+    brought = make_config(data={"sources": []})
+    report = prepare(brought)
+    assert steps(report)[1] == (
+        "encode",
+        "used",
+        "data/dataset/small/text_document.bin was there and data.sources is empty: "
+        f"{prepared.counts['tokens']:,} tokens",
+    )
+    assert report.manifest.dataset_sha256 == prepared.dataset_sha256
+    assert report.manifest.eod_id == prepared.eod_id
+    assert steps(prepare(brought))[1][1] == "kept"
+
+
+def test_nothing_to_make_data_from(make_config):
+    """No source and no files: the missing file, and which setting is empty."""
+    assert refusal(make_config(data={"sources": []})) == (
+        "data/dataset/small/text_document.bin: no such file. Make it with `nbtrain prepare RUN.yaml`. It makes data "
+        "from data.sources, which this run leaves empty."
+    )
+
+
+def test_data_home_that_cannot_be_written(make_config, workspace, monkeypatch):
+    """A data home that is no folder is an error in words."""
+    (workspace / "file").write_text("")
+    monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "file"))
+    assert refusal(make_config()) == (
+        "file/dataset/small: cannot be made or opened: Not a directory. Set NBTRAIN_DATA to a folder that can be "
+        "written."
+    )
+
+
+KILLED = """
+import json, os, signal, sys
+from nbtrain.base import files
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset import indexed_writer; from nbtrain.dataset.prepare import prepare; from nbtrain.corpus.tokenizer import tokenizer
+
+config, calls = RunConfig.model_validate(json.loads(sys.argv[1])), 0
+prepare.ENCODE_BYTES = 10_000
+
+def counting(function, point):
+    def call(*arguments, **keywords):
+        global calls
+        calls += 1
+        if calls == point:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **keywords)
+    return call
+
+def prepared(home, point):
+    # A fork for each: the imports are paid once.
+    if child := os.fork():
+        return os.waitpid(child, 0)[1]
+    # Wherever something has just got its final name, or tokens are appended.
+    files.fsync_directory = counting(files.fsync_directory, point)
+    indexed_writer.IndexedWriter.add_batch = counting(indexed_writer.IndexedWriter.add_batch, point)
+    tokenizer.save = counting(tokenizer.save, point)
+    os.environ["NBTRAIN_DATA"] = home
+    prepare.prepare(config)
+    os._exit(0)
+
+point = 1
+while (status := prepared(f"killed {point}", point)) == signal.SIGKILL:
+    assert prepared(f"killed {point}", 0) == 0
+    point += 1
+assert status == 0
+print(point)
+"""
+
+
+@pytest.mark.slow
+def test_kill_9_at_any_moment(make_config, tmp_path):
+    """After kill -9 at each of many moments, the next prepare ends with the bytes of an undisturbed one."""
+    answer = subprocess.run(
+        [sys.executable, "-c", KILLED, make_config().model_dump_json()],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert answer.returncode == 0, answer.stderr
+    whole = int(answer.stdout)
+    assert whole > 15
+    expected = everything(tmp_path / f"killed {whole}")
+    for point in range(1, whole):
+        assert everything(tmp_path / f"killed {point}") == expected, point
+
+
+STREAM = """
+import json, re, sys
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.prepare.prepare import prepare
+report = prepare(RunConfig.model_validate(json.loads(sys.argv[1])))
+# Not ru_maxrss: that of a child begins with the peak of the process that started it.
+print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
+"""
+
+
+@pytest.mark.slow
+def test_memory_does_not_follow_the_corpus(make_config, workspace):
+    """Eight times the text (160 MB in place of 20) takes at most 40 MiB more, and less than 250 MiB in all."""
+    line = "".join(
+        chr(97 + (7 * place + place // 11) % 26) + " " * (place % 6 == 0) for place in range(20_000)
+    )
+    peaks = []
+    for name, documents in (("few", 1000), ("many", 8000)):
+        with (workspace / f"{name}.jsonl").open("w") as stream:
+            for number in range(documents):
+                stream.write(json.dumps({"text": f"{number} {line[: 20_000 - number % 97]}"}) + "\n")
+        config = make_config(
+            tokenizer={"name": "stream", "train_bytes": 1_000_000},
+            data={"name": name, "sources": [{"kind": "jsonl", "path": f"{name}.jsonl"}]},
+        )
+        answer = subprocess.run(
+            [sys.executable, "-c", STREAM, config.model_dump_json()],
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert answer.returncode == 0, answer.stderr
+        peaks.append(int(answer.stdout) * 1024)
+    assert peaks[1] - peaks[0] < 40 << 20
+    assert peaks[1] < 250 << 20
+
+
+def test_a_lock_on_a_folder_that_is_gone(workspace, caplog):
+    """Who waited while the holder removed the folder holds the new one, and said that it waited."""
+    folder = workspace / "held"
+    order = []
+    with locked_directory(folder):
+        waiting = threading.Thread(target=lambda: order.append(_held(folder)))
+        waiting.start()
+        while "waiting for its end" not in caplog.text:
+            time.sleep(0.01)
+        folder.rmdir()
+    waiting.join(timeout=10)
+    assert order == [True]
+
+
+def _held(folder):
+    with locked_directory(folder):
+        return folder.is_dir()

@@ -1,0 +1,263 @@
+"""Blends: which dataset gives each sample, sizes by both rules, and datasets that do not go together."""
+
+import math
+import shutil
+
+import numpy as np
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.samples import gpt_blend, gpt_dataset
+from nbtrain.dataset.samples.build import build_datasets
+from nbtrain.dataset.samples.gpt_blend import blend_sizes, fill_blend_index
+from nbtrain.dataset.samples.state import DataState, rank_positions
+
+
+def upstream(weights, size):
+    """build_blending_indices of both projects, transcribed."""
+    datasets, samples, counts = [], [], [0] * len(weights)
+    for k in range(size):
+        errors = [weight * max(float(k), 1.0) - count for weight, count in zip(weights, counts)]
+        best = errors.index(max(errors))
+        datasets.append(best)
+        samples.append(counts[best])
+        counts[best] += 1
+    return datasets, samples, counts
+
+
+WEIGHTS = {
+    "two": [0.3, 0.7],
+    "equal": [1.0, 1.0, 1.0],
+    "one": [2.0],
+    "unequal": [1.0, 1e-3, 0.25],
+    "rare": [1.0, 1e-5, 3.0],
+    "many": [1.0 + (7 * number) % 11 for number in range(40)],
+}
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_stretches_walked_side_by_side_are_the_plain_loop(name, monkeypatch):
+    """Every sample, whatever the cut into blocks and stretches."""
+    weights = blend_sizes("megatron-core", WEIGHTS[name], 1).weights
+    size = 3001
+    expected = upstream(weights, size)
+    for block, stretches in ((4096, 8), (500, 4), (1 << 22, 512), (4096, 50)):
+        monkeypatch.setattr(gpt_blend, "BLOCK_SAMPLES", block)
+        monkeypatch.setattr(gpt_blend, "NUM_STRETCHES", stretches)
+        datasets, samples = np.empty(size, np.int16), np.empty(size, np.int64)
+        counts = fill_blend_index(datasets, samples, weights)
+        assert (datasets.tolist(), samples.tolist(), counts.tolist()) == expected
+
+
+def test_sizes_of_both_rules():
+    """1,000 samples of 1 : 2 : 4."""
+    sizes = blend_sizes("megatron-deepspeed", [1, 2, 4], 1000)
+    shares = [1 / 7, 2 / 7, 4 / 7]
+    assert sizes.samples == [math.ceil(1000 * share * 1.005) for share in shares] == [144, 288, 575]
+    assert sizes.blend == 144 + 288 + 575
+    sizes = blend_sizes("megatron-core", [1, 2, 4], 1000)
+    assert sizes.samples == [math.ceil(count * 1.005) for count in (143, 286, 572)] == [144, 288, 575]
+    assert sizes.blend == 143 + 286 + 572
+    assert sum(sizes.weights) == pytest.approx(1)
+
+
+@pytest.mark.parametrize(("rule", "most"), [("megatron-deepspeed", 254), ("megatron-core", 32_766)])
+def test_more_datasets_than_the_index_can_number(rule, most):
+    """uint8 and int16, with one number kept free, as upstream."""
+    assert len(blend_sizes(rule, [1.0] * most, 10).weights) == most
+    with pytest.raises(DataError) as caught:
+        blend_sizes(rule, [1.0] * (most + 1), 10)
+    assert str(caught.value) == (
+        f"data.blend: {most + 1:,} datasets; {rule} blends at most {most:,} (data.split_rule)."
+    )
+
+
+@pytest.fixture
+def blend(make_config, write_dataset):
+    """A function from changed sections to a RunConfig over the datasets a (weight 1) and b (weight 3)."""
+    write_dataset("a", documents=150, seed=1)
+    write_dataset("b", documents=90, seed=2)
+
+    def make(**sections):
+        data = {
+            "name": "mixed",
+            "sources": [],
+            "blend": [{"name": "a", "weight": 1.0}, {"name": "b", "weight": 3.0}],
+            **sections.pop("data", {}),
+        }
+        return make_config(data=data, **sections)
+
+    return make
+
+
+@pytest.mark.parametrize("rule", ["megatron-deepspeed", "megatron-core"])
+def test_samples_of_a_blend_are_those_of_its_datasets(blend, make_config, rule):
+    """Position by position: the dataset that the rule names, at the place that its own order has."""
+    config = blend(data={"split_rule": rule})
+    datasets = build_datasets(config)
+    sizes = blend_sizes(rule, [1.0, 3.0], 120)
+    numbers, places, _ = upstream(sizes.weights, sizes.blend)
+    assert len(datasets.train) == sizes.blend
+    assert datasets.train.index.dataset_index.dtype == (np.int16 if rule == "megatron-core" else np.uint8)
+    own = [
+        build_datasets(make_config(data={"name": name, "split_rule": rule}), asked).train
+        for name, asked in zip("ab", sizes.samples)
+    ]
+    for position in range(len(datasets.train)):
+        expected = own[numbers[position]][places[position]]
+        sample = datasets.train.sample(position)
+        assert np.array_equal(datasets.train[position], expected)
+        assert np.array_equal(sample.tokens, expected[:-1])
+        assert sample.dataset == numbers[position]
+    assert datasets.names == ("a", "b")
+    assert numbers.count(1) == pytest.approx(3 * numbers.count(0), abs=3)
+
+
+@pytest.mark.parametrize("shuffle", ["megatron", "per_epoch"])
+def test_more_tokens_later_continue_a_blend(blend, shuffle):
+    """Resumed with more: every earlier position, then the same mixture goes on, past what the datasets were asked for."""
+    short = build_datasets(blend(data={"shuffle": shuffle}))
+    config = blend(data={"shuffle": shuffle}, batch={"train_tokens": 16 * 4 * 400})
+    longer = build_datasets(config, short.state.index_samples).train
+    before = len(short.train)
+    assert len(longer) == 1600
+    assert np.array_equal(longer.batch(range(before)), short.train.batch(range(before)))
+    counts = np.bincount(longer.index.dataset_index)
+    assert counts.tolist() == [400, 1200]
+    assert longer.batch(range(before, 1600)).shape == (1600 - before, 17)
+    fresh = build_datasets(config).train
+    same = np.array_equal(fresh.batch(range(before)), short.train.batch(range(before)))
+    assert same == (shuffle == "per_epoch")
+
+
+def test_a_blend_resumes_on_other_ranks_with_a_skipped_range(blend):
+    """Steps behind the third, read by 1 and by 4 ranks, through a checkpoint's JSON."""
+    datasets = build_datasets(blend())
+    state = datasets.state.advanced(24).skipping(30, 37)
+    resumed = DataState.from_dict(state.to_dict())
+    positions = resumed.step_positions(8)
+    assert positions.tolist() == [24, 25, 26, 27, 28, 29, 37, 38]
+    read = [datasets.train.batch(rank_positions(positions, 2, rank, 4).ravel()).tolist() for rank in range(4)]
+    assert [row for part in read for row in part] == datasets.train.batch(positions).tolist()
+
+
+def test_a_rank_builds_nothing_after_prepare(blend, monkeypatch):
+    """The blend's own index lies in its folder, each dataset's beside that dataset."""
+    build_datasets(blend())
+    monkeypatch.setattr(gpt_dataset, "build_gpt_index", None)
+    monkeypatch.setattr(gpt_blend, "fill_blend_index", None)
+    config = blend()
+    build_datasets(config)
+    kept = {path.name.partition("-")[2] for path in DatasetFiles.of(config).index_cache.glob("*.npy")}
+    assert kept == {"dataset_index.npy", "dataset_sample_index.npy"}
+    assert len(list(DatasetFiles.named("a").index_cache.glob("*-shuffle_index.npy"))) == 3
+
+
+def test_pairs_by_prefix(blend, workspace):
+    """Somebody's .bin/.idx, with no manifest: the same samples; nothing is written beside it."""
+    expected = build_datasets(blend()).train
+    pair = workspace / "brought"
+    pair.mkdir()
+    for ending in (".bin", ".idx"):
+        shutil.copy(DatasetFiles.named("b").prefix.with_suffix(ending), pair / f"b_document{ending}")
+    entries = [{"name": "a", "weight": 1.0}, {"prefix": "brought/b_document", "weight": 3.0}]
+    config = blend(data={"blend": entries, "eod_mask_loss": True})
+    datasets = build_datasets(config)
+    assert np.array_equal(datasets.train.batch(range(len(expected))), expected.batch(range(len(expected))))
+    assert datasets.names == ("a", "brought")
+    # The other dataset has the same tokenizer and knows how a document ends.
+    sample = next(
+        sample for sample in map(datasets.train.sample, range(40)) if sample.dataset and 0 in sample.tokens
+    )
+    assert sample.loss_mask.tolist() == (sample.tokens != 0).astype(float).tolist()
+    assert sorted(path.name for path in pair.iterdir()) == ["b_document.bin", "b_document.idx"]
+    assert datasets.manifest.counts["documents"] == 240
+
+
+def test_the_hash_of_a_blend(blend):
+    """Another weight, order or dataset is another blend; the run's name for it is not in it."""
+    hashes = [
+        build_datasets(blend(data=change)).state.dataset_sha256
+        for change in (
+            {},
+            {"blend": [{"name": "a", "weight": 1.0}, {"name": "b", "weight": 2.0}]},
+            {"blend": [{"name": "b", "weight": 3.0}, {"name": "a", "weight": 1.0}]},
+            {"blend": [{"name": "a", "weight": 1.0}, {"name": "a", "weight": 3.0}]},
+        )
+    ]
+    assert len(set(hashes)) == 4
+    assert build_datasets(blend(data={"name": "other"})).state.dataset_sha256 == hashes[0]
+    assert DatasetFiles.of(blend()).manifest().dataset_sha256 == hashes[0]
+
+
+def test_a_dataset_twice_keeps_two_names(blend):
+    """So that each has a loss of its own."""
+    entries = [{"name": "a", "weight": 1.0}, {"name": "a", "weight": 3.0}]
+    assert build_datasets(blend(data={"blend": entries})).names == ("a", "a#2")
+
+
+def test_an_entry_that_is_not_there(blend):
+    """The missing file is named; without all of it there is no manifest of the blend."""
+    config = blend(data={"blend": [{"name": "a", "weight": 1.0}, {"name": "c", "weight": 1.0}]})
+    assert DatasetFiles.of(config).manifest() is None
+    with pytest.raises(DataError, match=r"^data/dataset/c/text_document.bin: no such file"):
+        DatasetFiles.of(config).require(300)
+    config = blend(data={"blend": [{"name": "a", "weight": 1.0}, {"prefix": "x/y_document", "weight": 1.0}]})
+    assert DatasetFiles.of(config).manifest() is None
+    with pytest.raises(DataError, match=r"^x/y_document.idx: no such file"):
+        DatasetFiles.of(config).require(300)
+
+
+def test_vocabularies_and_tokenizers_must_go_together(blend, write_dataset):
+    """Ids of another tokenizer mean other text; a larger vocabulary does not fit the model."""
+    write_dataset("other", tokenizer_sha256="1" * 64)
+    config = blend(data={"blend": [{"name": "a", "weight": 1.0}, {"name": "other", "weight": 1.0}]})
+    with pytest.raises(DataError) as caught:
+        build_datasets(config)
+    assert str(caught.value) == (
+        "default: data.blend: the datasets were encoded with different tokenizers (sha256 of a 000000000000, other "
+        "111111111111): their ids mean other text. Encode them with one tokenizer."
+    )
+    write_dataset("large", vocab_size=301)
+    config = blend(data={"blend": [{"name": "a", "weight": 1.0}, {"name": "large", "weight": 1.0}]})
+    with pytest.raises(DataError, match=r"^data/dataset/large/text_document.bin: token ids go up to 300"):
+        build_datasets(config)
+
+
+def test_a_split_without_documents_of_one_dataset(blend, write_dataset, caplog):
+    """For training an error; for validation the others are blended, and that is said."""
+    write_dataset("short", documents=3)
+    entries = [{"name": "a", "weight": 1.0}, {"name": "short", "weight": 1.0}]
+    datasets = build_datasets(blend(data={"blend": entries, "split": "90,8,2"}))
+    assert [record.getMessage() for record in caplog.records] == [
+        "default: data.blend: split 90,8,2 (megatron-deepspeed) leaves no document of short for valid. valid blends the others.",
+        "default: data.blend: split 90,8,2 (megatron-deepspeed) leaves no document of short for test. test blends the others.",
+    ]
+    assert {datasets.valid.sample(position).dataset for position in range(8)} == {0}
+    with pytest.raises(DataError) as caught:
+        build_datasets(blend(data={"blend": entries, "split": "5,85,10"}))
+    assert str(caught.value) == (
+        "default: data.blend: split 5,85,10 (megatron-deepspeed) leaves no document of short for train. Use more text, or "
+        "take it out of the blend."
+    )
+
+
+def test_a_blend_that_takes_more_than_there_is(blend, write_dataset):
+    """As megatron-core: many datasets of tiny weight lengthen the blend, and the large one has not enough samples."""
+    for number in range(30):
+        write_dataset(f"tiny-{number}", documents=4)
+    write_dataset("large", documents=2, tokens=(100, 101))
+    entries = [{"name": "large", "weight": 1.0}] + [
+        {"name": f"tiny-{number}", "weight": 1e-4} for number in range(30)
+    ]
+    sections = {"batch": {"train_tokens": 16 * 4}, "evaluation": {"eval_iters": 0}}
+    core = {"blend": entries, "split": "100,0,0", "split_rule": "megatron-core"}
+    with pytest.raises(DataError) as caught:
+        build_datasets(blend(data=core, **sections))
+    assert str(caught.value) == (
+        "default: data.blend: the train blend takes 33 samples of large, which was asked for 5 and holds 12 in whole epochs; "
+        "megatron-core refuses that. Ask for more samples, or use data.split_rule: megatron-deepspeed, which reads on."
+    )
+    read_on = build_datasets(blend(data={**core, "split_rule": "megatron-deepspeed"}, **sections)).train
+    assert read_on.batch(range(len(read_on))).shape == (len(read_on), 17)

@@ -1,0 +1,359 @@
+"""Samples: what they hold, that they depend on nothing but their position, and how the splits are cut."""
+
+import logging
+import pickle
+
+import numpy as np
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.indexed_writer import IndexedWriter
+from nbtrain.dataset.samples import gpt_dataset
+from nbtrain.dataset.samples.build import build_datasets
+from nbtrain.dataset.samples.state import rank_positions
+
+
+def all_samples(dataset):
+    return np.stack([dataset[position] for position in range(len(dataset))])
+
+
+def test_samples_are_the_shuffled_stream(make_config, write_dataset):
+    """In shuffle order, samples are seq_length apart in the stream of shuffled documents and overlap by one token."""
+    config = make_config()
+    write_dataset()
+    train = build_datasets(config).train
+    index = train._pass(0)
+    indexed = IndexedDataset(DatasetFiles.of(config).prefix)
+    stream = np.concatenate([indexed[document] for document in index.document_index])
+    for position in range(len(train)):
+        sample = train[position]
+        start = int(index.shuffle_index[position]) * 16
+        assert sample.dtype == np.int64
+        assert sample.tolist() == stream[start : start + 17].tolist()
+
+
+def test_splits_do_not_meet(make_config, write_dataset):
+    """Documents of the three splits are apart, in order, and together all there are."""
+    config = make_config()
+    write_dataset()
+    datasets = build_datasets(config)
+    bounds = [datasets.train.bounds, datasets.valid.bounds, datasets.test.bounds]
+    assert [first for first, _ in bounds] == [0, *(last for _, last in bounds[:-1])]
+    assert bounds[-1][1] == datasets.manifest.counts["documents"]
+    assert (
+        sum(split.num_tokens for split in (datasets.train, datasets.valid, datasets.test))
+        == datasets.manifest.counts["tokens"]
+    )
+
+
+def test_steps_are_the_same_on_any_number_of_ranks(make_config, write_dataset):
+    """The samples of each step, read through 1, 2 and 4 ranks, are the same set."""
+    config = make_config()
+    write_dataset()
+    datasets = build_datasets(config)
+    state = datasets.state.advanced(8)
+    sets = []
+    for size, micro in ((1, 4), (2, 1), (4, 1), (2, 2)):
+        read = [
+            datasets.train.batch(rank_positions(state.step_positions(4), micro, rank, size).ravel())
+            for rank in range(size)
+        ]
+        sets.append(sorted(map(tuple, np.concatenate(read).tolist())))
+    assert sets[0] == sets[1] == sets[2] == sets[3]
+    assert len(sets[0]) == 4
+
+
+def test_more_tokens_later_continue_the_order(make_config, write_dataset, caplog):
+    """A resumed run with more tokens keeps every earlier position, and goes on in passes with other seeds."""
+    config = make_config()
+    write_dataset()
+    short = build_datasets(config)
+    longer_config = make_config(batch={"train_tokens": 16 * 4 * 200})
+    with caplog.at_level(logging.INFO, "nbtrain.dataset.samples"):
+        longer = build_datasets(longer_config, short.state.index_samples).train
+    assert [record.getMessage() for record in caplog.records] == [
+        "the order of training samples was fixed for 120; positions behind them are read on to 800, and none before "
+        "them changes."
+    ]
+    assert short.state.index_samples == 120
+    assert len(longer) >= 800
+    before = all_samples(short.train)
+    after = all_samples(longer)
+    assert np.array_equal(after[: len(before)], before)
+    per_pass = longer.samples_per_pass
+    assert not np.array_equal(after[per_pass : 2 * per_pass], after[:per_pass])
+    assert longer._pass(1).document_index.tolist() != longer._pass(0).document_index.tolist()
+    # A fresh run of that length has an order of its own: index_samples is part of it.
+    assert build_datasets(longer_config).state.index_samples == 800
+
+
+def test_evaluation_reads_the_same_samples_every_time(make_config, write_dataset):
+    """Validation and test hold eval_iters global batches whatever the length of training."""
+    config = make_config()
+    write_dataset()
+    valid = build_datasets(config).valid
+    other = build_datasets(make_config(batch={"train_tokens": 16 * 4 * 90})).valid
+    assert valid.num_samples == other.num_samples == 8
+    assert np.array_equal(all_samples(valid), all_samples(other))
+    assert build_datasets(make_config(evaluation={"eval_iters": 0})).valid is None
+
+
+def test_cached_indices_are_read_not_built(make_config, write_dataset, monkeypatch):
+    """After prepare, a rank builds nothing; another seed, split or length has a cache entry of its own."""
+    config = make_config()
+    write_dataset()
+    build_datasets(config)
+    cache = DatasetFiles.of(config).index_cache
+    before = {path.name for path in cache.iterdir()}
+    built = []
+    build = gpt_dataset.build_gpt_index
+    monkeypatch.setattr(
+        gpt_dataset, "build_gpt_index", lambda *arguments: built.append(arguments) or build(*arguments)
+    )
+    first = build_datasets(config)
+    assert built == []
+    assert {path.name for path in cache.iterdir()} == before
+    for change in (
+        {"data": {"seed": 5}},
+        {"data": {"split": "60,20,20"}},
+        {"model": {"seq_length": 8}},
+        {"batch": {"train_tokens": 16 * 4 * 40}},
+    ):
+        built.clear()
+        other = build_datasets(make_config(**change))
+        assert built, change
+        if "batch" not in change:
+            assert not np.array_equal(other.train[0], first.train[0])
+
+
+def test_index_without_its_description_does_not_count(make_config, write_dataset):
+    """Arrays that a killed build left are built again, and are the same bytes."""
+    config = make_config()
+    write_dataset()
+    build_datasets(config)
+    cache = DatasetFiles.of(config).index_cache
+    before = {path.name: path.read_bytes() for path in cache.iterdir()}
+    for path in cache.glob("*.json"):
+        path.unlink()
+    for path in cache.glob("*sample_index.npy"):
+        path.write_bytes(b"torn")
+    build_datasets(config)
+    assert {path.name: path.read_bytes() for path in cache.iterdir()} == before
+
+
+def test_data_that_is_not_prepared(make_config):
+    """The first missing file is named with the command that makes it."""
+    with pytest.raises(DataError) as caught:
+        build_datasets(make_config())
+    assert str(caught.value) == (
+        "data/dataset/small/text_document.bin: no such file. Make it with `nbtrain prepare RUN.yaml`."
+    )
+
+
+def test_vocabulary_that_does_not_fit(make_config, write_dataset):
+    """A run whose vocabulary is larger than the stored dtype, or smaller than the data's, is refused."""
+    write_dataset()
+    with pytest.raises(DataError) as caught:
+        build_datasets(make_config(tokenizer={"vocab_size": 70_000}))
+    assert str(caught.value) == (
+        "data/dataset/small/text_document.bin: a vocabulary of 70,000 has ids up to 69,999, but uint16 holds at most "
+        "65,535. Encode again with dtype int32, or use a tokenizer of at most 65,536 entries."
+    )
+    with pytest.raises(DataError) as caught:
+        build_datasets(make_config(tokenizer={"vocab_size": 280}))
+    assert str(caught.value) == (
+        "data/dataset/small/text_document.bin: token ids go up to 299 (a vocabulary of 300), but tokenizer.vocab_size "
+        "= 280. Set it to at least 300."
+    )
+
+
+def test_files_that_are_not_the_manifests(make_config, write_dataset):
+    """A whole pair of other files under the manifest is noticed by its sizes."""
+    config = make_config()
+    dataset = write_dataset()
+    manifest = dataset.manifest()
+    changed = manifest.to_dict()
+    changed["files"]["text_document.bin"]["bytes"] += 2
+    files.write_json(dataset.manifest_json, changed)
+    size = manifest.files["text_document.bin"]["bytes"]
+    with pytest.raises(DataError) as caught:
+        build_datasets(config)
+    assert str(caught.value) == (
+        f"data/dataset/small/text_document.bin: has {size:,} bytes, its manifest says {size + 2:,}. Restore it, or "
+        "make the dataset again: `nbtrain prepare RUN.yaml --force`."
+    )
+
+
+def test_empty_splits(make_config, write_dataset, caplog):
+    """No document for training is an error; none for a wished test split is left out with a warning."""
+    config = make_config(data={"split": "1000,50,1"})
+    write_dataset()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert build_datasets(config).test is None
+    assert [record.getMessage() for record in caplog.records] == [
+        "data/dataset/small/text_document: split 1000,50,1 (megatron-deepspeed) of 120 documents leaves none for "
+        "test. It is left out; use more text or another data.split."
+    ]
+    with pytest.raises(DataError) as caught:
+        build_datasets(make_config(data={"split": "0,1,0"}))
+    assert str(caught.value) == (
+        "data/dataset/small/text_document: split 0,1,0 (megatron-deepspeed) of 120 documents leaves none for train. "
+        "Use more text or another data.split."
+    )
+
+
+# --- one epoch at a time --------------------------------------------------------------------------------------
+
+
+def test_per_epoch_goes_through_every_document_once_in_each_pass(make_config, write_dataset):
+    """A pass is one epoch, shuffled with its own seed; the next pass is another order of the same documents."""
+    write_dataset()
+    train = build_datasets(make_config(data={"shuffle": "per_epoch"})).train
+    first, last = train.bounds
+    assert train.samples_per_pass == (train.num_tokens - 1) // 16
+    orders = [train._pass(number).document_index.tolist() for number in range(train.num_passes)]
+    assert train.num_passes == -(-120 // train.samples_per_pass)
+    train.num_passes = 2  # as with more tokens
+    orders.append(train._pass(1).document_index.tolist())
+    assert all(sorted(order) == list(range(first, last)) for order in orders)
+    assert orders[0] != orders[-1]
+
+
+def test_per_epoch_is_not_moved_by_more_tokens(make_config, write_dataset):
+    """A fresh run with more tokens begins with the samples of a shorter one; Megatron's order would change."""
+    write_dataset()
+    short, long = (
+        build_datasets(make_config(data={"shuffle": "per_epoch"}, batch={"train_tokens": 16 * 4 * steps}))
+        for steps in (30, 300)
+    )
+    assert len(long.train) >= 1200 > len(short.train)
+    assert np.array_equal(all_samples(long.train)[: len(short.train)], all_samples(short.train))
+    assert short.state.shuffle == "per_epoch"
+    tiled = [
+        build_datasets(make_config(batch={"train_tokens": 16 * 4 * steps})).train.batch(range(100))
+        for steps in (30, 300)
+    ]
+    assert not np.array_equal(*tiled)
+
+
+def test_per_epoch_passes_are_built_before_training_and_opened_when_reached(
+    make_config, write_dataset, monkeypatch
+):
+    """prepare leaves nothing for a rank to build, and a rank holds two passes at most."""
+    write_dataset()
+    config = make_config(data={"shuffle": "per_epoch"}, batch={"train_tokens": 16 * 4 * 300})
+    build_datasets(config)
+    monkeypatch.setattr(gpt_dataset, "build_gpt_index", None)
+    train = build_datasets(config).train
+    assert (train.num_passes, list(train._open)) == (8, [0])
+    all_samples(train)
+    assert list(train._open) == [6, 7]
+
+
+def test_a_worker_process_maps_the_index_itself(make_config, write_dataset):
+    """A pickled dataset carries no array, and gives the same samples."""
+    write_dataset()
+    train = build_datasets(make_config()).train
+    content = pickle.dumps(train)
+    assert len(content) < 3000
+    assert np.array_equal(all_samples(pickle.loads(content)), all_samples(train))
+
+
+def test_resume_reads_the_same_samples_on_other_ranks(make_config, write_dataset):
+    """Over the end of an epoch and a skipped range: 1 rank, then 4 from the third step on, as 1 throughout."""
+    write_dataset()
+    config = make_config(data={"shuffle": "per_epoch"}, batch={"train_tokens": 16 * 4 * 300})
+    datasets = build_datasets(config)
+    per_pass = datasets.train.samples_per_pass
+    state = datasets.state.advanced(per_pass - 10).skipping(per_pass - 3, per_pass + 5)
+    straight = [
+        datasets.train.batch(state.advanced(8 * step).step_positions(8)).tolist() for step in range(4)
+    ]
+    resumed = type(state).from_dict(state.advanced(16).to_dict())
+    again = build_datasets(config, resumed.index_samples).train
+    for step in (2, 3):
+        positions = resumed.advanced(8 * (step - 2)).step_positions(8)
+        read = [again.batch(rank_positions(positions, 2, rank, 4).ravel()).tolist() for rank in range(4)]
+        assert [row for part in read for row in part] == straight[step]
+
+
+# --- what a sample carries ------------------------------------------------------------------------------------
+
+
+def with_options(make_config, **options):
+    return build_datasets(make_config(data=options)).train
+
+
+def test_a_plain_sample_carries_nothing_else(make_config, write_dataset):
+    """Tokens and labels are the two ends of Megatron's sample; the rest is None."""
+    write_dataset()
+    train = with_options(make_config)
+    sample = train.sample(7)
+    assert sample.tokens.tolist() == train[7][:-1].tolist()
+    assert sample.labels.tolist() == train[7][1:].tolist()
+    assert sample[2:] == (None, None, None, 0, None)
+
+
+def test_bounds_of_documents_come_from_the_documents(make_config, write_dataset):
+    """A document with the end-of-document token inside is one document; positions and bounds agree."""
+    target = write_dataset()
+    tokens = np.memmap(target.bin, np.uint16, "r+")
+    tokens[::7] = 0
+    tokens.flush()
+    train = with_options(make_config, reset_position_ids=True, inter_document_masking=True)
+    index, indexed = train._pass(0), IndexedDataset(target.prefix)
+    lengths = np.asarray(indexed.lengths)[index.document_index]
+    owner = np.repeat(np.arange(len(lengths)), lengths)
+    place = np.concatenate([np.arange(length) for length in lengths])
+    for position in range(len(train)):
+        sample = train.sample(position)
+        start = int(index.shuffle_index[position]) * 16
+        own, inside = owner[start : start + 16], place[start : start + 16]
+        begins = np.flatnonzero(np.diff(own, prepend=-1))
+        assert sample.cu_seqlens.dtype == np.int32 and sample.position_ids.dtype == np.int64
+        assert sample.cu_seqlens.tolist() == [*begins, *[16] * (17 - len(begins))]
+        # The document that the sample begins in goes on from 0 too, as upstream's positions do.
+        assert sample.position_ids.tolist() == [
+            int(row - begins[begins <= row].max()) for row in range(len(inside))
+        ]
+        assert sample.loss_mask is None
+
+
+def test_no_loss_where_the_input_is_eod(make_config, write_dataset):
+    """The label behind an end-of-document token is the first token of another text."""
+    write_dataset()
+    train = with_options(make_config, eod_mask_loss=True)
+    sample = next(sample for sample in map(train.sample, range(40)) if 0 in sample.tokens)
+    assert sample.loss_mask.dtype == np.float32
+    assert sample.loss_mask.tolist() == [float(token != 0) for token in sample.tokens]
+    assert sample.position_ids is None and sample.cu_seqlens is None
+
+
+def test_eod_mask_needs_to_know_the_token(make_config, write_dataset):
+    """A dataset that somebody brought may not say how its documents end."""
+    write_dataset(eod_id=None)
+    with pytest.raises(DataError) as caught:
+        with_options(make_config, eod_mask_loss=True)
+    assert str(caught.value) == (
+        "default: data.eod_mask_loss needs the end-of-document token, and data/dataset/small does not say "
+        "which it is. Set it to false, or prepare the dataset."
+    )
+
+
+def test_a_loss_mask_beside_the_tokens_is_cut_as_they_are(make_config, write_dataset):
+    """1 beside each token that is learnt: the mask of a sample is that of its labels."""
+    target = write_dataset()
+    indexed = IndexedDataset(target.prefix)
+    with IndexedWriter(target.loss_mask.prefix, 2, None, dtype=np.dtype(np.uint8)) as writer:
+        for sequence in range(len(indexed)):
+            writer.add_document((indexed[sequence] % 3 > 0).astype(np.uint8))
+    train = build_datasets(make_config(data={"eod_mask_loss": True})).train
+    for position in range(20):
+        sample = train.sample(position)
+        assert sample.loss_mask.tolist() == [
+            float(label % 3 > 0 and token != 0) for token, label in zip(sample.tokens, sample.labels)
+        ]

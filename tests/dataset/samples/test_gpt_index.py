@@ -1,0 +1,262 @@
+"""Document, sample and shuffle index and the two split rules: golden arrays and a slow twin."""
+
+import io
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from nbtrain.base.errors import ConfigError, DataError
+from nbtrain.dataset.samples import gpt_index
+from nbtrain.dataset.samples.gpt_index import build_gpt_index, epochs_needed, split_bounds, split_weights
+from nbtrain.dataset.samples.index_files import cached_arrays, store
+
+LENGTHS = np.array([5, 3, 0, 9, 2, 7], np.int32)
+GOLDEN_DOCUMENTS = [2, 1, 5, 0, 4, 3, 0, 4, 3, 2, 5, 1]
+GOLDEN_SAMPLES = [
+    [0, 0],
+    [2, 1],
+    [2, 5],
+    [3, 2],
+    [4, 1],
+    [5, 3],
+    [5, 7],
+    [6, 2],
+    [7, 1],
+    [8, 3],
+    [8, 7],
+    [10, 2],
+    [10, 6],
+]
+GOLDEN_SHUFFLE = [1, 0, 3, 2, 5, 4, 8, 9, 7, 10, 11, 6]
+
+
+def slow_sample_index(lengths, document_index, num_samples, seq_length):
+    """Megatron's helpers.cpp, transcribed: walk the documents token by token."""
+    rows, place, offset = [(0, 0)], 0, 0
+    for _ in range(num_samples):
+        left = seq_length + 1
+        while left:
+            length = lengths[document_index[place]] - offset
+            left -= length
+            if left <= 0:
+                # The last token of a sample is the first of the next.
+                offset += left + length - 1
+                left = 0
+            else:
+                place, offset = place + 1, 0
+        rows.append((place, offset))
+    return np.array(rows)
+
+
+def slow_index(lengths, first, last, seq_length, num_samples, seed):
+    """The whole algorithm as upstream writes it, with loops."""
+    tokens = int(lengths[first:last].sum())
+    epochs, total = 1, tokens
+    while (total - 1) // seq_length < num_samples:
+        epochs, total = epochs + 1, total + tokens
+    available = (total - 1) // seq_length
+    generator = np.random.RandomState(seed)
+    documents = list(range(first, last))
+    before = ((epochs - 1) * tokens - 1) // seq_length
+    separate = epochs > 1 and num_samples - before < int(0.80 * ((tokens - 1) // seq_length))
+
+    def shuffled(values, dtype):
+        values = np.array(values, dtype)
+        generator.shuffle(values)
+        return values.tolist()
+
+    if separate:
+        document_index = shuffled(documents * (epochs - 1), np.int32) + shuffled(documents, np.int32)
+    else:
+        document_index = shuffled(documents * epochs, np.int32)
+    sample_index = slow_sample_index(lengths, document_index, available, seq_length)
+    if separate:
+        shuffle = shuffled(range(before), np.uint32) + shuffled(range(before, available), np.uint32)
+    else:
+        shuffle = shuffled(range(available), np.uint32)
+    return np.array(document_index), sample_index, np.array(shuffle)
+
+
+def test_golden_arrays():
+    """Six documents, one of them empty, two epochs: arrays of megatron-core 0.16.1 (seed 1234)."""
+    index = build_gpt_index(LENGTHS, 0, 6, seq_length=4, num_samples=9, seed=1234)
+    assert index.document_index.tolist() == GOLDEN_DOCUMENTS
+    assert index.sample_index.tolist() == GOLDEN_SAMPLES
+    assert index.shuffle_index.tolist() == GOLDEN_SHUFFLE
+    assert [
+        array.dtype.name for array in (index.document_index, index.sample_index, index.shuffle_index)
+    ] == [
+        "int32",
+        "int32",
+        "uint32",
+    ]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_equals_the_slow_twin(seed):
+    """Random documents, cut, length and epochs: all three arrays equal the loops of upstream."""
+    generator = np.random.RandomState(seed)
+    # No empty first document here: the loop of upstream starts inside it, as row 0 of ours does.
+    lengths = generator.randint(1, 30, size=generator.randint(3, 40)).astype(np.int32)
+    first = int(generator.randint(0, len(lengths) - 2))
+    arguments = (first, len(lengths), int(generator.randint(1, 25)), int(generator.randint(1, 400)), seed)
+    index = build_gpt_index(lengths, *arguments)
+    for ours, slow in zip(
+        (index.document_index, index.sample_index, index.shuffle_index),
+        slow_index(lengths, *arguments),
+        strict=True,
+    ):
+        assert np.array_equal(ours, slow)
+
+
+def test_every_token_is_read_once_in_an_epoch():
+    """One epoch cuts the shuffled documents into pieces that meet in one token and leave less than one out."""
+    lengths = np.array([4, 10, 1, 6, 25], np.int32)
+    index = build_gpt_index(lengths, 0, 5, seq_length=8, num_samples=1, seed=3)
+    ends = np.concatenate([[0], np.cumsum(lengths[index.document_index])])
+    starts = ends[index.sample_index[:, 0]] + index.sample_index[:, 1]
+    assert starts.tolist() == [8 * row for row in range(len(index) + 1)]
+    assert len(index) == (46 - 1) // 8
+
+
+def test_last_epoch_is_separate_below_eighty_percent():
+    """A last epoch needed for under 80 % is shuffled behind the others, so that it is cut short evenly."""
+    lengths = np.full(100, 11, np.int32)  # 1,100 tokens, 109 samples of 10 each epoch
+    short, long = epochs_needed(1100, 10, 109 + 80), epochs_needed(1100, 10, 109 + 100)
+    assert (short.num_epochs, short.separate_last_epoch) == (2, True)
+    assert (long.num_epochs, long.separate_last_epoch) == (2, False)
+    assert not epochs_needed(1100, 10, 5).separate_last_epoch
+    index = build_gpt_index(lengths, 0, 100, 10, 109 + 80, seed=5)
+    assert sorted(index.document_index[100:]) == list(range(100))
+    assert sorted(index.shuffle_index[:109]) == list(range(109))
+
+
+def test_documents_without_a_token():
+    """A split without tokens cannot give a sample, and that is said."""
+    with pytest.raises(DataError) as caught:
+        build_gpt_index(LENGTHS, 2, 3, 4, 1, seed=0)
+    assert str(caught.value) == "documents 2 to 3 hold no token: no sample can be cut from them."
+
+
+def test_index_that_would_fill_the_memory():
+    """Thousands of epochs of many documents are refused before they are laid out."""
+    with pytest.raises(DataError) as caught:
+        build_gpt_index(np.full(100_000, 2, np.int32), 0, 100_000, 2048, 10_000_000, seed=0)
+    assert str(caught.value) == (
+        "10,000,000 samples of 2,048 tokens are 102,401 epochs of 200,000 tokens; their document index would take "
+        "38 GiB (at most 16 GiB). Use more text, set data.shuffle: per_epoch, which has one epoch's at a time, or set "
+        "data.index_samples: the order is then built for that many and repeated with another seed."
+    )
+
+
+def test_split_rules_differ_by_a_document():
+    """Ten documents by 949,50,1: Megatron-DeepSpeed trains on 10, megatron-core on 9."""
+    assert split_bounds("949,50,1", "megatron-deepspeed", 10) == [(0, 10), (10, 10), (10, 10)]
+    assert split_bounds("949,50,1", "megatron-core", 10) == [(0, 9), (9, 10), (10, 10)]
+
+
+@pytest.mark.parametrize(("split", "expected"), [("949,50,1", 4940), ("98,2,0", 400), ("100,0,0", 0)])
+def test_how_often_the_rules_differ(split, expected):
+    """Over sizes 1 to 20,000 the two rules differ as often as upstream's two functions do."""
+    differ = 0
+    for size in range(1, 20_001):
+        upstream, core = (split_bounds(split, rule, size) for rule in ("megatron-deepspeed", "megatron-core"))
+        assert upstream[0][0] == core[0][0] == 0
+        assert upstream[2][1] == core[2][1] == size
+        differ += upstream != core
+    assert differ == expected
+
+
+def test_split_texts():
+    """One to three numbers, with commas or slashes; anything else is refused."""
+    assert split_weights("98/2") == [98, 2, 0]
+    assert split_weights("1") == [1, 0, 0]
+    for bad in ("", "a,b", "1,2,3,4", "-1,2,3", "0,0,0", "nan,1"):
+        with pytest.raises(ConfigError) as caught:
+            split_weights(bad)
+        assert str(caught.value) == (
+            f'data.split = {bad!r}: must be one to three relative sizes, e.g. "949,50,1".'
+        )
+    with pytest.raises(ConfigError, match="must be megatron-deepspeed or megatron-core"):
+        split_bounds("1,1,1", "other", 10)
+
+
+def test_stretches_of_any_size_give_the_same_rows(monkeypatch):
+    """The sample index is found stretch by stretch of the document index: where they end is of no account."""
+    lengths = np.random.RandomState(3).randint(0, 40, size=50).astype(np.int32)
+    lengths[0], lengths[20] = 3, 500
+    whole = build_gpt_index(lengths, 0, 50, 7, 900, seed=4)
+    for size in (1, 2, 13, 150):
+        monkeypatch.setattr(gpt_index, "CHUNK_DOCUMENTS", size)
+        cut = build_gpt_index(lengths, 0, 50, 7, 900, seed=4)
+        for name in whole.__dataclass_fields__:
+            assert np.array_equal(getattr(cut, name), getattr(whole, name))
+
+
+NAMES = ("document_index", "sample_index", "shuffle_index")
+
+
+def test_files_hold_what_numpy_saves_of_arrays_in_memory(tmp_path):
+    """Filled in the mapped file, shuffles included, and written from memory: the same bytes."""
+    lengths = np.random.RandomState(1).randint(1, 30, size=80).astype(np.int32)
+    arguments = (lengths, 5, 75, 16, 400, 9)
+    key = store(tmp_path, {"a": 1}, NAMES, lambda allocate: build_gpt_index(*arguments, allocate))
+    expected = build_gpt_index(*arguments)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        [f"{key}.json", *(f"{key}-{name}.npy" for name in NAMES)]
+    )
+    for name in NAMES:
+        saved = io.BytesIO()
+        np.save(saved, getattr(expected, name))
+        assert (tmp_path / f"{key}-{name}.npy").read_bytes() == saved.getvalue()
+    assert len(expected.shuffle_index) > 400 and expected.document_index.shape[0] > 70
+
+
+def test_a_build_that_fails_leaves_nothing(tmp_path):
+    """An error while arrays are filled removes what was begun; the next call builds."""
+    lengths = np.full(10, 9, np.int32)
+
+    def failing(allocate):
+        allocate("document_index", (10,), np.dtype(np.int32))
+        raise OSError(28, "No space left on device")
+
+    with pytest.raises(OSError, match="No space"):
+        store(tmp_path, {}, NAMES, failing)
+    assert list(tmp_path.iterdir()) == []
+    arrays = cached_arrays(
+        tmp_path, {}, NAMES, lambda allocate: build_gpt_index(lengths, 0, 10, 4, 5, 0, allocate)
+    )
+    assert arrays["shuffle_index"].shape == (22,)
+
+
+def test_space_is_taken_before_the_array_is_mapped(tmp_path, monkeypatch):
+    """A full disk is an error with its name, not a signal that kills the process at the first write."""
+
+    def full(descriptor, offset, length):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        store(tmp_path, {}, ("a",), lambda allocate: allocate("a", (1 << 20,), np.dtype(np.int64)))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_builders_at_one_time_do_not_disturb_each_other(tmp_path):
+    """Four that all find nothing and start together: every one reads whole arrays, and no temporary file stays."""
+    lengths = np.random.RandomState(1).randint(1, 30, size=300).astype(np.int32)
+    expected = build_gpt_index(lengths, 0, 300, 16, 2000, 9)
+    together = threading.Barrier(4)
+
+    def build(allocate):
+        together.wait(10)
+        build_gpt_index(lengths, 0, 300, 16, 2000, 9, allocate)
+
+    def read(_):
+        return cached_arrays(tmp_path, {"a": 1}, NAMES, build)
+
+    with ThreadPoolExecutor(4) as pool:
+        for arrays in pool.map(read, range(4)):
+            assert all(np.array_equal(arrays[name], getattr(expected, name)) for name in NAMES)
+    assert len(list(tmp_path.iterdir())) == 4

@@ -1,0 +1,70 @@
+"""Packing: every item once, no bin too full, best fit by its definition, and a fill that pays."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbtrain.dataset.samples.packing import pack_best_fit
+
+
+def bins_of(packed) -> list[list[int]]:
+    return [packed.items[start:stop].tolist() for start, stop in zip(packed.offsets[:-1], packed.offsets[1:])]
+
+
+def best_fit_by_definition(lengths: list[int], capacity: int) -> list[int]:
+    """Used room of each bin: each length into the fullest bin that still holds it, looked at one by one."""
+    used: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [number for number, room in enumerate(used) if room + length <= capacity]
+        if fitting:
+            used[max(fitting, key=lambda number: used[number])] += length
+        else:
+            used.append(length)
+    return used
+
+
+@st.composite
+def cases(draw):
+    capacity = draw(st.integers(1, 40))
+    return draw(st.lists(st.integers(1, capacity), max_size=60)), capacity
+
+
+@given(cases())
+@settings(deadline=None, max_examples=200)
+def test_every_item_is_in_one_bin_and_no_bin_is_too_full(case):
+    """Also: no bin is empty, and its longest item is the first."""
+    lengths, capacity = case
+    packed = pack_best_fit(np.array(lengths), capacity)
+    assert sorted(packed.items.tolist()) == list(range(len(lengths)))
+    for items in bins_of(packed):
+        inside = [lengths[item] for item in items]
+        assert inside and sum(inside) <= capacity
+        assert inside == sorted(inside, reverse=True)
+
+
+@given(cases())
+@settings(deadline=None, max_examples=200)
+def test_bins_are_as_full_as_best_fit_makes_them(case):
+    """The shortcuts (equal lengths at one go, a list of rooms) change no bin's size."""
+    lengths, capacity = case
+    packed = pack_best_fit(np.array(lengths), capacity)
+    found = sorted(sum(lengths[item] for item in items) for items in bins_of(packed))
+    assert found == sorted(best_fit_by_definition(lengths, capacity))
+
+
+def test_lengths_of_natural_text_leave_a_thousandth_empty():
+    """20,000 log-normal lengths, 2,048 slots; twice the same bins."""
+    lengths = np.clip(np.random.RandomState(0).lognormal(5.5, 1.0, 20_000), 1, 2048).astype(np.int64)
+    packed = pack_best_fit(lengths, 2048)
+    assert lengths.sum() / (len(packed) * 2048) >= 0.999
+    again = pack_best_fit(lengths, 2048)
+    assert np.array_equal(packed.items, again.items) and np.array_equal(packed.offsets, again.offsets)
+
+
+def test_nothing_and_what_does_not_fit():
+    """No item makes no bin; a length of 0 or above the capacity is the caller's mistake."""
+    assert len(pack_best_fit(np.array([], np.int64), 8)) == 0
+    for wrong in ([0, 1], [9]):
+        with pytest.raises(ValueError, match=r"must be 1 to the capacity of 8"):
+            pack_best_fit(np.array(wrong), 8)

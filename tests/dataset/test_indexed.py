@@ -1,0 +1,515 @@
+"""The .bin/.idx format: golden bytes, round trips, and every kind of damage told in words."""
+
+import hashlib
+import importlib.util
+import json
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.dataset import indexed, indexed_writer
+from nbtrain.dataset.indexed import DTYPES, HEADER, IndexedDataset, check_vocabulary, optimal_dtype
+from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
+
+
+@pytest.fixture
+def prefix(workspace):
+    (workspace / "data").mkdir()
+    return workspace / "data" / "text_document"
+
+
+def write(prefix, documents, vocab_size=100, eod_id=9, dtype=None):
+    with IndexedWriter(prefix, vocab_size, eod_id, dtype) as writer:
+        for document in documents:
+            writer.add_document(np.array(document, np.uint32))
+    return writer.written
+
+
+def read_bytes(prefix, suffix):
+    return prefix.with_suffix(suffix).read_bytes()
+
+
+def test_golden_bytes(prefix):
+    """Two documents in uint16 are these bytes: what megatron-core and Megatron-DeepSpeed write for them."""
+    write(prefix, [[1, 2, 3], [258]], vocab_size=300)
+    assert read_bytes(prefix, ".bin").hex() == "010002000300090002010900"
+    assert (
+        read_bytes(prefix, ".idx").hex()
+        == (
+            "4d4d494449445800000100000000000000" + "08"  # magic, version 1, uint16
+            "0200000000000000" + "0300000000000000"  # 2 sequences, 3 entries of the document array
+            "04000000" + "02000000"  # lengths, EOD counted
+            "0000000000000000" + "0800000000000000"  # byte offsets
+            "0000000000000000" + "0100000000000000" + "0200000000000000"
+        )
+    )
+
+
+@pytest.mark.parametrize("dtype", [dtype.name for dtype in DTYPES.values()])
+def test_every_dtype_comes_back(prefix, dtype):
+    """Each of the format's eight dtypes is written with its code and read with its values."""
+    with IndexedWriter(prefix, vocab_size=None, eod_id=None, dtype=dtype) as writer:
+        writer.add_batch(np.array([5, 6, 7]), np.array([0, 1, 3]))
+    dataset = IndexedDataset(prefix)
+    assert dataset.dtype.name == dtype
+    assert [dataset[index].tolist() for index in range(len(dataset))] == [[5], [6, 7]]
+
+
+def test_batches_equal_single_documents(prefix, workspace):
+    """A batch with empty documents gives the bytes of its documents one by one; empty ones are counted."""
+    ids, offsets = np.arange(6, dtype=np.uint32), np.array([0, 0, 2, 2, 5, 6, 6])
+    with IndexedWriter(prefix, 100, 9) as writer:
+        writer.add_batch(ids, offsets)
+    other = workspace / "one by one_document"
+    write(other, [[0, 1], [2, 3, 4], [5]])
+    assert writer.written.num_empty == 3
+    assert (writer.written.num_documents, writer.written.num_tokens) == (3, 9)
+    assert read_bytes(prefix, ".bin") == read_bytes(other, ".bin")
+    assert read_bytes(prefix, ".idx") == read_bytes(other, ".idx")
+
+
+def test_dtype_follows_the_vocabulary():
+    """uint16 below 65,500 entries, int32 from there on: the rule of both projects."""
+    assert [optimal_dtype(size).name for size in (257, 65_499, 65_500, 100_000)] == [
+        "uint16",
+        "uint16",
+        "int32",
+        "int32",
+    ]
+
+
+def test_part_of_a_sequence_and_pickling(prefix):
+    """get() cuts within a sequence; a pickled dataset maps the files again instead of carrying them."""
+    write(prefix, [[1, 2, 3, 4], [5, 6]])
+    dataset = IndexedDataset(prefix)
+    assert dataset.get(0, 1, 2).tolist() == [2, 3]
+    assert dataset.get(1, 1).tolist() == [6, 9]
+    content = pickle.dumps(dataset)
+    assert len(content) < 500
+    assert pickle.loads(content)[1].tolist() == [5, 6, 9]
+
+
+def test_sequences_are_not_documents(prefix):
+    """An index whose documents hold several sequences or none, as Megatron's slow script writes, is read."""
+    prefix.with_suffix(".bin").write_bytes(np.arange(6, dtype="<u2").tobytes())
+    write_index(prefix.with_suffix(".idx"), np.uint16, np.array([1, 2, 3]), documents=np.array([0, 2, 2, 3]))
+    dataset = IndexedDataset(prefix)
+    dataset.verify(vocab_size=6)
+    assert (len(dataset), len(dataset.document_indices) - 1) == (3, 3)
+
+
+def test_an_empty_dataset_is_readable(prefix):
+    """No document gives an empty .bin, which can be opened."""
+    write(prefix, [])
+    assert IndexedDataset(prefix).num_tokens == 0
+    assert IndexedDataset(prefix).verify(10) == -1
+
+
+def test_failure_leaves_no_file(prefix):
+    """A writer that is left by an exception leaves neither file, nor a temporary one."""
+    with pytest.raises(RuntimeError), IndexedWriter(prefix, 100, 9) as writer:
+        writer.add_document(np.array([1]))
+        raise RuntimeError
+    assert list(prefix.parent.iterdir()) == []
+
+
+def refuses(message, call, *arguments, **keywords):
+    with pytest.raises(DataError) as caught:
+        call(*arguments, **keywords)
+    assert str(caught.value) == message
+
+
+def test_id_outside_the_vocabulary(prefix):
+    """An id that the vocabulary does not have is refused, not cast."""
+    refuses(
+        "data/text_document.bin: token id 100 is outside the vocabulary of 100 entries. The tokenizer and its "
+        "vocab_size do not agree.",
+        write,
+        prefix,
+        [[1, 100]],
+    )
+
+
+def test_vocabulary_larger_than_dtype(prefix):
+    """uint16 cannot hold 70,000 ids, said before anything is written."""
+    refuses(
+        "data/text_document.bin: a vocabulary of 70,000 has ids up to 69,999, but uint16 holds at most 65,535. "
+        "Encode again with dtype int32, or use a tokenizer of at most 65,536 entries.",
+        write,
+        prefix,
+        [[1]],
+        vocab_size=70_000,
+        dtype="uint16",
+    )
+    refuses(
+        "x: token ids are stored as float32; GPT data must be an integer type.",
+        check_vocabulary,
+        np.dtype("f4"),
+        10,
+        "x",
+    )
+
+
+def test_truncated_bin(prefix):
+    """A short .bin is refused on opening, with both sizes."""
+    write(prefix, [[1, 2, 3], [4]])
+    binary = prefix.with_suffix(".bin")
+    binary.write_bytes(binary.read_bytes()[:-5])
+    refuses(
+        "data/text_document.bin: truncated: 7 bytes, but data/text_document.idx counts 6 tokens of 2 bytes = 12 "
+        "bytes; 5 bytes are missing. Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
+        IndexedDataset,
+        prefix,
+    )
+
+
+def test_bin_of_another_pair(prefix):
+    """A .bin that is too long by anything but one token a document belongs to another index."""
+    write(prefix, [[1, 2, 3], [4]])
+    with prefix.with_suffix(".bin").open("ab") as stream:
+        stream.write(bytes(2))
+    refuses(
+        "data/text_document.bin: 14 bytes, but data/text_document.idx counts 12: 2 bytes too many. The two files are "
+        "not of one pair: copy both again.",
+        IndexedDataset,
+        prefix,
+    )
+
+
+def damaged_index(prefix, change):
+    write(prefix, [[1, 2, 3], [4]])
+    index = prefix.with_suffix(".idx")
+    content = bytearray(index.read_bytes())
+    index.write_bytes(bytes(change(content)))
+
+
+def put(offset, value):
+    def change(content):
+        content[offset : offset + len(value)] = value
+        return content
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            put(0, b"NOTINDEX\0"),
+            "data/text_document.idx: not a Megatron index: must start with b'MMIDIDX\\x00\\x00', starts with "
+            "b'NOTINDEX\\x00'. Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
+        ),
+        (
+            put(0, b"TNTIDX\0\0"),
+            "data/text_document.idx: the `lazy`/`cached` format of old Megatron (TNTIDX). Only `mmap` is read: "
+            "convert it with Megatron's tools, or prepare the data again.",
+        ),
+        (
+            put(9, b"\2"),
+            "data/text_document.idx: index version 2, must be 1. Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
+        ),
+        (
+            put(17, b"\x0b"),
+            "data/text_document.idx: dtype code 11, must be one of 1 to 8. Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
+        ),
+        (
+            lambda content: content[:-8],
+            "data/text_document.idx: 74 bytes, but its header names 2 sequences and 3 document entries = 82 bytes. "
+            "Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
+        ),
+        (
+            lambda content: content + bytes(2),
+            "data/text_document.idx: a multimodal index (one mode byte per sequence); only text is read. Write it without modes.",
+        ),
+        (
+            put(HEADER.size + 8, b"\2"),
+            "data/text_document.idx: sequence 0 starts at byte 2, must be 0: offsets are the running sum of the "
+            "lengths. Copy the file again, or make the index again.",
+        ),
+        (
+            put(HEADER.size + 24, b"\1"),
+            "data/text_document.idx: the document array must rise from 0 to 2 (sequences). Copy the "
+            "file again, or make the index again.",
+        ),
+    ],
+)
+def test_damaged_index(prefix, change, message):
+    """Each damage of an .idx has its own sentence with the numbers."""
+    damaged_index(prefix, change)
+    refuses(message, IndexedDataset, prefix)
+
+
+def test_verify_finds_ids_of_another_tokenizer(prefix):
+    """verify() compares every id with the vocabulary."""
+    write(prefix, [[1, 50]])
+    assert IndexedDataset(prefix).verify(51) == 50
+    refuses(
+        "data/text_document.bin: holds token id 50, but the vocabulary has 50 entries (ids below 50). It was made "
+        "with another tokenizer: set tokenizer.vocab_size to that one's, or encode again.",
+        IndexedDataset(prefix).verify,
+        50,
+    )
+
+
+def test_missing_file(prefix):
+    """A missing file names the command that makes it."""
+    refuses(
+        "data/text_document.idx: no such file. Make it with `nbtrain prepare RUN.yaml`.",
+        IndexedDataset,
+        prefix,
+    )
+    write(prefix, [[1]])
+    prefix.with_suffix(".bin").unlink()
+    refuses(
+        "data/text_document.bin: no such file. Make it with `nbtrain prepare RUN.yaml`.",
+        IndexedDataset,
+        prefix,
+    )
+
+
+# --- hostile indices ----------------------------------------------------------------------------------------
+
+HUGE = (2**64 - 1).to_bytes(8, "little")
+LENGTHS, POINTERS, DOCUMENTS = HEADER.size, HEADER.size + 8, HEADER.size + 24
+
+
+def int64(value):
+    return (value % 2**64).to_bytes(8, "little")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        # 12 * S is a multiple of 2**64: in 64 bits it would be 0.
+        (put(18, int64(2**62)), r"its header names 4,611,686,018,427,387,904 sequences"),
+        (put(18, HUGE), r"its header names 18,446,744,073,709,551,615 sequences"),
+        (put(26, HUGE), r"and 18,446,744,073,709,551,615 document entries"),
+        (
+            lambda content: put(26, int64(0))(content)[:-24],
+            r"the document array must rise from 0 to 2 \(sequences\)",
+        ),
+        (put(LENGTHS, int64(-1)[:4]), r"sequence 0 has the length -1\."),
+        (put(LENGTHS + 4, (2**31 - 1).to_bytes(4, "little")), r"text_document\.bin: truncated: 12 bytes"),
+        (put(LENGTHS + 4, (2**31).to_bytes(4, "little")), r"sequence 1 has the length -2,147,483,648\."),
+        (put(POINTERS, int64(-8)), r"sequence 0 starts at byte -8, must be 0"),
+        (put(POINTERS + 8, int64(-2)), r"sequence 1 starts at byte -2, must be a multiple of 2 below"),
+        (put(POINTERS + 8, int64(7)), r"sequence 1 starts at byte 7, must be a multiple of 2 below"),
+        (put(POINTERS + 8, int64(2**63 - 2)), r"sequence 1 starts at byte 9,223,372,036,854,775,806"),
+        (put(POINTERS + 8, int64(2**40)), r"truncated: 12 bytes, but .* counts 549,755,813,890 tokens"),
+        (put(DOCUMENTS + 8, int64(3)), r"the document array must rise from 0 to 2"),
+        (put(DOCUMENTS + 8, int64(-1)), r"the document array must rise from 0 to 2"),
+        (put(DOCUMENTS + 16, int64(3)), r"the document array must rise from 0 to 2"),
+    ],
+)
+def test_hostile_index(prefix, change, message):
+    """Whatever the header, a length, an offset or a document entry says, opening refuses it in words."""
+    damaged_index(prefix, change)
+    with pytest.raises(DataError, match=message):
+        IndexedDataset(prefix)
+
+
+def test_a_block_is_checked_when_it_is_first_read(prefix, monkeypatch):
+    """What opening does not read of a large index is checked before the first token comes out of it."""
+    monkeypatch.setattr(indexed, "BLOCK_BITS", 2)
+    monkeypatch.setattr(indexed, "BLOCK", 4)
+    monkeypatch.setattr(indexed, "OPENED_BLOCKS", 1)
+    documents = [[number] * (number % 5 + 1) for number in range(30)]
+    write(prefix, documents)
+    index = prefix.with_suffix(".idx")
+    whole = index.read_bytes()
+    pointer = HEADER.size + 4 * 30 + 8 * 17
+    moved = int.from_bytes(whole[pointer : pointer + 8], "little") + 2
+    index.write_bytes(bytes(put(pointer, moved.to_bytes(8, "little"))(bytearray(whole))))
+    dataset = IndexedDataset(prefix)
+    for number in (0, 15, 20, 29, -1):
+        assert dataset[number].tolist() == [*documents[number], 9]
+    for number in (16, 17, 19, -13):
+        with pytest.raises(DataError, match=r"sequence 17 starts at byte 132, must be 130"):
+            dataset[number]
+    # Shifted from the edge of a block on: both sides of the edge are held together.
+    content = bytearray(whole)
+    for number in range(16, 20):
+        at = HEADER.size + 4 * 30 + 8 * number
+        put(at, (int.from_bytes(content[at : at + 8], "little") + 2).to_bytes(8, "little"))(content)
+    index.write_bytes(bytes(content))
+    dataset = IndexedDataset(prefix)
+    for number, first in ((17, 16), (13, 16), (20, 20)):
+        with pytest.raises(DataError, match=rf"sequence {first} starts at byte"):
+            dataset[number]
+    document = HEADER.size + 12 * 30 + 8 * 17
+    index.write_bytes(bytes(put(document, int64(5))(bytearray(whole))))
+    with pytest.raises(DataError, match="the document array must rise from 0 to 30"):
+        _ = IndexedDataset(prefix).document_indices
+
+
+def test_never_fewer_tokens_than_asked_for(prefix):
+    """A part that a sequence does not hold is refused, not cut short; a sequence that is not there is IndexError."""
+    write(prefix, [[1, 2, 3, 4], [5, 6]])
+    dataset = IndexedDataset(prefix)
+    refuses(
+        "data/text_document.bin: sequence 0 holds 5 tokens; 3 from 3 on were asked for. The index that asks was made "
+        "of other data: remove index-cache/.",
+        dataset.get,
+        0,
+        3,
+        3,
+    )
+    for offset, length in ((6, None), (-1, 1), (0, -1), (0, 2**70)):
+        with pytest.raises(DataError, match="sequence 0 holds 5 tokens"):
+            dataset.get(0, offset, length)
+    assert dataset.get(np.int32(1), 3).tolist() == []
+    assert [part.tolist() for part in dataset] == [[1, 2, 3, 4, 9], [5, 6, 9]]
+    assert dataset[-2].tolist() == [1, 2, 3, 4, 9]
+    for sequence in (2, -3, 2**16, 2**70):
+        with pytest.raises(IndexError):
+            dataset[sequence]
+
+
+# --- several sequences in a document, loss masks, other data --------------------------------------------------
+
+
+def test_sentences_of_documents(prefix):
+    """Several sequences per document: EOD behind the last that has tokens, as Megatron puts it; empty ones go."""
+    with IndexedWriter(prefix, 100, 9) as writer:
+        # Documents [1 | 2 3 | -], [-], [4], in one batch; then [5 | 6] in another, then [7] as one sequence.
+        writer.add_batch(
+            np.array([1, 2, 3, 4]), np.array([0, 1, 3, 3, 3, 4]), document_ends=np.array([3, 4, 5])
+        )
+        writer.add_batch(np.array([5, 6]), np.array([0, 1, 2]), document_ends=np.array([2]))
+        writer.add_batch(np.array([7]), np.array([0, 1]))
+    dataset = IndexedDataset(prefix)
+    assert [part.tolist() for part in dataset] == [[1], [2, 3, 9], [4, 9], [5], [6, 9], [7, 9]]
+    assert dataset.document_indices.tolist() == [0, 2, 3, 5, 6]
+    written = writer.written
+    assert (written.num_documents, written.num_sequences, written.num_empty) == (4, 6, 1)
+    dataset.verify(100)
+
+
+def test_plain_documents_then_sentences(prefix):
+    """Documents before the first batch of sentences keep their places in the document array."""
+    with IndexedWriter(prefix, 100, None) as writer:
+        writer.add_batch(np.array([1, 2]), np.array([0, 1, 2]))
+        writer.add_batch(np.array([3, 4]), np.array([0, 1, 2]), document_ends=np.array([2]))
+        writer.add_batch(np.array([], np.uint32), np.array([0, 0]), document_ends=np.array([1]))
+    assert IndexedDataset(prefix).document_indices.tolist() == [0, 1, 2, 4]
+    assert writer.written.num_empty == 1
+
+
+@pytest.mark.parametrize(
+    ("offsets", "ends"), [([0, 1], None), ([1, 3], None), ([0, 2, 1, 3], None), ([0, 3], [2])]
+)
+def test_arrays_that_do_not_fit_are_our_own_mistake(prefix, offsets, ends):
+    """Offsets that leave ids out, and document ends that leave sequences out, are no data that came from outside."""
+    with pytest.raises(ValueError, match="must rise"), IndexedWriter(prefix, 100, 9) as writer:
+        writer.add_batch(np.arange(3), np.array(offsets), None if ends is None else np.array(ends))
+    assert list(prefix.parent.iterdir()) == []
+
+
+def test_loss_mask_beside_the_tokens(prefix):
+    """The mask pair has the tokens' lengths and documents; EOD is learnt, and no mask given means all."""
+    with IndexedWriter(prefix, 100, 9, loss_mask=True) as writer:
+        writer.add_batch(np.array([1, 2, 3]), np.array([0, 2, 3]), learnt=np.array([False, True, False]))
+        writer.add_batch(np.array([4]), np.array([0, 1]))
+    mask = IndexedDataset(f"{prefix}_loss_mask")
+    assert mask.dtype == np.uint8
+    assert [part.tolist() for part in mask] == [[0, 1, 1], [0, 1], [1, 1]]
+    assert [part.tolist() for part in IndexedDataset(prefix)] == [[1, 2, 9], [3, 9], [4, 9]]
+    assert sorted(writer.written.files) == sorted(path.name for path in prefix.parent.iterdir())
+    assert len(writer.written.files) == 4
+
+
+def test_values_that_do_not_fit_are_refused(prefix):
+    """Without a vocabulary the dtype is the limit: nothing is cast to another number."""
+    for dtype, value, message in (
+        ("uint8", 256, "data/text_document.bin: 256 does not fit uint8 (0 to 255). Choose a larger dtype."),
+        ("int16", -32_769, "data/text_document.bin: -32,769 does not fit int16 (-32,768 to 32,767). Choose a "
+         "larger dtype."),
+    ):  # fmt: skip
+        with pytest.raises(DataError) as caught, IndexedWriter(prefix, None, None, dtype) as writer:
+            writer.add_document(np.array([value]))
+        assert str(caught.value) == message
+
+
+def test_floats_are_readable_but_no_token_ids(prefix):
+    """A float pair opens and reads; as GPT data it is refused by name."""
+    with IndexedWriter(prefix, None, None, "float64") as writer:
+        writer.add_document(np.array([0.5, np.nan]))
+    dataset = IndexedDataset(prefix)
+    assert dataset[0][0] == 0.5
+    assert dataset.verify() == -1
+    refuses(
+        "data/text_document.bin: token ids are stored as float64; GPT data must be an integer type.",
+        dataset.verify,
+        10,
+    )
+
+
+def test_index_in_pieces(prefix, monkeypatch):
+    """Written in pieces, an index has the bytes that one piece gives."""
+    lengths, documents = np.arange(1, 24, dtype=np.int32), np.array([0, 3, 3, 17, 23])
+    expected = write_index(prefix.with_suffix(".idx"), np.int32, lengths, documents)
+    content = read_bytes(prefix, ".idx")
+    monkeypatch.setattr(indexed_writer, "CHUNK", 4)
+    assert write_index(prefix.with_suffix(".idx"), np.int32, lengths, documents) == expected
+    assert read_bytes(prefix, ".idx") == content
+    assert hashlib.sha256(content).hexdigest() == expected
+
+
+def test_a_negative_length_between_others(prefix):
+    """Offsets that follow a negative length backwards are the running sum, and refused all the same."""
+    write(prefix, [[1, 2], [3, 4], [5]])
+    lengths = np.array([5, -1, 4])
+    write_index(prefix.with_suffix(".idx"), np.uint16, lengths)
+    refuses(
+        "data/text_document.idx: sequence 1 has the length -1. Copy the file again, or make the index again.",
+        IndexedDataset,
+        prefix,
+    )
+
+
+MEGATRON_ROUND = """
+import json, sys
+import numpy as np, torch
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+ours, theirs, dtype = sys.argv[1:]
+dataset = IndexedDataset(ours)
+builder = IndexedDatasetBuilder(theirs + ".bin", dtype=getattr(np, dtype))
+for document in ([[1, 2], [3]], [], [[4, 5, 6]]):
+    tokens = [token for sequence in document for token in sequence]
+    builder.add_document(torch.tensor(tokens, dtype=torch.int64), [len(sequence) for sequence in document])
+builder.finalize(theirs + ".idx")
+print(json.dumps({
+    "dtype": np.dtype(dataset.index.dtype).name,
+    "sequences": [np.asarray(dataset[number]).tolist() for number in range(len(dataset))],
+    "documents": dataset.document_indices.tolist(),
+}))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "uint8", "float64"])
+def test_both_ways_with_megatron_core(prefix, dtype):
+    """megatron-core reads what is written here, and what its builder writes is read here, sentences and all."""
+    if importlib.util.find_spec("megatron") is None:
+        pytest.skip("megatron-core is not installed")
+    with IndexedWriter(prefix, None, 9, dtype) as writer:
+        writer.add_batch(np.array([1, 2, 3, 4]), np.array([0, 1, 3, 4]), document_ends=np.array([2, 3]))
+    theirs = prefix.with_name("theirs")
+    command = [sys.executable, "-c", MEGATRON_ROUND, str(prefix), str(theirs), dtype]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == {
+        "dtype": dtype,
+        "sequences": [[1], [2, 3, 9], [4, 9]],
+        "documents": [0, 2, 3],
+    }
+    dataset = IndexedDataset(theirs)
+    dataset.verify()
+    assert dataset.dtype.name == dtype
+    assert [part.tolist() for part in dataset] == [[1, 2], [3], [4, 5, 6]]
+    assert dataset.document_indices.tolist() == [0, 2, 2, 3]
+    assert dataset.num_filled_documents() == 2

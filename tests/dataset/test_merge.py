@@ -1,0 +1,286 @@
+"""Merging: the same bytes as one writer and as megatron-core, masks and manifests along, refusals before any write."""
+
+import hashlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.cli import __main__ as cli
+from nbtrain.dataset import merge as module
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
+from nbtrain.dataset.look.browser import Browser
+from nbtrain.dataset.look.inspect import verify
+from nbtrain.dataset.merge import merge
+from nbtrain.dataset.prepare.prepare import prepare
+from tests.dataset.dataset_maker import make_dataset
+
+MEGATRON_MERGE = """
+import sys
+from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
+output, *prefixes = sys.argv[1:]
+builder = IndexedDatasetBuilder(output + ".bin", dtype=IndexedDataset(prefixes[0]).index.dtype)
+for prefix in prefixes:
+    builder.add_index(prefix)
+builder.finalize(output + ".idx")
+"""
+
+
+@pytest.fixture
+def folder(workspace):
+    (workspace / "data").mkdir()
+    return workspace / "data"
+
+
+def pair(folder, name, documents, dtype="uint16"):
+    with IndexedWriter(folder / name, None, 9, dtype) as writer:
+        for document in documents:
+            writer.add_document(np.array(document))
+    return folder / name
+
+
+def content(prefix):
+    return [prefix.with_suffix(suffix).read_bytes() for suffix in (".bin", ".idx")]
+
+
+def test_merged_is_what_one_writer_writes(folder, monkeypatch):
+    """Three pairs, one of them empty, in pieces: the bytes of a writer that had all documents."""
+    monkeypatch.setattr(module, "CHUNK", 2)
+    documents = [[1, 2], [3], [4, 5, 6], [7], [8, 8]]
+    parts = [pair(folder, "a", documents[:3]), pair(folder, "b", []), pair(folder, "c", documents[3:])]
+    merged = merge(folder / "all", parts)
+    assert content(folder / "all") == content(pair(folder, "whole", documents))
+    assert (merged.documents, merged.tokens, merged.manifest) == (5, 14, False)
+    assert str(merged) == (
+        "          sequences  documents  tokens\n"
+        "data/a            3          3       9\n"
+        "data/b            0          0       0\n"
+        "data/c            2          2       5\n"
+        "data/all          5          5      14\n"
+        "No manifest: not every input has one. `nbtrain prepare` makes it on use."
+    )
+
+
+def several(folder, name, first):
+    """A pair of int32 with documents of two sequences, an empty one, and one of one sequence."""
+    prefix = folder / name
+    prefix.with_suffix(".bin").write_bytes((np.arange(6, dtype="<i4") + first).tobytes())
+    write_index(prefix.with_suffix(".idx"), np.int32, np.array([1, 2, 3]), np.array([0, 2, 2, 3]))
+    return prefix
+
+
+def test_documents_keep_their_sequences(folder):
+    """Documents of several sequences and repeated entries of empty ones are moved, not lost."""
+    merge(folder / "all", [several(folder, "a", 0), several(folder, "b", 100)])
+    merged = IndexedDataset(folder / "all")
+    assert merged.document_indices.tolist() == [0, 2, 2, 3, 5, 5, 6]
+    assert [part.tolist() for part in merged][3:] == [[100], [101, 102], [103, 104, 105]]
+    merged.verify()
+
+
+@pytest.mark.slow
+def test_equals_megatron_core(folder):
+    """IndexedDatasetBuilder.add_index of the same pairs writes the same bytes."""
+    if importlib.util.find_spec("megatron") is None:
+        pytest.skip("megatron-core is not installed")
+    parts = [several(folder, "a", 0), several(folder, "b", 100), several(folder, "c", 7)]
+    merge(folder / "ours", parts)
+    command = [sys.executable, "-c", MEGATRON_MERGE, str(folder / "theirs"), *map(str, parts)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert content(folder / "ours") == content(folder / "theirs")
+
+
+def test_manifests_and_masks_are_merged(make_config, texts, workspace):
+    """Counts added, sources moved, a mask of ones where a pair has none; the result verifies."""
+    config = make_config()
+    masked = DatasetFiles.named("masked")
+    source = {"kind": "jsonl", "name": "one", "documents": 120, "bytes": 7, "sequences": [0, 120]}
+    whole = make_dataset(config, texts, sources=[source], dropped={"empty": 2})
+    make_dataset(
+        config, texts[:30], dataset=masked, learnt_from=[2] * 30, sources=[source], dropped={"empty": 1}
+    )
+    merged = merge("both", [config, "masked"])
+    target = DatasetFiles.named("both")
+    manifest = target.require()
+    assert (merged.documents, merged.manifest) == (150, True)
+    assert manifest.counts["documents"] == 150
+    assert manifest.counts["dropped"] == {"empty": 3}
+    assert manifest.counts["bytes"] == whole.counts["bytes"] + sum(len(text) for text in texts[:30])
+    assert [entry["sequences"] for entry in manifest.sources] == [[0, 120], [120, 240]]
+    assert manifest.tokenizer_sha256 == whole.tokenizer_sha256
+    assert manifest.settings["merged"][0]["dataset_sha256"] == whole.dataset_sha256
+    for name, entry in manifest.files.items():
+        written = (target.directory / name).read_bytes()
+        assert entry == {"bytes": len(written), "sha256": hashlib.sha256(written).hexdigest()}
+    mask = IndexedDataset(target.loss_mask.prefix)
+    assert all(mask[number].all() for number in range(120))
+    assert [mask[number][:3].tolist() for number in range(120, 150)] == [[0, 0, 1]] * 30
+    verify("both")
+
+
+def refuses(message, *arguments):
+    with pytest.raises(DataError) as caught:
+        merge(*arguments)
+    assert str(caught.value) == message
+
+
+def test_refusals_write_nothing(folder, monkeypatch):
+    """Another dtype, an output that is there and a full disk are told with numbers, before anything is written."""
+    a, b = pair(folder, "a", [[1, 2]]), pair(folder, "b", [[1]], "int32")
+    before = sorted(folder.iterdir())
+    refuses(
+        "data/b: holds int32, data/a holds uint16. Pairs of different dtypes cannot be merged: encode one again with "
+        "the other's.",
+        folder / "all",
+        [a, b],
+    )
+    refuses("data/a.bin: there already. Merge to another name or folder, or move it away.", a, [a, a])
+    monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=60))
+    refuses(
+        "data: merging needs 94 B, 60 B are free. Free 34 B, or merge to another disk.",
+        folder / "all",
+        [a, a],
+    )
+    assert sorted(folder.iterdir()) == before
+
+
+def test_another_tokenizer_is_refused(make_config, texts):
+    """Ids of two tokenizers are never put into one file."""
+    config = make_config()
+    make_dataset(config, texts)
+    other = make_config(tokenizer={"name": "other", "vocab_size": 280})
+    manifest = make_dataset(other, texts, dataset=DatasetFiles.named("other"))
+    mine = DatasetFiles.of(config).manifest()
+    refuses(
+        f"data/dataset/other/text_document: tokenizer_sha256 is {manifest.tokenizer_sha256[:12]}, "
+        f"data/dataset/small/text_document has {mine.tokenizer_sha256[:12]}: the same ids would mean different text. "
+        "Encode one again with the other's tokenizer.",
+        "all",
+        ["small", "other"],
+    )
+    assert not DatasetFiles.named("all").directory.exists()
+
+
+def test_verb(folder, capsys):
+    """`data merge OUT A B` prints the table."""
+    a = pair(folder, "a", [[1, 2]])
+    assert cli.main(["data", "merge", str(folder / "all"), str(a), f"{a}.bin"]) == 0
+    assert "data/all          2          2       6" in capsys.readouterr().out
+    assert cli.main(["data", "merge", str(folder / "all"), str(a)]) == 3
+    assert "there already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_an_interrupted_merge_leaves_nothing(folder, monkeypatch, error):
+    """A failure in the middle leaves no file; a full disk is told in words."""
+    a = pair(folder, "a", [[1, 2]])
+    before = sorted(folder.iterdir())
+
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(module, "write_index_chunks", fail)
+    told = r"data: No space left on device\. Free space" if isinstance(error, OSError) else None
+    with pytest.raises(DataError if told else KeyboardInterrupt, match=told):
+        merge(folder / "all", [a, a])
+    assert sorted(folder.iterdir()) == before
+
+
+def test_a_name_that_cannot_be_one(folder):
+    """A word that is no name is not taken for a file beside the current folder."""
+    with pytest.raises(DataError) as caught:
+        merge("bad_NAME", [pair(folder, "one", [[1, 2]]), pair(folder, "two", [[3]])])
+    assert str(caught.value) == (
+        "bad_NAME: the name of a new dataset must be 1 to 53 lower case letters, digits and inner dashes, e.g. "
+        "gpt-125m-2xdp; a prefix elsewhere has a folder, e.g. ./bad_NAME."
+    )
+
+
+def keyed(make_config, workspace, name, count, keys=("title",), **data):
+    """A prepared dataset of `count` records with a text and a title, the title empty in every third."""
+    rows = [
+        {"text": f"text {number} of {name}.", "title": f"title {number} of {name}" if number % 3 else ""}
+        for number in range(count)
+    ]
+    (workspace / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    sources = [{"kind": "jsonl", "path": f"{name}.jsonl"}]
+    config = make_config(data={"name": name, "sources": sources, "extra_json_keys": list(keys), **data})
+    prepare(config, through="encode")
+    return rows
+
+
+def test_every_key_is_merged(make_config, workspace, capsys):
+    """Each key its own pair, document k the same record in both; the manifest and the terminal name them."""
+    rows = keyed(make_config, workspace, "one", 5) + keyed(make_config, workspace, "two", 7)
+    assert cli.main(["data", "merge", "all", "one", "two"]) == 0
+    shown = capsys.readouterr().out
+    target = DatasetFiles.named("all")
+    assert target.require().stems == ["text_document", "title_document"]
+    for stem in ("text_document", "title_document"):
+        assert re.search(rf"data/dataset/all/{stem} +12 +12 +\d+\n", shown)
+        browser = Browser(target.pair(stem))
+        key = stem.removesuffix("_document")
+        assert [browser.document(number).text for number in range(12)] == [row[key] for row in rows]
+    assert verify("all").facts["beside it"] == "title_document"
+    refuses("data/dataset/all/text_document.bin: there already. Merge to another name or folder, or move it away.",
+        "all", ["one", "two"])  # fmt: skip
+    refuses(
+        "data/title_document: another pair of the inputs has this name. Merge to another prefix, e.g. "
+        "data/text_document.",
+        workspace / "data" / "title_document",
+        ["one", "two"],
+    )
+
+
+def test_a_prefix_is_one_pair(make_config, workspace):
+    """A pair that is named by its prefix is merged alone; what lies beside it is told."""
+    keyed(make_config, workspace, "one", 5)
+    merged = merge("all", ["data/dataset/one/text_document", "data/dataset/one/text_document.bin"])
+    assert DatasetFiles.named("all").require().stems == ["text_document"]
+    assert merged.beside == []
+    assert merged.left_out == ["data/dataset/one/title_document"]
+    assert str(merged).endswith("\nLeft out, for a prefix names one pair: data/dataset/one/title_document.")
+
+
+def test_a_key_of_some_inputs_is_refused(make_config, workspace):
+    """A key that not all inputs have would lose its records or mix them up."""
+    keyed(make_config, workspace, "one", 5)
+    keyed(make_config, workspace, "two", 5, keys=())
+    refuses(
+        "data/dataset/one/title_document: data/dataset/two/text_document has no title_document beside it. Every input "
+        "must have the same pairs: encode again with the same data.extra_json_keys, or name one pair of each input by "
+        "its prefix, e.g. data/dataset/one/text_document.",
+        "all",
+        ["two", "one"],
+    )
+    short = DatasetFiles.named("one").pair("title_document")
+    with IndexedWriter(short.prefix, 300, 0) as writer:
+        writer.add_document(np.array([1]))
+    refuses(
+        "data/dataset/one/title_document: 1 documents, data/dataset/one/text_document beside it has 5. Document k must "
+        "be the same record in both: encode again, or name one pair of each input by its prefix.",
+        "all",
+        ["one", "one"],
+    )
+    assert not DatasetFiles.named("all").directory.exists()
+
+
+def test_levels_are_not_mixed(folder):
+    """Sequences that are documents and sequences that are sentences are not one dataset."""
+    documents, sentences = pair(folder, "a_document", [[1, 2]]), pair(folder, "a_sentence", [[1], [2]])
+    refuses(
+        "data/a_sentence: its sequences are sentences, those of data/a_document are documents. Only pairs of one level "
+        "can be merged: encode one again with the other's data.split_sentences.",
+        folder / "all",
+        [documents, sentences],
+    )
+    assert sorted(path.name for path in folder.iterdir() if path.stem == "all") == []

@@ -1,0 +1,154 @@
+"""Uncounted end-of-document tokens: found, shown, mended; every other damage is left alone."""
+
+import json
+
+import numpy as np
+import pytest
+
+from nbtrain.base.errors import DataError
+from nbtrain.cli import __main__ as cli
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
+from nbtrain.dataset.repair import plan_repair
+from tests.dataset.dataset_maker import make_dataset
+
+
+@pytest.fixture
+def prefix(workspace):
+    (workspace / "data").mkdir()
+    return workspace / "data" / "text_document"
+
+
+def uncounted(prefix, documents):
+    """What Megatron-DeepSpeed's --append-eod writes; returns the index that would be right."""
+    with IndexedWriter(prefix, 100, 9) as writer:
+        for document in documents:
+            writer.add_document(np.array(document))
+    right = prefix.with_suffix(".idx").read_bytes()
+    write_index(prefix.with_suffix(".idx"), np.uint16, np.array([len(document) for document in documents]))
+    return right
+
+
+def refuses(message, call, *arguments):
+    with pytest.raises(DataError) as caught:
+        call(*arguments)
+    assert str(caught.value) == message
+
+
+def test_detected_and_mended(prefix):
+    """The damage is named with the verb that mends it; the mended index is the one that ours would have been."""
+    right = uncounted(prefix, [[1, 2, 3], [4]])
+    before = prefix.with_suffix(".idx").read_bytes()
+    refuses(
+        "data/text_document.bin: 2 tokens more than the index counts, one per document: Megatron-DeepSpeed's "
+        "--append-eod writes the end-of-document token without counting it, so document k would start k tokens "
+        "early. Mend the index with `nbtrain data repair data/text_document`, or prepare the data again.",
+        IndexedDataset,
+        prefix,
+    )
+    repair = plan_repair(prefix)
+    assert (repair.documents, repair.eod_id, repair.counted_tokens, repair.found_tokens) == (2, 9, 4, 6)
+    assert prefix.with_suffix(".idx").read_bytes() == before
+    repair.apply()
+    assert prefix.with_suffix(".idx").read_bytes() == right
+    assert (prefix.parent / "text_document.idx.before-repair").read_bytes() == before
+    assert plan_repair(prefix) is None
+
+
+def test_documents_of_several_sequences_and_empty_ones(prefix):
+    """One EOD per document that holds a sequence, behind its last; the document array stays as it was."""
+    prefix.with_suffix(".bin").write_bytes(np.array([1, 2, 9, 3, 9], "<u2").tobytes())
+    write_index(prefix.with_suffix(".idx"), np.uint16, np.array([1, 1, 1]), np.array([0, 2, 2, 3]))
+    plan_repair(str(prefix), eod_id=9).apply()
+    mended = IndexedDataset(prefix)
+    assert [part.tolist() for part in mended] == [[1], [2, 9], [3, 9]]
+    assert mended.document_indices.tolist() == [0, 2, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("content", "eod_id", "message"),
+    [
+        (
+            np.arange(6),
+            None,
+            "data/text_document.bin: documents would end in 2 different tokens, not in one EOD. This is another "
+            "damage: make it again.",
+        ),
+        (
+            [1, 2, 3, 9, 4, 9],
+            8,
+            "data/text_document.bin: documents would end in token 9, but the EOD is 8. This is another damage: make "
+            "it again.",
+        ),
+        (
+            [1, 2, 3, 9, 4, 9, 5],
+            None,
+            "data/text_document.bin: holds 7 tokens; with one uncounted EOD for each of 2 documents it would hold 6. "
+            "This is another damage: make it again.",
+        ),
+        (
+            [1, 2, 3],
+            None,
+            "data/text_document.bin: truncated: 6 bytes, but data/text_document.idx counts 4 tokens of 2 bytes = 8 "
+            "bytes; 2 bytes are missing. Copy the file again, or make it again with `nbtrain prepare RUN.yaml "
+            "--force`.",
+        ),
+    ],
+)
+def test_another_damage_is_left_alone(prefix, content, eod_id, message):
+    """Where it is not this damage nothing is changed."""
+    uncounted(prefix, [[1, 2, 3], [4]])
+    prefix.with_suffix(".bin").write_bytes(np.asarray(content, "<u2").tobytes())
+    before = {path.name: path.read_bytes() for path in prefix.parent.iterdir()}
+    refuses(message, plan_repair, prefix, eod_id)
+    assert {path.name: path.read_bytes() for path in prefix.parent.iterdir()} == before
+
+
+def test_half_a_token_is_another_damage(prefix):
+    """A .bin that ends inside a token is not of this pair."""
+    uncounted(prefix, [[1, 2, 3], [4]])
+    with prefix.with_suffix(".bin").open("ab") as stream:
+        stream.write(b"\0")
+    with pytest.raises(DataError, match=r"5 bytes too many\. The two files are not of one pair"):
+        plan_repair(prefix)
+
+
+def test_manifest_follows(make_config, texts):
+    """The manifest's EOD decides, and its entry of the index is renewed."""
+    config = make_config()
+    make_dataset(config, texts)
+    dataset = DatasetFiles.of(config)
+    right, whole = dataset.idx.read_bytes(), json.loads(dataset.manifest_json.read_text())
+    lengths = np.array(IndexedDataset(dataset.prefix).lengths) - 1
+    write_index(dataset.idx, np.uint16, lengths)
+    changed = {**whole, "files": {**whole["files"], dataset.idx.name: {"bytes": 1, "sha256": "x"}}}
+    dataset.manifest_json.write_text(json.dumps(changed))
+    plan_repair(config).apply()
+    assert dataset.idx.read_bytes() == right
+    assert json.loads(dataset.manifest_json.read_text()) == whole
+
+
+def test_verb_shows_first_and_keeps_the_old_index(prefix, capsys):
+    """`data repair` tells what it would do; --yes does it; a whole pair and a second kept index are told."""
+    right = uncounted(prefix, [[1, 2, 3], [4]])
+    assert cli.main(["data", "repair", str(prefix)]) == 0
+    assert capsys.readouterr().out == (
+        "data/text_document.idx: counts 4 tokens, the .bin holds 6: one uncounted end-of-document token (id 9) for "
+        "each of 2 documents.\n"
+        "  document 0 would end in 1 2 3 9\n"
+        "  document 1 would end in 4 9\n"
+        "The repair adds 1 to the length of each; the .bin stays as it is, and the index as it was is kept as "
+        "text_document.idx.before-repair.\n"
+        "Nothing was changed; --yes does it.\n"
+    )
+    assert prefix.with_suffix(".idx").read_bytes() != right
+    assert cli.main(["data", "repair", str(prefix), "--eod-id", "9", "--yes"]) == 0
+    assert prefix.with_suffix(".idx").read_bytes() == right
+    capsys.readouterr()
+    assert cli.main(["data", "repair", str(prefix)]) == 0
+    assert capsys.readouterr().out == f"{prefix}: nothing to repair.\n"
+    uncounted(prefix, [[1, 2, 3], [4]])
+    assert cli.main(["data", "repair", str(prefix), "--yes"]) == 3
+    assert "there already, from an earlier repair. Move it away first." in capsys.readouterr().err
+    assert prefix.with_suffix(".idx").read_bytes() != right

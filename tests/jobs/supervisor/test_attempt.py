@@ -1,0 +1,117 @@
+"""When an attempt's ranks count as hanging, by the supervisor's own clock."""
+
+import os
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from nbtrain.base.records import ExitRecord, Heartbeat, ProcessIdentity
+from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.jobs.supervisor import attempt as attempt_module
+from nbtrain.jobs.supervisor.attempt import BIRTH_SECONDS, Attempt, RankWatch
+
+
+class Watched:
+    """An attempt of two ranks whose heartbeats are written here, and whose clock is moved by hand."""
+
+    def __init__(self, config, monkeypatch):
+        self.now = 1000.0
+        clock = SimpleNamespace(monotonic=lambda: self.now, time=lambda: self.now, sleep=lambda seconds: None)
+        monkeypatch.setattr(attempt_module, "time", clock)
+        self.job = JobDir(RunDir.named("tiny"), new_job_id(time.time()))
+        self.job.make_folders()
+        record = SimpleNamespace(world_size=2)
+        self.attempt = Attempt(self.job, config, record, 0, 2, sys.stderr.buffer)
+        self.attempt.watches = {rank: RankWatch(self.now, self.now) for rank in (0, 1)}
+        self.attempt.torchrun = SimpleNamespace(poll=lambda: None)
+        self.killed = False
+        monkeypatch.setattr(self.attempt, "kill", lambda: setattr(self, "killed", True))
+
+    def beat(self, rank, step, phase="train", **more):
+        identity = ProcessIdentity.of(os.getpid())
+        Heartbeat(rank, 0, identity, self.now, step, phase, 0.0, host="a", **more).write(
+            self.job.heartbeat(rank)
+        )
+
+    def look(self, seconds=1.0):
+        self.now += seconds
+        self.attempt.poll()
+        return self.attempt.hang
+
+
+@pytest.fixture
+def watched(tiny, monkeypatch):
+    return Watched(tiny(**{"backend.heartbeat_timeout_seconds": 10.0}), monkeypatch)
+
+
+def test_a_fresh_file_without_progress_is_a_hang(watched):
+    """Rank 1's thread goes on writing the same words; rank 0 makes micro batches within a long step."""
+    for second in range(9):
+        watched.beat(0, 6, progress_count=second)
+        watched.beat(1, 6, progress_count=3)
+        assert watched.look() is None
+    for second in range(9, 13):
+        watched.beat(0, 6, progress_count=second)
+        watched.beat(1, 6, progress_count=3)
+        watched.look()
+    assert watched.killed
+    assert watched.attempt.hang.startswith("no progress for 10 s: rank 1 stopped: last heard of at step 6, 1")
+    assert "does not even write" not in watched.attempt.hang
+
+
+@pytest.mark.parametrize("phase", ["start", "build", "end"])
+def test_coming_and_going_may_take_longer(watched, phase):
+    """Imports and the interpreter's end tell no progress: two minutes more than between two steps."""
+    for rank in (0, 1):
+        watched.beat(rank, 0, phase=phase)
+    for _ in range(int(BIRTH_SECONDS) + 9):
+        assert watched.look() is None
+    watched.look(2.0)
+    assert watched.look() is not None
+
+
+def test_a_rank_that_is_gone_without_a_record_ends_the_attempt(watched):
+    """Its wrapper went with it, so nobody tells; the peers that wait for it do not count as hanging, and have their grace."""
+    watched.beat(0, 6)
+    gone = ProcessIdentity(os.getpid(), 1, "another boot")
+    Heartbeat(1, 0, gone, watched.now, 6, "train", 0.0).write(watched.job.heartbeat(1))
+    watched.look()
+    assert watched.attempt.failed_at is None, "its record may come yet"
+    watched.look(2.5)
+    watched.look(2.5)
+    assert not watched.killed
+    for _ in range(10):
+        watched.look()
+    assert watched.killed
+    assert (watched.attempt.hang, watched.attempt.stuck, list(watched.attempt.gone_since)) == (
+        None,
+        None,
+        [1],
+    )
+
+
+def test_who_waited_is_asked_once_the_record_has_come(watched):
+    """A rank that gave up waiting is gone a moment before its record: that is no killed wrapper."""
+    watched.beat(0, 6)
+    gone = ProcessIdentity(os.getpid(), 1, "another boot")
+    Heartbeat(1, 0, gone, watched.now, 6, "train", 0.0).write(watched.job.heartbeat(1))
+    watched.look()
+    words = "RuntimeError: Timed out waiting 1000ms for recv operation to complete"
+    ExitRecord(1, 0, 0.0, 1, None, "failed", 6, words).write(watched.job.exit_record(1, 0))
+    watched.look()
+    assert watched.attempt.gone_since == {}
+    assert watched.attempt.stuck.startswith("rank 0 stopped: last heard of at step 6")
+
+
+def test_a_pause_of_the_supervisor_is_not_held_against_the_ranks(watched):
+    """A suspended machine: nobody could write, and the first look comes before anybody does."""
+    for rank in (0, 1):
+        watched.beat(rank, 6)
+    watched.look()
+    assert watched.look(3600.0) is None
+    for _ in range(9):
+        assert watched.look() is None
+    watched.look(2.0)
+    assert watched.killed

@@ -1,0 +1,134 @@
+"""Whom the others wait for: told from where each rank stands."""
+
+import os
+
+import pytest
+
+from nbtrain.base.records import Collective, Heartbeat, ProcessIdentity
+from nbtrain.jobs.supervisor import hang, processes
+from nbtrain.jobs.supervisor.hang import Standstill, culprits, main_stack, report
+
+ME = ProcessIdentity.of(os.getpid())
+
+
+def rank(number, collective=None, step=6, still=30.0, unwritten=0.5, host="a", phase="train", spoke=True):
+    beat = (
+        Heartbeat(number, 0, ME, 0.0, step, phase, 0.0, collective=collective, host=host) if spoke else None
+    )
+    return Standstill(number, beat, still, unwritten)
+
+
+def inside(ranks, number=13, name="all_reduce", kind="data_parallel", waiting=True, group="0"):
+    return Collective(name, kind, list(ranks), number, 0.0, waiting, group)
+
+
+def test_the_rank_outside_the_collective_is_named():
+    """It is not the one whose silence is longest, and not the lowest."""
+    everyone = [
+        rank(0, inside(range(4)), still=31),
+        rank(1, inside(range(4)), still=32),
+        rank(2, inside(range(4), 12, waiting=False), still=30.4),
+        rank(3, inside(range(4)), still=31),
+    ]
+    assert [one.rank for one in culprits(everyone)] == [2]
+    assert report(everyone) == (
+        "rank 2 stopped: last heard of at step 6, 30 s ago, in phase train, outside any collective (last: all_reduce no. 12 of "
+        "data_parallel ranks 0-3); ranks 0, 1, 3 wait in all_reduce no. 13 of data_parallel ranks 0-3"
+    )
+
+
+def test_waiting_is_followed_to_its_end():
+    """Pipeline of 2 by data of 2: 0 waits for 2 to send, 2 waits in its data group for 3, which is gone astray."""
+    everyone = [
+        rank(0, inside([0, 2], name="recv (from rank 2)", kind="pipeline_model_parallel")),
+        rank(1, inside([1, 3], name="recv (from rank 3)", kind="pipeline_model_parallel")),
+        rank(2, inside([2, 3])),
+        rank(3, inside([1, 3], name="send (to rank 1)", waiting=False)),
+    ]
+    assert [one.rank for one in culprits(everyone)] == [3]
+
+
+def test_another_collective_of_the_same_group_is_another_place():
+    """Rank 1 is one call further on than rank 0, so that neither can end; the one that is behind is named."""
+    everyone = [rank(0, inside([0, 1], 12)), rank(1, inside([0, 1], 13, name="broadcast"))]
+    assert [one.rank for one in culprits(everyone)] == [0]
+
+
+def test_a_sender_and_its_receiver_are_together():
+    """Both are in their call: neither is to blame, and both are named."""
+    everyone = [
+        rank(0, inside([0, 1], 4, "send (to rank 1)")),
+        rank(1, inside([0, 1], 4, "recv (from rank 0)")),
+    ]
+    assert [one.rank for one in culprits(everyone)] == [0, 1]
+
+
+def test_on_a_gpu_the_count_tells():
+    """Calls return before their collectives are done: who has called fewer is behind; then who made fewer steps."""
+    everyone = [rank(0, inside(range(3), 40, waiting=False)), rank(1, inside(range(3), 39, waiting=False))]
+    everyone.append(rank(2, inside(range(3), 40, waiting=False)))
+    assert [one.rank for one in culprits(everyone)] == [1]
+    assert [one.rank for one in culprits([rank(0, step=6), rank(1, step=5)])] == [1]
+    assert [one.rank for one in culprits([rank(0), rank(1)])] == [0, 1]
+
+
+def test_groups_of_the_same_ranks_count_apart():
+    """Rank 1 has called fewer of another group's, which says nothing; it is a step behind."""
+    everyone = [
+        rank(0, inside([0, 1], 40, waiting=False), step=7),
+        rank(1, inside([0, 1], 8, waiting=False, group="3")),
+    ]
+    assert [one.rank for one in culprits(everyone)] == [1]
+    assert [one.rank for one in culprits([everyone[0], rank(1, everyone[1].beat.collective, step=8)])] == [0]
+
+
+def test_a_stopped_process_is_told(monkeypatch):
+    """SIGSTOP: whatever the others do, that is it."""
+    monkeypatch.setattr(processes, "process_state", lambda pid: "T")
+    assert report([rank(0)]) == (
+        "rank 0 stopped: last heard of at step 6, 30 s ago, in phase train; its process is stopped by a signal"
+    )
+
+
+def test_a_rank_that_never_spoke_is_told():
+    assert report([rank(0, inside([0, 1])), rank(1, spoke=False, still=130)]) == (
+        "rank 1 stopped: never heard of, for 130 s; rank 0 waits in all_reduce no. 13 of data_parallel ranks 0, 1"
+    )
+
+
+def test_a_rank_that_cannot_even_write_is_told():
+    """In the same collective as the others, but its thread is silent too."""
+    everyone = [rank(0, inside([0, 1])), rank(1, inside([0, 1]), unwritten=29)]
+    assert report(everyone).startswith(
+        "rank 1 stopped: last heard of at step 6, 30 s ago, in phase train, in all_reduce no. 13"
+    )
+    assert "its process does not even write its heartbeat" in report(everyone)
+
+
+def test_a_node_that_is_gone_is_told():
+    """Every rank of one host is silent, those of the other still write: the node is named, not its first rank."""
+    everyone = [rank(number, inside(range(4))) for number in (0, 1)]
+    everyone += [rank(number, inside(range(4), 12), host="b", unwritten=40 + number) for number in (2, 3)]
+    assert report(everyone) == "node b is gone: nothing was heard of its ranks 2, 3 for 42 s"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([0], "0"), ([0, 1], "0, 1"), ([3, 0, 1, 2], "0-3"), ([0, 1, 2, 7, 9, 10, 11], "0-2, 7, 9-11")],
+)
+def test_ranks_in_few_characters(ranks, text):
+    assert hang._numbers(ranks) == text
+
+
+def test_the_main_threads_stack():
+    """faulthandler's words among others; the newest dump counts, and only the innermost frames of it."""
+    old = 'Current thread 0x00 (most recent call first):\n  File "old.py", line 1 in old\n'
+    log = old + (
+        "step 6 | loss 4.2\n"
+        'Thread 0x01 (most recent call first):\n  File "heartbeat.py", line 4 in _renew\n\n'
+        'Current thread 0x02 (most recent call first):\n  File "a.py", line 3 in inner\n  File "a.py", line 9 in outer\n'
+        "and words behind it\n"
+    )
+    assert main_stack(log) == ['File "a.py", line 3 in inner', 'File "a.py", line 9 in outer']
+    assert main_stack(log, frames=1) == ['File "a.py", line 3 in inner']
+    assert main_stack("step 6\n") == []

@@ -1,0 +1,204 @@
+"""The wrapper of a rank: real children, each a line of Python; and what becomes of them when parents die."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.records import ExitRecord
+from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.jobs.supervisor import processes
+
+SAY = "import json, os; pipe = os.fdopen(int(os.environ['NBTRAIN_EXIT_FD']), 'w'); pipe.write(json.dumps({word})); pipe.close(); "
+
+
+@pytest.fixture
+def job(workspace):
+    job = JobDir(RunDir(workspace / "output" / "run"), new_job_id())
+    job.make_folders()
+    return job
+
+
+@pytest.fixture
+def wrap(job):
+    """wrap(code) starts the wrapper of rank 3, attempt 1, around a line of Python."""
+    started = []
+
+    def wrap(*command: str):
+        environment = {
+            **os.environ,
+            "RANK": "3",
+            "NBTRAIN_ATTEMPT": "1",
+            "NBTRAIN_RUN_DIR": str(job.run.path),
+            "NBTRAIN_JOB": job.job_id,
+        }
+        process = subprocess.Popen(
+            [sys.executable, "-m", "nbtrain.jobs.supervisor.rank_wrapper", *command], env=environment
+        )
+        started.append(process)
+        return process
+
+    yield wrap
+    for process in started:
+        process.kill()
+        process.wait()
+    processes.end_marked([job.job_id], 0.0)
+
+
+def python(code, **word):
+    return sys.executable, "-c", (SAY.format(word=repr(word)) if word else "") + code
+
+
+def end_of(job, process):
+    code = process.wait(30)
+    return code, ExitRecord.read(job.exit_record(3, 1))
+
+
+def test_a_finished_rank(job, wrap):
+    """The rank's own word and the kernel's code agree; output goes to the rank's log."""
+    code, record = end_of(job, wrap(*python("print('hello')", outcome="finished", step=5, message="done")))
+    assert code == 0
+    assert (record.rank, record.attempt, record.outcome, record.exit_code, record.signal) == (
+        3,
+        1,
+        "finished",
+        0,
+        None,
+    )
+    assert (record.step, record.message) == (5, "done")
+    assert job.log(3, 1).read_text() == "hello\n"
+
+
+@pytest.mark.parametrize(
+    ("code", "word", "expected"),
+    [
+        (
+            "raise SystemExit(7)",
+            {},
+            ("failed", 7, None, "exit code 7 without a word; the end of its log says more"),
+        ),
+        ("pass", {}, ("failed", 0, None, "exit code 0 without a word; the end of its log says more")),
+        (
+            "raise SystemExit(1)",
+            {"outcome": "finished", "message": "done"},
+            ("failed", 1, None, "exit code 1 after it said 'finished': done"),
+        ),
+        (
+            "os.kill(os.getpid(), 11)",
+            {"outcome": "finished", "message": "done"},
+            ("killed", None, 11, "killed by SIGSEGV after it said 'finished': done"),
+        ),
+        ("import os; os.kill(os.getpid(), 9)", {}, ("killed", None, 9, "killed by SIGKILL")),
+        (
+            "raise SystemExit(4)",
+            {"outcome": "failed", "message": "no room"},
+            ("failed", 4, None, "no room"),
+        ),
+    ],
+)
+def test_the_kernel_wins_over_the_word(job, wrap, code, word, expected):
+    """Death by a signal, a code without a word, a long traceback through the pipe: each as it was."""
+    returned, record = end_of(job, wrap(*python(code, **word)))
+    assert returned == 1
+    assert (record.outcome, record.exit_code, record.signal, record.message) == expected
+
+
+def test_a_long_traceback_fits_through_the_pipe(job, wrap):
+    """The pipe holds 64 KiB; a longer word is read while the rank still writes it."""
+    code = (
+        "import json, os; pipe = os.fdopen(int(os.environ['NBTRAIN_EXIT_FD']), 'w'); "
+        "pipe.write(json.dumps({'outcome': 'failed', 'message': 'no room', 'detail': 'x' * 300_000})); pipe.close()"
+    )
+    _, record = end_of(job, wrap(*python(code)))
+    assert (record.outcome, record.message, len(record.detail)) == ("failed", "no room", 12_000)
+
+
+def test_a_command_that_does_not_exist(job, wrap):
+    """Even then there is a record."""
+    code, record = end_of(job, wrap("/no/such/program"))
+    assert code == 1
+    assert record.outcome == "failed"
+    assert record.message.startswith("cannot start: [Errno 2]")
+
+
+def test_a_worker_that_holds_the_pipe_does_not_hold_the_record(job, wrap):
+    """A forked child that outlives the rank keeps its end of the pipe open; the record appears all the same."""
+    code = "import os, time; time.sleep(30) if os.fork() == 0 else None"
+    began = time.monotonic()
+    _, record = end_of(job, wrap(*python(code)))
+    assert time.monotonic() - began < 20
+    assert record.exit_code == 0
+
+
+def test_signals_are_passed_on_once(job, wrap, tmp_path):
+    """TERM to the wrapper's whole group, as torchrun sends it, reaches the rank once."""
+    log = tmp_path / "told"
+    code = (
+        "import signal, time, pathlib\n"
+        f"told = pathlib.Path({str(log)!r})\n"
+        "count = []\n"
+        "signal.signal(signal.SIGTERM, lambda *a: count.append(1))\n"
+        "told.write_text('ready')\n"
+        "while not count: time.sleep(0.01)\n"
+        "time.sleep(0.3)\n"
+        "told.write_text(str(len(count)))\n"
+    )
+    process = wrap(*python(code))
+    while not log.exists() or log.read_text() != "ready":
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    process.wait(30)
+    assert log.read_text() == "1"
+
+
+def test_a_dead_wrapper_takes_its_rank_along(job, wrap, wait_until):
+    """kill -9 of the wrapper: the kernel kills the rank, which nobody would write down otherwise."""
+    process = wrap(*python("import time; time.sleep(60)"))
+    wait_until(lambda: processes.marked_pids([job.job_id], "NBTRAIN_EXIT_FD"), "the rank")
+    process.kill()
+    process.wait()
+    wait_until(lambda: not processes.marked_pids([job.job_id]), "its end", 10)
+
+
+def test_a_dead_parent_ends_the_rank_in_order(job, wait_until):
+    """kill -9 of the launcher: the wrapper gets TERM from the kernel and passes it on."""
+    environment = {
+        **os.environ,
+        "RANK": "3",
+        "NBTRAIN_ATTEMPT": "1",
+        "NBTRAIN_RUN_DIR": str(job.run.path),
+        "NBTRAIN_JOB": job.job_id,
+    }
+    rank = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(5)); time.sleep(60)"
+    launcher = (
+        "import subprocess, sys\n"
+        f"subprocess.run([sys.executable, '-m', 'nbtrain.jobs.supervisor.rank_wrapper', sys.executable, '-c', {rank!r}])\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", launcher], env=environment)
+    wait_until(lambda: processes.marked_pids([job.job_id], "NBTRAIN_EXIT_FD"), "the rank")
+    time.sleep(0.3)
+    process.kill()
+    process.wait()
+    record = wait_until(lambda: ExitRecord.read(job.exit_record(3, 1)), "the record", 120)
+    assert record.exit_code == 5
+
+
+def test_it_starts_without_the_notebook_side():
+    """Every rank starts one, so it imports neither pydantic nor anything outside the standard library."""
+    code = (
+        "import sys, json, nbtrain.jobs.supervisor.rank_wrapper\n"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names))))"
+    )
+    answer = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(Path(processes.__file__).parents[3])},
+        check=True,
+    )
+    assert set(json.loads(answer.stdout)) <= {"__main__", "nbtrain", "__mp_main__"}

@@ -1,0 +1,286 @@
+"""A job from submission to its end, with real processes: supervisor, torchrun, wrappers, and a fake rank.
+
+torchrun takes a second to import, so each test follows one job through as much as it can show.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.events import read_events
+from nbtrain.base.jobstate import read_state
+from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
+from nbtrain.base.rundir import RunDir
+from nbtrain.jobs import control
+from nbtrain.jobs.submit import resume
+from nbtrain.jobs.supervisor import processes
+
+pytestmark = pytest.mark.slow
+
+
+def temporaries(run):
+    return [path for path in run.path.rglob(".*.tmp")]
+
+
+def test_a_job_goes_to_its_end(fake, start, states_of):
+    """Two ranks to SUCCEEDED: states in order with durations, a log for each rank, summary, nothing left."""
+    job = start(fake(ranks=2, steps=10))
+    seen = []
+    state, cause = control.wait(job, 300, on_change=lambda state, cause: seen.append(state))
+    assert (state, cause) == ("SUCCEEDED", "all steps are trained and saved: 10 steps")
+    assert seen[-1] == "SUCCEEDED"
+    assert states_of(job) == ["QUEUED", "STARTING", "RUNNING", "SUCCEEDED"]
+    assert [event["message"] for event in read_events(job) if event["kind"] in ("warning", "error")] == []
+    changes = [event for event in read_events(job) if "previous_state" in event]
+    assert [event["previous_state"] for event in changes] == ["QUEUED", "STARTING", "RUNNING"]
+    assert all(event["seconds"] >= 0 for event in changes)
+    # Threads are cores over ranks, whatever the submitting process had set for itself.
+    cores = len(os.sched_getaffinity(0))
+    for rank in (0, 1):
+        assert f"rank {rank} of 2, attempt 0, threads {max(1, cores // 2)}" in job.log(rank, 0).read_text()
+        record = ExitRecord.read(job.exit_record(rank, 0))
+        assert (record.outcome, record.exit_code, record.signal, record.step) == ("finished", 0, None, 10)
+    summary = files.read_json(job.run.summary_json)
+    assert summary["state"] == "SUCCEEDED"
+    assert summary["steps"] == summary["total_steps"] == 10
+    assert summary["samples_per_second"] == 40.0
+    assert (summary["last_validation_loss"], summary["best_validation_loss"]) == (4.5, 4.25)
+    assert summary["best_validation_perplexity"] == pytest.approx(70.105, abs=0.001)
+    assert summary["test_loss"] == 4.6
+    assert (summary["num_parameters"], summary["seq_length"]) == (12_345, 16)
+    record = JobRecord.read(job.job_json)
+    assert summary["end_to_end_seconds"] == pytest.approx(record.ended_at - record.created_at, abs=0.001)
+    assert temporaries(job.run) == []
+    with job.run.locked(blocking=False) as taken:
+        assert taken
+
+
+def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
+    """Rank 1 is killed at step 7: its peer ends, the job restarts from step 5 and says what that cost."""
+    faults = [{"rank": 1, "attempt": 0, "step": 7, "do": "kill", "signal": 9}]
+    job = start(fake(faults, ranks=2, steps=10))
+    assert control.wait(job, 300)[0] == "SUCCEEDED"
+    assert states_of(job) == [
+        "QUEUED",
+        "STARTING",
+        "RUNNING",
+        "RESTARTING",
+        "STARTING",
+        "RUNNING",
+        "SUCCEEDED",
+    ]
+    record = JobRecord.read(job.job_json)
+    assert (record.attempt, record.restarts, record.cause) == (
+        1,
+        1,
+        "all steps are trained and saved: 10 steps",
+    )
+    events = read_events(job)
+    restart = next(event for event in events if event["kind"] == "restart")
+    assert "rank 1 was killed: killed by SIGKILL, not by nbtrain" in restart["cause"]
+    assert restart["reason"] == "killed"
+    lost = next(event for event in events if "lost_tokens" in event)
+    assert lost["checkpoint_step"] == 5
+    # 8 sequences of 16 tokens in a step.
+    assert lost["lost_tokens"] == (lost["step"] - 5) * 128 > 0
+    assert ExitRecord.read(job.exit_record(1, 0)).signal == 9
+    assert record.resumed_from_step == 5
+    first, second = record.attempts
+    assert (first.attempt, first.cause, first.lost_tokens) == (0, restart["cause"], lost["lost_tokens"])
+    assert (first.world_size, first.resumed_from_step, second.resumed_from_step) == (2, None, 5)
+    assert (second.cause, second.lost_tokens) == (None, None)
+    assert (first.first_step, second.first_step, second.first_tokens) == (None, 5, 5 * 128)
+    assert first.started_at < first.running_at < first.ended_at < second.started_at < second.running_at
+    assert files.read_json(job.run.summary_json)["lost_tokens"] == first.lost_tokens
+
+
+def test_a_killed_wrapper_and_a_killed_torchrun_are_told_as_such(fake, start, wait_until):
+    """kill -9 of rank 1's wrapper: restarted, and named. Of torchrun: its ranks have the time of a stop to save."""
+    job = start(fake(ranks=2, steps=4, step_seconds=5, backend={"max_restarts": 1}))
+
+    def training(attempt):
+        beats = [Heartbeat.read(job.heartbeat(rank)) for rank in (0, 1)]
+        there = all(beat and beat.attempt == attempt and beat.phase == "train" for beat in beats)
+        return beats[1].process.pid if there else None
+
+    def parent(pid):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    wrapper = parent(wait_until(lambda: training(0), "both ranks train"))
+    os.kill(wrapper, signal.SIGKILL)
+    torchrun = parent(parent(wait_until(lambda: training(1), "both train again")))
+    os.kill(torchrun, signal.SIGKILL)
+    state, cause = control.wait(job, 300)
+    first = JobRecord.read(job.job_json).attempts[0].cause
+    assert first.startswith("rank 1's wrapper was killed, and rank 1 with it, not by nbtrain: by hand, ")
+    assert state == "FAILED"
+    assert re.fullmatch(
+        r"torchrun was killed by SIGKILL, not by nbtrain, so its ranks stopped at step \d; saved; not tried again: "
+        r"backend.max_restarts = 1 is used up",
+        cause,
+    )
+
+
+def test_the_same_failure_twice_is_not_tried_a_third_time(fake, start):
+    """Exit code 7 at the same step again: FAILED after two attempts, with rank, step and reason."""
+    job = start(fake([{"step": 3, "do": "exit", "code": 7}], steps=10))
+    state, cause = control.wait(job, 300)
+    assert state == "FAILED"
+    assert cause == (
+        "rank 0 failed: exit code 7 without a word; the end of its log says more; "
+        "not tried again: the attempt before failed the same way"
+    )
+    assert JobRecord.read(job.job_json).restarts == 1
+    assert files.read_json(job.run.summary_json)["cause"] == cause
+
+
+def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
+    """A stopped rank beats no more: after heartbeat_timeout_seconds it is named and the job goes on."""
+    faults = [
+        {"rank": 1, "attempt": 0, "step": 6, "do": "stop"},
+        {"rank": 0, "attempt": 0, "step": 6, "do": "hang"},
+    ]
+    job = start(fake(faults, ranks=2, steps=10, backend={"heartbeat_timeout_seconds": 2.5}))
+    assert control.wait(job, 300)[0] == "SUCCEEDED"
+    cause = next(event for event in read_events(job) if event["kind"] == "restart")["cause"]
+    assert re.fullmatch(
+        r"no progress for 2.5 s: rank 1 stopped: last heard of at step 6, \d+ s ago, in phase train; its process is stopped by a "
+        r"signal; rank 0 is in phase train after step 6",
+        cause,
+    )
+
+
+def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
+    """Cancel: saved, CANCELLED, no process, lock or temporary file; resume goes on from there."""
+    job = start(fake(ranks=2, steps=1000))
+    wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 3, "step 3")
+    asked = control.request_save(job, wait_seconds=20)
+    assert asked in job.run.checkpoint_steps()
+    began = time.monotonic()
+    state, cause = control.cancel(job)
+    assert time.monotonic() - began < 150
+    step = max(job.run.checkpoint_steps())
+    assert state == "CANCELLED"
+    assert re.fullmatch(r"stopped on request at step \d+; saved", cause)
+    assert processes.marked_pids([job.job_id]) == []
+    assert temporaries(job.run) == []
+    with job.run.locked(blocking=False) as taken:
+        assert taken
+    # Cancelling again changes nothing.
+    assert control.cancel(job) == (state, cause)
+
+    more = {
+        "backend.env": {"FAKE_STEPS": str(step + 4), "FAKE_FAULTS": "[]"},
+        "batch.train_tokens": (step + 4) * 128,
+    }
+    second = resume(job.run, more, command=tuple(JobRecord.read(job.job_json).command))
+    assert second.job_id > job.job_id
+    assert control.wait(second, 300)[0] == "SUCCEEDED"
+    assert JobRecord.read(second.job_json).resumed_from_step == step
+    assert any("changed on resume: backend.env" in event["message"] for event in read_events(second))
+
+
+def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
+    """One rank ignores the stop and one is stopped by a signal: killed within the limits, CANCELLED, swept."""
+    faults = [{"rank": 0, "step": 5, "do": "ignore-stop"}, {"rank": 1, "step": 5, "do": "stop"}]
+    job = start(fake(faults, ranks=2, steps=100_000, backend={"shutdown_timeout_seconds": 1.0}))
+    wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 6, "step 6")
+    began = time.monotonic()
+    state, cause = control.cancel(job)
+    # Timeout 1 s, TERM grace 3 s, wrappers' grace 3 s, and room for a very busy machine.
+    assert time.monotonic() - began < 150
+    assert state == "CANCELLED"
+    assert cause.startswith("stopped on request; killed before it had saved")
+    assert processes.marked_pids([job.job_id]) == []
+    assert ExitRecord.read(job.exit_record(1, 0)).signal == signal.SIGKILL
+
+
+def test_cancel_now_and_cancel_while_starting(fake, start, wait_until):
+    """`now` kills without saving; a job that is still starting is gone within seconds."""
+    job = start(fake(steps=100_000, save_every=100_000))
+    wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "RUNNING")
+    assert control.cancel(job, now=True)[0] == "CANCELLED"
+    assert job.run.checkpoint_steps() == []
+    second = start(fake(steps=100_000))
+    began = time.monotonic()
+    state, cause = control.cancel(second)
+    assert state == "CANCELLED"
+    assert cause.startswith("stopped on request")
+    assert time.monotonic() - began < 150
+
+
+def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
+    """kill -9 of the supervisor: LOST with a cause; the ranks save and leave, and the next job waits for that."""
+    job = start(fake(ranks=2, steps=1000, step_seconds=0.5))
+    wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "RUNNING")
+    pid = JobRecord.read(job.job_json).supervisor.pid
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: ProcessIdentity.of(pid) is None, "the supervisor's end")
+    state, cause = read_state(job, time.time())
+    assert state == "LOST"
+    assert cause.startswith(f"its supervisor (pid {pid}) died without a word while the job was RUNNING")
+    # Submitted at once, while the lost job's ranks are still at their last step.
+    second = start(fake(ranks=2, steps=30))
+    assert second.job_id != job.job_id
+    assert control.wait(second, 300)[0] == "SUCCEEDED"
+    assert processes.marked_pids([job.job_id]) == []
+    left = ExitRecord.read(job.exit_record(0, 0))
+    assert left.outcome == "stopped"
+    starting = next(event for event in read_events(second) if event.get("state") == "STARTING")
+    assert left.time < starting["time"]
+    assert JobRecord.read(second.job_json).resumed_from_step == left.step > 0
+
+
+def test_cancel_of_a_lost_job_ends_what_is_left(fake, start, wait_until):
+    """A deaf rank outlives its supervisor and torchrun's patience; cancel finds it by its marker."""
+    job = start(fake([{"step": 2, "do": "ignore-stop"}], steps=100_000))
+    wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 3, "step 3")
+    os.kill(JobRecord.read(job.job_json).supervisor.pid, signal.SIGKILL)
+    wait_until(lambda: read_state(job, time.time())[0] == "LOST", "LOST")
+    assert processes.marked_pids([job.job_id]) != []
+    assert control.cancel(job, now=True)[0] == "LOST"
+    assert processes.marked_pids([job.job_id]) == []
+
+
+def test_the_submitting_process_may_die(fake, tmp_path, wait_until):
+    """A process that submits and is killed, with its whole group, disturbs nothing."""
+    config = fake(steps=60, step_seconds=0.05)
+    script = (
+        "import sys, time\n"
+        "from nbtrain.config.load import load\n"
+        "from nbtrain.jobs.submit import submit\n"
+        "job = submit(load(sys.argv[1], {'backend.env': {'FAKE_STEPS': '60', 'FAKE_STEP_SECONDS': '0.05'}}),"
+        " command=(sys.argv[2],))\n"
+        "print(job.job_id, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    yaml = tmp_path / "it's tiny.yaml"
+    yaml.write_text((RunDir.named(config.name).path.parent.parent / "tiny.yaml").read_text())
+    fake_rank = str(Path(__file__).parents[1] / "fake_rank.py")
+    kernel = subprocess.Popen(
+        [sys.executable, "-c", script, str(yaml), fake_rank],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    job = RunDir.named(config.name).job(kernel.stdout.readline().strip())
+    wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "RUNNING")
+    os.killpg(kernel.pid, signal.SIGKILL)
+    kernel.wait()
+    kernel.stdout.close()
+    assert control.wait(job, 300)[0] == "SUCCEEDED"
+    assert JobRecord.read(job.job_json).restarts == 0
+
+
+def test_a_killed_rank_leaves_no_half_written_file(fake, start):
+    """A rank killed between writing and renaming: its temporary file and torn checkpoint are swept."""
+    job = start(fake([{"attempt": 0, "step": 7, "do": "torn"}], steps=10))
+    assert control.wait(job, 300)[0] == "SUCCEEDED"
+    assert temporaries(job.run) == []

@@ -1,0 +1,332 @@
+"""How an attempt's end is judged from its exit records."""
+
+import pytest
+
+from nbtrain.base.records import ExitRecord
+from nbtrain.jobs.supervisor.host_memory import HostMemory
+from nbtrain.jobs.supervisor.verdict import Circumstances, judge, lost_a_peer, user_error
+
+TRACEBACK = 'Traceback (most recent call last):\n  File "x.py", line 1\n'
+
+
+def record(rank, outcome, time=0.0, code=0, signal=None, step=7, message="words", detail=""):
+    return ExitRecord(rank, 0, time, code, signal, outcome, step, message, detail)
+
+
+def judged(*records, **circumstances):
+    around = Circumstances(**{"world_size": len(records), **circumstances})
+    return judge({entry.rank: entry for entry in records}, around)
+
+
+def test_all_finished_is_success():
+    """Every rank finished: SUCCEEDED, even if a stop was asked for at the same moment."""
+    verdict = judged(record(0, "finished"), record(1, "finished"), stop_requested=True)
+    assert (verdict.state, verdict.retry) == ("SUCCEEDED", False)
+
+
+def test_success_needs_every_rank():
+    """One rank without a record is no success, whatever the others say."""
+    verdict = judged(record(0, "finished"), world_size=2)
+    assert verdict.state == "FAILED"
+    assert verdict.retry
+    assert verdict.cause.startswith(
+        "rank 1's wrapper was killed, and rank 1 with it, not by nbtrain: by hand, "
+    )
+
+
+def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
+    """The peers tell of closed connections, or were ended by the supervisor; the one without a record made them."""
+    others = (record(0, "failed", message=GLOO), record(1, "killed", signal=9, code=None, time=9.0))
+    verdict = judged(*others, world_size=3, stuck="rank 2 stopped 60 s ago", killed_at=5.0, gone=(2,))
+    assert verdict.cause.startswith("rank 2's wrapper was killed, and rank 2 with it, not by nbtrain")
+    assert (verdict.retry, verdict.step, verdict.kind) == (True, 7, "no record")
+    assert "pair.cc" not in verdict.cause and "stopped" not in verdict.cause
+    # Those that were taken away later, with torchrun, are not named.
+    assert "rank 1's" in judged(record(0, "failed", message=GLOO), world_size=4, gone=(1,)).cause
+    both = judged(record(0, "failed", message=GLOO), world_size=3, gone=(1, 2)).cause
+    assert both.startswith("the wrappers of ranks 1, 2 were killed, and the ranks with them, not by nbtrain")
+    alone = judged(world_size=1, gone=(0,), launcher_message="torchrun ended with code 1")
+    assert alone.cause.startswith("rank 0's wrapper was killed")
+    counted = HostMemory(oom_kills=1, limit_bytes=3 << 30, peak_bytes=3 << 30)
+    starved = judged(record(0, "failed", message=GLOO), world_size=2, gone=(1,), memory=counted)
+    assert (
+        ": out of host memory (counted by its cgroup; at most 3.00 of 3.00 GiB were used). Lower"
+        in starved.cause
+    )
+    # An error of its own is the cause still.
+    assert "boom" in judged(record(0, "failed", message="RuntimeError: boom"), world_size=2).cause
+
+
+@pytest.mark.parametrize(
+    ("asked", "cause"),
+    [
+        (True, "stopped on request at step 7; saved"),
+        (False, "its ranks were told to stop by a signal from outside at step 7; saved"),
+    ],
+)
+def test_stopped_is_cancelled(asked, cause):
+    """Ranks that saved and left: CANCELLED, and who asked is told apart."""
+    verdict = judged(record(0, "stopped"), record(1, "stopped"), stop_requested=asked)
+    assert (verdict.state, verdict.cause) == ("CANCELLED", cause)
+
+
+def test_a_limit_of_the_run_is_the_cause():
+    """One rank's word is enough: only that of the clock that ran out knows it. A request still comes first."""
+    records = (record(0, "stopped", detail="batch.exit_duration_minutes = 5 are over"), record(1, "stopped"))
+    verdict = judged(*records)
+    assert (verdict.state, verdict.retry) == ("CANCELLED", False)
+    assert (
+        verdict.cause == "batch.exit_duration_minutes = 5 are over at step 7; saved, `nbtrain resume` goes on"
+    )
+    assert judged(*records, stop_requested=True).cause == "stopped on request at step 7; saved"
+
+
+def test_mode_perf_saves_nothing_and_says_so():
+    assert judged(record(0, "finished"), mode="perf").cause == "all steps are measured, none is saved"
+    stopped = judged(record(0, "stopped"), mode="perf", stop_requested=True)
+    assert stopped.cause == "stopped on request at step 7; mode: perf saves nothing"
+    limited = judged(record(0, "stopped", detail="batch.exit_interval_steps = 7 is reached"), mode="perf")
+    assert limited.cause == "batch.exit_interval_steps = 7 is reached at step 7; mode: perf saves nothing"
+
+
+def test_a_killed_torchrun_is_tried_again():
+    """Its death made the ranks save and stop, but nobody asked for an end; a request to stop still wins."""
+    verdict = judged(record(0, "stopped"), record(1, "stopped"), launcher_signal=9)
+    assert (verdict.state, verdict.retry) == ("FAILED", True)
+    assert (
+        verdict.cause
+        == "torchrun was killed by SIGKILL, not by nbtrain, so its ranks stopped at step 7; saved"
+    )
+    lost = judged(record(0, "failed", message=GLOO), world_size=2, launcher_signal=9)
+    assert (lost.cause, lost.retry) == (
+        "torchrun was killed by SIGKILL, not by nbtrain; its ranks ended at step 7",
+        True,
+    )
+    unheard = judged(world_size=2, launcher_signal=9, launcher_message="torchrun ended with code -9")
+    assert unheard.cause == "torchrun was killed by SIGKILL, not by nbtrain; its ranks ended"
+    # What failed by itself before comes first.
+    assert "boom" in judged(record(0, "failed", message="RuntimeError: boom"), launcher_signal=9).cause
+    verdict = judged(record(0, "stopped"), record(1, "stopped"), launcher_signal=9, stop_requested=True)
+    assert (verdict.state, verdict.retry) == ("CANCELLED", False)
+
+
+def test_a_stop_that_did_not_save_says_so():
+    """Killed during a stop, or failed while stopping: CANCELLED with what was missed."""
+    killed = judged(record(0, "killed", signal=9, code=None), stop_requested=True, killed_by_us=True)
+    assert (killed.state, killed.cause) == (
+        "CANCELLED",
+        "stopped on request; killed before it had saved at step 7",
+    )
+    failed = judged(record(0, "failed", code=1, message="no room"), stop_requested=True)
+    assert failed.cause == "stopped on request before it could save at step 7 (rank 0: no room)"
+
+
+def test_the_first_failure_is_the_cause():
+    """Peers fail because the first one did: the earliest record names the cause, not the lowest rank."""
+    verdict = judged(
+        record(0, "failed", time=5.0, code=1, message="connection closed"),
+        record(
+            1,
+            "failed",
+            time=4.0,
+            code=1,
+            message="RuntimeError: boom",
+            detail=f"{TRACEBACK}RuntimeError: boom",
+        ),
+    )
+    assert verdict.cause == "rank 1 failed at step 7: RuntimeError: boom"
+    assert verdict.retry
+    assert verdict.signature == (7, "RuntimeError: boom")
+
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("memory", "words"),
+    [
+        (
+            HostMemory(1, 1, 8 * GIB, 8 * GIB),
+            "out of host memory: the kernel ended it (SIGKILL, counted by its cgroup; at most 8.00 of 8.00 GiB were used). "
+            "Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
+        ),
+        (
+            HostMemory(None, 2, killed=frozenset({(7, 41), (9, 43)})),
+            "out of host memory: the kernel ended it (SIGKILL, its log names process 43). Lower ",
+        ),
+        (
+            HostMemory(1, 2, killed=frozenset({(7, 41), (8, 42)})),
+            "killed by SIGKILL, not by nbtrain: by hand, by another program, or perhaps out of host memory: the machine's "
+            "out-of-memory killer acted 2 times meanwhile",
+        ),
+        (
+            HostMemory(0, 1),
+            "perhaps out of host memory: the machine's out-of-memory killer acted once meanwhile, though its cgroup counts "
+            "none",
+        ),
+        (
+            HostMemory(0, 0, 8 * GIB, 2 * GIB),
+            "killed by SIGKILL, not by nbtrain: by hand, by another program, or out of host memory (the kernel counts no "
+            "such kill; at most 2.00 of 8.00 GiB were used)",
+        ),
+        (HostMemory(), "or out of host memory (the kernel's counters are not readable)"),
+    ],
+)
+def test_signal_9_tells_memory_from_a_person(memory, words):
+    """Out of memory where its cgroup counted it or the log names it; the machine's count may be another program's."""
+    entry = record(1, "killed", code=None, signal=9, step=None, message="killed by SIGKILL")
+    verdict = judged(record(0, "failed", time=1.0, code=1), entry, memory=memory, pids={0: 42, 1: 43})
+    assert verdict.cause.startswith("rank 1 was killed: ")
+    assert words in verdict.cause
+    assert verdict.retry
+    # Only what is sure counts as the same failure again, which is not tried a third time.
+    sure = "the kernel ended it" in words
+    assert (verdict.kind, verdict.signature) == (
+        ("host memory", ("host memory", 7)) if sure else ("killed", None)
+    )
+
+
+def test_exit_code_137_is_a_sigkill_behind_a_shell():
+    entry = record(
+        0, "failed", code=137, message="exit code 137 without a word; the end of its log says more"
+    )
+    assert judged(entry, memory=HostMemory(1)).cause == (
+        "rank 0 was killed at step 7: out of host memory: the kernel ended it (exit code 137, counted by its cgroup). "
+        "Lower data.num_workers or batch.micro_batch_size, or give the job more memory"
+    )
+    assert "exit code 137, which stands for SIGKILL, not by nbtrain" in judged(entry).cause
+
+
+def test_a_full_disk_is_told_and_waited_for():
+    """No space left on device, met by a write or foreseen by the checkpoint: the supervisor waits for room."""
+    said = "OSError: [Errno 28] No space left on device"
+    verdict = judged(record(0, "failed", code=1, message=said, detail=f"{TRACEBACK}{said}"))
+    assert verdict.cause == f"rank 0 failed at step 7: the disk is full: {said}"
+    assert (verdict.retry, verdict.kind) == (True, "disk")
+    said = (
+        "model: a checkpoint needs 2.00 GB and 0.50 GB are free. Free space, or lower checkpoint.keep_last."
+    )
+    assert judged(record(0, "failed", code=1, message=said, detail=said)).kind == "disk"
+
+
+CUDA = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+
+
+def test_out_of_gpu_memory_is_tried_again_only_after_good_steps():
+    """In the first steps it is the configuration, which is told how to shrink; later it may be fragmentation."""
+    early = judged(
+        record(0, "failed", code=1, step=3, message=CUDA, detail=f"{TRACEBACK}torch.{CUDA}"), first_step=2
+    )
+    assert early.cause == (
+        "rank 0 failed at step 3: out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB. Lower "
+        "batch.micro_batch_size (the global batch stays), set parallel.activation_checkpointing.granularity: full, or "
+        "raise parallel.zero_stage"
+    )
+    assert (early.retry, early.kind) == (False, "device memory")
+    late = judged(record(0, "failed", code=1, step=90, message=CUDA, detail=TRACEBACK), first_step=50)
+    assert late.cause == (
+        "rank 0 failed at step 90: out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB. (after 40 good steps)"
+    )
+    assert late.retry and late.signature == ("device memory", 90)
+
+
+def test_an_allocation_that_the_host_refuses_is_host_memory():
+    said = "RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory"
+    verdict = judged(record(0, "failed", code=1, step=1, message=said, detail=TRACEBACK + said))
+    assert verdict.cause.startswith(
+        "rank 0 failed at step 1: out of host memory: RuntimeError: [enforce fail"
+    )
+    assert (verdict.retry, verdict.kind) == (False, "host memory")
+
+
+def test_a_lost_gpu_is_told():
+    said = "AcceleratorError: CUDA error: uncorrectable ECC error encountered"
+    verdict = judged(record(3, "failed", code=1, message=said, detail=TRACEBACK + said), world_size=1)
+    assert verdict.cause == f"rank 3 failed at step 7: its GPU is lost: {said}"
+    assert (verdict.retry, verdict.kind) == (True, "device")
+
+
+GLOO = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:31234"
+NCCL = "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, remote process exited or there was a network error"
+
+
+@pytest.mark.parametrize("said", [GLOO, NCCL])
+def test_a_rank_that_lost_its_peer_is_no_cause(said):
+    """Even where its record is the earlier one: the error of its own names the cause, and so does a death."""
+    follower = record(0, "failed", time=1.0, code=1, message=said, detail=TRACEBACK + said)
+    boom = record(1, "failed", time=2.0, code=1, message="ValueError: boom", detail=TRACEBACK)
+    assert judged(follower, boom).cause == "rank 1 failed at step 7: ValueError: boom"
+    dead = record(1, "killed", time=2.0, code=None, signal=11, message="killed by SIGSEGV")
+    assert judged(follower, dead).cause == "rank 1 was killed at step 7: killed by SIGSEGV"
+
+
+def test_what_follows_from_the_end_of_others_is_no_cause():
+    """The watchdog's abort, the launcher's TERM, and the ranks that the supervisor killed itself."""
+    lost = record(0, "failed", time=1.0, code=1, message=GLOO, detail=TRACEBACK + GLOO)
+    abort = record(1, "killed", time=0.5, code=None, signal=6, message="killed by SIGABRT")
+    ours = record(2, "killed", time=9.0, code=None, signal=9, message="killed by SIGKILL")
+    verdict = judged(lost, abort, ours, killed_by_us=True, killed_at=8.0)
+    assert (
+        verdict.cause
+        == f"ranks lost each other, and none tells of an error of its own; first rank 0 at step 7: {GLOO}"
+    )
+    assert verdict.retry
+    ours = record(1, "killed", time=9.0, code=None, signal=9, message="killed by SIGKILL")
+    stuck = judged(lost, ours, killed_by_us=True, killed_at=8.0, stuck="rank 1 stopped 60 s ago")
+    assert stuck.cause == f"rank 1 stopped 60 s ago; gave up waiting for it: rank 0 at step 7: {GLOO}"
+    assert stuck.kind == "hang"
+    assert lost_a_peer({0: lost}) and not lost_a_peer({0: lost, 1: abort}) and not lost_a_peer({})
+
+
+def test_a_rollback_carries_what_is_passed_over():
+    """Every rank left in order: tried again with the bad step's samples; a stop still wins, and they are not forgotten."""
+    told = '{"step": 12, "first": 88, "last": 96}'
+    ranks = [record(rank, "rollback", message="step 12: the loss is nan", detail=told) for rank in (0, 1)]
+    verdict = judged(*ranks)
+    assert (verdict.state, verdict.cause, verdict.retry) == ("FAILED", "step 12: the loss is nan", True)
+    assert (verdict.kind, verdict.step, verdict.bad_samples) == ("rollback", 12, (88, 96))
+    stopped = judged(*ranks, stop_requested=True)
+    assert (stopped.state, stopped.retry, stopped.bad_samples) == ("CANCELLED", False, (88, 96))
+    assert stopped.cause == "step 12: the loss is nan; stopped on request before it went back"
+
+
+def test_a_step_that_stops_the_run_is_not_tried_again():
+    """StabilityError is told in words: the same data would do the same."""
+    said = "step 12: the loss is nan on rank 1 of 2; a.yaml:3: stability.on_nan = stop ends the job."
+    verdict = judged(record(0, "failed", code=8, message=said, detail=said))
+    # It says its step itself: the last one that was done would be a second, other number.
+    assert (verdict.cause, verdict.retry) == (f"rank 0 failed: {said}", False)
+
+
+def test_a_hang_is_the_cause_whatever_the_kill_left():
+    """Ranks killed for hanging are no unknown deaths."""
+    verdict = judged(
+        record(0, "killed", code=None, signal=9), hang="no heartbeat for 5 s: rank 0", killed_by_us=True
+    )
+    assert (verdict.state, verdict.cause, verdict.retry) == ("FAILED", "no heartbeat for 5 s: rank 0", True)
+
+
+def test_a_launcher_that_never_started_a_rank():
+    """No record at all: its last words are all there is."""
+    verdict = judge(
+        {}, Circumstances(2, launcher_message="torchrun ended with code 1; see logs/supervisor.log")
+    )
+    assert verdict.cause == (
+        "the launcher ended before any rank had left a record: torchrun ended with code 1; see logs/supervisor.log"
+    )
+    assert verdict.retry
+
+
+@pytest.mark.parametrize(
+    ("message", "detail", "expected"),
+    [
+        ("data/x.bin: truncated", "data/x.bin: truncated: 3 bytes", True),
+        ("boom", f"{TRACEBACK}nbtrain.base.errors.CheckpointError: it does not fit", True),
+        ("ConfigError: a.yaml:3", "", True),
+        ("RuntimeError: boom", f"{TRACEBACK}RuntimeError: a DataError in the text", False),
+        ("exit code 7 without a word", "", False),
+    ],
+)
+def test_errors_of_the_user_are_known(message, detail, expected):
+    """An nbtrain error, told in words or at a traceback's end; nothing else."""
+    assert user_error(record(0, "failed", code=1, message=message, detail=detail)) is expected

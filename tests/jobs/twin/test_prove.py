@@ -1,0 +1,249 @@
+"""Twins: their folders, their words, and whole ones of every shape that the examples fold to."""
+
+import json
+import time
+
+import pytest
+
+from nbtrain.api import verbs as api
+from nbtrain.api.run import open_run
+from nbtrain.base import files
+from nbtrain.base.errors import JobFailed, SubmitError
+from nbtrain.base.jobstate import FAILED, RUNNING, SUCCEEDED, read_state
+from nbtrain.base.rundir import RunDir
+from nbtrain.cli import __main__ as cli
+from nbtrain.config.load import load
+from nbtrain.jobs.twin.folder import TWIN_OF, end_job, new_job, renew, write_prompts
+from nbtrain.jobs.twin.fork_client import Ended, Launch
+from nbtrain.jobs.twin.prove import cause_of, format_of, layout_of, run_twin
+from nbtrain.jobs.twin.shape import make_twin
+from nbtrain.jobs.twin.small_sections import STEPS, STOP_STEP, Abilities
+from tests.jobs.conftest import TINY
+
+
+@pytest.fixture
+def tiny(workspace):
+    path = workspace / "tiny.yaml"
+    path.write_text(TINY)
+    return load(path)
+
+
+# --- folders ----------------------------------------------------------------------------------------------------
+
+
+def test_a_twins_folder_is_made_anew_but_not_what_is_in_notebooks(workspace):
+    run = RunDir.named("tiny-twin")
+    renew(run, "tiny")
+    (run.path / "model").mkdir()
+    (run.path / "twin.json").write_text("{}")
+    (run.notebooks).mkdir()
+    (run.notebooks / "03_launch.ipynb").write_text("{}")
+    renew(run, "tiny")
+    assert sorted(path.name for path in run.path.iterdir()) == ["notebooks", "run.json"]
+    assert (run.notebooks / "03_launch.ipynb").is_file()
+    assert run.record()[TWIN_OF] == "tiny" and run.record()["name"] == "tiny-twin"
+
+
+def test_no_run_of_that_name_is_removed(workspace):
+    """One that was submitted, one that is no run at all, and a twin that is at work."""
+    run = RunDir.named("mine-twin")
+    run.path.mkdir(parents=True)
+    (run.path / "notes.txt").write_text("x")
+    with pytest.raises(SubmitError, match=r"no run\.json but holds notes\.txt"):
+        renew(run, "mine")
+    files.write_json(run.run_json, {"schema_version": 1, "run_id": "a", "name": "mine-twin"})
+    with pytest.raises(SubmitError, match="is a run of its own, not a twin"):
+        renew(run, "mine")
+    assert (run.path / "notes.txt").is_file()
+
+
+def test_a_twin_at_work_is_left_alone(workspace, tiny):
+    """This process stands for the supervisor in job.json; its end is written down."""
+    run = RunDir.named("tiny-twin")
+    renew(run, "tiny")
+    job = new_job(run, make_twin(tiny).config, "tiny")
+    assert read_state(job, time.time())[0] == RUNNING
+    with pytest.raises(SubmitError, match="a job of this twin is active"):
+        renew(run, "tiny")
+    end_job(job, None)
+    assert read_state(job, time.time())[0] == SUCCEEDED
+    other = new_job(run, make_twin(tiny).config, "tiny")
+    assert run.job_ids() == [job.job_id, other.job_id]
+    end_job(other, "rank 3 ended with code 1")
+    assert read_state(other, time.time()) == (FAILED, "rank 3 ended with code 1")
+    renew(run, "tiny")
+
+
+def test_prompts_are_the_same_every_time(tmp_path):
+    """A dataset is known by the bytes that it was made of."""
+    write_prompts(tmp_path / "one")
+    write_prompts(tmp_path / "two")
+    for name in ("prompts-0.jsonl", "prompts-1.jsonl"):
+        content = (tmp_path / "one" / name).read_bytes()
+        assert content == (tmp_path / "two" / name).read_bytes()
+        assert set(json.loads(content.splitlines()[0])) == {"prompt", "completion"}
+
+
+# --- words ------------------------------------------------------------------------------------------------------
+
+
+def test_how_a_layout_is_called():
+    assert layout_of(load("gpt-tiny")) == "one process, ZeRO 0"
+    config = load("gpt-13b-4xdp-4xpp-4xtp")
+    assert layout_of(config) == "64 ranks: 4 data x 4 pipeline x 4 tensor, ZeRO 1, full recomputation"
+    assert [
+        format_of(load("gpt-tiny", change))
+        for change in ({}, {"precision.dtype": "bf16", "precision.autocast": True})
+    ] == [
+        "fp32",
+        "autocast",
+    ]
+
+
+@pytest.mark.parametrize(
+    "codes, late, words",
+    [
+        ([1, 1], False, "all 2 ranks ended with code 1: ValueError: no"),
+        ([-9, 1, -9], False, "rank 0 ended with code -9, rank 1 ended with code 1, rank 2 ended with code -9: ValueError: no"),
+        ([1], False, "rank 0 ended with code 1: ValueError: no"),
+        ([-9, -9], True, "not done after 900 s"),
+    ],
+)  # fmt: skip
+def test_why_a_launch_ended(tmp_path, codes, late, words):
+    """The last word is of the first rank that failed by itself, not of one that was killed for it."""
+    for rank, code in enumerate(codes):
+        (tmp_path / f"{rank}.log").write_text("Traceback\nValueError: no\n" if code == 1 else "killed\n")
+    launch = Launch(1, list(range(len(codes))), str(tmp_path / "{rank}.log"))
+    assert cause_of(Ended(launch, codes, late, 1.0, 1.0)) == words
+
+
+# --- whole twins ------------------------------------------------------------------------------------------------
+
+# What stands for what no example has.
+OWN = {
+    "ulysses": {"parallel.ds_sequence_parallel_size": 2, "parallel.data_parallel_size": 2, "parallel.zero_stage": 3},
+    "sequence-parallel": {
+        "parallel.tensor_parallel_size": 2,
+        "parallel.sequence_parallel": True,
+        "parallel.data_parallel_size": 2,
+        "parallel.zero_stage": 2,
+        "precision": {"dtype": "bf16", "autocast": True},
+        "model.hidden_dropout": 0.1,
+    },
+    "offloaded": {
+        "parallel.zero_stage": 3,
+        "parallel.data_parallel_size": 4,
+        "parallel.zero_hpz": True,
+        "parallel.zero_hpz_partition_size": 2,
+        "parallel.offload_optimizer.device": "cpu",
+        "parallel.offload_param.device": "cpu",
+        "checkpoint.async_save": True,
+        "precision.dtype": "bf16",
+    },
+}  # fmt: skip
+
+
+def shape(config):
+    """What a twin proves, as far as it differs from run to run."""
+    twin = make_twin(config, Abilities(fp16=True)).config
+    values = twin.model_dump()
+    return json.dumps(
+        [values["parallel"], values["precision"], values["batch"], values["model"], values["data"]],
+        sort_keys=True,
+    )
+
+
+def different_runs() -> list[str]:
+    """Examples whose twins differ, those that test_notebooks.py launches left out; finetuning among them."""
+    from tests.config.conftest import EXAMPLES, UPSTREAM
+
+    seen = {shape(load(name)) for name in UPSTREAM}
+    chosen = []
+    for path in sorted(EXAMPLES.parent.glob("*/*.yaml")):
+        known = shape(config := load(path))
+        if known not in seen and config.name not in UPSTREAM:
+            seen.add(known)
+            chosen.append(str(path))
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A workspace that all twins share, so that their data is made once."""
+    folder = tmp_path_factory.mktemp("twins")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NBTRAIN_WORKSPACE", str(folder))
+        patch.delenv("NBTRAIN_OUTPUT", raising=False)
+        patch.delenv("NBTRAIN_DATA", raising=False)
+        yield folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", [*different_runs(), *OWN], ids=lambda run: run.rpartition("/")[2])
+def test_every_shape_goes_the_whole_way(home, fork_server, run):
+    """Data, steps, checkpoint, resume, another layout, export."""
+    settings = {"name": f"own-{run}", "batch.global_batch_size": 64, **OWN[run]} if run in OWN else {}
+    config = load("gpt-tiny" if run in OWN else run, settings)
+    report = run_twin(config, server=fork_server)
+    assert report.passed, str(report)
+    names = [check.name for check in report.checks]
+    assert [name for name in names if name not in ("precision", "export fp32")] == [
+        "data",
+        "train",
+        "resume",
+        "layout",
+        "reshape",
+        "export",
+    ]
+    assert ("precision" in names) == (format_of(make_twin(config).config) != "fp32")
+    twin = RunDir.named(report.twin)
+    assert files.read_json(twin.path / "twin.json")["passed"] is True
+    assert (twin.export / "weights.pt").is_file()
+
+
+@pytest.mark.slow
+def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, monkeypatch):
+    """Its ranks fail; what comes after is skipped, the report names the cause and the logs, the notebook's cell fails."""
+    from nbtrain.jobs.twin import prove as module
+
+    monkeypatch.setattr(module, "TRAINER", "forked_rank:nothing")
+    report = run_twin(tiny, server=fork_server)
+    outcomes = {check.name: check.outcome for check in report.checks}
+    assert outcomes.pop("data") == "passed" and outcomes.pop("train") == "failed"
+    assert set(outcomes.values()) == {"skipped"}
+    assert "rank 0 ended with code 1: ModuleNotFoundError: No module named 'forked_rank'" in str(report)
+    assert f"output/{report.twin}/jobs/" in str(report)
+    with pytest.raises(JobFailed, match="Twin of tiny: FAILED"):
+        api.TwinRun(report).wait_if("no")
+
+
+@pytest.mark.slow
+def test_a_resume_that_is_not_exact_is_seen(home, fork_server, tiny, monkeypatch):
+    """A resumed part with another seed of dropout: the first step behind the stop differs, and nothing else fails."""
+    from nbtrain.jobs.twin import prove as module
+
+    start = module.new_job
+
+    def other_seed(run, config, twin_of):
+        if run.name == "resumed" and run.job_ids():
+            model = config.model.model_copy(update={"attention_dropout": 0.2})
+            config = config.model_copy(update={"model": model})
+        return start(run, config, twin_of)
+
+    monkeypatch.setattr(module, "new_job", other_seed)
+    report = run_twin(tiny, server=fork_server)
+    outcomes = {check.name: check.outcome for check in report.checks}
+    assert outcomes.pop("resume") == "failed"
+    assert set(outcomes.values()) == {"passed"}
+    assert f"from step {STOP_STEP + 1} on" in str(report) and STOP_STEP + 1 <= STEPS
+
+
+@pytest.mark.slow
+def test_the_command_line_says_it_in_its_exit_code(workspace, tiny, capsys, tmp_path):
+    """By itself, with a server of its own: the table, the report's place, a picture; the twin is a run as any other."""
+    picture = tmp_path / "twin.png"
+    assert cli.main(["twin", str(workspace / "tiny.yaml"), "--picture", str(picture)]) == 0
+    shown = capsys.readouterr().out
+    assert "Twin of tiny: PASSED" in shown and "Report: output/tiny-twin/twin.json" in shown
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert open_run("tiny-twin").state == SUCCEEDED

@@ -1,0 +1,283 @@
+"""The twin of a run: what is folded, what is kept, and what is said to be missing."""
+
+import itertools
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.workspace import valid_name
+from nbtrain.config.load import load
+from nbtrain.config.rules.check import find_problems
+from nbtrain.config.rules.combinations import BY_NAME, KINDS, verdict
+from nbtrain.jobs.twin.shape import FOLDED_FIRST, fold, make_twin
+from nbtrain.jobs.twin.small_sections import RAMP_STEPS, STEPS, STOP_STEP, Abilities
+from tests.config.conftest import EXAMPLES
+
+RUNS = sorted(EXAMPLES.parent.glob("*/*.yaml"))
+EVERYTHING = Abilities(fp16=True, compiler=True)
+# What a CPU cannot do, and what the twin then has.
+REPLACED = {"offload_optimizer_nvme": "offload_optimizer_cpu", "offload_param_nvme": "offload_param_cpu"}
+GPU_ONLY = {kind.name for kind in KINDS if kind.gpu_only}
+
+
+def sizes(data: int = 1, tensor: int = 1, pipeline: int = 1, ulysses: int = 1) -> dict[str, int]:
+    return dict(zip(FOLDED_FIRST, (data, tensor, pipeline, ulysses)))
+
+
+def product(values: dict[str, int]) -> int:
+    return (
+        values["data_parallel_size"]
+        * values["tensor_parallel_size"]
+        * values["pipeline_parallel_size"]
+        * values["ds_sequence_parallel_size"]
+    )
+
+
+# --- folding ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "whole, folded",
+    [
+        (sizes(8), sizes(8)),
+        (sizes(16), sizes(8)),
+        (sizes(12), sizes(6)),
+        (sizes(4, pipeline=4), sizes(2, pipeline=4)),
+        (sizes(4, pipeline=8), sizes(2, pipeline=4)),
+        (sizes(4, tensor=4, pipeline=4), sizes(2, tensor=2, pipeline=2)),
+        (sizes(tensor=8, pipeline=16), sizes(tensor=2, pipeline=4)),
+        (sizes(3, pipeline=3), sizes(2, pipeline=3)),
+        (sizes(1000, tensor=2, ulysses=1), sizes(4, tensor=2)),
+        (sizes(8, ulysses=8), sizes(2, ulysses=4)),
+    ],
+)  # fmt: skip
+def test_the_largest_is_halved_data_first(whole, folded):
+    assert fold(whole) == folded
+
+
+def test_every_kind_stays_and_nothing_grows():
+    """All shapes of up to three kinds: at most 8 ranks, and each size between 2 and what it was."""
+    for values in itertools.product(range(1, 14), repeat=3):
+        whole = sizes(*values)
+        folded = fold(whole)
+        assert product(folded) <= 8
+        for key, size in whole.items():
+            assert min(size, 2) <= folded[key] <= size
+        assert folded == whole or product(whole) > 8
+        assert fold(folded) == folded
+
+
+def test_too_many_kinds_for_the_ranks_are_refused():
+    with pytest.raises(ConfigError, match="needs 16 ranks with two of each, and at most 8"):
+        fold(sizes(4, 4, 4, 4))
+    with pytest.raises(ConfigError, match="data_parallel_size, pipeline_parallel_size needs 4 ranks"):
+        fold(sizes(2, pipeline=2), max_ranks=2)
+
+
+# --- twins ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
+def test_every_example_has_a_twin_with_its_kinds(path):
+    """It breaks no rule, has few ranks, and only what a CPU lacks is gone."""
+    config = load(path)
+    twin = make_twin(config, EVERYTHING)
+    for one in (twin.config, twin.exact, twin.rounded, twin.reference, twin.reshaped, twin.resumed):
+        assert find_problems(one) == []
+        assert valid_name(one.name)
+        assert one.train_steps == STEPS
+    assert twin.config.world_size == min(config.world_size, 8)
+    kept = {kind.name for kind in KINDS if kind.present(config)} - GPU_ONLY
+    assert {kind.name for kind in KINDS if kind.present(twin.config)} == kept | {"cpu"}
+    assert twin.reference.world_size == twin.reshaped.world_size == 1
+    # One process pads the vocabulary to the same size, and takes the same samples in each step.
+    assert twin.reference.padded_vocab_size == twin.exact.padded_vocab_size
+    assert twin.reference.batch_schedule == twin.exact.batch_schedule == twin.config.batch_schedule
+    assert twin.resumed.batch.exit_interval_steps == STOP_STEP < STEPS
+
+
+def config_of(settings: dict):
+    base = {"resources.device": "gpu", "batch.micro_batch_size": 2, "batch.global_batch_size": 64}
+    given = {**base, "parallel.zero_stage": 1, **settings}
+    if given["resources.device"] == "gpu":
+        ranks = 1
+        for key in FOLDED_FIRST:
+            ranks *= given.get(f"parallel.{key}", 1)
+        given["resources.gpus_per_node"] = ranks
+    return load(EXAMPLES / "gpt-tiny.yaml", given)
+
+
+@pytest.mark.slow
+def test_every_pair_of_kinds_that_goes_together_has_its_twin():
+    """The table of combinations.py, cell by cell: what is taken out or replaced is said, everything else is there."""
+    seen = 0
+    for first, second in itertools.combinations_with_replacement(KINDS, 2):
+        told = verdict(first, second) if first is not second else None
+        settings = dict(first.settings) if told is None else told.settings
+        if told is not None and (not told.pair or told.reason):
+            continue
+        if first is second and first.needs:
+            settings = {**BY_NAME[first.needs[0]].settings, **settings}
+        config = config_of(settings)
+        twin = make_twin(config, EVERYTHING)
+        present = {kind.name for kind in KINDS if kind.present(config)}
+        expected = {REPLACED.get(name, name) for name in present - GPU_ONLY} | {"cpu"}
+        assert {kind.name for kind in KINDS if kind.present(twin.config)} == expected, settings
+        missing = " ".join(entry.what for entry in twin.not_proven)
+        for name in present & (GPU_ONLY | set(REPLACED)):
+            assert BY_NAME[name].key in missing, name
+        seen += 1
+    assert seen > 200
+
+
+def test_what_a_machine_lacks_is_replaced_and_said():
+    """fp16 without its instructions, the compiler, kernels of GPUs."""
+    config = config_of({"precision.dtype": "fp16", "model.compile": True, "model.attention_backend": "flash"})
+    twin = make_twin(config, Abilities())
+    assert (twin.config.precision.dtype, twin.config.model.compile) == ("bf16", False)
+    assert twin.config.model.attention_backend == "auto"
+    said = [str(entry) for entry in twin.not_proven]
+    assert said[:2] == [
+        "model.attention_backend: flash: that kernel is a GPU's; the twin has attention_backend: auto",
+        "model.compile: true: no C++ compiler was found here; the twin has compile: false",
+    ]
+    assert said[2].startswith(
+        "precision.dtype: fp16 and its loss scale: DeepSpeed's CPU accelerator has no fp16"
+    )
+    able = make_twin(config, EVERYTHING).config
+    assert (able.precision.dtype, able.model.compile) == ("fp16", True)
+
+
+# --- schedules --------------------------------------------------------------------------------------------------
+
+
+def test_a_ramp_is_crossed_by_the_stop():
+    """gpt-175b: sizes rise from one micro batch a rank to the whole batch, and the run stops while they do."""
+    config = make_twin(load("gpt-175b")).config
+    schedule = config.batch_schedule
+    batches = [schedule.size_at(schedule.samples_after(step)) for step in range(STEPS)]
+    assert batches[0] == config.batch.rampup.start_batch_size == 1
+    assert batches[-1] == config.batch.global_batch_size == 4
+    assert batches == sorted(batches)
+    assert batches[STOP_STEP - 1] < batches[STOP_STEP + 1]
+
+
+def test_step_sizes_are_kept():
+    config = load(
+        EXAMPLES / "gpt-tiny.yaml",
+        {
+            "batch.global_batch_size": 64,
+            "batch.step_batch_size_schedule": "0:8 100K:32 200K:64",
+        },
+    )
+    twin = make_twin(config).config
+    schedule = twin.batch_schedule
+    batches = [schedule.size_at(schedule.samples_after(step)) for step in range(STEPS)]
+    assert set(batches) == {2, 4} and batches == sorted(batches)
+    assert RAMP_STEPS < STEPS
+
+
+@pytest.mark.parametrize("unit, length", [("tokens", 10**9), ("samples", 10**6), ("steps", 10**4)])
+def test_amounts_keep_their_unit_and_their_share(unit, length):
+    """A warm-up of a fifth, a decay of half, a WSD end of a quarter of the run; whatever they are counted in."""
+    config = load(
+        EXAMPLES / "gpt-tiny.yaml",
+        {
+            "batch.train_tokens": None,
+            "batch.global_batch_size": 64,
+            f"batch.train_{unit}": length,
+            "lr_schedule.lr_decay_style": "WSD",
+            "lr_schedule.lr_warmup_tokens": None,
+            f"lr_schedule.lr_warmup_{unit}": length // 5,
+            f"lr_schedule.lr_decay_{unit}": length // 10 * 9,
+            f"lr_schedule.lr_wsd_decay_{unit}": length // 4,
+        },
+    )
+    twin = make_twin(config).config
+    assert twin.batch.train_amount[0] == unit
+    schedule = twin.lr_schedule
+    assert getattr(schedule, f"lr_warmup_{unit}") and getattr(schedule, f"lr_wsd_decay_{unit}")
+    share = [amount / twin.train_tokens for amount in (twin.lr_warmup_tokens, twin.lr_decay_tokens)]
+    assert share == pytest.approx([0.2, 0.9], abs=1 / STEPS)
+    assert twin.lr_wsd_decay_tokens / twin.train_tokens == pytest.approx(0.25, abs=1 / STEPS)
+
+
+# --- data and model ---------------------------------------------------------------------------------------------
+
+
+def test_examples_with_prompts_stay_such():
+    """Packed fine-tuning: prompts and completions by weight; their files lie where the caller says."""
+    twin = make_twin(load(EXAMPLES.parent / "finetuning" / "gpt-tiny-instructions.yaml"), folder="somewhere")
+    data = twin.config.data
+    assert (data.packing, [source.kind for source in data.sources]) == ("best_fit", ["prompt-completion"] * 2)
+    assert [source.path for source in data.sources] == [
+        f"somewhere/prompts-{number}.jsonl" for number in (0, 1)
+    ]
+    assert [source.weight for source in data.sources] == [1.0, 0.5]
+
+
+def test_a_blend_is_one_of_two():
+    """Its parts are told, to be prepared before."""
+    config = load(
+        EXAMPLES / "gpt-tiny.yaml",
+        {
+            "data.name": "mixed",
+            "data.sources": [],
+            "data.blend": [
+                {"name": name, "weight": weight} for name, weight in (("a", 3.0), ("b", 1.0), ("c", 1.0))
+            ],
+        },
+    )
+    twin = make_twin(config)
+    assert [entry.weight for entry in twin.config.data.blend] == [3.0, 1.0]
+    assert [one.data.name for one in twin.datasets] == [entry.name for entry in twin.config.data.blend]
+    assert all(one.data.sources for one in twin.datasets)
+
+
+def test_what_is_done_to_text_is_not_proven():
+    """Cleaning, sentences, further keys: made-up words have none of it, and the report says so."""
+    config = config_of(
+        {
+            "data.split_sentences": "en",
+            "data.extra_json_keys": ["title"],
+            "data.cleaning.ftfy": True,
+            "data.sources": [{"kind": "jsonl", "path": "texts.jsonl"}],
+        }
+    )
+    assert [entry.what for entry in make_twin(config).not_proven[-3:]] == [
+        "data.cleaning",
+        "data.extra_json_keys: ['title']",
+        "data.split_sentences: en",
+    ]
+
+
+def test_a_profile_is_not_proven():
+    """The profiler stays away, and the report says so where the run has one."""
+    whats = [entry.what for entry in make_twin(config_of({"profile.enabled": True})).not_proven]
+    assert "profile.enabled: true" in whats
+    assert not any(entry.what.startswith("profile") for entry in make_twin(config_of({})).not_proven)
+
+
+def test_uneven_stages_stay_uneven_and_pieces_stay_pieces():
+    config = config_of(
+        {
+            "model.num_layers": 26,
+            "parallel.pipeline_parallel_size": 4,
+            "parallel.pipeline_stage_layers": [6, 7, 7, 6],
+            "parallel.activation_checkpointing.granularity": "full",
+            "parallel.activation_checkpointing.interval_layers": 3,
+        }
+    )
+    twin = make_twin(config).config
+    assert twin.parallel.pipeline_stage_layers == [2, 3, 3, 2]
+    assert twin.model.num_layers == 10
+    assert twin.parallel.activation_checkpointing.interval_layers == 2
+
+
+def test_twins_of_runs_with_long_names_have_names():
+    config = load(EXAMPLES / "gpt-tiny.yaml", {"name": "a" * 53})
+    twin = make_twin(config)
+    names = {twin.config.name, twin.exact.name, twin.reference.name, twin.resumed.name}
+    # gpt-tiny has fp32 and no dropout, so that its twin is exact itself.
+    assert twin.exact is twin.config
+    assert len(names) == 3 and all(valid_name(name) for name in names)

@@ -1,0 +1,44 @@
+"""What jupyter-server-proxy is told, and what it makes of it."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+
+from nbtrain.lab.server import tensorboard_proxy
+from nbtrain.lab.server.tensorboard_proxy import tensorboard_command, tensorboard_entry
+
+
+def test_entry_is_understood_by_jupyter_server_proxy() -> None:
+    """Every key is a trait that it knows: an unknown one would be a warning, which is an error here."""
+    from jupyter_server_proxy.config import ServerProcess
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        process = ServerProcess(name=tensorboard_proxy.PROXY_NAME, **tensorboard_entry())
+    assert process.timeout == 60
+    assert process.update_last_activity is False
+    assert process.launcher_entry.path_info == "nbtrain/tensorboard/"
+    assert Path(process.launcher_entry.icon_path).is_file()
+
+
+def test_command_serves_the_output_root_on_the_loopback(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder is read when TensorBoard starts, so that the variable of the server's environment counts."""
+    monkeypatch.setenv("NBTRAIN_OUTPUT", "elsewhere")
+    command = tensorboard_command(6006)
+    assert command[command.index("--logdir") + 1] == str(workspace / "elsewhere")
+    assert command[command.index("--host") + 1] == "127.0.0.1"
+    assert command[command.index("--port") + 1] == "6006"
+    assert all(isinstance(part, str) for part in command)
+
+
+def test_extension_names_itself_and_importing_it_is_cheap() -> None:
+    """Jupyter Server finds the module; jupyter_server is loaded only by it."""
+    import subprocess
+    import sys
+
+    code = "import sys, nbtrain.lab.server as s; print(s._jupyter_server_extension_points(), 'jupyter_server' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[{'module': 'nbtrain.lab.server'}] False\n"

@@ -1,0 +1,78 @@
+"""A notebook's own check of its parameters."""
+
+from types import SimpleNamespace
+
+import IPython
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.lab.parameters import assigned_names, check_parameters, with_source
+
+OWN = 'run: str = "gpt-tiny"  # a name\noverrides: str = ""'
+
+
+def with_cells(monkeypatch, *cells: str) -> None:
+    shell = SimpleNamespace(user_ns={"In": ["", *cells]})
+    monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
+
+
+def test_names_are_read_from_the_cells_code():
+    """Annotated and plain assignments count; comments do not."""
+    assert assigned_names(OWN + "\nx = 1  # y = 2") == ["run", "overrides", "x"]
+
+
+def test_injected_parameters_of_the_notebook_pass(monkeypatch):
+    """papermill's cell may set any of the notebook's names."""
+    with_cells(monkeypatch, OWN, '# Parameters\noverrides = "a=1"\n', "check_parameters()")
+    check_parameters()
+
+
+def test_an_unknown_parameter_is_an_error(monkeypatch):
+    """The message names it, all that there are, and the nearest."""
+    with_cells(monkeypatch, OWN, '# Parameters\noverride = "a=1"\n', "check_parameters()")
+    with pytest.raises(ConfigError) as error:
+        check_parameters()
+    assert str(error.value) == "parameter override: this notebook has run, overrides. Nearest: overrides."
+
+
+def test_a_source_as_overrides():
+    """One entry in place of all sources, under a name that tokenizer and dataset share."""
+    assert with_source("a.b=1 'c.d=x y'", "", "") == ["a.b=1", "c.d=x y"]
+    assert with_source("", "{kind: jsonl, path: a b.jsonl}", "mine") == [
+        "data.sources=[{kind: jsonl, path: a b.jsonl}]",
+        "data.name=mine",
+        "tokenizer.name=mine",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        with_source("", "{kind: wiki, mirror: 'http://me:s3cret@host'}", "")
+    assert "s3cret" not in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        with_source("", "{kind: wiki}", "")
+    assert str(caught.value) == (
+        "source = '{kind: wiki}' needs a name of its own for its tokenizer and dataset: set dataset, e.g. \"my-text\"."
+    )
+
+
+@pytest.mark.parametrize(
+    "injected, message",
+    [
+        ('force = "maybe"', "parameter force = 'maybe': must be true or false."),
+        ("force = True", None),
+        ("run = 125", "parameter run = 125: must be text (with papermill: -r name value)."),
+        ("rate = 1", None),
+        ("steps = 1.5", "parameter steps = 1.5: must be a whole number."),
+    ],
+)
+def test_values_have_the_type_of_their_parameter(monkeypatch, injected, message):
+    """A word where true or false is meant would count as true."""
+    own = 'run: str = "x"\nforce: bool = False\nrate: float = 0.5\nsteps: int = 3'
+    namespace = {}
+    exec(f"{own}\n{injected}", namespace)
+    shell = SimpleNamespace(user_ns={**namespace, "In": ["", own, f"# Parameters\n{injected}"]})
+    monkeypatch.setattr(IPython, "get_ipython", lambda: shell)
+    if message is None:
+        check_parameters()
+        return
+    with pytest.raises(ConfigError) as caught:
+        check_parameters()
+    assert str(caught.value) == message

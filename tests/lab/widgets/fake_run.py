@@ -1,0 +1,204 @@
+"""A training job in a quarter second: writes what a supervisor and its ranks write, and trains nothing.
+
+    python tests/widgets/fake_run.py <run dir> [--steps N] [--step-seconds S] [--world-size N] [--end STATE]
+
+The process is the job's supervisor and its only rank, so that states, heartbeats, LOST and a stop by
+SIGTERM or control/request.json are those of a real job.
+"""
+
+import argparse
+import math
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+from nbtrain.base.events import EventWriter
+from nbtrain.base.files import write_json, write_text
+from nbtrain.base.metrics import scalar
+from nbtrain.base.records import ControlRequest, ExitRecord, Heartbeat, JobRecord, ProcessIdentity, Progress
+from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id
+from nbtrain.config.load import to_yaml
+from nbtrain.config.schema import RunConfig
+
+TOKENS_PER_STEP = 8 * 128
+
+
+def run_config(name: str, steps: int, world_size: int = 1) -> RunConfig:
+    """A small run of `steps` steps."""
+    return RunConfig.model_validate(
+        {
+            "name": name,
+            "model": {"num_layers": 4, "hidden_size": 192, "num_attention_heads": 6, "seq_length": 128},
+            "tokenizer": {"name": "python-docs-4096", "vocab_size": 4096},
+            "data": {"name": "python-docs"},
+            "batch": {
+                "micro_batch_size": 8 // world_size,
+                "global_batch_size": 8,
+                "train_tokens": steps * TOKENS_PER_STEP,
+            },
+            "lr_schedule": {"lr": 1e-3, "min_lr": 1e-4},
+            "parallel": {"data_parallel_size": world_size},
+            "resources": {"device": "cpu"},
+        }
+    )
+
+
+class FakeJob:
+    """One job of a run, written step by step."""
+
+    def __init__(self, run: RunDir, steps: int, world_size: int = 1, start: int = 0):
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self.run, self.steps, self.world_size, self.step = run, steps, world_size, start
+        self.identity = ProcessIdentity.of(os.getpid())
+        run.path.mkdir(parents=True, exist_ok=True)
+        if not run.exists():
+            write_json(
+                run.run_json,
+                {
+                    "schema_version": SCHEMA_VERSION,
+                    "run_id": new_run_id(),
+                    "name": run.name,
+                    "parent": None,
+                    "created_at": time.time(),
+                },
+            )
+            write_text(run.config_yaml, to_yaml(run_config(run.name, steps, world_size)))
+        self.job: JobDir = run.job(new_job_id())
+        self.job.make_folders()
+        self.record = JobRecord(
+            job_id=self.job.job_id,
+            run_id=run.record()["run_id"],
+            name=run.name,
+            state="RUNNING",
+            created_at=time.time(),
+            started_at=time.time(),
+            world_size=world_size,
+            supervisor=self.identity,
+            resumed_from_step=start or None,
+            command=["torchrun", "--nproc-per-node", str(world_size), "-m", "nbtrain.train", run.name],
+        )
+        self.record.write(self.job.job_json)
+        self.supervisor_events = EventWriter(self.job, "supervisor")
+        self.events = EventWriter(self.job, "rank0")
+        self.supervisor_events.write("state", "RUNNING: rank 0 trains", state="RUNNING")
+        self.tensorboard = EventFileWriter(str(run.tensorboard))
+        if start:
+            self._purge(start + 1)
+        self.phase_since = time.time()
+        self.validation_loss: float | None = None
+
+    def _purge(self, step: int) -> None:
+        from tensorboard.compat.proto import event_pb2
+
+        log = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+        self.tensorboard.add_event(event_pb2.Event(wall_time=time.time(), step=step, session_log=log))
+
+    def scalars(self, **values: float) -> None:
+        """Write scalars of the current step by their names in metrics.SCALARS."""
+        from tensorboard.compat.proto import event_pb2
+
+        event = event_pb2.Event(wall_time=time.time(), step=self.step)
+        for name, value in values.items():
+            event.summary.value.add(tag=scalar(name).tag, simple_value=value)
+        self.tensorboard.add_event(event)
+        self.tensorboard.flush()
+
+    def one_step(self) -> None:
+        """Do as one optimizer step does."""
+        self.step += 1
+        share = self.step / self.steps
+        loss = 3.0 + 5.3 * math.exp(-6 * share) + 0.08 * math.sin(self.step * 1.7)
+        rate = 1e-4 + 9e-4 * (1 + math.cos(math.pi * share)) / 2
+        speed = 5100 + 180 * math.sin(self.step / 3)
+        validation = loss + 0.11 if self.step % 10 == 0 else None
+        self.scalars(
+            loss=loss,
+            learning_rate=rate,
+            grad_norm=0.6 + 0.4 * abs(math.sin(self.step)),
+            tokens_per_second=speed,
+            host_memory_bytes=5.1e8 + 1e5 * self.step,
+        )
+        if validation is not None:
+            self.validation_loss = validation
+            self.scalars(validation_loss=validation, validation_perplexity=math.exp(validation))
+            self.events.write("validation", f"step {self.step}: validation loss {validation:.4f}")
+        with self.job.log(0, 0).open("a", encoding="utf-8") as stream:
+            stream.write(
+                f"step {self.step:>5,} | tokens {self.step * TOKENS_PER_STEP / 1e3:.1f}k | loss {loss:.4f} "
+                f"| lr {rate:.2e} | {speed:,.0f} tokens/s\n"
+            )
+        self.heartbeat("train", loss, rate, speed)
+
+    def heartbeat(self, phase: str, loss: float, rate: float, speed: float) -> None:
+        """Renew the heartbeats of all ranks; this process stands for each."""
+        progress = Progress(
+            total_steps=self.steps,
+            train_tokens=self.steps * TOKENS_PER_STEP,
+            consumed_tokens=self.step * TOKENS_PER_STEP,
+            consumed_samples=self.step * 8,
+            loss=loss,
+            grad_norm=0.8,
+            learning_rate=rate,
+            tokens_per_second=speed,
+            samples_per_second=speed / 128,
+            eta_seconds=(self.steps - self.step) * TOKENS_PER_STEP / speed,
+            validation_loss=self.validation_loss,
+            num_parameters=2_600_000,
+        )
+        for rank in range(self.world_size):
+            Heartbeat(
+                rank,
+                0,
+                self.identity,
+                time.time(),
+                self.step,
+                phase,
+                self.phase_since,
+                progress if rank == 0 else None,
+            ).write(self.job.heartbeat(rank))
+
+    def stop_requested(self) -> bool:
+        return ControlRequest.read(self.job.control_request) is not None
+
+    def finish(self, state: str, cause: str) -> None:
+        """End the job as its supervisor does."""
+        outcome = {"SUCCEEDED": "finished", "CANCELLED": "stopped"}.get(state, "failed")
+        for rank in range(self.world_size):
+            ExitRecord(
+                rank, 0, time.time(), 1 if outcome == "failed" else 0, None, outcome, self.step, cause
+            ).write(self.job.exit_record(rank, 0))
+        self.record.state, self.record.cause, self.record.ended_at = state, cause, time.time()
+        self.supervisor_events.write("state", f"{state}: {cause}", state=state)
+        self.record.write(self.job.job_json)
+        self.tensorboard.close()
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run_dir", type=Path)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--step-seconds", type=float, default=0.25)
+    parser.add_argument("--world-size", type=int, default=1)
+    parser.add_argument("--end", default="SUCCEEDED")
+    options = parser.parse_args(arguments)
+    stopped = []
+    signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
+    job = FakeJob(RunDir(options.run_dir), options.steps, options.world_size)
+    while job.step < options.steps and not stopped and not job.stop_requested():
+        job.one_step()
+        if job.step == 5:
+            job.events.write("alert", "host memory 91 % is over max_host_memory_fraction = 90 %")
+        time.sleep(options.step_seconds)
+    if job.step < options.steps:
+        job.finish("CANCELLED", f"stopped on request after step {job.step}")
+    else:
+        job.finish(options.end, f"all {job.steps * TOKENS_PER_STEP:,} tokens are done and saved")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

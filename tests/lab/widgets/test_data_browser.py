@@ -1,0 +1,99 @@
+"""The browser below a data card: documents by number and by text, a dataset of a blend, and what stays without it."""
+
+import pytest
+
+import nbtrain as nb
+from nbtrain.api import verbs as api
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.look.browser import Browser
+from nbtrain.dataset.look.card import data_card
+from nbtrain.lab.widgets import mime
+from nbtrain.lab.widgets.data_browser import CardPanel, DocumentBrowser, live
+from nbtrain.lab.widgets.mime import WIDGET_MIME
+from tests.dataset.conftest import make_config, texts  # noqa: F401
+from tests.dataset.dataset_maker import make_dataset
+
+
+@pytest.fixture
+def watched(monkeypatch):
+    """A person behind a live front end."""
+    monkeypatch.setattr(mime, "is_watched", lambda: True)
+    monkeypatch.setattr(api, "is_watched", lambda: True)
+
+
+def test_documents_by_number_and_by_text(make_config, texts):  # noqa: F811
+    """Number, slider and buttons show a document; text shows the next one that holds it, around the end too."""
+    make_dataset(make_config(), texts)
+    browser = DocumentBrowser(Browser("small"))
+    assert texts[0] in browser.page.value
+    browser.slider.value = 17
+    assert browser.number.value == 17
+    assert f"<b>document 17 ({len(browser.browser.indexed[17])} tokens)</b>" in browser.page.value
+    browser.next_button.click()
+    assert texts[18] in browser.page.value
+    browser.show(10**9)
+    assert browser.number.value == 119
+    browser.next_button.click()
+    assert browser.number.value == 119
+    browser.text.value = "(7)."
+    assert (browser.number.value, browser.answer.value) == (7, "in document 7")
+    browser.find_button.click()
+    assert browser.number.value == 7
+    assert browser.find("(11") == 11
+    assert browser.find("(11") == 110
+    assert browser.find("no such words") is None
+    assert browser.answer.value == "in no document"
+    assert browser.number.value == 110
+
+
+def test_a_long_search_stops(make_config, texts, monkeypatch):  # noqa: F811
+    """A search that takes too long says how far it came and goes on from there."""
+    make_dataset(make_config(), texts)
+    browser = DocumentBrowser(Browser("small"))
+    find = browser.browser.find
+    monkeypatch.setattr(browser.browser, "find", lambda text, start: find(text, start, seconds=-1.0))
+    assert browser.find("(50).") is None
+    assert browser.answer.value == "not up to document 1; [next] searches on from there"
+    assert browser.number.value == 1
+
+
+def test_learnt_tokens_are_coloured(make_config, texts):  # noqa: F811
+    """With a loss mask the text is in coloured pieces, and escaped."""
+    make_dataset(make_config(), ["<b>question</b> answer"], learnt_from=[4])
+    browser = DocumentBrowser(Browser("small"))
+    assert "learnt tokens are coloured" in browser.page.value
+    assert "background-color" in browser.page.value
+    assert "<b>question" not in browser.page.value
+
+
+def test_card_in_a_live_notebook(make_config, texts, watched):  # noqa: F811
+    """nb.data_card is the card with its figures, and shows itself as a widget with the static page beside it."""
+    make_dataset(make_config(), texts)
+    card = nb.data_card("small")
+    assert card.documents == 120
+    data, _ = card._repr_mimebundle_()
+    assert set(data) == {WIDGET_MIME, "text/html", "text/plain"}
+    assert data["text/html"] == card.to_html() == data_card("small").to_html()
+
+
+def test_card_where_nobody_watches(make_config, texts):  # noqa: F811
+    """papermill keeps the whole card with its documents, and no widget."""
+    make_dataset(make_config(), texts)
+    data, _ = live(nb.data_card("small"))._repr_mimebundle_()
+    assert set(data) == {"text/html", "text/plain"}
+    assert data["text/html"].count("<details") == 12
+
+
+def test_a_dataset_of_a_blend_is_chosen(make_config, texts, watched):  # noqa: F811
+    """The browser is that of the chosen dataset."""
+    make_dataset(make_config(), texts)
+    make_dataset(make_config(), ["another text"], dataset=DatasetFiles.named("few"))
+    entries = [{"name": "small", "weight": 1}, {"name": "few", "weight": 3}]
+    card = nb.data_card(make_config(data={"name": "mix", "sources": [], "blend": entries}))
+    panel = CardPanel(card)
+    assert "blend mix" in panel.summary.value
+    assert texts[0] in panel.browser.page.value
+    panel.choice.value = 1
+    assert "another text" in panel.browser.page.value
+    assert panel.children[-1] is panel.browser
+    assert WIDGET_MIME in card._repr_mimebundle_()[0]

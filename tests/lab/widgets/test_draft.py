@@ -1,0 +1,156 @@
+"""A run as the form edits it: fields, changes, assessment and the line that does the same."""
+
+from pathlib import Path
+
+import pytest
+
+import nbtrain.jobs.preflight
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import field_keys, load
+from nbtrain.lab.widgets.draft import GROUPS, NOT_IN_GROUPS, Draft, Field, fields_of, run_yamls
+
+
+def field(key: str) -> Field:
+    return next(one for one in fields_of(key.split(".")[0]) if one.key == key)
+
+
+def test_every_field_of_the_schema_stands_on_one_page() -> None:
+    """No section is missing or doubled, and every leaf has a control or lies inside one."""
+    sections = [section for group in GROUPS.values() for section in group]
+    top = {key for key in field_keys() if "." not in key}
+    assert sorted(sections) == sorted(top - set(NOT_IN_GROUPS))
+    shown = [one.key for section in sections for one in fields_of(section)]
+    assert len(shown) == len(set(shown))
+    leaves = {key for key, inner in field_keys().items() if inner is None and "." in key}
+    covered = {leaf for leaf in leaves if any(leaf == key or leaf.startswith(f"{key}.") for key in shown)}
+    assert leaves - covered == {"backend.kind"}
+
+
+def test_every_field_has_a_description() -> None:
+    """The form's tooltips come from the schema."""
+    assert [
+        one.key
+        for group in GROUPS.values()
+        for section in group
+        for one in fields_of(section)
+        if not one.description
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("key", "kind"),
+    [
+        ("model.compile", "switch"),
+        ("precision.dtype", "choice"),
+        ("data.split", "text"),
+        ("resources.gpu_type", "text"),
+        ("batch.train_tokens", "yaml"),
+        ("batch.rampup", "yaml"),
+        ("data.sources", "yaml"),
+        ("parallel.activation_checkpointing.granularity", "choice"),
+    ],
+)
+def test_kind_of_control(key: str, kind: str) -> None:
+    """A switch for yes or no, a choice among words, text as written, everything else as in a YAML."""
+    assert field(key).kind == kind
+
+
+def test_every_field_comes_back_as_it_was() -> None:
+    """Typing what is shown changes nothing, for every field of a small and of the largest run."""
+    for run in ("gpt-tiny", "gpt-175b"):
+        draft = Draft(run)
+        for group in GROUPS.values():
+            for section in group:
+                for one in fields_of(section):
+                    if one.kind in ("text", "yaml"):
+                        draft.set_text(one, draft.text(one))
+        assert draft.overrides == {}
+
+
+def test_changes_become_overrides_and_the_line_says_them() -> None:
+    """What the form does is one call, and that call has the same effect."""
+    draft = Draft("gpt-tiny")
+    assert draft.line == 'nb.submit("gpt-tiny")'
+    draft.set_text(field("batch.train_tokens"), "2.5e6")
+    draft.set_text(field("data.split"), "90,5,5")
+    draft.set("model.compile", True)
+    assert draft.line == (
+        'nb.submit("gpt-tiny", {"batch.train_tokens": 2500000.0, "data.split": "90,5,5", "model.compile": True})'
+    )
+    draft.set("data.sources", [{"kind": "wiki", "mirror": "http://me:s3cret@host"}])
+    assert draft.line.endswith(""""data.sources": [{'kind': 'wiki', 'mirror': 'http://***@host'}]})""")
+    draft.set("data.sources", draft.base_value("data.sources"))
+    assert draft.assess().config == load("gpt-tiny", draft.overrides, check=False)
+    assert [str(change) for change in draft.assess().changes] == [
+        "model.compile: false -> true",
+        "data.split: 900,70,30 -> 90,5,5",
+        "batch.train_tokens: 1228800 -> 2500000",
+    ]
+
+
+def test_the_yamls_value_takes_a_change_back() -> None:
+    """A field set to what the YAML says is no override."""
+    draft = Draft("gpt-tiny")
+    draft.set_text(field("batch.micro_batch_size"), "16")
+    draft.set_text(field("batch.micro_batch_size"), "8")
+    assert draft.overrides == {}
+    draft.set_text(field("resources.gpu_type"), "A100-40GB")
+    draft.set_text(field("resources.gpu_type"), "")
+    assert draft.overrides == {}
+
+
+def test_what_is_no_yaml_is_refused_and_changes_nothing() -> None:
+    """The message names the field and shows what was typed."""
+    draft = Draft("gpt-tiny")
+    with pytest.raises(ConfigError, match=r"batch.micro_batch_size = '\[5' is not YAML: "):
+        draft.set_text(field("batch.micro_batch_size"), "[5")
+    assert draft.overrides == {}
+
+
+def test_assessment_of_a_broken_rule() -> None:
+    """The problem is the one that `nbtrain check` tells; there is no plan and no question to the machine."""
+    draft = Draft("gpt-tiny")
+    draft.set("batch.micro_batch_size", 5)
+    found = draft.assess()
+    assert not found.ready
+    assert found.plan is None
+    (problem,) = found.problems
+    assert "must be a multiple of micro_batch_size(5) * data_parallel_size(1) = 5; nearest: 5, 10." in problem
+
+
+def test_assessment_of_a_wrong_type() -> None:
+    """A value that the schema refuses leaves no configuration."""
+    draft = Draft("gpt-tiny")
+    draft.set("model.num_layers", "four")
+    found = draft.assess()
+    assert found.config is None
+    assert not found.ready
+    assert "model.num_layers" in found.problems[0]
+
+
+def test_assessment_tells_what_the_machine_lacks(workspace: Path) -> None:
+    """A run whose data is not prepared has its plan and is not ready."""
+    found = Draft("gpt-tiny").assess()
+    assert found.problems == []
+    assert found.plan.parameters.total > 3e6
+    assert found.shortages
+    assert not found.ready
+
+
+def test_ready_where_nothing_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Checks passed and preflight content: ready."""
+    monkeypatch.setattr(nbtrain.jobs.preflight, "preflight", lambda config: [])
+    assert Draft("gpt-tiny").assess().ready
+
+
+def test_run_yamls_come_with_the_demo_first() -> None:
+    """Every example is offered."""
+    names = run_yamls()
+    assert names[0] == "gpt-tiny"
+    assert {"gpt-125m", "gpt-13b-4xdp-4xpp-4xtp", "gpt-175b"} < set(names)
+
+
+def test_unknown_yaml_is_refused() -> None:
+    """With the names there are."""
+    with pytest.raises(ConfigError, match="no such run YAML"):
+        Draft("gpt-tinny")

@@ -1,0 +1,118 @@
+"""The panel widget without a front end: what it holds, and that its thread ends."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from nbtrain.lab.widgets import mime, panel
+from nbtrain.lab.widgets.panel import RunPanel, display_run, mimebundle
+from nbtrain.monitor import run_view
+from nbtrain.monitor.run_view import RunView
+from tests.lab.widgets.fake_run import FakeJob
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJob]:
+    monkeypatch.setattr(panel, "PUSH_SECONDS", 0.05)
+    monkeypatch.setattr(run_view, "SNAPSHOT_AGE_SECONDS", 0.01)
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=100)
+    job.one_step()
+    yield job
+    job.tensorboard.close()
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in JupyterLab."""
+    monkeypatch.setattr(mime, "is_watched", lambda: True)
+    monkeypatch.setattr(panel, "is_watched", lambda: True)
+
+
+def until(condition, seconds: float = 5.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_snapshots_follow_the_job_and_the_thread_ends_with_it(job: FakeJob) -> None:
+    """Without a server the trait is renewed; the last one holds the end, and then the thread is gone."""
+    shown = RunPanel(RunView(job.run))
+    assert shown.snap["progress"]["step"] == 1
+    job.one_step()
+    until(lambda: shown.snap["progress"]["step"] == 2)
+    job.finish("SUCCEEDED", "all tokens are done and saved")
+    until(lambda: not shown._thread.is_alive())
+    assert (shown.snap["state"], shown.snap["active"]) == ("SUCCEEDED", False)
+    shown.close()
+
+
+def test_closing_ends_the_thread_while_the_job_runs(job: FakeJob) -> None:
+    """A panel that was closed leaves no thread behind."""
+    shown = RunPanel(RunView(job.run))
+    shown.close()
+    shown._thread.join(5)
+    assert not shown._thread.is_alive()
+
+
+def test_a_served_panel_sends_nothing(job: FakeJob) -> None:
+    """While the server half answers the script, the kernel is silent; the thread still ends with the job."""
+    shown = RunPanel(RunView(job.run))
+    shown.served = True
+    time.sleep(0.1)
+    before = shown.snap
+    job.one_step()
+    time.sleep(0.2)
+    assert shown.snap is before
+    job.finish("CANCELLED", "stopped on request after step 2")
+    until(lambda: not shown._thread.is_alive())
+    shown.close()
+
+
+def test_stop_message_cancels_the_newest_job(job: FakeJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is no server half, the button's message reaches jobs.control."""
+    from nbtrain.jobs import control
+
+    stopped = []
+    monkeypatch.setattr(control, "cancel", lambda of: stopped.append(of.job_id))
+    shown = RunPanel(RunView(job.run))
+    shown._handle_custom_msg({"kind": "stop"}, [])
+    until(lambda: stopped == [job.job.job_id])
+    shown._handle_custom_msg({"kind": "something else"}, [])
+    shown.close()
+    assert stopped == [job.job.job_id]
+
+
+def test_bundle_is_a_picture_alone_where_nobody_watches(job: FakeJob, capsys: pytest.CaptureFixture) -> None:
+    """papermill and a plain script get HTML and text, and no widget that would hide them."""
+    bundle = mimebundle(RunView(job.run))
+    assert set(bundle) == {"text/html", "text/plain"}
+    assert "RUNNING" in bundle["text/html"]
+    display_run(RunView(job.run))
+    assert "gpt-fake: RUNNING, step 1 / 100" in capsys.readouterr().out
+
+
+def test_bundle_is_widget_and_picture_in_a_live_front_end(job: FakeJob, watched: None) -> None:
+    """JupyterLab shows the widget; whoever opens the notebook elsewhere sees the picture."""
+    bundle = mimebundle(RunView(job.run))
+    assert set(bundle) == {mime.WIDGET_MIME, "text/html", "text/plain"}
+    assert bundle[mime.WIDGET_MIME]["model_id"]
+
+
+def test_rescue_is_published_beside_the_widget(
+    job: FakeJob, watched: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second output carries run and run id for a panel without a kernel."""
+    import IPython.display
+
+    published = []
+    monkeypatch.setattr(IPython.display, "display", lambda data, raw: published.append(data))
+    display_run(RunView(job.run))
+    widget, rescue = published
+    assert mime.WIDGET_MIME in widget
+    assert 'data-run="gpt-fake"' in rescue["text/html"]
+    assert f'data-run-id="{job.run.record()["run_id"]}"' in rescue["text/html"]
+    assert 'import(base + "nbtrain/static/panel.js")' in rescue["text/html"]

@@ -1,0 +1,121 @@
+"""The static picture of a run: complete, inert, and safe."""
+
+import base64
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from nbtrain.lab.widgets.static import chart_svg, fixed, run_html, run_text, ticks
+from nbtrain.monitor.run_view import RunView
+from tests.lab.widgets.fake_run import FakeJob
+
+
+class Tags(HTMLParser):
+    """Names of all elements, and that each is closed."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.names: set[str] = set()
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.names.add(tag)
+        if tag not in ("img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> FakeJob:
+    job = FakeJob(RunDir(tmp_path_factory.mktemp("output") / "gpt-fake"), steps=40, world_size=2)
+    for _ in range(20):
+        job.one_step()
+    job.events.write("alert", "MFU 12 % is under min_mfu = 50 %")
+    with job.job.log(0, 0).open("a") as stream:
+        stream.write("<script>alert('log')</script>\n")
+    return job
+
+
+def test_everything_that_the_panel_shows_is_in_it(job: FakeJob) -> None:
+    """State, progress, figures, curves, ranks, alert and log; no element needs a script, a style sheet or a network."""
+    page = run_html(RunView(job.run).snapshot())
+    for words in (
+        "gpt-fake",
+        "RUNNING",
+        f"job {job.job.job_id}",
+        "20 / 40",
+        "50.0%",
+        "validation perplexity",
+        "tokens/s",
+        "MFU 12 % is under min_mfu = 50 %",
+        "&lt;script&gt;alert(&#x27;log&#x27;)&lt;/script&gt;",
+    ):
+        assert words in page
+    tags = Tags(page)
+    assert tags.open == []
+    assert tags.names == {"div", "span", "strong", "table", "tr", "td", "th", "img", "br", "pre"}
+    assert not re.search(r"(src|href)=.(?!data:)", page)
+
+
+def test_curves_are_the_points(job: FakeJob) -> None:
+    """The pictures are SVG whose lines have as many corners as the run has points."""
+    page = run_html(RunView(job.run).snapshot())
+    pictures = [base64.b64decode(data).decode() for data in re.findall(r"svg\+xml;base64,([^\"]+)", page)]
+    corners = [
+        [len(line.split()) for line in re.findall(r'points="([^"]*)"', picture)] for picture in pictures
+    ]
+    assert corners == [[20, 2], [20], [20]]
+    assert pictures[0].count("<circle") == 2
+
+
+def test_ended_run_says_its_cause(tmp_path: Path) -> None:
+    """The cause of the end stands under the name; text and HTML agree on the step."""
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=4)
+    for _ in range(2):
+        job.one_step()
+    job.finish("FAILED", "rank 0 failed: loss is NaN at step 2 <b>")
+    snapshot = RunView(job.run).snapshot()
+    assert "rank 0 failed: loss is NaN at step 2 &lt;b&gt;" in run_html(snapshot)
+    assert run_text(snapshot).startswith("gpt-fake: FAILED, step 2 / 4, loss ")
+    assert run_text(snapshot).endswith("\nrank 0 failed: loss is NaN at step 2 <b>")
+
+
+def test_run_without_a_job_is_shown_too(tmp_path: Path) -> None:
+    """Nothing is known, nothing is invented, nothing breaks."""
+    run = RunDir(tmp_path / "gpt-new")
+    run.path.mkdir()
+    snapshot = RunView(run).snapshot()
+    assert "nothing was submitted yet" in run_html(snapshot)
+    assert run_text(snapshot) == "gpt-new: NEW\nnothing was submitted yet"
+
+
+def test_chart_of_one_point_and_of_gaps() -> None:
+    """A single point is drawn, a gap is left out, no point at all gives no picture."""
+    one = chart_svg([("#000", {"steps": [5], "values": [2.0]}, True)], 300, 100, fixed)
+    assert one.count("<circle") == 1
+    assert "nan" not in one
+    gap = chart_svg([("#000", {"steps": [1, 2, 3], "values": [1.0, None, 2.0]}, True)], 300, 100, fixed)
+    assert gap.count("<circle") == 2
+    assert chart_svg([("#000", {"steps": [], "values": []}, False)], 300, 100, fixed) == ""
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "count", "expected"),
+    [
+        (0, 10, 5, [0, 2, 4, 6, 8, 10]),
+        (2.63, 8.43, 5, [4.0, 6.0, 8.0]),
+        (0.0, 1.06e-3, 2, [0.0, 1e-3]),
+        (-1.0, 1.0, 4, [-1.0, -0.5, 0.0, 0.5, 1.0]),
+        (119.9, 120.1, 2, [119.9, 120.0, 120.1]),
+    ],
+)
+def test_ticks_are_round(low: float, high: float, count: int, expected: list[float]) -> None:
+    """Multiples of 1, 2 or 5, inside the range."""
+    assert ticks(low, high, count) == pytest.approx(expected)

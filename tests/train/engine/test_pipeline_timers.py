@@ -1,0 +1,61 @@
+"""A pipeline's step by its instructions, each for the part it belongs to."""
+
+import time
+from typing import ClassVar
+
+import pytest
+import torch
+from deepspeed.runtime.pipe import schedule
+from deepspeed.runtime.pipe.engine import PipelineEngine
+
+from nbtrain.train.engine.pipeline_timers import PART_OF, pipeline_timers
+from nbtrain.train.figures.throughput import StepTimer
+
+
+def test_every_instruction_of_deepspeed_is_known():
+    """One that a new release adds must be given a part, or be left out with a reason."""
+    assert set(PipelineEngine._INSTRUCTION_MAP) - set(PART_OF) == {schedule.LoadMicroBatch}
+
+
+def test_the_bubble_is_told_from_the_work(monkeypatch):
+    """The first stage of two, one micro batch: 2 s forward, 3 s backward, 1 s sent, 5 s waited, 4 s of optimizer."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    told = []
+
+    class Engine:
+        """As DeepSpeed's: a table of functions, called with the engine."""
+
+        _INSTRUCTION_MAP: ClassVar = {}
+
+        def run(self, instruction, **arguments):
+            self._INSTRUCTION_MAP[instruction](self, **arguments)
+
+    def takes(seconds):
+        def execute(engine, **arguments):
+            told.append(arguments)
+            now[0] += seconds
+
+        return execute
+
+    costs = {
+        schedule.LoadMicroBatch: 7.0,
+        schedule.ForwardPass: 2.0,
+        schedule.SendActivation: 1.0,
+        schedule.RecvGrad: 5.0,
+        schedule.BackwardPass: 2.5,
+        schedule.ReduceGrads: 0.5,
+        schedule.OptimizerStep: 4.0,
+    }
+    Engine._INSTRUCTION_MAP = {instruction: takes(seconds) for instruction, seconds in costs.items()}
+    engine, timer = Engine(), StepTimer(torch.device("cpu"))
+    with pipeline_timers(engine, timer):
+        for instruction in costs:
+            engine.run(instruction, buffer_id=0)
+    assert timer.seconds() == {"data": 0, "forward": 2.0, "backward": 3.0, "optimizer": 4.0, "pipeline": 6.0}
+    assert told == [{"buffer_id": 0}] * len(costs)
+    # Afterwards the class's own table is used again.
+    assert vars(engine) == {}
+    with pytest.raises(ValueError, match="broken"), pipeline_timers(engine, timer):
+        raise ValueError("broken")
+    assert vars(engine) == {}

@@ -1,0 +1,69 @@
+"""A step waits for the device nowhere: what takes a number from a tensor is counted on the CPU."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nbtrain.config.load import load
+from nbtrain.train.engine.run_ahead import may_run_ahead
+from tests.train import launch
+
+WORKER = Path(__file__).parents[1] / "host_syncs_worker.py"
+STEPS = 3
+
+
+@pytest.mark.slow
+def test_a_step_takes_no_number_from_the_device(tmp_path):
+    """Of our own code only the guard looks, at once on a CPU and a step later on a GPU; DeepSpeed does unless it is kept
+    from it, and then the losses and norms are the same, bit by bit."""
+    launch.make_dataset(tmp_path / "data")
+    runs = {
+        f"{name}{ending}": launch.make_run(
+            tmp_path,
+            {
+                "batch.train_tokens": STEPS * 4 * 32,
+                "evaluation.eval_iters": 0,
+                # The gradients of these runs are clipped.
+                "optimizer.clip_grad": 0.3,
+                **overrides,
+            },
+            f"{name}{ending}",
+        )
+        for name, overrides in {
+            "bf16-zero1": {"precision.dtype": "bf16"},
+            "bf16-zero2": {"precision.dtype": "bf16", "parallel.zero_stage": 2},
+            "fp32-zero1": {"parallel.zero_stage": 1},
+        }.items()
+        for ending in ("", "-ahead")
+    }
+    first = next(iter(runs.values()))
+    launch.wait(launch.start_worker(WORKER, list(runs.values()), tmp_path / "data", 1), first)
+    waits = {name: json.loads((run.path / "host_syncs.json").read_text()) for name, run in runs.items()}
+    own = {"stability.py:_look": 2 * STEPS}
+    for name, found in waits.items():
+        if name.endswith("-ahead"):
+            assert found == own, name
+            plain = runs[name.removesuffix("-ahead")]
+            assert launch.trace(runs[name]) == launch.trace(plain) and len(launch.trace(plain)) == STEPS, name
+        else:
+            assert set(found) > set(own), name
+            assert all(
+                place in own or "utils.py" in place or "optimizer.py" in place or "stage" in place
+                for place in found
+            )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "may"),
+    [
+        ({}, True),
+        ({"stability.on_nan": "rollback"}, True),
+        ({"stability.on_nan": "skip"}, False),
+        ({"stability.on_loss_spike": "skip"}, False),
+        ({"precision.dtype": "fp16"}, False),
+    ],
+)
+def test_who_may_run_ahead(overrides, may):
+    """Not where a loss scale or the policy needs to know before the weights move."""
+    assert may_run_ahead(load("gpt-125m", {"precision.dtype": "bf16", **overrides})) is may

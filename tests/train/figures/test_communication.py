@@ -1,0 +1,87 @@
+"""The time of collectives: each counted once, nothing left behind."""
+
+import time
+
+import pytest
+import torch
+from deepspeed.comm import comm as deepspeed_comm
+
+from nbtrain.parallel.startup import World
+from nbtrain.train.figures.communication import CommunicationTimer
+from nbtrain.train.figures.throughput import StepTimer
+
+CPU = torch.device("cpu")
+
+
+class Backend:
+    """One collective that is made of another, one that comes back before it is done; each moves a clock."""
+
+    seconds = 0.0
+
+    def reduce_scatter(self):
+        return self.reduce_scatter_tensor()
+
+    def reduce_scatter_tensor(self):
+        Backend.seconds += 2
+
+    def all_reduce(self):
+        class Work:
+            def wait(self):
+                Backend.seconds += 3
+
+        return Work()
+
+
+@pytest.fixture
+def backend(monkeypatch):
+    one = Backend()
+    monkeypatch.setattr(deepspeed_comm, "cdb", one)
+    monkeypatch.setattr(time, "perf_counter", lambda: Backend.seconds)
+    return one
+
+
+def test_a_collective_inside_another_counts_once_and_all_are_waited_for(backend):
+    """2 s and 3 s; afterwards the backend is as it was."""
+    timer = StepTimer(CPU)
+    with CommunicationTimer().measured(World(0, 2, 0, CPU), True, timer):
+        backend.reduce_scatter()
+        with timer.part("backward"):
+            backend.all_reduce()
+    assert timer.communication == {None: 2, "backward": 3}
+    assert vars(backend) == {}
+
+
+def test_collectives_of_our_own_layers_count_too(backend, monkeypatch):
+    """torch.distributed's functions, looked up at the call as parallel/mappings.py does; afterwards torch's own."""
+
+    def all_reduce(tensor):
+        Backend.seconds += 4
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    before = vars(torch.distributed).copy()
+    timer = StepTimer(CPU)
+    with CommunicationTimer().measured(World(0, 2, 0, CPU), True, timer), timer.part("forward"):
+        torch.distributed.all_reduce(torch.zeros(1))
+    assert timer.communication == {"forward": 4}
+    assert timer.compute_seconds() == 0
+    assert vars(torch.distributed) == before
+
+
+def test_a_failing_step_leaves_nothing_behind(backend):
+    before = vars(torch.distributed).copy()
+    with (
+        pytest.raises(ValueError, match="broken"),
+        CommunicationTimer().measured(World(0, 2, 0, CPU), True, StepTimer(CPU)),
+    ):
+        raise ValueError("broken")
+    assert vars(torch.distributed) == before
+    assert vars(backend) == {}
+
+
+@pytest.mark.parametrize(("size", "wanted"), [(1, True), (2, False)])
+def test_one_rank_or_an_unlogged_step_is_not_measured(backend, size, wanted):
+    """None, not zero: nothing is known."""
+    timer = StepTimer(CPU)
+    with CommunicationTimer().measured(World(0, size, 0, CPU), wanted, timer):
+        backend.all_reduce()
+    assert timer.communication_seconds is None

@@ -1,0 +1,221 @@
+"""What rank 0 tells: the log line, alerts, units."""
+
+import logging
+import math
+import time
+
+import pytest
+import torch
+
+from nbtrain.base.events import EventWriter, read_events
+from nbtrain.base.records import Progress
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.state import TrainState
+from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.load import load
+from nbtrain.dataset.samples.state import DataState
+from nbtrain.parallel.startup import World
+from nbtrain.train.figures.alerts import Alerts
+from nbtrain.train.figures.metrics_writer import MetricsWriter
+from nbtrain.train.figures.report import Report
+from nbtrain.train.figures.stragglers import Spread
+from nbtrain.train.figures.throughput import StepTimer
+from nbtrain.train.figures.time_split import TimeSplit
+from nbtrain.train.step_result import StepResult
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def job(tmp_path):
+    return RunDir(tmp_path / "run").job("20261121-031500-a1b2")
+
+
+@pytest.fixture
+def config():
+    overrides = {
+        "logging.log_interval_steps": 2,
+        "model.seq_length": 256,
+        "batch.micro_batch_size": 16,
+        "batch.global_batch_size": 16,
+        "batch.train_tokens": 800 * 16 * 256,
+        "lr_schedule.lr_warmup_tokens": 4096,
+    }
+    return load("gpt-tiny", overrides)
+
+
+@pytest.fixture
+def report(job, config, tmp_path):
+    state = TrainState(0, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000))
+    writer = MetricsWriter(tmp_path / "tensorboard", 0, 0, 0)
+    report = Report(
+        config, World(0, 1, 0, CPU), state, Progress(800, 3_276_800), EventWriter(job, "rank0"), writer
+    )
+    yield report
+    report.close()
+
+
+def add_step(report, config, step, loss=4.5):
+    data = DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16 * step)
+    result = StepResult(
+        step, 16, 16 * step, 2e-3, torch.tensor(loss), 0.84321, 1.0, StepTimer(CPU), wall_seconds=2.0
+    )
+    report.add_step(result, TrainState(step, data))
+
+
+def test_log_line(report, config, caplog):
+    """Every log_interval_steps, one line in the order of interest."""
+    caplog.set_level(logging.INFO, "nbtrain")
+    for step in (1, 2):
+        add_step(report, config, step)
+    assert caplog.messages == [
+        "step      2 | tokens 8.19k / 3.28M | loss 4.5000 | lr 2.00e-03 | grad norm 0.84 | 2.00 s | 2.05k tokens/s"
+    ]
+
+
+def overflow(report, step, before, now, count):
+    """A step of fp16 that overflowed with the scale `before`, as the `count`-th of the run; None: a good one."""
+    data = DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16 * step)
+    result = StepResult(
+        step, 16, 16 * step, 2e-3, torch.tensor(4.5), math.inf if before else 0.5, now, StepTimer(CPU), 2.0,
+        overflowed_scale=before, stability_counts={"overflow_steps": count} if count else {},
+    )  # fmt: skip
+    report.add_step(result, TrainState(step, data))
+
+
+def test_an_overflow_of_fp16_is_told_in_place_of_its_norm(report, caplog):
+    """The first is kept by fp16.hysteresis; a scale that was given may be no power of two."""
+    caplog.set_level(logging.INFO, "nbtrain")
+    fp16 = {"precision.dtype": "fp16", "logging.log_interval_steps": 1}
+    report.config = load(report.config, fp16, check=False)
+    told = []
+    for step, (before, now, count) in enumerate(
+        [(None, 2.0**32, 0), (2.0**32, 2.0**32, 1), (2.0**32, 2.0**31, 2), (3e4, 1.5e4, 3)], start=1
+    ):
+        overflow(report, step, before, now, count)
+        told.append((report.progress.overflow_steps, report.progress.grad_norm))
+    assert [message.split(" | ")[4] for message in caplog.messages] == [
+        "grad norm 0.50",
+        "overflow, loss scale 2^32",
+        "overflow, loss scale 2^32 -> 2^31",
+        "overflow, loss scale 30000 -> 15000",
+    ]
+    assert told == [(0, 0.5), (1, None), (2, None), (3, None)]
+
+
+def test_most_steps_overflowing_is_told_once(report, job):
+    """Two of three; the eleventh of the last twenty steps is more than half."""
+    report.config = load(report.config, {"precision.dtype": "fp16"}, check=False)
+    for step in range(1, 61):
+        overflow(report, step, 2.0 if step % 3 else None, 1.0, step)
+    alerts = [event["message"] for event in read_events(job) if event["kind"] == "alert"]
+    assert alerts == [
+        "step 16: 11 of the last 16 steps overflowed in fp16 and moved no weight (loss scale now 2^0): at the start of a "
+        "run lower precision.fp16.initial_scale_power, else lower lr_schedule.lr or use precision.dtype = bf16"
+    ]
+
+
+def test_on_a_gpu_a_logged_step_is_written_behind_the_next_ones_launch(report, config, caplog, monkeypatch):
+    """Steps 2 and 4 are logged: each is told once the step after it is under way, the rest by flush()."""
+    caplog.set_level(logging.INFO, "nbtrain")
+    monkeypatch.setattr(report, "world", World(0, 1, 0, torch.device("cuda")))
+    monkeypatch.setattr(report, "_device_memory", lambda: (None, None))
+    monkeypatch.setattr("nbtrain.train.figures.alerts._device_utilization", lambda device: None)
+    told = []
+    for step in range(1, 6):
+        add_step(report, config, step, loss=5.0 - step)
+        told.append((len(caplog.messages), report.progress.loss))
+    assert told == [(0, None), (0, None), (1, 3.0), (1, 3.0), (2, 1.0)]
+    report.flush()
+    assert (len(caplog.messages), report.progress.loss) == (2, 0.0)
+
+
+def test_progress_follows_the_steps(report, config):
+    for step in (1, 2, 3):
+        add_step(report, config, step, loss=5.0 - step)
+    progress = report.progress
+    assert (progress.consumed_samples, progress.consumed_tokens) == (48, 48 * 256)
+    assert (progress.loss, progress.grad_norm, progress.learning_rate) == (2.0, 0.84321, 2e-3)
+    assert progress.samples_per_second == 8.0
+    assert progress.tokens_per_second == 2048.0
+    # 797 steps of 2 s are left.
+    assert progress.eta_seconds == pytest.approx(1594)
+    assert progress.num_parameters == count_parameters(config).total
+
+
+def test_a_loss_that_is_no_number_raises_an_alert(report, config, job):
+    add_step(report, config, 1, loss=float("nan"))
+    assert [event["message"] for event in read_events(job) if event["kind"] == "alert"] == [
+        "step 1: the loss is nan"
+    ]
+
+
+def test_a_slow_rank_is_told_after_three_times_in_a_row(report, job):
+    """Slow twice, as fast as the others once, then slow four times: one alert, at the third of these.
+
+    And no second one while it is slow now and then.
+    """
+    state = TrainState(1, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16))
+    owns = (1.5, 1.5, 1.0, 1.3, 1.3, 1.3, 1.3, *(1.0,) * 9, 1.3, *(1.0,) * 9, 1.3, 1.3, 1.3)
+    for step, own in enumerate(owns, start=1):
+        report.add_spread(step, Spread.of([1.0, own, 1.0], [0, 0, 0], ["a", "b", "c"]), state)
+    report.add_spread(30, None, state)
+    assert [event["message"] for event in read_events(job) if event["kind"] == "alert"] == [
+        "step 6: rank 1 on b computes 1.3 s a step, 30% above the median of its stage, 3 times in a row "
+        "(logging.alerts.max_rank_slowdown 25%)"
+    ]
+
+
+def test_the_end_tells_where_the_time_went(report, config, job, monkeypatch):
+    """A step of 4 s with 1 s of data and 2 s of forward, a checkpoint of 3 s, an evaluation of 1 s."""
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    timer = StepTimer(CPU)
+    for part, seconds in (("data", 1.0), ("forward", 2.0)):
+        with timer.part(part):
+            now[0] += seconds
+    now[0] += 1.0
+    timer.end()
+    data = DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16)
+    state = TrainState(1, data, validation_loss=4.0)
+    report.add_step(StepResult(1, 16, 16, 2e-3, torch.tensor(4.0), 0.8, 1.0, timer, wall_seconds=9.0), state)
+    report.add_checkpoint(state, 3.0)
+    report.add_validation(state, 1.0)
+    report.close()
+    event = next(event for event in read_events(job) if event["kind"] == "time")
+    expected = {"data": 1.0, "forward": 2.0, "other": 1.0, "checkpoint": 3.0, "evaluation": 1.0}
+    assert {name: seconds for name, seconds in event["seconds"].items() if seconds} == expected
+    assert event["message"] == (
+        "time of 1 step: data 12.5%, forward 25.0%, checkpoint 37.5%, evaluation 12.5%, other 12.5%"
+    )
+
+
+def test_communication_is_estimated_from_the_steps_where_it_was_measured():
+    """A quarter of one step of 4 s: of 8 s of steps, 2 s."""
+    split = TimeSplit()
+    split.add_step(4.0, {"forward": 4.0}, 1.0)
+    split.add_step(4.0, {"backward": 4.0}, None)
+    split.add(evaluation=2.0)
+    assert split.seconds()["communication"] == 2.0
+    assert str(split) == "forward 40.0%, backward 40.0%, evaluation 20.0%, in these, communication 20.0%"
+
+
+def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept_for_a_while(job, config):
+    """At every second step it is one alert; ten clear ones in a row make the next one news."""
+    alerts = Alerts(config, EventWriter(job, "rank0"))
+    used = [0.5, *(0.95, 0.5) * 20, *(0.5,) * 8, 0.92, *(0.5,) * 10, 0.91]
+    for step, fraction in enumerate(used, start=1):
+        alerts.check_all(step, None, None, fraction, None, CPU)
+    assert [event["message"] for event in read_events(job)] == [
+        "step 2: host memory 95.0% is above 90% (logging.alerts.max_host_memory_fraction)",
+        "step 61: host memory 91.0% is above 90% (logging.alerts.max_host_memory_fraction)",
+    ]
+
+
+def test_a_threshold_below_and_one_turned_off(job):
+    config = load("gpt-tiny", {"logging.alerts.max_host_memory_fraction": None})
+    alerts = Alerts(config, EventWriter(job, "rank0"))
+    alerts.check_all(3, 0.2, None, 0.99, None, CPU)
+    assert [(event["alert"], event["message"]) for event in read_events(job)] == [
+        ("min_mfu", "step 3: MFU 20.0% is below 50% (logging.alerts.min_mfu)")
+    ]

@@ -1,0 +1,26 @@
+"""Which rank is slow: compared with those that do the same work, told after three times in a row."""
+
+import pytest
+
+from nbtrain.train.figures.stragglers import Spread
+
+HOSTS = ["one", "one", "two", "two"]
+
+
+def test_a_slow_rank_is_compared_with_its_stage():
+    """Stage 1 does more work than stage 0: its ranks are no stragglers, rank 1 is."""
+    spread = Spread.of([1.0, 1.5, 3.0, 3.3], [0, 0, 1, 1], HOSTS)
+    assert spread.slowdowns == pytest.approx((0.0, 0.5, 0.0, 0.1))
+    assert (spread.slowest_rank, spread.slowdown) == (1, 0.5)
+    assert spread.median_seconds == pytest.approx(2.25)
+    assert str(spread) == "rank 1 on one computes 1.5 s, 50% above the median of its stage"
+
+
+def test_the_median_of_many_is_not_moved_by_the_slow_one():
+    spread = Spread.of([1.0, 1.0, 1.1, 2.0], [0, 0, 0, 0], HOSTS)
+    assert spread.slowdowns == pytest.approx((0.0, 0.0, 0.1, 1.0))
+    assert spread.slowest_rank == 3
+
+
+def test_a_step_that_measured_nothing_has_no_straggler():
+    assert Spread.of([0.0, 0.0], [0, 0], HOSTS[:2]).slowdowns == (0.0, 0.0)

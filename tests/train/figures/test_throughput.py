@@ -1,0 +1,144 @@
+"""Rates and the parts of a step."""
+
+import time
+
+import pytest
+import torch
+
+from nbtrain.config.arithmetic.flops import model_flops_per_token
+from nbtrain.config.load import load
+from nbtrain.train.figures import throughput
+from nbtrain.train.figures.throughput import (
+    Rate,
+    Speedometer,
+    StepTimer,
+    compute_dtype,
+    host_memory,
+    measure_matmul_flops,
+    peak_flops,
+)
+
+CPU = torch.device("cpu")
+
+
+def test_rate_is_the_mean_of_the_last_hundred_steps():
+    rate = Rate()
+    assert rate.per_second() is None
+    rate.add(1000, 1.0)
+    for _ in range(100):
+        rate.add(10, 2.0)
+    assert rate.per_second() == 5.0
+
+
+def test_parts_of_a_step_add_up():
+    timer = StepTimer(CPU)
+    for _ in range(2):
+        with timer.part("forward"):
+            sum(range(20_000))
+    seconds = timer.seconds()
+    assert seconds["forward"] > 0
+    assert seconds["data"] == seconds["backward"] == seconds["optimizer"] == 0
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that the test moves: clock(seconds)."""
+    now = [100.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    def move(seconds):
+        now[0] += seconds
+
+    return move
+
+
+def test_a_part_inside_another_stops_the_outer_ones_clock(clock):
+    """3 s of data inside 2 + 1 s of forward; half a second is nobody's, and all is the step's."""
+    timer = StepTimer(CPU)
+    with timer.part("forward"):
+        clock(2.0)
+        with timer.part("data"):
+            clock(3.0)
+            assert timer.part_now == "data"
+        clock(1.0)
+    clock(0.5)
+    assert timer.wall_seconds() is None
+    timer.end()
+    clock(7.0)
+    assert timer.wall_seconds() == 6.5
+    assert timer.seconds() == {"data": 3.0, "forward": 3.0, "backward": 0, "optimizer": 0, "pipeline": 0}
+    assert timer.seconds() == timer.seconds()
+
+
+def test_a_part_that_fails_ends_too(clock):
+    timer = StepTimer(CPU)
+    with pytest.raises(ValueError, match="broken"), timer.part("forward"):
+        clock(2.0)
+        raise ValueError("broken")
+    clock(5.0)
+    assert (timer.part_now, timer.seconds()["forward"]) == (None, 2.0)
+
+
+def test_own_work_is_computing_without_collectives(clock):
+    """What is waited for in the optimizer's step is not in forward or backward, so it is not taken off."""
+    timer = StepTimer(CPU)
+    for part, seconds in (("forward", 4.0), ("backward", 6.0), ("optimizer", 5.0)):
+        with timer.part(part):
+            clock(seconds)
+    assert (timer.compute_seconds(), timer.communication_seconds) == (10.0, None)
+    timer.communication = {"forward": 1.0, "backward": 2.5, "optimizer": 4.0, None: 0.5}
+    assert (timer.compute_seconds(), timer.communication_seconds) == (6.5, 8.0)
+
+
+def test_three_figures_of_speed_are_three(monkeypatch):
+    """A 125M model with full recomputation on an A100 at the golden 44.78 samples/s: 28.7 % MFU, 35.9 % HFU."""
+    monkeypatch.setattr(throughput, "peak_flops", lambda device, config: 312e12)
+    monkeypatch.setattr(throughput, "measure_matmul_flops", lambda device, dtype: 250e12)
+    plain = Speedometer(load("gpt-125m"), CPU).at(44.780 * 2048)
+    assert plain.model_flops == pytest.approx(89.52e12, abs=0.01e12)
+    assert plain.mfu == plain.hfu == pytest.approx(0.287, abs=0.0005)
+    assert plain.matmul_fraction == pytest.approx(89.52 / 250, abs=0.0001)
+    recomputing = load("gpt-125m", {"parallel.activation_checkpointing.granularity": "full"})
+    full = Speedometer(recomputing, CPU).at(44.780 * 2048)
+    assert (full.mfu, full.matmul_fraction) == (plain.mfu, plain.matmul_fraction)
+    assert full.hfu == pytest.approx(0.3588, abs=0.0005)
+
+
+def test_every_device_has_an_equal_share(monkeypatch):
+    """The same tokens per second on 64 ranks, cut three ways, are a 64th of the FLOPs on each."""
+    monkeypatch.setattr(throughput, "peak_flops", lambda device, config: None)
+    monkeypatch.setattr(throughput, "measure_matmul_flops", lambda device, dtype: 1e12)
+    config = load("gpt-13b-4xdp-4xpp-4xtp")
+    speeds = Speedometer(config, CPU).at(1e6)
+    assert config.world_size == 64
+    assert speeds.model_flops == pytest.approx(1e6 * model_flops_per_token(config) / 64)
+    assert (speeds.mfu, speeds.hfu) == (None, None)
+
+
+def test_the_matrix_rate_of_this_device_is_measured():
+    """A rate that this machine can have, and no random number is drawn from training's generator."""
+    before = torch.get_rng_state()
+    assert 1e8 < measure_matmul_flops(CPU, torch.float32) < 1e15
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_cpu_has_no_datasheet_peak():
+    """No guess, so no MFU."""
+    assert peak_flops(CPU, load("gpt-tiny")) is None
+
+
+def test_compute_dtype():
+    assert compute_dtype(load("gpt-tiny", {"precision.dtype": "fp32"})) == torch.float32
+    overrides = {"precision.dtype": "bf16", "precision.autocast": True}
+    assert compute_dtype(load("gpt-tiny", overrides)) == torch.bfloat16
+
+
+def test_host_memory():
+    resident, used = host_memory()
+    assert resident > 50e6
+    assert 0 < used < 1
+
+
+def test_figures_of_a_missing_part_are_refused():
+    with pytest.raises(KeyError), StepTimer(CPU).part("lunch"):
+        pass

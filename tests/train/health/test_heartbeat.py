@@ -1,0 +1,161 @@
+"""Signs of life, and where a rank stands."""
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from nbtrain.base.events import EventWriter, read_events
+from nbtrain.base.records import STACK_SIGNAL, Collective, Heartbeat, Progress
+from nbtrain.base.rundir import RunDir
+from nbtrain.train.health import heartbeat as heartbeat_module
+from nbtrain.train.health.heartbeat import HeartbeatWriter
+
+
+class Clock:
+    """time.monotonic and time.time of heartbeat.py, moved by hand."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(heartbeat_module, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def job(tmp_path):
+    return RunDir(tmp_path / "run").job("20261121-031500-a1b2")
+
+
+def test_beats_are_written_once_a_second(job, clock):
+    writer = HeartbeatWriter(job, 1, 2)
+    for step in range(1, 25):
+        clock.now += 0.1
+        writer.beat(step)
+    beat = Heartbeat.read(job.heartbeat(1))
+    # Written at 0.1 s, 1.1 s and 2.1 s.
+    assert (beat.rank, beat.attempt, beat.step, beat.time) == (1, 2, 21, pytest.approx(1002.1))
+    assert beat.process.pid == os.getpid() and beat.process.alive()
+    assert beat.progress is None
+
+
+def test_a_change_of_phase_is_written_at_once(job, clock):
+    writer = HeartbeatWriter(job, 0, 0)
+    writer.progress = Progress(total_steps=10, train_tokens=100)
+    seen = []
+    with writer.phase("train"):
+        clock.now += 0.2
+        with writer.phase("save"):
+            seen.append(Heartbeat.read(job.heartbeat(0)))
+        seen.append(Heartbeat.read(job.heartbeat(0)))
+    assert [(beat.phase, beat.phase_since) for beat in seen] == [("save", 1000.2), ("train", 1000.2)]
+    assert seen[0].progress == Progress(total_steps=10, train_tokens=100)
+
+
+def test_a_phases_event_has_its_own_seconds(job, clock):
+    """Evaluation and saving inside the training do not count as training; a failed phase has no event."""
+    writer = HeartbeatWriter(job, 0, 0)
+    writer.events = EventWriter(job, "rank0")
+    with writer.phase("train"):
+        clock.now += 3
+        with writer.phase("evaluate"):
+            clock.now += 1
+        with pytest.raises(OSError), writer.phase("save"):
+            clock.now += 2
+            raise OSError
+        clock.now += 4
+    events = [(event["phase"], event["seconds"]) for event in read_events(job)]
+    assert events == [("evaluate", 1.0), ("train", 7.0)]
+    assert Heartbeat.read(job.heartbeat(0)).phase == "train"
+
+
+def test_the_thread_renews_the_file_and_counts_no_progress(job, monkeypatch):
+    """A rank that waits is told to be alive, by the time, and not to go on, by everything else."""
+    monkeypatch.setattr(heartbeat_module, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(heartbeat_module.faulthandler, "register", lambda *arguments, **named: None)
+    writer = HeartbeatWriter(job, 0, 0)
+    here = Collective("all_reduce", "data_parallel", [0, 1], 7, 5.0, True)
+    writer.collective, writer.calls = lambda: here, lambda: 13
+    writer.beat(3)
+    writer.start()
+    seen = []
+    deadline = time.monotonic() + 60
+    while len({beat.time for beat in seen}) < 3:
+        assert time.monotonic() < deadline
+        if (beat := Heartbeat.read(job.heartbeat(0))) is not None and beat.step:
+            seen.append(beat)
+    assert {(beat.step, beat.progress_count) for beat in seen} == {(3, 14)}
+    assert seen[-1].collective == here
+    assert seen[-1].dumps_stack
+    writer.beat(4)
+    writer.stop()
+    # The last word is of the last step, however short the time since the one before.
+    last = Heartbeat.read(job.heartbeat(0))
+    assert (last.step, last.progress_count) == (4, 15)
+    assert last.host != ""
+
+
+def test_a_full_disk_does_not_end_the_rank(job, monkeypatch):
+    """The heartbeat is passed over; another error of the disk is not."""
+    writer = HeartbeatWriter(job, 0, 0)
+
+    def fails(number):
+        def write(*arguments):
+            raise OSError(number, os.strerror(number))
+
+        return write
+
+    monkeypatch.setattr(heartbeat_module.Heartbeat, "write", fails(errno.ENOSPC))
+    writer.write()
+    monkeypatch.setattr(heartbeat_module.Heartbeat, "write", fails(errno.EIO))
+    with pytest.raises(OSError):
+        writer.write()
+
+
+HANGING = """
+import sys, time
+from nbtrain.base.rundir import RunDir
+from nbtrain.train.health.heartbeat import HeartbeatWriter
+
+def where_it_hangs():
+    print("ready", flush=True)
+    time.sleep(600)
+
+HeartbeatWriter(RunDir(sys.argv[1]).job("20261121-031500-a1b2"), 0, 0).start()
+where_it_hangs()
+"""
+
+
+def test_a_hanging_rank_tells_its_stack(job):
+    """STACK_SIGNAL: every thread's stack goes to stderr, and the rank goes on hanging."""
+    rank = subprocess.Popen(
+        [sys.executable, "-c", HANGING, str(job.run.path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert rank.stdout.readline() == "ready\n"
+        rank.send_signal(STACK_SIGNAL)
+        told = []
+        while not any("in <module>" in line for line in told):
+            told.append(rank.stderr.readline())
+        assert any("in where_it_hangs" in line for line in told)
+        assert any("in _renew" in line for line in told)
+        assert rank.poll() is None
+    finally:
+        rank.send_signal(signal.SIGKILL)
+        rank.communicate()

@@ -1,0 +1,383 @@
+"""Steps that go wrong: what stops the run, what is skipped without a trace, what is gone back for."""
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from nbtrain.base.errors import RollbackError, StabilityError
+from nbtrain.base.events import EventWriter, read_events
+from nbtrain.base.records import Rollback
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
+from nbtrain.config.load import load
+from nbtrain.dataset.samples.state import DataState
+from nbtrain.parallel.startup import World
+from nbtrain.train.health.discard import discard_gradients
+from nbtrain.train.health.stability import StepGuard
+from nbtrain.train.training_step import smallest_scale_explained
+from tests.train import launch
+
+WORLD = World(0, 1, 0, torch.device("cpu"))
+
+
+@pytest.fixture(scope="session")
+def yaml(tmp_path_factory):
+    path = tmp_path_factory.mktemp("stability") / "tiny.yaml"
+    path.write_text(launch.TINY)
+    return path
+
+
+@pytest.fixture
+def job(tmp_path):
+    return RunDir(tmp_path / "run").job("20261121-031500-a1b2")
+
+
+class Engine:
+    """What a guard needs of an engine: one weight, an optimizer, DeepSpeed's counters."""
+
+    def __init__(self):
+        self.module = torch.nn.Linear(1, 1, bias=False)
+        self.optimizer = torch.optim.SGD(self.module.parameters(), lr=1.0)
+        self.skipped_steps = self.global_steps = self.global_samples = 0
+
+    def train_batch_size(self):
+        return 4
+
+    def zero_grad(self):
+        self.module.weight.grad = None
+
+    def _take_model_step(self, lr_kwargs=None):
+        self.optimizer.step()
+        self.zero_grad()
+        self.global_steps += 1
+
+
+class Run:
+    """A guard over such an engine, fed with losses and gradients."""
+
+    def __init__(self, yaml, job, **settings):
+        settings = {f"stability.{key}": value for key, value in settings.items()}
+        self.config = load(yaml, settings, check=False)
+        self.engine = Engine()
+        self.guard = StepGuard(self.config, self.engine, WORLD, EventWriter(job, "rank0"))
+        self.steps = 0
+
+    def step(self, loss, gradient=1.0):
+        self.steps += 1
+        self.guard.begin_step(self.steps, (4 * self.steps - 4, 4 * self.steps), lambda: torch.tensor(loss))
+        self.engine.module.weight.grad = torch.tensor([[gradient]])
+        norm = self.engine.module.weight.grad.norm()
+        self.engine._take_model_step()
+        return self.guard.end_step(torch.tensor(loss), norm)
+
+    @property
+    def weight(self):
+        return self.engine.module.weight.item()
+
+
+def test_stop_says_step_loss_norm_rank_and_samples(yaml, job):
+    """The default for a loss that is no number; the field is named where it was written."""
+    run = Run(yaml, job)
+    run.step(2.0)
+    with pytest.raises(StabilityError) as caught:
+        run.step(math.nan, 3.0)
+    assert str(caught.value) == (
+        "step 2: the loss is nan on every rank, gradient norm 3; samples 4 to 7 of the order; default: "
+        "stability.on_nan = stop ends the job. Lower lr_schedule.lr or look at these samples; stability.on_nan = skip "
+        "leaves out such steps, rollback passes over the samples since the checkpoint."
+    )
+    (event,) = read_events(job)
+    assert (event["kind"], event["step"], event["loss"], event["grad_norm"]) == ("error", 2, "nan", 3.0)
+
+
+def test_a_gradient_that_is_no_number_is_told_from_a_loss(yaml, job):
+    run = Run(yaml, job)
+    with pytest.raises(
+        StabilityError, match=r"step 1: the gradient is not finite, gradient norm inf, though the loss"
+    ):
+        run.step(2.0, math.inf)
+
+
+def test_skip_acts_before_the_weights_move(yaml, job):
+    """Loss or gradient: the weight stays, the step counts, event and count are there; a good step moves it."""
+    run = Run(yaml, job, on_nan="skip")
+    run.step(2.0)
+    before = run.weight
+    assert run.step(math.nan).skipped
+    assert run.step(2.0, math.nan).skipped
+    assert run.weight == before
+    assert run.engine.skipped_steps == 2 and run.engine.global_steps == 3
+    assert not run.step(2.0).skipped
+    assert run.weight == pytest.approx(before - 1.0, abs=1e-6)
+    assert run.guard.counts == {"skipped_steps": 2, "overflow_steps": 0, "loss_spikes": 0, "rollbacks": 0}
+    first = next(iter(read_events(job)))
+    assert first["kind"] == "skip"
+    assert first["message"] == (
+        "step 2: the loss is nan on every rank; samples 4 to 7 of the order; the step is skipped, the weights stay as "
+        "they were (stability.on_nan = skip)"
+    )
+
+
+def test_too_many_skips_end_the_job(yaml, job):
+    """max_skipped_steps within the window; skips that lie further back do not count."""
+    run = Run(yaml, job, on_nan="skip", max_skipped_steps=2, loss_spike_window_steps=5)
+    for loss in (math.nan, math.nan, 1.0, 1.0, 1.0, 1.0, math.nan, math.nan):
+        run.step(loss)
+    with pytest.raises(
+        StabilityError, match=r"3 of the last 5 steps were skipped, more than stability.max_skipped_steps = 2"
+    ):
+        run.step(math.nan)
+
+
+def test_skipping_does_not_mend_weights(yaml, job):
+    """The loss is no number because the weight is none: the first such step ends the job, not the eleventh."""
+    run = Run(yaml, job, on_nan="skip")
+    run.step(2.0)
+    run.engine.module.weight.data.fill_(math.nan)
+    with pytest.raises(StabilityError, match=r"step 2: .*; the weights themselves are no numbers \(weight\)"):
+        run.step(math.nan)
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
+@pytest.mark.parametrize("value", [math.nan, -math.inf])
+def test_weights_that_are_no_numbers_are_not_saved(yaml, job, policy, value):
+    """After a step whose loss and gradient were good: skip cannot help and stops, rollback goes back."""
+    run = Run(yaml, job, on_nan=policy)
+    run.step(2.0)
+    run.guard.check_weights()
+    run.engine.module.weight.data.fill_(value)
+    with pytest.raises(StabilityError) as caught:
+        run.guard.check_weights()
+    assert isinstance(caught.value, RollbackError) == (policy == "rollback")
+    said = "step 1: weights behind it are no numbers (weight), so no checkpoint of them is saved; samples 0 to 3 of the order"
+    assert str(caught.value).startswith(said)
+    (event,) = read_events(job)
+    assert event["message"].startswith(said)
+    assert (event["kind"], event["bad"]) == ("rollback" if policy == "rollback" else "error", "weights")
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
+def test_a_spike_is_seen_once_the_window_is_full(yaml, job, policy):
+    """Against the mean of the window; a spike is no part of the mean, and nothing is one before the window is full."""
+    run = Run(yaml, job, on_loss_spike=policy, loss_spike_window_steps=3, loss_spike_factor=2.0)
+    assert [run.step(loss).skipped for loss in (100.0, 1.0, 2.0, 3.0, 3.9)] == [False] * 5
+    said = r"step 6: the loss jumps to 6.4, 2.2 times the mean of the last 3 steps \(2.967\); highest on rank 0 \(6.4\)"
+    if policy == "skip":
+        weight = run.weight
+        verdict = run.step(6.4)
+        assert verdict.skipped and run.weight == weight
+        assert run.step(5.9).skipped is False
+    else:
+        with pytest.raises(StabilityError if policy == "stop" else RollbackError, match=said):
+            run.step(6.4)
+    assert run.guard.counts["loss_spikes"] == 1
+
+
+def test_spikes_are_ignored_where_nobody_asked(yaml, job):
+    run = Run(yaml, job, loss_spike_window_steps=1)
+    assert not any(run.step(loss).skipped for loss in (1.0, 50.0, 1.0))
+    assert run.guard.counts["loss_spikes"] == 0
+
+
+def test_a_rollback_carries_step_and_samples(yaml, job):
+    run = Run(yaml, job, on_nan="rollback")
+    run.step(2.0)
+    with pytest.raises(RollbackError) as caught:
+        run.step(math.nan)
+    assert (caught.value.step, caught.value.positions, caught.value.exit_code) == (2, (4, 8), 0)
+
+
+def test_one_policy_for_each_kind(yaml, job):
+    """A loss that is no number stops although spikes are skipped, and its weights have not moved either."""
+    run = Run(yaml, job, on_nan="stop", on_loss_spike="skip")
+    weight = run.weight
+    with pytest.raises(StabilityError, match="on_nan = stop"):
+        run.step(math.nan)
+    assert run.weight == weight
+
+
+def test_the_window_goes_through_a_checkpoint(yaml, job):
+    """A run that goes on sees a spike at its first step; a checkpoint without the record changes nothing."""
+    settings = {"on_loss_spike": "skip", "loss_spike_window_steps": 3}
+    run = Run(yaml, job, **settings)
+    for loss in (1.0, 1.0, 1.0, 9.0):
+        run.step(loss)
+    saved = json.loads(json.dumps(run.guard.state_dict()))
+    later = Run(yaml, job, **settings)
+    later.guard.load_state_dict(saved)
+    later.guard.load_state_dict(None)
+    assert later.step(9.0).skipped
+    assert later.guard.counts["skipped_steps"] == 2
+
+
+def test_an_overflow_of_a_scale_that_adapts_is_no_bad_step(yaml, job):
+    run = Run(yaml, job, on_nan="stop")
+    run.guard._scale_adapts = True
+    run.engine.optimizer.overflow = True
+    assert run.step(2.0).overflowed
+    assert run.guard.counts["overflow_steps"] == 1
+    assert read_events(job) == []
+
+
+@pytest.mark.parametrize("policy", ["stop", "skip"])
+def test_an_overflow_of_a_fixed_scale_names_the_scale(yaml, job, policy):
+    """Not where the loss itself is no number, or the scale makes nothing larger."""
+    run = Run(yaml, job, on_nan=policy, max_skipped_steps=1)
+    run.engine.optimizer.overflow = True
+    advice = "precision.fp16.loss_scale = 4,294,967,296 is fixed, and likely too high: lower it, or set 0 for a dynamic one"
+
+    def told(loss, loss_scale=2.0**32):
+        fp16 = {"precision.dtype": "fp16", "precision.fp16.loss_scale": loss_scale}
+        run.guard.config = load(run.config, fp16, check=False)
+        if policy == "skip":
+            return run.step(loss).reason
+        with pytest.raises(StabilityError) as caught:
+            run.step(loss)
+        return str(caught.value)
+
+    first = told(2.0)
+    assert advice in first and "lr_schedule.lr" not in first
+    assert advice in read_events(job)[0]["message"]
+    if policy == "skip":
+        with pytest.raises(StabilityError, match=r"does not learn any more[.]$"):
+            run.step(2.0)
+        return
+    assert "precision.fp16" not in (second := told(2.0, 1.0)) and "Lower lr_schedule.lr" in second
+    assert "precision.fp16" not in (third := told(math.nan)) and "Lower lr_schedule.lr" in third
+
+
+def test_an_overflow_at_the_smallest_scale_is_explained(yaml):
+    """DeepSpeed's own scaler raises it, a bare Exception that names no field of ours; other errors stay as they are."""
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
+
+    config = load(yaml, {"precision.dtype": "fp16"}, check=False)
+    scaler = DynamicLossScaler(1, 1000, 1, 1, False)
+    with pytest.raises(StabilityError) as caught, smallest_scale_explained(config, 7):
+        scaler.update_scale(True)
+    assert str(caught.value).startswith(
+        "step 7: the gradient overflowed in fp16 at the smallest loss scale; "
+    )
+    assert "precision.fp16.min_loss_scale = 1." in str(caught.value)
+    with pytest.raises(ZeroDivisionError), smallest_scale_explained(config, 7):
+        1 / 0  # noqa: B018
+
+
+def test_the_gradients_of_an_unknown_optimizer_are_not_guessed_at():
+    with pytest.raises(TypeError, match="throw away the gradients of SimpleNamespace"):
+        discard_gradients(SimpleNamespace(optimizer=SimpleNamespace()))
+
+
+# --- samples that are passed over ----------------------------------------------------------------------------
+
+
+def data_at(consumed, ranges=()):
+    return DataState(1, "9,1,0", "megatron", "0" * 64, 1000, consumed, ranges)
+
+
+def rolled_back(run, *ranges):
+    run.path.mkdir(parents=True, exist_ok=True)
+    for first, last in ranges:
+        Rollback("20261121-031500-a1b2", 0, 0.0, 1, 0, first, last, "a spike").append(run.rollbacks_json)
+
+
+def test_samples_of_a_rollback_are_passed_over(tmp_path):
+    """From the checkpoint to the bad step, at once or once the order gets there; and not twice."""
+    run = RunDir(tmp_path / "run")
+    assert pass_bad_samples(run, data_at(40)) == data_at(40)
+    rolled_back(run, (40, 60))
+    data = pass_bad_samples(run, data_at(40))
+    assert data.skipped_sample_ranges == ((40, 60),)
+    assert list(data.step_positions(4)) == [60, 61, 62, 63]
+    assert pass_bad_samples(run, data) == data
+    # An older checkpoint: what lies between is trained on.
+    older = pass_bad_samples(run, data_at(36))
+    assert list(older.step_positions(8)) == [36, 37, 38, 39, 60, 61, 62, 63]
+    # A newer one that had passed over them already, and one that never had to.
+    assert pass_bad_samples(run, data_at(44, ((40, 60),))) == data_at(44, ((40, 60),))
+    assert pass_bad_samples(run, data_at(80)) == data_at(80)
+
+
+def test_rollbacks_add_up(tmp_path):
+    """A second one from the same checkpoint, and one before the first."""
+    run = RunDir(tmp_path / "run")
+    rolled_back(run, (40, 60), (40, 72), (20, 44))
+    data = pass_bad_samples(run, data_at(20))
+    assert data.skipped_sample_ranges == ((20, 40), (40, 60), (60, 72))
+    assert data.position(20) == 72
+    # More than needed is only room in the index.
+    assert skipped_samples(run, None) == 20 + 32 + 24
+    assert skipped_samples(run, {"data_state": data_at(44, ((4, 8),)).to_dict()}) == 80
+
+
+# --- DeepSpeed's optimizers ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def discarded(tmp_path_factory, yaml):
+    """What stability_worker.py found: {(case, how): the answers of both ranks}."""
+    folder = tmp_path_factory.mktemp("discarded")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    worker = Path(__file__).parents[1] / "stability_worker.py"
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2"]
+    command += ["--master-addr", "127.0.0.1", "--master-port", str(port), str(worker)]
+    answer = subprocess.run(
+        [*command, str(folder / "results.jsonl"), str(yaml)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert answer.returncode == 0, answer.stderr[-4000:]
+    return [json.loads(line) for line in (folder / "results.jsonl").read_text().splitlines()]
+
+
+@pytest.mark.slow
+def test_a_bad_step_leaves_no_trace(discarded):
+    """Every ZeRO stage, format, bucket and offload, plain and piped: weights, masters, moments, step count."""
+    assert len(discarded) == 3 * 17
+    assert {line["answers"][0]["optimizer"] for line in discarded} == {
+        "AdamW",
+        "BF16_Optimizer",
+        "DeepSpeedZeroOptimizer",
+        "DeepSpeedZeroOptimizer_Stage3",
+    }
+    for line in discarded:
+        for answer in line["answers"]:
+            about = f"{line['case']} {line['how']}: {answer}"
+            assert answer["differing"] == [], about
+            assert answer["values"] > 8, about
+            assert (answer["skipped_steps"], answer["global_steps"]) == (1, 5), about
+
+
+@pytest.mark.slow
+def test_every_rank_hears_of_one_weight_that_is_no_number(discarded):
+    """In the last value of rank 1's own part, in every stage and format; sound weights, padding and all, are sound."""
+    for line in discarded:
+        for answer in line["answers"]:
+            assert answer["sound"] == "", line["case"]
+            assert answer["spoilt"] == line["answers"][1]["spoilt_name"], line["case"]
+
+
+@pytest.mark.slow
+def test_every_rank_decides_alike_and_names_the_culprit(discarded):
+    """The loss of rank 0 alone is no number; both skip that step and no other. fp16's overflow is its own affair."""
+    for line in discarded:
+        first, second = line["answers"]
+        assert (first["verdicts"], first["overflowed"]) == (second["verdicts"], second["overflowed"])
+        if line["how"] == "call":
+            continue
+        own_affair = line["case"]["dtype"] == "fp16" and line["how"] == "gradient"
+        told = first["overflowed"] if own_affair else first["verdicts"]
+        assert told == [False, False, True, False, False]
+        if line["how"] == "loss" and "pipeline" not in line["case"]:
+            assert first["reason"].startswith("step 3: the loss is nan on rank 0 of 2; samples 16 to 23")

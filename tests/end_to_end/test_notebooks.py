@@ -14,6 +14,7 @@ import nbformat
 import pytest
 
 from nbtrain.api.run import open_run
+from nbtrain.api.verbs import launch
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli.notebook_runner import check_parameter_names, folder_of, run_notebook, typed_parameters
@@ -219,7 +220,7 @@ def test_launch_explains_what_this_machine_lacks(trial, tmp_path, name):
 @pytest.mark.parametrize("name", UPSTREAM)
 def test_what_the_launch_cell_calls_explains_each_upstream_run(trial, name):
     """The same call without a notebook around it."""
-    text = str(api.launch(name))
+    text = str(launch(name))
     assert f"{name} was not launched: this machine does not suffice." in text
     assert "GPU" in text
     assert f"nbtrain submit {name}" in text

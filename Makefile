@@ -4,6 +4,9 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+# Tests run in so many processes, each file in one of them.
+WORKERS ?= 2
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
 .PHONY: demo lab test check format docs bench parity faults clean
@@ -15,13 +18,13 @@ lab: $(VENV)/.installed
 	@$(BIN)/nbtrain lab
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PYTEST) -q $(PYTEST_ARGS)
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check nbtrain tests
 	$(BIN)/ruff check nbtrain tests notebooks
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q -m "not slow"
+	$(PYTEST) -q -m "not slow"
 
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix nbtrain tests notebooks

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parent.parent
 SHARED = REPOSITORY.parent / "shared"
+# Folders with the longest files.
+LONGEST = ("end_to_end", "parity")
 
 # Several ranks and several tests share few cores; OpenMP teams that wait for each other would crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -26,11 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     wanted = config.getoption("--soak")
-    chosen = [item for item in items if (item.get_closest_marker("soak") is not None) == wanted]
     left = [item for item in items if (item.get_closest_marker("soak") is not None) != wanted]
     if left:
         config.hook.pytest_deselected(items=left)
-        items[:] = chosen
+        items[:] = [item for item in items if item not in set(left)]
+    if hasattr(config, "workerinput"):
+        # Workers take one file after the other: the long ones first, so that none is left alone at the end.
+        slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
+        items.sort(key=lambda item: (item.path not in slow, item.path.parent.name not in LONGEST))
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -43,7 +43,7 @@ parity: $(VENV)/.installed-test
 
 # Each fault suffered by a real run: docs/faults.md. Some need root.
 faults: $(VENV)/.installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python tests/jobs/faults_table.py $(FAULTS_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.jobs.faults_table $(FAULTS_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .mypy_cache

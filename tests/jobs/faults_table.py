@@ -1,7 +1,7 @@
 """Faults on a tiny run of two CPU processes: each is made to happen, and what the user reads, how long it takes to run
 again and what is lost are written into docs/faults.md.
 
-    python tests/jobs/faults_table.py [NAME ...]       only these; their rows alone are renewed
+    python -m tests.jobs.faults_table [NAME ...]       only these; their rows alone are renewed
 
 tests/jobs/test_faults.py suffers the same faults and pins the words.
 """
@@ -31,8 +31,10 @@ from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs import control
 from nbtrain.jobs.machine import cgroup_file
 from nbtrain.jobs.submit import resume, submit
+from tests.parity.sources import FAULTS as EVIDENCE
+from tests.parity.sources import stamp
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "faults.md"
+DOCUMENT = EVIDENCE.page
 BEGIN, END = "<!-- measured: python tests/jobs/faults_table.py -->", "<!-- end -->"
 SEQ_LENGTH, BATCH, STEPS = 16, 8, 20
 HANG_SECONDS = 60
@@ -365,6 +367,7 @@ def row(name: str, suffered: Suffered | None, why_not: str = "") -> str:
 
 
 def write_table(rows: dict[str, str]) -> None:
+    """Renew these rows, and the stamp if they are all of them."""
     text = DOCUMENT.read_text()
     head, _, rest = text.partition(BEGIN)
     table, _, tail = rest.partition(END)
@@ -374,7 +377,9 @@ def write_table(rows: dict[str, str]) -> None:
         "| fault | what the user reads | seconds to running again | tokens lost |\n| --- | --- | --- | --- |"
     )
     body = "\n".join(line for line in lines if line)
-    files.write_text(DOCUMENT, f"{head}{BEGIN}\n{header}\n{body}\n{END}{tail}")
+    stamps = [stamp(EVIDENCE)] if rows.keys() == FAULTS.keys() else re.findall(r"^Sources: .*$", table, re.M)
+    said = "".join(f"{line}\n\n" for line in stamps)
+    files.write_text(DOCUMENT, f"{head}{BEGIN}\n{said}{header}\n{body}\n{END}{tail}")
 
 
 def main(names: list[str]) -> None:

@@ -26,7 +26,7 @@ from tests.parity.cases import Case, parity_cases
 from tests.parity.reshaping import first_half, reshape_cases, reshape_cases_bf16, reshaped
 from tests.parity.resuming import resume_cases, resumed
 from tests.parity.runner import Job, RunFailed, Runner, exceeds, make_datasets
-from tests.parity.sources import PAGE, REPOSITORY, sources_sha256, stamp
+from tests.parity.sources import PARITY, REPOSITORY, sources_sha256, stamp
 
 TABLES = ("parity", "autotp", "resume", "reshape")
 AUTOTP = [Case(tp=2), Case(tp=4), Case(tp=2, dp=2), Case(tp=2, dp=2, zero=2), Case(tp=2, dp=2, zero=3)]
@@ -159,8 +159,8 @@ def main() -> int:
     shutil.rmtree(runs)
     if options.match:
         return min(failed, 1)
-    PAGE.write_text(page.text({table: results.of(table) for table in TABLES}, stamp()))
-    print(f"{PAGE}: written; {failed} failed")
+    PARITY.page.write_text(page.text({table: results.of(table) for table in TABLES}, stamp()))
+    print(f"{PARITY.page}: written; {failed} failed")
     return min(failed, 1)
 
 

@@ -1,39 +1,150 @@
-"""What the figures of docs/parity.md hold for: a hash of the sources that make them, and the libraries' versions."""
+"""What a committed page of figures holds for: a hash of the code that makes them, and the libraries' versions.
 
+Counted are the modules that the entry points of a page import, directly or through others and wherever the import
+stands, and the tests' own files that choose and compare. Nothing else of the package can change a figure: an edit of a
+data source, a widget or a verb makes no page stale. Nor does one of a comment, a docstring or a blank line.
+"""
+
+import ast
 import hashlib
+import io
 import re
+import tokenize
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
 REPOSITORY = Path(__file__).parents[2]
-PAGE = REPOSITORY / "docs" / "parity.md"
-PACKAGES = ("parallel", "model", "train", "config", "data")
 LIBRARIES = ("torch", "deepspeed")
 
 
-def sources_sha256(root: Path = REPOSITORY / "nbtrain") -> str:
-    """Over names and contents of every Python file of these packages."""
+@dataclass(frozen=True)
+class Evidence:
+    """One page, and what its figures come from."""
+
+    page: Path
+    command: str
+    """Writes the page."""
+    entry_points: tuple[str, ...]
+    """Modules that run; what they import is counted too."""
+    tests: tuple[str, ...]
+    """Files that choose and compare, relative to the repository; what they import is not counted."""
+    without: tuple[str, ...] = ("nbtrain.corpus",)
+    """Packages that are imported but decide no figure: of corpus, names of files and the hash of a tokenizer."""
+
+
+PARITY = Evidence(
+    REPOSITORY / "docs" / "parity.md",
+    "make parity",
+    ("nbtrain.train.__main__", "nbtrain.checkpoint.store"),
+    (
+        "tests/parity/autotp.py",
+        "tests/parity/cases.py",
+        "tests/parity/oracle.py",
+        "tests/parity/plain_gpt.py",
+        "tests/parity/reshaping.py",
+        "tests/parity/resuming.py",
+        "tests/parity/runner.py",
+        "tests/parity/worker.py",
+        "tests/train/launch.py",
+    ),
+)
+FAULTS = Evidence(
+    REPOSITORY / "docs" / "faults.md",
+    "make faults",
+    ("nbtrain.train.__main__", "nbtrain.jobs.supervisor.__main__", "nbtrain.jobs.supervisor.rank_wrapper"),
+    ("tests/jobs/faults_table.py",),
+)
+
+
+def modules(entry_points: Iterable[str], root: Path = REPOSITORY, without: Iterable[str] = ()) -> list[Path]:
+    """Files of the modules that these import, themselves included, relative to `root`.
+
+    Raises ValueError if an entry point is not there.
+    """
+    left, found, skipped = list(entry_points), set(), tuple(without)
+    for name in left:
+        if _file(name, root) is None:
+            raise ValueError(
+                f"{name} is no module below {root}: tests/parity/sources.py names the entry points"
+            )
+    while left:
+        name = left.pop()
+        path = _file(name, root)
+        leave_out = any(name == other or name.startswith(f"{other}.") for other in skipped)
+        if path is not None and path not in found and not leave_out:
+            found.add(path)
+            left += _imported(path)
+    return sorted(path.relative_to(root) for path in found)
+
+
+def _file(name: str, root: Path) -> Path | None:
+    path = root / Path(*name.split("."))
+    candidates = (path.with_suffix(".py"), path / "__init__.py")
+    return next((candidate for candidate in candidates if candidate.is_file()), None)
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """Names that may be modules of the package, and the packages around them."""
+    left: list[ast.AST] = [ast.parse(path.read_text())]
+    while left:
+        node = left.pop()
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            left += node.orelse
+            continue
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            parts = name.split(".")
+            if parts[0] == "nbtrain":
+                yield from (".".join(parts[:end]) for end in range(1, len(parts) + 1))
+        left += ast.iter_child_nodes(node)
+
+
+def code_of(source: str) -> str:
+    """A Python file without comments, docstrings, blank lines and blanks at the ends of lines."""
+    tokens = list(tokenize.generate_tokens(io.StringIO(source).readline))
+    gone = [token for token in tokens if token.type == tokenize.COMMENT]
+    tokens = [token for token in tokens if token.type not in (tokenize.COMMENT, tokenize.NL)]
+    starts = (tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT)
+    for number, token in enumerate(tokens[:-1]):
+        first = number == 0 or tokens[number - 1].type in starts
+        if token.type == tokenize.STRING and first and tokens[number + 1].type == tokenize.NEWLINE:
+            gone.append(token)
+    lines = source.splitlines(keepends=True)
+    for token in sorted(gone, key=lambda token: token.start, reverse=True):
+        (first_row, first), (last_row, last) = token.start, token.end
+        rest = lines[last_row - 1][last:]
+        lines[first_row - 1 : last_row] = [lines[first_row - 1][:first] + rest]
+    stripped = (line.rstrip() for line in "".join(lines).splitlines())
+    return "".join(f"{line}\n" for line in stripped if line)
+
+
+def sources_sha256(evidence: Evidence = PARITY, root: Path = REPOSITORY) -> str:
+    """Over names and code of every file that the page's figures come from."""
     digest = hashlib.sha256()
-    for package in PACKAGES:
-        for path in sorted((root / package).rglob("*.py")):
-            content = path.read_bytes()
-            digest.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
+    for path in (*modules(evidence.entry_points, root, evidence.without), *map(Path, evidence.tests)):
+        code = code_of((root / path).read_text()).encode()
+        digest.update(f"{path.as_posix()} {len(code)}\n".encode() + code)
     return digest.hexdigest()
 
 
-def stamp() -> str:
-    """The line that says so."""
+def stamp(evidence: Evidence = PARITY) -> str:
+    """The line of a page that says what it holds for."""
     # Without what a build adds, such as +cpu.
     versions = ", ".join(f"{library} {version(library).partition('+')[0]}" for library in LIBRARIES)
-    return f"Sources: sha256 `{sources_sha256()}`, {versions}."
+    return f"Sources: sha256 `{sources_sha256(evidence)}`, {versions}."
 
 
-def staleness(page: Path = PAGE) -> str:
-    """Why the page's figures are not of these sources; "" where they are."""
-    if not page.exists():
-        return "docs/parity.md is not there: `make parity` writes it"
-    found = re.search(r"^Sources: .*$", page.read_text(), re.MULTILINE)
-    if found is None or found[0] != stamp():
-        said = found[0].replace("Sources: ", "") if found else "nothing"
-        return f"docs/parity.md is stale: it holds for {said} `make parity` renews it"
+def staleness(evidence: Evidence = PARITY) -> str:
+    """Why the page's figures are not of these sources; "" if they are."""
+    name = f"docs/{evidence.page.name}"
+    if not evidence.page.exists():
+        return f"{name} is not there: `{evidence.command}` writes it"
+    found = re.search(r"^Sources: .*$", evidence.page.read_text(), re.MULTILINE)
+    if found is None or found[0] != stamp(evidence):
+        said = found[0].replace("Sources: ", "") if found else "nothing."
+        return f"{name} is stale: it holds for {said} `{evidence.command}` renews it"
     return ""

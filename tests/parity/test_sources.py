@@ -1,41 +1,108 @@
-"""The committed page of figures says what it holds for, and a run of the tests says when that is over."""
+"""The committed pages of figures say what they hold for, and a run of the tests says when that is over."""
+
+import dataclasses
+import re
 
 import pytest
 
-from tests.parity.sources import PAGE, REPOSITORY, sources_sha256, staleness, stamp
+from tests.parity.sources import FAULTS, PARITY, code_of, modules, sources_sha256, staleness, stamp
+from tests.train import launch
+
+PAGES = pytest.mark.parametrize("evidence", [PARITY, FAULTS], ids=["parity", "faults"])
+MODULE = (
+    '"""What it is."""\nimport nbtrain.b  # because\n\n\ndef f():\n    """Says so."""\n    return "a # b"\n'
+)
 
 
-def test_the_page_holds_for_these_sources():
-    """Where it does not, this is skipped, with the reason among pytest's last lines: sources change in every commit,
-    and the whole product takes long."""
-    if reason := staleness():
+@PAGES
+def test_the_page_holds_for_these_sources(evidence):
+    """A stale page skips this test, with the reason among pytest's last lines: measuring it takes long."""
+    if reason := staleness(evidence):
         pytest.skip(reason)
 
 
 def test_the_page_counts_no_failure():
     """Stale or not, what is committed is whole."""
-    if not PAGE.exists():
-        pytest.skip("docs/parity.md is not there: `make parity` writes it")
-    assert "FAILED" not in PAGE.read_text()
+    assert "FAILED" not in PARITY.page.read_text()
 
 
 def test_a_changed_source_makes_the_page_stale(tmp_path):
-    page = tmp_path / "parity.md"
-    assert "is not there" in staleness(page)
-    page.write_text(f"# Parity\n\n{stamp()}\n")
-    assert staleness(page) == ""
-    page.write_text(f"# Parity\n\n{stamp().replace('sha256 `', 'sha256 `0')}\n")
-    assert "is stale: it holds for sha256 `0" in staleness(page)
+    evidence = dataclasses.replace(PARITY, page=tmp_path / "parity.md")
+    assert "is not there" in staleness(evidence)
+    evidence.page.write_text("# Parity\n")
+    assert "is stale: it holds for nothing. `make parity` renews it" in staleness(evidence)
+    evidence.page.write_text(f"# Parity\n\n{stamp()}\n")
+    assert staleness(evidence) == ""
+    evidence.page.write_text(f"# Parity\n\n{stamp().replace('sha256 `', 'sha256 `0')}\n")
+    assert "is stale: it holds for sha256 `0" in staleness(evidence)
 
 
-def test_the_hash_is_of_names_and_contents(tmp_path):
-    for name, content in (("model/a.py", "one"), ("model/b.py", "two"), ("train/c.txt", "no source")):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
-    first = sources_sha256(tmp_path)
-    (tmp_path / "train/c.txt").write_text("other")
-    assert sources_sha256(tmp_path) == first
-    (tmp_path / "model/b.py").write_text("too")
-    second = sources_sha256(tmp_path)
-    (tmp_path / "model/b.py").rename(tmp_path / "model/d.py")
-    assert len({first, second, sources_sha256(tmp_path), sources_sha256(REPOSITORY / "nbtrain")}) == 4
+@pytest.fixture
+def package(tmp_path):
+    """nbtrain.a, which imports nbtrain.b, which imports more late and for types alone; nobody imports nbtrain.cli."""
+    for name, content in {
+        "__init__": "",
+        "a": MODULE,
+        "b": "def f():\n    from nbtrain.deep import late\n",
+        "cli": "",
+        "deep/__init__": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import nbtrain.cli\n",
+        "deep/late": "from nbtrain import corpus\n",
+        "corpus/__init__": "import nbtrain.cli\n",
+    }.items():
+        path = tmp_path / "nbtrain" / f"{name}.py"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_text(content)
+    (tmp_path / "case.py").write_text("STEPS = 4\n")
+    return tmp_path
+
+
+def test_what_the_entry_points_import_is_counted(package):
+    found = [path.as_posix() for path in modules(["nbtrain.a"], package, ["nbtrain.corpus"])]
+    names = ("__init__", "a", "b", "deep/__init__", "deep/late")
+    assert found == [f"nbtrain/{name}.py" for name in names]
+    with pytest.raises(ValueError, match=r"nbtrain\.c is no module below"):
+        modules(["nbtrain.c"], package)
+
+
+def test_the_hash_is_of_the_names_and_the_code_of_what_is_counted(package):
+    evidence = dataclasses.replace(PARITY, entry_points=("nbtrain.a",), tests=("case.py",))
+    seen = [sources_sha256(evidence, package)]
+
+    def write(name: str, content: str) -> bool:
+        """Whether that changes the hash."""
+        (package / name).write_text(content)
+        seen.append(sources_sha256(evidence, package))
+        return seen[-1] != seen[-2]
+
+    assert not write("nbtrain/cli.py", "import sys\n")
+    assert not write("nbtrain/corpus/__init__.py", "import sys\n")
+    assert not write("nbtrain/a.py", MODULE.replace("What it is", "What\nthis is").replace("because", "why"))
+    assert not write("nbtrain/a.py", MODULE.replace("\n\n\n", "\n").replace("Says so", "Tells it"))
+    assert write("nbtrain/a.py", MODULE.replace("a # b", "a # c"))
+    assert write("case.py", "STEPS = 5\n")
+    (package / "nbtrain" / "b.py").rename(package / "nbtrain" / "c.py")
+    assert write("nbtrain/a.py", MODULE.replace("nbtrain.b", "nbtrain.c"))
+
+
+def test_code_is_what_is_left_without_words():
+    assert code_of(MODULE) == 'import nbtrain.b\ndef f():\n    return "a # b"\n'
+
+
+@PAGES
+def test_boxes_above_the_engine_are_not_counted(evidence):
+    counted = {path.parts[1] for path in modules(evidence.entry_points, without=evidence.without)}
+    assert not counted & {"corpus", "lab", "cli", "api", "monitor", "inference"}
+    assert {"train", "model", "parallel", "config"} < counted
+
+
+@pytest.mark.slow
+def test_a_training_process_imports_nothing_that_is_not_counted(tmp_path):
+    """Python itself lists its imports."""
+    run = launch.make_run(tmp_path)
+    launch.make_dataset(tmp_path)
+    log = launch.train(run, tmp_path, PYTHONPROFILEIMPORTTIME="1")
+    imported = set(re.findall(r"\| +(nbtrain(?:\.\w+)*)$", log, re.M))
+    assert len(imported) > 50
+    counted = {path.with_suffix("").as_posix() for path in modules(PARITY.entry_points)}
+    found = {name.replace(".", "/") for name in imported}
+    assert {name for name in found if not {name, f"{name}/__init__"} & counted} == set()

@@ -2,12 +2,11 @@
 
 import torch
 import torch.distributed as dist
+from rounding import ONE_SUM
 
 from nbtrain.parallel.groups import Group
 from nbtrain.parallel.mappings import own_part
 from nbtrain.parallel.tensor import is_sharded
-
-RELATIVE = 1e-6
 
 
 def world() -> Group:
@@ -20,8 +19,8 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def assert_close(ours: torch.Tensor, expected: torch.Tensor, relative: float = RELATIVE) -> None:
-    """Equal to `relative` of the largest number: sums are taken in another order."""
+def assert_close(ours: torch.Tensor, expected: torch.Tensor, relative: float = ONE_SUM) -> None:
+    """Equal to `relative` of the largest number: sums are taken in another order (rounding.py)."""
     assert ours.shape == expected.shape, (ours.shape, expected.shape)
     tolerance = relative * float(expected.detach().abs().max())
     torch.testing.assert_close(ours, expected, rtol=relative, atol=tolerance)

@@ -5,6 +5,7 @@ import ranks
 import torch
 import torch.nn.functional as F
 from cut import assert_close, draw, world
+from rounding import ONE_SUM
 
 from nbtrain.parallel import mappings
 from nbtrain.parallel.cross_entropy import linear_cross_entropy
@@ -38,7 +39,7 @@ def on_this_rank(hidden, weight, labels, chunk_tokens=5, sequence_parallel=False
     return loss, *torch.autograd.grad(loss * 8, (hidden, weight))
 
 
-def assert_as(expected, hidden, weight, ours, sequence_parallel=False, relative=1e-6):
+def assert_as(expected, hidden, weight, ours, sequence_parallel=False, relative=ONE_SUM):
     group = world()
     loss, hidden_gradient, weight_gradient = ours
     whole_hidden, whole_weight = torch.autograd.grad(expected * 8, (hidden, weight))

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from cut import assert_close, world
+from rounding import FORWARD, GRADIENT
 from small import VOCAB, S, gpt_config, text
 
 from nbtrain.model.gpt import GPT
@@ -30,8 +31,7 @@ def cut_model(sequence_parallel: bool, stream: bool = False, **changes) -> GPT:
     return GPT(gpt_config(**changes), ModelParallel(group, sequence_parallel, stream=apart))
 
 
-def assert_gradients(model: GPT, one: GPT, relative: float = 3e-6) -> None:
-    """Sums of sums, through 2 layers and back: a few more last bits than one product has."""
+def assert_gradients(model: GPT, one: GPT) -> None:
     whole = dict(one.named_parameters())
     assert [name for name, _ in model.named_parameters()] == list(whole)
     for name, parameter in model.named_parameters():
@@ -41,7 +41,7 @@ def assert_gradients(model: GPT, one: GPT, relative: float = 3e-6) -> None:
             grad = F.pad(grad, (0, 0, 0, more))
         part = own_part(grad, parameter.partition_dim, group) if is_sharded(parameter) else grad
         try:
-            assert_close(parameter.grad, part, relative)
+            assert_close(parameter.grad, part, GRADIENT)
         except AssertionError as error:
             raise AssertionError(f"{name}, {model.parallel.sequence_parallel}: {error}") from error
 
@@ -59,8 +59,8 @@ def check_loss_and_gradients_are_those_of_one_process():
             model = cut_model(sequence_parallel)
             loss = model(tokens, labels, token_losses=losses[1], **options)
             loss.backward()
-            assert_close(loss, expected)
-            assert_close(losses[1], losses[0])
+            assert_close(loss, expected, FORWARD)
+            assert_close(losses[1], losses[0], FORWARD)
             assert_gradients(model, one)
 
 
@@ -71,14 +71,14 @@ def check_logits_are_those_of_one_process():
         expected = GPT(gpt_config(VOCAB))(tokens)
         for sequence_parallel in (False, True):
             logits = cut_model(sequence_parallel)(tokens)
-            assert_close(logits[..., :VOCAB], expected)
+            assert_close(logits[..., :VOCAB], expected, FORWARD)
             assert (logits[..., VOCAB:] == -torch.inf).all() and logits.shape[-1] == 52
         model = cut_model(False)
         cache = model.new_cache(2)
         assert cache.layers[0].keys.shape[1] == 4 // world().size
         model(tokens[:, :5], cache=cache)
         last = model(tokens[:, 5:], cache=cache, last_token_only=True)
-    assert_close(last[:, 0, :VOCAB], expected[:, -1])
+    assert_close(last[:, 0, :VOCAB], expected[:, -1], FORWARD)
 
 
 def losses_of_dropped(sequence_parallel: bool, hidden: float, attention: float, **changes):
@@ -173,7 +173,7 @@ def check_compiled_layers_are_the_same():
         torch.manual_seed(3)
         model(tokens, labels).backward()
     for ours, theirs in zip(compiled.parameters(), plain.parameters()):
-        assert_close(ours.grad, theirs.grad, 1e-5)
+        assert_close(ours.grad, theirs.grad, GRADIENT)
 
 
 def test_more_padding_changes_no_loss():
@@ -186,7 +186,7 @@ def test_more_padding_changes_no_loss():
             losses.append(model(*text()))
             losses[-1].backward()
             assert (model.word_embeddings.weight.grad[VOCAB:] == 0).all()
-        torch.testing.assert_close(torch.stack(losses), losses[0].expand(3), rtol=1e-6, atol=0)
+        torch.testing.assert_close(torch.stack(losses), losses[0].expand(3), rtol=FORWARD, atol=0)
 
 
 @pytest.fixture(scope="module")

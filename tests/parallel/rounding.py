@@ -1,0 +1,36 @@
+"""How far two fp32 results of the same additions may be apart, taken in another order: by another cut, kernel or CPU.
+
+A sum of n terms is off by at most 3 sqrt(n) u of the sum of their magnitudes, for u = 2**-24: the bound of Higham and
+Mary (A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41, 2019, theorem 2.4) for lambda = 3.
+A rounding error spread evenly over +-u has a deviation of u / sqrt(3), so that this is five of its deviations. Sums of
+sums are off as one sum of all their lengths. Both results are off, which makes it twice as much.
+"""
+
+from math import sqrt
+
+from small import FFN, HEADS, VOCAB, B, H, S
+
+UNIT_ROUNDOFF = 2**-24
+
+
+def rounding(terms: float) -> float:
+    """The largest difference, relative to the largest number, that sums with `terms` terms one after the other may leave."""
+    return 2 * 3 * sqrt(terms) * UNIT_ROUNDOFF
+
+
+def forward_terms(num_layers: int = 2, hidden: int = H, ffn: int = FFN, tokens: int = S) -> int:
+    """Terms of the sums that one loss of the small GPT comes through, one after the other."""
+    norm = 2 * hidden  # mean, then variance
+    attention = hidden + hidden // HEADS + 2 * tokens + hidden  # qkv, scores, softmax and values, dense
+    return num_layers * (2 * norm + attention + hidden + ffn) + norm + hidden + VOCAB
+
+
+def training_terms(steps: int = 1, num_layers: int = 2) -> int:
+    """Of a gradient: forward, back through the transposed products, then over the tokens; of each step, one after the other."""
+    return steps * (2 * forward_terms(num_layers) + B * S)
+
+
+# Of one product or one softmax: the longest is that over the vocabulary.
+ONE_SUM = rounding(VOCAB)
+FORWARD = rounding(forward_terms())
+GRADIENT = rounding(training_terms())

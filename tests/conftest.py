@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,12 @@ LONGEST = ("end_to_end", "parity")
 
 # Several ranks and several tests share few cores; OpenMP teams that wait for each other would crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# torch's compiler keeps what it has compiled in one folder for all programs, whatever instructions they were allowed:
+# what was compiled for others ends the process ("free(): invalid pointer").
+_INSTRUCTIONS = os.environ.get("ATEN_CPU_CAPABILITY", "default")
+os.environ.setdefault(
+    "TORCHINDUCTOR_CACHE_DIR", f"{tempfile.gettempdir()}/nbtrain-tests-{os.getuid()}/inductor-{_INSTRUCTIONS}"
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

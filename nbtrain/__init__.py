@@ -2,18 +2,25 @@
 
     import nbtrain as nb
 
-    nb.load(yaml, overrides)      the checked configuration of a run
-    nb.prepare(run)               corpus -> tokenizer -> .bin/.idx
-    nb.data_card(prefix)          what is in a dataset, with pictures
+    nb.load(run, overrides)       the checked configuration of a run
+    nb.prepare(run)               text -> tokenizer -> .bin/.idx
+    nb.baselines(run)             what a model must beat: unigram and bigram counts
+    nb.data_card(data)            what is in a dataset, with pictures
+    nb.verify(data)               every byte of a dataset, checked
     nb.plan(run)                  parameters, memory, time, disk
     nb.twin(run)                  a small run of the same shape, on this machine's CPU
-    nb.submit(run)                start it (or pick it up again) as a detached job
-    nb.runs(), nb.open_run(name)  find it again, from any kernel
-    nb.launcher()                 the same as a form
+    nb.submit(run)                start it, or pick it up again, as a detached job
+    nb.launch(run, mode)          submit or twin, for a notebook that runs with nobody watching
+    nb.launcher(run)              the launch form
+    nb.runs(), nb.open_run(run)   find runs again, from any kernel
     nb.tensorboard(run)           the live TensorBoard panel
+    nb.curves(run)                loss, perplexity, learning rate and throughput as a figure
+    nb.scalars(run)               the newest value of everything that is measured
     nb.generate(run, prompt)      text from the newest checkpoint
+    nb.check_parameters()         refuse a parameter that the notebook does not have
 
-Importing this package costs milliseconds: every name is imported when it is first used.
+A run is a YAML's path, an example's name, a loaded configuration or a Run; `data` is a run or a dataset.
+Importing this package takes milliseconds: every name is imported when it is first used.
 """
 
 import sys
@@ -24,32 +31,44 @@ from typing import TYPE_CHECKING
 from nbtrain.base.version import __version__  # noqa: F401
 
 __all__ = [
+    "baselines",
+    "check_parameters",
+    "curves",
     "data_card",
     "generate",
+    "launch",
     "launcher",
     "load",
     "open_run",
     "plan",
     "prepare",
     "runs",
+    "scalars",
     "submit",
     "tensorboard",
     "twin",
+    "verify",
 ]
 
 if TYPE_CHECKING:
     from nbtrain.api.run import open_run
     from nbtrain.api.verbs import (
+        baselines,
+        check_parameters,
+        curves,
         data_card,
         generate,
+        launch,
         launcher,
         load,
         plan,
         prepare,
         runs,
+        scalars,
         submit,
         tensorboard,
         twin,
+        verify,
     )
 
 
@@ -66,7 +85,7 @@ def __dir__() -> list[str]:
 
 
 class _OldNames:
-    """Asked for a module of nbtrain that does not exist: it may have moved."""
+    """The last finder of modules: knows where those of nbtrain that moved are now."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> ModuleSpec | None:

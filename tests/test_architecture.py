@@ -343,7 +343,8 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
             importlib.import_module(name)
         arguments = {{
             "load": ("gpt-tiny",), "plan": ("gpt-tiny",), "launcher": ("gpt-tiny",), "runs": (),
-            "generate": ("no-such-run", "x"), "data_card": ("no-such-data",),
+            "generate": ("no-such-run", "x"), "data_card": ("no-such-data",), "verify": ("no-such-data",),
+            "check_parameters": (),
         }}
         answer = {{}}
         for name in nb.__all__:
@@ -358,19 +359,20 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         """,
         workspace,
     )
-    assert sorted(answer) == [
-        "data_card",
-        "generate",
-        "launcher",
-        "load",
-        "open_run",
-        "plan",
-        "prepare",
-        "runs",
-        "submit",
-        "tensorboard",
-        "twin",
-    ]
+    assert " ".join(sorted(answer)) == (
+        "baselines check_parameters curves data_card generate launch launcher load open_run plan prepare runs "
+        "scalars submit tensorboard twin verify"
+    )
     assert (answer["load"], answer["plan"]) == ("RunConfig", "Plan")
-    for name in ("open_run", "prepare", "submit", "generate", "twin"):
+    for name in (
+        "open_run",
+        "prepare",
+        "submit",
+        "launch",
+        "generate",
+        "twin",
+        "baselines",
+        "curves",
+        "scalars",
+    ):
         assert "no-such-run" in answer[name]

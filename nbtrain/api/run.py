@@ -1,11 +1,10 @@
 """`Run`: what a notebook holds of a run."""
 
-import numbers
-import reprlib
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Union
 
+from nbtrain.api.arguments import misused, number, wait_wanted, whole
 from nbtrain.base import amounts, jobstate
 from nbtrain.base.errors import ConfigError, JobError, JobFailed
 from nbtrain.base.records import ResumeCertificate
@@ -14,9 +13,9 @@ from nbtrain.base.workspace import display, output_root, resolve
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 from nbtrain.config.schema import RunConfig
-from nbtrain.lab.widgets.watched import is_watched
 
 if TYPE_CHECKING:
+    from nbtrain.monitor.pictures import ScalarsTable
     from nbtrain.monitor.profiles import Profiles
     from nbtrain.monitor.run_view import RunView
 
@@ -100,7 +99,7 @@ class Run:
         JobError where `timeout_seconds` passed first (the job goes on).
         """
         if timeout_seconds is not None:
-            timeout_seconds = _number("timeout_seconds", timeout_seconds)
+            timeout_seconds = number("timeout_seconds", timeout_seconds)
         started = time.monotonic()
         next_line = started
         told: ResumeCertificate | None = None
@@ -165,7 +164,7 @@ class Run:
 
     def log(self, lines: int = LOG_TAIL_LINES, rank: int = 0) -> list[str]:
         """The last lines of one rank's log."""
-        return self.view.log_tail(lines=_whole("lines", lines), rank=_whole("rank", rank))
+        return self.view.log_tail(lines=whole("lines", lines), rank=whole("rank", rank))
 
     def stop(self, now: bool = False) -> None:
         """Ask the newest job to save and leave; `now` kills it without saving."""
@@ -190,6 +189,12 @@ class Run:
         from nbtrain.monitor.pictures import training_curves
 
         return training_curves(self.view)
+
+    def scalars(self) -> "ScalarsTable":
+        """The newest value of every scalar, with its unit, step and meaning."""
+        from nbtrain.monitor.pictures import scalars_table
+
+        return scalars_table(self.view)
 
     def timing(self) -> Any:
         """Matplotlib figure: where each step's time goes, and the ranks side by side."""
@@ -220,13 +225,6 @@ class Run:
         display_run(self.view)
 
 
-def wait_wanted(wait: str) -> bool:
-    """Whether a notebook's `wait` parameter means waiting here. Raises ConfigError for another word."""
-    if wait not in ("yes", "no", "auto"):
-        raise ConfigError(f'wait = {wait!r} must be "yes", "no" or "auto".')
-    return wait == "yes" or (wait == "auto" and not is_watched())
-
-
 def open_run(run: RunLike) -> Run:
     """A run by its name, its YAML or its folder, from any kernel."""
     if isinstance(run, Run):
@@ -234,7 +232,7 @@ def open_run(run: RunLike) -> Run:
     if isinstance(run, RunConfig):
         directory = RunDir.named(run.name)
     elif not isinstance(run, str | Path) or not str(run).strip():
-        raise _misused("run", run, "the name of a run, the path of its folder or YAML, a RunConfig or a Run")
+        raise misused("run", run, "the name of a run, the path of its folder or YAML, a RunConfig or a Run")
     else:
         directory = _directory_of(str(run))
     if not directory.exists():
@@ -253,21 +251,3 @@ def _directory_of(run: str) -> RunDir:
         return RunDir.named(load_config(run, check=False).name)
     except ConfigError:
         return RunDir(output_root() / run)
-
-
-def _misused(name: str, value: object, expected: str) -> ConfigError:
-    return ConfigError(f"{name} = {reprlib.repr(value)} ({type(value).__name__}) must be {expected}.")
-
-
-def _whole(name: str, value: object, expected: str = "a whole number") -> int:
-    """NumPy's whole numbers too, which JSON does not know. Raises ConfigError for anything else."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
-        raise _misused(name, value, expected)
-    return int(value)
-
-
-def _number(name: str, value: object) -> float:
-    """As _whole, for any real number."""
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
-        raise _misused(name, value, "a number")
-    return int(value) if isinstance(value, numbers.Integral) else float(value)

@@ -12,23 +12,32 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, overload
 
-from nbtrain.api.run import Run, RunLike, _misused, _number, _whole, open_run, wait_wanted
+from nbtrain.api.arguments import misused, number, text, wait_wanted, whole
+from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.base import jobstate
-from nbtrain.base.errors import ConfigError, JobFailed, SubmitError
+from nbtrain.base.errors import ConfigError, JobError, JobFailed, SubmitError
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import resolve
 from nbtrain.config.load import Overrides
 from nbtrain.config.load import load as load_config
 from nbtrain.config.schema import RunConfig
+from nbtrain.lab.parameters import check_parameters as check_parameters
+from nbtrain.lab.parameters import with_source
 from nbtrain.lab.widgets.watched import is_watched
 
 if TYPE_CHECKING:
+    from nbtrain.dataset.look.baselines import Baselines, NoBaselines
     from nbtrain.dataset.look.card import BlendCard, DataCard
+    from nbtrain.dataset.look.inspect import Inspection
     from nbtrain.dataset.prepare.prepare import PrepareReport
     from nbtrain.jobs.twin.report import TwinReport
     from nbtrain.lab.widgets.launcher import Launcher
     from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
+    from nbtrain.monitor.pictures import ScalarsTable
+    from nbtrain.monitor.run_view import RunView
     from nbtrain.monitor.runs import RunSummary
     from nbtrain.planner.plan import Plan
 
@@ -87,7 +96,7 @@ class TwinRun:
         return open_run(self._report.twin)
 
     def wait_if(self, wait: str) -> None:
-        """Nothing to wait for. Raises JobFailed where a check failed, so that a notebook's batch job sees it."""
+        """Nothing to wait for. Raises JobFailed if a check failed, so that a notebook's batch job sees it."""
         wait_wanted(wait)
         if not self.passed:
             raise JobFailed(str(self))
@@ -99,9 +108,14 @@ class TwinRun:
         return draw(self._report.to_dict())
 
 
-def load(run: RunLike, overrides: Overrides = None) -> RunConfig:
-    """The checked configuration of a run: a YAML's path, the name of an example, or a Run's own."""
-    return load_config(run.config if isinstance(run, Run) else run, overrides)
+def load(run: RunLike, overrides: Overrides = None, source: str = "", dataset: str = "") -> RunConfig:
+    """The checked configuration of a run: a YAML's path, the name of an example, or a Run's own.
+
+    `source` replaces the run's text by another, e.g. "{kind: jsonl, path: books.jsonl.gz}"; `dataset` is the name that
+    the tokenizer and the dataset of that text get. Raises ConfigError for a source without a name.
+    """
+    changes = with_source(overrides, source, dataset) if source or dataset else overrides
+    return load_config(run.config if isinstance(run, Run) else run, changes)
 
 
 def prepare(run: RunLike, overrides: Overrides = None, force: bool = False) -> "PrepareReport":
@@ -187,8 +201,8 @@ def submit(
 
 
 def launch(run: RunLike, mode: str = "full") -> Run | NotLaunched | TwinRun:
-    """What notebook 03 does: submit a run, joined or opened where it is there and explained where the machine is too
-    small; or with mode "twin" train its twin, the straight run of it by the same way.
+    """What notebook 03 does. mode "full" submits the run: an active run is joined, a finished one opened, and a machine
+    that is too small is explained (NotLaunched). mode "twin" trains the run's twin, through the same supervisor.
     """
     if mode not in ("full", "twin"):
         raise ConfigError(
@@ -261,30 +275,23 @@ def generate_stream(
     """The new text of `generate`, piece by piece as it is made."""
     from nbtrain.jobs.gpu_side import stream
 
-    if not isinstance(prompt, str):
-        raise _misused("prompt", prompt, "text")
-    max_new_tokens = _whole("max_new_tokens", max_new_tokens)
+    prompt = text("prompt", prompt)
+    max_new_tokens = whole("max_new_tokens", max_new_tokens)
     if max_new_tokens < 0:
         raise ConfigError(f"max_new_tokens = {max_new_tokens} must be at least 0.")
-    try:
-        prompt.encode()
-    except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"the prompt is not Unicode text: character {error.start} is half of one."
-        ) from None
     request = {
         "run_dir": str(open_run(run).directory.path),
         "prompt": prompt,
         "max_new_tokens": max_new_tokens,
-        "temperature": _number("temperature", temperature),
-        "top_k": _whole("top_k", top_k),
-        "top_p": _number("top_p", top_p),
+        "temperature": number("temperature", temperature),
+        "top_k": whole("top_k", top_k),
+        "top_p": number("top_p", top_p),
         "seed": None
         if seed is None
-        else _whole("seed", seed, "a whole number, or None for another text each time"),
+        else whole("seed", seed, "a whole number, or None for another text each time"),
         "step": None
         if step is None
-        else _whole("step", step, "a whole number, or None for the newest checkpoint"),
+        else whole("step", step, "a whole number, or None for the newest checkpoint"),
     }
     for answer in stream("nbtrain.inference.generate", request):
         if answer["kind"] == "text":
@@ -297,16 +304,13 @@ def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "D
     """What is in a dataset: a run's, a dataset's name, or the prefix of any .bin/.idx.
 
     In a live notebook its documents can be leafed through. `tokenizer` is the name or path of one that decodes them;
-    None takes that of the dataset's manifest.
+    None takes the tokenizer of the dataset's manifest.
     """
     from nbtrain.dataset.look.card import data_card as make_card
 
-    if isinstance(data, Run):
-        data = data.config
-    if not isinstance(data, str | os.PathLike | RunConfig):
-        raise _misused("data", data, "a Run, a RunConfig, the name of a dataset or the prefix of a .bin/.idx")
+    data = _data_of(data)
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
-        raise _misused("tokenizer", tokenizer, "the name or path of a tokenizer, or None")
+        raise misused("tokenizer", tokenizer, "the name or path of a tokenizer, or None")
     card = make_card(data, tokenizer)
     if not is_watched():
         return card
@@ -315,4 +319,53 @@ def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "D
     return live(card)
 
 
-# --- arguments of the wrong kind ------------------------------------------------------------------------------
+def verify(data: "str | RunConfig | Run") -> "Inspection":
+    """Read every byte of a dataset: a run's, a dataset's name, or the prefix of any .bin/.idx.
+
+    Raises DataError at the first byte, id or hash that is wrong.
+    """
+    from nbtrain.dataset.look.inspect import verify as verify_data
+
+    return verify_data(_data_of(data))
+
+
+def _data_of(data: "str | RunConfig | Run") -> "str | os.PathLike[str] | RunConfig":
+    if isinstance(data, Run):
+        return data.config
+    if not isinstance(data, str | os.PathLike | RunConfig):
+        raise misused("data", data, "a Run, a RunConfig, the name of a dataset or the prefix of a .bin/.idx")
+    return data
+
+
+def baselines(run: RunLike, too_small: str = "refuse") -> "Baselines | NoBaselines":
+    """What a model of a run must beat: the loss of unigram and bigram counts on its validation tokens.
+
+    Raises DataError for data that is not prepared, too short or a blend; with too_small="explain" the last two come
+    back as a NoBaselines that says why.
+    """
+    from nbtrain.dataset.look.baselines import baselines as of_config
+
+    return of_config(load(run), too_small)
+
+
+def curves(source: "RunLike") -> Any:
+    """Matplotlib figure of a run, or of any folder of event files: loss, perplexity, learning rate, throughput."""
+    from nbtrain.monitor.pictures import training_curves
+
+    return training_curves(_events_of(source))
+
+
+def scalars(source: "RunLike") -> "ScalarsTable":
+    """The newest value of every scalar of a run, or of any folder of event files."""
+    from nbtrain.monitor.pictures import scalars_table
+
+    return scalars_table(_events_of(source))
+
+
+def _events_of(source: RunLike) -> "RunView | str":
+    try:
+        return open_run(source).view
+    except JobError:
+        if isinstance(source, str | Path) and (folder := resolve(source)).is_dir():
+            return str(folder)
+        raise

@@ -133,6 +133,13 @@ SPLIT = {
     "nbtrain.train.stability": "nbtrain.checkpoint.rollbacks nbtrain.train.health.discard",
 }
 
+# What a notebook calls in place of an import from an old module.
+PUBLIC = {
+    "nbtrain.notebook_parameters": "nb.check_parameters and nb.load(run, overrides, source, dataset)",
+    "nbtrain.data.baselines": "nb.baselines",
+    "nbtrain.data.inspect": "nb.verify",
+}
+
 PACKAGES = {package for package, _ in MOVED} | {
     "nbtrain.data",
     "nbtrain.export",
@@ -158,16 +165,27 @@ class MovedModule(Loader):
         self.old, self.new = old, new
 
     def exec_module(self, module: ModuleType) -> None:
-        warnings.warn(f"{self.old} is now {self.new}: change the import.", FutureWarning, stacklevel=2)
+        if self.old not in PACKAGES:
+            self.warn(stacklevel=3)
         targets = [self.new, *SPLIT.get(self.old, "").split()]
 
         def hand_on(name: str) -> Any:
+            if self.old in PACKAGES and not name.startswith("__"):
+                # Said here and not at its import, which an import of a module inside it makes too.
+                self.warn(stacklevel=3)
             for target in targets:
                 if hasattr(found := import_module(target), name):
                     return getattr(found, name)
             raise AttributeError(f"module {self.old!r}, now {self.new}, has no attribute {name!r}")
 
         module.__getattr__ = hand_on  # type: ignore[method-assign]
+
+    def warn(self, stacklevel: int) -> None:
+        """One sentence that says what to write."""
+        instead = f", or call {PUBLIC[self.old]}" if self.old in PUBLIC else ""
+        warnings.warn(
+            f"{self.old} is now {self.new}: change the import{instead}.", FutureWarning, stacklevel=stacklevel
+        )
 
     def get_code(self, name: str) -> CodeType:
         """What `python -m OLD` runs."""

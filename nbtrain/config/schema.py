@@ -6,7 +6,7 @@ stands in its type; a rule that joins two fields stands in check.py. Amounts of 
 they are given in samples or steps; periods in `_interval_steps`.
 """
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -192,6 +192,12 @@ class RunConfig(ConfigModel):
         places = dict.fromkeys(self._origins.values())
         overridden = [place.argument for place in places if isinstance(place, OverridePlace)]
         return [self._run or self.name, *overridden]
+
+    def deepspeed(self) -> dict[str, Any]:
+        """DeepSpeed's configuration of this run: derived, never written by hand."""
+        from nbtrain.config.deepspeed import deepspeed_config
+
+        return deepspeed_config(self)
 
     @property
     def topology(self) -> Topology:

@@ -1,15 +1,18 @@
-"""The parameters that a notebook was given: whether they are its own, and a source of data as overrides.
+"""The parameters that a notebook was given: whether the notebook has them, and a source of text as overrides.
 
-papermill only warns about a parameter that the notebook does not have, so a typo would train the default
-run. `check_parameters()` in a notebook makes it an error, however the notebook was started.
+papermill only warns about a parameter that the notebook does not have, so a typing error would train the default
+run. `nb.check_parameters()` in a notebook makes it an error, however the notebook was started.
 """
 
 import ast
 import difflib
 import shlex
+from collections.abc import Mapping
 
 from nbtrain.base.addresses import text_without_secrets
 from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import Overrides
+from nbtrain.config.yaml_source import parse_value
 
 INJECTED_MARK = "# Parameters"
 TYPE_WORDS: dict[type, str] = {
@@ -21,10 +24,10 @@ TYPE_WORDS: dict[type, str] = {
 
 
 def check_parameters() -> None:
-    """Raise ConfigError where an injected parameter is none of the notebook's own.
+    """Raise ConfigError for an injected parameter that the notebook does not have, or of another type.
 
-    Reads the cells run so far: the first assigns the parameters; papermill's, marked "# Parameters",
-    assigns over them.
+    Reads the cells that have run: the first assigns the parameters, and papermill's cell, marked "# Parameters",
+    assigns other values to them.
     """
     from IPython import get_ipython
 
@@ -51,7 +54,7 @@ def check_parameters() -> None:
 
 
 def annotated_types(source: str) -> dict[str, type]:
-    """The types of a cell's annotated names, as far as they are plain ones."""
+    """{name: type} of a cell's annotated assignments, for bool, int, float and str."""
     plain = {kind.__name__: kind for kind in TYPE_WORDS}
     return {
         node.target.id: plain[node.annotation.id]
@@ -72,18 +75,19 @@ def assigned_names(source: str) -> list[str]:
     return names
 
 
-def with_source(overrides: str, source: str, dataset: str) -> list[str]:
+def with_source(overrides: Overrides, source: str, dataset: str) -> Overrides:
     """Overrides that also set data.sources to one entry, and the name of the dataset and its tokenizer.
 
     Raises ConfigError for a source without a name: the run's own dataset would be asked for with other text.
     """
-    words = shlex.split(overrides)
     if source and not dataset:
         raise ConfigError(
             f'source = {text_without_secrets(source)!r} needs a name of its own for its tokenizer and dataset: set dataset, e.g. "my-text".'
         )
-    if source:
-        words.append(f"data.sources=[{source}]")
+    added = {"data.sources": f"[{source}]"} if source else {}
     if dataset:
-        words += [f"data.name={dataset}", f"tokenizer.name={dataset}"]
-    return words
+        added |= {"data.name": dataset, "tokenizer.name": dataset}
+    if isinstance(overrides, Mapping):
+        return {**overrides, **{key: parse_value(value) for key, value in added.items()}}
+    words = shlex.split(overrides) if isinstance(overrides, str) else list(overrides or ())
+    return [*words, *(f"{key}={value}" for key, value in added.items())]

@@ -10,8 +10,9 @@ import pytest
 import nbtrain as nb
 from nbtrain.api import verbs as api
 from nbtrain.api.run import Run, open_run
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.events import EventWriter
+from nbtrain.base.metrics import scalar
 from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, Progress, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.cli import __main__ as cli
@@ -19,6 +20,7 @@ from nbtrain.cli import demo as cli_demo
 from nbtrain.cli import notebook_runner
 from nbtrain.cli.demo import DemoSummary
 from nbtrain.jobs import gpu_side
+from tests.monitor.test_tfevents import EventFile
 
 pytestmark = pytest.mark.usefixtures("workspace")
 
@@ -145,6 +147,43 @@ def test_a_run_asked_in_the_wrong_way(run):
         run.log(rank="x")
     with pytest.raises(ConfigError, match=r"^timeout_seconds = '5' \(str\) must be a number.$"):
         run.wait("5")
+
+
+def test_curves_and_scalars_of_a_run_and_of_any_folder_of_event_files(run, tmp_path):
+    """A run by its name, its folder and its Run; another folder by its path; what is neither is refused as a run."""
+    for folder in (run.directory.tensorboard, tmp_path / "other"):
+        EventFile(folder, 100).scalar(7, 2.5, 107, scalar("loss").tag)
+    for source in ("mine", str(run.directory.path), run, str(tmp_path / "other"), tmp_path / "other"):
+        assert "loss" in str(nb.scalars(source)) and "step 7" in str(nb.scalars(source))
+        assert nb.curves(source).axes[0].get_lines()
+    assert str(run.scalars()) == str(nb.scalars(run))
+    for call in (nb.curves, nb.scalars):
+        with pytest.raises(JobError, match="is no run directory"):
+            call("no-such-run")
+
+
+def test_a_source_of_text_in_place_of_the_runs_own():
+    """By one rule, whatever form the overrides have."""
+    for overrides in (None, "batch.max_steps=3", ["batch.max_steps=3"], {"batch.max_steps": 3}):
+        config = nb.load("gpt-tiny", overrides, "{kind: jsonl, path: a b.jsonl}", "mine")
+        assert [source.path for source in config.data.sources] == ["a b.jsonl"]
+        assert (config.data.name, config.tokenizer.name) == ("mine", "mine")
+        assert config.batch.max_steps == (3 if overrides else None)
+
+
+def test_what_a_loaded_configuration_and_its_plan_show():
+    """The figure of a plan and DeepSpeed's keys, without an import of the modules that make them."""
+    config = nb.load("gpt-tiny")
+    assert config.deepspeed()["train_batch_size"] == config.batch.global_batch_size
+    assert nb.plan(config).picture()._repr_png_().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("call", [nb.verify, nb.data_card])
+def test_what_is_no_dataset(call):
+    with pytest.raises(
+        ConfigError, match=r"^data = 5 \(int\) must be a Run, a RunConfig, the name of a dataset"
+    ):
+        call(5)
 
 
 def test_a_long_value_is_shown_short():

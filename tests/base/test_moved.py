@@ -25,11 +25,46 @@ def test_an_old_import_hands_on_the_new_definition(old, name, new, monkeypatch):
         monkeypatch.delitem(sys.modules, module)
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        module = importlib.import_module(old)
+        handed_on = getattr(importlib.import_module(old), name)
     assert any(
-        re.fullmatch(rf"{old} is now nbtrain\.[\w.]+: change the import\.", str(one.message)) for one in said
+        re.fullmatch(rf"{old} is now nbtrain\.[\w.]+: change the import.*\.", str(one.message))
+        for one in said
     )
-    assert getattr(module, name) is getattr(importlib.import_module(new), name)
+    assert handed_on is getattr(importlib.import_module(new), name)
+
+
+OLD_NOTEBOOKS = {
+    "from nbtrain.api import launch": None,
+    "from nbtrain.notebook_parameters import check_parameters, with_source": (
+        "nbtrain.notebook_parameters is now nbtrain.lab.parameters: change the import, or call "
+        "nb.check_parameters and nb.load(run, overrides, source, dataset)."
+    ),
+    "from nbtrain.data.baselines import baselines": (
+        "nbtrain.data.baselines is now nbtrain.dataset.look.baselines: change the import, or call nb.baselines."
+    ),
+    "from nbtrain.data.inspect import verify": (
+        "nbtrain.data.inspect is now nbtrain.dataset.look.inspect: change the import, or call nb.verify."
+    ),
+    "from nbtrain.planner.picture import plan_picture": None,
+    "from nbtrain.config.deepspeed import deepspeed_config": None,
+    "from nbtrain.monitor.pictures import scalars_table, training_curves": None,
+}
+"""Every import of nbtrain's modules in the six notebooks that `nbtrain init` copied before the modules moved."""
+
+
+@pytest.mark.parametrize(("line", "sentence"), OLD_NOTEBOOKS.items())
+def test_imports_of_old_notebooks_work_and_say_at_most_one_sentence(line, sentence, monkeypatch):
+    for module in [key for key in sys.modules if key.split(".")[1:2] in (["data"], ["notebook_parameters"])]:
+        monkeypatch.delitem(sys.modules, module)
+    found = {}
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        exec(line, found)
+    assert [(one.category, str(one.message)) for one in said] == (
+        [(FutureWarning, sentence)] if sentence else []
+    )
+    names = [name.strip() for name in line.partition(" import ")[2].split(",")]
+    assert all(callable(found[name]) for name in names)
 
 
 def test_names_that_never_were():

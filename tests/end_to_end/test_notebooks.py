@@ -3,6 +3,7 @@
 python -m pytest tests/end_to_end/test_notebooks.py
 """
 
+import ast
 import json
 import re
 import subprocess
@@ -62,6 +63,20 @@ def test_form(notebook):
     assert all(len("".join(cell["source"]).splitlines()) <= 8 for cell in code), "a cell is one call"
     assert not any("def " in line or line.startswith("class ") for cell in code for line in cell["source"])
     assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+
+
+def test_they_import_nothing_but_nbtrain():
+    """`import nbtrain as nb` and the standard library: no notebook depends on where a module lies."""
+    imported = set()
+    for notebook in NOTEBOOKS:
+        code = [cell for cell in json.loads(notebook.read_text())["cells"] if cell["cell_type"] == "code"]
+        tree = ast.parse("\n".join("".join(cell["source"]) for cell in code))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(node.module)
+    assert "nbtrain" in imported and imported - {"nbtrain"} <= sys.stdlib_module_names
 
 
 def test_there_are_six():

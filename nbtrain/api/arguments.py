@@ -1,0 +1,52 @@
+"""Arguments as notebooks and scripts pass them in: checked before anything starts, refused in one sentence."""
+
+import numbers
+import reprlib
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.lab.widgets.watched import is_watched
+
+
+def misused(name: str, value: object, expected: str) -> ConfigError:
+    """The error for an argument of the wrong kind; a long value is shortened."""
+    return ConfigError(f"{name} = {reprlib.repr(value)} ({type(value).__name__}) must be {expected}.")
+
+
+def whole(name: str, value: object, expected: str = "a whole number") -> int:
+    """`value` as an int; whole numbers of NumPy become one, because JSON does not know them.
+
+    Raises ConfigError for anything else, and for True and False.
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+        raise misused(name, value, expected)
+    return int(value)
+
+
+def number(name: str, value: object) -> float:
+    """`value` as an int or a float, from any real number. Raises ConfigError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise misused(name, value, "a number")
+    return int(value) if isinstance(value, numbers.Integral) else float(value)
+
+
+def text(name: str, value: object) -> str:
+    """`value` if it is Unicode text. Raises ConfigError for another type and for half a surrogate pair."""
+    if not isinstance(value, str):
+        raise misused(name, value, "text")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"the {name} is not Unicode text: character {error.start} is half of one."
+        ) from None
+    return value
+
+
+def wait_wanted(wait: str) -> bool:
+    """Whether a notebook's parameter `wait` asks to wait here: "yes", or "auto" while nobody watches.
+
+    Raises ConfigError for another word.
+    """
+    if wait not in ("yes", "no", "auto"):
+        raise ConfigError(f'wait = {wait!r} must be "yes", "no" or "auto".')
+    return wait == "yes" or (wait == "auto" and not is_watched())

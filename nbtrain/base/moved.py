@@ -114,7 +114,7 @@ RENAMED = {
 SPLIT = {
     "nbtrain.config.schema": "nbtrain.config.parallel_section nbtrain.config.schedule_section nbtrain.config.watch_section",
     "nbtrain.config.twin": "nbtrain.jobs.twin.small_sections",
-    "nbtrain.data.dataset_files": "nbtrain.base.locks nbtrain.corpus.records",
+    "nbtrain.data.dataset_files": "nbtrain.base.locks nbtrain.corpus.records nbtrain.dataset.manifest nbtrain.dataset.of_run",
     "nbtrain.data.encode": "nbtrain.dataset.encode.shard",
     "nbtrain.data.gpt_dataset": "nbtrain.dataset.samples.build",
     "nbtrain.data.inputs": "nbtrain.corpus.asked",

@@ -37,7 +37,7 @@ def source_settings(source: Any) -> dict[str, Any]:
     return {key: value for key, value in source.model_dump().items() if key not in BESIDE_THE_TEXT}
 
 
-def _with_defaults(there: dict[str, Any]) -> dict[str, Any]:
+def with_defaults(there: dict[str, Any]) -> dict[str, Any]:
     """The settings of a manifest that was written before a key existed."""
     data = DataConfig(name="x")
     filled = {
@@ -55,7 +55,7 @@ def _with_defaults(there: dict[str, Any]) -> dict[str, Any]:
 
 def same_sources(there: list[dict[str, Any]], config: RunConfig) -> bool:
     """Whether sources that were written down are those of a run."""
-    return _with_defaults({"sources": there})["sources"] == settings(config)["sources"]
+    return with_defaults({"sources": there})["sources"] == settings(config)["sources"]
 
 
 def software(*distributions: str) -> dict[str, str]:

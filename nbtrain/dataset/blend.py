@@ -10,15 +10,16 @@ import json
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import dataset_dir, display, resolve
 from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest, manifest_dtype, stem_of
+from nbtrain.dataset.files import DatasetFiles, OpenDataset, stem_of
 from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary
+from nbtrain.dataset.manifest import DatasetManifest, manifest_dtype
 
 
 @dataclass(frozen=True)
@@ -57,19 +58,20 @@ class Entry:
             return manifest
         if not self.files.idx.is_file():
             return None
-        return _manifest_of_pair(self.files)
+        return _manifest_of_pair(self.files, IndexedDataset(self.files.prefix))
 
-    def require(self, vocab_size: int | None) -> DatasetManifest:
-        """The manifest of an entry that is there, whole by its sizes. Raises DataError."""
+    def open(self, vocab_size: int | None) -> OpenDataset:
+        """The entry's pair, memory-mapped and whole by its sizes. Raises DataError."""
         if self.is_named:
-            return self.files.require(vocab_size)
+            return self.files.open(vocab_size)
         manifest = self.files.manifest()
         if manifest and self.files.bin.name in manifest.files:
-            return self.files.require(vocab_size)
-        dataset = IndexedDataset(self.files.prefix)
+            return self.files.open(vocab_size, manifest)
+        indexed = IndexedDataset(self.files.prefix)
         if vocab_size is not None:
-            check_vocabulary(dataset.dtype, vocab_size, display(self.files.bin))
-        return _manifest_of_pair(self.files)
+            check_vocabulary(indexed.dtype, vocab_size, display(self.files.bin))
+        manifest = _manifest_of_pair(self.files, indexed)
+        return OpenDataset(self.files, manifest, indexed, self.files.open_loss_mask(indexed))
 
 
 class BlendFiles(DatasetFiles):
@@ -108,12 +110,14 @@ class BlendFiles(DatasetFiles):
         manifests = [entry.manifest() for entry in self.entries]
         return self._together([manifest for manifest in manifests if manifest]) if all(manifests) else None
 
-    def require(self, vocab_size: int | None = None) -> DatasetManifest:
-        """The same of datasets that are all there, whole by their sizes, of one tokenizer that fits a vocabulary.
+    def open_blend(self, vocab_size: int | None = None) -> "OpenBlend":
+        """All entries, each whole by its sizes, of one tokenizer that fits a vocabulary. Raises DataError."""
+        entries = tuple(entry.open(vocab_size) for entry in self.entries)
+        return OpenBlend(self, self._together([entry.manifest for entry in entries]), entries)
 
-        Raises DataError.
-        """
-        return self._together([entry.require(vocab_size) for entry in self.entries])
+    def require(self, vocab_size: int | None = None) -> DatasetManifest:
+        """The manifest of a blend that `open_blend` finds whole. Raises DataError."""
+        return self.open_blend(vocab_size).manifest
 
     def _together(self, manifests: list[DatasetManifest]) -> BlendManifest:
         tokenizers: dict[str, str] = {}
@@ -159,14 +163,22 @@ class BlendFiles(DatasetFiles):
         )
 
 
+class OpenBlend(NamedTuple):
+    """A blend whose datasets were found whole, opened once and handed on."""
+
+    files: BlendFiles
+    manifest: DatasetManifest
+    entries: tuple[OpenDataset, ...]
+    """In the order of files.entries."""
+
+
 def _name_of(target: DatasetFiles) -> str:
     # text_document says nothing; its folder does.
     return target.directory.name if target.stem.endswith(("_document", "_sentence")) else target.stem
 
 
-def _manifest_of_pair(pair: DatasetFiles) -> DatasetManifest:
-    """What a pair without a manifest tells. Its hash is that of the index and of the size of the tokens."""
-    dataset = IndexedDataset(pair.prefix)
+def _manifest_of_pair(pair: DatasetFiles, dataset: IndexedDataset) -> DatasetManifest:
+    """What a pair without a manifest says of itself. Its hash covers the index and the size of the .bin."""
     size = pair.bin.stat().st_size
     return DatasetManifest(
         json_key=pair.stem,

@@ -25,14 +25,17 @@ import numpy as np
 from nbtrain.base import files
 from nbtrain.base.amounts import size
 from nbtrain.base.errors import DataError
+from nbtrain.base.locks import locked_directory
 from nbtrain.base.progress import Progress
 from nbtrain.base.version import __version__
 from nbtrain.base.workspace import NAME_RULE, dataset_dir, display, resolve, valid_name
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.files import LEVELS, DatasetFiles, DatasetManifest, is_mask, manifest_dtype
+from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import HEADER, IndexedDataset
 from nbtrain.dataset.indexed_writer import CHUNK, write_index_chunks
 from nbtrain.dataset.look.tables import html_table, text_table
+from nbtrain.dataset.manifest import LEVELS, DatasetManifest, is_mask, manifest_dtype
+from nbtrain.dataset.of_run import find_dataset
 
 COPY_TOKENS = 1 << 22
 
@@ -88,7 +91,7 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
     an input that is damaged, of another level (documents, sentences), dtype or tokenizer, a key that only some inputs
     have, an output that is there, too little space.
     """
-    inputs = [DatasetFiles.find(target) for target in targets]
+    inputs = [find_dataset(target) for target in targets]
     _check_levels(inputs)
     is_whole = [_is_whole(target, dataset) for target, dataset in zip(targets, inputs)]
     others = [_other_stems(dataset) for dataset in inputs]
@@ -104,7 +107,7 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
     target = _output_files(output, inputs[0].stem, stems)
     outputs = [target, *(target.pair(stem) for stem in stems)]
     num_bytes = _check_space(target, groups)
-    with target.locked():
+    with locked_directory(target.directory):
         _check_free(outputs)
         try:
             with Progress(f"merge {target.stem}", num_bytes, "B") as progress:
@@ -147,10 +150,7 @@ class _Group:
 
 def _opened(inputs: Sequence[DatasetFiles]) -> _Group:
     pairs = [IndexedDataset(dataset.prefix) for dataset in inputs]
-    masks = [
-        dataset.open_loss_mask(pair) if dataset.has_loss_mask else None
-        for dataset, pair in zip(inputs, pairs)
-    ]
+    masks = [dataset.open_loss_mask(pair) for dataset, pair in zip(inputs, pairs)]
     for pair in (*pairs, *masks):
         if pair is not None:
             pair.check()

@@ -17,12 +17,14 @@ import numpy as np
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
+from nbtrain.base.locks import locked_directory
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.indexed_writer import write_index
+from nbtrain.dataset.of_run import find_dataset
 
 SHOWN_TOKENS = 8
 ANOTHER = "This is another damage: make it again."
@@ -64,7 +66,7 @@ class Repair:
 
         Raises DataError, and changes nothing, where the kept index of an earlier repair is in the way.
         """
-        with self.dataset.locked():
+        with locked_directory(self.dataset.directory):
             broken = IndexedDataset.unchecked(self.dataset.prefix)
             lengths, _ = _mended_lengths(broken)
             manifest = self.dataset.manifest()
@@ -90,7 +92,7 @@ def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None
     `eod_id` is the token that documents must end in; None takes the manifest's, else whichever it is.
     Raises DataError for every other damage.
     """
-    dataset = DatasetFiles.find(target)
+    dataset = find_dataset(target)
     broken = IndexedDataset.unchecked(dataset.prefix)
     if len(broken.tokens) == broken.num_tokens:
         # Raises where something else is wrong.

@@ -22,7 +22,7 @@ from nbtrain.base.version import PACKAGE, __version__
 from nbtrain.base.workspace import data_home, output_root, tokenizer_dir, workspace
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import read_manifest
-from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.jobs.machine import this_machine
 from nbtrain.jobs.supervisor.processes import JOB_MARKER
 
@@ -195,7 +195,7 @@ def source_commit() -> str | None:
 def dataset_sha256(config: RunConfig) -> str | None:
     """The hash that checkpoints refer to the dataset by; None where it is not there or cannot be read."""
     try:
-        manifest = DatasetFiles.of(config).manifest()
+        manifest = dataset_of(config).manifest()
     except DataError:
         return None
     return manifest.dataset_sha256 if manifest else None

@@ -18,8 +18,8 @@ from nbtrain.config.fault_orders import VARIABLE, read_orders
 from nbtrain.config.rules.layout import FLASH_CAPABILITY, FP8_CAPABILITY
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.look.contents import check_contents
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.jobs.machine import Machine, this_machine
 from nbtrain.jobs.preflight_tools import (
     compiler_is_there,
@@ -245,7 +245,7 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Problems:
         if config.data.sources:
             yield Problem("data", str(error), prepare)
     try:
-        dataset = DatasetFiles.of(config)
+        dataset = dataset_of(config)
         manifest = dataset.require(config.tokenizer.vocab_size)
         check_contents(dataset)
     except DataError as error:

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from nbtrain.base.errors import DataError
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.manifest import DatasetManifest
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.planner.memory import optimizer_bytes_per_parameter, weight_bytes
 
 
@@ -56,7 +57,7 @@ def num_checkpoints(config: RunConfig) -> int:
 
 def _manifest(config: RunConfig) -> DatasetManifest | None:
     try:
-        return DatasetFiles.of(config).manifest()
+        return dataset_of(config).manifest()
     except DataError:
         # A damaged dataset is no reason to have no plan; prepare and preflight say what is wrong with it.
         return None

@@ -14,6 +14,7 @@ from nbtrain.corpus.sources import base, jsonl
 from nbtrain.corpus.sources import files as source_files
 from nbtrain.corpus.sources.base import open_source
 from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 
 
@@ -69,7 +70,7 @@ def test_all_are_listed(make_config, workspace, monkeypatch, caplog, num_workers
 def test_too_many_broken_records(make_config, workspace):
     """The error names the list; that of the dataset that stays is left as it is."""
     config = make_config(data={"sources": [{"kind": "jsonl", "path": "texts.jsonl"}]})
-    dataset = DatasetFiles.of(config)
+    dataset = dataset_of(config)
     texts = (workspace / "texts.jsonl").read_text()
     (workspace / "texts.jsonl").write_text(texts + "{\n")
     prepare(config)

@@ -8,8 +8,9 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed_writer import IndexedWriter
+from nbtrain.dataset.manifest import DatasetManifest
 
 WORDS = ["the", "model", "reads", "a", "text", "and", "is", "cut", "into", "tokens", "one", "by"]
 

@@ -11,8 +11,10 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer import training as tokenizer_training
 from nbtrain.corpus.tokenizer.folder import save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest, manifest_dtype
+from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed_writer import IndexedWriter
+from nbtrain.dataset.manifest import DatasetManifest, manifest_dtype
+from nbtrain.dataset.of_run import dataset_of
 
 
 def make_tokenizer(name: str, texts: Sequence[str], vocab_size: int = 300) -> Tokenizer:
@@ -35,7 +37,7 @@ def make_dataset(
 
     `learnt_from` gives for each text the token from which on it is learnt.
     """
-    dataset = dataset or DatasetFiles.of(config)
+    dataset = dataset or dataset_of(config)
     dataset.directory.mkdir(parents=True, exist_ok=True)
     loaded = make_tokenizer(config.tokenizer.name, texts, config.tokenizer.vocab_size)
     with IndexedWriter(

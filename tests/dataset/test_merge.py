@@ -20,6 +20,7 @@ from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
 from nbtrain.dataset.look.browser import Browser
 from nbtrain.dataset.look.inspect import verify
 from nbtrain.dataset.merge import merge
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 from tests.dataset.dataset_maker import make_dataset
 
@@ -159,7 +160,7 @@ def test_another_tokenizer_is_refused(make_config, texts):
     make_dataset(config, texts)
     other = make_config(tokenizer={"name": "other", "vocab_size": 280})
     manifest = make_dataset(other, texts, dataset=DatasetFiles.named("other"))
-    mine = DatasetFiles.of(config).manifest()
+    mine = dataset_of(config).manifest()
     refuses(
         f"data/dataset/other/text_document: tokenizer_sha256 is {manifest.tokenizer_sha256[:12]}, "
         f"data/dataset/small/text_document has {mine.tokenizer_sha256[:12]}: the same ids would mean different text. "

@@ -7,9 +7,9 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.cli import __main__ as cli
-from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.repair import plan_repair
 from tests.dataset.dataset_maker import make_dataset
 
@@ -118,7 +118,7 @@ def test_manifest_follows(make_config, texts):
     """The manifest's EOD decides, and its entry of the index is renewed."""
     config = make_config()
     make_dataset(config, texts)
-    dataset = DatasetFiles.of(config)
+    dataset = dataset_of(config)
     right, whole = dataset.idx.read_bytes(), json.loads(dataset.manifest_json.read_text())
     lengths = np.array(IndexedDataset(dataset.prefix).lengths) - 1
     write_index(dataset.idx, np.uint16, lengths)

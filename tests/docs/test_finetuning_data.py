@@ -9,8 +9,8 @@ import pytest
 from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.config.load import load
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.dataset.samples.packed_dataset import build_split
 
@@ -45,7 +45,7 @@ def prepared(workspace, blocks):
         },
     )
     prepare(config)
-    return config, DatasetFiles.of(config)
+    return config, dataset_of(config)
 
 
 def shown(tokenizer: Tokenizer, ids: np.ndarray, learnt: np.ndarray) -> str:
@@ -70,7 +70,7 @@ def test_the_page_shows_what_is_learnt(prepared, blocks):
 def test_the_pages_run_is_packed_and_mixed_as_it_says(prepared):
     """Names are those of the losses; in two epochs questions come twice, tasks once each, conversations four times."""
     config, files_ = prepared
-    dataset = build_split(files_, files_.require(), "train", config, 1, 1)
+    dataset = build_split(files_.open(), config, "train", 1, 1)
     assert dataset.dataset_names == ("questions", "tasks", "conversations")
     assert [source.weight for source in dataset.sources] == [1.0, 0.5, 2.0]
     index = dataset._pass(0)
@@ -86,8 +86,9 @@ def test_the_example_run_is_prepared(workspace, repository):
     config = load(repository / folder / "gpt-tiny-instructions.yaml")
     assert config.name == "gpt-tiny-instructions"
     prepare(config)
-    files_ = DatasetFiles.of(config)
-    manifest = files_.require(config.tokenizer.vocab_size)
+    files_ = dataset_of(config)
+    opened = files_.open(config.tokenizer.vocab_size)
+    manifest = opened.manifest
     assert [(source["name"], source["documents"]) for source in manifest.sources] == [
         ("questions", 8),
         ("tasks", 8),
@@ -95,5 +96,5 @@ def test_the_example_run_is_prepared(workspace, repository):
     ]
     assert manifest.counts["dropped"] == {}
     for split, documents in (("train", 17), ("valid", 5)):
-        dataset = build_split(files_, manifest, split, config, 1, 1)
+        dataset = build_split(opened, config, split, 1, 1)
         assert (dataset.num_documents, len(dataset.dataset_names)) == (documents, 3)

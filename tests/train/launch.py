@@ -17,8 +17,9 @@ from nbtrain.base.events import read_events
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id, new_run_id
 from nbtrain.config.load import load, load_resolved, to_yaml
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed_writer import IndexedWriter
+from nbtrain.dataset.manifest import DatasetManifest
 
 VOCAB_SIZE = 500
 

@@ -7,8 +7,9 @@ import pytest
 from test_training import assert_same_state, stop_at
 
 from nbtrain.base import files
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed_writer import IndexedWriter
+from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.monitor.run_view import RunView
 from tests.train import launch
 

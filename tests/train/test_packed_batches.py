@@ -7,8 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.files import DatasetFiles, OpenDataset
+from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.indexed_writer import IndexedWriter
+from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.samples.packed_dataset import build_split
 from nbtrain.model.gpt import GPT, GPTConfig
 from nbtrain.train.batches import Batches
@@ -38,7 +40,9 @@ def dataset(workspace):
     manifest = DatasetManifest("text", sources, {"documents": 12}, VOCABULARY, "uint16", 0, None, written)
     data = SimpleNamespace(split="1", split_rule="megatron-core", seed=3, sources=[])
     config = SimpleNamespace(data=data, model=SimpleNamespace(seq_length=SEQ))
-    return build_split(files_, manifest, "train", config, 1, 1)
+    indexed = IndexedDataset(files_.prefix)
+    opened = OpenDataset(files_, manifest, indexed, files_.open_loss_mask(indexed))
+    return build_split(opened, config, "train", 1, 1)
 
 
 @pytest.fixture

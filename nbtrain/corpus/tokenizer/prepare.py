@@ -28,7 +28,7 @@ def is_trained(config: RunConfig) -> bool:
     directory = tokenizer_dir(config.tokenizer.name)
     return (
         config.tokenizer.path is not None
-        or read_manifest(directory) is not None
+        or (directory / "manifest.json").is_file()
         or any((directory / name).is_file() for name in CONTENT_FILES)
     )
 
@@ -58,7 +58,7 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
         return _brought(config, resolve(path), directory, manifest, force, say)
     others = _encoded_with(manifest, config) if manifest and force else []
     if manifest is not None and (not (force and manifest["trained"] and config.data.sources) or others):
-        loaded = Tokenizer.load(directory)
+        loaded = Tokenizer.load(directory, manifest=manifest)
         _check_trained_for(config, manifest, directory)
         trained = manifest["trained"]
         how = "brought"
@@ -80,8 +80,8 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
         )
         return None
     why = "force" if manifest else f"{display(directory)} is not there"
-    note = _train(config, directory, corpus)
-    loaded = Tokenizer.load(directory)
+    manifest, note = _train(config, directory, corpus)
+    loaded = Tokenizer.load(directory, manifest=manifest)
     say("made", f"{why}: {loaded.vocab_size:,} entries{note}")
     if loaded.vocab_size < config.tokenizer.vocab_size:
         logger.warning(
@@ -101,8 +101,7 @@ def _brought(
 ) -> Tokenizer:
     eod_token = config.tokenizer.eod_token
     if path == directory:
-        adopt(path, eod_token, directory)
-        loaded = Tokenizer.load(directory)
+        loaded = Tokenizer.load(directory, manifest=adopt(path, eod_token, directory))
         say("used", f"vocab.json and merges.txt were in {display(directory)}: {loaded.vocab_size:,} entries")
         return loaded
     if (
@@ -110,7 +109,7 @@ def _brought(
         and manifest.get("eod_token", eod_token) == eod_token
         and _same_files(path, manifest)
     ):
-        loaded = Tokenizer.load(directory)
+        loaded = Tokenizer.load(directory, manifest=manifest)
         say("kept", f"{display(directory)}: {loaded.vocab_size:,} entries, brought from {display(path)}")
         return loaded
     made = directory.with_name(f".{directory.name}.new.tmp")
@@ -137,7 +136,7 @@ def _brought(
     finally:
         if made.is_dir():
             shutil.rmtree(made)
-    loaded = Tokenizer.load(directory)
+    loaded = Tokenizer.load(directory, manifest=manifest if same else found)
     say(
         "kept" if same else "used",
         f"{display(directory)}: {loaded.vocab_size:,} entries, brought from {display(path)}",
@@ -232,8 +231,8 @@ def _shown(value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else str(value)
 
 
-def _train(config: RunConfig, directory: Path, corpus: Corpus) -> str:
-    """Train and put in place; a clause on the sample for the report."""
+def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str, Any], str]:
+    """Train and put in place; the manifest, and a clause on the sample for the report."""
     wanted, train_bytes = _wanted(config), config.tokenizer.train_bytes
     total = corpus.total_bytes()
     sample_bytes = min(total, train_bytes) if total else train_bytes
@@ -260,9 +259,10 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> str:
         "software": {**software(), **tokenizer_training.software(config.tokenizer.trainer)},
     }
     made = directory.with_name(f".{directory.name}.new.tmp")
-    save(trained, made, {"trained": record, "eod_token": wanted["eod_token"]})
+    manifest = save(trained, made, {"trained": record, "eod_token": wanted["eod_token"]})
     _put_in_place(made, directory)
-    return "" if total and total <= train_bytes else f" from {amounts.size(texts.bytes)} of text"
+    note = "" if total and total <= train_bytes else f" from {amounts.size(texts.bytes)} of text"
+    return manifest, note
 
 
 class _Counted:

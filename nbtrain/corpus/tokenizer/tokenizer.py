@@ -59,10 +59,15 @@ class Tokenizer:
         self.engine = engine or _best_engine()
 
     @classmethod
-    def load(cls, directory: str | Path, engine: str | None = None) -> "Tokenizer":
-        """Open a tokenizer folder. Raises DataError where it is missing or not the one its manifest names."""
+    def load(
+        cls, directory: str | Path, engine: str | None = None, manifest: dict[str, Any] | None = None
+    ) -> "Tokenizer":
+        """Open a tokenizer folder; `manifest` is the folder's own if it was read already.
+
+        Raises DataError if the folder is missing, or if its files are not those that the manifest names.
+        """
         directory = Path(directory)
-        manifest = read_manifest(directory)
+        manifest = manifest or read_manifest(directory)
         if manifest is None:
             raise DataError(
                 f"{display(directory / 'manifest.json')}: no such file: the tokenizer is not ready. Make it with "

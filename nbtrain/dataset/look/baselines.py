@@ -21,8 +21,9 @@ from nbtrain.base.errors import ConfigError, DataError
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.asked import place
-from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.dataset.samples.gpt_index import split_bounds
 
@@ -106,8 +107,9 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
             f"{place(config, 'data.blend')}: baselines are of one dataset, a blend has {len(config.data.blend)}. Ask for "
             "those of one entry: a run with data.name set to it and without data.blend."
         )
-    dataset = DatasetFiles.of(config)
-    manifest = dataset.require(config.tokenizer.vocab_size)
+    dataset = dataset_of(config)
+    opened = dataset.open(config.tokenizer.vocab_size)
+    manifest, indexed = opened.manifest, opened.indexed
     key = {
         "version": VERSION,
         "dataset_sha256": manifest.dataset_sha256,
@@ -125,7 +127,6 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     for entry in stored:
         if entry["key"] == key:
             return Baselines(**entry["value"])
-    indexed = IndexedDataset(dataset.prefix)
     train, valid, _ = split_bounds(config.data.split, config.data.split_rule, len(indexed))
     train_tokens = _tokens(indexed, train, MAX_TRAIN_TOKENS)
     if len(train_tokens) < 2 or valid[0] == valid[1]:
@@ -133,7 +134,7 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
             f"{display(dataset.prefix)}: split {config.data.split} leaves {len(train_tokens):,} training tokens and "
             f"{valid[1] - valid[0]:,} validation documents; a baseline needs both. Use more text or another data.split."
         )
-    context, target = _validation_labels(config, indexed, valid)
+    context, target = _validation_labels(config, opened, valid)
     if not len(target):
         return NoBaselines(
             f"{display(indexed.prefix)}: no label of the {validation_samples(config):,} validation samples bears loss. "
@@ -155,12 +156,12 @@ def validation_samples(config: RunConfig) -> int:
 
 
 def _validation_labels(
-    config: RunConfig, indexed: IndexedDataset, bounds: tuple[int, int]
+    config: RunConfig, opened: OpenDataset, bounds: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
     """(tokens, the labels after them that bear loss); where the run never validates, of the whole split."""
-    samples = build_datasets(config).valid
+    samples = build_datasets(config, opened=opened).valid
     if samples is None or not validation_samples(config):
-        tokens = _tokens(indexed, bounds, MAX_VALIDATION_TOKENS)
+        tokens = _tokens(opened.indexed, bounds, MAX_VALIDATION_TOKENS)
         return tokens[:-1], tokens[1:]
     contexts, targets = [], []
     for number in range(validation_samples(config)):

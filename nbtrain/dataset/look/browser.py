@@ -17,8 +17,10 @@ from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, v
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, ONE_FILE, byte_level, read_manifest
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.manifest import DatasetManifest
+from nbtrain.dataset.of_run import find_dataset
 
 SHOWN_TOKENS = 600
 SEARCHED_TOKENS = 100_000
@@ -109,10 +111,10 @@ class Browser:
     """
 
     def __init__(self, target: str | os.PathLike | RunConfig | DatasetFiles, named: str | None = None):
-        self.dataset = target if isinstance(target, DatasetFiles) else DatasetFiles.find(target)
+        self.dataset = target if isinstance(target, DatasetFiles) else find_dataset(target)
         self.indexed = IndexedDataset(self.dataset.prefix)
         self.manifest = manifest_of_pair(self.dataset)
-        self.mask = self.dataset.open_loss_mask(self.indexed) if self.dataset.has_loss_mask else None
+        self.mask = self.dataset.open_loss_mask(self.indexed)
         self.eod_id = self.manifest.eod_id if self.manifest else None
         self._decoder, self.tokenizer = find_tokenizer(target, self.manifest, named)
 

@@ -17,6 +17,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.look.browser import Browser, samples_html
 from nbtrain.dataset.look.card_pictures import bars_svg, histogram_svg
@@ -353,8 +354,6 @@ def _epoch_warnings(splits: list[dict[str, Any]], of: str = "") -> list[str]:
 
 
 def _blend_card(config: RunConfig, tokenizer: str | None) -> BlendCard:
-    from nbtrain.dataset.blend import BlendFiles
-
     entries = BlendFiles.of(config).entries
     total = sum(entry.weight for entry in entries)
     samples = config.batch_schedule.samples_after(config.train_steps)

@@ -14,7 +14,8 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import display
 from nbtrain.dataset.blend import BlendFiles
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.manifest import DatasetManifest
 
 REMEMBERED = ".contents.json"
 

@@ -16,10 +16,12 @@ from nbtrain.base.progress import Progress
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.files import MASK_SUFFIX, DatasetFiles, DatasetManifest
+from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import BLOCK, IndexedDataset
 from nbtrain.dataset.look.browser import Browser, manifest_of_pair, samples_html
 from nbtrain.dataset.look.tables import Table, html_table, source_rows, text_table
+from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest
+from nbtrain.dataset.of_run import find_dataset
 
 SAMPLE_TOKENS = 80
 PROGRESS_BYTES = 64 << 20
@@ -120,7 +122,7 @@ def verify(target: str | os.PathLike | RunConfig) -> Inspection:
     Shows how far it is where that takes long. Raises DataError at the first thing that is wrong; where a sha256 is,
     that comes before what follows from it.
     """
-    dataset = DatasetFiles.find(target)
+    dataset = find_dataset(target)
     indexed = IndexedDataset(dataset.prefix)
     manifest = manifest_of_pair(dataset)
     pairs = [(dataset, False)]

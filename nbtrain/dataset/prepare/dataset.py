@@ -42,8 +42,9 @@ from nbtrain.dataset.encode.encoder import Encoder
 from nbtrain.dataset.encode.join import Joined, join
 from nbtrain.dataset.encode.progress import PREFIX, EncodeProgress, WorkerCounters
 from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest, manifest_dtype
+from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset, bin_path, idx_path, missing, optimal_dtype
+from nbtrain.dataset.manifest import DatasetManifest, manifest_dtype
 from nbtrain.dataset.prepare.inputs import check_same_inputs
 
 logger = logging.getLogger(__name__)
@@ -56,16 +57,17 @@ CHECKED_BYTES = 1 << 20
 CHECKED_DOCUMENTS = 100
 
 
-def is_there(config: RunConfig, dataset: DatasetFiles) -> bool:
-    """Whether the dataset needs no text: made before, or brought."""
-    return dataset.manifest() is not None or not config.data.sources
-
-
 def prepare_dataset(
-    config: RunConfig, dataset: DatasetFiles, corpus: Corpus, loaded: Tokenizer | None, force: bool, say: Say
-) -> DatasetManifest:
-    """Make, keep or adopt the dataset of a run. Raises DataError."""
-    manifest = dataset.manifest()
+    config: RunConfig,
+    dataset: DatasetFiles,
+    manifest: DatasetManifest | None,
+    corpus: Corpus,
+    loaded: Tokenizer | None,
+    force: bool,
+    say: Say,
+) -> OpenDataset:
+    """Make, keep or adopt the dataset of a run; `manifest` is that of the dataset that is there. Raises DataError."""
+    vocab_size = config.tokenizer.vocab_size
     if not config.data.sources:
         if manifest is None:
             manifest = _adopt(config, dataset, loaded)
@@ -74,15 +76,15 @@ def prepare_dataset(
         else:
             say("kept", "data.sources is empty: the dataset is used as it is")
         _check_tokenizer(manifest, loaded, dataset)
-        return dataset.require(config.tokenizer.vocab_size)
+        return dataset.open(vocab_size, manifest)
     if manifest is not None and not force:
-        note = check_same_inputs(config, dataset, manifest, corpus)
+        manifest, note = check_same_inputs(config, dataset, manifest, corpus)
         _check_tokenizer(manifest, loaded, dataset)
-        dataset.require(config.tokenizer.vocab_size)
+        opened = dataset.open(vocab_size, manifest)
         if dataset.work.is_dir():
             shutil.rmtree(dataset.work)
         say("kept", note)
-        return manifest
+        return opened
     # The work folder tells files that a killed prepare left from files that somebody brought.
     begun = dataset.work.is_dir()
     encoding = _Encoding(config, dataset, corpus, loaded)
@@ -101,7 +103,7 @@ def prepare_dataset(
     if encoding.num_kept:
         why += f" ({encoding.num_kept} of its parts were done)"
     say("made", f"{why}: {manifest.counts['documents']:,} documents, {manifest.counts['tokens']:,} tokens")
-    return manifest
+    return dataset.open(vocab_size, manifest)
 
 
 def _worker(settings: EncodeSettings) -> Encoder:

@@ -16,11 +16,12 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display, resolve
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus.asked import FORCE, _with_defaults, differences, origin, settings
+from nbtrain.corpus.asked import FORCE, differences, origin, settings, with_defaults
 from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import Corpus, cleaned, identities
 from nbtrain.corpus.records import Tally
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.manifest import DatasetManifest
 
 logger = logging.getLogger(__name__)
 
@@ -75,10 +76,13 @@ def _is_gone(path: Path) -> bool:
 
 def check_same_inputs(
     config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest, corpus: Corpus
-) -> str:
-    """Why the dataset stays as it is. Raises DataError where it was made for other settings or other files."""
+) -> tuple[DatasetManifest, str]:
+    """The manifest, renewed if only times of files differ, and why the dataset stays as it is.
+
+    Raises DataError if the dataset was made for other settings or from other files.
+    """
     wanted = settings(config)
-    changed = differences(_with_defaults(manifest.settings), wanted, "data")
+    changed = differences(with_defaults(manifest.settings), wanted, "data")
     if changed:
         raise DataError(
             f"{display(dataset.directory)}: made with other settings: {_changed_settings(config, changed)}. Runs may "
@@ -94,18 +98,18 @@ def check_same_inputs(
             printable(gone),
         )
         if now == then:
-            return f"same settings; not compared with sources that are no longer there: {gone}"
+            return manifest, f"same settings; not compared with sources that are no longer there: {gone}"
     if now == then:
-        return "same settings, same sources"
+        return manifest, "same settings, same sources"
     if all(reader.drift_is_accepted for reader, a, b in zip(corpus.readers, then, now) if a != b):
         changes = [f"{key} = {a} there, {b} here" for key, a, b in differences(then, now, "sources")]
-        return f"same settings; kept though versions differ: {'; '.join(changes)}"
+        return manifest, f"same settings; kept though versions differ: {'; '.join(changes)}"
     sizes_only = [_sizes(entry) for entry in then] == [_sizes(entry) for entry in now]
     if sizes_only and _same_text(config, corpus, manifest):
         sources = [{**source, "fingerprint": entry} for source, entry in zip(manifest.sources, now)]
         renewed = replace(manifest, sources=sources)
         files.write_json(dataset.manifest_json, renewed.to_dict())
-        return "same settings; file times differ, the text is the same"
+        return renewed, "same settings; file times differ, the text is the same"
     raise DataError(
         f"{display(dataset.directory)}: the sources have changed since it was made: "
         f"{_changed_sources(corpus, then, now)}. Runs may refer to it: give data.name another value, or {FORCE}."

@@ -11,11 +11,11 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.locks import locked_directory
 from nbtrain.base.progress import Say
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
@@ -23,8 +23,10 @@ from nbtrain.corpus.asked import place
 from nbtrain.corpus.corpus import Corpus
 from nbtrain.corpus.extract import extracted
 from nbtrain.corpus.tokenizer.prepare import is_trained, prepare_tokenizer
-from nbtrain.dataset.files import DatasetFiles
-from nbtrain.dataset.prepare.dataset import choose_workers, is_there, prepare_dataset
+from nbtrain.dataset.blend import BlendFiles, OpenBlend
+from nbtrain.dataset.files import DatasetFiles, OpenDataset
+from nbtrain.dataset.of_run import dataset_of, open_dataset
+from nbtrain.dataset.prepare.dataset import choose_workers, prepare_dataset
 from nbtrain.dataset.prepare.inputs import gone_sources
 from nbtrain.dataset.prepare.report import PrepareReport, Step, split_rows
 from nbtrain.dataset.samples.build import build_datasets
@@ -44,18 +46,19 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
     Raises DataError: a source that cannot be read, an empty corpus, data made for other settings, damaged files.
     """
     report = PrepareReport(config.name)
-    dataset = DatasetFiles.of(config)
+    dataset = dataset_of(config)
     wanted = STEPS[: STEPS.index(through) + 1]
     try:
-        with dataset.locked():
+        with locked_directory(dataset.directory):
             dataset.remove_leftovers()
-            if config.data.blend:
+            opened = None
+            if isinstance(dataset, BlendFiles):
                 _say_blend(config, report)
             else:
-                _prepare_text(config, dataset, report, force, wanted)
+                opened = _prepare_text(config, dataset, report, force, wanted)
             if "index" in wanted:
                 with _step(report, "index") as say:
-                    report.splits = _prepare_indices(config, dataset, say)
+                    report.splits = _prepare_indices(config, opened or open_dataset(config), say)
     except OSError as error:
         raise DataError(
             f"{display(Path(error.filename or dataset.directory))}: {error.strerror or error}. Free space, or set NBTRAIN_DATA "
@@ -70,10 +73,11 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
 
 def _prepare_text(
     config: RunConfig, dataset: DatasetFiles, report: PrepareReport, force: bool, wanted: tuple[str, ...]
-) -> None:
-    """The steps from the sources to the tokens."""
+) -> OpenDataset | None:
+    """The steps from the sources to the tokens; None if the dataset itself is not wanted yet."""
     data = config.data
-    is_needed = _needs_text(config, dataset, force)
+    manifest = dataset.manifest()
+    is_needed = bool(data.sources) and (force or manifest is None or not is_trained(config))
     # What is made needs its sources no more: they may have been removed, to free the disk.
     gone = () if is_needed else gone_sources(config)
     corpus = Corpus.open(data.sources, place(config, "data.sources"), tuple(data.extra_json_keys), gone)
@@ -91,19 +95,15 @@ def _prepare_text(
     if "tokenizer" in wanted:
         with _step(report, "tokenizer") as say:
             loaded = prepare_tokenizer(config, corpus, force, say)
-    if "encode" in wanted:
-        with _step(report, "encode") as say:
-            report.manifest = prepare_dataset(config, dataset, corpus, loaded, force, say)
-        report.dataset = dataset.directory
+    if "encode" not in wanted:
+        return None
+    with _step(report, "encode") as say:
+        opened = prepare_dataset(config, dataset, manifest, corpus, loaded, force, say)
+    report.dataset, report.manifest = dataset.directory, opened.manifest
+    return opened
 
 
-def _needs_text(config: RunConfig, dataset: DatasetFiles, force: bool) -> bool:
-    if not config.data.sources:
-        return False
-    return force or not is_there(config, dataset) or not is_trained(config)
-
-
-@contextmanager
+@contextlib.contextmanager
 def _step(report: PrepareReport, name: str) -> Iterator[Say]:
     """Time one step; the body calls say(action, reason) once."""
     begun = time.perf_counter()
@@ -141,11 +141,11 @@ def _extract(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Corpus
     return Corpus(readers, corpus.where)
 
 
-def _prepare_indices(config: RunConfig, dataset: DatasetFiles, say: Any) -> list[dict[str, Any]]:
-
-    before = set(dataset.index_cache.glob("*.json"))
-    datasets = build_datasets(config)
-    made = len(set(dataset.index_cache.glob("*.json")) - before)
+def _prepare_indices(config: RunConfig, opened: OpenDataset | OpenBlend, say: Say) -> list[dict[str, Any]]:
+    index_cache = opened.files.index_cache
+    before = set(index_cache.glob("*.json"))
+    datasets = build_datasets(config, opened=opened)
+    made = len(set(index_cache.glob("*.json")) - before)
     if made:
         say("made", f"{made} of the indices of train, valid and test were not in index-cache/")
     else:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
-from nbtrain.dataset.files import DatasetManifest
 from nbtrain.dataset.look.tables import Table, html_table, text_table
+from nbtrain.dataset.manifest import DatasetManifest
 
 if TYPE_CHECKING:
     from nbtrain.dataset.samples.build import GPTDatasets

@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -9,9 +10,11 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.blend import BlendFiles, Entry
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest
-from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.blend import Entry, OpenBlend
+from nbtrain.dataset.files import OpenDataset
+from nbtrain.dataset.manifest import DatasetManifest
+from nbtrain.dataset.of_run import open_dataset
+from nbtrain.dataset.samples import packed_dataset
 from nbtrain.dataset.samples.gpt_blend import BlendedDataset, BlendIndex, blend_sizes
 from nbtrain.dataset.samples.gpt_dataset import GPTDataset, SampleDataset, SampleOptions
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds, split_weights
@@ -38,15 +41,19 @@ class GPTDatasets:
 
 
 def build_datasets(
-    config: RunConfig, index_samples: int | None = None, skipped_samples: int = 0
+    config: RunConfig,
+    index_samples: int | None = None,
+    skipped_samples: int = 0,
+    opened: OpenDataset | OpenBlend | None = None,
 ) -> GPTDatasets:
     """The datasets of a run, their indices taken from index-cache/ or put there.
 
     `index_samples` is the one of the run's data state when it is resumed; None takes data.index_samples, else
-    what train_tokens needs. `skipped_samples` are passed over, so that the run reads so much further. Raises DataError where the data is missing, damaged or does not fit the run.
+    what train_tokens needs. `skipped_samples` are passed over, so the run reads that much further. `opened` is the
+    run's dataset if it is open already. Raises DataError if the data is missing, damaged or does not fit the run.
     """
-    files_ = DatasetFiles.of(config)
-    manifest = files_.require(config.tokenizer.vocab_size)
+    opened = opened or open_dataset(config)
+    manifest = opened.manifest
     if index_samples is None:
         index_samples = config.data.index_samples or config.train_samples
     train_samples = config.batch_schedule.samples_after(config.train_steps) + skipped_samples
@@ -58,7 +65,7 @@ def build_datasets(
         "test": (evaluation_samples, evaluation_samples),
     }
     weights = dict(zip(SPLIT_NAMES, split_weights(config.data.split), strict=True))
-    build_split = _builder_of(config, files_, manifest)
+    build_split = split_builder(config, opened)
     splits: dict[str, Any] = {}
     for name, (own_index_samples, num_samples) in wanted.items():
         splits[name] = None
@@ -66,7 +73,7 @@ def build_datasets(
             splits[name] = build_split(name, own_index_samples, num_samples)
         if splits[name] is None and (name == "train" or (weights[name] and num_samples)):
             message = (
-                f"{display(files_.prefix)}: split {config.data.split} ({config.data.split_rule}) of "
+                f"{display(opened.files.prefix)}: split {config.data.split} ({config.data.split_rule}) of "
                 f"{manifest.counts['documents']:,} documents leaves none for {name}."
             )
             if name == "train":
@@ -92,8 +99,8 @@ def build_datasets(
             f"{index_samples:,}",
             f"{train_samples:,}",
         )
-    if isinstance(files_, BlendFiles):
-        names = tuple(entry.name for entry in files_.entries)
+    if isinstance(opened, OpenBlend):
+        names = tuple(entry.name for entry in opened.files.entries)
     else:
         names = tuple(getattr(splits["train"], "dataset_names", ()))
     return GPTDatasets(
@@ -115,40 +122,28 @@ def _is_masked(dataset: Any) -> bool:
     return True  # packed: padding is not learnt
 
 
-class _Builder(Protocol):
+class SplitBuilder(Protocol):
     def __call__(self, split: str, index_samples: int, num_samples: int) -> SampleDataset | None: ...
 
 
-def _builder_of(config: RunConfig, files_: DatasetFiles, manifest: DatasetManifest) -> _Builder:
+def split_builder(config: RunConfig, opened: OpenDataset | OpenBlend) -> SplitBuilder:
+    """What makes the splits of a run's dataset, one at each call."""
+    if isinstance(opened, OpenBlend):
+        return _BlendBuilder(config, opened)
     if config.data.packing == "best_fit":
-        from nbtrain.dataset.samples import packed_dataset  # which a stream does not need
-
-        def packed(split: str, index_samples: int, num_samples: int) -> SampleDataset | None:
-            return packed_dataset.build_split(files_, manifest, split, config, index_samples, num_samples)
-
-        return packed
-    if isinstance(files_, BlendFiles):
-        return _BlendBuilder(config, files_, manifest)
-    indexed = IndexedDataset(files_.prefix)
-
-    def stream(split: str, index_samples: int, num_samples: int) -> SampleDataset | None:
-        return _stream(
-            config, files_, indexed, manifest, files_.index_cache, split, index_samples, num_samples
-        )
-
-    return stream
+        return partial(packed_dataset.build_split, opened, config)
+    return partial(_stream, config, opened, opened.files.index_cache)
 
 
 def _stream(
     config: RunConfig,
-    files_: DatasetFiles,
-    indexed: IndexedDataset,
-    manifest: DatasetManifest,
+    opened: OpenDataset,
     index_cache: Path,
     split: str,
     index_samples: int,
     num_samples: int,
 ) -> GPTDataset | None:
+    indexed, manifest = opened.indexed, opened.manifest
     data = config.data
     bounds = _bounds(config, split, len(indexed))
     if bounds[0] == bounds[1]:
@@ -156,7 +151,7 @@ def _stream(
     if data.eod_mask_loss and manifest.eod_id is None:
         raise DataError(
             f"{config.where('data.eod_mask_loss')}: data.eod_mask_loss needs the end-of-document token, and "
-            f"{display(files_.directory)} does not say which it is. Set it to false, or prepare the dataset."
+            f"{display(opened.files.directory)} does not say which it is. Set it to false, or prepare the dataset."
         )
     return GPTDataset(
         indexed,
@@ -171,7 +166,7 @@ def _stream(
         SampleOptions(
             data.reset_position_ids, data.inter_document_masking, data.eod_mask_loss, manifest.eod_id
         ),
-        files_.open_loss_mask(indexed) if files_.has_loss_mask else None,
+        opened.loss_mask,
     )
 
 
@@ -183,19 +178,21 @@ def _bounds(config: RunConfig, split: str, num_sequences: int) -> tuple[int, int
 class _BlendBuilder:
     """Splits of a blend: each dataset is cut by data.split, then they are mixed."""
 
-    def __init__(self, config: RunConfig, files_: BlendFiles, manifest: DatasetManifest):
+    def __init__(self, config: RunConfig, opened: OpenBlend):
         self.config = config
-        self.files = files_
+        self.files = opened.files
         # What one dataset knows of the end-of-document token holds for all: they have one tokenizer.
-        self.manifests = [replace(entry.require(None), eod_id=manifest.eod_id) for entry in files_.entries]
-        self.indexed = [IndexedDataset(entry.files.prefix) for entry in files_.entries]
+        eod_id = opened.manifest.eod_id
+        self.opened = [
+            entry._replace(manifest=replace(entry.manifest, eod_id=eod_id)) for entry in opened.entries
+        ]
 
     def __call__(self, split: str, index_samples: int, num_samples: int) -> BlendedDataset | None:
         config, entries = self.config, self.files.entries
         empty = [
             number
-            for number, indexed in enumerate(self.indexed)
-            if len(set(_bounds(config, split, len(indexed)))) == 1
+            for number, entry in enumerate(self.opened)
+            if len(set(_bounds(config, split, len(entry.indexed)))) == 1
         ]
         present = [number for number in range(len(entries)) if number not in empty]
         if empty and (split == "train" or present):
@@ -223,17 +220,8 @@ class _BlendBuilder:
         return BlendedDataset(datasets, present, index, num_samples)
 
     def _dataset(self, number: int, split: str, index_samples: int, num_samples: int) -> GPTDataset:
-        entry = self.files.entries[number]
-        dataset = _stream(
-            self.config,
-            entry.files,
-            self.indexed[number],
-            self.manifests[number],
-            entry.index_cache,
-            split,
-            index_samples,
-            num_samples,
-        )
+        cache = self.files.entries[number].index_cache
+        dataset = _stream(self.config, self.opened[number], cache, split, index_samples, num_samples)
         assert dataset is not None
         return dataset
 

@@ -20,8 +20,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest
-from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.files import OpenDataset
 from nbtrain.dataset.samples.gpt_index import Allocate
 from nbtrain.dataset.samples.index_files import cached_arrays
 from nbtrain.dataset.samples.packed_index import (
@@ -53,29 +52,27 @@ class PackedDataset:
 
     def __init__(
         self,
-        files_: DatasetFiles,
-        manifest: DatasetManifest,
+        opened: OpenDataset,
         sources: list[MixedSource],
         seq_length: int,
         index_samples: int,
         num_samples: int,
         seed: int,
     ):
-        self.files = files_
-        self.dataset_sha256 = manifest.dataset_sha256
+        self.files = opened.files
+        self.dataset_sha256 = opened.manifest.dataset_sha256
         self.sources = sources
         self.seq_length = seq_length
         self.index_samples = index_samples
         self.num_samples = max(num_samples, index_samples)
         self.seed = seed
-        self.pad_id = manifest.eod_id or 0
-        self.indexed = IndexedDataset(files_.prefix)
-        self.mask = files_.open_loss_mask(self.indexed) if files_.has_loss_mask else None
+        self.pad_id = opened.manifest.eod_id or 0
+        self.indexed, self.mask = opened.indexed, opened.loss_mask
         self.dataset_names = tuple(dict.fromkeys(source.name for source in sources))
         self._dataset_of_source = np.array(
             [self.dataset_names.index(source.name) for source in sources], np.int16
         )
-        self.pieces = _cached(files_.index_cache, self._description(), Pieces, self._build_pieces)
+        self.pieces = _cached(self.files.index_cache, self._description(), Pieces, self._build_pieces)
         self._weights = [source.weight for source in sources]
         self.epochs_per_pass = epochs_per_pass(self.pieces, self._weights, seq_length)
         self._open: OrderedDict[int, PackedIndex] = OrderedDict()
@@ -230,25 +227,17 @@ def _left_out(counts: dict[str, int], seq_length: int) -> str:
 
 
 def build_split(
-    files_: DatasetFiles,
-    manifest: DatasetManifest,
-    split: str,
-    config: RunConfig,
-    index_samples: int,
-    num_samples: int,
+    opened: OpenDataset, config: RunConfig, split: str, index_samples: int, num_samples: int
 ) -> PackedDataset | None:
-    """The packed samples of "train", "valid" or "test"; None where every source's part of it is empty.
+    """The packed samples of "train", "valid" or "test"; None if every source's part of the split is empty.
 
-    `manifest` is a whole one (DatasetFiles.require). Raises DataError where the data does not fit together.
+    Raises DataError if the data does not fit together.
     """
-    num_sequences = len(IndexedDataset(files_.prefix))
-    sources = mixed_sources(files_, manifest, config.data.sources, num_sequences)
+    sources = mixed_sources(opened.files, opened.manifest, config.data.sources, len(opened.indexed))
     own = of_split(sources, config.data.split, config.data.split_rule, split)
     if not any(len(source) for source in own):
         return None
-    return PackedDataset(
-        files_, manifest, own, config.model.seq_length, index_samples, num_samples, config.data.seed
-    )
+    return PackedDataset(opened, own, config.model.seq_length, index_samples, num_samples, config.data.seed)
 
 
 def _cached(folder: Path, description: dict, kind: type[Index], build: Callable[[], Index]) -> Index:

@@ -24,8 +24,9 @@ import numpy as np
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
 from nbtrain.dataset.samples.packing import pack_best_fit
 

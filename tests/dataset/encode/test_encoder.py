@@ -34,6 +34,7 @@ from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.indexed_writer import insert_at
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare import dataset as prepare_dataset
 from nbtrain.dataset.prepare.prepare import prepare
 
@@ -226,7 +227,7 @@ def test_duplicates_over_parts_and_sources(make_config, workspace, small_parts):
     )
     assert (two["name"], two["documents"], two["sequences"]) == ("jsonl", 1, [12, 13])
     assert one["tokens"] + two["tokens"] == manifest.counts["tokens"]
-    indexed = IndexedDataset(DatasetFiles.of(config).prefix)
+    indexed = IndexedDataset(dataset_of(config).prefix)
     decode = Tokenizer.load(tokenizer_dir("small")).decode
     assert [decode(indexed[number][:-1]) for number in range(13)] == [*texts, "a new one"]
     kept = make_config(data={"sources": sources, "cleaning": {"exact_dedup": False}, "name": "kept"})
@@ -323,7 +324,7 @@ def test_token_ids(make_config, workspace):
         data={"sources": [source], "name": "ids", "split": "100,0,0"}, evaluation={"eval_iters": 0}
     )
     prepare(config, through="encode")
-    dataset = DatasetFiles.of(config)
+    dataset = dataset_of(config)
     indexed, mask = IndexedDataset(dataset.prefix), IndexedDataset(dataset.loss_mask.prefix)
     assert [indexed[k].tolist() for k in range(4)] == [[5, 6, 7, 8, eod], [9, 10, eod], [11, eod], [12, eod]]
     # An EOD of the record's own keeps its label; one that is put has that of the last token.

@@ -8,10 +8,10 @@ import pytest
 from IPython.lib.pretty import pretty
 
 from nbtrain.base.errors import ConfigError, DataError
-from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.look import baselines as module
 from nbtrain.dataset.look.baselines import K_GRID, NoBaselines, baselines, compute, validation_samples
+from nbtrain.dataset.of_run import dataset_of
 from tests.dataset.dataset_maker import make_dataset
 
 
@@ -70,7 +70,7 @@ def test_cached_for_this_data_and_split(make_config, texts, monkeypatch):
     assert baselines(config) == first
     assert baselines(other_config) == other
     assert str(first).startswith("validation samples, nats/token: unigram entropy ")
-    DatasetFiles.of(config).baselines_json.write_text("{")
+    dataset_of(config).baselines_json.write_text("{")
     with pytest.raises(DataError, match=r"not JSON.*Remove the file; it is computed again\.$"):
         baselines(config)
 
@@ -133,7 +133,7 @@ def test_sentences_are_one_stream(make_config):
     """A pair of sentences has baselines as one of documents has."""
     config = make_config(data={"split_sentences": "en", "split": "50,40,10"})
     make_dataset(config, ["the model reads.\nand is cut.\n"] * 60)
-    assert baselines(config).train_tokens == IndexedDataset(DatasetFiles.of(config).prefix).num_tokens // 2
+    assert baselines(config).train_tokens == IndexedDataset(dataset_of(config).prefix).num_tokens // 2
 
 
 def test_a_blend_is_refused(make_config, texts):

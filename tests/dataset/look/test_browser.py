@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from nbtrain.base.errors import DataError
-from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
 from nbtrain.dataset.look import browser as module
 from nbtrain.dataset.look.browser import Browser
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 from tests.dataset.dataset_maker import make_dataset
 
@@ -38,7 +38,7 @@ def test_documents_of_several_sequences(make_config):
     browser = Browser(config)
     assert [document.text for document in browser.documents([0, 1])] == ["one.\ntwo.\n", "three.\n"]
     assert browser.document(0).title == f"document 0 ({browser.document(0).tokens} tokens in 2 sequences)"
-    dataset = DatasetFiles.of(config)
+    dataset = dataset_of(config)
     write_index(dataset.idx, np.uint16, np.array(browser.indexed.lengths), np.array([0, 2, 2, 3]))
     browser = Browser(config)
     assert [document.text for document in browser.documents([1, 2])] == ["", "three.\n"]

@@ -15,6 +15,7 @@ from nbtrain.dataset.indexed_writer import IndexedWriter
 from nbtrain.dataset.look import duplicates
 from nbtrain.dataset.look.card import data_card
 from nbtrain.dataset.look.inspect import inspect
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 from tests.dataset.dataset_maker import make_dataset, make_tokenizer
 
@@ -70,7 +71,7 @@ def test_card_by_name_and_by_prefix(make_config, texts, workspace):
     config = make_config()
     make_dataset(config, texts)
     by_name = data_card("small")
-    prefix = DatasetFiles.of(config).prefix
+    prefix = dataset_of(config).prefix
     for target in (prefix, prefix.with_suffix(".bin"), "data/dataset/small/text_document"):
         assert data_card(str(target)).dataset_sha256 == by_name.dataset_sha256
     # Elsewhere, with no manifest and no tokenizer, the ids are shown.
@@ -96,7 +97,7 @@ def test_damaged_manifest(make_config, texts):
     """A manifest that is no JSON, of another version, or not whole names the way out."""
     config = make_config()
     make_dataset(config, texts)
-    manifest = DatasetFiles.of(config).manifest_json
+    manifest = dataset_of(config).manifest_json
     whole = json.loads(manifest.read_text())
     for content, said in (
         ("{", "not JSON"),
@@ -159,7 +160,7 @@ def test_sources(make_config, texts):
     config = make_config()
     make_dataset(config, texts, sources=SOURCES, dropped={"empty": 3, "duplicate": 2})
     card = data_card("small")
-    lengths = IndexedDataset(DatasetFiles.of(config).prefix).lengths
+    lengths = IndexedDataset(dataset_of(config).prefix).lengths
     assert [source["tokens"] for source in card.sources] == [int(lengths[:20].sum()), 3000]
     text = str(card)
     assert re.search(r"source +documents +bytes +tokens +bytes/token +licence +attribution\n", text)
@@ -212,7 +213,7 @@ def test_another_pair_beside_it(make_config, texts):
     """The pair of another key is described without the text figures of the main one."""
     config = make_config()
     whole = make_dataset(config, texts)
-    dataset = DatasetFiles.of(config)
+    dataset = dataset_of(config)
     other = dataset.pair("title_document")
     with IndexedWriter(other.prefix, 300, 0) as writer:
         writer.add_document(np.array([5, 6]))

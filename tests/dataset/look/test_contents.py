@@ -10,6 +10,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.look import contents
 from nbtrain.dataset.look.contents import REMEMBERED, check_contents
+from nbtrain.dataset.of_run import dataset_of
 from tests.dataset.dataset_maker import make_dataset
 
 
@@ -17,7 +18,7 @@ from tests.dataset.dataset_maker import make_dataset
 def dataset(make_config, texts) -> DatasetFiles:
     config = make_config()
     make_dataset(config, texts)
-    found = DatasetFiles.of(config)
+    found = dataset_of(config)
     age(found.manifest_json, 0)
     return found
 

@@ -9,11 +9,11 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.cli import __main__ as cli
-from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
 from nbtrain.dataset.look import inspect as module
 from nbtrain.dataset.look.inspect import inspect, verify
+from nbtrain.dataset.of_run import dataset_of
 from tests.dataset.dataset_maker import make_dataset
 
 
@@ -65,7 +65,7 @@ def test_empty_documents_and_sources_are_told(make_config, texts):
     assert seen.sources == [{"name": None, "kind": "jsonl", "documents": 120, "bytes": 8000, "tokens": 4000}]
     assert "jsonl         120  8,000   4,000        2.000" in str(seen)
     assert re.search(r"source +documents +bytes +tokens +bytes/token\n", str(seen))
-    dataset = DatasetFiles.of(config)
+    dataset = dataset_of(config)
     indexed = IndexedDataset(dataset.prefix)
     documents = np.insert(np.arange(121), 5, 5)
     write_index(dataset.idx, np.uint16, np.array(indexed.lengths), documents)
@@ -86,7 +86,7 @@ def test_one_changed_byte(make_config, texts):
     """A token that changed on disk is found by the hash, its EOD or not; an EOD that was never written by its place."""
     config = make_config()
     make_dataset(config, texts)
-    binary = DatasetFiles.of(config).bin
+    binary = dataset_of(config).bin
     content = bytearray(binary.read_bytes())
     content[0] ^= 1
     binary.write_bytes(content)
@@ -98,7 +98,7 @@ def test_one_changed_byte(make_config, texts):
     content[-2:] = b"\5\0"
     binary.write_bytes(content)
     digest = hashlib.sha256(content).hexdigest()
-    manifest = DatasetFiles.of(config).manifest()
+    manifest = dataset_of(config).manifest()
     refuses(
         f"data/dataset/small/text_document.bin: sha256 {digest[:16]}, its manifest says "
         f"{manifest.files['text_document.bin']['sha256'][:16]}: the content has changed. Restore it, or make the dataset "
@@ -106,7 +106,7 @@ def test_one_changed_byte(make_config, texts):
         verify,
         config,
     )
-    renew(DatasetFiles.of(config), "text_document.bin")
+    renew(dataset_of(config), "text_document.bin")
     refuses(
         "data/dataset/small/text_document.bin: 1 of 120 documents do not end in EOD (id 0). Encode again with it: a "
         "model that never sees the end of a document cannot end one.",
@@ -119,7 +119,7 @@ def test_a_missing_file_of_the_manifest(make_config, texts):
     """Every file that the manifest names is looked for."""
     config = make_config()
     make_dataset(config, texts, learnt_from=[0] * 120)
-    dataset = DatasetFiles.of(config)
+    dataset = dataset_of(config)
     assert verify(config).checks[-1] == "sha256 of all 4 files is the manifest's"
     dataset.loss_mask.bin.unlink()
     dataset.loss_mask.idx.unlink()
@@ -135,7 +135,7 @@ def test_loss_masks_are_verified(make_config, texts):
     """The mask has the tokens' lengths and holds 0 and 1; verify tells how much is learnt."""
     config = make_config()
     make_dataset(config, texts, learnt_from=[2] * 120)
-    dataset = DatasetFiles.of(config)
+    dataset = dataset_of(config)
     seen = verify(config)
     tokens = seen.facts["tokens"]
     assert f"text_document_loss_mask: {tokens - 240:,} of {tokens:,} tokens are learnt" in seen.checks
@@ -181,7 +181,7 @@ def test_all_pairs_of_a_folder(make_config, texts):
     """A second key's pair is read and held against the same manifest."""
     config = make_config()
     whole = make_dataset(config, texts)
-    dataset = DatasetFiles.of(config)
+    dataset = dataset_of(config)
     other = dataset.pair("title_document")
     with IndexedWriter(other.prefix, 300, 0) as writer:
         writer.add_document(np.array([5, 6]))

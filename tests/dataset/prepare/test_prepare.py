@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 
 import pytest
 
@@ -16,8 +17,10 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.locks import locked_directory
 from nbtrain.base.workspace import data_home, tokenizer_dir
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.dataset import files as dataset_files
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 
 
@@ -84,7 +87,7 @@ def test_a_source_that_changes_while_it_is_read(make_config, workspace, monkeypa
         assert refusal(config) == (
             "data.sources[0]: texts.jsonl changed while it was read. Let nothing write there, and start again."
         )
-    assert not DatasetFiles.of(config).manifest_json.exists()
+    assert not dataset_of(config).manifest_json.exists()
     path.write_bytes(whole)
     assert steps(prepare(config))[1][:2] == ("encode", "made")
 
@@ -120,7 +123,7 @@ def test_a_manifest_of_before_these_settings_existed(make_config):
     """A dataset that an earlier version made is kept: what it could not say was what the defaults say."""
     config = make_config()
     prepare(config)
-    path = DatasetFiles.of(config).manifest_json
+    path = dataset_of(config).manifest_json
     manifest = json.loads(path.read_text())
     old = {"kind": "jsonl", "path": "texts.jsonl", "text_key": "text", "max_broken_fraction": 0.01}
     manifest["settings"] = {"sources": [old], "json_key": "text"}
@@ -170,7 +173,7 @@ def test_texts_come_back_from_the_dataset(make_config, texts):
     """Every document of the source is in the .bin in order, EOD at its end, and decodes to its text."""
     config = make_config()
     report = prepare(config)
-    indexed = IndexedDataset(DatasetFiles.of(config).prefix)
+    indexed = IndexedDataset(dataset_of(config).prefix)
     loaded = Tokenizer.load(tokenizer_dir("small"))
     assert [loaded.decode(indexed[index][:-1]) for index in range(len(indexed))] == texts
     assert all(indexed[index][-1] == loaded.eod_id for index in range(len(indexed)))
@@ -524,3 +527,25 @@ def test_a_lock_on_a_folder_that_is_gone(workspace, caplog):
 def _held(folder):
     with locked_directory(folder):
         return folder.is_dir()
+
+
+def test_prepare_opens_each_thing_once(make_config, monkeypatch):
+    """The manifests, the tokenizer and the .bin/.idx are read once and handed on, made or kept."""
+    opened = Counter()
+
+    def counted(owner, name):
+        function = getattr(owner, name)
+
+        def call(*given, **named):
+            opened[name] += 1
+            return function(*given, **named)
+
+        monkeypatch.setattr(owner, name, call)
+
+    counted(IndexedDataset, "__init__")
+    counted(dataset_files, "read_manifest")
+    counted(Tokenizer, "load")
+    for _ in range(2):
+        prepare(make_config())
+        assert opened == {"__init__": 1, "read_manifest": 1, "load": 1}
+        opened.clear()

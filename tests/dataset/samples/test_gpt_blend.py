@@ -8,6 +8,7 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.dataset.files import DatasetFiles
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.samples import gpt_blend, gpt_dataset
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.dataset.samples.gpt_blend import blend_sizes, fill_blend_index
@@ -149,7 +150,7 @@ def test_a_rank_builds_nothing_after_prepare(blend, monkeypatch):
     monkeypatch.setattr(gpt_blend, "fill_blend_index", None)
     config = blend()
     build_datasets(config)
-    kept = {path.name.partition("-")[2] for path in DatasetFiles.of(config).index_cache.glob("*.npy")}
+    kept = {path.name.partition("-")[2] for path in dataset_of(config).index_cache.glob("*.npy")}
     assert kept == {"dataset_index.npy", "dataset_sample_index.npy"}
     assert len(list(DatasetFiles.named("a").index_cache.glob("*-shuffle_index.npy"))) == 3
 
@@ -188,7 +189,7 @@ def test_the_hash_of_a_blend(blend):
     ]
     assert len(set(hashes)) == 4
     assert build_datasets(blend(data={"name": "other"})).state.dataset_sha256 == hashes[0]
-    assert DatasetFiles.of(blend()).manifest().dataset_sha256 == hashes[0]
+    assert dataset_of(blend()).manifest().dataset_sha256 == hashes[0]
 
 
 def test_a_dataset_twice_keeps_two_names(blend):
@@ -200,13 +201,13 @@ def test_a_dataset_twice_keeps_two_names(blend):
 def test_an_entry_that_is_not_there(blend):
     """The missing file is named; without all of it there is no manifest of the blend."""
     config = blend(data={"blend": [{"name": "a", "weight": 1.0}, {"name": "c", "weight": 1.0}]})
-    assert DatasetFiles.of(config).manifest() is None
+    assert dataset_of(config).manifest() is None
     with pytest.raises(DataError, match=r"^data/dataset/c/text_document.bin: no such file"):
-        DatasetFiles.of(config).require(300)
+        dataset_of(config).require(300)
     config = blend(data={"blend": [{"name": "a", "weight": 1.0}, {"prefix": "x/y_document", "weight": 1.0}]})
-    assert DatasetFiles.of(config).manifest() is None
+    assert dataset_of(config).manifest() is None
     with pytest.raises(DataError, match=r"^x/y_document.idx: no such file"):
-        DatasetFiles.of(config).require(300)
+        dataset_of(config).require(300)
 
 
 def test_vocabularies_and_tokenizers_must_go_together(blend, write_dataset):

@@ -8,9 +8,9 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.indexed_writer import IndexedWriter
+from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.samples import gpt_dataset
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.dataset.samples.state import rank_positions
@@ -26,7 +26,7 @@ def test_samples_are_the_shuffled_stream(make_config, write_dataset):
     write_dataset()
     train = build_datasets(config).train
     index = train._pass(0)
-    indexed = IndexedDataset(DatasetFiles.of(config).prefix)
+    indexed = IndexedDataset(dataset_of(config).prefix)
     stream = np.concatenate([indexed[document] for document in index.document_index])
     for position in range(len(train)):
         sample = train[position]
@@ -106,7 +106,7 @@ def test_cached_indices_are_read_not_built(make_config, write_dataset, monkeypat
     config = make_config()
     write_dataset()
     build_datasets(config)
-    cache = DatasetFiles.of(config).index_cache
+    cache = dataset_of(config).index_cache
     before = {path.name for path in cache.iterdir()}
     built = []
     build = gpt_dataset.build_gpt_index
@@ -134,7 +134,7 @@ def test_index_without_its_description_does_not_count(make_config, write_dataset
     config = make_config()
     write_dataset()
     build_datasets(config)
-    cache = DatasetFiles.of(config).index_cache
+    cache = dataset_of(config).index_cache
     before = {path.name: path.read_bytes() for path in cache.iterdir()}
     for path in cache.glob("*.json"):
         path.unlink()

@@ -17,7 +17,8 @@ import pytest
 from nbtrain.base import files
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
-from nbtrain.dataset.samples.build import _builder_of
+from nbtrain.dataset.of_run import open_dataset
+from nbtrain.dataset.samples.build import split_builder
 from nbtrain.dataset.samples.gpt_blend import fill_blend_index
 
 pytestmark = pytest.mark.slow
@@ -152,8 +153,8 @@ def oracle(tmp_path_factory):
 
 def write(name: str, documents: int, seed: int) -> None:
     """As the fixture write_dataset of conftest.py, for a module."""
-    from nbtrain.dataset.files import DatasetManifest
     from nbtrain.dataset.indexed_writer import IndexedWriter
+    from nbtrain.dataset.manifest import DatasetManifest
 
     target = DatasetFiles.named(name)
     target.directory.mkdir(parents=True)
@@ -183,7 +184,7 @@ def split_of(make_config, home: Path, part: str, seq_length: int, split: str, sa
         data={"name": "a", "split": split, "split_rule": "megatron-core", "seed": SEED, **data},
         batch={"micro_batch_size": 1, "global_batch_size": 1, "train_tokens": seq_length},
     )
-    build_split = _builder_of(config, DatasetFiles.of(config), DatasetFiles.of(config).require(1000))
+    build_split = split_builder(config, open_dataset(config))
     return build_split(part, samples, samples)
 
 

@@ -9,8 +9,10 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.config.sources import AlpacaSource
-from nbtrain.dataset.files import DatasetFiles, DatasetManifest
+from nbtrain.dataset.files import DatasetFiles, OpenDataset
+from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.indexed_writer import IndexedWriter
+from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.samples import packed_dataset
 from nbtrain.dataset.samples.packed_dataset import build_split
 
@@ -63,8 +65,15 @@ def config(split="1", seed=7, seq_length=SEQ, rule="megatron-deepspeed", sources
     return SimpleNamespace(data=data, model=SimpleNamespace(seq_length=seq_length))
 
 
+def opened(written) -> OpenDataset:
+    """The files and manifest of `write` as prepare hands them on."""
+    files_, manifest = written
+    indexed = IndexedDataset(files_.prefix)
+    return OpenDataset(files_, manifest, indexed, files_.open_loss_mask(indexed))
+
+
 def build(written, num_samples=1, split="train", **settings):
-    return build_split(*written, split, config(**settings), num_samples, num_samples)
+    return build_split(opened(written), config(**settings), split, num_samples, num_samples)
 
 
 def segments(sample):
@@ -343,7 +352,7 @@ def test_each_source_is_split_by_the_same_rule(write):
     assert build(written, split="valid") is None, "data.split of 1 leaves all to train"
 
     def part(name):
-        dataset = build_split(*written, name, config(split="70,20,10"), 1, 1)
+        dataset = build_split(opened(written), config(split="70,20,10"), name, 1, 1)
         return {number for number in epochs_of(dataset, 1)[0]}, dataset.num_documents
 
     train, valid, test = part("train"), part("valid"), part("test")

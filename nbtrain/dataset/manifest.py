@@ -1,0 +1,105 @@
+"""The manifest of a dataset: what its files are, what they were made of, and one hash that names them all."""
+
+import hashlib
+from collections.abc import Container
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nbtrain.base import files
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display
+
+SCHEMA_VERSION = 1
+MASK_SUFFIX = "_loss_mask"
+LEVELS = ("document", "sentence")
+
+
+@dataclass(frozen=True)
+class DatasetManifest:
+    """manifest.json of a dataset."""
+
+    json_key: str
+    """The key whose pair is trained on; others may lie beside it."""
+    sources: list[dict[str, Any]]
+    """Each with its settings, name, licence, attribution, versions, documents, bytes, tokens, sha256 and the
+    sequences [first, last) that hold it; empty: brought as it is."""
+    counts: dict[str, Any]
+    """Of json_key's pair: documents, tokens (EOD counted), bytes (of text; None where unknown), dropped {reason: count}."""
+    vocab_size: int
+    dtype: str
+    eod_id: int | None
+    tokenizer_sha256: str | None
+    files: dict[str, dict[str, Any]]
+    """{name: {bytes, sha256}}, of all pairs."""
+    settings: dict[str, Any] = field(default_factory=dict)
+    """What decided the content; prepare compares it with the run's."""
+    software: dict[str, str] = field(default_factory=dict)
+    """Versions that made it."""
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def stem(self) -> str:
+        """The pair that is trained on, without its ending."""
+        known = [f"{self.json_key}_{level}" for level in LEVELS]
+        return next((stem for stem in (*known, *self.stems) if f"{stem}.bin" in self.files), known[0])
+
+    @property
+    def stems(self) -> list[str]:
+        """Every pair of token ids, without its ending; loss masks are not among them."""
+        stems = sorted(Path(name).stem for name in self.files if name.endswith(".bin"))
+        return [stem for stem in stems if not is_mask(stem, stems)]
+
+    @property
+    def dataset_sha256(self) -> str:
+        """One hash for all .bin and .idx: what runs and checkpoints refer to."""
+        lines = "".join(
+            f"{Path(name).suffix} {entry['sha256']}\n" for name, entry in sorted(self.files.items())
+        )
+        return hashlib.sha256(lines.encode()).hexdigest()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As manifest.json holds it, dataset_sha256 included."""
+        return {**asdict(self), "dataset_sha256": self.dataset_sha256}
+
+
+def read_manifest(path: Path) -> DatasetManifest | None:
+    """The manifest at `path`, or None if there is none. Raises DataError if it cannot be read."""
+    try:
+        value = files.read_json(path)
+    except ValueError as error:
+        raise DataError(f"{error}. Make the dataset again: `nbtrain prepare RUN.yaml --force`.") from None
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        value = {}
+    if value.get("schema_version") != SCHEMA_VERSION:
+        raise DataError(
+            f"{display(path)}: schema_version {value.get('schema_version')}, must be "
+            f"{SCHEMA_VERSION}. Make the dataset again: `nbtrain prepare RUN.yaml --force`."
+        )
+    known = {entry.name for entry in fields(DatasetManifest)}
+    try:
+        manifest = DatasetManifest(**{key: entry for key, entry in value.items() if key in known})
+        if not all({"bytes", "sha256"} <= entry.keys() for entry in manifest.files.values()):
+            raise TypeError("files must hold bytes and sha256 of each")
+        if not {"documents", "tokens", "bytes", "dropped"} <= manifest.counts.keys():
+            raise TypeError("counts must hold documents, tokens, bytes and dropped")
+        return manifest
+    except (TypeError, AttributeError) as error:
+        raise DataError(
+            f"{display(path)}: not a whole manifest ({error}). Make the dataset again: "
+            "`nbtrain prepare RUN.yaml --force`."
+        ) from None
+
+
+def is_mask(stem: str, stems: Container[str]) -> bool:
+    """Whether a stem is the loss mask of another of `stems`."""
+    return stem.endswith(MASK_SUFFIX) and stem.removesuffix(MASK_SUFFIX) in stems
+
+
+def manifest_dtype(dtype: np.dtype) -> str:
+    """The dtype's plain name, e.g. uint16."""
+    return dtype.newbyteorder("=").name

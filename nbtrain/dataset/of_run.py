@@ -1,0 +1,66 @@
+"""Which dataset is meant: the one that a run trains on, or the one that a person names."""
+
+import os
+from pathlib import Path
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import dataset_dir, display, resolve, valid_name
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.blend import BlendFiles, OpenBlend
+from nbtrain.dataset.files import DatasetFiles, OpenDataset, stem_of
+from nbtrain.dataset.indexed import bin_path, idx_path
+from nbtrain.dataset.manifest import is_mask
+
+
+def dataset_of(config: RunConfig) -> DatasetFiles:
+    """The pair that a run trains on; if the run has a blend, its datasets as one. It need not exist."""
+    if config.data.blend:
+        return BlendFiles.of(config)
+    return DatasetFiles(dataset_dir(config.data.name), stem=stem_of(config, config.data.json_key))
+
+
+def open_dataset(config: RunConfig) -> OpenDataset | OpenBlend:
+    """What a run trains on, whole by its sizes and fit for its vocabulary. Raises DataError."""
+    dataset = dataset_of(config)
+    vocab_size = config.tokenizer.vocab_size
+    return dataset.open_blend(vocab_size) if isinstance(dataset, BlendFiles) else dataset.open(vocab_size)
+
+
+def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
+    """The dataset that a person means: a run's, a name in the data home, or the prefix of any .bin/.idx.
+
+    Raises DataError if there is no such dataset.
+    """
+    if isinstance(target, RunConfig):
+        if target.data.blend:
+            names = ", ".join(entry.name or entry.prefix or "" for entry in target.data.blend)
+            raise DataError(
+                f"{target.name}: data.blend mixes {len(target.data.blend)} datasets and has no .bin/.idx of its own. "
+                f"Name one of them: {names}."
+            )
+        return dataset_of(target)
+    text = os.fspath(target)
+    if valid_name(text) and dataset_dir(text).is_dir():
+        return _in_folder(dataset_dir(text))
+    # As typed first, then below the workspace.
+    for path in (Path(text).expanduser(), resolve(text)):
+        if path.is_dir() and any(path.glob("[!.]*.idx")):
+            return _in_folder(path.absolute())
+        prefix = path.with_suffix("") if path.suffix in (".bin", ".idx") else path
+        if idx_path(prefix).is_file() or bin_path(prefix).is_file():
+            return DatasetFiles(prefix.parent.absolute(), stem=prefix.name)
+    root = dataset_dir("x").parent
+    known = sorted({path.parent.name for path in root.glob("[!.]*/*.idx")})
+    raise DataError(
+        f"{text}: no dataset of this name in {display(root)} and no {text}.idx. "
+        + (f"There are: {', '.join(known)}." if known else "Make one with `nbtrain prepare RUN.yaml`.")
+    )
+
+
+def _in_folder(directory: Path) -> DatasetFiles:
+    """The pair of a folder that its manifest trains on; without a manifest, the first pair that is there."""
+    manifest = DatasetFiles(directory).manifest()
+    if manifest is not None:
+        return DatasetFiles(directory, stem=manifest.stem)
+    stems = sorted(path.stem for path in directory.glob("[!.]*.idx"))
+    return DatasetFiles(directory, stem=next((stem for stem in stems if not is_mask(stem, stems)), None))

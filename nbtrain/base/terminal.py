@@ -1,4 +1,4 @@
-"""Text of others on its way to a terminal.
+"""Text of others on its way to a terminal: made printable, and cut if it is long.
 
 An escape sequence in a document or in the name of a file would colour, move or rename the terminal, and a mark of
 direction would show what follows backwards. A page in HTML and a file in JSON have escapes of their own.
@@ -8,6 +8,14 @@ import re
 
 # What str.isprintable() takes for unprintable and is harmless: blanks of every width, and what joins letters.
 HARMLESS = re.compile("[\n\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u200d]")
+
+# Of a value that a message quotes.
+MOST_QUOTED_CHARS = 80
+
+
+def shortened(text: str) -> str:
+    """The text, or its first 77 characters and "..." if it is longer than a message should quote."""
+    return text if len(text) <= MOST_QUOTED_CHARS else f"{text[: MOST_QUOTED_CHARS - 3]}..."
 
 
 def printable(text: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import ConfigError, JobError
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import bundled, display, output_root, resolve, valid_name, workspace
 from nbtrain.config.load import find as find_yaml
 from nbtrain.config.yaml_source import parse_value
@@ -97,7 +98,13 @@ def folder_of(run: Any) -> Path:
 def typed_parameters(notebook: str, words: Iterable[tuple[str, str]]) -> dict[str, Any]:
     """Parameters as typed on a command line: text stays text where the notebook wants text, the rest is YAML."""
     types = annotated_types(_parameters_cell(find_notebook(notebook)))
-    return {name: word if types.get(name) is str else parse_value(word) for name, word in words}
+    parameters: dict[str, Any] = {}
+    for name, word in words:
+        try:
+            parameters[name] = word if types.get(name) is str else parse_value(word)
+        except ValueError as error:
+            raise ConfigError(f"parameter {shortened(name)} = {shortened(word)}: {error}") from error
+    return parameters
 
 
 def check_parameter_names(source: Path, parameters: Mapping[str, Any]) -> None:

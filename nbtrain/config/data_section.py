@@ -5,13 +5,19 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from nbtrain.config.fields import (
+    Bytes,
     ConfigModel,
-    Count,
     Fraction,
     Name,
-    PositiveCount,
-    PositiveFloat,
+    PathText,
+    PositiveAmount,
+    PositiveBytes,
+    PositiveRatio,
+    PositiveSmallCount,
     Seed,
+    VocabularySize,
+    WideSeed,
+    Word,
     WorkerCount,
 )
 from nbtrain.config.languages import LANGUAGE_CODE
@@ -23,17 +29,17 @@ class TokenizerConfig(ConfigModel):
 
     name: Name
     """Folder under data/tokenizer/."""
-    vocab_size: PositiveCount
+    vocab_size: VocabularySize
     """Entries, the end-of-document token included; trained to at most this many, and the model is built for this many."""
-    path: str | None = None
+    path: PathText | None = None
     """Take this tokenizer: a tokenizer.json, or a folder with vocab.json and merges.txt; null trains one."""
-    eod_token: str = "<|endoftext|>"
+    eod_token: Word = "<|endoftext|>"
     """The entry that ends every document; its letters in a text are text."""
     trainer: Literal["tokenizers", "rustbpe"] = "tokenizers"
     """Who trains: tokenizers is upstream's and reproducible; rustbpe takes half of its time or less and breaks ties otherwise."""
-    train_bytes: PositiveCount = 100_000_000
+    train_bytes: PositiveBytes = 100_000_000
     """Size of the sample of text that it is trained on; all of a smaller corpus."""
-    train_seed: Count = 1234
+    train_seed: WideSeed = 1234
     """Seed of that sample."""
 
 
@@ -46,7 +52,7 @@ class NearDedupConfig(ConfigModel):
     """Estimated Jaccard similarity from which two documents count as one."""
     num_permutations: Annotated[int, Field(ge=1, le=10_000)] = 128
     """Hash functions of a signature."""
-    shingle_words: PositiveCount = 5
+    shingle_words: PositiveSmallCount = 5
     """Words in a shingle."""
     seed: Seed = 42
     """Seed of the hash functions."""
@@ -57,9 +63,9 @@ class CleaningConfig(ConfigModel):
 
     ftfy: bool = False
     """Mend text that was decoded with the wrong code page, and HTML entities, with ftfy."""
-    min_bytes: Count = 0
+    min_bytes: Bytes = 0
     """Drop shorter documents (UTF-8 bytes)."""
-    max_bytes: PositiveCount | None = None
+    max_bytes: PositiveBytes | None = None
     """Drop longer documents (UTF-8 bytes); null sets no limit."""
     max_symbol_fraction: Fraction | None = None
     """Drop documents with a larger share of characters that are no letter, mark, digit, space or punctuation."""
@@ -69,7 +75,7 @@ class CleaningConfig(ConfigModel):
     """Drop documents in which a larger share of the lines repeats an earlier one (Gopher, arXiv:2112.11446, table A1)."""
     max_top_word_fraction: Fraction | None = None
     """Drop documents in which one word is a larger share of all words."""
-    max_word_chars: PositiveCount | None = None
+    max_word_chars: PositiveBytes | None = None
     """Drop documents that hold a longer word: base64, minified code."""
     exact_dedup: bool = True
     """Drop documents whose text has come before."""
@@ -82,9 +88,9 @@ class BlendEntry(ConfigModel):
 
     name: Name | None = None
     """A dataset in data/dataset/."""
-    prefix: str | None = None
+    prefix: PathText | None = None
     """<folder>/<key>_document of any .bin/.idx, relative to the workspace."""
-    weight: PositiveFloat
+    weight: PositiveRatio
     """Its share, relative to the others."""
 
 
@@ -99,21 +105,21 @@ class DataConfig(ConfigModel):
     """Datasets to mix by weight in place of one of this name."""
     cleaning: CleaningConfig = CleaningConfig()
     """What is mended and dropped before encoding."""
-    json_key: str = "text"
+    json_key: Word = "text"
     """The files are <json_key>_document.bin and .idx, as in Megatron."""
-    extra_json_keys: list[str] = []
+    extra_json_keys: list[Word] = []
     """Further keys of the same records, each encoded to its own <key>_document.bin and .idx."""
     split_sentences: Annotated[str, Field(pattern=LANGUAGE_CODE)] | None = None
     """Language whose rules cut documents into sentences, one sequence each, in <json_key>_sentence.bin and .idx; null does not cut."""
     num_prepare_workers: WorkerCount = 0
     """Processes that extract and encode; 0 means one per core. The result is the same for any number."""
-    split: str = "949,50,1"
+    split: Word = "949,50,1"
     """Relative sizes of training, validation and test."""
     split_rule: Literal["megatron-deepspeed", "megatron-core"] = "megatron-deepspeed"
     """How a split is rounded to documents and a blend to samples; the two differ by a document for a quarter of all sizes."""
     seed: Seed = 1234
     """Seed of the document and sample order."""
-    index_samples: PositiveCount | None = None
+    index_samples: PositiveAmount | None = None
     """Training samples the order is built for; null means as many as train_tokens needs, fixed at first launch."""
     shuffle: Literal["megatron", "per_epoch"] = "megatron"
     """megatron shuffles all epochs as one, as upstream; per_epoch shuffles each by itself: other samples, and more tokens never change the order."""

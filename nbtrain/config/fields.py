@@ -70,18 +70,73 @@ def _whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-# The bound comes first, or the JSON Schema would not hold it.
-Count = Annotated[int, Field(ge=0), BeforeValidator(_whole)]
-PositiveCount = Annotated[int, Field(ge=1), BeforeValidator(_whole)]
+def _number(least: int, most: int) -> Any:
+    # The bound comes first, or the JSON Schema would not hold it.
+    return Annotated[int, Field(ge=least, le=most), BeforeValidator(_whole)]
+
+
+# Every number and text has bounds: a slip of the pen (a key held down, a pasted file) is refused where it was written,
+# with the bound, and never reaches an allocation. The bounds are far beyond any run.
+
+# More text than there is, many times over. Elements of DeepSpeed's buffers too: 1e14 is in use for "all".
+MOST_TOKENS = 10**15
+MOST_STEPS = 10**12
+YEAR_SECONDS = 365 * 86_400
+
+# Amounts of training and of data, in tokens, samples or steps.
+Amount = _number(0, MOST_TOKENS)
+PositiveAmount = _number(1, MOST_TOKENS)
+# Periods and windows.
+Steps = _number(0, MOST_STEPS)
+PositiveSteps = _number(1, MOST_STEPS)
+# Sequences of a million tokens are trained (arXiv:2408.16978).
+MOST_SEQUENCE_TOKENS = 10**8
+SequenceTokens = _number(1, MOST_SEQUENCE_TOKENS)
+ChunkTokens = _number(0, MOST_SEQUENCE_TOKENS)
+# A thousand layers train (arXiv:2203.00555); GPT-3 has 96, of width 12,288.
+Layers = _number(1, 100_000)
+Width = _number(1, 10_000_000)
+# Token ids are int32.
+VocabularySize = _number(1, 2**31 - 1)
+Ranks = _number(1, 1_000_000)
+# Small numbers of things: machines, buffers, repetitions.
+SmallCount = _number(0, 1_000_000)
+PositiveSmallCount = _number(1, 1_000_000)
+# An exabyte.
+Bytes = _number(0, 10**18)
+PositiveBytes = _number(1, 10**18)
+# Elements of a tensor or a communication bucket.
+Elements = _number(0, MOST_TOKENS)
+PositiveElements = _number(1, MOST_TOKENS)
+# numpy's RandomState takes no more.
+Seed = _number(0, 2**32 - 1)
+# Where a seed is hashed or reduced before it reaches numpy or torch.
+WideSeed = _number(0, 2**63 - 1)
+# Sequences: a thousand times GPT-3's batch.
+BatchSize = _number(1, 1_000_000)
+# Sequences of a ramp-up, as whole numbers of floating point.
+RampSamples = _number(1, 10**12)
+# Processes beside a rank, or on a machine.
+WorkerCount = _number(0, 1024)
+
 Fraction = Annotated[float, Field(ge=0, le=1)]
 FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
-# numpy's RandomState takes no more.
-Seed = Annotated[int, Field(ge=0, le=2**32 - 1), BeforeValidator(_whole)]
-# Sequences: a thousand times GPT-3's batch.
-BatchSize = Annotated[int, Field(ge=1, le=1_000_000), BeforeValidator(_whole)]
-# Sequences of a ramp-up, as whole numbers of floating point.
-RampSamples = Annotated[int, Field(ge=1, le=10**12), BeforeValidator(_whole)]
-# Processes beside a rank, or on a machine.
-WorkerCount = Annotated[int, Field(ge=0, le=1024), BeforeValidator(_whole)]
-PositiveFloat = Annotated[float, Field(gt=0)]
+# Learning rates, weight decays, epsilons and standard deviations: usual values are below 1.
+Rate = Annotated[float, Field(ge=0, le=1000)]
+PositiveRate = Annotated[float, Field(gt=0, le=1000)]
+# Weights relative to each other, norms and factors.
+Ratio = Annotated[float, Field(ge=0, le=1e12)]
+PositiveRatio = Annotated[float, Field(gt=0, le=1e12)]
+Seconds = Annotated[float, Field(ge=0, le=YEAR_SECONDS)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=YEAR_SECONDS)]
+
 Name = Annotated[str, Field(pattern=f"^{NAME_PATTERN.pattern}$")]
+# A key of a record, a column, one token, the name of a device.
+Word = Annotated[str, Field(max_length=256)]
+# Linux's PATH_MAX; addresses are shorter.
+PathText = Annotated[str, Field(max_length=4096)]
+# A licence, a template of a message.
+MOST_TEXT_CHARS = 100_000
+Text = Annotated[str, Field(max_length=MOST_TEXT_CHARS)]
+# Linux takes 128 KiB for one variable, its name and the end counted.
+EnvironmentText = Annotated[str, Field(max_length=100_000)]

@@ -17,13 +17,22 @@ from pydantic import BaseModel, ValidationError
 
 from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, workspace
 from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.languages import LANGUAGE_CODE
 from nbtrain.config.schedule_section import NO_LENGTH, STEP_SIZES, given_unit
 from nbtrain.config.schema import ConfigModel, RunConfig
 from nbtrain.config.sources import SOURCE_TYPES
-from nbtrain.config.yaml_source import Located, OverridePlace, parse_value, read_yaml, show, to_text
+from nbtrain.config.yaml_source import (
+    Located,
+    MisleadingValue,
+    OverridePlace,
+    parse_value,
+    read_yaml,
+    show,
+    to_text,
+)
 
 Overrides: TypeAlias = Mapping[str, Any] | Iterable[str] | None
 
@@ -77,7 +86,9 @@ def to_yaml(config: RunConfig) -> str:
 def find(run: str | Path) -> Path:
     """The file that `run` means: as typed, below the workspace, or a bundled example by name."""
     if not isinstance(run, str | Path):
-        raise ConfigError(f"run = {run!r} must be the path of a run YAML, or a name such as gpt-tiny.")
+        raise ConfigError(
+            f"run = {reprlib.repr(run)} must be the path of a run YAML, or a name such as gpt-tiny."
+        )
     if not str(run).strip():
         raise ConfigError("no run YAML is named; give a path, or a name such as gpt-tiny.")
     typed = Path(run).expanduser()
@@ -91,12 +102,19 @@ def find(run: str | Path) -> Path:
     ]
     for folder in (Path(), workspace(), examples, *shipped):
         for name in names:
-            if (folder / name).is_file():
+            if _is_file(folder / name):
                 return (folder / name).absolute()
     known = sorted({path.stem for folder in (examples, *shipped) for path in folder.glob("*.yaml")})
     near = difflib.get_close_matches(typed.stem, known, n=3)
     hint = f" Nearest: {', '.join(near)}." if near else f" Known: {', '.join(known)}." if known else ""
-    raise ConfigError(f"{run}: no such run YAML, here or in {examples}.{hint}")
+    raise ConfigError(f"{shortened(str(run))}: no such run YAML, here or in {examples}.{hint}")
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that is too long for the file system
+        return False
 
 
 def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
@@ -116,9 +134,10 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
         if not parent_path.suffix:
             # A name, as on the command line: one beside this file, of the workspace, or a shipped one.
             beside = parent_path.with_name(f"{parent_path.name}.yaml")
-            parent_path = beside if beside.is_file() else find(parent)
-        if not parent_path.is_file():
-            raise ConfigError(f"{own.origins['extends']}: extends {parent!r}: no such file in {path.parent}.")
+            parent_path = beside if _is_file(beside) else find(parent)
+        if not _is_file(parent_path):
+            where, name = own.origins["extends"], shortened(parent)
+            raise ConfigError(f"{where}: extends {name!r}: no such file in {path.parent}.")
         base = base.merged_with(read_with_parents(parent_path.absolute(), (*seen, path)))
     return base.merged_with(own)
 
@@ -169,14 +188,20 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
             raise ConfigError(f"override {_typed(text)}: must be key=value, e.g. batch.micro_batch_size=4.")
         try:
             parsed = parse_value(value)
+        except MisleadingValue as error:
+            quotes = " (in a shell the quotes need quotes of their own)" if "quotes" in str(error) else ""
+            found = f"override {shortened(text_without_secrets(text))}"
+            if error.text != value.strip():
+                found += f": {shortened(error.text)}"
+            raise ConfigError(f"{found}: {str(error).removesuffix('.')}{quotes}.") from error
         except ValueError as error:
-            raise ConfigError(f"override {_typed(text)}: the value is not YAML: {error}.") from error
+            raise ConfigError(f"override {_typed(text)}: {error}") from error
         yield from _flatten({key: parsed})
 
 
 def _typed(text: str) -> str:
-    """In quotes, as it was typed, without passwords."""
-    return repr(text_without_secrets(text))
+    """In quotes, as it was typed, without passwords, cut if it is long."""
+    return repr(shortened(text_without_secrets(text)))
 
 
 def _not_overrides(what: str, found: object) -> ConfigError:
@@ -235,7 +260,8 @@ def unknown_keys(located: Located) -> list[str]:
                 # What holds keys was meant to be a section, if there is one like it.
                 near = _nearest(dotted, sections) if isinstance(inner, Mapping) else ""
                 problems.append(
-                    f"{located.where(dotted)}: {section} has no key `{key}`.{near or _nearest(dotted, known)}"
+                    f"{located.where(dotted)}: {shortened(section)} has no key `{shortened(key)}`."
+                    f"{near or _nearest(dotted, known)}"
                 )
             elif isinstance(inner, Mapping) and dotted not in FREE_FORM and known[dotted] is not None:
                 walk(inner, f"{dotted}.")
@@ -298,6 +324,13 @@ _WORDING = {
     "model_attributes_type": "must be a mapping with a kind, e.g. {kind: jsonl, path: texts.jsonl}",
     "finite_number": "must be a finite number",
 }
+# {pydantic's error: (our words, the name of the limit in its context)}
+_BOUNDS = {
+    "greater_than": ("more than", "gt"),
+    "greater_than_equal": ("at least", "ge"),
+    "less_than": ("less than", "lt"),
+    "less_than_equal": ("at most", "le"),
+}
 _PATTERNS = {
     f"^{NAME_PATTERN.pattern}$": NAME_RULE,
     STEP_SIZES: 'must be pairs of tokens and sequences from 0 on, with K, M, B or T, e.g. "0:16 2.4B:320 12B:1536"',
@@ -328,19 +361,33 @@ def _problem(entry: Any, located: Located, label: str) -> str:
         section, _, key = dotted.rpartition(".")
         item = SOURCES.get(location[-2], BlendEntry)
         near = difflib.get_close_matches(key, item.model_fields, n=1)
-        return f"{where}: {section} has no key `{key}`." + (f" Nearest: {near[0]}." if near else "")
+        return f"{where}: {section} has no key `{shortened(key)}`." + (
+            f" Nearest: {near[0]}." if near else ""
+        )
     if kind == "union_tag_not_found":
         return f"{where}: {dotted} has no `kind`; it must be one of {', '.join(SOURCES)}."
     if kind == "union_tag_invalid":
         near = difflib.get_close_matches(str(context["tag"]), SOURCES, n=1)
         hint = f" Nearest: {near[0]}." if near else ""
-        return f"{where}: {dotted}.kind = {context['tag']}: must be one of {', '.join(SOURCES)}.{hint}"
+        return f"{where}: {dotted}.kind = {shortened(str(context['tag']))}: must be one of {', '.join(SOURCES)}.{hint}"
     if kind == "string_pattern_mismatch":
         pattern = context["pattern"]
         rule = _PATTERNS.get(pattern, f"must match {pattern}")
         return f"{where}: {dotted} = {show(entry['input'])}: {rule}."
+    found = f"{where}: {dotted} = {show(entry['input'])}"
+    if kind in _BOUNDS:
+        words, limit = _BOUNDS[kind]
+        return f"{found}: must be {words} {_number(context[limit])}."
+    if kind == "string_too_long":
+        length, most = len(entry["input"]), context["max_length"]
+        return f"{found}: has {length:,} characters; the field takes at most {most:,}."
     rule = _WORDING.get(kind) or re.sub(r"^Input should be ", "must be ", entry["msg"])
-    return f"{where}: {dotted} = {show(entry['input'])}: {rule[:1].lower()}{rule[1:].rstrip('.')}."
+    return f"{found}: {rule[:1].lower()}{rule[1:].rstrip('.')}."
+
+
+def _number(limit: float) -> str:
+    """A bound as a person reads it: 1,000,000; 0.5; 1e-08."""
+    return f"{int(limit):,}" if float(limit).is_integer() else f"{limit:g}"
 
 
 def _leaves(value: Any, prefix: str = "") -> Iterable[str]:

@@ -4,7 +4,17 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from nbtrain.config.fields import ConfigModel, Count, PositiveCount
+from nbtrain.config.fields import (
+    ChunkTokens,
+    ConfigModel,
+    Elements,
+    Layers,
+    PathText,
+    PositiveElements,
+    PositiveSmallCount,
+    PositiveSteps,
+    Ranks,
+)
 
 # Megatron-LM starts there; the scaled loss is an fp32 number, which ends below 2 to the power of 128.
 MOST_SCALE_POWER = 32
@@ -17,11 +27,11 @@ class LossScaleConfig(ConfigModel):
     """A fixed scale, or 0 for a dynamic one."""
     initial_scale_power: Annotated[int, Field(ge=0, le=MOST_SCALE_POWER)] = 11
     """The dynamic scale starts at 2 to this power."""
-    loss_scale_window: PositiveCount = 500
+    loss_scale_window: PositiveSteps = 500
     """Steps without overflow before the scale doubles."""
-    hysteresis: PositiveCount = 2
+    hysteresis: PositiveSmallCount = 2
     """Overflows in a row before the scale halves."""
-    min_loss_scale: PositiveCount = 1
+    min_loss_scale: Annotated[int, Field(ge=1, le=2**MOST_SCALE_POWER)] = 1
     """Never below this; DeepSpeed wants a whole number."""
 
 
@@ -44,7 +54,7 @@ class ActivationCheckpointingConfig(ConfigModel):
     granularity: Literal["none", "selective", "full"] = "none"
     """selective recomputes what is large and cheap: the attention core and the MLP's activation. full keeps only the
     input of every `interval_layers` blocks."""
-    interval_layers: PositiveCount = 1
+    interval_layers: Layers = 1
     """Blocks per recomputed piece."""
 
 
@@ -53,32 +63,32 @@ class OffloadConfig(ConfigModel):
 
     device: Literal["none", "cpu", "nvme"] = "none"
     """none: on the device; cpu: in host memory; nvme: in files under nvme_path, ZeRO 3 only."""
-    nvme_path: str | None = None
+    nvme_path: PathText | None = None
     """A folder on a local NVMe disk."""
     pin_memory: bool = False
     """Page-locked host memory: faster copies, and memory that nothing else can use."""
-    buffer_count: PositiveCount = 5
+    buffer_count: PositiveSmallCount = 5
     """Buffers for the traffic with NVMe."""
 
 
 class ParallelConfig(ConfigModel):
     """How the model and the batch are cut over the ranks; what goes together stands in docs/parallelism.md."""
 
-    data_parallel_size: PositiveCount = 1
+    data_parallel_size: Ranks = 1
     """Copies of the model (each cut by tensor and pipeline) that take different samples."""
-    tensor_parallel_size: PositiveCount = 1
+    tensor_parallel_size: Ranks = 1
     """Ranks that share each layer's matrices."""
-    pipeline_parallel_size: PositiveCount = 1
+    pipeline_parallel_size: Ranks = 1
     """Ranks that each hold a run of layers."""
-    pipeline_stage_layers: list[PositiveCount] | None = None
+    pipeline_stage_layers: list[Layers] | None = None
     """Blocks of each pipeline stage; null cuts the layer list so that the slowest stage is as fast as it can be."""
-    num_layers_per_virtual_pipeline_stage: PositiveCount | None = None
+    num_layers_per_virtual_pipeline_stage: Layers | None = None
     """Megatron's interleaved pipeline; refused, see docs/parallelism.md."""
     sequence_parallel: bool = False
     """Megatron sequence parallelism inside the tensor-parallel group."""
-    ds_sequence_parallel_size: PositiveCount = 1
+    ds_sequence_parallel_size: Ranks = 1
     """Ulysses: ranks that share each sequence, and its attention heads (arXiv:2309.14509)."""
-    fpdt_chunk_tokens: Count = 0
+    fpdt_chunk_tokens: ChunkTokens = 0
     """FPDT: attention and MLP of a long sequence in chunks of so many tokens (arXiv:2408.16978); GPU only, 0 is off."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
     """What data-parallel ranks share out: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too."""
@@ -88,7 +98,7 @@ class ParallelConfig(ConfigModel):
     """ZeRO 3: where parameters live between their uses."""
     zero_hpz: bool = False
     """ZeRO++ on stage 3: a second copy of the parameters, cut inside each machine (arXiv:2306.10209)."""
-    zero_hpz_partition_size: PositiveCount | None = None
+    zero_hpz_partition_size: Ranks | None = None
     """Ranks that share that copy; null means those of one machine."""
     zero_quantized_weights: bool = False
     """ZeRO++ on stage 3: gather parameters in INT8; GPU only."""
@@ -102,17 +112,17 @@ class ParallelConfig(ConfigModel):
     """ZeRO: copy gradients to one buffer as they appear."""
     reduce_scatter: bool = True
     """ZeRO: each rank gets the sum of its part only, in place of an all-reduce."""
-    reduce_bucket_size: PositiveCount = 500_000_000
+    reduce_bucket_size: PositiveElements = 500_000_000
     """ZeRO: elements reduced at once; never more than a rank has parameters."""
-    allgather_bucket_size: PositiveCount = 500_000_000
+    allgather_bucket_size: PositiveElements = 500_000_000
     """ZeRO: elements gathered at once; never more than a rank has parameters."""
-    sub_group_size: PositiveCount = 1_000_000_000
+    sub_group_size: PositiveElements = 1_000_000_000
     """ZeRO 3: parameters stepped at once; smaller needs less memory with offloading."""
-    stage3_max_live_parameters: Count = 1_000_000_000
+    stage3_max_live_parameters: Elements = 1_000_000_000
     """ZeRO 3: whole parameters held at one time."""
-    stage3_prefetch_bucket_size: Count = 50_000_000
+    stage3_prefetch_bucket_size: Elements = 50_000_000
     """ZeRO 3: elements gathered ahead of their use."""
-    stage3_param_persistence_threshold: Count = 100_000
+    stage3_param_persistence_threshold: Elements = 100_000
     """ZeRO 3: parameters smaller than this stay whole."""
     communication_data_type: Literal["fp32", "bf16", "fp16"] = "fp32"
     """Format in which gradients travel between data-parallel ranks."""
@@ -120,7 +130,7 @@ class ParallelConfig(ConfigModel):
     """Divide gradients before their sum in place of after it; ZeRO 0 only."""
     wall_clock_breakdown: bool = False
     """DeepSpeed's own timers, to the rank's log; they wait for the device at every part of a step."""
-    steps_per_print: PositiveCount | None = None
+    steps_per_print: PositiveSteps | None = None
     """Steps between DeepSpeed's own step reports; null leaves them out, as nbtrain writes its own."""
     elastic_checkpoint: bool = False
     """DeepSpeed's older way to reload on other ranks; refused: every checkpoint here loads into any layout."""

@@ -14,12 +14,24 @@ from nbtrain.base.topology import Topology
 from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.data_section import DataConfig, TokenizerConfig
 from nbtrain.config.fields import (
+    YEAR_SECONDS,
+    ChunkTokens,
     ConfigModel,
-    Count,
+    EnvironmentText,
     FractionBelowOne,
+    Layers,
     Name,
-    PositiveCount,
-    PositiveFloat,
+    PathText,
+    PositiveBytes,
+    PositiveRate,
+    PositiveSeconds,
+    PositiveSmallCount,
+    Seconds,
+    SequenceTokens,
+    SmallCount,
+    WideSeed,
+    Width,
+    Word,
 )
 from nbtrain.config.parallel_section import ParallelConfig, PrecisionConfig
 from nbtrain.config.schedule_section import BatchConfig, LrScheduleConfig, OptimizerConfig, given_unit
@@ -37,42 +49,40 @@ SCHEMA_VERSION = 1
 
 # Of mode: perf where max_steps is not set; the first quarter warms up (train/figures/perf.py).
 PERF_STEPS = 20
-# Of a run: more than all text there is, many times over.
-MOST_TRAIN_TOKENS = 10**15
 
 
 class ModelConfig(ConfigModel):
     """GPT-3 architecture: learned positions, pre-LN, tied embeddings (arXiv:2005.14165, section 2.1)."""
 
-    num_layers: PositiveCount
+    num_layers: Layers
     """Transformer blocks."""
-    hidden_size: PositiveCount
+    hidden_size: Width
     """Width of the residual stream."""
-    num_attention_heads: PositiveCount
+    num_attention_heads: Width
     """Attention heads; hidden_size must be a multiple."""
-    ffn_hidden_size: PositiveCount | None = None
+    ffn_hidden_size: Width | None = None
     """Width of the MLP; null means 4 x hidden_size."""
-    seq_length: PositiveCount = 2048
+    seq_length: SequenceTokens = 2048
     """Tokens in one training sequence."""
-    max_position_embeddings: PositiveCount | None = None
+    max_position_embeddings: SequenceTokens | None = None
     """Learned positions; null means seq_length."""
-    make_vocab_size_divisible_by: PositiveCount = 128
+    make_vocab_size_divisible_by: PositiveSmallCount = 128
     """The vocabulary is padded to a multiple of this times tensor_parallel_size."""
     hidden_dropout: FractionBelowOne = 0.1
     """Dropout after the embedding, the attention output and the MLP."""
     attention_dropout: FractionBelowOne = 0.1
     """Dropout on the attention weights."""
-    init_method_std: PositiveFloat = 0.02
+    init_method_std: PositiveRate = 0.02
     """Standard deviation of the initial weights; residual projections get it divided by sqrt(2 num_layers)."""
-    layernorm_epsilon: PositiveFloat = 1e-5
+    layernorm_epsilon: PositiveRate = 1e-5
     """Epsilon of every LayerNorm."""
     attention_backend: Literal["auto", "flash", "efficient", "math"] = "auto"
     """Which scaled_dot_product_attention kernel; auto lets PyTorch choose."""
-    cross_entropy_chunk_tokens: Count = 1024
+    cross_entropy_chunk_tokens: ChunkTokens = 1024
     """Tokens whose logits exist at one time in the fused linear + cross entropy; 0 means all at once."""
     compile: bool = False
     """torch.compile the model; needs a C++ compiler on CPU."""
-    seed: Count = 1234
+    seed: WideSeed = 1234
     """Seed of the initial weights and of dropout."""
 
     @property
@@ -89,17 +99,17 @@ class ResourcesConfig(ConfigModel):
 
     device: Literal["cpu", "gpu"] = "gpu"
     """Kind of device a rank computes on."""
-    gpu_type: str | None = None
+    gpu_type: Word | None = None
     """A name of the planner's device table, e.g. A100-40GB: memory and peak for the plan."""
-    nodes: PositiveCount = 1
+    nodes: PositiveSmallCount = 1
     """Machines."""
-    gpus_per_node: Count = 1
+    gpus_per_node: SmallCount = 1
     """GPUs on each machine, one rank each; on device cpu the ranks are spread evenly and this is not read."""
-    cpus_per_node: PositiveCount | None = None
+    cpus_per_node: PositiveSmallCount | None = None
     """Cores asked for on each machine."""
-    memory_per_node_bytes: PositiveCount | None = None
+    memory_per_node_bytes: PositiveBytes | None = None
     """Host memory asked for on each machine."""
-    image: str | None = None
+    image: PathText | None = None
     """Container image, for backends that start containers."""
 
 
@@ -107,20 +117,20 @@ class LocalBackendConfig(ConfigModel):
     """Processes on this machine under a detached supervisor."""
 
     kind: Literal["local"] = "local"
-    max_restarts: Count = 3
+    max_restarts: SmallCount = 3
     """Restarts from the last good checkpoint after a failure."""
-    restart_backoff_seconds: Annotated[float, Field(ge=0)] = 5.0
+    restart_backoff_seconds: Seconds = 5.0
     """Wait before the first restart; doubles each time, up to 5 minutes."""
-    shutdown_timeout_seconds: PositiveFloat = 60.0
+    shutdown_timeout_seconds: PositiveSeconds = 60.0
     """How long ranks may take to save and leave when asked; after that they are killed."""
-    heartbeat_timeout_seconds: Annotated[float, Field(ge=2)] = 1800.0
+    heartbeat_timeout_seconds: Annotated[float, Field(ge=2, le=YEAR_SECONDS)] = 1800.0
     """A rank that makes no progress (step, micro batch, phase, collective) for this long counts as hanging."""
-    disk_wait_seconds: Annotated[float, Field(ge=0)] = 600.0
+    disk_wait_seconds: Seconds = 600.0
     """Where the disk is full: how long to wait for room for a checkpoint before the job fails."""
     elastic: bool = False
     """A restart counts the devices that are usable and takes as many data-parallel ranks as they hold; the global batch
     stays. On CPU an operator says how many (nbtrain.jobs.control.ask_devices)."""
-    env: dict[str, str] = {}
+    env: dict[Word, EnvironmentText] = {}
     """Environment variables for every rank."""
     debug: Literal["none", "nccl", "distributed"] = "none"
     """nccl sets NCCL_DEBUG=INFO; distributed sets TORCH_DISTRIBUTED_DEBUG=DETAIL."""

@@ -4,7 +4,20 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nbtrain.config.fields import ConfigModel, Count, Fraction, Name, PositiveCount, PositiveFloat
+from nbtrain.config.fields import (
+    MOST_TEXT_CHARS,
+    ConfigModel,
+    Fraction,
+    Name,
+    PathText,
+    PositiveAmount,
+    PositiveBytes,
+    PositiveRatio,
+    SmallCount,
+    Text,
+    WideSeed,
+    Word,
+)
 
 
 class SourceModel(ConfigModel):
@@ -12,16 +25,16 @@ class SourceModel(ConfigModel):
 
     name: Name | None = None
     """What reports, the data card and per-source losses call it; null means its kind."""
-    licence: str | None = None
+    licence: Text | None = None
     """Licence of the text, for the manifest; null means what the source itself knows."""
-    attribution: str | None = None
+    attribution: Text | None = None
     """Whom to credit, for the manifest; null means what the source itself knows."""
 
 
 class FileSourceModel(SourceModel):
     """A file, or a folder that is searched."""
 
-    path: str
+    path: PathText
     """File or folder, relative to the workspace."""
     max_broken_fraction: Fraction | None = 0.01
     """Stop with an error when more than this share of the records cannot be read; null sets no limit."""
@@ -31,7 +44,7 @@ class PythonDocsSource(SourceModel):
     """Docstrings of the standard library and of installed packages, read with ast, never imported."""
 
     kind: Literal["python-docs"]
-    max_bytes: PositiveCount = 8_000_000
+    max_bytes: PositiveBytes = 8_000_000
     """Stop after this many bytes of text."""
 
 
@@ -39,7 +52,7 @@ class TextSource(FileSourceModel):
     """Plain text: a file, or a folder of .txt files, also .gz, .zst and .bz2."""
 
     kind: Literal["text"]
-    document_separator: str | None = None
+    document_separator: Text | None = None
     """A line that ends a document; null makes each file one document."""
 
 
@@ -47,7 +60,7 @@ class JsonlSource(FileSourceModel):
     """One JSON object per line: .jsonl, also .gz, .zst and .bz2."""
 
     kind: Literal["jsonl"]
-    text_key: str = "text"
+    text_key: Word = "text"
     """The key whose string is the document."""
 
 
@@ -55,7 +68,7 @@ class ParquetSource(FileSourceModel):
     """Parquet files; one column is read, row group by row group."""
 
     kind: Literal["parquet"]
-    text_key: str = "text"
+    text_key: Word = "text"
     """The column whose string is the document."""
 
 
@@ -63,9 +76,9 @@ class HfDatasetSource(FileSourceModel):
     """A Hugging Face dataset as save_to_disk writes it: Arrow files, read batch by batch."""
 
     kind: Literal["hf-dataset"]
-    split: str | None = None
+    split: Word | None = None
     """Which split of a dataset that has several, e.g. train; null where it has one."""
-    text_key: str = "text"
+    text_key: Word = "text"
     """The column whose string is the document."""
 
 
@@ -73,7 +86,7 @@ class WikiextractorSource(FileSourceModel):
     """What wikiextractor --json has written: folders AA, AB, ... of files wiki_00, wiki_01, ..."""
 
     kind: Literal["wikiextractor"]
-    text_key: str = "text"
+    text_key: Word = "text"
     """The key whose string is the document."""
 
 
@@ -81,19 +94,19 @@ class WikiSource(SourceModel):
     """A Wikipedia dump, pages-articles: a local file, or downloaded with resume and checksum."""
 
     kind: Literal["wiki"]
-    path: str | None = None
+    path: PathText | None = None
     """A dump on disk (.xml or .xml.bz2), relative to the workspace; null downloads one."""
     language: Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,23}$")] = "en"
     """Which Wikipedia is downloaded: en, bg, simple, zh-min-nan, ..."""
     date: Annotated[str, Field(pattern="^([0-9]{8}|latest)$")] = "latest"
     """Which dump: YYYYMMDD, or latest."""
-    mirror: str = "https://dumps.wikimedia.org"
+    mirror: PathText = "https://dumps.wikimedia.org"
     """Where dumps lie: the part of the address before /<language>wiki/<date>/."""
     sha1: Annotated[str, Field(pattern="^[0-9a-f]{40}$")] | None = None
     """SHA-1 of the dump; null asks the dump's own list of checksums, or checks nothing where path is set."""
-    namespaces: list[Count] = [0]
+    namespaces: list[SmallCount] = [0]
     """Which pages are read; 0 is articles."""
-    max_articles: PositiveCount | None = None
+    max_articles: PositiveAmount | None = None
     """Stop after this many kept articles; null reads all."""
     max_broken_fraction: Fraction | None = 0.01
     """Stop with an error when more than this share of the pages cannot be parsed; null sets no limit."""
@@ -103,9 +116,9 @@ class TokensSource(FileSourceModel):
     """Documents that are token ids already: .jsonl(.gz, .zst) or .parquet."""
 
     kind: Literal["tokens"]
-    input_ids_key: str = "input_ids"
+    input_ids_key: Word = "input_ids"
     """The key or column that holds the ids."""
-    labels_key: str | None = None
+    labels_key: Word | None = None
     """The key or column that holds labels, -100 where a token bears no loss; null learns every token."""
     append_eod: bool = True
     """Append the end-of-document token where a document does not end in it."""
@@ -114,7 +127,7 @@ class TokensSource(FileSourceModel):
 class FineTuningSourceModel(FileSourceModel):
     """Examples of which only a part is learnt."""
 
-    weight: PositiveFloat = 1.0
+    weight: PositiveRatio = 1.0
     """How often an epoch goes through these examples: 1 is once, 0.5 half of them in turn, 2 twice."""
 
 
@@ -122,9 +135,9 @@ class PromptCompletionSource(FineTuningSourceModel):
     """A prompt and the completion that is learnt: .jsonl, .json or .parquet."""
 
     kind: Literal["prompt-completion"]
-    prompt_key: str = "prompt"
+    prompt_key: Word = "prompt"
     """The key of the prompt."""
-    completion_key: str = "completion"
+    completion_key: Word = "completion"
     """The key of the completion."""
 
 
@@ -132,7 +145,7 @@ class AlpacaSource(FineTuningSourceModel):
     """Alpaca's instruction, input, output, the output learnt: .jsonl, .json or .parquet."""
 
     kind: Literal["alpaca"]
-    template: Annotated[str, Field(pattern=r"\{instruction\}")] | None = None
+    template: Annotated[str, Field(pattern=r"\{instruction\}", max_length=MOST_TEXT_CHARS)] | None = None
     """Text with {instruction} and {input}, behind which the output stands; null means Alpaca's own two."""
 
 
@@ -140,11 +153,13 @@ class ChatSource(FineTuningSourceModel):
     """Conversations, .jsonl, .json or .parquet: `messages` of role and content, or ShareGPT's `conversations` of from and value."""
 
     kind: Literal["chat"]
-    messages_key: str | None = None
+    messages_key: Word | None = None
     """The key of the list; null takes messages, else conversations."""
-    template: Annotated[str, Field(pattern=r"\{content\}")] = "<|{role}|>\n{content}\n"
+    template: Annotated[str, Field(pattern=r"\{content\}", max_length=MOST_TEXT_CHARS)] = (
+        "<|{role}|>\n{content}\n"
+    )
     """Text of one message, with {role} and {content}; of learnt roles, what is in front of {content} bears no loss."""
-    learn_roles: Annotated[list[str], Field(min_length=1)] = ["assistant"]
+    learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
     """Roles that are learnt: system, user, assistant, tool or others; ShareGPT's gpt is assistant, its human user."""
 
 
@@ -152,9 +167,9 @@ class MockSource(SourceModel):
     """Seeded random words: no meaning, any size."""
 
     kind: Literal["mock"]
-    num_documents: PositiveCount = 1000
+    num_documents: PositiveAmount = 1000
     """Documents to make."""
-    seed: Count = 1234
+    seed: WideSeed = 1234
     """Seed of the words."""
 
 

@@ -4,17 +4,17 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from nbtrain.config.fields import ConfigModel, Count, Fraction, PositiveCount
+from nbtrain.config.fields import ConfigModel, Fraction, PositiveSteps, Steps
 
 
 class CheckpointConfig(ConfigModel):
     """When checkpoints are written and how many stay."""
 
-    save_interval_steps: PositiveCount = 1000
+    save_interval_steps: PositiveSteps = 1000
     """Steps between checkpoints; one is always written at the end and on a stop."""
-    keep_last: PositiveCount = 2
+    keep_last: PositiveSteps = 2
     """Newest checkpoints that stay."""
-    keep_every_steps: PositiveCount | None = None
+    keep_every_steps: PositiveSteps | None = None
     """Checkpoints at multiples of this stay for ever."""
     keep_best: bool = False
     """The checkpoint of the lowest validation loss stays too; validations without one at their step do not count."""
@@ -25,9 +25,9 @@ class CheckpointConfig(ConfigModel):
 class EvaluationConfig(ConfigModel):
     """Validation while training, and test at its end."""
 
-    eval_interval_steps: PositiveCount = 100
+    eval_interval_steps: PositiveSteps = 100
     """Steps between validations; one is always run after the last step."""
-    eval_iters: Count = 10
+    eval_iters: Steps = 10
     """Global batches in one validation or test; 0 turns both off."""
 
 
@@ -40,11 +40,11 @@ class StabilityConfig(ConfigModel):
     the newest checkpoint and pass the samples from there to the bad step."""
     on_loss_spike: Literal["ignore", "stop", "skip", "rollback"] = "ignore"
     """The same for a loss above loss_spike_factor; skip acts before the weights move."""
-    loss_spike_factor: Annotated[float, Field(gt=1)] = 2.0
+    loss_spike_factor: Annotated[float, Field(gt=1, le=1e6)] = 2.0
     """A spike is a loss above this times the mean of the last loss_spike_window_steps steps."""
-    loss_spike_window_steps: PositiveCount = 100
+    loss_spike_window_steps: PositiveSteps = 100
     """Steps of that mean; nothing counts as a spike before there are so many."""
-    max_skipped_steps: PositiveCount = 10
+    max_skipped_steps: PositiveSteps = 10
     """Steps that may be skipped, and rollbacks that may be made, within loss_spike_window_steps; one more fails the job. So
     does the third rollback in a row that comes no further."""
 
@@ -69,7 +69,7 @@ class AlertConfig(ConfigModel):
 class LoggingConfig(ConfigModel):
     """What is written down while training."""
 
-    log_interval_steps: PositiveCount = 10
+    log_interval_steps: PositiveSteps = 10
     """Steps between log lines and alert checks; scalars are written at every step."""
     alerts: AlertConfig = AlertConfig()
     """Thresholds; null turns one off."""
@@ -80,13 +80,13 @@ class ProfileConfig(ConfigModel):
 
     enabled: bool = False
     """Profile this run."""
-    wait_steps: Count = 1
+    wait_steps: Steps = 1
     """Steps skipped in each cycle."""
-    warmup_steps: Count = 1
+    warmup_steps: Steps = 1
     """Steps profiled and thrown away in each cycle."""
-    active_steps: PositiveCount = 3
+    active_steps: PositiveSteps = 3
     """Steps kept in each cycle."""
-    repeat: PositiveCount = 2
+    repeat: PositiveSteps = 2
     """Cycles."""
     record_shapes: bool = True
     """Shapes of every operator's inputs."""

@@ -1,7 +1,8 @@
 """YAML with the place of every key: file and line travel with each value to the error message.
 
 A run YAML is a small, plain document: one mapping, text keys, no anchors and no tags. `extends:` is the way to
-share, and a file that could refer to itself would have to be guarded everywhere below.
+share, and a file that could refer to itself would have to be guarded everywhere below. What YAML 1.1 reads as something
+else than what it looks like (1:30, 010, yes, 2024-01-01) is refused: see MisleadingValue.
 """
 
 import re
@@ -14,6 +15,7 @@ import yaml
 
 from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.terminal import shortened
 
 # YAML 1.2's floats: 6e-4 is a number, as everybody writes it; PyYAML's 1.1 reads it as text.
 _FLOAT = re.compile(
@@ -21,7 +23,25 @@ _FLOAT = re.compile(
     r"|[-+]?[0-9][0-9_]*[eE][-+]?[0-9]+|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
 
-_TEXT = "tag:yaml.org,2002:str"
+# YAML 1.2's octal numbers, which PyYAML reads as text.
+_OCTAL_1_2 = re.compile(r"^[-+]?0o[0-7]+$")
+# Python itself refuses to read or write an int of more than 4,300 digits.
+MOST_DIGITS = 100
+
+_TAG = "tag:yaml.org,2002:"
+_TEXT = f"{_TAG}str"
+_OCTAL_TAG = "tag:nbtrain,2026:octal"
+
+
+class MisleadingValue(ValueError):
+    """A value that YAML reads as something else than what it looks like.
+
+    The message says what YAML reads and what to write in its place. `text` is the value as it was written.
+    """
+
+    def __init__(self, text: str, message: str):
+        super().__init__(message)
+        self.text = text
 
 
 class _Loader(yaml.SafeLoader):
@@ -49,7 +69,66 @@ _LineDumper.add_representer(
 )
 
 for _kind in (_Loader, _Dumper):
-    _kind.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789."))
+    _kind.add_implicit_resolver(f"{_TAG}float", _FLOAT, list("-+0123456789."))
+    # The writer quotes text that the reader would refuse.
+    _kind.add_implicit_resolver(_OCTAL_TAG, _OCTAL_1_2, list("-+0"))
+
+
+def _misleading(text: str, reads: str, number: str) -> MisleadingValue:
+    instead = f"Write {number}, or" if number else "Write"
+    return MisleadingValue(text, f"{reads}. {instead} {show(text)} with the quotes for text.")
+
+
+def _construct_int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    text = node.value
+    if len(text) > MOST_DIGITS:
+        raise MisleadingValue(text, f"has {len(text):,} digits; a number may have at most {MOST_DIGITS}.")
+    value = loader.construct_yaml_int(node)
+    digits = text.lstrip("+-").replace("_", "")
+    if ":" in digits:
+        raise _misleading(text, f"YAML reads this as {value}, a number in base 60", str(value))
+    if digits.startswith("0b"):
+        raise _misleading(text, f"YAML reads this as {value}, a binary number", str(value))
+    if digits.startswith("0") and digits.isdigit() and int(digits) != abs(value):
+        decimal = -int(digits) if value < 0 else int(digits)
+        raise _misleading(text, f"YAML reads this as {value}, an octal number", f"{value} or {decimal}")
+    return value
+
+
+def _construct_float(loader: _Loader, node: yaml.ScalarNode) -> float:
+    value = loader.construct_yaml_float(node)
+    if ":" in node.value:
+        raise _misleading(node.value, f"YAML reads this as {value}, a number in base 60", str(value))
+    return value
+
+
+def _construct_bool(loader: _Loader, node: yaml.ScalarNode) -> bool:
+    value = loader.construct_yaml_bool(node)
+    word = "true" if value else "false"
+    if node.value.lower() != word:
+        raise _misleading(node.value, f"YAML reads this as {word}", word)
+    return value
+
+
+def _refuse_octal(loader: _Loader, node: yaml.ScalarNode) -> None:
+    value = str(int(node.value.replace("0o", ""), 8))
+    raise _misleading(
+        node.value, f"YAML 1.1 reads this as text and YAML 1.2 as {value}, an octal number", value
+    )
+
+
+def _refuse_date(loader: _Loader, node: yaml.ScalarNode) -> None:
+    raise _misleading(node.value, "YAML reads this as a date, which no field takes", "")
+
+
+for _tag, _constructor in (
+    (f"{_TAG}int", _construct_int),
+    (f"{_TAG}float", _construct_float),
+    (f"{_TAG}bool", _construct_bool),
+    (f"{_TAG}timestamp", _refuse_date),
+    (_OCTAL_TAG, _refuse_octal),
+):
+    _Loader.add_constructor(_tag, _constructor)
 
 
 class OverridePlace(str):
@@ -60,7 +139,7 @@ class OverridePlace(str):
     @classmethod
     def of(cls, key: str, value: Any) -> "OverridePlace":
         """Of one override. It is told wherever the value matters: without passwords."""
-        place = cls(f"override {key}={show(value)}")
+        place = cls(f"override {shortened(key)}={show(value)}")
         place.argument = f"{key}={spelled(value)}"
         return place
 
@@ -161,7 +240,9 @@ def _line(error: yaml.YAMLError) -> str:
 
 
 def _reason(error: yaml.YAMLError) -> str:
-    return getattr(error, "problem", None) or " ".join(str(error).split())
+    problem = getattr(error, "problem", None) or " ".join(str(error).split())
+    # It may quote a tag, which may be long.
+    return problem if len(problem) <= 200 else f"{problem[:197]}..."
 
 
 def _construct(loader: _Loader, node: yaml.Node, prefix: str, label: str, origins: dict[str, str]) -> Any:
@@ -169,13 +250,14 @@ def _construct(loader: _Loader, node: yaml.Node, prefix: str, label: str, origin
         result: dict[str, Any] = {}
         for key_node, value_node in node.value:
             place = f"{label}:{key_node.start_mark.line + 1}"
-            key = _scalar(loader, key_node, label) if isinstance(key_node, yaml.ScalarNode) else None
+            key = None
+            if isinstance(key_node, yaml.ScalarNode):
+                key = _scalar(loader, key_node, f"{place}: the key {shortened(key_node.value)}")
             if not isinstance(key, str):
-                raise ConfigError(
-                    f"{place}: the key {key_node.value if key is not None else '?'} must be text."
-                )
+                found = "?" if key is None else shortened(key_node.value)
+                raise ConfigError(f"{place}: the key {found} must be text.")
             if key in result:
-                raise ConfigError(f"{place}: {prefix}{key} is written twice; keep one.")
+                raise ConfigError(f"{place}: {shortened(prefix + key)} is written twice; keep one.")
             origins[prefix + key] = place
             result[key] = _construct(loader, value_node, f"{prefix}{key}.", label, origins)
         return result
@@ -185,28 +267,35 @@ def _construct(loader: _Loader, node: yaml.Node, prefix: str, label: str, origin
             origins[f"{prefix}{index}"] = f"{label}:{item.start_mark.line + 1}"
             items.append(_construct(loader, item, f"{prefix}{index}.", label, origins))
         return items
-    return _scalar(loader, node, label)
+    place = f"{label}:{node.start_mark.line + 1}"
+    return _scalar(loader, node, f"{place}: {shortened(prefix[:-1])} = {shortened(node.value)}")
 
 
-def _scalar(loader: _Loader, node: yaml.Node, label: str) -> Any:
+def _scalar(loader: _Loader, node: yaml.Node, found: str) -> Any:
+    """The value of a node; `found` is how a message about it begins."""
     try:
         return loader.construct_object(node, deep=True)
+    except MisleadingValue as error:
+        raise ConfigError(f"{found}: {error}") from error
     except ValueError as error:
-        # 2024-13-45 has the shape of a date.
-        raise ConfigError(f"{label}:{node.start_mark.line + 1}: not YAML: {node.value}: {error}.") from error
+        # `!!int x`: a tag that the value does not fit.
+        raise ConfigError(f"{found}: not YAML: {shortened(str(error))}.") from error
 
 
 def parse_value(text: str) -> Any:
     """The value of `key=value`, read as YAML reads it.
 
-    Raises ValueError with the reason where it is not YAML.
+    Raises ValueError with a sentence if it is not YAML, and MisleadingValue if YAML reads something unexpected.
     """
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
-    except yaml.YAMLError as error:
-        raise ValueError(_reason(error)) from error
+    except MisleadingValue:
+        raise
+    except (yaml.YAMLError, ValueError) as error:
+        reason = _reason(error) if isinstance(error, yaml.YAMLError) else shortened(str(error))
+        raise ValueError(f"not YAML: {reason}.") from error
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("not YAML: nested too deeply.") from None
 
 
 def to_text(value: Mapping[str, Any]) -> str:
@@ -221,9 +310,8 @@ def to_text(value: Mapping[str, Any]) -> str:
 
 
 def show(value: Any) -> str:
-    """A value in one line, as a run YAML spells it, without passwords, cut where it is long."""
-    text = spelled(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    """A value in one line, as a run YAML spells it, without passwords, cut if it is long."""
+    return shortened(spelled(value))
 
 
 def spelled(value: Any) -> str:
@@ -239,4 +327,6 @@ def spelled(value: Any) -> str:
         )
     except yaml.YAMLError:  # an object that no YAML holds, given in Python
         text = text_without_secrets(repr(value))
+    except ValueError:  # an int of more digits than Python writes, given in Python
+        text = "a number of more than 4,300 digits"
     return text.removesuffix("...\n").strip()

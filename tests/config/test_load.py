@@ -83,7 +83,7 @@ REFUSED = {
     ),
     "a number out of range": (
         "lr_schedule:\n  lr: -1\n",
-        "my-run.yaml:3: lr_schedule.lr = -1: must be greater than 0.",
+        "my-run.yaml:3: lr_schedule.lr = -1: must be more than 0.",
     ),
     "no finite number": (
         "lr_schedule:\n  lr: .inf\n",
@@ -134,25 +134,34 @@ REFUSED = {
 }
 
 
-# What torch, numpy and DeepSpeed would refuse later, and what nobody can mean: a field and its value -> the rule, behind "field = value: must be".
+# What torch, numpy or DeepSpeed would refuse later, and what nobody can mean: {override: the rule after "must be"}
 OUT_OF_RANGE = {
     "optimizer.adam_beta1=1": "less than 1",
     "optimizer.adam_beta2=1.0": "less than 1",
     "model.hidden_dropout=1": "less than 1",
     "model.attention_dropout=1": "less than 1",
-    "data.seed=4294967296": "less than or equal to 4294967295",
-    "data.cleaning.near_dedup.seed=4294967296": "less than or equal to 4294967295",
-    "precision.fp16.loss_scale=1e10": "less than or equal to 4294967296",
-    "precision.fp16.initial_scale_power=33": "less than or equal to 32",
+    "data.seed=4294967296": "at most 4,294,967,295",
+    "data.cleaning.near_dedup.seed=4294967296": "at most 4,294,967,295",
+    "precision.fp16.loss_scale=1e10": "at most 4,294,967,296",
+    "precision.fp16.initial_scale_power=33": "at most 32",
     "precision.fp16.min_loss_scale=0.5": "a whole number",
-    "parallel.process_group_timeout_seconds=0.5": "greater than or equal to 1",
-    "parallel.process_group_timeout_seconds=1e15": "less than or equal to 2592000",
-    "batch.global_batch_size=1e30": "less than or equal to 1000000",
-    "batch.micro_batch_size=1e30": "less than or equal to 1000000",
-    "data.num_workers=100000": "less than or equal to 1024",
-    "data.num_prepare_workers=100000": "less than or equal to 1024",
-    "data.cleaning.near_dedup.num_permutations=100000": "less than or equal to 10000",
-    "backend.heartbeat_timeout_seconds=0.001": "greater than or equal to 2",
+    "parallel.process_group_timeout_seconds=0.5": "at least 1",
+    "parallel.process_group_timeout_seconds=1e15": "at most 2,592,000",
+    "batch.global_batch_size=1e30": "at most 1,000,000",
+    "batch.micro_batch_size=1e30": "at most 1,000,000",
+    "data.num_workers=100000": "at most 1,024",
+    "data.num_prepare_workers=100000": "at most 1,024",
+    "data.cleaning.near_dedup.num_permutations=100000": "at most 10,000",
+    "backend.heartbeat_timeout_seconds=0.001": "at least 2",
+    "backend.heartbeat_timeout_seconds=1e10": "at most 31,536,000",
+    "model.seq_length=99999999999999999999": "at most 100,000,000",
+    "model.hidden_size=1e9": "at most 10,000,000",
+    "model.num_layers=1e6": "at most 100,000",
+    "model.seed=9223372036854775808": "at most 9,223,372,036,854,775,807",
+    "tokenizer.vocab_size=2147483648": "at most 2,147,483,647",
+    "batch.train_tokens=1e30": "at most 1,000,000,000,000,000",
+    "lr_schedule.lr=1001": "at most 1,000",
+    "parallel.data_parallel_size=1e7": "at most 1,000,000",
 }
 
 
@@ -163,6 +172,64 @@ def test_a_field_is_as_strict_as_who_reads_it(override):
     key = override.partition("=")[0]
     assert f": {key} = " in str(caught.value)
     assert str(caught.value).endswith(f": must be {OUT_OF_RANGE[override]}.")
+
+
+def _open_ends(schema: dict) -> list[str]:
+    """The branches of a field's JSON Schema that take a number without an upper bound or a text of any length."""
+    branches = schema.get("anyOf") or schema.get("oneOf") or [schema]
+    found = []
+    for branch in branches:
+        values = [branch.get("items"), branch.get("additionalProperties")]
+        for one in [branch, *(value for value in values if isinstance(value, dict))]:
+            upper = "exclusiveMaximum" in one or "maximum" in one or "const" in one or "enum" in one
+            if one.get("type") in ("integer", "number") and not upper:
+                found.append(str(one))
+            # A pattern without * or + has an end, and so has one of a name.
+            endless = "pattern" not in one or set("*+") & set(one["pattern"])
+            if one.get("type") == "string" and endless and not {"maxLength", "enum", "const"} & one.keys():
+                found.append(str(one))
+    return found
+
+
+def test_every_number_and_text_of_the_schema_has_an_upper_bound():
+    """A key held down or a pasted file is refused at its line, and reaches no allocation."""
+    schema = RunConfig.model_json_schema()
+    models = {"RunConfig": schema, **schema["$defs"]}
+    unbounded = {
+        f"{name}.{field}": ends
+        for name, model in models.items()
+        for field, of in model.get("properties", {}).items()
+        if (ends := _open_ends(of))
+    }
+    assert unbounded == {}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            f"tokenizer.eod_token={'x' * 100_000}",
+            f"tokenizer.eod_token = {'x' * 77}...: has 100,000 characters; the field takes at most 256.",
+        ),
+        (
+            f"model.seq_length={'9' * 5_000}",
+            f"override model.seq_length={'9' * 60}...: has 5,000 digits; a number may have at most 100.",
+        ),
+        (f"{'x' * 5_000}=3", f"override {'x' * 77}...=3: a run has no key `{'x' * 77}...`."),
+        ("x" * 5_000, f"override '{'x' * 77}...': must be key=value, e.g. batch.micro_batch_size=4."),
+        ({"model.seed": 10**5_000}, "model.seed = a number of more than 4,300 digits: must be at most"),
+        (f"data.sources=[{{kind: {'x' * 5_000}}}]", f"data.sources.0.kind = {'x' * 77}...: must be one of"),
+    ],
+)
+def test_a_long_value_is_cut_in_the_message(override, message):
+    """However it was given and whatever is wrong with it."""
+    said = message_of("gpt-tiny", override if isinstance(override, dict) else [override])
+    assert message in said
+    assert len(said) < 500
+
+
+def test_a_run_of_a_name_that_no_file_system_takes_is_not_there():
+    assert message_of("x" * 5_000).startswith(f"{'x' * 77}...: no such run YAML, here or in ")
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -178,7 +245,7 @@ def test_all_problems_of_a_file_are_told_at_once(run_yaml):
     assert message_of(path, ["batch.bar=2", "model.num_layers=0"]).splitlines() == [
         "override batch.bar=2: batch has no key `bar`.",
         "my-run.yaml:2: a run has no key `foo`.",
-        "override model.num_layers=0: model.num_layers = 0: must be greater than or equal to 1.",
+        "override model.num_layers=0: model.num_layers = 0: must be at least 1.",
         "my-run.yaml:4: batch.micro_batch_size = x: must be a whole number.",
     ]
 
@@ -345,7 +412,7 @@ def test_the_later_of_two_overrides_wins():
         ),
         (["=4"], "override '=4': must be key=value, e.g. batch.micro_batch_size=4."),
         (["a..b=4"], "override 'a..b=4': must be key=value, e.g. batch.micro_batch_size=4."),
-        (["a=[1"], "override 'a=[1': the value is not YAML: expected ',' or ']', but got '<stream end>'."),
+        (["a=[1"], "override 'a=[1': not YAML: expected ',' or ']', but got '<stream end>'."),
         ("a='b", 'overrides "a=\'b": cannot be split into key=value: No closing quotation.'),
         (
             ["batch=1", "batch.max_steps=2"],
@@ -460,6 +527,9 @@ def test_text_that_looks_like_a_number_survives_the_round_trip(tmp_path):
         "F": "a: b # c",
         "G": "null",
         "H": "1:30",
+        "I": "0o10",
+        "J": "010",
+        "K": "2024-01-01",
     }
     config = load("gpt-tiny", {"backend.env": odd})
     path = tmp_path / "config.yaml"

@@ -5,7 +5,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.yaml_source import Located, parse_value, parse_yaml, read_yaml, show, to_text
+from nbtrain.config.yaml_source import (
+    Located,
+    MisleadingValue,
+    parse_value,
+    parse_yaml,
+    read_yaml,
+    show,
+    to_text,
+)
 
 
 def test_every_key_knows_its_line():
@@ -56,7 +64,11 @@ def test_numbers_are_read_as_people_write_them(text, value):
         ("[1]: 3", "x.yaml:1: the key ? must be text."),
         ("a: [1\nb", "x.yaml:2: not YAML: expected ',' or ']', but got '<stream end>'."),
         ("a: &x {b: *x}", "x.yaml:1: not YAML: anchors and aliases are not read; use `extends:` to share."),
-        ("a: 2024-13-45", "x.yaml:1: not YAML: 2024-13-45: month must be in 1..12."),
+        ("a: !!int x", "x.yaml:1: a = x: not YAML: invalid literal for int() with base 10: 'x'."),
+        (
+            "a: 1\nno: 1",
+            "x.yaml:2: the key no: YAML reads this as false. Write false, or 'no' with the quotes for text.",
+        ),
         (
             "a: !!python/object:os.system x",
             "x.yaml:1: not YAML: could not determine a constructor for the tag "
@@ -71,6 +83,60 @@ def test_what_is_no_run_yaml_is_told_with_its_line(text, expected):
     with pytest.raises(ConfigError) as raised:
         parse_yaml(text, "x.yaml")
     assert str(raised.value) == expected
+
+
+MISLEADING = {
+    "1:30": "YAML reads this as 90, a number in base 60. Write 90, or '1:30' with the quotes for text.",
+    "-1:30": "YAML reads this as -90, a number in base 60. Write -90, or '-1:30' with the quotes for text.",
+    "1:30.5": "YAML reads this as 90.5, a number in base 60. Write 90.5, or '1:30.5' with the quotes for text.",
+    "010": "YAML reads this as 8, an octal number. Write 8 or 10, or '010' with the quotes for text.",
+    "-0_17": "YAML reads this as -15, an octal number. Write -15 or -17, or '-0_17' with the quotes for text.",
+    "0o10": "YAML 1.1 reads this as text and YAML 1.2 as 8, an octal number. Write 8, or '0o10' with the quotes for text.",
+    "0b11": "YAML reads this as 3, a binary number. Write 3, or '0b11' with the quotes for text.",
+    "yes": "YAML reads this as true. Write true, or 'yes' with the quotes for text.",
+    "On": "YAML reads this as true. Write true, or 'On' with the quotes for text.",
+    "NO": "YAML reads this as false. Write false, or 'NO' with the quotes for text.",
+    "off": "YAML reads this as false. Write false, or 'off' with the quotes for text.",
+    "2024-01-01": "YAML reads this as a date, which no field takes. Write '2024-01-01' with the quotes for text.",
+    "2024-13-45": "YAML reads this as a date, which no field takes. Write '2024-13-45' with the quotes for text.",
+    "9" * 101: "has 101 digits; a number may have at most 100.",
+}
+
+
+@pytest.mark.parametrize("text", MISLEADING)
+def test_what_yaml_reads_as_something_else_is_refused(text):
+    """In a file with its line and key, in an override, and inside a list."""
+    with pytest.raises(ConfigError) as raised:
+        parse_yaml(f"a:\n  b: [1, {text}]", "x.yaml")
+    shown = text if len(text) <= 80 else f"{text[:77]}..."
+    assert str(raised.value) == f"x.yaml:2: a.b.1 = {shown}: {MISLEADING[text]}"
+    with pytest.raises(MisleadingValue) as refused:
+        parse_value(text)
+    assert (str(refused.value), refused.value.text) == (MISLEADING[text], text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("true", True),
+        ("False", False),
+        ("TRUE", True),
+        ("0", 0),
+        ("-0", 0),
+        ("07", 7),
+        ("0x1F", 31),
+        ("'yes'", "yes"),
+        ("y", "y"),
+        ("00:30", "00:30"),
+        ("9" * 100, 10**100 - 1),
+        ("~", None),
+    ],
+)
+def test_what_reads_as_it_looks_is_read(text, value):
+    """Flags, quoted text, and numbers that every reader takes for the same."""
+    found = parse_value(text)
+    assert found == value
+    assert type(found) is type(value)
 
 
 def test_files_that_cannot_be_read_are_told(tmp_path):

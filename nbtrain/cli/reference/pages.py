@@ -210,11 +210,15 @@ def _schema_words(schema: dict[str, Any]) -> str:
     }.get(kind, kind)
     bounds = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
     limits = [f"{sign} {_bound_words(schema[bound])}" for bound, sign in bounds.items() if bound in schema]
+    if "minimum" in schema and "maximum" in schema:
+        limits = [f"{_bound_words(schema['minimum'])} to {_bound_words(schema['maximum'])}"]
     return f"{words} {', '.join(limits)}".strip()
 
 
 def _bound_words(bound: float) -> str:
-    return f"{bound:,.0f}" if float(bound).is_integer() else f"{bound:g}"
+    if bound >= 10**9 and str(int(bound)).strip("0") == "1":
+        return f"1e{len(str(int(bound))) - 1}"
+    return f"{int(bound):,}" if float(bound).is_integer() else f"{bound:g}"
 
 
 def _field_schema(info: FieldInfo) -> dict[str, Any]:

@@ -14,12 +14,13 @@ from collections.abc import Callable
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.batch import StepSizes
+from nbtrain.config.fields import MOST_TOKENS
 from nbtrain.config.rules import layout as check_layout
 from nbtrain.config.rules import zero as check_zero
 from nbtrain.config.rules.data import RULES as DATA_RULES
 from nbtrain.config.rules.wording import Problems, found, join, nearest_divisors, nearest_multiples
 from nbtrain.config.schedule_section import UNITS, given_unit
-from nbtrain.config.schema import MOST_TRAIN_TOKENS, RunConfig
+from nbtrain.config.schema import RunConfig
 
 
 def check_config(config: RunConfig) -> None:
@@ -111,11 +112,11 @@ def _step_sizes_problems(config: RunConfig) -> Problems:
 def training_ends(config: RunConfig) -> Problems:
     """A length that no run has is a slip of the pen, and overflows what counts samples."""
     unit, tokens = given_unit(config.batch, "train"), config.train_tokens
-    if tokens > MOST_TRAIN_TOKENS:
-        most = MOST_TRAIN_TOKENS // {"tokens": 1, "samples": config.model.seq_length}.get(
+    if tokens > MOST_TOKENS:
+        most = MOST_TOKENS // {"tokens": 1, "samples": config.model.seq_length}.get(
             unit or "tokens", config.tokens_per_step
         )
-        steps = f" = {MOST_TRAIN_TOKENS:.0e} tokens" if unit != "tokens" else ""
+        steps = f" = {MOST_TOKENS:.0e} tokens" if unit != "tokens" else ""
         yield f"{found(config, f'batch.train_{unit}')}\n  must be at most {most}{steps}."
 
 

@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import NoneType
-from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -104,7 +104,7 @@ class Draft:
             self.overrides[key] = value
 
     def set_text(self, one: Field, text: str) -> None:
-        """Change a field to what a person typed. Raises ConfigError where it is no YAML."""
+        """Change a field to what a person typed. Raises ConfigError where it is not YAML."""
         text = text.strip()
         if one.kind == "text":
             self.set(one.key, None if text in ("", "null") else text)
@@ -112,7 +112,7 @@ class Draft:
         try:
             self.set(one.key, parse_value(text))
         except (ValueError, NbtrainError) as error:
-            raise ConfigError(f"{one.key} = {text_without_secrets(text)!r} is not YAML: {error}") from error
+            raise ConfigError(f"{one.key} = {text_without_secrets(text)!r}: {error}") from error
 
     def text(self, one: Field) -> str:
         """The field's value as a person types it."""
@@ -194,4 +194,6 @@ def _kind(info: FieldInfo) -> tuple[str, tuple[Any, ...]]:
         return "switch", ()
     if get_origin(annotation) is Literal:
         return "choice", get_args(annotation)
-    return ("text", ()) if annotation in (str, str | None) else ("yaml", ())
+    choices = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    types = {get_args(one)[0] if get_origin(one) is Annotated else one for one in choices}
+    return ("text" if types <= {str, NoneType} else "yaml"), ()

@@ -486,13 +486,13 @@ BROKEN = {
     ),
     "a length that no run has": (
         "gpt-125m",
-        ["batch.train_tokens=1e30"],
-        "@: batch.train_tokens = 1000000000000000019884624838656\n  must be at most 1000000000000000.",
+        ["batch.train_samples=1e13", "batch.train_tokens=null"],
+        "@: batch.train_samples = 10000000000000\n  must be at most 488281250000 = 1e+15 tokens.",
     ),
     "the same in steps": (
         "gpt-125m",
-        ["batch.train_steps=99999999999999999999", "batch.train_tokens=null"],
-        "@: batch.train_steps = 99999999999999999999\n  must be at most 1907348632 = 1e+15 tokens.",
+        ["batch.train_steps=1e13", "batch.train_tokens=null"],
+        "@: batch.train_steps = 10000000000000\n  must be at most 1907348632 = 1e+15 tokens.",
     ),
     "keys of records that have none": (
         "gpt-tiny",

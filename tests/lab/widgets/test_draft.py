@@ -102,7 +102,7 @@ def test_the_yamls_value_takes_a_change_back() -> None:
 def test_what_is_no_yaml_is_refused_and_changes_nothing() -> None:
     """The message names the field and shows what was typed."""
     draft = Draft("gpt-tiny")
-    with pytest.raises(ConfigError, match=r"batch.micro_batch_size = '\[5' is not YAML: "):
+    with pytest.raises(ConfigError, match=r"batch.micro_batch_size = '\[5': not YAML: "):
         draft.set_text(field("batch.micro_batch_size"), "[5")
     assert draft.overrides == {}
 

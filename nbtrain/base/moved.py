@@ -126,7 +126,7 @@ SPLIT = {
     "nbtrain.monitor.run_view": "nbtrain.monitor.lines nbtrain.monitor.snapshot",
     "nbtrain.notebook_runner": "nbtrain.cli.demo nbtrain.cli.jupyterlab",
     "nbtrain.rundir": "nbtrain.base.checkpoint_files nbtrain.base.events nbtrain.base.records",
-    "nbtrain.train.checkpoint": "nbtrain.checkpoint.choose nbtrain.checkpoint.describe nbtrain.checkpoint.state nbtrain.checkpoint.weights",
+    "nbtrain.train.checkpoint": "nbtrain.checkpoint.choose nbtrain.checkpoint.describe nbtrain.checkpoint.state nbtrain.checkpoint.weights nbtrain.config.arithmetic.checkpoint_bytes",
     "nbtrain.train.profile_summary": "nbtrain.train.profile.intervals nbtrain.train.profile.trace",
     "nbtrain.train.report": "nbtrain.train.figures.alerts",
     "nbtrain.train.requests": "nbtrain.parallel.wishes",

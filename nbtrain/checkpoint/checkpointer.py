@@ -26,10 +26,11 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint import certificate, reshape
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.certificate import Samples
-from nbtrain.checkpoint.describe import UNIVERSAL_CHECKPOINT_VERSION, architecture, checkpoint_bytes, layout
+from nbtrain.checkpoint.describe import UNIVERSAL_CHECKPOINT_VERSION, architecture, layout
 from nbtrain.checkpoint.state import TrainState
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.checkpoint.writer import SHARES, BackgroundSave, CheckpointWriter, Described
+from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.model.names import optimizer_group
@@ -41,8 +42,6 @@ from nbtrain.parallel.wishes import NOTHING, SAVE
 
 logger = logging.getLogger(__name__)
 
-# Beside the tensors: manifest, recovery scripts, file system overhead.
-SPARE_BYTES = 16 << 20
 # Where DeepSpeed copies the swap files of state that is offloaded to NVMe.
 SWAPPED = "offloaded_tensors"
 
@@ -327,7 +326,7 @@ class Checkpointer:
             shutil.rmtree(folder)
         if folder.exists():
             return None
-        needed = checkpoint_bytes(self.config) + SPARE_BYTES
+        needed = checkpoint_room_bytes(self.config)
         free = shutil.disk_usage(self.run.model).free
         if free >= needed:
             return None

@@ -1,8 +1,7 @@
-"""What a checkpoint says of its model and its layout, and how many bytes it takes."""
+"""What a checkpoint says of its model and its layout."""
 
 from typing import Any
 
-from nbtrain.config.arithmetic.parameters import count_stage_parameters
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
 
@@ -42,18 +41,3 @@ def layout(config: RunConfig) -> dict[str, Any]:
         if (place := getattr(parallel, key).device) != "none":
             found[key] = place
     return found
-
-
-def checkpoint_bytes(config: RunConfig) -> int:
-    """Bytes of one checkpoint, over all ranks.
-
-    Every rank of a model writes its parameters, those that tensor-parallel ranks or stages hold alike too; data-parallel
-    ranks share them out. Weights (under ZeRO 3 there are none beside the masters), fp32 masters where ZeRO keeps
-    them apart, two moments.
-    """
-    zero_stage, precision = config.parallel.zero_stage, config.precision
-    weights = 4 if precision.dtype == "fp32" or precision.autocast else 2
-    per_parameter = (weights if zero_stage < 3 else 0) + (4 if zero_stage else 0) + 8
-    stages = range(config.parallel.pipeline_parallel_size)
-    count = sum(count_stage_parameters(config, stage).total for stage in stages)
-    return count * config.parallel.tensor_parallel_size * per_parameter

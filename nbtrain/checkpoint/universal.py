@@ -29,10 +29,10 @@ from nbtrain.base.errors import CheckpointError, NbtrainError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint import manifest as manifests
-from nbtrain.checkpoint.checkpointer import SPARE_BYTES
 from nbtrain.checkpoint.reshape import WORD_EMBEDDINGS
 from nbtrain.checkpoint.store import STATES, CheckpointStore
 from nbtrain.checkpoint.writer import write_file
+from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 from nbtrain.model.names import piped_name
 
 # deepspeed/checkpoint/constants.py

@@ -3,11 +3,10 @@
 from dataclasses import dataclass
 
 from nbtrain.base.errors import DataError
-from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.of_run import dataset_of
-from nbtrain.planner.memory import optimizer_bytes_per_parameter, weight_bytes
 
 
 @dataclass(frozen=True)
@@ -15,7 +14,7 @@ class DiskEstimate:
     """Bytes on disk at the run's fullest moment."""
 
     checkpoint_bytes: int
-    """One checkpoint: weights as the model holds them, fp32 masters and moments."""
+    """One checkpoint, over all ranks."""
     num_checkpoints: int
     """Kept, and one more that is being written."""
     dataset_bytes: int | None
@@ -33,10 +32,9 @@ class DiskEstimate:
 
 def estimate_disk(config: RunConfig) -> DiskEstimate:
     """Checkpoints and dataset of a run."""
-    per_parameter = weight_bytes(config) + optimizer_bytes_per_parameter(config)
     manifest = _manifest(config)
     return DiskEstimate(
-        checkpoint_bytes=count_parameters(config).total * per_parameter,
+        checkpoint_bytes=checkpoint_bytes(config),
         num_checkpoints=num_checkpoints(config),
         dataset_bytes=sum(entry["bytes"] for entry in manifest.files.values()) if manifest else None,
         dataset_tokens=manifest.counts["tokens"] if manifest else None,

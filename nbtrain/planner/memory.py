@@ -26,6 +26,7 @@ FPDT and FP8 save or take.
 import os
 from dataclasses import dataclass, field
 
+from nbtrain.config.arithmetic.checkpoint_bytes import optimizer_bytes_per_parameter, weight_bytes
 from nbtrain.config.arithmetic.devices import GIB, find_device
 from nbtrain.config.arithmetic.parameters import count_stage_parameters
 from nbtrain.config.arithmetic.stages import stage_layers
@@ -198,16 +199,6 @@ def _snapshot(config: RunConfig, stage: int) -> int:
         return 0
     state = _model_state(config, stage)
     return state["weights"][0] + state["optimizer"][0]
-
-
-def weight_bytes(config: RunConfig) -> int:
-    """Bytes of one weight as the model holds it."""
-    return 4 if config.precision.dtype == "fp32" or config.precision.autocast else 2
-
-
-def optimizer_bytes_per_parameter(config: RunConfig) -> int:
-    """Two fp32 moments, and the fp32 masters that every ZeRO stage but 0 keeps, in fp32 too."""
-    return 8 if config.parallel.zero_stage == 0 else 12
 
 
 # --- activations ----------------------------------------------------------------------------------------------

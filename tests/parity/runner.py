@@ -21,6 +21,8 @@ from nbtrain.base.errors import NbtrainError
 from nbtrain.base.events import read_events
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.store import STATES, CheckpointStore
+from nbtrain.checkpoint.writer import load_file
+from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, state_bytes
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.twin.fork_client import Ended, ForkServer, Launch
 from tests.parity.cases import Case
@@ -171,6 +173,7 @@ class Runner:
         """Train it, and compare."""
         run = self.make_run(case, case.name)
         yield from self.train(run, case)
+        check_size(run)
         return deviation(run, self.reference(case.data))
 
     def autotp(self, case: Case) -> Job[tuple[float, float]]:
@@ -187,6 +190,27 @@ class Runner:
         ours = values(self.run_dir(case.name), range(1, len(theirs) + 1))
         loss, norm = (float(np.abs(ours[index] - theirs[:, index]).max()) for index in (0, 1))
         return loss, norm
+
+
+def check_size(run: RunDir) -> None:
+    """The newest checkpoint takes as many bytes as was reckoned before it was written (checkpoint_bytes.py)."""
+    step, config = max(run.checkpoint_steps()), load_resolved(run.config_yaml)
+    entries = launch.manifest(run, step)["files"]
+    held = sum(_tensor_bytes(load_file(run.checkpoint(step) / name, mmap=True)) for name in entries)
+    # ZeRO pads its flat buffers, a few elements for each group and rank; Adam's step is a tensor too.
+    padding = 1024 + 256 * config.world_size
+    assert 0 <= held - state_bytes(config) <= padding, f"{run.name}: {held:,} bytes of tensors"
+    written, reckoned = sum(entry["bytes"] for entry in entries.values()), checkpoint_bytes(config)
+    assert written <= reckoned <= 1.1 * written, f"{run.name}: {written:,} bytes, {reckoned:,} reckoned"
+
+
+def _tensor_bytes(value: Any) -> int:
+    """Of all tensors but the random states, which lie with the trainer's own state."""
+    if isinstance(value, torch.Tensor):
+        return value.nbytes
+    if isinstance(value, dict):
+        return sum(_tensor_bytes(entry) for key, entry in value.items() if key != "nbtrain")
+    return sum(map(_tensor_bytes, value)) if isinstance(value, list | tuple) else 0
 
 
 def deviation(run: RunDir, reference: Curve) -> Deviation:

@@ -42,6 +42,7 @@ from nbtrain.base.records import (
     Rollback,
 )
 from nbtrain.base.rundir import JobDir, RunDir
+from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
 from nbtrain.config.elastic import elastic_size, resized
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
@@ -62,7 +63,6 @@ from nbtrain.jobs.supervisor.recovery import (
 from nbtrain.jobs.supervisor.reserve import FULL, Reserve
 from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL, Verdict
-from nbtrain.planner.disk import estimate_disk
 
 # Whoever filled the disk may take the reserve too: the last words are tried this often.
 LAST_WORD_TRIES = 20
@@ -230,7 +230,7 @@ class Supervisor:
 
     def wait_for_room(self, verdict: Verdict) -> Verdict | None:
         """Wait until the disk holds one more checkpoint; the job's end where it does not in time."""
-        needed = estimate_disk(self.config).checkpoint_bytes + SPARE_BYTES
+        needed = checkpoint_room_bytes(self.config) + SPARE_BYTES
         seconds = self.config.backend.disk_wait_seconds
         deadline = time.monotonic() + seconds
         told = False

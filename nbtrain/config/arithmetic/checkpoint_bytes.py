@@ -1,0 +1,86 @@
+"""How many bytes a checkpoint takes on disk: the one answer that planner, preflight, supervisor and trainer share.
+
+    state         of every (pipeline, tensor) rank: weights, fp32 masters, two moments; data ranks share them out
+    descriptions  names of tensors in each file, and the random state of every rank in each model file
+
+The state is exact but for the padding of ZeRO's flat buffers (a few elements of each group). The descriptions are
+bounds from above, measured with torch 2.13 and DeepSpeed 0.19: tests/parity/runner.py compares both with every
+checkpoint that the parity matrix writes.
+"""
+
+from nbtrain.config.arithmetic.parameters import count_stage_parameters
+from nbtrain.config.arithmetic.stages import stage_layers
+from nbtrain.config.schema import RunConfig
+
+# Beside a checkpoint: its manifest, DeepSpeed's recovery script, file system overhead.
+SPARE_BYTES = 16 << 20
+
+# Generators of Python, NumPy and torch, pickled.
+RANDOM_STATE_BYTES = 13_200
+# The generator of the tensor-parallel dropout.
+STREAM_STATE_BYTES = 5_600
+# A tensor in one of torch's zip archives: its headers, twice its name, alignment to 64 bytes.
+TENSOR_ENTRY_BYTES = 512
+# A parameter's name and place in the flat buffers of an optimizer file.
+MAPPING_ENTRY_BYTES = 192
+# What a file of torch.save holds besides.
+FILE_BYTES = 4_096
+PARAMETERS_OF_A_LAYER = 12
+# Word and position embeddings, weight and bias of the last LayerNorm.
+PARAMETERS_BESIDE_LAYERS = 4
+
+
+def weight_bytes(config: RunConfig) -> int:
+    """Bytes of one weight as the model holds it."""
+    return 4 if config.precision.dtype == "fp32" or config.precision.autocast else 2
+
+
+def optimizer_bytes_per_parameter(config: RunConfig) -> int:
+    """Two fp32 moments, and the fp32 masters that every ZeRO stage but 0 keeps, in fp32 too."""
+    return 8 if config.parallel.zero_stage == 0 else 12
+
+
+def state_bytes(config: RunConfig) -> int:
+    """Bytes of all tensors of one checkpoint, over all ranks.
+
+    Each (pipeline, tensor) rank writes what it holds, so that LayerNorms, which tensor ranks hold alike, count once for
+    each of them. The last stage's copy of the tied word embedding has masters and moments but no weight of its own:
+    PipelineModule writes a tied layer once. ZeRO 3 writes no weights beside the masters.
+    """
+    stages = config.parallel.pipeline_parallel_size
+    held = [count_stage_parameters(config, stage) for stage in range(stages)]
+    stepped = sum(parameters.total for parameters in held)
+    weights = 0
+    if config.parallel.zero_stage < 3:
+        weights = stepped - (held[-1].word_embeddings if stages > 1 else 0)
+    found = stepped * optimizer_bytes_per_parameter(config) + weights * weight_bytes(config)
+    return found * config.parallel.tensor_parallel_size
+
+
+def checkpoint_bytes(config: RunConfig) -> int:
+    """Bytes of one checkpoint's files, over all ranks."""
+    return state_bytes(config) + _description_bytes(config)
+
+
+def checkpoint_room_bytes(config: RunConfig) -> int:
+    """Free bytes without which the trainer begins no checkpoint."""
+    return checkpoint_bytes(config) + SPARE_BYTES
+
+
+def _description_bytes(config: RunConfig) -> int:
+    parallel = config.parallel
+    ranks, tensor, stages = config.world_size, parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    names = [PARAMETERS_OF_A_LAYER * layers + PARAMETERS_BESIDE_LAYERS for layers in stage_layers(config)]
+    # ZeRO 3 writes a model file for each rank, the other stages one for each (pipeline, tensor) rank.
+    model_files = ranks if parallel.zero_stage == 3 else tensor * stages
+    optimizer_files = ranks if parallel.zero_stage else 0
+    # PipelineModule puts the weights into a file for each layer.
+    layer_files = tensor * (config.model.num_layers + PARAMETERS_BESIDE_LAYERS) if stages > 1 else 0
+    random_state = RANDOM_STATE_BYTES + (STREAM_STATE_BYTES if tensor > 1 else 0)
+    # ZeRO 0 keeps both moments and the step of each parameter as tensors of the model file.
+    tensors = max(names) * (4 if parallel.zero_stage == 0 else 1)
+    return (
+        model_files * (FILE_BYTES + ranks * random_state + tensors * TENSOR_ENTRY_BYTES)
+        + optimizer_files * (FILE_BYTES + max(names) * MAPPING_ENTRY_BYTES)
+        + layer_files * FILE_BYTES
+    )

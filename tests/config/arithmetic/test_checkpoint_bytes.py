@@ -1,0 +1,61 @@
+"""Bytes of a checkpoint; that they are the ones written is asserted in every case of tests/parity."""
+
+import pytest
+
+from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, checkpoint_room_bytes, state_bytes
+from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.config.load import load
+
+
+@pytest.mark.parametrize(
+    "dtype, autocast, zero_stage, bytes_per_parameter",
+    [
+        ("fp32", False, 0, 4 + 8),
+        ("fp32", False, 1, 4 + 4 + 8),
+        ("bf16", True, 2, 4 + 4 + 8),
+        ("bf16", False, 1, 2 + 4 + 8),
+        ("bf16", False, 3, 4 + 8),
+        ("fp32", False, 3, 4 + 8),
+    ],
+)
+def test_state_is_weights_masters_and_two_moments(dtype, autocast, zero_stage, bytes_per_parameter):
+    """ZeRO 0 keeps no masters, ZeRO 3 no weights beside them."""
+    overrides = {"precision.dtype": dtype, "precision.autocast": autocast, "parallel.zero_stage": zero_stage}
+    config = load("gpt-tiny", overrides)
+    assert state_bytes(config) == bytes_per_parameter * count_parameters(config).total
+
+
+def test_ranks_write_what_they_hold_alike_each_for_itself():
+    """4 stages of 4 tensor ranks: LayerNorms, positions and row-parallel biases four times, tied embeddings once more."""
+    config = load("gpt-13b-4xdp-4xpp-4xtp")
+    model, hidden = config.model, config.model.hidden_size
+    alike = model.resolved_max_position_embeddings * hidden + 2 * hidden + model.num_layers * 6 * hidden
+    tied = config.padded_vocab_size * hidden
+    # The last stage steps its copy of the embeddings and leaves the weight to the first one's file.
+    expected = 14 * (count_parameters(config).total + 3 * alike) + 12 * tied
+    assert state_bytes(config) == expected
+
+
+def test_every_model_file_holds_the_random_state_of_every_rank():
+    """Which ZeRO 3 writes one of on each rank: 64 ranks write 4,096 random states, 256 ranks 65,536."""
+    few, many = (
+        load(
+            "gpt-125m",
+            {
+                "parallel.data_parallel_size": ranks,
+                "parallel.zero_stage": 3,
+                "batch.micro_batch_size": 1,
+                "batch.global_batch_size": 256,
+                "resources.nodes": ranks // 8,
+                "resources.gpus_per_node": 8,
+            },
+        )
+        for ranks in (64, 256)
+    )
+    assert state_bytes(few) == state_bytes(many)
+    assert checkpoint_bytes(many) - checkpoint_bytes(few) > (65_536 - 4_096) * 12_000
+
+
+def test_room_is_more_than_the_files_take():
+    config = load("gpt-125m")
+    assert state_bytes(config) < checkpoint_bytes(config) < checkpoint_room_bytes(config)

@@ -1,13 +1,18 @@
-"""What makes a checkpoint folder whole: its manifest, and that nobody has rejected it."""
+"""What makes a checkpoint folder whole, and which whole one is the newest: the one answer of both wings."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from nbtrain.base import files
 
-# Of a checkpoint's manifest (checkpoint/manifest.py).
+if TYPE_CHECKING:
+    from nbtrain.base.rundir import RunDir
+
+# Written last (checkpoint/manifest.py): a folder without it does not count.
 MANIFEST = "manifest.json"
 
-# In its place, where the trainer has read the contents and found others.
+# In place of the manifest, once the trainer has read the contents and refused them.
 REJECTED = "rejected.json"
 
 MANIFEST_VERSIONS = (1, 2)
@@ -45,8 +50,32 @@ def checkpoint_problem(folder: Path) -> str | None:
     return None
 
 
+def newest_whole(
+    run: "RunDir",
+    check: Callable[[Path], str | None] = checkpoint_problem,
+    steps: Sequence[int] | None = None,
+) -> tuple[int | None, list[tuple[int, str]]]:
+    """(step of the newest whole checkpoint or None, [(step, reason) of each newer one, newest first]).
+
+    `check` says why a folder is not whole, or None. The default compares names and sizes; readers of checkpoints pass
+    one that reads the contents. `steps`: the run's, if another rank has listed them already.
+    """
+    skipped: list[tuple[int, str]] = []
+    for step in reversed(run.checkpoint_steps() if steps is None else steps):
+        reason = check(run.checkpoint(step))
+        if reason is None:
+            return step, skipped
+        skipped.append((step, reason))
+    return None, skipped
+
+
+def newest_checkpoint_step(run: "RunDir") -> int | None:
+    """The newest step whose checkpoint is whole by names and sizes; None if the run has none."""
+    return newest_whole(run)[0]
+
+
 def _why_rejected(folder: Path) -> str | None:
-    """What the trainer found when it read the contents of a checkpoint that had a manifest; None where it found nothing."""
+    """Why the trainer refused the contents of a checkpoint that had a manifest; None if it did not."""
     try:
         rejected = files.read_json(folder / REJECTED)
     except ValueError:

@@ -1,8 +1,10 @@
 """Which checkpoint a start or a resume loads."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
+from nbtrain.base.checkpoint_files import newest_whole
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.rundir import NOT_USED, RunDir
@@ -20,27 +22,31 @@ def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, A
     other contents than its manifest says does not count from then on.
     Raises CheckpointError where there are checkpoints and none is whole.
     """
-    torn = []
     steps = broadcast_object(run.checkpoint_steps())
     assert isinstance(steps, list)
-    for step in reversed(steps):
-        folder = run.checkpoint(step)
+
+    def problem(folder: Path) -> str | None:
+        """Agreed on by all ranks."""
         reason = broadcast_object(manifests.size_problem(folder) if world.rank == 0 else None)
         if reason is None:
             shares = gather_objects(manifests.content_problem(folder, world.rank, world.size))
             reason = next((share for share in shares if share), None)
-            if reason is None:
-                return manifests.read(folder)
-            if world.rank == 0:
+            if reason is not None and world.rank == 0:
                 manifests.reject(folder, str(reason))
-        torn.append(f"{folder.name}: {reason}")
+        return None if reason is None else str(reason)
+
+    newest, torn = newest_whole(run, problem, steps)
+    for step, reason in torn:
+        message = f"checkpoint {run.checkpoint(step).name} {NOT_USED}: {reason}; trying the one before it"
         if events is not None:
-            message = f"checkpoint {folder.name} {NOT_USED}: {reason}; trying the one before it"
             logger.warning("%s", message)
             events.write("warning", message, step=step)
+    if newest is not None:
+        return manifests.read(run.checkpoint(newest))
     if torn:
+        reasons = "; ".join(f"{run.checkpoint(step).name}: {reason}" for step, reason in torn)
         raise CheckpointError(
-            f"{run.model}: no checkpoint is whole: {'; '.join(torn)}. Remove the folder to train from the start, "
+            f"{run.model}: no checkpoint is whole: {reasons}. Remove the folder to train from the start, "
             "or put a good copy there."
         )
     return None

@@ -21,7 +21,6 @@ read() gives version 1 in the form of version 2, as far as it goes.
 
 import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -118,19 +117,6 @@ def reject(folder: Path, reason: str) -> None:
 def problem(folder: Path) -> str | None:
     """Why the checkpoint in `folder` is not whole, or None. Reads all of it."""
     return size_problem(folder) or content_problem(folder)
-
-
-def newest_whole(
-    run: RunDir, check: Callable[[Path], str | None] = problem
-) -> tuple[int | None, list[tuple[int, str]]]:
-    """(step of the newest whole checkpoint or None, [(step, reason) of newer ones that are not])."""
-    skipped: list[tuple[int, str]] = []
-    for step in reversed(run.checkpoint_steps()):
-        reason = check(run.checkpoint(step))
-        if reason is None:
-            return step, skipped
-        skipped.append((step, reason))
-    return None, skipped
 
 
 def prune(

@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from nbtrain.base import files
+from nbtrain.base.checkpoint_files import newest_whole
 from nbtrain.base.errors import CheckpointError, NbtrainError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
@@ -58,7 +59,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     run = RunDir(request["run_dir"])
     step = request.get("step")
     if step is None:
-        step, torn = manifests.newest_whole(run)
+        step, torn = newest_whole(run, manifests.problem)
         for number, why in torn:
             yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {why}"}
         if step is None:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import torch
 
+from nbtrain.base.checkpoint_files import newest_whole
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
@@ -28,7 +29,7 @@ def load_model_weights(
     """
     run = RunDir(run_dir)
     if step is None:
-        step, skipped = manifests.newest_whole(run)
+        step, skipped = newest_whole(run, manifests.problem)
         if step is None:
             reasons = "".join(f"\n  global_step{number}: {reason}" for number, reason in skipped)
             raise CheckpointError(f"{run.model}: holds no whole checkpoint; train the run first.{reasons}")

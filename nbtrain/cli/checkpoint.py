@@ -220,12 +220,12 @@ def _manifest(run: "RunDir", step: int) -> dict[str, Any]:
 
 
 def _newest_whole(run: "RunDir") -> int:
-    from nbtrain.base.checkpoint_files import checkpoint_problem
+    from nbtrain.base.checkpoint_files import newest_checkpoint_step
 
-    for step in reversed(run.checkpoint_steps()):
-        if checkpoint_problem(run.checkpoint(step)) is None:
-            return step
-    raise CheckpointError(f"{display(run.model)}: holds no whole checkpoint; train the run first.")
+    step = newest_checkpoint_step(run)
+    if step is None:
+        raise CheckpointError(f"{display(run.model)}: holds no whole checkpoint; train the run first.")
+    return step
 
 
 def _product(shape: list[int]) -> int:

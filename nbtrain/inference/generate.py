@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
+from nbtrain.base.checkpoint_files import newest_whole
 from nbtrain.base.errors import DataError, NbtrainError
 from nbtrain.base.files import read_json
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, tokenizer_dir
-from nbtrain.checkpoint.manifest import MANIFEST, newest_whole
+from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.config.load import load_resolved
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -55,13 +56,13 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     step = request.get("step")
     if step is None:
         # None again where there is no whole checkpoint: load_model_weights says which are torn, and why.
-        step, torn = newest_whole(run)
+        step, torn = newest_whole(run, manifests.problem)
         for number, reason in torn:
             yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {reason}"}
     # A run that was resumed on other tensor ranks pads its vocabulary otherwise.
     weights = load_model_weights(run.path, step, padded_vocab_size=config.padded_vocab_size)
     assert step is not None  # without a whole checkpoint there are no weights
-    trained_with = (read_json(run.checkpoint(step) / MANIFEST) or {}).get("tokenizer_sha256")
+    trained_with = (read_json(run.checkpoint_manifest(step)) or {}).get("tokenizer_sha256")
     if trained_with not in (None, tokenizer.sha256):
         raise DataError(
             f"{display(tokenizer.directory)} is {tokenizer.sha256[:12]}..., but this run was trained with "

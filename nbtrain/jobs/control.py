@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from nbtrain.base import files
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import JobError
 from nbtrain.base.jobstate import ACTIVE, LOST, read_state
 from nbtrain.base.records import ControlRequest, JobRecord
@@ -143,7 +144,7 @@ def clean(run: RunDir, dry_run: bool = False) -> list[str]:
             )
         pids = processes.marked_pids(run.job_ids())
         torn = "torn checkpoint"
-        if leftovers.newest_checkpoint_step(run) is None:
+        if newest_checkpoint_step(run) is None:
             torn += "; no whole one is left, so this is the last copy of what it holds"
         found = [
             *((path, "temporary file") for path in leftovers.temporaries(run)),

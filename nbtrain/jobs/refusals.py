@@ -4,7 +4,7 @@ import os
 import time
 
 from nbtrain.base import amounts, files
-from nbtrain.base.checkpoint_files import checkpoint_problem
+from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.jobstate import ACTIVE, SUCCEEDED, read_state
 from nbtrain.base.records import Heartbeat
@@ -14,7 +14,6 @@ from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.changes import Change, changes_between
 from nbtrain.jobs.environment import dataset_sha256
-from nbtrain.jobs.supervisor import leftovers
 
 # Papermill may have put its executed notebooks there before anything was submitted.
 HARMLESS_ENTRIES = frozenset({"notebooks"})
@@ -103,7 +102,7 @@ def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
 
 def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
     """Raises SubmitError where the newest checkpoint lies beyond the run's last step."""
-    step = leftovers.newest_checkpoint_step(run)
+    step = newest_checkpoint_step(run)
     if step is None and config.mode == "eval":
         raise SubmitError(
             f"{config.where('mode')}: mode = eval needs a checkpoint, and {display(run.path)} has none. "
@@ -125,7 +124,7 @@ def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
 
 def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
     """Raises SubmitError where there are checkpoints and none is whole by names and sizes: the ranks would refuse them."""
-    if config.mode == "perf" or leftovers.newest_checkpoint_step(run) is not None:
+    if config.mode == "perf" or newest_checkpoint_step(run) is not None:
         return
     torn = [
         f"{run.checkpoint(step).name}: {checkpoint_problem(run.checkpoint(step))}"
@@ -140,7 +139,7 @@ def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
 
 def refuse_other_data(run: RunDir, config: RunConfig) -> None:
     """Raises SubmitError where the dataset was made anew since the newest checkpoint: its order means other text."""
-    step, now = leftovers.newest_checkpoint_step(run), dataset_sha256(config)
+    step, now = newest_checkpoint_step(run), dataset_sha256(config)
     if step is None or now is None:
         return
     manifest = files.read_json(run.checkpoint_manifest(step)) or {}

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from nbtrain.base import amounts, files
 from nbtrain.base.addresses import without_secrets
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.jobstate import QUEUED, SUCCEEDED, read_state
@@ -46,7 +47,6 @@ from nbtrain.jobs.refusals import (
     refuse_other_training,
     refuse_without_whole_checkpoint,
 )
-from nbtrain.jobs.supervisor import leftovers
 
 if TYPE_CHECKING:
     from nbtrain.planner.plan import Plan
@@ -130,7 +130,7 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
 
 def _steps_done(run: RunDir, before: RunConfig) -> int:
     """Steps of a run whose last job has succeeded; other modes than full leave them as they were."""
-    return before.train_steps if before.mode == "full" else leftovers.newest_checkpoint_step(run) or 0
+    return before.train_steps if before.mode == "full" else newest_checkpoint_step(run) or 0
 
 
 def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
@@ -249,7 +249,7 @@ def _write_job(
         files.write_json(job.environment_json, environment_record(config, job))
         files.write_json(job.deepspeed_json, deepspeed_config(config))
         events = EventWriter(job, "submit")
-        step = leftovers.newest_checkpoint_step(run)
+        step = newest_checkpoint_step(run)
         start = f"from the checkpoint of step {step}" if step else "from the beginning"
         events.write("state", f"submitted; trains {start}", state=QUEUED, step=step or 0)
         for change in changes:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from nbtrain.base import files
+from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_whole
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.jobs.supervisor import leftovers
@@ -26,7 +27,7 @@ def write(run: RunDir, step: int, content: bytes = b"weights") -> None:
 def test_a_written_checkpoint_is_whole(run):
     write(run, 10)
     assert manifests.problem(run.checkpoint(10)) is None
-    assert manifests.newest_whole(run) == (10, [])
+    assert newest_whole(run, manifests.problem) == (10, [])
 
 
 @pytest.mark.parametrize(
@@ -59,7 +60,7 @@ def test_a_torn_checkpoint_is_passed_over_with_its_reason(run, damage, reason):
     write(run, 10)
     write(run, 20)
     damage(run.checkpoint(20))
-    assert manifests.newest_whole(run) == (10, [(20, reason)])
+    assert newest_whole(run, manifests.problem) == (10, [(20, reason)])
 
 
 NO_SHA256 = '{"schema_version": 2, "files": {"mp_rank_00_model_states.pt": {"bytes": 7}}}'
@@ -72,13 +73,13 @@ def test_a_manifest_of_another_form_is_told(run, content):
     write(run, 10)
     write(run, 20)
     run.checkpoint_manifest(20).write_text(content)
-    found, [(step, reason)] = manifests.newest_whole(run)
+    found, [(step, reason)] = newest_whole(run, manifests.problem)
     assert (found, step) == (10, 20)
     assert reason in (
         "manifest.json holds a list in place of fields",
         "manifest.json does not say size and SHA-256 of its files",
     )
-    assert leftovers.newest_checkpoint_step(run) == 10
+    assert newest_checkpoint_step(run) == 10
 
 
 def test_a_rejected_checkpoint_counts_no_more_and_keeps_its_files(run):
@@ -86,14 +87,14 @@ def test_a_rejected_checkpoint_counts_no_more_and_keeps_its_files(run):
     for step in (10, 20, 30):
         write(run, step)
     manifests.reject(run.checkpoint(30), "its weights rot")
-    assert manifests.newest_whole(run, manifests.size_problem) == (20, [(30, "its weights rot")])
-    assert leftovers.newest_checkpoint_step(run) == 20
+    assert newest_whole(run) == (20, [(30, "its weights rot")])
+    assert newest_checkpoint_step(run) == 20
     leftovers.sweep(run, killed_since=0.0)
     assert (run.checkpoint(30) / "mp_rank_00_model_states.pt").exists()
     assert manifests.prune(run, 20, keep_last=2, keep_every_steps=None) == []
     assert run.checkpoint_steps() == [10, 20, 30]
     write(run, 30)
-    assert manifests.newest_whole(run) == (30, [])
+    assert newest_whole(run, manifests.problem) == (30, [])
 
 
 def test_a_step_that_was_never_saved(run):
@@ -102,9 +103,12 @@ def test_a_step_that_was_never_saved(run):
 
 
 def test_no_whole_checkpoint(run):
-    assert manifests.newest_whole(run) == (None, [])
+    assert newest_whole(run, manifests.problem) == (None, [])
     run.checkpoint(5).mkdir(parents=True)
-    assert manifests.newest_whole(run) == (None, [(5, "it has no manifest.json: its writing was cut off")])
+    assert newest_whole(run, manifests.problem) == (
+        None,
+        [(5, "it has no manifest.json: its writing was cut off")],
+    )
 
 
 @pytest.mark.parametrize(

@@ -23,12 +23,9 @@ def temporaries(run: RunDir) -> list[Path]:
 
 def torn_checkpoints(run: RunDir) -> list[Path]:
     """Checkpoint folders that do not count: no readable manifest, or files missing or of another size."""
-    return [run.checkpoint(step) for step in run.checkpoint_steps() if not _whole(run, step)]
-
-
-def newest_checkpoint_step(run: RunDir) -> int | None:
-    """The newest step whose checkpoint is whole by names and sizes (contents are the trainer's to check)."""
-    return next((step for step in reversed(run.checkpoint_steps()) if _whole(run, step)), None)
+    return [
+        run.checkpoint(step) for step in run.checkpoint_steps() if checkpoint_problem(run.checkpoint(step))
+    ]
 
 
 def cut_off_submissions(run: RunDir) -> list[Path]:
@@ -64,7 +61,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(path)
     else:
         path.unlink(missing_ok=True)
-
-
-def _whole(run: RunDir, step: int) -> bool:
-    return checkpoint_problem(run.checkpoint(step)) is None

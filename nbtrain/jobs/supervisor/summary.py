@@ -8,10 +8,10 @@ import math
 from typing import Any
 
 from nbtrain.base import files
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.records import Heartbeat, JobRecord, Progress
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.supervisor import leftovers
 
 
 def write_summary(
@@ -26,7 +26,7 @@ def write_summary(
     """Write summary.json for a job that ends in `state`; returns what was written."""
     before = files.read_json(run.summary_json) or {}
     summary = summarize(config, record, state, cause, beat, ended_at, before)
-    summary["checkpoint_step"] = leftovers.newest_checkpoint_step(run)
+    summary["checkpoint_step"] = newest_checkpoint_step(run)
     summary["total_seconds"] = round(total_seconds(run, record, ended_at), 3)
     files.write_json(run.summary_json, summary)
     return summary

@@ -31,6 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from nbtrain.base import amounts, files
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.events import EventWriter
 from nbtrain.base.jobstate import CANCELLED, FAILED, RESTARTING, RUNNING, STARTING, SUCCEEDED
 from nbtrain.base.records import (
@@ -185,7 +186,7 @@ class Supervisor:
     def note_rollback(self, verdict: Verdict) -> None:
         """Write down which samples every later attempt, of this job or another, passes over."""
         assert verdict.bad_samples is not None and verdict.step is not None
-        step = leftovers.newest_checkpoint_step(self.run_dir) or 0
+        step = newest_checkpoint_step(self.run_dir) or 0
         manifest = files.read_json(self.run_dir.checkpoint_manifest(step)) if step else None
         first = 0
         if manifest and "data_state" in manifest:
@@ -281,7 +282,7 @@ class Supervisor:
         if self.stop_requested:
             return Verdict(CANCELLED, "stopped on request before its ranks were started")
         began = time.time()
-        self.found_step = leftovers.newest_checkpoint_step(self.run_dir)
+        self.found_step = newest_checkpoint_step(self.run_dir)
         self.job.control_request.unlink(missing_ok=True)
         with self.job.supervisor_log.open("ab") as log:
             attempt = Attempt(self.job, self.config, self.record, self.record.attempt, self.cores, log)
@@ -427,7 +428,7 @@ class Supervisor:
 
     def tell_lost(self, verdict: Verdict) -> tuple[str, int]:
         """What a failed attempt costs, in words and tokens: the steps since the newest checkpoint."""
-        saved = leftovers.newest_checkpoint_step(self.run_dir) or 0
+        saved = newest_checkpoint_step(self.run_dir) or 0
         reached = max(filter(None, (verdict.step, self.reached_step, 0)), default=0)
         tokens = self.tokens_between(saved, reached)
         lost = amounts.counted(max(0, reached - saved), "step")

@@ -227,7 +227,7 @@ def test_it_waits_for_room(supervisor, monkeypatch):
     supervisor.told = [full_disk(), Verdict("SUCCEEDED", "done")]
     assert supervisor.attempts().cause == "done"
     (told,) = [event for event in read_events(supervisor.job) if event["kind"] == "warning"]
-    assert told["message"] == "waits up to 600 s for room on the disk: 0.06 GiB are needed, 0.00 GiB are free"
+    assert told["message"] == "waits up to 600 s for room on the disk: 0.08 GiB are needed, 0.00 GiB are free"
 
 
 def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it(supervisor, monkeypatch):
@@ -257,7 +257,7 @@ def test_it_does_not_wait_for_ever(supervisor, monkeypatch):
     supervisor.told = [full_disk()]
     assert supervisor.attempts().cause == (
         "rank 0 failed: the disk is full; not tried again: there was no room within backend.disk_wait_seconds = 0 "
-        "(0.06 GiB are needed, 0.00 GiB are free)"
+        "(0.08 GiB are needed, 0.00 GiB are free)"
     )
     assert supervisor.record.restarts == 0, "it was given up before one was made"
 

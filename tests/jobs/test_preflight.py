@@ -354,7 +354,7 @@ def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
     [(kind, told)] = found(tiny())
     assert kind == "resource"
     assert told == (
-        "output: the disk has 3.00 MB free, but 3 checkpoints of 0.61 MB (keep_last and the one being written) and "
+        "output: the disk has 3.00 MB free, but 3 checkpoints of 0.65 MB (keep_last and the one being written) and "
         "logs need 0.07 GB. Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a larger disk."
     )
 

@@ -168,16 +168,11 @@ def mutations_of(path: Path, source: bytes) -> list[Mutation]:
 
 
 def arguments_for(path: Path, root: Path) -> list[list[str]]:
-    """Arguments for pytest, one list after the other: the tests of the file, then those of its folder."""
-    inside = path.relative_to("nbtrain").parent
-    while inside.parts and not (root / "tests" / inside).is_dir():
-        inside = inside.parent
-    folder = root / "tests" / inside
-    if not inside.parts:
-        # Files at the top of tests/ alone; the folders below belong to other packages.
-        every = sorted(folder.glob("test_*.py"))
-    else:
-        every = [folder]
+    """Arguments for pytest, one list after the other: the tests of the file, then those of its box."""
+    *box, _ = path.relative_to("nbtrain").parts
+    folder = root / "tests" / box[0] if box else root / "tests"
+    # Files at the top of tests/ alone; the folders below belong to boxes.
+    every = [folder] if box else sorted(folder.glob("test_*.py"))
     own = sorted(folder.rglob(f"test_{path.stem}*.py")) if path.stem.strip("_") else []
     return [[str(one.relative_to(root)) for one in some] for some in (own, every) if some]
 
@@ -195,7 +190,7 @@ class Copy:
                 shutil.copy2(REPOSITORY / name, self.root / name)
         if (shared := REPOSITORY.parent / "shared").is_dir():
             (folder / "shared").symlink_to(shared)
-        # Bytecode of the unchanged files. No run writes any: that of one mutation would be taken for the next.
+        # Bytecode of the unchanged files. No run writes any: one mutation's would be taken for the next's.
         compile_ = [sys.executable, "-m", "compileall", "-q", "nbtrain"]
         subprocess.run(compile_, cwd=self.root, check=True)
 

@@ -107,3 +107,34 @@ def test_without_a_stable_part_wsd_is_the_plain_style():
         assert [whole.learning_rate(at) for at in range(1200)] == [
             plain.learning_rate(at) for at in range(1200)
         ]
+
+
+def test_a_warm_up_starts_at_its_first_rate():
+    """From warmup_init, not from 0, along a straight line; a warm-up of one token is one too."""
+    schedule = LrSchedule(1.0, 0.1, "cosine", warmup_tokens=100, decay_tokens=1100, warmup_init=0.2)
+    rates = [schedule.learning_rate(at) for at in (0, 25, 50, 100)]
+    assert rates == pytest.approx([0.2, 0.4, 0.6, 1.0], abs=1e-12)
+    one = LrSchedule(1.0, 0.1, "linear", warmup_tokens=1, decay_tokens=11)
+    assert [one.learning_rate(at) for at in (0, 1, 6, 11)] == pytest.approx([0.0, 1.0, 0.55, 0.1], abs=1e-12)
+
+
+def test_inverse_square_root_without_warm_up_and_at_its_end():
+    """sqrt(1 / t) counted from one token; at the last decay token still the curve, then min_lr."""
+    schedule = LrSchedule(1.0, 0.1, "inverse-square-root", warmup_tokens=0, decay_tokens=25)
+    rates = [schedule.learning_rate(at) for at in (0, 1, 4, 25, 26)]
+    assert rates == pytest.approx([1.0, 1.0, 0.5, 0.2, 0.1], abs=1e-12)
+
+
+def test_what_a_run_asks_for_is_its_schedule():
+    """Every field, with the defaults of those that the run leaves out."""
+    tiny = LrSchedule.of(load("gpt-tiny"))
+    assert tiny == LrSchedule(2e-3, 1e-4, "cosine", 61_440, 1_228_800)
+    assert (tiny.wsd_decay_tokens, tiny.wsd_decay_style, tiny.warmup_init) == (0, "exponential", 0.0)
+    changes = {
+        "lr_schedule.lr_decay_style": "WSD",
+        "lr_schedule.lr_wsd_decay_tokens": 204_800,
+        "lr_schedule.lr_wsd_decay_style": "linear",
+        "lr_schedule.lr_warmup_init": 1e-5,
+    }
+    asked = LrSchedule.of(load("gpt-tiny", changes))
+    assert asked == LrSchedule(2e-3, 1e-4, "WSD", 61_440, 1_228_800, 204_800, "linear", 1e-5)

@@ -2,11 +2,11 @@
 
 import torch
 import torch.distributed as dist
-from rounding import ONE_SUM
 
 from nbtrain.parallel.groups import Group
 from nbtrain.parallel.mappings import own_part
 from nbtrain.parallel.tensor import is_sharded
+from tests.parallel.rounding import ONE_SUM
 
 
 def world() -> Group:

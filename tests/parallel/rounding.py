@@ -8,7 +8,7 @@ sums are off as one sum of all their lengths. Both results are off, which makes 
 
 from math import sqrt
 
-from small import FFN, HEADS, VOCAB, B, H, S
+from tests.parallel.small import FFN, HEADS, VOCAB, B, H, S
 
 UNIT_ROUNDOFF = 2**-24
 

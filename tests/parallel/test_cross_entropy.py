@@ -1,16 +1,16 @@
 """The loss over a cut vocabulary against torch's own and against the one of a single process."""
 
 import pytest
-import ranks
 import torch
 import torch.nn.functional as F
-from cut import assert_close, draw, world
-from rounding import ONE_SUM
 
 from nbtrain.parallel import mappings
 from nbtrain.parallel.cross_entropy import linear_cross_entropy
 from nbtrain.parallel.groups import ALONE
 from nbtrain.parallel.mappings import own_part
+from tests.parallel import ranks
+from tests.parallel.cut import assert_close, draw, world
+from tests.parallel.rounding import ONE_SUM
 
 B, S, H = 2, 16, 16
 VOCAB, PADDED = 50, 64
@@ -178,9 +178,11 @@ def test_small_gradients_do_not_underflow_in_fp16():
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(fork_server, tmp_path_factory):
     return {
-        size: ranks.launch(__file__, size, tmp_path_factory.mktemp("ranks"), ranks.names(globals()))
+        size: ranks.launch(
+            fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), ranks.names(globals())
+        )
         for size in (2, 4)
     }
 

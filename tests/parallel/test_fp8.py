@@ -1,14 +1,14 @@
 """Products in FP8 against the same of the rounded numbers, and against bf16; on the CPU's own _scaled_mm."""
 
 import pytest
-import ranks
 import torch
-from cut import draw, world
-from small import gpt_config, text
 
 from nbtrain.model.gpt import GPT
 from nbtrain.parallel import fp8
 from nbtrain.parallel.layout import WHOLE, ModelParallel
+from tests.parallel import ranks
+from tests.parallel.cut import draw, world
+from tests.parallel.small import gpt_config, text
 
 TOKENS, INPUTS, OUTPUTS = 48, 32, 64
 # All sizes are multiples of 16, with two ranks too.
@@ -138,6 +138,6 @@ def check_cut_layers_take_their_products_in_fp8():
 
 
 @pytest.mark.slow
-def test_on_two_ranks(tmp_path):
-    (outcome,) = ranks.launch(__file__, 2, tmp_path, ranks.names(globals())).values()
+def test_on_two_ranks(fork_server, tmp_path):
+    (outcome,) = ranks.launch(fork_server, __file__, 2, tmp_path, ranks.names(globals())).values()
     assert not outcome, outcome

@@ -1,25 +1,18 @@
 """FPDT between our layers and DeepSpeed's, with plain attention in the place of flash-attn's kernels."""
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
-from cut import assert_close, world
 from packaging import version
-from rounding import FORWARD, GRADIENT
-from small import HEADS, H, S, gpt_config, text
 
 from nbtrain.model.gpt import GPT
 from nbtrain.parallel import fpdt
 from nbtrain.parallel.layout import ModelParallel
-from nbtrain.parallel.startup import prepare_deepspeed
 from nbtrain.parallel.ulysses import own_tokens, set_own_tokens
-
-
-def prepare() -> None:
-    """Called once before the ranks are forked."""
-    prepare_deepspeed("cpu")
-    import deepspeed.sequence.fpdt_layer  # noqa: F401
+from tests.parallel import ranks
+from tests.parallel.cut import assert_close, world
+from tests.parallel.rounding import FORWARD, GRADIENT
+from tests.parallel.small import HEADS, H, S, gpt_config, text
 
 
 def scores(query, key, scale, causal):
@@ -124,6 +117,6 @@ def test_generation_goes_by_its_cache():
 
 
 @pytest.mark.slow
-def test_on_two_ranks(tmp_path):
-    outcomes = ranks.launch(__file__, 2, tmp_path, ranks.names(globals()))
+def test_on_two_ranks(fork_server, tmp_path):
+    outcomes = ranks.launch(fork_server, __file__, 2, tmp_path, ranks.names(globals()))
     assert not any(outcomes.values()), outcomes

@@ -3,12 +3,12 @@
 import itertools
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 
 from nbtrain.base.topology import Topology
 from nbtrain.parallel.groups import ALONE, KINDS, MegatronUnits, ParallelGroups, group_ranks
+from tests.parallel import ranks
 
 LAYOUTS = [
     (Topology(p, d, t), s)
@@ -116,8 +116,8 @@ def check_a_layout_of_another_number_of_ranks_is_refused():
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    return ranks.launch(__file__, 4, tmp_path_factory.mktemp("ranks"), ranks.names(globals()))
+def outcomes(fork_server, tmp_path_factory):
+    return ranks.launch(fork_server, __file__, 4, tmp_path_factory.mktemp("ranks"), ranks.names(globals()))
 
 
 @pytest.mark.slow

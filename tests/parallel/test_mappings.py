@@ -1,13 +1,13 @@
 """Each crossing, forward and backward, against what it is defined to be."""
 
 import pytest
-import ranks
 import torch
-from cut import draw, world
 
 from nbtrain.parallel import mappings
 from nbtrain.parallel.groups import ALONE
 from nbtrain.parallel.mappings import own_part
+from tests.parallel import ranks
+from tests.parallel.cut import draw, world
 
 B, S, H = 2, 8, 16
 
@@ -131,9 +131,11 @@ def test_alone_parameters_stay_themselves():
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(fork_server, tmp_path_factory):
     return {
-        size: ranks.launch(__file__, size, tmp_path_factory.mktemp("ranks"), ranks.names(globals()))
+        size: ranks.launch(
+            fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), ranks.names(globals())
+        )
         for size in (2, 4)
     }
 

@@ -7,11 +7,8 @@ import warnings
 from typing import NamedTuple
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
-from rounding import rounding, training_terms
-from small import S, gpt_config, text
 
 from nbtrain.base.topology import Topology
 from nbtrain.model.gpt import GPT
@@ -21,8 +18,10 @@ from nbtrain.parallel.groups import ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.mappings import own_part
 from nbtrain.parallel.random import TensorParallelStream
-from nbtrain.parallel.startup import prepare_deepspeed
 from nbtrain.parallel.tensor import is_sharded
+from tests.parallel import ranks
+from tests.parallel.rounding import rounding, training_terms
+from tests.parallel.small import S, gpt_config, text
 
 STEPS, MICRO_BATCHES, CLIP, RATE = 4, 4, 0.5, 1e-2
 # More blocks than stages, and no even number of them.
@@ -39,12 +38,6 @@ class Batch(NamedTuple):
     position_ids: torch.Tensor | None = None
     cu_seqlens: torch.Tensor | None = None
     max_seqlen: int = 0
-
-
-def prepare() -> None:
-    """Called once before the ranks are forked."""
-    prepare_deepspeed("cpu")
-    import deepspeed.pipe  # noqa: F401
 
 
 def batches(step: int, apart: bool) -> list[Batch]:
@@ -272,8 +265,8 @@ def check_a_stage_holds_its_own_layers_by_their_names():
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
-    return ranks.launch(__file__, 4, tmp_path_factory.mktemp("ranks"), ranks.names(globals()))
+def outcomes(fork_server, tmp_path_factory):
+    return ranks.launch(fork_server, __file__, 4, tmp_path_factory.mktemp("ranks"), ranks.names(globals()))
 
 
 @pytest.mark.slow

@@ -1,11 +1,8 @@
 """Tensor-parallel layers against one process: outputs, gradients of inputs and of weights."""
 
 import pytest
-import ranks
 import torch
 import torch.nn.functional as F
-from cut import assert_close, assert_gradient, draw, world
-from small import FFN, HEADS, VOCAB, B, H, S, text
 from torch import nn
 
 from nbtrain.model.initialization import Initializer
@@ -17,6 +14,9 @@ from nbtrain.parallel.tensor import (
     VocabParallelEmbedding,
     is_sharded,
 )
+from tests.parallel import ranks
+from tests.parallel.cut import assert_close, assert_gradient, draw, world
+from tests.parallel.small import FFN, HEADS, VOCAB, B, H, S, text
 
 INIT = Initializer(seed=7, std=0.3, num_layers=2)
 
@@ -240,11 +240,11 @@ def test_alone_the_layers_are_those_of_torch():
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(fork_server, tmp_path_factory):
     # On four ranks what could differ from two.
     checks = {2: ranks.names(globals()), 4: [check_embeddings.__name__]}
     return {
-        size: ranks.launch(__file__, size, tmp_path_factory.mktemp("ranks"), names)
+        size: ranks.launch(fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), names)
         for size, names in checks.items()
     }
 

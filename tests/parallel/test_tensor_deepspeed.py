@@ -5,27 +5,20 @@ import functools
 import io
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
-from rounding import rounding, training_terms
-from small import gpt_config, text
 
 from nbtrain.base.topology import Topology
 from nbtrain.model.gpt import GPT
 from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.mappings import own_part
-from nbtrain.parallel.startup import prepare_deepspeed
 from nbtrain.train.engine.optimizer import parameter_groups
+from tests.parallel import ranks
+from tests.parallel.rounding import rounding, training_terms
+from tests.parallel.small import gpt_config, text
 
 STEPS, CLIP = 5, 0.5
-
-
-def prepare() -> None:
-    """Called once before the ranks are forked."""
-    prepare_deepspeed("cpu")
-    import deepspeed  # noqa: F401
 
 
 def adamw(model) -> torch.optim.Optimizer:
@@ -133,9 +126,9 @@ CHECKS = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(fork_server, tmp_path_factory):
     return {
-        size: ranks.launch(__file__, size, tmp_path_factory.mktemp("ranks"), names)
+        size: ranks.launch(fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), names)
         for size, names in CHECKS.items()
     }
 

@@ -4,19 +4,19 @@ import dataclasses
 import shutil
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from cut import assert_close, world
-from rounding import FORWARD, GRADIENT
-from small import VOCAB, S, gpt_config, text
 
 from nbtrain.model.gpt import GPT
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.mappings import own_part
 from nbtrain.parallel.random import TensorParallelStream
 from nbtrain.parallel.tensor import is_sharded
+from tests.parallel import ranks
+from tests.parallel.cut import assert_close, world
+from tests.parallel.rounding import FORWARD, GRADIENT
+from tests.parallel.small import VOCAB, S, gpt_config, text
 
 DOCUMENTS = {
     "cu_seqlens": torch.tensor([0, 3, 8, 16], dtype=torch.int32),
@@ -190,11 +190,11 @@ def test_more_padding_changes_no_loss():
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(fork_server, tmp_path_factory):
     # On four ranks what could differ from two.
     checks = {2: ranks.names(globals()), 4: ["check_loss_and_gradients_are_those_of_one_process"]}
     return {
-        size: ranks.launch(__file__, size, tmp_path_factory.mktemp("ranks"), names)
+        size: ranks.launch(fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), names)
         for size, names in checks.items()
     }
 

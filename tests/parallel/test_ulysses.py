@@ -5,18 +5,17 @@ import functools
 import io
 
 import pytest
-import ranks
 import torch
 import torch.distributed as dist
-from cut import assert_close, draw, world
-from rounding import FORWARD, GRADIENT, rounding, training_terms
-from small import HEADS, S, gpt_config, text
 
 from nbtrain.model.gpt import GPT
 from nbtrain.parallel import ulysses
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.mappings import own_part
-from nbtrain.parallel.startup import prepare_deepspeed
+from tests.parallel import ranks
+from tests.parallel.cut import assert_close, draw, world
+from tests.parallel.rounding import FORWARD, GRADIENT, rounding, training_terms
+from tests.parallel.small import HEADS, S, gpt_config, text
 
 STEPS = 3
 MASK = (torch.arange(2 * S).view(2, S) % 3 > 0).float()
@@ -25,12 +24,6 @@ DOCUMENTS = {
     "max_seqlen": 8,
     "position_ids": torch.stack([torch.arange(S) - 3 * (torch.arange(S) >= 3), torch.arange(S)]),
 }
-
-
-def prepare() -> None:
-    """Called once before the ranks are forked."""
-    prepare_deepspeed("cpu")
-    import deepspeed  # noqa: F401
 
 
 def model_of(**changes) -> GPT:
@@ -157,7 +150,7 @@ def check_deepspeed_trains_as_one_process():
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory):
+def outcomes(fork_server, tmp_path_factory):
     # On four ranks what could differ from two: one head each.
     checks = {
         2: ranks.names(globals()),
@@ -167,7 +160,7 @@ def outcomes(tmp_path_factory):
         ],
     }
     return {
-        size: ranks.launch(__file__, size, tmp_path_factory.mktemp("ranks"), names)
+        size: ranks.launch(fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), names)
         for size, names in checks.items()
     }
 

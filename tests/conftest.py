@@ -74,6 +74,16 @@ def shared_data() -> Path:
     return SHARED / "data"
 
 
+@pytest.fixture(scope="session", params=["made", "shared"])
+def gpt2_files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with vocab.json and merges.txt: a vocabulary of GPT-2's kind that is made here, and GPT-2's own."""
+    if request.param == "shared":
+        return request.getfixturevalue("shared_data") / "gpt2"
+    from tests.corpus import made
+
+    return made.write_gpt2_files(tmp_path_factory.mktemp("gpt2"))
+
+
 def skip_or_fail(variable: str, reason: str) -> None:
     """Skip with a reason; fail instead where `variable` is set, as CI does."""
     if os.environ.get(variable):

@@ -4,6 +4,7 @@ python -m pytest tests/end_to_end/test_notebooks.py
 """
 
 import ast
+import bz2
 import json
 import re
 import subprocess
@@ -21,6 +22,8 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.cli.notebook_runner import check_parameter_names, folder_of, run_notebook, typed_parameters
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.look.inspect import verify
+from tests.corpus import made
+from tests.corpus.wiki.conftest import dump_xml
 
 from ..config.conftest import UPSTREAM
 
@@ -185,17 +188,24 @@ def test_each_runs_in_order_for_a_small_run(trial, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_dump_of_wikipedia_to_verified_tokens(shared_data, tmp_path, monkeypatch):
-    """01_prepare_data with another source: a real dump, a tokenizer trained on it, and a verified .bin/.idx."""
+@pytest.mark.parametrize("origin", ["made", pytest.param("shared", marks=pytest.mark.soak)])
+def test_a_dump_of_wikipedia_to_verified_tokens(request, origin, tmp_path, monkeypatch):
+    """01_prepare_data with another source: a dump (made up, or real), a tokenizer trained on it, and a verified .bin/.idx."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
+    if origin == "made":
+        path, articles = tmp_path / "made.xml.bz2", 400
+        path.write_bytes(bz2.compress(dump_xml(made.dump_pages(articles))))
+    else:
+        folder, articles = request.getfixturevalue("shared_data") / "wiki", 106
+        path = folder / "enwiki-pages-articles-sample.xml.bz2"
     parameters = {
-        "source": f"{{kind: wiki, path: {shared_data / 'wiki' / 'enwiki-pages-articles-sample.xml.bz2'}}}",
+        "source": f"{{kind: wiki, path: {path}}}",
         "dataset": "wiki-sample",
-        "overrides": "tokenizer.vocab_size=2000 data.split=8,1,1 evaluation.eval_iters=1",
+        "overrides": "tokenizer.vocab_size=1000 data.split=8,1,1 evaluation.eval_iters=1",
     }
     shown = texts(execute("01_prepare_data", tmp_path / "out.ipynb", **parameters))
     manifest = DatasetFiles.named("wiki-sample").manifest()
-    assert manifest.counts["documents"] == 106
+    assert manifest.counts["documents"] == articles
     assert manifest.sources[0]["licence"] == "CC-BY-SA-4.0"
     assert verify("wiki-sample").checks
     assert f"{manifest.counts['documents']:,} documents" in shown

@@ -16,6 +16,7 @@ from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources import wiki
 from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.wiki import dump
+from tests.corpus import made
 from tests.corpus.wiki.conftest import dump_xml, mirror, multistream, page  # noqa: F401 (a fixture)
 
 WHERE = "run.yaml:7: data.sources[0]"
@@ -203,6 +204,20 @@ def test_a_brought_dump(workspace):
     before = reader(path="test.xml").fingerprint()
     (workspace / "test.xml").write_bytes(dump_xml(PAGES[:5]))
     assert reader(path="test.xml").fingerprint() != before
+
+
+def test_many_articles(workspace, monkeypatch):
+    """The text of each, title first; without the redirects and talk pages, and in UTF-16 too."""
+    monkeypatch.undo()
+    monkeypatch.setenv("NBTRAIN_WORKSPACE", str(workspace))
+    expected = [f"{title}\n\n{text}" for title, _, text in made.articles()]
+    content = dump_xml(made.dump_pages())
+    (workspace / "made.xml.bz2").write_bytes(bz2.compress(content))
+    (workspace / "wide.xml").write_bytes(content.decode().encode("utf-16"))
+    for path in ("made.xml.bz2", "wide.xml"):
+        documents, tally = read(reader(path=path))
+        assert documents == expected
+        assert tally.records == 72
 
 
 def test_samples(shared_data, monkeypatch):

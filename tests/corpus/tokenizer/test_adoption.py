@@ -110,11 +110,6 @@ def bring(workspace):
     return make
 
 
-@pytest.fixture
-def gpt2(shared_data):
-    return shared_data / "gpt2"
-
-
 # --- tokenizer.json -----------------------------------------------------------------------------------------
 
 
@@ -323,26 +318,37 @@ def test_nothing_there(workspace):
 # --- GPT-2's two files --------------------------------------------------------------------------------------
 
 
-def test_gpt2(gpt2, workspace):
-    """Its ids for Hello world, EOD 50256, copies of its files, and the identity that they always had."""
-    manifest = adopt(gpt2, EOD_TOKEN, workspace / "gpt2")
-    assert (manifest["vocab_size"], manifest["eod_id"], manifest["trained"]) == (50257, 50256, None)
+def test_gpt2s_two_files(gpt2_files, workspace):
+    """The EOD is the last entry; copies of the files, the identity that they always had, and HF tokenizers' ids."""
+    manifest = adopt(gpt2_files, EOD_TOKEN, workspace / "gpt2")
+    size = len(json.loads((gpt2_files / "vocab.json").read_text(encoding="utf-8")))
+    assert (manifest["vocab_size"], manifest["eod_id"], manifest["trained"]) == (size, size - 1, None)
     identity = ""
     for name in ("merges.txt", "vocab.json"):
-        content = (gpt2 / name).read_bytes()
+        content = (gpt2_files / name).read_bytes()
         assert (workspace / "gpt2" / name).read_bytes() == content
         identity += f"{name} {hashlib.sha256(content).hexdigest()}\n"
     assert manifest["sha256"] == hashlib.sha256(identity.encode()).hexdigest()
+    reference = tokenizers.ByteLevelBPETokenizer.from_file(
+        str(gpt2_files / "vocab.json"), str(gpt2_files / "merges.txt")
+    )
     for engine in ("fastokens", "tokenizers"):
         loaded = Tokenizer.load(workspace / "gpt2", engine)
-        assert loaded.encode("Hello world").tolist() == [15496, 995]
+        for text in ("Hello world", *PROSE[:3]):
+            assert loaded.encode(text).tolist() == reference.encode(text).ids
     assert Tokenizer.load(workspace / "gpt2").check_exact() is None
 
 
-def test_in_place(gpt2, workspace):
+def test_known_ids_of_gpt2(shared_data, workspace):
+    manifest = adopt(shared_data / "gpt2", EOD_TOKEN, workspace / "gpt2")
+    assert (manifest["vocab_size"], manifest["eod_id"]) == (50257, 50256)
+    assert Tokenizer.load(workspace / "gpt2").encode("Hello world").tolist() == [15496, 995]
+
+
+def test_in_place(gpt2_files, workspace):
     """Files that were put into the tokenizer's own folder are taken over where they are."""
     folder = workspace / "mine"
-    shutil.copytree(gpt2, folder, copy_function=shutil.copyfile)
+    shutil.copytree(gpt2_files, folder, copy_function=shutil.copyfile)
     folder.chmod(0o755)
     before = (folder / "vocab.json").stat().st_ino
     manifest = adopt(folder, EOD_TOKEN, folder)

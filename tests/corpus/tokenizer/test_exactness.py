@@ -11,6 +11,7 @@ from nbtrain.corpus.tokenizer import exactness as tokenizer_exactness
 from nbtrain.corpus.tokenizer import training as tokenizer_training
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from tests.corpus import made
 
 # Spacing oddities, contractions, and letters of many kinds: what engines have been seen to differ on.
 PIECES = [
@@ -117,9 +118,9 @@ def natural(shared_data, name: str, count: int, size: int) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def gpt2(shared_data, tmp_path_factory):
+def gpt2(gpt2_files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("gpt2")
-    adopt(shared_data / "gpt2", EOD_TOKEN, folder)
+    adopt(gpt2_files, EOD_TOKEN, folder)
     return folder
 
 
@@ -141,22 +142,19 @@ def assert_same(folder, texts) -> np.ndarray:
     return ids
 
 
-def tiktoken_gpt2(shared_data):
-    """tiktoken with GPT-2's ranks, from vocab.json, and its published pattern."""
+def assert_as_tiktoken(folder, texts, ids: np.ndarray) -> None:
+    """tiktoken gives these ids, with the ranks of vocab.json and GPT-2's published pattern."""
     tiktoken = pytest.importorskip("tiktoken")
-    vocab = json.loads((shared_data / "gpt2" / "vocab.json").read_text(encoding="utf-8"))
+    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
     byte_of = {letter: byte for byte, letter in enumerate(tokenizer_training.byte_letters())}
-    ranks = {
-        bytes(byte_of[letter] for letter in entry): rank
-        for entry, rank in vocab.items()
-        if entry != EOD_TOKEN
-    }
-    return tiktoken.Encoding(
+    eod = vocab.pop(EOD_TOKEN)
+    oracle = tiktoken.Encoding(
         "gpt2-from-files",
         pat_str=tokenizer_training.GPT2_PATTERN,
-        mergeable_ranks=ranks,
-        special_tokens={EOD_TOKEN: 50256},
+        mergeable_ranks={bytes(byte_of[letter] for letter in entry): rank for entry, rank in vocab.items()},
+        special_tokens={EOD_TOKEN: eod},
     )
+    assert ids.tolist() == [token for row in oracle.encode_ordinary_batch(texts) for token in row]
 
 
 def test_a_thousand_adversarial_texts(gpt2):
@@ -168,12 +166,16 @@ def test_a_thousand_adversarial_texts(gpt2):
 
 
 @pytest.mark.slow
-def test_twenty_thousand_adversarial_texts(gpt2, shared_data):
+def test_twenty_thousand_adversarial_texts(gpt2):
     """fastokens is HF tokenizers and tiktoken, id for id; literal EODs are text in all three."""
     texts = adversarial(20_000)
-    ids = assert_same(gpt2, texts)
-    oracle = tiktoken_gpt2(shared_data)
-    assert ids.tolist() == [token for row in oracle.encode_ordinary_batch(texts) for token in row]
+    assert_as_tiktoken(gpt2, texts, assert_same(gpt2, texts))
+
+
+def test_texts_of_every_script(gpt2):
+    """60 documents of made-up words of each: fastokens, HF tokenizers and tiktoken agree."""
+    texts = [text for script in made.SCRIPTS for text in made.texts(script, 60)]
+    assert_as_tiktoken(gpt2, texts, assert_same(gpt2, texts))
 
 
 @pytest.mark.slow
@@ -183,9 +185,7 @@ def test_twenty_thousand_adversarial_texts(gpt2, shared_data):
 def test_natural_texts(gpt2, shared_data, name, count, size):
     """388 languages, 3,000 Chinese texts and 300 pieces of books: fastokens, HF tokenizers and tiktoken agree."""
     texts = natural(shared_data, name, count, size)
-    ids = assert_same(gpt2, texts)
-    oracle = tiktoken_gpt2(shared_data)
-    assert ids.tolist() == [token for row in oracle.encode_ordinary_batch(texts) for token in row]
+    assert_as_tiktoken(gpt2, texts, assert_same(gpt2, texts))
 
 
 def test_languages_in_short(gpt2, shared_data):
@@ -194,9 +194,7 @@ def test_languages_in_short(gpt2, shared_data):
         shared_data, "chinese-classics", 100, 200
     )
     assert len(texts) > 450
-    ids = assert_same(gpt2, texts)
-    oracle = tiktoken_gpt2(shared_data)
-    assert ids.tolist() == [token for row in oracle.encode_ordinary_batch(texts) for token in row]
+    assert_as_tiktoken(gpt2, texts, assert_same(gpt2, texts))
 
 
 @pytest.mark.slow

@@ -150,10 +150,10 @@ def test_merges_from_ranks():
     assert [vocab[left + right] for left, right in merges] == list(range(257, 263))
 
 
-def test_gpt2_vocabulary_from_its_ranks(shared_data):
-    """From GPT-2's 50,257 entries alone all of its 50,000 merges come back, in order."""
-    vocab = json.loads((shared_data / "gpt2" / "vocab.json").read_text(encoding="utf-8"))
-    lines = (shared_data / "gpt2" / "merges.txt").read_text(encoding="utf-8").splitlines()
+def test_merges_from_the_ranks_of_a_vocabulary(gpt2_files):
+    """From GPT-2's 50,257 entries alone all of its 50,000 merges come back, in order; of a made one likewise."""
+    vocab = json.loads((gpt2_files / "vocab.json").read_text(encoding="utf-8"))
+    lines = (gpt2_files / "merges.txt").read_text(encoding="utf-8").splitlines()
     byte_of = {letter: byte for byte, letter in enumerate(tokenizer_training.byte_letters())}
     del vocab[EOD_TOKEN]
     ranks = [(bytes(byte_of[letter] for letter in entry), rank) for entry, rank in vocab.items()]

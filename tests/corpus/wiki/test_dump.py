@@ -10,6 +10,7 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.corpus.wiki import dump
+from tests.corpus import made
 from tests.corpus.wiki.conftest import dump_xml, multistream, page
 
 PAGES = [page(f"Page {number}", f"Text {number} & <b>more</b> " * 20) for number in range(60)]
@@ -192,6 +193,18 @@ def test_a_page_without_an_end_is_bounded(workspace, monkeypatch):
 def test_no_dump(workspace, content, said):
     """What it is instead, and what to do."""
     assert said in refusal(write(workspace, content))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+@pytest.mark.parametrize("siteinfo", [True, False])
+def test_dumps_of_many_articles(workspace, encoding, siteinfo):
+    """With and without a header, in UTF-8 and UTF-16, packed: every page once, with its text as it was written."""
+    content = dump_xml(made.dump_pages(), *([] if siteinfo else [""])).decode()
+    declared = f'<?xml version="1.0" encoding="{encoding}"?>\n{content}'
+    pages = read(write(workspace, bz2.compress(declared.encode(encoding)), "made.xml.bz2"))
+    assert len(pages) == 72
+    kept = [(one.title, one.text) for one in pages if one.namespace == 0 and not one.is_redirect]
+    assert kept == [(title, wikitext) for title, wikitext, _ in made.articles()]
 
 
 def test_samples(shared_data, monkeypatch):

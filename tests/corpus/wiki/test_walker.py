@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from nbtrain.corpus.wiki import dump
 from nbtrain.corpus.wiki.walker import Walker
 from tests.benchmarks.wiki import RESIDUE
+from tests.corpus import made
 
 WALKER = Walker({6: "Datei", 14: "Kategorie"})
 
@@ -210,6 +211,20 @@ def test_deep_nesting():
         assert found.startswith("before") and found.endswith("after")
 
 
+def residue(texts: list[str]) -> dict[str, int]:
+    return {name: sum(len(re.findall(pattern, one)) for one in texts) for name, pattern in RESIDUE.items()}
+
+
+def test_articles_of_many_parts():
+    """Each part alone is known; together, and in any order, they are the same text and leave no markup."""
+    walker = Walker({0: "", 6: "Datei", 14: "Kategorie"})
+    found = [(walker.text(wikitext), expected) for _, wikitext, expected in made.articles(100)]
+    assert all(ours == expected for ours, expected in found)
+    assert residue([ours for ours, _ in found]) == dict.fromkeys(RESIDUE, 0)
+    raw = residue([wikitext for _, wikitext, _ in made.articles(100)])
+    assert min(raw.values()) > 0, "each kind of markup stands in the articles"
+
+
 def test_residue_of_the_sample(shared_data):
     """At most one piece of markup in 100 articles of a real dump; here there is none."""
     found = dump.open_dump(shared_data / "wiki" / "enwiki-pages-articles-sample.xml.bz2")
@@ -222,5 +237,4 @@ def test_residue_of_the_sample(shared_data):
     ]
     assert len(texts) == 106
     assert sum(map(len, texts)) > 2_800_000
-    left = {name: sum(len(re.findall(pattern, one)) for one in texts) for name, pattern in RESIDUE.items()}
-    assert left == dict.fromkeys(RESIDUE, 0)
+    assert residue(texts) == dict.fromkeys(RESIDUE, 0)

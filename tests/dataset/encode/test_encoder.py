@@ -37,6 +37,7 @@ from nbtrain.dataset.indexed_writer import insert_at
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare import dataset as prepare_dataset
 from nbtrain.dataset.prepare.prepare import prepare
+from tests.corpus import made
 
 
 def content(folder):
@@ -608,15 +609,23 @@ print(int(status["VmHWM"].split()[0]) * 1024)
 """
 
 
+UNITS = ["the model reads some words ", "文本分詞模型讀取\uff0c"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["the model reads some words ", "文本分詞模型讀取\uff0c"])
-def test_memory_of_one_document_of_100_mb(make_config, workspace, shared_data, unit):
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("vocabulary", ["made", pytest.param("shared", marks=pytest.mark.soak)])
+def test_memory_of_one_document_of_100_mb(make_config, workspace, request, vocabulary, unit):
     """The whole of prepare stays within 250 MiB and four times the document."""
     from nbtrain.config.load import to_yaml
 
     text = unit * (100_000_000 // len(unit.encode()))
     (workspace / "texts.jsonl").write_text(json.dumps({"text": text}, ensure_ascii=False) + "\n")
-    brought = {"name": "gpt2", "vocab_size": 50257, "path": str(shared_data / "gpt2")}
+    if vocabulary == "made":
+        folder, size = made.write_gpt2_files(workspace / "gpt2", also=tuple(UNITS)), made.VOCAB_SIZE
+    else:
+        folder, size = request.getfixturevalue("shared_data") / "gpt2", 50257
+    brought = {"name": "gpt2", "vocab_size": size, "path": str(folder)}
     (workspace / "run.yaml").write_text(to_yaml(make_config(tokenizer=brought)))
     command = [sys.executable, "-c", MEMORY, "run.yaml"]
     done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)

@@ -49,15 +49,17 @@ class PythonDocsSource(SourceModel):
 
 
 class TextSource(FileSourceModel):
-    """Plain text: a file, or a folder of .txt files, also .gz, .zst and .bz2."""
+    """Plain text: a file, or a folder of .txt files; also .gz, .zst, .bz2 and .xz."""
 
     kind: Literal["text"]
     document_separator: Text | None = None
     """A line that ends a document; null makes each file one document."""
+    newlines: Literal["lf", "keep"] = "lf"
+    """Line ends: lf makes each \\r\\n of Windows one \\n, which saves a token per line; keep leaves them."""
 
 
 class JsonlSource(FileSourceModel):
-    """One JSON object per line: .jsonl, also .gz, .zst and .bz2."""
+    """One JSON object per line, or one array of objects: .jsonl; also .gz, .zst, .bz2 and .xz."""
 
     kind: Literal["jsonl"]
     text_key: Word = "text"
@@ -95,7 +97,7 @@ class WikiSource(SourceModel):
 
     kind: Literal["wiki"]
     path: PathText | None = None
-    """A dump on disk (.xml or .xml.bz2), relative to the workspace; null downloads one."""
+    """A dump on disk, .xml or compressed (.bz2, .gz, .xz, .zst), relative to the workspace; null downloads one."""
     language: Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,23}$")] = "en"
     """Which Wikipedia is downloaded: en, bg, simple, zh-min-nan, ..."""
     date: Annotated[str, Field(pattern="^([0-9]{8}|latest)$")] = "latest"
@@ -113,7 +115,7 @@ class WikiSource(SourceModel):
 
 
 class TokensSource(FileSourceModel):
-    """Documents that are token ids already: .jsonl(.gz, .zst) or .parquet."""
+    """Documents that are token ids already: .jsonl, also compressed, .json or .parquet."""
 
     kind: Literal["tokens"]
     input_ids_key: Word = "input_ids"

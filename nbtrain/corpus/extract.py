@@ -43,7 +43,6 @@ class ExtractedReader(SourceReader):
         super().__init__(original.config, original.where, original.extra_keys)
         self.original = original
         self.folder = folder
-        self.drift_is_accepted = original.drift_is_accepted  # type: ignore[misc]
 
     def parts(self) -> Iterator[Part]:
         for path in sorted(self.folder.glob("[0-9]*.jsonl")):
@@ -63,6 +62,9 @@ class ExtractedReader(SourceReader):
 
     def fingerprint(self) -> dict[str, Any]:
         return self.original.fingerprint()
+
+    def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
+        return self.original.accepts_drift(then, now)
 
     def describe(self) -> dict[str, Any]:
         return self.original.describe()

@@ -39,8 +39,6 @@ class SourceReader(ABC):
     """
 
     kind: ClassVar[str]
-    drift_is_accepted: ClassVar[bool] = False
-    """Whether a dataset stays good when the fingerprint has changed without anybody asking for it."""
     is_extracted: ClassVar[bool] = False
     """Reading costs so much that its text is kept on disk (data/corpus/) once it is read."""
     gives_unicode: ClassVar[bool] = False
@@ -79,6 +77,10 @@ class SourceReader(ABC):
     @abstractmethod
     def fingerprint(self) -> dict[str, Any]:
         """JSON values that change when the records would: versions, or sizes and times of files."""
+
+    def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
+        """Whether a dataset stays good although its fingerprint `then` has become `now`: nobody asked for the change."""
+        return False
 
     def download(self) -> str | None:
         """Fetch what is not on this disk yet; a sentence on what was done, None where there is nothing to fetch."""

@@ -1,30 +1,65 @@
-"""Compressed files as streams of bytes: .gz, .zst and .bz2, of several members (frames) too.
+"""Compressed files as streams of bytes: .gz, .zst, .bz2 and .xz, also of several members (frames, streams).
 
 The standard library's readers and zstandard's own disagree about files that are cut short (one raises EOFError,
-one ends quietly) and do not say how far in the file they are. Here all three behave alike.
+one ends quietly), and they do not say how far in the file they are. Here all four behave alike. Archives and other
+compressions are recognised and refused, with the command that unpacks them.
 """
 
 import bz2
 import io
+import lzma
 import re
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.corpus.sources.optional import optional
 
-CHECKS = {".gz": "gzip -t", ".zst": "zstd -t", ".bz2": "bzip2 -t"}
+CHECKS = {".gz": "gzip -t", ".zst": "zstd -t", ".bz2": "bzip2 -t", ".xz": "xz -t"}
 SUFFIXES = tuple(CHECKS)
-# The first two are no UTF-8; a text may begin with BZh, but not go on as a block of bzip2, or its end, does.
+READ_ARE = f"{', '.join(SUFFIXES[:-1])} and {SUFFIXES[-1]}"
+# Text in UTF-8 cannot begin like .gz, .zst or .xz; it may begin with BZh, but a block of bzip2 must follow.
 MAGIC = {
     ".gz": re.compile(rb"\x1f\x8b"),
     ".zst": re.compile(rb"\x28\xb5\x2f\xfd"),
     ".bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+    ".xz": re.compile(rb"\xfd7zXZ\x00"),
 }
-MAGIC_BYTES = 10
+
+
+class Unread(NamedTuple):
+    """A compression or archive that is not read."""
+
+    name: str
+    magic: re.Pattern[bytes] | None
+    """What such a file begins with; None if only its name tells."""
+    suffixes: tuple[str, ...]
+    unpack: str
+    """The command that unpacks it."""
+
+
+UNREAD = (
+    Unread("a zip archive", re.compile(rb"PK(\x03\x04|\x05\x06|\x07\x08)"), (".zip",), "unzip"),
+    Unread("a 7z archive", re.compile(rb"7z\xbc\xaf\x27\x1c"), (".7z",), "7z x"),
+    Unread("a RAR archive", re.compile(rb"Rar!\x1a\x07"), (".rar",), "unrar x"),
+    Unread("an lz4 file", re.compile(rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18"), (".lz4",), "lz4 -d"),
+    Unread("an lzip file", re.compile(rb"LZIP\x01"), (".lz",), "lzip -d"),
+    Unread("an lzma file", re.compile(rb"\x5d\x00\x00"), (".lzma",), "xz --format=lzma -d"),
+    Unread("an lzop file", re.compile(rb"\x89LZO\x00"), (".lzo",), "lzop -d"),
+    Unread("a compress (.Z) file", re.compile(rb"\x1f[\x9d\xa0]"), (".z",), "uncompress"),
+    Unread("a snappy file", re.compile(rb"\xff\x06\x00\x00sNaPpY"), (".sz", ".snappy"), "snzip -d"),
+    Unread("a brotli file", None, (".br",), "brotli -d"),
+)
+TAR = Unread(
+    "a tar archive",
+    re.compile(rb"[^\x00].{256}ustar(\x00|  \x00)", re.DOTALL),
+    (".tar", ".tgz", ".tbz2", ".txz", ".tar.gz", ".tar.bz2", ".tar.xz", ".tar.zst"),
+    "tar -xf",
+)
+MAGIC_BYTES = 265  # the mark of a tar archive stands at byte 257
 BLOCK_BYTES = 1 << 18
 FEED_BYTES = 64 << 10
 # zstandard's object cannot be told how much to unpack at once; 4 KiB are at most 128 MiB.
@@ -34,15 +69,54 @@ LARGEST_WINDOW_BYTES = 1 << 31
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether its name says so."""
+    """Whether the file's name says that it is compressed."""
     return path.suffix.lower() in CHECKS
 
 
-def open_bytes(path: Path, where: str) -> io.BufferedReader:
-    """The file's bytes, unpacked where its name ends in .gz, .zst or .bz2.
+def unread(begun: bytes, name: str) -> Unread | None:
+    """What a file that begins with `begun` is, if it is an archive or a compression that is not read."""
+    for kind in (TAR, *UNREAD):
+        if kind.magic.match(begun) if kind.magic else name.lower().endswith(kind.suffixes):
+            return kind
+    return None
 
-    Reading raises DataError where it is damaged. Raises DataError where it cannot be opened, or is compressed under a
-    name that says otherwise.
+
+def unread_by_name(name: str, suffixes: tuple[str, ...]) -> Unread | None:
+    """What a file is whose name ends in one of `suffixes` and then in that of a compression that is not read."""
+    for kind in UNREAD:
+        if any(name.lower().endswith(tuple(suffix + end for suffix in suffixes)) for end in kind.suffixes):
+            return kind
+    return None
+
+
+def advice(path: Path, suffixes: tuple[str, ...]) -> str:
+    """What to do about a file that unread_by_name knows."""
+    kind = unread_by_name(path.name, suffixes)
+    assert kind is not None
+    return (
+        f"{display(path)} is {kind.name} by its name, which is not read; {READ_ARE} files are. Unpack it with "
+        f"`{kind.unpack}`."
+    )
+
+
+def refusal(kind: Unread, path: Path, where: str) -> DataError:
+    """The error for a file that is an archive or a compression that is not read."""
+    return DataError(
+        f"{where and where + ': '}{display(path)}: is {kind.name}, which is not read; {READ_ARE} files are. Unpack it with "
+        f"`{kind.unpack}`, and name what comes out."
+    )
+
+
+def packing_of(begun: bytes) -> str | None:
+    """The suffix of the compression that a file begins with; None if it begins with none that is read."""
+    return next((suffix for suffix, magic in MAGIC.items() if magic.match(begun)), None)
+
+
+def open_bytes(path: Path, where: str) -> io.BufferedReader:
+    """The file's bytes, unpacked if its name ends in .gz, .zst, .bz2 or .xz.
+
+    Raises DataError if the file cannot be opened, if it is an archive or compressed in a way that is not read, or if
+    it is compressed and its name does not say so. Reading raises DataError if the file is damaged.
     """
     try:
         file = path.open("rb", buffering=0)
@@ -50,7 +124,10 @@ def open_bytes(path: Path, where: str) -> io.BufferedReader:
         raise DataError(f"{where}: {display(path)}: cannot be read: {error.strerror}.") from error
     try:
         if is_compressed(path):
-            return io.BufferedReader(Unpacked(file, path, where), BLOCK_BYTES)
+            stream = io.BufferedReader(Unpacked(file, path, where), BLOCK_BYTES)
+            if TAR.magic and TAR.magic.match(stream.peek(MAGIC_BYTES)):
+                raise refusal(TAR, path, where)
+            return stream
         _check_plain(file, path, where)
         return io.BufferedReader(file, BLOCK_BYTES)
     except DataError:
@@ -59,26 +136,30 @@ def open_bytes(path: Path, where: str) -> io.BufferedReader:
 
 
 def _check_plain(file: io.FileIO, path: Path, where: str) -> None:
-    """Raises DataError where a file, here at its beginning, begins as a compressed one does."""
+    """Raises DataError if a file whose name names no compression begins as a compressed one does."""
     begun = file.read(MAGIC_BYTES)
     file.seek(0)
-    for suffix, magic in MAGIC.items():
-        if magic.match(begun):
-            raise DataError(
-                f"{where}: {display(path)}: is compressed: it begins as a {suffix} file does, and only names that end in "
-                f"{suffix} are unpacked. Rename it to {path.name}{suffix}."
-            )
+    if kind := unread(begun, path.name):
+        raise refusal(kind, path, where)
+    if packing := packing_of(begun):
+        if path.name.lower().endswith(TAR.suffixes):
+            raise refusal(TAR, path, where)
+        raise DataError(
+            f"{where}: {display(path)}: is compressed: it begins as a {packing} file does, and only names that end in "
+            f"{packing} are unpacked. Rename it to {path.name}{packing}."
+        )
 
 
 class Unpacked(io.RawIOBase):
     """What a compressed file holds, as a raw stream that can only be read forward."""
 
-    def __init__(self, file: BinaryIO | io.FileIO, path: Path, where: str):
+    def __init__(self, file: BinaryIO | io.FileIO, path: Path, where: str, suffix: str | None = None):
+        """`suffix` names the compression; None takes that of `path`."""
         super().__init__()
         self.consumed_bytes = 0
         """Compressed bytes read so far."""
         self._file, self._path, self._where = file, path, where
-        self._suffix = path.suffix.lower()
+        self._suffix = suffix or path.suffix.lower()
         self._make, self._errors = _decompressor(self._suffix, where)
         self._member: Any = self._make()
         self._left = b""  # compressed bytes that belong to the next member
@@ -130,8 +211,10 @@ class Unpacked(io.RawIOBase):
                 if self._has_begun or not self._num_members:
                     raise self._damaged("it ends in the middle")
                 return None
-            if not self._has_begun and self._num_members and not packed.strip(b"\0"):
-                return b""  # zeros that pad a file on tape
+            if not self._has_begun and self._num_members:
+                packed = packed.lstrip(b"\0")  # zeros pad a file on tape, and stand between streams of xz
+                if not packed:
+                    return b""
         self._has_begun = True
         try:
             block = self._member.decompress(packed, *self._limit)
@@ -148,7 +231,7 @@ class Unpacked(io.RawIOBase):
     def _damaged(self, reason: str) -> DataError:
         name, check = display(self._path), CHECKS[self._suffix]
         return DataError(
-            f"{self._where}: {name}: damaged {self._suffix} file: {reason}, after {self.consumed_bytes:,} bytes "
+            f"{self._where and self._where + ': '}{name}: damaged {self._suffix} file: {reason}, after {self.consumed_bytes:,} bytes "
             f"({self._unpacked_bytes:,} unpacked). Copy or download it again; `{check}` checks it."
         )
 
@@ -159,6 +242,8 @@ def _decompressor(suffix: str, where: str) -> tuple[Callable[[], Any], tuple[typ
         return lambda: zlib.decompressobj(wbits=31), (zlib.error,)
     if suffix == ".bz2":
         return bz2.BZ2Decompressor, (OSError, ValueError)
+    if suffix == ".xz":
+        return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), (lzma.LZMAError,)
     zstandard = optional("zstandard", where, "a .zst file")
     decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)
     return decompressor.decompressobj, (zstandard.ZstdError,)

@@ -9,6 +9,7 @@ not. Lines of a piece are numbered from its first one (Problem.line), those of a
 """
 
 import io
+import logging
 from abc import abstractmethod
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
@@ -23,18 +24,20 @@ from nbtrain.corpus.sources import base, compression, folder
 from nbtrain.corpus.sources.compression import is_compressed, open_bytes
 from nbtrain.corpus.sources.optional import optional
 
+logger = logging.getLogger(__name__)
+
 BLOCK_BYTES = 64 << 10
 # What text shrinks to, for the decision which compressed files are small.
 USUAL_RATIO = 4
 
 
 def with_compressed(*suffixes: str) -> tuple[str, ...]:
-    """Each suffix, and each with .gz, .zst and .bz2 behind it."""
+    """Each suffix, and each followed by .gz, .zst, .bz2 or .xz."""
     return tuple(suffix + packed for suffix in suffixes for packed in ("", *compression.SUFFIXES))
 
 
 class FileReader(base.SourceReader):
-    """A source that is a file, or a folder searched for `suffixes` in letters of any case, in the order of relative paths."""
+    """A source that is a file, or a folder searched for `suffixes`, upper or lower case, in the order of relative paths."""
 
     suffixes: ClassVar[tuple[str, ...]]
 
@@ -53,10 +56,21 @@ class FileReader(base.SourceReader):
             )
         found = folder.wanted_files(path, self.is_wanted, self.where)
         if not found:
+            unread = self._unread_files()
             raise DataError(
                 f"{self.where}: path = {self.config.path!r}: the folder holds {self.nothing_found()}."
+                + (f" {compression.advice(unread[0], self.suffixes)}" if unread else "")
             )
         return found
+
+    def _unread_files(self) -> list[Path]:
+        """Files of the folder that would be wanted, were they not compressed in a way that is not read."""
+        root = resolve(self.config.path)
+        if not folder.is_folder(root, self.where):
+            return []
+        return folder.wanted_files(
+            root, lambda name: compression.unread_by_name(name, self.suffixes) is not None, self.where
+        )
 
     def is_wanted(self, name: str) -> bool:
         """Whether a file of a folder is read."""
@@ -81,6 +95,8 @@ class FileReader(base.SourceReader):
     def check_dependencies(self) -> None:
         if any(path.suffix.lower() == ".zst" for path in self.files()):
             optional("zstandard", self.where, "a .zst file")
+        for path in self._unread_files():
+            logger.warning("%s: left out: %s", self.where, compression.advice(path, self.suffixes))
 
     def parts(self) -> Iterator[Part]:
         group: list[Path] = []

@@ -73,8 +73,9 @@ class PythonDocsReader(SourceReader):
 
     kind = "python-docs"
     is_extracted = True
-    # An upgraded package is no reason to refuse the dataset that was made before.
-    drift_is_accepted = True
+
+    def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
+        return True  # an upgraded package is no reason to refuse the dataset that was made before
 
     def parts(self) -> Iterator[Part]:
         # Duplicates and the cap are decided over all of it, so it is one part.

@@ -19,7 +19,8 @@ from nbtrain.corpus.sources.files import (
 class TextReader(FileReader):
     """UTF-8 .txt files, compressed ones too. A file is streamed where a separator cuts it, else read whole.
 
-    A document that is not UTF-8 is broken; the line of its first wrong byte is named.
+    A document that is not UTF-8 is broken; the line of its first wrong byte is named. Line ends are normalised to \\n
+    unless `newlines` is keep.
     """
 
     kind = "text"
@@ -38,13 +39,27 @@ class TextReader(FileReader):
                 path = Path(name)
                 with open_lines(path, self.where) as stream:
                     content = stream.read()
-                yield from _text(content.removeprefix(BOM_UTF8), display(path), 1, tally)
+                yield from self._text(content.removeprefix(BOM_UTF8), display(path), 1, tally)
             return
         for shown, lines in self.opened(part):
             lines_before = tally.lines
             for first, last, content in _documents(lines, self._separator):
                 tally.lines = lines_before + (last if part.path else 0)
-                yield from _text(content, shown, first, tally)
+                yield from self._text(content, shown, first, tally)
+
+    def _text(self, content: bytes, path: str, first: int, tally: Tally) -> Iterator[str]:
+        tally.records += 1
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
+            line = first + content.count(b"\n", 0, error.start)
+            what = f"not UTF-8 (byte 0x{content[error.start]:02x}); convert the file, e.g. with iconv -t UTF-8"
+            tally.add_broken(path, line, what)
+            return
+        del content
+        if self.config.newlines == "lf" and "\r\n" in text:
+            text = text.replace("\r\n", "\n")
+        yield text
 
     @property
     def _separator(self) -> bytes | None:
@@ -64,16 +79,3 @@ def _documents(lines: Iterable[bytes], separator: bytes) -> Iterator[tuple[int, 
             begun.append(line)
     if begun:
         yield first, number, joined(begun)
-
-
-def _text(content: bytes, path: str, first: int, tally: Tally) -> Iterator[str]:
-    tally.records += 1
-    try:
-        text = content.decode()
-    except UnicodeDecodeError as error:
-        line = first + content.count(b"\n", 0, error.start)
-        what = f"not UTF-8 (byte 0x{content[error.start]:02x}); convert the file, e.g. with iconv -t UTF-8"
-        tally.add_broken(path, line, what)
-        return
-    del content
-    yield text

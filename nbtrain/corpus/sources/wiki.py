@@ -22,11 +22,12 @@ from nbtrain.corpus.sources.folder import is_file
 from nbtrain.corpus.wiki import download, dump
 from nbtrain.corpus.wiki.walker import Walker
 
-# Raised when the same dump gives other text: what was extracted before is then made again.
-EXTRACTION = 1
+# Raised when the same dump gives other text: it is then extracted again. Datasets made before stay as they are.
+EXTRACTION = 2
+OLDER_REVISION = "older_revision"
 
-PART_BYTES = {True: 4 << 20, False: 16 << 20}
-"""Of the file, where it is compressed and where it is not: some 1,000 to 2,000 articles."""
+FILE_BYTES, COMPRESSED_BYTES = 16 << 20, 4 << 20
+"""What a part takes of a plain file, and of a compressed one: some 1,000 to 2,000 articles."""
 PIECE_BYTES = 8 << 20
 
 
@@ -35,6 +36,9 @@ class WikiReader(SourceReader):
 
     kind = "wiki"
     is_extracted = True
+
+    def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
+        return {**then, "extraction": None} == {**now, "extraction": None}
 
     def parts(self) -> Iterator[Part]:
         with self._named():
@@ -59,9 +63,10 @@ class WikiReader(SourceReader):
         details = (found,)
         shown, total = display(found.path), found.path.stat().st_size
         points = [0]
+        part_bytes = FILE_BYTES if found.packing is None else COMPRESSED_BYTES
         if self.config.max_articles is None:
-            points = dump.entry_points(found, PART_BYTES[found.compressed])
-        if len(points) > 1 or (total <= PART_BYTES[found.compressed] and self.config.max_articles is None):
+            points = dump.entry_points(found, part_bytes)
+        if len(points) > 1 or (total <= part_bytes and self.config.max_articles is None):
             for start, stop in zip(points, [*points[1:], total]):
                 yield Part(
                     f"{shown}, bytes {start:,} to {stop:,}",
@@ -97,6 +102,9 @@ class WikiReader(SourceReader):
             if isinstance(page, dump.BrokenPage):
                 tally.add_broken(str(part.path), None, f"page {page.title!r}: {page.what}", "broken_page")
                 continue
+            if page.older_revisions:
+                tally.records += page.older_revisions
+                tally.dropped[OLDER_REVISION] += page.older_revisions
             if reason := self._left_out(page):
                 tally.dropped[reason] += 1
                 continue

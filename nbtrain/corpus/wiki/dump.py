@@ -1,10 +1,10 @@
-"""Pages of a MediaWiki dump (pages-articles): .xml, .xml.bz2, or multistream .xml.bz2, in constant memory.
+"""Pages of a MediaWiki dump (pages-articles): .xml, .xml.bz2 or multistream .xml.bz2, .gz, .xz, .zst; in constant memory.
 
     bytes -> pieces that begin and end between pages -> each <page> parsed by itself with lxml -> Page
 
 A page belongs to the place where its "<page>" begins. That makes any offset of an .xml file, and any bz2 stream
-inside a .bz2 file, a place to start from: a reader goes to the first page behind its start and reads on behind its
-stop until the last page is whole. A .bz2 file of one stream cannot be entered; it is read from the beginning.
+inside a .bz2 file, a place to start from: a reader goes to the first page after its start and reads on after its
+stop until the last page is whole. A .bz2 file of one stream, or any other compressed file, is read from the beginning.
 Since "<" in text is written "&lt;", the tags can be found before the XML is parsed, and one broken page costs
 no other. UTF-16 becomes UTF-8 on the way, which takes reading from the beginning too.
 """
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
+from nbtrain.corpus.sources import compression
 
 READ_BYTES = 1 << 20
 # A page of Wikipedia has at most 2 MiB of wikitext; without a bound a damaged file would fill the memory.
@@ -44,6 +45,9 @@ class Page(NamedTuple):
     model: str
     """Content model; "wikitext" where the dump names none."""
     text: str
+    """Of its newest revision."""
+    older_revisions: int = 0
+    """How many other revisions of it the dump holds (pages-meta-history); they are left out."""
 
 
 class BrokenPage(NamedTuple):
@@ -58,7 +62,8 @@ class Dump:
     """What the beginning of a dump says of it."""
 
     path: Path
-    compressed: bool
+    packing: str | None
+    """The suffix of its compression, told by its first bytes; None if it is not compressed."""
     encoding: str
     """utf-8, utf-16-le or utf-16-be."""
     namespaces: dict[int, str] = field(default_factory=dict)
@@ -78,33 +83,26 @@ def open_dump(path: Path) -> Dump:
     """Look at the beginning. Raises DataError where it is no dump, naming what it is."""
     try:
         with path.open("rb") as stream:
-            begin = stream.read(16)
+            begin = stream.read(compression.MAGIC_BYTES)
     except OSError as error:
         raise DataError(f"{display(path)}: cannot be read: {error.strerror}.") from error
-    for magic, name, command in (
-        (b"\x1f\x8b", "gzip", "gunzip"),
-        (b"7z\xbc\xaf", "7z", "7z x"),
-        (b"\x28\xb5\x2f\xfd", "zstd", "zstd -d"),
-        (b"\xfd7zXZ", "xz", "unxz"),
-    ):
-        if begin.startswith(magic):
-            raise DataError(
-                f"{display(path)}: a dump is read as .xml or .xml.bz2, this is {name}. Unpack it with {command}."
-            )
-    compressed = begin.startswith(b"BZh")
+    if kind := compression.unread(begin, path.name):
+        raise compression.refusal(kind, path, "")
+    # No dump begins with BZh as text: what does is bzip2, though its next bytes may be damaged.
+    packing = compression.packing_of(begin) or (".bz2" if begin.startswith(b"BZh") else None)
     raw = b""
     try:
-        for block in _bz2_blocks(path, 0) if compressed else _plain_blocks(path, 0, None):
+        for block in _blocks(path, packing, 0, None):
             raw += block.content
             if len(raw) >= HEAD_BYTES:
                 break
     except _Cut as error:
         if not raw:
             raise DataError(f"{display(path)}: {error}. Fetch it again, and compare its SHA-1.") from error
-    return _look(path, compressed, raw[:HEAD_BYTES])
+    return _look(path, packing, raw[:HEAD_BYTES])
 
 
-def _look(path: Path, compressed: bool, raw: bytes) -> Dump:
+def _look(path: Path, packing: str | None, raw: bytes) -> Dump:
     encoding = _encoding(raw)
     head = raw.decode(encoding, errors="replace").lstrip("\ufeff")
     root = re.search(r"<(?![?!])([^\s/>]*)", re.sub(r"<!--.*?-->", "", head, flags=re.DOTALL))
@@ -123,7 +121,7 @@ def _look(path: Path, compressed: bool, raw: bytes) -> Dump:
         )
     end = head.find("</siteinfo>")
     if end < 0:
-        return Dump(path, compressed, encoding)
+        return Dump(path, packing, encoding)
     try:
         siteinfo = _parse(head[max(0, head.find("<siteinfo")) : end + len("</siteinfo>")].encode())
     except SyntaxError as error:  # lxml's XMLSyntaxError is one
@@ -134,7 +132,7 @@ def _look(path: Path, compressed: bool, raw: bytes) -> Dump:
         if re.fullmatch("-?[0-9]{1,9}", child.get("key") or "")
     }
     site = {name: siteinfo.findtext(f"{{*}}{name}") or "" for name in ("sitename", "dbname", "base")}
-    return Dump(path, compressed, encoding, namespaces, {key: text for key, text in site.items() if text})
+    return Dump(path, packing, encoding, namespaces, {key: text for key, text in site.items() if text})
 
 
 def _encoding(raw: bytes) -> str:
@@ -155,9 +153,9 @@ def _encoding(raw: bytes) -> str:
 def entry_points(dump: Dump, part_bytes: int) -> list[int]:
     """Offsets at least part_bytes apart where reading may start, the first 0. One alone: only from the beginning."""
     size = dump.path.stat().st_size
-    if dump.encoding != "utf-8":
+    if dump.encoding != "utf-8" or dump.packing not in (None, ".bz2"):
         return [0]
-    if not dump.compressed:
+    if dump.packing is None:
         return list(range(0, size, part_bytes)) or [0]
     points = [0]
     with (
@@ -268,9 +266,10 @@ def _page(xml: bytes) -> Page | BrokenPage:
     except etree.XMLSyntaxError as error:
         # Its line counts from the page's first; the title finds it in the dump.
         return BrokenPage(_name(_title(xml)), f"not well-formed XML: {str(error.msg).split(', line ')[0]}")
-    revision = page.find("{*}revision[last()]")
+    revisions = page.findall("{*}revision")
+    revision = max(revisions, key=_timestamp) if revisions else None
     content = None if revision is None else revision.find("{*}text")
-    if content is None:
+    if revision is None or content is None:
         return BrokenPage(_name(_title(xml)), "it has no revision with a text")
     namespace = page.findtext("{*}ns") or "0"
     return Page(
@@ -279,7 +278,14 @@ def _page(xml: bytes) -> Page | BrokenPage:
         page.find("{*}redirect") is not None,
         revision.findtext("{*}model") or "wikitext",
         content.text or "",
+        len(revisions) - 1,
     )
+
+
+def _timestamp(revision: Any) -> tuple[str, int]:
+    """Orders revisions by time (ISO 8601 in UTC, which sorts as text), then by id, whatever their order in the dump."""
+    number = revision.findtext("{*}id") or ""
+    return revision.findtext("{*}timestamp") or "", int(number) if re.fullmatch("[0-9]{1,18}", number) else 0
 
 
 def _parse(xml: bytes) -> Any:
@@ -322,13 +328,13 @@ class _Block(NamedTuple):
 
     content: bytes
     begin: int
-    """Offset in the file of the bz2 stream, or of the bytes themselves, that it is from."""
+    """Offset in the file: of the bz2 stream that they are from, or of the bytes themselves."""
     end: int
     """How much of the file has been read."""
 
 
 def _utf8_blocks(dump: Dump, start: int, stop: int | None) -> Iterator[_Block]:
-    blocks = _bz2_blocks(dump.path, start) if dump.compressed else _plain_blocks(dump.path, start, stop)
+    blocks = _blocks(dump.path, dump.packing, start, stop)
     if dump.encoding == "utf-8":
         yield from blocks
         return
@@ -337,6 +343,19 @@ def _utf8_blocks(dump: Dump, start: int, stop: int | None) -> Iterator[_Block]:
         text = decoder.decode(block.content)
         # A surrogate without its other half is a broken character, as in any other place.
         yield block._replace(content=text.encode("utf-8", errors="replace"))
+
+
+def _blocks(path: Path, packing: str | None, start: int, stop: int | None) -> Iterator[_Block]:
+    if packing is None:
+        return _plain_blocks(path, start, stop)
+    return _bz2_blocks(path, start) if packing == ".bz2" else _unpacked_blocks(path, packing)
+
+
+def _unpacked_blocks(path: Path, packing: str) -> Iterator[_Block]:
+    """A compression that cannot be entered in the middle: read from the beginning."""
+    with path.open("rb", buffering=0) as file, compression.Unpacked(file, path, "", packing) as stream:
+        while content := stream.read(READ_BYTES):
+            yield _Block(content, 0, stream.consumed_bytes)
 
 
 def _plain_blocks(path: Path, start: int, stop: int | None) -> Iterator[_Block]:

@@ -47,6 +47,12 @@ rb rt rp rtc time data a noinclude onlyinclude translate tvar td th caption thea
 )
 BREAKS = frozenset("br hr".split())
 
+# References as hands type them: a blank or a line break inside the brackets, or no > before the text begins.
+LOOSE_REFERENCE = re.compile(
+    r"<\s++(ref(?:\s++(?:name|group)\s*+=[^<>]*+)?\s*+/?>)|<\s*+/\s*+(ref)\s*+>|<(ref)\b(?=[^<>]*+<\s*+/\s*+ref\s*+>)",
+    re.IGNORECASE,
+)
+
 SUPERSCRIPTS = str.maketrans("0123456789+-−=()", "⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻⁻⁼⁽⁾")
 SUBSCRIPTS = str.maketrans("0123456789+-−=()", "₀₁₂₃₄₅₆₇₈₉₊₋₋₌₍₎")
 SMALL_FIGURES = re.compile(r"<(su[bp])>([0-9+\-−=()]{1,12})</\1>", re.IGNORECASE)
@@ -57,6 +63,7 @@ def scan_tags(text: str, aside: list[str]) -> str:
     text = SMALL_FIGURES.sub(
         lambda match: match[2].translate(SUPERSCRIPTS if match[1].lower() == "sup" else SUBSCRIPTS), text
     )
+    text = LOOSE_REFERENCE.sub(_reference, text)
     lowered = text.lower()
     if len(lowered) != len(text):  # a few letters grow
         lowered = text
@@ -98,6 +105,11 @@ def scan_tags(text: str, aside: list[str]) -> str:
             out.append(match[0].replace("<", LESS_THAN))
     out.append(text[position:].replace("<", LESS_THAN))
     return "".join(out)
+
+
+def _reference(match: re.Match[str]) -> str:
+    opening, closing, unended = match.groups()
+    return f"<{opening}" if opening else f"</{closing}>" if closing else f"<{unended}>"
 
 
 def _closing(lowered: str, name: str, position: int) -> tuple[int, int]:

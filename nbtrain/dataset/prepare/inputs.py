@@ -101,7 +101,7 @@ def check_same_inputs(
             return manifest, f"same settings; not compared with sources that are no longer there: {gone}"
     if now == then:
         return manifest, "same settings, same sources"
-    if all(reader.drift_is_accepted for reader, a, b in zip(corpus.readers, then, now) if a != b):
+    if all(reader.accepts_drift(a, b) for reader, a, b in zip(corpus.readers, then, now) if a != b):
         changes = [f"{key} = {a} there, {b} here" for key, a, b in differences(then, now, "sources")]
         return manifest, f"same settings; kept though versions differ: {'; '.join(changes)}"
     sizes_only = [_sizes(entry) for entry in then] == [_sizes(entry) for entry in now]

@@ -3,7 +3,11 @@
 import bz2
 import gzip
 import io
+import logging
+import lzma
 import random
+import tarfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,12 +18,14 @@ from hypothesis import strategies as st
 from nbtrain.base.errors import DataError
 from nbtrain.config.sources import JsonlSource
 from nbtrain.corpus.sources import compression, optional
+from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.sources.compression import Unpacked, open_bytes
 
 PACK = {
     ".gz": gzip.compress,
     ".bz2": bz2.compress,
     ".zst": zstandard.ZstdCompressor(write_checksum=True).compress,
+    ".xz": lzma.compress,
 }
 CONTENT = b"".join(b"%d\n" % number for number in random.Random(1).choices(range(10**6), k=3000))
 packed = pytest.mark.parametrize("suffix", list(PACK))
@@ -56,6 +62,12 @@ def test_several_members(suffix):
 def test_zeros_behind_the_last_member(suffix):
     """Tapes and some tools pad files with zeros."""
     assert unpack(PACK[suffix](CONTENT) + bytes(1000), suffix).read() == CONTENT
+
+
+def test_zeros_between_streams_of_xz():
+    """The format allows padding between streams, in fours."""
+    content = lzma.compress(b"one ") + bytes(8) + lzma.compress(CONTENT) + bytes(4)
+    assert unpack(content, ".xz").read() == b"one " + CONTENT
 
 
 def test_skippable_frames():
@@ -132,6 +144,60 @@ def test_a_compressed_file_by_another_name(suffix, content, workspace):
         f"here: a.jsonl: is compressed: it begins as a {suffix} file does, and only names that end in {suffix} are "
         f"unpacked. Rename it to a.jsonl{suffix}."
     )
+
+
+UNREAD = {
+    "a zip archive": (b"PK\x03\x04" + bytes(30), "unzip"),
+    "a 7z archive": (b"7z\xbc\xaf\x27\x1c" + bytes(30), "7z x"),
+    "an lz4 file": (b"\x04\x22\x4d\x18" + bytes(30), "lz4 -d"),
+    "an lzma file": (lzma.compress(CONTENT, format=lzma.FORMAT_ALONE), "xz --format=lzma -d"),
+    "a snappy file": (b"\xff\x06\x00\x00sNaPpY", "snzip -d"),
+}
+
+
+@pytest.mark.parametrize("name", list(UNREAD))
+def test_what_is_not_read_is_named(name, workspace, refusal):
+    """Archives and other compressions are recognised by their first bytes, whatever the file is called."""
+    content, command = UNREAD[name]
+    for file in ("a.jsonl", "a.bin"):
+        (workspace / file).write_bytes(content)
+        assert refusal(JsonlSource(kind="jsonl", path=file)) == (
+            f"run.yaml:7: data.sources[0]: {file}: is {name}, which is not read; .gz, .zst, .bz2 and .xz files are. "
+            f"Unpack it with `{command}`, and name what comes out."
+        )
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
+def test_a_tar_archive_is_named(mode, workspace, refusal):
+    """Compressed or not, an archive is no text; its name does not matter if the bytes tell."""
+    suffix = mode.replace("w", "").replace(":", ".")
+    (workspace / "inside.txt").write_bytes(CONTENT)
+    with tarfile.open(workspace / f"a.tar{suffix}", mode) as archive:
+        archive.add(workspace / "inside.txt", "inside.txt")
+    for name in (f"a.tar{suffix}", f"a.jsonl{suffix}"):
+        (workspace / f"a.tar{suffix}").rename(workspace / name)
+        assert f"{name}: is a tar archive, which is not read" in refusal(JsonlSource(kind="jsonl", path=name))
+        (workspace / name).rename(workspace / f"a.tar{suffix}")
+    (workspace / f"a.tar{suffix}").rename(workspace / "a.tgz")
+    assert "a.tgz: is a tar archive, which is not read" in refusal(JsonlSource(kind="jsonl", path="a.tgz"))
+
+
+def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
+    """A .jsonl.zip in a folder is named: beside others with a warning, alone in the error."""
+    folder = workspace / "texts"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "a.jsonl.zip", "w") as archive:
+        archive.writestr("a.jsonl", CONTENT)
+    named = (
+        "texts/a.jsonl.zip is a zip archive by its name, which is not read; .gz, .zst, .bz2 and .xz files are. Unpack "
+        "it with `unzip`."
+    )
+    source = JsonlSource(kind="jsonl", path="texts")
+    assert refusal(source).endswith(named)
+    (folder / "b.jsonl").write_bytes(b"{}")
+    with caplog.at_level(logging.WARNING):
+        open_source(source, "here").check_dependencies()
+    assert caplog.messages == [f"here: left out: {named}"]
 
 
 def test_a_text_that_begins_as_bzip2(workspace):

@@ -104,7 +104,7 @@ def test_missing_path_and_empty_folder(workspace, refusal):
     )
     (workspace / "empty").mkdir()
     assert refusal(text("empty")) == (
-        "run.yaml:7: data.sources[0]: path = 'empty': the folder holds no .txt, .txt.gz, .txt.zst or .txt.bz2 file."
+        "run.yaml:7: data.sources[0]: path = 'empty': the folder holds no .txt, .txt.gz, .txt.zst, .txt.bz2 or .txt.xz file."
     )
 
 

@@ -3,11 +3,15 @@
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
 import bz2
+import gzip
 import hashlib
+import itertools
+import lzma
 import pickle
 import sys
 
 import pytest
+import zstandard
 
 from nbtrain.base.errors import DataError
 from nbtrain.config.sources import WikiSource
@@ -46,18 +50,22 @@ def read(source) -> tuple[list[str], Tally]:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch):
-    monkeypatch.setattr(wiki, "PART_BYTES", {True: 100, False: 3000})
+    monkeypatch.setattr(wiki, "COMPRESSED_BYTES", 100)
+    monkeypatch.setattr(wiki, "FILE_BYTES", 3000)
     monkeypatch.setattr(wiki, "PIECE_BYTES", 2000)
     monkeypatch.setattr(dump, "READ_BYTES", 900)
 
 
-@pytest.fixture(params=["plain", "one stream", "multistream"])
+@pytest.fixture(params=["plain", "one stream", "multistream", "gzip", "xz", "zstd"])
 def path(request, workspace) -> str:
-    """A dump in each of its three forms."""
+    """A dump in each of its forms; what it is, its bytes tell."""
     content = {
         "plain": lambda: dump_xml(PAGES),
         "one stream": lambda: bz2.compress(dump_xml(PAGES)),
         "multistream": lambda: multistream(PAGES, a_stream=4),
+        "gzip": lambda: gzip.compress(dump_xml(PAGES)),
+        "xz": lambda: lzma.compress(dump_xml(PAGES)),
+        "zstd": lambda: zstandard.ZstdCompressor().compress(dump_xml(PAGES)),
     }[request.param]()
     (workspace / "test.xml").write_bytes(content)
     return "test.xml"
@@ -91,6 +99,38 @@ def test_max_articles(path, number):
     assert documents == [one for one in articles[:number] if one]
     assert len(documents) + tally.dropped["empty"] == number
     assert reader(path=path, max_articles=number).total_bytes() is None
+
+
+def test_several_revisions(workspace):
+    """Of each page the newest by time is read, wherever it stands in the dump; the others are counted."""
+
+    def revision(text: str, **fields: str) -> str:
+        tags = "".join(f"<{key}>{value}</{key}>" for key, value in fields.items())
+        return f"<revision>{tags}<text>{text}</text></revision>"
+
+    newest = revision("new", id="3", timestamp="2024-05-02T00:00:00Z")
+    old = revision("old", id="9", timestamp="2023-12-31T23:59:59Z")
+    pages = [
+        f"<page><title>{number}</title><ns>0</ns>{''.join(order)}</page>"
+        for number, order in enumerate(itertools.permutations([newest, old, revision("no time")]))
+    ]
+    pages.append(
+        f"<page><title>Same time</title><ns>0</ns>{revision('b', id='10', timestamp='x')}"
+        f"{revision('a', id='9', timestamp='x')}</page>"
+    )
+    (workspace / "test.xml").write_bytes(dump_xml([*pages, PAGES[0]]))
+    documents, tally = read(reader(path="test.xml"))
+    assert documents == [*(f"{number}\n\nnew" for number in range(6)), "Same time\n\nb", "One\n\nOne is first."]
+    assert tally.records == 21
+    assert tally.dropped == {"older_revision": 13}
+
+
+def test_other_rules_of_text_keep_a_dataset(path):
+    """A dataset stays good when only our own rules of text have changed; another file is another matter."""
+    source = reader(path=path)
+    now = source.fingerprint()
+    assert source.accepts_drift({**now, "extraction": 1}, now)
+    assert not source.accepts_drift({**now, "files": {"test.xml": [1, 2]}}, now)
 
 
 def test_broken_pages(workspace, monkeypatch):

@@ -35,6 +35,10 @@ def text(wikitext: str) -> str:
         ("a [1] b [x, y) [[open b", "a [1] b [x, y) open b"),
         # references, comments, templates
         ("a<ref>b {{c}}</ref>.<ref name=d /> E<references/>", "a. E"),
+        ('a<ref\nname="b">c\nd</ref>e<ref name="f"\n/>g', "aeg"),
+        ('a<ref>b</\nref>c<\nref name="d">e</ref >f', "acf"),
+        ('a<ref name="b"\nc</ref>d<ref\ne</ref>f', "adf"),
+        ("a < ref and b > c, x </ y", "a < ref and b > c, x </ y"),
         ("a<!-- b -->c\n<!-- d -->\ne", "ac\ne"),
         ("a {{b|c={{d|}}}} e {{{f|}}} g", "a e g"),
         ("a (b, {{lang-el|γ}}; {{IPA|d}}) e", "a (b, γ; d) e"),

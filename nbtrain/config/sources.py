@@ -152,7 +152,7 @@ class AlpacaSource(FineTuningSourceModel):
 
 
 class ChatSource(FineTuningSourceModel):
-    """Conversations, .jsonl, .json or .parquet: `messages` of role and content, or ShareGPT's `conversations` of from and value."""
+    """Conversations, .jsonl, .json or .parquet: `messages` of role and content, ShareGPT's `conversations` of from and value, or OpenAssistant's trees."""
 
     kind: Literal["chat"]
     messages_key: Word | None = None
@@ -163,6 +163,8 @@ class ChatSource(FineTuningSourceModel):
     """Text of one message, with {role} and {content}; of learnt roles, what is in front of {content} bears no loss."""
     learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
     """Roles that are learnt: system, user, assistant, tool or others; ShareGPT's gpt is assistant, its human user."""
+    roles: dict[str, str] = {}
+    """Names of roles in the files and what they mean, e.g. {bot: assistant, customer: user}; added to those that are known."""
 
 
 class MockSource(SourceModel):

@@ -17,7 +17,7 @@ from nbtrain.corpus.records import Part, Record, Tally
 # kind -> module:class. A table of names, so that a run imports only the readers it uses.
 READERS = {
     "alpaca": "nbtrain.corpus.sources.instructions:AlpacaReader",
-    "chat": "nbtrain.corpus.sources.instructions:ChatReader",
+    "chat": "nbtrain.corpus.sources.chat:ChatReader",
     "hf-dataset": "nbtrain.corpus.sources.hf_dataset:HfDatasetReader",
     "jsonl": "nbtrain.corpus.sources.jsonl:JsonlReader",
     "mock": "nbtrain.corpus.sources.mock:MockReader",

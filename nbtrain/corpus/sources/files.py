@@ -138,8 +138,12 @@ class FileReader(base.SourceReader):
             return
         for name in part.details:
             path = Path(name)
-            with open_lines(path, self.where) as stream:
+            with self.open_file(path) as stream:
                 yield display(path), _without_mark(stream)
+
+    def open_file(self, path: Path) -> io.BufferedReader:
+        """The lines of a whole file. Errors are those of open_lines."""
+        return open_lines(path, self.where)
 
 
 class _Piece(io.RawIOBase):
@@ -188,7 +192,8 @@ def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Itera
     A compressed file is unpacked here, in order; its parts bring their content, which may be larger where a line is.
     """
     if is_compressed(path):
-        yield from _unpacked_pieces(path, where, separator)
+        with open_lines(path, where) as stream:
+            yield from stream_pieces(path, stream, separator)
         return
     name, start, num_bytes = display(path), 0, path.stat().st_size
     with open_lines(path, where) as stream:
@@ -224,27 +229,22 @@ def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | 
     return at
 
 
-def _unpacked_pieces(path: Path, where: str, separator: bytes | None) -> Iterator[Part]:
+def stream_pieces(path: Path, stream: io.BufferedReader, separator: bytes | None = None) -> Iterator[Part]:
+    """The lines of a stream in parts that bring their content; its raw stream counts `consumed_bytes` of the file."""
+    raw: Any = stream.raw
     name, start, attributed = display(path), 0, 0
     num_bytes = path.stat().st_size
-    with open_lines(path, where) as stream:
-        assert isinstance(stream.raw, compression.Unpacked)
-        while content := _piece(stream, separator):
-            stop = start + len(content)
-            # One byte ahead tells whether it is the last, which takes what is left of the file.
-            consumed = stream.raw.consumed_bytes if stream.peek(1) else num_bytes
-            whole = content.removeprefix(BOM_UTF8) if start == 0 else content
-            content = b""
-            yield Part(
-                _named(name, start, stop, "unpacked "),
-                name,
-                start,
-                stop,
-                consumed - attributed,
-                content=whole,
-            )
-            whole = b""
-            start, attributed = stop, consumed
+    while content := _piece(stream, separator):
+        stop = start + len(content)
+        # One byte ahead tells whether it is the last, which takes what is left of the file.
+        consumed = raw.consumed_bytes if stream.peek(1) else num_bytes
+        whole = content.removeprefix(BOM_UTF8) if start == 0 else content
+        content = b""
+        yield Part(
+            _named(name, start, stop, "unpacked "), name, start, stop, consumed - attributed, content=whole
+        )
+        whole = b""
+        start, attributed = stop, consumed
 
 
 def _piece(stream: io.BufferedReader, separator: bytes | None) -> bytes:

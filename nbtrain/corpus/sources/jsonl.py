@@ -1,5 +1,9 @@
-"""JSON lines: one object per line, the document under one key. wikiextractor writes the same in folders of its own."""
+"""JSON lines: one object per line, the document under one key; or one array of such objects.
 
+wikiextractor writes JSON lines too, in folders of its own.
+"""
+
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +14,7 @@ import orjson
 from nbtrain.corpus.records import Part, Tally, Texts
 from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.files import FileReader, line_pieces, with_compressed
+from nbtrain.corpus.sources.json_array import array_pieces, is_array, open_records
 
 
 class JsonlReader(FileReader):
@@ -22,7 +27,10 @@ class JsonlReader(FileReader):
     drops_empty = False
 
     def pieces(self, path: Path) -> Iterator[Part]:
-        return line_pieces(path, self.where)
+        return array_pieces(path, self.where) if is_array(path, self.where) else line_pieces(path, self.where)
+
+    def open_file(self, path: Path) -> io.BufferedReader:
+        return open_records(path, self.where)
 
     def read(self, part: Part, tally: Tally) -> Iterator[str | Texts]:
         key, extra_keys = self.config.text_key, self.extra_keys

@@ -1,23 +1,22 @@
-"""Files that hold objects: .jsonl (compressed too), .json with one array, and .parquet.
+"""Files that hold objects: .jsonl and .json (lines, or one array; compressed too), and .parquet.
 
 For sources that look at several keys of a record: fine-tuning examples, token ids.
 """
 
+import io
 import json
-from codecs import BOM_UTF8
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import orjson
 
-from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.corpus.records import Part, Tally
 from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.arrow import check_columns
-from nbtrain.corpus.sources.compression import open_bytes
 from nbtrain.corpus.sources.files import USUAL_RATIO, FileReader, line_pieces, with_compressed
+from nbtrain.corpus.sources.json_array import array_pieces, is_array, open_records
 from nbtrain.corpus.sources.optional import optional
 from nbtrain.corpus.sources.parquet import SUFFIX, OpenParquet, parquet_pieces
 
@@ -40,8 +39,8 @@ class RecordFileReader(FileReader):
                 else:
                     yield Example(...)
 
-    `rows` counts tally.records and tally.lines, and as broken what is no object at all. An array (.json) is read
-    whole; lines and row groups are streamed.
+    `rows` counts tally.records and tally.lines, and counts as broken what is no object at all. Lines, the elements of
+    an array and row groups are streamed.
     """
 
     suffixes = (*with_compressed(".jsonl"), ".json", SUFFIX)
@@ -67,10 +66,13 @@ class RecordFileReader(FileReader):
     def pieces(self, path: Path) -> Iterator[Part]:
         if path.suffix.lower() == SUFFIX:
             yield from parquet_pieces(path, self.where, self.columns())
-        elif self._is_array(path):
-            yield Part(display(path), size_bytes=path.stat().st_size, details=(str(path),))
+        elif is_array(path, self.where):
+            yield from array_pieces(path, self.where)
         else:
             yield from line_pieces(path, self.where)
+
+    def open_file(self, path: Path) -> io.BufferedReader:
+        return open_records(path, self.where)
 
     def rows(self, part: Part, tally: Tally) -> Iterator[Row]:
         """The objects of one part. Raises DataError where a file is damaged."""
@@ -81,8 +83,6 @@ class RecordFileReader(FileReader):
             path = Path(name)
             if path.suffix.lower() == SUFFIX:
                 yield from self._table(path, part, tally)
-            elif part.path is None and self._is_array(path):
-                yield from self._array(path, tally)
             else:
                 yield from self._lines(part if part.path else Part(name, details=(name,)), tally)
 
@@ -109,31 +109,6 @@ class RecordFileReader(FileReader):
             finally:
                 tally.records += number - blank
                 tally.lines += number if part.path else 0
-
-    def _is_array(self, path: Path) -> bool:
-        if path.suffix.lower() != ".json":
-            return False
-        with open_bytes(path, self.where) as stream:
-            return stream.read(1024).removeprefix(BOM_UTF8).lstrip().startswith(b"[")
-
-    def _array(self, path: Path, tally: Tally) -> Iterator[Row]:
-        name = display(path)
-        with open_bytes(path, self.where) as stream:
-            content = stream.read().removeprefix(BOM_UTF8)
-        try:
-            records = json_line.loads(content)
-        except json.JSONDecodeError as error:
-            raise DataError(
-                f"{self.where}: {name}:{error.lineno}: the array is not JSON: {error.msg}. Mend the file; with one "
-                "object per line it is read line by line."
-            ) from None
-        del content
-        for number, record in enumerate(records, start=1):
-            tally.records += 1
-            if isinstance(record, dict):
-                yield Row(name, number, record)
-            else:
-                tally.add_broken(name, number, json_line.no_object(record))
 
     def _table(self, path: Path, part: Part, tally: Tally) -> Iterator[Row]:
         name, columns, number = display(path), self.columns(), 0

@@ -53,7 +53,9 @@ class TextReader(FileReader):
             text = content.decode()
         except UnicodeDecodeError as error:
             line = first + content.count(b"\n", 0, error.start)
-            what = f"not UTF-8 (byte 0x{content[error.start]:02x}); convert the file, e.g. with iconv -t UTF-8"
+            what = (
+                f"not UTF-8 (byte 0x{content[error.start]:02x}); convert the file, e.g. with iconv -t UTF-8"
+            )
             tally.add_broken(path, line, what)
             return
         del content

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,15 @@ SCHEMA_VERSION = 1
 CONTENT_FILES = ("merges.txt", "vocab.json")
 
 ONE_FILE = "tokenizer.json"
+
+OTHER_FORMATS = {
+    # A protobuf (sentencepiece_model.proto): field 1, the first piece, whose field 1 is its text.
+    "a SentencePiece model": re.compile(rb"\n[\x01-\x7f]\n[\x01-\x7f](<|\[|\xe2\x96\x81|[ -~])"),
+    # Lines of a token in base64 and its rank.
+    "a tiktoken file": re.compile(rb"[A-Za-z0-9+/]+={0,2} [0-9]+\r?\n"),
+}
+
+FORMAT_BYTES = 1 << 10
 
 # What others call their end of a document or an answer; offered where the configured one is not there.
 EOD_CANDIDATES = (
@@ -57,6 +67,9 @@ def adopt(path: str | Path, eod_token: str, directory: str | Path) -> dict[str, 
     if one_file.is_file() and not (has_both_files and _is_own(path)):
         return _adopt_one_file(one_file, eod_token, directory)
     if not has_both_files:
+        for other in sorted(path.glob("*.model")):
+            with other.open("rb") as stream:
+                _refuse_other_formats(other, stream.read(FORMAT_BYTES))
         raise DataError(
             f"{display(path)}: no tokenizer there. Name a tokenizer.json, a folder that holds one, or a folder with "
             "vocab.json and merges.txt."
@@ -83,10 +96,25 @@ def _is_own(folder: Path) -> bool:
     return manifest is not None and set(CONTENT_FILES) <= set(manifest.get("files", ()))
 
 
+def _refuse_other_formats(path: Path, content: bytes) -> None:
+    """Raises DataError, with the command that converts it, if a file is a tokenizer of another kind."""
+    kind = next((kind for kind, begins in OTHER_FORMATS.items() if begins.match(content)), None)
+    if kind is None:
+        return
+    folder = display(path.parent)
+    raise DataError(
+        f"{display(path)}: is {kind}; a tokenizer.json is needed. Most models have one beside it. Else convert it once, "
+        'where the packages transformers, sentencepiece and tiktoken are installed: python -c "from transformers import '
+        f"AutoTokenizer; AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')\", with the model's own "
+        f"tokenizer_config.json in that folder; then set tokenizer.path to {display(path.parent / ONE_FILE)}."
+    )
+
+
 def _adopt_one_file(path: Path, eod_token: str, directory: Path) -> dict[str, Any]:
     import tokenizers
 
     content = path.read_bytes()
+    _refuse_other_formats(path, content)
     try:
         document = json.loads(content)
         # Raises bare Exceptions from Rust.

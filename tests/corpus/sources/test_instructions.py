@@ -4,11 +4,13 @@ import gzip
 import json
 
 import pytest
+import yaml
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import load
 from nbtrain.config.sources import AlpacaSource, ChatSource, PromptCompletionSource
 from nbtrain.corpus.records import Example, Tally
+from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.sources.templates import Template
 
@@ -193,8 +195,9 @@ def test_what_follows_the_last_learnt_message_is_left_out(read):
         ({"messages": [{"content": "x"}]}, "messages[0] has neither 'role' nor 'from' among 'content'"),
         (
             chat(("user", "Q"), ("bot", "A")),
-            "messages[1].role = 'bot', must be one of assistant, bard, bing, chatgpt, developer, function, function_call, gpt, human, model, observation, "
-            "system, tool, user",
+            "messages[1].role = 'bot', which is no role that is known (assistant, bard, bing, chatgpt, developer, function, "
+            "function_call, gpt, human, model, observation, prompter, system, tool, user). If it is the assistant, add to "
+            "this source: roles: {bot: assistant}",
         ),
         (chat((["user"], "Q")), "messages[0].role is not text but a list"),
         (
@@ -281,3 +284,119 @@ def test_names_of_roles_and_content_in_parts(read):
     pieces, tally = read("chat", {"conversations": said}, {"messages": parts}, {"messages": picture})
     assert pieces[0] == pieces[1]
     assert problems(tally) == [("data.jsonl", 3, "messages[0].content is not text but a list")]
+
+
+def test_roles_of_the_yaml(read):
+    """`roles` maps other names; the message on one that is missing shows the whole line, ready to paste."""
+    record = chat(("on", "Q"), ("Bot 2", "A"))
+    _, tally = read("chat", record, roles={"customer": "user"})
+    assert problems(tally)[0][2].endswith('add to this source: roles: {customer: user, "on": user}')
+    _, tally = read("chat", record, roles={"customer": "user", "on": "user"})
+    line = problems(tally)[0][2].rpartition("roles: ")[2]
+    assert line == '{customer: user, "on": user, "Bot 2": assistant}'
+    pieces, tally = read("chat", record, roles=yaml.safe_load(line))
+    assert (pieces, tally.broken) == (read("chat", chat(("user", "Q"), ("assistant", "A")))[0], 0)
+    pieces, _ = read("chat", record, roles={"on": "user", "Bot 2": "critic"}, learn_roles=["Bot 2"])
+    assert pieces == [(("<|user|>\nQ\n<|critic|>\n", False), ("A\n", True))]
+
+
+def message(name: str, parent: str | None = None, **more) -> dict:
+    """A message of a tree; of roles that alternate with the depth, which is the length of its name."""
+    role = "prompter" if len(name) % 2 else "assistant"
+    return {
+        "message_id": name,
+        "parent_id": parent,
+        "message_tree_id": name[0],
+        "text": name,
+        "role": role,
+        **more,
+    }
+
+
+# Two answers to a question, the first with two further questions, of which one is answered.
+TREE = [message("a"), message("ab", "a"), message("abc", "ab"), message("abcd", "abc"), message("abd", "ab")]
+TREE.append(message("ac", "a"))
+ANSWERS = [
+    (
+        ("<|user|>\na\n<|assistant|>\n", False),
+        ("ab\n", True),
+        ("<|user|>\nabc\n<|assistant|>\n", False),
+        ("abcd\n", True),
+    ),
+    (("<|user|>\na\n<|assistant|>\n", False), ("ac\n", True)),
+]
+
+
+def nested(rows: list[dict]) -> dict:
+    """The tree of some rows as one record, as OpenAssistant's .trees.jsonl has it."""
+    nodes = {row["message_id"]: {**row, "replies": []} for row in rows}
+    for row in rows[1:]:
+        nodes[row["parent_id"]]["replies"].append(nodes[row["message_id"]])
+    return {
+        "message_tree_id": rows[0]["message_id"],
+        "tree_state": "ready",
+        "prompt": nodes[rows[0]["message_id"]],
+    }
+
+
+def test_trees_of_conversations(read):
+    """Each path to a leaf is a conversation, and each answer is learnt once; nested and row by row are the same."""
+    rows = [*TREE, *(dict(row, message_tree_id="z") for row in TREE)]
+    pieces, tally = read("chat", *rows)
+    assert (pieces, tally.records, tally.broken, tally.dropped) == (ANSWERS * 2, 12, 0, {})
+    pieces, tally = read("chat", nested(TREE), nested(TREE))
+    assert (pieces, tally.records, tally.broken, tally.dropped) == (ANSWERS * 2, 2, 0, {})
+
+
+def test_a_shared_answer_is_learnt_once(read):
+    """The second path to a leaf has the first answer before it, which bears no loss there."""
+    rows = [message("a"), message("ab", "a"), message("abc", "ab"), message("abcd", "abc")]
+    rows += [message("abx", "ab"), message("abxy", "abx")]
+    pieces, _ = read("chat", *rows)
+    assert pieces[1] == (
+        ("<|user|>\na\n<|assistant|>\nab\n<|user|>\nabx\n<|assistant|>\n", False),
+        ("abxy\n", True),
+    )
+
+
+def test_broken_trees(read):
+    """A tree whose rows are apart, an unknown role, a deleted message, and a question that nobody answered."""
+    late = dict(message("qr", "q"), message_tree_id="q")
+    _, tally = read("chat", message("q"), message("x"), late)
+    assert tally.dropped == {"unanswered": 2, "broken_record": 1}
+    assert problems(tally) == [
+        (
+            "data.jsonl",
+            None,
+            "row 3: its parent_id 'q' is not among the rows of its tree; the rows of a tree must follow each other: sort "
+            "the file by message_tree_id",
+        )
+    ]
+    deleted = [dict(row, deleted=row["message_id"] == "ac") for row in TREE]
+    for records in (deleted, [nested(deleted)]):
+        pieces, tally = read("chat", *records)
+        assert (pieces, tally.dropped) == (ANSWERS[:1], {"deleted_message": 1})
+    strange = [dict(row, role="bot") if row["message_id"] == "ac" else row for row in TREE]
+    for records, line, place in ((strange, None, "row 6"), ([nested(strange)], 1, "prompt.replies[1]")):
+        pieces, tally = read("chat", *records)
+        assert pieces == ANSWERS[:1]
+        ((_, found, what),) = problems(tally)
+        assert (found, what.split(",")[0]) == (line, f"{place}.role = 'bot'")
+    _, tally = read("chat", {"prompt": {"role": "prompter", "text": "x", "replies": 5}})
+    assert problems(tally) == [("data.jsonl", 1, "prompt.replies is not a list but a number")]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
+def test_a_part_cuts_no_tree(read, workspace, monkeypatch, suffix):
+    """However large, a file of messages is one part, for its trees run over lines and row groups."""
+    pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
+    import pyarrow.parquet as pq
+
+    monkeypatch.setattr(base, "PART_BYTES", 1)
+    path = workspace / f"trees{suffix}"
+    if suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(TREE), path, row_group_size=2)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in TREE))
+    pieces, tally = read("chat", file=path.name)
+    assert (pieces, tally.broken) == (ANSWERS, 0)

@@ -7,7 +7,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from nbtrain.base.errors import DataError
 from nbtrain.config.sources import PromptCompletionSource
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources.record_files import RecordFileReader
@@ -77,16 +76,6 @@ def test_what_only_python_reads(workspace, read_parts, name):
     found = read_parts(objects(name))
     assert [row.record["a"] for row in found.records] == [1, 2, 3]
     assert found.counts == {"records": 3, "broken": 0}
-
-
-def test_a_broken_array(workspace, read_parts):
-    """No element of it can be trusted: the message names the line."""
-    (workspace / "a.json").write_text('[\n {"a": NaN},\n {"a": \n]')
-    with pytest.raises(DataError) as caught:
-        read_parts(objects("a.json"))
-    message = str(caught.value)
-    assert message.startswith("here: a.json:4: the array is not JSON: ")
-    assert message.endswith(". Mend the file; with one object per line it is read line by line.")
 
 
 def test_all_columns_by_default(files):

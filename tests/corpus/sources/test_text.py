@@ -3,6 +3,7 @@
 import gzip
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import zstandard
@@ -10,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtrain.base.errors import DataError
+from nbtrain.config.data_section import DataConfig
 from nbtrain.config.sources import TextSource
+from nbtrain.corpus.asked import same_sources
 from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.base import open_source
 
@@ -22,7 +25,7 @@ def text(path, **settings):
 
 
 def test_each_file_is_a_document(workspace, read):
-    """Whole, without its byte order mark, whatever its line ends; an empty file is an empty record."""
+    """Whole, without its byte order mark; an empty file is an empty record."""
     files = {
         "a.txt": "\ufefffirst\r\n".encode(),
         "b.txt": b"",
@@ -32,8 +35,29 @@ def test_each_file_is_a_document(workspace, read):
     for name, content in files.items():
         (workspace / name).write_bytes(content)
     found = read(text("."))
-    assert found.records == ["first\r\n", "", "third", "fourth\n"]
+    assert found.records == ["first\n", "", "third", "fourth\n"]
     assert found.counts == {"records": 4, "broken": 0}
+
+
+@pytest.mark.parametrize("separator", [None, "---"])
+def test_line_ends(workspace, read, separator):
+    """Those of Windows become \\n by default; `newlines: keep` leaves them, and a lone \\r is always left."""
+    (workspace / "a.txt").write_bytes(b"a\r\nb\rc\n\r\n")
+    assert read(text("a.txt", document_separator=separator)).records == ["a\nb\rc\n\n"]
+    kept = read(text("a.txt", document_separator=separator, newlines="keep"))
+    assert kept.records == ["a\r\nb\rc\n\r\n"]
+
+
+def test_the_manifest_says_how_line_ends_are_read(workspace):
+    """A manifest of before the setting still is that of the same sources, and `keep` is another setting."""
+    (workspace / "a.txt").write_bytes(b"a")
+    described = open_source(text("a.txt"), "here").describe()
+    assert described["newlines"] == "lf"
+    before = {"kind": "text", "path": "a.txt", "document_separator": None}
+    config = SimpleNamespace(data=DataConfig(name="x", sources=[text("a.txt")]))
+    assert same_sources([before], config)
+    config = SimpleNamespace(data=DataConfig(name="x", sources=[text("a.txt", newlines="keep")]))
+    assert not same_sources([before], config)
 
 
 @pytest.mark.parametrize("separator", [None, "---"])
@@ -63,7 +87,7 @@ def test_document_separator(workspace, read):
     (workspace / "book.txt").write_bytes(b"one\ntwo\n---\nthree\r\n---\r\nfour --- five\n---- \n---")
     assert read(text("book.txt", document_separator="---")).records == [
         "one\ntwo\n",
-        "three\r\n",
+        "three\n",
         "four --- five\n---- \n",
     ]
     (workspace / "poem.txt").write_text("a\nb\n\nc")
@@ -113,7 +137,7 @@ def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, separa
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder, f"a.txt{suffix}")
         path.write_bytes(PACK[suffix](content))
-        reader = open_source(text(str(path), document_separator=separator))
+        reader = open_source(text(str(path), document_separator=separator, newlines="keep"))
         whole = read_parts(reader)
         patch.setattr(base, "PART_BYTES", size)
         parts = read_parts(reader)

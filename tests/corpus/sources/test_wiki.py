@@ -120,7 +120,11 @@ def test_several_revisions(workspace):
     )
     (workspace / "test.xml").write_bytes(dump_xml([*pages, PAGES[0]]))
     documents, tally = read(reader(path="test.xml"))
-    assert documents == [*(f"{number}\n\nnew" for number in range(6)), "Same time\n\nb", "One\n\nOne is first."]
+    assert documents == [
+        *(f"{number}\n\nnew" for number in range(6)),
+        "Same time\n\nb",
+        "One\n\nOne is first.",
+    ]
     assert tally.records == 21
     assert tally.dropped == {"older_revision": 13}
 

@@ -305,6 +305,33 @@ def test_not_a_tokenizer_json(workspace, content):
         adopt(workspace / "tokenizer.json", EOD_TOKEN, workspace / "mine")
 
 
+@pytest.mark.parametrize(
+    ("content", "kind"),
+    [
+        # As spm_train writes it: the first piece is <unk>, of no score and type 2.
+        (
+            b"\n\x0e\n\x05<unk>\x15\x00\x00\x00\x00\x18\x02\n\x0c\n\x03<s>\x15\x00\x00\x00\x00\x18\x03",
+            "SentencePiece model",
+        ),
+        (b"IQ== 0\nIg== 1\n", "tiktoken file"),
+    ],
+)
+@pytest.mark.parametrize("is_folder", [False, True])
+def test_other_formats(workspace, content, kind, is_folder):
+    """It is said what they are and how to convert them."""
+    (workspace / "llama").mkdir()
+    (workspace / "llama" / "tokenizer.model").write_bytes(content)
+    with pytest.raises(DataError) as caught:
+        adopt(workspace / "llama" / ("" if is_folder else "tokenizer.model"), EOD_TOKEN, workspace / "mine")
+    assert str(caught.value) == (
+        f"llama/tokenizer.model: is a {kind}; a tokenizer.json is needed. Most models have one beside it. Else convert it "
+        'once, where the packages transformers, sentencepiece and tiktoken are installed: python -c "from transformers '
+        "import AutoTokenizer; AutoTokenizer.from_pretrained('llama').save_pretrained('llama')\", with the model's own "
+        "tokenizer_config.json in that folder; then set tokenizer.path to llama/tokenizer.json."
+    )
+    assert not (workspace / "mine").exists()
+
+
 def test_nothing_there(workspace):
     """A folder without a tokenizer and a path that is nothing."""
     for path in (workspace, workspace / "absent"):

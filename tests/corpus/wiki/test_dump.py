@@ -177,8 +177,14 @@ def test_a_page_without_an_end_is_bounded(workspace, monkeypatch):
     [
         (b"", "not a MediaWiki dump: no XML element was found, <mediawiki> must be."),
         (b"<?xml version='1.0'?><html>", "its first element is <html>, <mediawiki> must be."),
-        (gzip.compress(b"<mediawiki>")[:-9], "test.xml: damaged .gz file: it ends in the middle, after 22 bytes"),
-        (b"7z\xbc\xaf\x27\x1c", "test.xml: is a 7z archive, which is not read; .gz, .zst, .bz2 and .xz files are."),
+        (
+            gzip.compress(b"<mediawiki>")[:-9],
+            "test.xml: damaged .gz file: it ends in the middle, after 22 bytes",
+        ),
+        (
+            b"7z\xbc\xaf\x27\x1c",
+            "test.xml: is a 7z archive, which is not read; .gz, .zst, .bz2 and .xz files are.",
+        ),
         (
             b'<!DOCTYPE x [<!ENTITY a "b">]><mediawiki a="&a;">',
             "it declares a document type, which a dump never does",

@@ -1,0 +1,292 @@
+"""Conversations of which the answers are learnt, in the shapes that they are published in.
+
+    {"messages": [{"role", "content"}, ...]}               a conversation
+    {"conversations": [{"from", "value"}, ...]}            ShareGPT's
+    {"prompt": {"role", "text", "replies": [...]}}         a tree of OpenAssistant: each path to a leaf is one
+    {"message_id", "parent_id", "role", "text"}            a message of such a tree; the rows of a tree follow each other
+
+Of a tree each answer is learnt once: the part that a path shares with the path before it is read and not learnt.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import orjson
+from pydantic import BaseModel
+
+from nbtrain.base.workspace import display
+from nbtrain.corpus.records import Example, Part, Tally
+from nbtrain.corpus.sources import json_line
+from nbtrain.corpus.sources.instructions import (
+    BrokenExample,
+    ExampleReader,
+    answer_of,
+    joined,
+    keys_of,
+    text_of,
+)
+from nbtrain.corpus.sources.parquet import SUFFIX, OpenParquet
+from nbtrain.corpus.sources.record_files import Row
+from nbtrain.corpus.sources.templates import Template
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# What ShareGPT's many exports and OpenAssistant call them; `roles` of a source adds others.
+OTHER_NAMES = {
+    "human": "user",
+    "prompter": "user",
+    "gpt": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "function": "tool",
+    "observation": "tool",
+}
+MESSAGE_KEYS = ("message_id", "parent_id", "role")
+"""The keys of a row that is one message of a tree."""
+UNANSWERED = "unanswered"
+"""Trees without an answer that is learnt, and messages marked as deleted, are dropped by these reasons."""
+DELETED = "deleted_message"
+SHOWN_CHARS = 40
+
+
+class Node(NamedTuple):
+    """A message of a tree, and where it stands."""
+
+    message: dict[str, Any]
+    place: str
+    replies: list["Node"]
+
+
+class ChatReader(ExampleReader):
+    """Messages one after the other, each through the template.
+
+    What comes after the last message that is learnt is left out: no loss would ever reach it.
+    """
+
+    kind = "chat"
+
+    def __init__(self, config: BaseModel, where: str = "data.sources", extra_keys: tuple[str, ...] = ()):
+        super().__init__(config, where, extra_keys)
+        template = Template(self.config.template, ("role", "content"))
+        self._header, self._body = template.before("content"), template.from_on("content")
+        self._names = {**OTHER_NAMES, **self.config.roles}
+        self._learnt = {self._names.get(role, role) for role in self.config.learn_roles}
+        self._roles = {*ROLES, *self._learnt, *self.config.roles.values()}
+
+    def pieces(self, path: Path) -> Iterator[Part]:
+        if self._is_flat(path):
+            # A part that ends inside a tree would cut its conversations: a file is one part.
+            yield Part(display(path), size_bytes=path.stat().st_size, details=(str(path),))
+        else:
+            yield from super().pieces(path)
+
+    def read(self, part: Part, tally: Tally) -> Iterator[Example]:
+        for (path, tree), rows in groupby(self.rows(part, tally), key=self._tree_of):
+            if tree is not None:
+                yield from self._tree(_linked(list(rows), tally), path, tally)
+                continue
+            for row in rows:
+                if self._is_nested(row.record):
+                    root = _nested(row, tally)
+                    yield from self._tree([root] if root else [], path, tally, row.number)
+                    continue
+                try:
+                    example = self.example(row.record)
+                except BrokenExample as problem:
+                    tally.add_broken(path, row.number, str(problem))
+                    continue
+                yield example
+
+    def example(self, value: dict[str, Any]) -> Example:
+        key = self._messages_key(value)
+        messages = value[key]
+        if not isinstance(messages, list):
+            raise BrokenExample(f"{key!r} is not a list but {json_line.kind_of(messages)}")
+        path = [Node(message, f"{key}[{number}]", []) for number, message in enumerate(messages)]
+        example = self._conversation(path)
+        if example is None:
+            found = f"{len(messages):,} messages" if messages else "no message"
+            raise BrokenExample(f"{key!r} holds {found}, none of {', '.join(sorted(self._learnt))}")
+        return example
+
+    def _tree(
+        self, roots: "list[Node | BrokenExample]", path: str, tally: Tally, line: int | None = None
+    ) -> Iterator[Example]:
+        """The conversations of a tree; of a broken tree, what is whole, and one problem."""
+        problem: tuple[int | None, str] | None = None
+        has_answer = False
+        for root in roots:
+            if isinstance(root, BrokenExample):
+                problem = problem or (line, str(root))
+                continue
+            for thread, num_shared in threads(root):
+                try:
+                    example = self._conversation(thread, num_shared)
+                except BrokenExample as error:
+                    problem = problem or (line, str(error))
+                    continue
+                if example is not None:
+                    has_answer = True
+                    yield example
+        if problem is not None:
+            tally.add_broken(path, *problem)
+        elif not has_answer:
+            tally.dropped[UNANSWERED] += 1
+
+    def _conversation(self, messages: list[Node], num_shared: int = 0) -> Example | None:
+        """The example of some messages, of which the first `num_shared` are not learnt; None if none is learnt."""
+        pieces: list[tuple[str, bool]] = []
+        end = 0
+        last = ""
+        for number, (message, place, _) in enumerate(messages):
+            role, content = self._message(message, place, last)
+            values = {"role": role, "content": content}
+            is_learnt = role in self._learnt and number >= num_shared
+            pieces += [(self._header.render(values), False), (self._body.render(values), is_learnt)]
+            if is_learnt:
+                end = len(pieces)
+            last = role
+        return joined(pieces[:end]) if end else None
+
+    def _messages_key(self, value: dict[str, Any]) -> str:
+        wanted = (self.config.messages_key,) if self.config.messages_key else ("messages", "conversations")
+        for key in wanted:
+            # Parquet files of several datasets have both columns, one of them null.
+            if value.get(key) is not None:
+                return key
+        raise BrokenExample(f"no key {' or '.join(map(repr, wanted))} among {keys_of(value)}")
+
+    def _message(self, message: Any, place: str, last: str) -> tuple[str, str]:
+        """(role, content) of a message that follows one of role `last`."""
+        if not isinstance(message, dict):
+            raise BrokenExample(f"{place} is not an object but {json_line.kind_of(message)}")
+        role_key, content_key = ("role", "content") if message.get("role") is not None else ("from", "value")
+        if message.get(role_key) is None:
+            raise BrokenExample(f"{place} has neither 'role' nor 'from' among {keys_of(message)}")
+        if role_key == "role" and "content" not in message and "text" in message:
+            content_key = "text"
+        found = text_of(message, role_key, place)
+        role = self._names.get(found, found)
+        if role not in self._roles:
+            raise BrokenExample(
+                f"{_shown(place, role_key)} = {found[:SHOWN_CHARS]!r}, {self._advice(found, last)}"
+            )
+        return role, (answer_of if role in self._learnt else text_of)(message, content_key, place)
+
+    def _advice(self, found: str, last: str) -> str:
+        """The line of the YAML that would make `found` known. Who follows a user is mostly the assistant."""
+        likely = "assistant" if last == "user" else "user"
+        known = {**self.config.roles, found[:SHOWN_CHARS]: likely}
+        line = ", ".join(f"{_yaml(name)}: {_yaml(role)}" for name, role in known.items())
+        return (
+            f"which is no role that is known ({', '.join(sorted({*self._roles, *self._names}))}). If it is the {likely}, "
+            f"add to this source: roles: {{{line}}}"
+        )
+
+    # --- trees ----------------------------------------------------------------------------------------------
+
+    def _tree_of(self, row: Row) -> tuple[str, str | None]:
+        """(file, id of the tree that the row is a message of; None if it is no message)."""
+        if self.config.messages_key is not None or not _is_message(row.record):
+            return row.path, None
+        return row.path, str(row.record.get("message_tree_id", "one tree"))
+
+    def _is_nested(self, record: dict[str, Any]) -> bool:
+        return self.config.messages_key is None and isinstance(record.get("prompt"), dict)
+
+    def _is_flat(self, path: Path) -> bool:
+        """Whether the rows of a file are messages of trees, by its columns or its first line."""
+        if path.suffix.lower() == SUFFIX:
+            with OpenParquet(path, self.where) as file:
+                return set(MESSAGE_KEYS) <= set(file.schema.names)
+        with self.open_file(path) as stream:
+            for line in stream:
+                if line.strip():
+                    try:
+                        return _is_message(orjson.loads(line))
+                    except orjson.JSONDecodeError:
+                        return False
+        return False
+
+
+def threads(root: Node) -> Iterator[tuple[list[Node], int]]:
+    """(messages from the root to a leaf, how many of them the path before has shared) for each leaf, in order."""
+    path: list[Node] = []
+    num_shared = 0
+    waiting = [(root, 0)]
+    while waiting:
+        node, depth = waiting.pop()
+        num_shared = min(num_shared, depth)
+        del path[depth:]
+        path.append(node)
+        if node.replies:
+            waiting += [(reply, depth + 1) for reply in reversed(node.replies)]
+            continue
+        yield list(path), num_shared
+        num_shared = len(path)
+
+
+def _is_message(record: Any) -> bool:
+    return isinstance(record, dict) and all(key in record for key in MESSAGE_KEYS)
+
+
+def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
+    """The roots of rows that are messages; one whose parent is not among them is broken, its replies go with it."""
+    nodes = {str(row.record["message_id"]): Node(row.record, f"row {row.number}", []) for row in rows}
+    roots: list[Node | BrokenExample] = []
+    for row in rows:
+        parent = row.record["parent_id"]
+        if row.record.get("deleted") is True:
+            tally.dropped[DELETED] += 1
+        elif parent is None:
+            roots.append(nodes[str(row.record["message_id"])])
+        elif str(parent) not in nodes:
+            roots.append(
+                BrokenExample(
+                    f"row {row.number}: its parent_id {str(parent)[:SHOWN_CHARS]!r} is not among the rows of its tree; the "
+                    "rows of a tree must follow each other: sort the file by message_tree_id"
+                )
+            )
+        else:
+            nodes[str(parent)].replies.append(nodes[str(row.record["message_id"])])
+    return roots
+
+
+def _nested(row: Row, tally: Tally) -> "Node | BrokenExample | None":
+    """The root of a tree that is one record, under `prompt`; None if it is marked as deleted."""
+    top = Node({}, "", [])
+    waiting: list[tuple[Any, str, Node]] = [(row.record["prompt"], "prompt", top)]
+    while waiting:
+        message, place, parent = waiting.pop()
+        if isinstance(message, dict) and message.get("deleted") is True:
+            tally.dropped[DELETED] += 1
+            continue
+        node = Node(message, place, [])
+        parent.replies.append(node)
+        replies = (message.get("replies") if isinstance(message, dict) else None) or []
+        if not isinstance(replies, list):
+            return BrokenExample(f"{place}.replies is not a list but {json_line.kind_of(replies)}")
+        # The last first, for they are taken from the end.
+        waiting += [
+            (replies[number], f"{place}.replies[{number}]", node) for number in reversed(range(len(replies)))
+        ]
+    return top.replies[0] if top.replies else None
+
+
+def _shown(place: str, key: str) -> str:
+    return f"{place}.{key}"
+
+
+def _yaml(name: str) -> str:
+    """A name as a key or value of YAML; in quotes if it could be read as something else."""
+    return (
+        name
+        if re.fullmatch("(?!(?i:y|n|yes|no|on|off|true|false|null)$)[A-Za-z_][A-Za-z0-9_-]*", name)
+        else json.dumps(name)
+    )

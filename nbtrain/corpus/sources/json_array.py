@@ -1,0 +1,140 @@
+"""A file that is one JSON array, as lines: one element per line, in the memory of the largest element.
+
+    [{"text": "a"},        {"text": "a"}
+     {"text": "b"}]   ->   {"text": "b"}
+
+The array is not parsed but cut where a comma stands outside of every string and inner bracket. So a broken element
+costs no other, and each is parsed where lines are. Lines count elements from 1.
+"""
+
+import io
+import re
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import display
+from nbtrain.corpus.records import Part
+from nbtrain.corpus.sources import compression
+from nbtrain.corpus.sources.files import open_lines, stream_pieces
+
+READ_BYTES = 1 << 18
+# Without a bound, a quote that is missing would fill the memory with the rest of the file.
+MAX_ELEMENT_BYTES = 1 << 30
+
+# The last alternatives of both: a string that has not ended yet begins with a quote.
+_STRING = rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"'
+_INNER = re.compile(_STRING + rb'|["\[\]{}]', re.DOTALL)
+_OUTER = re.compile(_STRING + rb'|["\[\]{},]', re.DOTALL)
+_ARRAY = re.compile(rb"\s*\[")
+# A line of JSON lines may be an array too, which is broken; a file of one array goes on with an object.
+_ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*(\{|\]\s*$)")
+
+
+def is_array(path: Path, where: str) -> bool:
+    """Whether a file is one array. Errors are those of open_lines."""
+    with open_lines(path, where) as stream:
+        return _begins_array(stream, path)
+
+
+def open_records(path: Path, where: str) -> io.BufferedReader:
+    """A file of objects as lines, be it JSON lines or an array. Errors are those of open_lines."""
+    stream = open_lines(path, where)
+    if not _begins_array(stream, path):
+        return stream
+    return io.BufferedReader(ArrayLines(stream, path, where), READ_BYTES)
+
+
+def _begins_array(stream: io.BufferedReader, path: Path) -> bool:
+    """.json is told by its first bracket, other names by a bracket and an object."""
+    begun = stream.peek(1024)[:1024].removeprefix(BOM_UTF8)
+    name = path.name.lower()
+    for suffix in compression.SUFFIXES:
+        name = name.removesuffix(suffix)
+    return bool((_ARRAY if name.endswith(".json") else _ARRAY_OF_OBJECTS).match(begun))
+
+
+def array_pieces(path: Path, where: str) -> Iterator[Part]:
+    """The parts of a large array: they bring their lines, for it cannot be entered in the middle."""
+    with open_records(path, where) as stream:
+        yield from stream_pieces(path, stream)
+
+
+class ArrayLines(io.RawIOBase):
+    """The elements of an array as lines, as a raw stream that can only be read forward.
+
+    Reading raises DataError if the array does not end, or if anything follows its end.
+    """
+
+    def __init__(self, stream: io.BufferedReader, path: Path, where: str):
+        super().__init__()
+        self._stream, self._where, self._name = stream, where, display(path)
+        self._num_elements = 0
+        self._elements = self._cut()
+        self._line = memoryview(b"")
+
+    @property
+    def consumed_bytes(self) -> int:
+        """Bytes of the file read so far."""
+        raw: Any = self._stream.raw
+        return raw.consumed_bytes if isinstance(raw, compression.Unpacked) else raw.tell()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._line:
+            element = next(self._elements, None)
+            if element is None:
+                return 0
+            # A bare \r is white space as \n is, and as wrong inside a string; but it ends no line.
+            self._line = memoryview(element.strip().replace(b"\n", b"\r") + b"\n")
+        count = min(len(buffer), len(self._line))
+        buffer[:count] = self._line[:count]
+        self._line = self._line[count:]
+        return count
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
+
+    def _cut(self) -> Iterator[bytes]:
+        """The bytes between the commas of the array."""
+        buffer = self._stream.read(READ_BYTES).removeprefix(BOM_UTF8)
+        start = position = buffer.index(b"[") + 1
+        depth = 1
+        while depth:
+            match = (_OUTER if depth == 1 else _INNER).search(buffer, position)
+            if match is None or match[0] == b'"':
+                # Twice as much each time: a long string is looked at again from its beginning.
+                more = self._stream.read(max(READ_BYTES, len(buffer) - start))
+                scanned = len(buffer) if match is None else match.start()
+                buffer, position, start = buffer[start:] + more, scanned - start, 0
+                if not more or len(buffer) > MAX_ELEMENT_BYTES:
+                    raise self._error("does not end" if not more else f"is over {MAX_ELEMENT_BYTES:,} bytes")
+                continue
+            position = match.end()
+            mark = buffer[match.start()]
+            if mark in b"[{":
+                depth += 1
+            elif mark in b"]}":
+                depth -= 1
+            if mark == b","[0] or not depth:
+                element = buffer[start : match.start()]
+                start = position
+                if element and not element.isspace():
+                    self._num_elements += 1
+                    yield element
+        if rest := (buffer[position:].strip() or self._stream.read(READ_BYTES).strip()):
+            raise DataError(
+                f"{self._where}: {self._name}: the array ends after element {self._num_elements:,}, but "
+                f"{rest[:20].decode(errors='replace')!r} follows. Fix the file; JSON lines have one object per line."
+            )
+
+    def _error(self, what: str) -> DataError:
+        return DataError(
+            f"{self._where}: {self._name}: element {self._num_elements + 1:,} of the array {what}: the file is cut "
+            "short, or a quote or bracket is missing. Fix the file, or write one object per line."
+        )

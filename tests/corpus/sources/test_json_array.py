@@ -1,0 +1,127 @@
+"""A file that is one array: cut into lines at any size of reads, broken elements apart, in bounded memory."""
+
+import gzip
+import io
+import json
+import tracemalloc
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nbtrain.base.errors import DataError
+from nbtrain.config.sources import JsonlSource
+from nbtrain.corpus.records import Tally
+from nbtrain.corpus.sources import json_array
+from nbtrain.corpus.sources.base import open_source
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.text()
+    | st.sampled_from(['"', "\\", '\\"', "],[", "}{", ","]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def lines(content: bytes) -> list[bytes]:
+    stream = io.BufferedReader(io.BytesIO(content))
+    return list(io.BufferedReader(json_array.ArrayLines(stream, Path("a.json"), "here")))
+
+
+def source(path: str) -> JsonlSource:
+    return JsonlSource(kind="jsonl", path=path)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(VALUES, max_size=6), st.sampled_from([None, 1]), st.booleans(), st.sampled_from([1, 7, 1 << 18])
+)
+def test_any_array(values, indent, is_ascii, read_bytes):
+    """However it is written and read, its elements are its lines."""
+    content = json.dumps(values, indent=indent, ensure_ascii=is_ascii).encode(errors="surrogatepass")
+    before, json_array.READ_BYTES = json_array.READ_BYTES, read_bytes
+    try:
+        found = lines(content)
+    finally:
+        json_array.READ_BYTES = before
+    assert [json.loads(line) for line in found] == values
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz"])
+@pytest.mark.parametrize("size", [50, 1 << 20])
+def test_an_array_under_the_name_of_json_lines(workspace, read, part_bytes, suffix, size):
+    """kind: jsonl reads it as it reads lines, small and large, compressed or not; a .json that is named too."""
+    part_bytes(size)
+    content = json.dumps([{"text": f"text {number}"} for number in range(20)], indent=1).encode()
+    for name in (f"a.jsonl{suffix}", f"a.json{suffix}"):
+        (workspace / name).write_bytes(gzip.compress(content) if suffix else b"\xef\xbb\xbf\n" + content)
+        found = read(source(name))
+        assert found.records == [f"text {number}" for number in range(20)]
+        assert found.counts == {"records": 20, "broken": 0}
+        assert (len(found.parts) > 1) == (size == 50)
+
+
+def test_lines_that_are_arrays_are_no_array(workspace, read):
+    """Each is a broken line, and the objects after them are read."""
+    (workspace / "a.jsonl").write_text('[1, 2]\n{"text": "b"}\n[]\n')
+    found = read(source("a.jsonl"))
+    assert found.records == ["b"]
+    assert found.counts == {"records": 3, "broken": 2}
+
+
+def test_a_broken_element_costs_no_other(workspace, read):
+    """It is named by its number."""
+    (workspace / "a.jsonl").write_text(
+        '[{"text": "a"},\n {"text": b}, 7, {"text":\n"c\nd"}, {"text": "e"}]\n'
+    )
+    found = read(source("a.jsonl"))
+    assert found.records == ["a", "e"]
+    assert [problem.split(" (")[0] for problem in found.problems] == [
+        "a.jsonl:2: not JSON",
+        "a.jsonl:3: not an object but a number",
+        "a.jsonl:4: not JSON",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('[{"text": "a"}, {"text": ', "element 2 of the array does not end: the file is cut short"),
+        (
+            '[{"text": "a"}, {"text": "b}]',
+            "element 2 of the array does not end: the file is cut short, or a quote",
+        ),
+        ('[{"text": "a"}', "element 1 of the array does not end"),
+        (
+            '[{"text": "a"}]\n[{"text": "b"}]',
+            'the array ends after element 1, but \'[{"text": "b"}]\' follows.',
+        ),
+    ],
+)
+def test_an_array_that_does_not_end(workspace, refusal, content, said):
+    """No share of broken records lets it pass: what is missing cannot be counted."""
+    (workspace / "a.jsonl").write_text(content)
+    assert said in refusal(source("a.jsonl"))
+
+
+def test_an_element_is_bounded(monkeypatch):
+    """A quote that is missing does not fill the memory."""
+    monkeypatch.setattr(json_array, "MAX_ELEMENT_BYTES", 1000)
+    with pytest.raises(DataError, match="element 1 of the array is over 1,000 bytes"):
+        lines(b'[{"text": "' + b"a" * (1 << 20))
+
+
+def test_memory_is_that_of_an_element(workspace):
+    """20 MB of array take a few megabytes."""
+    with (workspace / "a.jsonl").open("w") as stream:
+        stream.write("[" + ",\n".join([json.dumps({"text": "word " * 2000})] * 2000) + "]")
+    reader = open_source(source("a.jsonl"), "here")
+    tracemalloc.start()
+    assert sum(1 for _ in reader.documents(Tally())) == 2000
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 4 << 20

@@ -163,7 +163,7 @@ class ChatSource(FineTuningSourceModel):
     """Text of one message, with {role} and {content}; of learnt roles, what is in front of {content} bears no loss."""
     learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
     """Roles that are learnt: system, user, assistant, tool or others; ShareGPT's gpt is assistant, its human user."""
-    roles: dict[str, str] = {}
+    roles: dict[Word, Word] = {}
     """Names of roles in the files and what they mean, e.g. {bot: assistant, customer: user}; added to those that are known."""
 
 

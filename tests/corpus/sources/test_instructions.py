@@ -267,7 +267,7 @@ def test_templates_without_their_field_are_refused(tmp_path):
         "{kind: chat, path: x, learn_roles: []}": (
             "learn_roles = []: list should have at least 1 item after validation, not 0."
         ),
-        "{kind: chat, path: x, weight: 0.0}": "weight = 0.0: must be greater than 0.",
+        "{kind: chat, path: x, weight: 0.0}": "weight = 0.0: must be more than 0.",
     }
     for source, what in expected.items():
         assert refusal(source) == f"run.yaml:5: data.sources.0.{what}"

@@ -1,6 +1,6 @@
 """One run, as a reader sees it: state, progress, events, curves, logs, resources, from its directory alone.
 
-    RunView(RunDir)  ->  snapshot()  ->  one JSON object  ->  panel.js (live), static.py (papermill, HTML)
+    RunView(RunDir)  ->  snapshot()  ->  one JSON object  ->  the live panel, static.py (papermill, HTML)
 
 Nothing here asks a scheduler or a process: files and the process table are the only sources, so that a reader
 in another kernel, a server or a shell sees the same. snapshot() is the one format that is drawn; SNAPSHOT_KEYS
@@ -19,7 +19,17 @@ from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, Progress
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
 from nbtrain.monitor.resources import ResourceSampler
-from nbtrain.monitor.snapshot import NUM_EVENTS, _alerts, _event, _finite, _job, _progress, in_sight, thin
+from nbtrain.monitor.shown import shown
+from nbtrain.monitor.snapshot import (
+    NUM_EVENTS,
+    alerts_part,
+    event_part,
+    finite,
+    in_sight,
+    job_part,
+    progress_part,
+    thin,
+)
 from nbtrain.monitor.tfevents import ScalarReader, Series
 
 SNAPSHOT_SCHEMA_VERSION = 1
@@ -159,19 +169,20 @@ class RunView:
             "meaning": MEANING.get(state, "no job was submitted"),
             "cause": cause,
             "active": active,
-            "job": _job(record, now, active) if record else None,
+            "job": job_part(record, now, active) if record else None,
             "jobs": self._jobs(now),
             "config": config,
-            "progress": _progress(heartbeats.get(0), config, now, active),
+            "progress": progress_part(heartbeats.get(0), config, now, active),
             "curves": {name: self._curve(name) for name in CURVES},
             "resources": resources,
             "ranks": self._ranks(job, record, heartbeats, resources, now, active),
             "log": self._log(job, state),
-            "events": [_event(event) for event in in_sight(events, NUM_EVENTS)],
-            "alerts": _alerts(events),
+            "events": [event_part(event) for event in in_sight(events, NUM_EVENTS)],
+            "alerts": alerts_part(events),
             "warnings": list(self._reader.warnings),
         }
-        return _finite(value)
+        value = finite(value)
+        return {**value, "shown": shown(value)}
 
     def heartbeats(self) -> dict[int, Heartbeat]:
         """{rank: its newest heartbeat} of the newest job; at the checkpoint's step until that is loaded."""

@@ -26,6 +26,7 @@ SNAPSHOT_KEYS = (
     "events",
     "alerts",
     "warnings",
+    "shown",
 )
 
 NUM_EVENTS = 60
@@ -52,7 +53,8 @@ def thin(steps: list[int], values: list[float], most: int) -> tuple[list[int], l
     return [steps[at] for at in order], [values[at] for at in order]
 
 
-def _job(record: JobRecord, now: float, active: bool) -> dict[str, Any]:
+def job_part(record: JobRecord, now: float, active: bool) -> dict[str, Any]:
+    """What a snapshot says about the newest job."""
     begin = record.started_at or record.created_at
     return {
         "job_id": record.job_id,
@@ -69,9 +71,10 @@ def _job(record: JobRecord, now: float, active: bool) -> dict[str, Any]:
     }
 
 
-def _progress(
+def progress_part(
     heartbeat: Heartbeat | None, config: Mapping[str, Any] | None, now: float, active: bool
 ) -> dict[str, Any] | None:
+    """How far the training is, by rank 0's heartbeat; None before its first."""
     if heartbeat is None or heartbeat.progress is None:
         return None
     known = heartbeat.progress
@@ -94,7 +97,8 @@ def _exp(value: float | None) -> float | None:
     return math.exp(value) if value is not None and value < 700 else None
 
 
-def _event(event: Mapping[str, Any]) -> dict[str, Any]:
+def event_part(event: Mapping[str, Any]) -> dict[str, Any]:
+    """Of an event, what a reader sees."""
     return {key: event.get(key) for key in ("time", "kind", "writer", "message")}
 
 
@@ -105,16 +109,17 @@ def in_sight(events: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
     return [events[number] for number in sorted([*weighty, *others[-(most - len(weighty)) :]])]
 
 
-def _alerts(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [_event(event) for event in events if event.get("kind") == "alert"][-NUM_EVENTS:]
+def alerts_part(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The newest alerts, oldest first."""
+    return [event_part(event) for event in events if event.get("kind") == "alert"][-NUM_EVENTS:]
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
     """`value` with NaN and infinities as None: JSON has no word for them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
+        return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
+        return [finite(inner) for inner in value]
     return value

@@ -28,7 +28,7 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 REPOSITORY = Path(__file__).parents[2]
-FAKE_RUN = REPOSITORY / "tests" / "widgets" / "fake_run.py"
+FAKE_RUN = REPOSITORY / "tests" / "lab" / "widgets" / "fake_run.py"
 TOKEN = "a-token-of-this-test"
 BUSY_SECONDS = 600
 

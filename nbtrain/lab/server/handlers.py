@@ -19,7 +19,7 @@ from tornado import web
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import LOST
 from nbtrain.lab.server.tensorboard_proxy import PROXY_NAME
-from nbtrain.lab.widgets import PANEL_SCRIPT
+from nbtrain.lab.widgets.script import panel_script
 from nbtrain.monitor import logs
 from nbtrain.monitor.run_view import RunView
 
@@ -141,7 +141,7 @@ class ScriptHandler(JupyterHandler):
     async def get(self) -> None:
         self.set_header("Content-Type", "text/javascript; charset=utf-8")
         self.set_header("Cache-Control", "no-cache")
-        self.finish(PANEL_SCRIPT.read_bytes())
+        self.finish(panel_script())
 
 
 class TensorBoardPageHandler(JupyterHandler):

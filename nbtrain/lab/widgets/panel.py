@@ -1,4 +1,4 @@
-"""The live panel of a run: an anywidget whose script (panel.js) asks the Jupyter server by itself.
+"""The live panel of a run: an anywidget whose script (panel/) asks the Jupyter server by itself.
 
     live front end    widget + rescue     figures by REST each second, Stop by REST: works while a cell runs
     no server half    widget              figures by the trait `snap`, filled by a thread; Stop by the kernel
@@ -17,8 +17,8 @@ import anywidget
 import traitlets
 
 from nbtrain.base.jobstate import ACTIVE
-from nbtrain.lab.widgets import PANEL_SCRIPT
 from nbtrain.lab.widgets.mime import bundle
+from nbtrain.lab.widgets.script import panel_script
 from nbtrain.lab.widgets.static import run_html, run_text
 from nbtrain.lab.widgets.watched import is_watched
 from nbtrain.monitor.run_view import NO_JOB, RunView
@@ -38,7 +38,7 @@ RESCUE = """<div class="nbtrain-rescue" data-run="{name}" data-run-id="{run_id}"
 class RunPanel(anywidget.AnyWidget):
     """The panel of one run. Its thread ends with the job or the widget, whichever comes first."""
 
-    _esm = PANEL_SCRIPT.read_text(encoding="utf-8")
+    _esm = panel_script()
     name = traitlets.Unicode().tag(sync=True)
     run_id = traitlets.Unicode().tag(sync=True)
     snap = traitlets.Dict().tag(sync=True)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from nbtrain.base.rundir import RunDir
+from nbtrain.lab.widgets.script import panel_script
 from nbtrain.monitor.snapshot import SNAPSHOT_KEYS
 from tests.end_to_end.test_browser import free_port
 from tests.lab.widgets.fake_run import FakeJob
@@ -25,7 +26,7 @@ from tests.lab.widgets.fake_run import FakeJob
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[3]
-FAKE_RUN = REPOSITORY / "tests" / "widgets" / "fake_run.py"
+FAKE_RUN = REPOSITORY / "tests" / "lab" / "widgets" / "fake_run.py"
 TOKEN = "a-token-of-this-test"
 
 
@@ -229,7 +230,7 @@ def test_a_look_is_no_activity(server: Server, run: RunDir) -> None:
 def test_script_and_tensorboard_page(server: Server) -> None:
     """The script is the widget's own; the page frames the proxied TensorBoard below the prefix."""
     status, script = server.request("nbtrain/static/panel.js")
-    assert (status, script) == (200, (REPOSITORY / "nbtrain" / "widgets" / "panel.js").read_bytes())
+    assert (status, script.decode()) == (200, panel_script())
     status, page = server.request("nbtrain/tensorboard/")
     assert status == 200
     assert b'data-address="/user/x/tensorboard/"' in page

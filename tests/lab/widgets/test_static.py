@@ -1,6 +1,7 @@
 """The static picture of a run: complete, inert, and safe."""
 
 import base64
+import html
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from nbtrain.base.rundir import RunDir
-from nbtrain.lab.widgets.static import chart_svg, fixed, run_html, run_text, ticks
+from nbtrain.lab.widgets.static import chart_svg, run_html, run_text
+from nbtrain.monitor.charts import charts
 from nbtrain.monitor.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob
 
@@ -51,8 +53,9 @@ def test_everything_that_the_panel_shows_is_in_it(job: FakeJob) -> None:
         "RUNNING",
         f"job {job.job.job_id}",
         "20 / 40",
-        "50.0%",
-        "validation perplexity",
+        "50.0 %",
+        "validation loss",
+        "ppl ",
         "tokens/s",
         "MFU 12 % is under min_mfu = 50 %",
         "&lt;script&gt;alert(&#x27;log&#x27;)&lt;/script&gt;",
@@ -96,26 +99,26 @@ def test_run_without_a_job_is_shown_too(tmp_path: Path) -> None:
     assert run_text(snapshot) == "gpt-new: NEW\nnothing was submitted yet"
 
 
+def test_every_word_and_number_is_the_snapshots(job: FakeJob) -> None:
+    """The picture shows the very strings that the live panel draws."""
+    snapshot = RunView(job.run).snapshot()
+    page, shown = run_html(snapshot), snapshot["shown"]
+    words = [shown["about"], shown["note"], *(word for tile in shown["tiles"] for word in tile)]
+    words += [word for pair in [*shown["line"], *shown["job"]] for word in pair]
+    words += [cell for row in shown["ranks"]["rows"] for cell in row["cells"]]
+    assert [word for word in words if html.escape(word) not in page] == []
+
+
 def test_chart_of_one_point_and_of_gaps() -> None:
-    """A single point is drawn, a gap is left out, no point at all gives no picture."""
-    one = chart_svg([("#000", {"steps": [5], "values": [2.0]}, True)], 300, 100, fixed)
+    """A single point is drawn, and a gap is left out."""
+
+    def drawn(steps: list[int], values: list[float | None]) -> str:
+        empty = {"steps": [], "values": []}
+        curves = {name: empty for name in ("loss", "learning_rate", "tokens_per_second")}
+        curves["validation_loss"] = {"steps": steps, "values": values}
+        return chart_svg(charts(curves)[0], curves, 300, 100)
+
+    one = drawn([5], [2.0])
     assert one.count("<circle") == 1
     assert "nan" not in one
-    gap = chart_svg([("#000", {"steps": [1, 2, 3], "values": [1.0, None, 2.0]}, True)], 300, 100, fixed)
-    assert gap.count("<circle") == 2
-    assert chart_svg([("#000", {"steps": [], "values": []}, False)], 300, 100, fixed) == ""
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "count", "expected"),
-    [
-        (0, 10, 5, [0, 2, 4, 6, 8, 10]),
-        (2.63, 8.43, 5, [4.0, 6.0, 8.0]),
-        (0.0, 1.06e-3, 2, [0.0, 1e-3]),
-        (-1.0, 1.0, 4, [-1.0, -0.5, 0.0, 0.5, 1.0]),
-        (119.9, 120.1, 2, [119.9, 120.0, 120.1]),
-    ],
-)
-def test_ticks_are_round(low: float, high: float, count: int, expected: list[float]) -> None:
-    """Multiples of 1, 2 or 5, inside the range."""
-    assert ticks(low, high, count) == pytest.approx(expected)
+    assert drawn([1, 2, 3], [1.0, None, 2.0]).count("<circle") == 2

@@ -1,0 +1,54 @@
+// The REST calls to the server half of nbtrain, at <base_url>nbtrain/.
+
+export function pageConfig() {
+  const node = document.getElementById("jupyter-config-data");
+  if (node) {
+    try {
+      const config = JSON.parse(node.textContent);
+      if (config.baseUrl) return { base: config.baseUrl, token: config.token || "" };
+    } catch (error) {
+      console.warn("nbtrain: the page's configuration is not JSON", error);
+    }
+  }
+  const base = document.body && document.body.dataset.baseUrl;
+  return base ? { base, token: document.body.dataset.jupyterApiToken || "" } : null;
+}
+
+function cookie(name) {
+  const found = document.cookie.split("; ").find((part) => part.startsWith(name + "="));
+  return found ? decodeURIComponent(found.slice(name.length + 1)) : "";
+}
+
+export class Server {
+  constructor(config) {
+    this.base = config.base.replace(/\/*$/, "/") + "nbtrain/";
+    this.token = config.token;
+  }
+
+  async call(path, method = "GET") {
+    const headers = {};
+    if (this.token) headers.Authorization = `token ${this.token}`;
+    if (method !== "GET") headers["X-XSRFToken"] = cookie("_xsrf");
+    // Looking at a panel is no activity: a forgotten tab must not keep an idle server alive.
+    const mark = path.includes("?") ? "&" : "?";
+    const response = await fetch(`${this.base}${path}${mark}no_track_activity=1`, {
+      method,
+      headers,
+      credentials: "same-origin",
+      cache: "no-store",
+    });
+    const text = await response.text();
+    let value = null;
+    try {
+      value = JSON.parse(text);
+    } catch {
+      /* not JSON, for example a login page: reported below by its status */
+    }
+    if (!response.ok || value === null) {
+      const failure = new Error((value && (value.message || value.reason)) || `HTTP ${response.status}`);
+      failure.status = response.status;
+      throw failure;
+    }
+    return value;
+  }
+}

@@ -1,0 +1,186 @@
+"""A snapshot in words: every label, number and row that a panel shows. panel/ and static.py only draw them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from nbtrain.base import amounts
+from nbtrain.monitor.charts import charts
+
+UNKNOWN = "\N{EN DASH}"
+MOST_GPUS = 8
+RANK_HEADS = ("rank", "phase", "step", "pid", "CPU", "memory", "heartbeat", "last words")
+
+
+def shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    """The key "shown" of a snapshot, from its other keys.
+
+    about       what is trained and where, in one line
+    note, tone  the cause, or the newest alert of an active job; "error", "alert" or ""
+    fraction    how much of the run is done, 0 to 1
+    line        [[label, value], ...] below the bar
+    tiles       [[label, value, unit], ...]
+    charts      see monitor/charts.py
+    ranks       {"heads", "rows": [{"bad", "cells"}]}
+    alerts      the title of the events' page
+    job         [[label, text], ...]
+    """
+    bad = snapshot["state"] in ("FAILED", "LOST")
+    alert = snapshot["alerts"][-1]["message"] if snapshot["active"] and snapshot["alerts"] else ""
+    num_alerts = len(snapshot["alerts"])
+    return {
+        "about": _about(snapshot),
+        "note": snapshot["cause"] or (f"Alert: {alert}" if alert else ""),
+        "tone": "error" if bad else "alert" if alert and not snapshot["cause"] else "",
+        "fraction": (snapshot["progress"] or {}).get("fraction") or 0.0,
+        "line": _line(snapshot),
+        "tiles": [list(tile) for tile in _tiles(snapshot)],
+        "charts": charts(snapshot["curves"]),
+        "ranks": {"heads": list(RANK_HEADS), "rows": [_rank(row, snapshot) for row in snapshot["ranks"]]},
+        "alerts": f"Events ({amounts.counted(num_alerts, 'alert')})" if num_alerts else "Events",
+        "job": _job_rows(snapshot),
+    }
+
+
+def _about(snapshot: Mapping[str, Any]) -> str:
+    job, config, progress = snapshot["job"], snapshot["config"], snapshot["progress"] or {}
+    parts = []
+    if progress.get("num_parameters"):
+        parts.append(f"{amounts.count(progress['num_parameters'])} parameters")
+    if config:
+        ranks = job["world_size"] if job else config["data_parallel_size"]
+        parts.append(f"{ranks} x {config['device']}, {config['precision']}, ZeRO {config['zero_stage']}")
+    if job:
+        parts.append(f"job {job['job_id']}")
+    return "  ·  ".join(parts)
+
+
+def _line(snapshot: Mapping[str, Any]) -> list[list[str]]:
+    progress, job = snapshot["progress"], snapshot["job"]
+    found = []
+    if progress:
+        tokens, target = progress["consumed_tokens"], progress["target_tokens"]
+        found.append(["step", f"{progress['step']:,} / {progress['total_steps']:,}"])
+        found.append(["tokens", f"{amounts.count(tokens)} / {amounts.count(target)}"])
+        if progress["fraction"] is not None:
+            found.append(["", f"{100 * progress['fraction']:.1f} %"])
+        if snapshot["active"] and progress["phase"] != "train":
+            since = amounts.elapsed(progress["phase_seconds"] or 0.0)
+            found.append(["phase", f"{progress['phase']}, {since}"])
+    if job:
+        found.append(["elapsed", amounts.elapsed(job["elapsed_seconds"])])
+        if job["restarts"]:
+            found.append(["restarts", f"{job['restarts']:,}"])
+    if progress and progress["eta_seconds"] is not None:
+        found.append(["time left", amounts.elapsed(progress["eta_seconds"])])
+    return found
+
+
+def _figure(value: float | None, form: str) -> str:
+    return UNKNOWN if value is None else format(value, form)
+
+
+def _tiles(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(label, value, unit); a dash for a value that is not known yet."""
+    progress, curves = snapshot["progress"] or {}, snapshot["curves"]
+    perplexity = progress.get("validation_perplexity")
+    found = [
+        ("training loss", _figure(progress.get("loss"), ".4f"), ""),
+        (
+            "validation loss",
+            _figure(progress.get("validation_loss"), ".4f"),
+            f"ppl {_perplexity(perplexity)}" if perplexity is not None else "",
+        ),
+        ("learning rate", _figure(progress.get("learning_rate"), ".2e").replace("e-0", "e-"), ""),
+        ("throughput", _figure(progress.get("tokens_per_second"), ",.0f"), "tokens/s"),
+        ("gradient norm", _figure(progress.get("grad_norm"), ".3f"), ""),
+    ]
+    if curves["mfu"]["values"]:
+        found.append(("MFU", f"{100 * curves['mfu']['values'][-1]:.1f}", "%"))
+    found += _use(snapshot)
+    best = progress.get("best_validation_loss")
+    if best is not None and best != progress.get("validation_loss"):
+        found.append(("best validation loss", f"{best:.4f}", ""))
+    if progress.get("test_loss") is not None:
+        found.append(("test loss", f"{progress['test_loss']:.4f}", ""))
+    return found
+
+
+def _perplexity(value: float) -> str:
+    return f"{value:.1f}" if value < 1000 else amounts.count(value)
+
+
+def _size(num_bytes: float | None) -> tuple[str, str]:
+    if num_bytes is None:
+        return UNKNOWN, ""
+    number, _, unit = amounts.size(num_bytes).partition(" ")
+    return number, unit
+
+
+def _use(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """CPU, memory and GPUs while the job is active; then the memory that rank 0 has reported last."""
+    resources = snapshot["resources"]
+    job = resources["job"] if resources else None
+    if not job:
+        memory = snapshot["curves"]["host_memory_bytes"]["values"]
+        return [("memory, rank 0", *_size(memory[-1]))] if memory else []
+    machine = resources["machine"]
+    found = [
+        (f"CPU, of {machine['num_cores']} cores", _figure(job["cpu_cores"], ".2f"), "cores"),
+        (f"memory, of {amounts.size(machine['memory_total_bytes'])}", *_size(job["memory_bytes"])),
+    ]
+    for gpu in resources["gpus"][:MOST_GPUS]:
+        use, power = gpu["utilization_fraction"], gpu["power_watts"]
+        words = " ".join(_size(gpu["memory_used_bytes"])).strip()
+        if power is not None:
+            words += f", {power:.0f} W"
+        found.append((f"GPU {gpu['index']}", UNKNOWN if use is None else f"{100 * use:.0f} %", words))
+    return found
+
+
+def _rank(row: Mapping[str, Any], snapshot: Mapping[str, Any]) -> dict[str, Any]:
+    age = row["heartbeat_age_seconds"]
+    cells = [
+        str(row["rank"]),
+        row["phase"],
+        "" if row["step"] is None else f"{row['step']:,}",
+        "" if row["pid"] is None else str(row["pid"]),
+        "" if row["cpu_cores"] is None else f"{row['cpu_cores']:.2f} cores",
+        "" if row["memory_bytes"] is None else amounts.size(row["memory_bytes"]),
+        "" if age is None or not snapshot["active"] else f"{amounts.elapsed(age)} ago",
+        row["message"],
+    ]
+    return {"bad": row["stale"] or row["phase"] in ("failed", "killed"), "cells": cells}
+
+
+def _job_rows(snapshot: Mapping[str, Any]) -> list[list[str]]:
+    config, job = snapshot["config"], snapshot["job"]
+    rows = []
+    if config:
+        rows.append(
+            [
+                "model",
+                f"{config['num_layers']} layers, hidden {config['hidden_size']}, {config['num_attention_heads']} heads, "
+                f"sequence {config['seq_length']}, vocabulary {config['vocab_size']:,}",
+            ]
+        )
+        batch, micro = config["global_batch_size"], config["micro_batch_size"]
+        rows.append(["batch", f"{batch} sequences in micro batches of {micro}"])
+        rows.append(
+            [
+                "layout",
+                f"data {config['data_parallel_size']} x pipeline {config['pipeline_parallel_size']} x tensor "
+                f"{config['tensor_parallel_size']}, ZeRO {config['zero_stage']}, {config['precision']}",
+            ]
+        )
+        rows.append(["dataset", config["dataset"]])
+    if job:
+        ranks, restarts = (
+            amounts.counted(job["world_size"], "rank"),
+            amounts.counted(job["restarts"], "restart"),
+        )
+        rows.append(["backend", f"{job['backend']}, {ranks}, attempt {job['attempt']}, {restarts}"])
+        if job["command"]:
+            rows.append(["command", " ".join(job["command"])])
+    for one in reversed(snapshot["jobs"]):
+        rows.append(["job", f"{one['job_id']}  {one['state']}{': ' + one['cause'] if one['cause'] else ''}"])
+    return rows + [["warning", warning] for warning in snapshot["warnings"]]

@@ -1,0 +1,75 @@
+"""A snapshot in words, as the panel and the static picture show them."""
+
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.rundir import RunDir
+from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.shown import UNKNOWN, shown
+from tests.lab.widgets.fake_run import FakeJob
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> FakeJob:
+    """20 of 40 steps on two ranks."""
+    job = FakeJob(RunDir(tmp_path / "gpt-fake"), steps=40, world_size=2)
+    for _ in range(20):
+        job.one_step()
+    return job
+
+
+def test_an_active_run(job: FakeJob) -> None:
+    job.events.write("alert", "MFU 12 % is under min_mfu = 50 %")
+    words = RunView(job.run).snapshot()["shown"]
+    assert words["about"] == f"2.6M parameters  ·  2 x cpu, bf16, ZeRO 1  ·  job {job.job.job_id}"
+    assert (words["note"], words["tone"]) == ("Alert: MFU 12 % is under min_mfu = 50 %", "alert")
+    assert words["alerts"] == "Events (1 alert)"
+    line = dict(words["line"])
+    assert (line["step"], line["tokens"], line[""]) == ("20 / 40", "20.5k / 41k", "50.0 %")
+    tiles = {label: (value, unit) for label, value, unit in words["tiles"]}
+    assert tiles["learning rate"] == ("5.50e-4", "")
+    assert tiles["gradient norm"] == ("0.800", "")
+    assert tiles["throughput"][1] == "tokens/s"
+    assert tiles["validation loss"][1].startswith("ppl ")
+    assert any(label.startswith("CPU, of ") and label.endswith(" cores") for label in tiles)
+    assert [(row["bad"], row["cells"][:3]) for row in words["ranks"]["rows"]] == [
+        (False, ["0", "train", "20"]),
+        (False, ["1", "train", "20"]),
+    ]
+    rows = dict(words["job"])
+    assert rows["model"] == "4 layers, hidden 192, 6 heads, sequence 128, vocabulary 4,096"
+    assert rows["backend"] == "local, 2 ranks, attempt 0, 0 restarts"
+
+
+def test_a_failed_run(job: FakeJob) -> None:
+    """Its cause in place of an alert, no time left, and the memory that rank 0 reported last."""
+    job.events.write("alert", "MFU 12 % is under min_mfu = 50 %")
+    job.finish("FAILED", "rank 0 failed: boom")
+    words = RunView(job.run).snapshot()["shown"]
+    assert (words["note"], words["tone"]) == ("rank 0 failed: boom", "error")
+    assert "time left" not in dict(words["line"])
+    assert ["memory, rank 0", "488.3", "MiB"] in words["tiles"]
+    assert all(row["bad"] and row["cells"][6] == "" for row in words["ranks"]["rows"])
+
+
+def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
+    """Dashes for what is not known, and no row that says nothing."""
+    run = RunDir(tmp_path / "gpt-new")
+    run.path.mkdir()
+    words = RunView(run).snapshot()["shown"]
+    assert (words["about"], words["note"], words["tone"]) == ("", "nothing was submitted yet", "")
+    assert (words["line"], words["job"], words["ranks"]["rows"]) == ([], [], [])
+    assert {value for _, value, _ in words["tiles"]} == {UNKNOWN}
+    assert words["alerts"] == "Events"
+
+
+def test_gpus(job: FakeJob) -> None:
+    """Use, memory and power of each, as far as its driver tells them."""
+    snapshot = RunView(job.run).snapshot()
+    gpu = {"index": 0, "utilization_fraction": 0.973, "memory_used_bytes": 30 * 2**30, "power_watts": 412.4}
+    silent = {"index": 1, "utilization_fraction": None, "memory_used_bytes": None, "power_watts": None}
+    snapshot["resources"]["gpus"] = [gpu, silent]
+    tiles = shown(snapshot)["tiles"]
+    assert ["GPU 0", "97 %", "30.0 GiB, 412 W"] in tiles
+    assert ["GPU 1", UNKNOWN, UNKNOWN] in tiles

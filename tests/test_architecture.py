@@ -42,7 +42,7 @@ NOTEBOOK_BOXES = {"config", "corpus", "dataset", "monitor", "planner", "jobs", "
 
 # box: (boxes of ours, packages of others) that it may import, besides base and itself
 ALLOWED = {
-    "base": (set(), {"tqdm"}),
+    "base": (set(), {"tqdm", "pynvml"}),
     "config": (set(), {"pydantic", "pydantic_core", "yaml"}),
     "corpus": (
         {"config"},
@@ -53,7 +53,7 @@ ALLOWED = {
         {"config", "corpus"},
         {"pydantic", "numpy", "tokenizers", "orjson", "xxhash", "loky", "matplotlib"},
     ),
-    "monitor": ({"config"}, {"psutil", "tensorboard", "google", "matplotlib", "pynvml"}),
+    "monitor": ({"config"}, {"psutil", "tensorboard", "google", "matplotlib"}),
     "planner": ({"config", "dataset"}, {"matplotlib", "numpy", "pydantic", "pydantic_core"}),
     "jobs": ({"config", "corpus", "dataset", "monitor", "planner"}, {"psutil"}),
     "lab": (
@@ -67,7 +67,7 @@ ALLOWED = {
     "checkpoint": ({"model", "parallel", "config", "dataset"}, {"torch", "deepspeed", "numpy"}),
     "train": (
         {"checkpoint", "model", "parallel", "config", "dataset"},
-        {"torch", "deepspeed", "numpy", "tensorboard", "pynvml"},
+        {"torch", "deepspeed", "numpy", "tensorboard"},
     ),
     "inference": ({"checkpoint", "model", "parallel", "config", "corpus", "dataset"}, {"torch"}),
 }

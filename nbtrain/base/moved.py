@@ -16,6 +16,7 @@ MOVED = {
         "addresses amounts errors files jobstate metrics parent_death progress rundir "
         "terminal topology workspace"
     ),
+    ("nbtrain.monitor", "nbtrain.base"): "nvml",
     ("nbtrain", "nbtrain.cli"): "doctor notebook_runner",
     (
         "nbtrain.config",

@@ -12,8 +12,8 @@ from typing import Any
 
 import psutil
 
+from nbtrain.base import nvml
 from nbtrain.base.records import ProcessIdentity
-from nbtrain.monitor import nvml
 
 # Ten minutes at one sample a second; older ones are thinned out.
 HISTORY_SAMPLES = 600

@@ -5,9 +5,18 @@ import subprocess
 import sys
 import time
 
+import psutil
+import pytest
+
+from nbtrain.base import nvml
 from nbtrain.base.records import ProcessIdentity
-from nbtrain.monitor import nvml
 from nbtrain.monitor.resources import ResourceSampler
+
+
+def busy_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
+
 
 BUSY = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'while True: pass'])"
 
@@ -18,14 +27,19 @@ def test_a_tree_is_counted_with_its_children_and_others_are_not() -> None:
     try:
         sampler = ResourceSampler()
         identity = ProcessIdentity.of(parent.pid)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while (first := sampler.sample([identity], {0: identity}))["job"]["num_processes"] < 2:
             assert time.monotonic() < deadline, first
             time.sleep(0.05)
+        [child] = psutil.Process(parent.pid).children()
+        before, begin = busy_seconds(child), time.monotonic()
         sampler.sample([identity], {0: identity})
-        time.sleep(0.5)
+        while busy_seconds(child) < before + 0.5:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
         use = sampler.sample([identity], {0: identity})
-        assert 0.2 < use["job"]["cpu_cores"] < 1.3
+        cores = (busy_seconds(child) - before) / (time.monotonic() - begin)
+        assert use["job"]["cpu_cores"] == pytest.approx(cores, rel=0.5)
         assert use["ranks"]["0"]["num_processes"] == 2
         assert 5e6 < use["job"]["memory_bytes"] < 5e8
         assert use["machine"]["num_cores"] == os.cpu_count()

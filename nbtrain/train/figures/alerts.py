@@ -4,6 +4,7 @@ import logging
 
 import torch
 
+from nbtrain.base import nvml
 from nbtrain.base.events import EventWriter
 from nbtrain.config.schema import RunConfig
 
@@ -70,7 +71,7 @@ class Alerts:
             (
                 "min_device_utilization",
                 "device utilization",
-                _device_utilization(device),
+                device_utilization(device),
                 limits.min_device_utilization,
                 False,
             ),
@@ -84,14 +85,11 @@ class Alerts:
             self.check(name, crossed, message, step)
 
 
-def _device_utilization(device: torch.device) -> float | None:
-    """Share of time the GPU was busy, by NVML; None without a GPU, or where the driver's library is not to be had."""
+def device_utilization(device: torch.device) -> float | None:
+    """Share of time that the GPU was busy, by NVML; None without a GPU, or if the driver does not report it."""
     if device.type != "cuda":
         return None
-    import pynvml
-
-    try:
-        return torch.cuda.utilization(device) / 100
-    except pynvml.NVMLError as error:
-        logger.warning("the GPU's utilization is not known: %s", error)
-        return None
+    use = nvml.utilization_fraction(str(torch.cuda.get_device_properties(device).uuid))
+    if use is None:
+        logger.warning("the GPU's utilization is not known: NVML does not report it")
+    return use

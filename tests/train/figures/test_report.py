@@ -120,7 +120,7 @@ def test_on_a_gpu_a_logged_step_is_written_behind_the_next_ones_launch(report, c
     caplog.set_level(logging.INFO, "nbtrain")
     monkeypatch.setattr(report, "world", World(0, 1, 0, torch.device("cuda")))
     monkeypatch.setattr(report, "_device_memory", lambda: (None, None))
-    monkeypatch.setattr("nbtrain.train.figures.alerts._device_utilization", lambda device: None)
+    monkeypatch.setattr("nbtrain.train.figures.alerts.device_utilization", lambda device: None)
     told = []
     for step in range(1, 6):
         add_step(report, config, step, loss=5.0 - step)

@@ -1,7 +1,7 @@
 """What the NVIDIA driver says about this machine's GPUs, through nvidia-ml-py (its module is `pynvml`).
 
-The package is a thin layer over libnvidia-ml.so.1, which every machine with an NVIDIA driver has; none is needed
-elsewhere. It is imported on use.
+The package is a thin layer over libnvidia-ml.so.1, which comes with the NVIDIA driver. It is imported on use, and a
+machine without the driver needs neither.
 """
 
 import functools
@@ -12,8 +12,8 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Gpu:
-    """One GPU now. None: the driver does not tell."""
+class GpuUse:
+    """How busy one GPU is now. None: the driver does not report it."""
 
     index: int
     name: str
@@ -26,8 +26,8 @@ class Gpu:
     sm_clock_mhz: int | None
 
 
-def gpus() -> list[Gpu]:
-    """Every GPU that the driver shows; an empty list where there is no driver."""
+def gpus() -> list[GpuUse]:
+    """Every GPU that the driver shows; an empty list without a driver."""
     library = _library()
     if library is None:
         return []
@@ -35,9 +35,25 @@ def gpus() -> list[Gpu]:
     return [gpu for index in range(count) if (gpu := _gpu(library, index)) is not None]
 
 
+def utilization_fraction(uuid: str) -> float | None:
+    """Share of the last sample period in which a kernel ran on the GPU with this UUID; None if it is not reported.
+
+    `uuid` is CUDA's, as torch.cuda.get_device_properties(device).uuid prints it: the same GPU, however
+    CUDA_VISIBLE_DEVICES numbers it.
+    """
+    library = _library()
+    handle = library and _ask(library, library.nvmlDeviceGetHandleByUUID, f"GPU-{uuid}")
+    return _utilization(library, handle) if library and handle is not None else None
+
+
+def _utilization(library: ModuleType, handle: Any) -> float | None:
+    use = _ask(library, library.nvmlDeviceGetUtilizationRates, handle)
+    return use.gpu / 100 if use is not None else None
+
+
 @functools.cache
 def _library() -> ModuleType | None:
-    """The package with its library loaded; None where there is no driver, or none that answers."""
+    """The package with its library loaded; None without a driver, or if it does not answer."""
     try:
         import pynvml
     except ImportError:
@@ -50,25 +66,24 @@ def _library() -> ModuleType | None:
 
 
 def _ask(library: ModuleType, function: Callable[..., Any], *arguments: Any) -> Any:
-    """The driver's answer; None where it gives none, as an old driver does for what it does not know."""
+    """The driver's answer; None if it has none, as an old driver for a figure that it does not know."""
     try:
         return function(*arguments)
     except library.NVMLError:
         return None
 
 
-def _gpu(library: ModuleType, index: int) -> Gpu | None:
+def _gpu(library: ModuleType, index: int) -> GpuUse | None:
     handle = _ask(library, library.nvmlDeviceGetHandleByIndex, index)
     if handle is None:
         return None
     name = _name(library, handle)
-    use = _ask(library, library.nvmlDeviceGetUtilizationRates, handle)
     memory = _ask(library, library.nvmlDeviceGetMemoryInfo, handle)
     power = _ask(library, library.nvmlDeviceGetPowerUsage, handle)
-    return Gpu(
+    return GpuUse(
         index=index,
         name=name or f"GPU {index}",
-        utilization_fraction=use.gpu / 100 if use is not None else None,
+        utilization_fraction=_utilization(library, handle),
         memory_used_bytes=memory.used if memory is not None else None,
         memory_total_bytes=memory.total if memory is not None else None,
         temperature_celsius=_ask(
@@ -80,7 +95,7 @@ def _gpu(library: ModuleType, index: int) -> Gpu | None:
 
 
 def _name(library: ModuleType, handle: Any) -> str:
-    """Its name, empty where the driver tells none."""
+    """Its name; empty if the driver does not report one."""
     try:
         name = _ask(library, library.nvmlDeviceGetName, handle)
     except UnicodeDecodeError:  # the package decodes by itself, strictly

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from nbtrain.monitor import nvml
-from nbtrain.monitor.nvml import Gpu
+from nbtrain.base import nvml
+from nbtrain.base.nvml import GpuUse
 
 NAME = "NVIDIA A100-SXM4-40GB"
 
@@ -37,6 +37,11 @@ class Driver(ModuleType):
         if index == 2:
             raise NVMLError("GPU is lost")
         return f"handle {index}"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid != "GPU-0a1b-0":
+            raise NVMLError("Not Found")
+        return "handle 0"
 
     def nvmlDeviceGetName(self, handle: str) -> str:
         return NAME
@@ -75,12 +80,17 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 def test_figures_have_units_and_what_is_not_told_is_none(driver: Driver) -> None:
     """Per cent becomes a fraction and milliwatts watts; an error leaves a gap and not a zero, a lost GPU no row."""
     expected = [
-        Gpu(0, NAME, 0.87, 31 << 30, 40 << 30, 61, 312.5, 1410),
-        Gpu(1, NAME, None, None, None, None, None, None),
+        GpuUse(0, NAME, 0.87, 31 << 30, 40 << 30, 61, 312.5, 1410),
+        GpuUse(1, NAME, None, None, None, None, None, None),
     ]
     assert nvml.gpus() == expected
     assert nvml.gpus() == expected
     assert driver.num_starts == 1, "the library is started once"
+
+
+def test_the_use_of_one_gpu_by_the_uuid_that_cuda_has_for_it(driver: Driver) -> None:
+    assert nvml.utilization_fraction("0a1b-0") == 0.87
+    assert nvml.utilization_fraction("0a1b-7") is None
 
 
 def test_zero_is_told_as_zero(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

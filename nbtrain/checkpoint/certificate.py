@@ -21,40 +21,10 @@ import torch
 from nbtrain.base.errors import DataError
 from nbtrain.base.records import ResumeCertificate
 from nbtrain.base.version import __version__
-from nbtrain.config.load import FREE_FORM
+from nbtrain.config.resume import SAME_MATHEMATICS, WITHOUT_EFFECT, leaves, within
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.sample import Sample
 from nbtrain.dataset.samples.state import DataState
-
-# Settings that no number of the training depends on; a section's name stands for all of its fields.
-WITHOUT_EFFECT = (
-    "schema_version",
-    "name",
-    "mode",
-    "backend",
-    "checkpoint",
-    "evaluation",
-    "logging",
-    "profile",
-    # The device itself is compared below.
-    "resources",
-    "data.num_workers",
-    "batch.max_steps",
-    "batch.exit_interval_steps",
-    "batch.exit_duration_minutes",
-    "parallel.process_group_timeout_seconds",
-    "parallel.steps_per_print",
-    "parallel.wall_clock_breakdown",
-)
-# Settings that say how the same mathematics is computed.
-SAME_MATHEMATICS = (
-    "parallel",
-    "batch.micro_batch_size",
-    "model.attention_backend",
-    "model.compile",
-    "model.cross_entropy_chunk_tokens",
-)
-
 
 # Of a layout (checkpoint/checkpointer.py), what is said to people: by the key of the YAML that decides it.
 LAYOUT_KEYS = {
@@ -115,18 +85,7 @@ def device(kind: torch.device) -> dict[str, Any]:
 
 def settings(config: RunConfig) -> dict[str, Any]:
     """{dotted key: value} of every field, as JSON has it."""
-    return dict(_leaves(config.model_dump(mode="json")))
-
-
-def _leaves(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
-    for key, value in mapping.items():
-        dotted = f"{prefix}{key}"
-        if isinstance(value, Mapping) and dotted not in FREE_FORM:
-            found += _leaves(value, f"{dotted}.")
-        else:
-            found.append((dotted, value))
-    return found
+    return dict(leaves(config.model_dump(mode="json")))
 
 
 def certify(
@@ -144,9 +103,9 @@ def certify(
         inexact.append("the checkpoint's version does not say the settings it was trained with")
     else:
         for key, before, now in _differences(manifest["settings"], settings(config)):
-            if _within(key, WITHOUT_EFFECT):
+            if within(key, WITHOUT_EFFECT):
                 continue
-            (inexact if _within(key, SAME_MATHEMATICS) else changed).append(f"{key}: {before} -> {now}")
+            (inexact if within(key, SAME_MATHEMATICS) else changed).append(f"{key}: {before} -> {now}")
     if not inexact or manifest["settings"] is None:
         # Else the settings say it, in the words of the YAML.
         inexact += layout_words(manifest["layout"], layout)
@@ -180,7 +139,3 @@ def layout_words(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
     keys = [*before, *(key for key in now if key not in before)]
     return [(key, before.get(key), now.get(key)) for key in keys if before.get(key) != now.get(key)]
-
-
-def _within(key: str, sections: tuple[str, ...]) -> bool:
-    return any(key == section or key.startswith(f"{section}.") for section in sections)

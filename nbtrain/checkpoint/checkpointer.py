@@ -31,6 +31,7 @@ from nbtrain.checkpoint.state import TrainState
 from nbtrain.checkpoint.store import CheckpointStore
 from nbtrain.checkpoint.writer import SHARES, BackgroundSave, CheckpointWriter, Described
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
+from nbtrain.config.resume import misfits
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.model.names import optimizer_group
@@ -445,33 +446,25 @@ class Checkpointer:
         return info
 
     def _check_fits(self, folder: Path, manifest: dict[str, Any], data: DataState) -> None:
-        theirs, ours = manifest["architecture"], architecture(self.config)
-        # The padding belongs to a layout; but version 1 knew the padded size only.
-        vocab_size = self.config.tokenizer.vocab_size
-        if manifest["vocab_size"] is not None:
-            theirs, ours = (
-                {**theirs, "vocab_size": manifest["vocab_size"]},
-                {**ours, "vocab_size": vocab_size},
+        vocab_size, saved_vocab_size = self.config.tokenizer.vocab_size, manifest["vocab_size"]
+        if saved_vocab_size is None:
+            # The padding belongs to a layout; but version 1 knew the padded size only.
+            layout_then, multiple = manifest["layout"], self.config.model.make_vocab_size_divisible_by
+            multiple *= layout_then["tensor_parallel_size"]
+            saved_vocab_size, vocab_size = (
+                manifest["padded_vocab_size"],
+                -(-vocab_size // multiple) * multiple,
             )
-        else:
-            multiple = (
-                self.config.model.make_vocab_size_divisible_by * manifest["layout"]["tensor_parallel_size"]
-            )
-            theirs = {**theirs, "padded_vocab_size": manifest["padded_vocab_size"]}
-            ours = {**ours, "padded_vocab_size": -(-vocab_size // multiple) * multiple}
-        found = [
-            f"architecture.{key} is {theirs.get(key)!r} in the checkpoint and {value!r} in the run"
-            for key, value in ours.items()
-            if theirs.get(key) != value
-        ]
-        if manifest["tokenizer_sha256"] != self.tokenizer_sha256:
-            found.append("the tokenizer is another one (its sha256 differs)")
-        saved = DataState.from_dict(manifest["data_state"])
-        for key in ("dataset_sha256", "seed", "split", "split_rule", "index_samples", "shuffle", "packing"):
-            if getattr(saved, key) != getattr(data, key):
-                found.append(
-                    f"data: {key} is {getattr(saved, key)!r} in the checkpoint, {getattr(data, key)!r} now"
-                )
+        saved = DataState.from_dict(manifest["data_state"]).to_dict()
+        found = misfits(
+            {**manifest, "vocab_size": saved_vocab_size, "data_state": saved},
+            {
+                "architecture": architecture(self.config),
+                "vocab_size": vocab_size,
+                "tokenizer_sha256": self.tokenizer_sha256,
+                "data_state": data.to_dict(),
+            },
+        )
         if found:
             raise CheckpointError(
                 # One line: the first line of a rank's error is the cause of its job's end.

@@ -1,0 +1,126 @@
+"""What may change when a run goes on, and what makes it another run: the one table of submit, trainer and certificate.
+
+A checkpoint binds the architecture, the tokenizer, the number format, the order of the data and the sizes of all
+steps. Everything else may change on resume and is reported: the cut over the ranks too (checkpoint/reshape.py).
+
+    submit        refuses a changed field that is bound (jobs/refusals.py)
+    trainer       refuses a checkpoint whose manifest shows another value of a bound field (checkpoint/fit.py)
+    certificate   says whether changed fields leave every number as it was (checkpoint/certificate.py)
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from nbtrain.config.load import FREE_FORM
+
+
+class Bound(NamedTuple):
+    """A field that a resume may not change; a section's name stands for all of its fields."""
+
+    key: str
+    recorded: str | None = None
+    """Where a checkpoint's manifest shows the value. None: only the run's configuration does."""
+
+
+BOUND = (
+    Bound("model"),
+    Bound("model.num_layers", "architecture.num_layers"),
+    Bound("model.hidden_size", "architecture.hidden_size"),
+    Bound("model.num_attention_heads", "architecture.num_attention_heads"),
+    Bound("model.ffn_hidden_size", "architecture.ffn_hidden_size"),
+    Bound("model.max_position_embeddings", "architecture.max_position_embeddings"),
+    Bound("model.seq_length", "architecture.seq_length"),
+    Bound("tokenizer.name", "tokenizer_sha256"),
+    Bound("tokenizer.vocab_size", "vocab_size"),
+    Bound("data.name", "data_state.dataset_sha256"),
+    Bound("data.json_key"),
+    Bound("data.split", "data_state.split"),
+    Bound("data.split_rule", "data_state.split_rule"),
+    Bound("data.seed", "data_state.seed"),
+    Bound("data.index_samples", "data_state.index_samples"),
+    Bound("data.shuffle", "data_state.shuffle"),
+    Bound("data.packing", "data_state.packing"),
+    Bound("data.blend"),
+    Bound("batch.global_batch_size"),
+    Bound("batch.rampup"),
+    Bound("batch.step_batch_size_schedule"),
+    Bound("precision.dtype"),
+    Bound("precision.autocast"),
+)
+# How the model is computed, not what it is.
+FREE = ("model.attention_backend", "model.cross_entropy_chunk_tokens", "model.compile")
+# A source's share of packed data decides the order; its other settings change the dataset itself, or nothing.
+WEIGHT = re.compile(r"data\.sources\.\d+\.weight")
+
+# Of the fields that may change: those that no number of the training depends on ...
+WITHOUT_EFFECT = (
+    "schema_version",
+    "name",
+    "mode",
+    "backend",
+    "checkpoint",
+    "evaluation",
+    "logging",
+    "profile",
+    # The certificate compares the device itself.
+    "resources",
+    "data.num_workers",
+    "batch.max_steps",
+    "batch.exit_interval_steps",
+    "batch.exit_duration_minutes",
+    "parallel.process_group_timeout_seconds",
+    "parallel.steps_per_print",
+    "parallel.wall_clock_breakdown",
+)
+# ... and those that say how the same mathematics is computed.
+SAME_MATHEMATICS = ("parallel", "batch.micro_batch_size", *FREE)
+
+
+def is_bound(key: str) -> bool:
+    """Whether a changed field makes another run."""
+    if WEIGHT.fullmatch(key):
+        return True
+    return within(key, (row.key for row in BOUND)) and key not in FREE
+
+
+def within(key: str, sections: Iterable[str]) -> bool:
+    """Whether a dotted key is one of `sections` or lies below one."""
+    return any(key == section or key.startswith(f"{section}.") for section in sections)
+
+
+def misfits(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """One phrase for each bound field whose recorded value differs; [] if the checkpoint fits the run.
+
+    saved: the checkpoint's manifest. now: the same fields of the run.
+    """
+    found = []
+    for key, recorded in BOUND:
+        if recorded is None:
+            continue
+        before, after = _look_up(saved, recorded), _look_up(now, recorded)
+        if before == after:
+            continue
+        if recorded.endswith("sha256"):
+            found.append(f"{key} stands for other contents (their sha256 differs)")
+        else:
+            found.append(f"{key} is {before!r} in the checkpoint and {after!r} in the run")
+    return found
+
+
+def leaves(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """(dotted key, value) of every field of a dumped configuration; free-form mappings are one value."""
+    found: list[tuple[str, Any]] = []
+    for key, value in mapping.items():
+        dotted = f"{prefix}{key}"
+        if isinstance(value, Mapping) and dotted not in FREE_FORM:
+            found += leaves(value, f"{dotted}.")
+        else:
+            found.append((dotted, value))
+    return found
+
+
+def _look_up(mapping: Mapping[str, Any], dotted: str) -> Any:
+    section, _, name = dotted.rpartition(".")
+    inner = mapping[section] if section else mapping
+    return inner.get(name)

@@ -1,0 +1,72 @@
+"""What a resume may change; that submit and trainer refuse the rest: tests/jobs/test_submit.py, tests/train/test_training.py."""
+
+import pytest
+
+from nbtrain.checkpoint.describe import architecture
+from nbtrain.config.load import field_keys, load
+from nbtrain.config.resume import BOUND, FREE, SAME_MATHEMATICS, WITHOUT_EFFECT, is_bound, misfits, within
+from nbtrain.dataset.samples.state import DataState
+
+
+def recorded(config) -> dict:
+    """The fields of a checkpoint's manifest that show bound fields."""
+    data = DataState(config.data.seed or 7, "969,30,1", "exact", "d" * 64, 100)
+    return {
+        "architecture": architecture(config),
+        "vocab_size": config.tokenizer.vocab_size,
+        "tokenizer_sha256": "t" * 64,
+        "data_state": data.to_dict(),
+    }
+
+
+def test_the_table_names_fields_of_the_schema():
+    """So that renaming a field cannot open a hole."""
+    keys = set(field_keys())
+    assert {row.key for row in BOUND} | set(FREE) | set(WITHOUT_EFFECT) | set(SAME_MATHEMATICS) <= keys
+
+
+def test_no_bound_field_is_said_to_be_without_effect():
+    """What changes the training cannot be what no number depends on, nor what is computed otherwise."""
+    for key in field_keys():
+        if is_bound(key) and key != "model":
+            assert not within(key, WITHOUT_EFFECT) and not within(key, SAME_MATHEMATICS), key
+
+
+def test_every_row_of_a_checkpoint_is_compared():
+    config = load("gpt-tiny")
+    saved = recorded(config)
+    assert misfits(saved, recorded(config)) == []
+    compared = {row.recorded: row.key for row in BOUND if row.recorded}
+    assert set(compared) == {
+        "vocab_size",
+        "tokenizer_sha256",
+        *(f"architecture.{name}" for name in saved["architecture"]),
+        *(
+            f"data_state.{name}"
+            for name in saved["data_state"]
+            # Where the training stands, not what it trains on.
+            if name not in ("consumed_samples", "skipped_sample_ranges")
+        ),
+    }
+    for field, key in compared.items():
+        section, _, name = field.rpartition(".")
+        inner = saved[section] if section else saved
+        changed = {**inner, name: "another"}
+        (told,) = misfits({**saved, section: changed} if section else changed, saved)
+        assert told.startswith(f"{key} ")
+
+
+@pytest.mark.parametrize(
+    "key, bound",
+    [
+        ("model.hidden_dropout", True),
+        ("model.compile", False),
+        ("data.sources.0.weight", True),
+        ("data.sources.0.path", False),
+        ("parallel.tensor_parallel_size", False),
+        ("optimizer.weight_decay", False),
+        ("batch.rampup.ramp_samples", True),
+    ],
+)
+def test_what_makes_another_run(key, bound):
+    assert is_bound(key) == bound

@@ -28,6 +28,7 @@ from nbtrain.base import files
 from nbtrain.base.checkpoint_files import MANIFEST, MANIFEST_VERSIONS, REJECTED, checkpoint_problem
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.torch_files import SUFFIX, code_problem
 
 SCHEMA_VERSION = MANIFEST_VERSIONS[-1]
 size_problem = checkpoint_problem
@@ -90,12 +91,17 @@ def describe(folder: Path, names: list[Path]) -> dict[str, dict[str, Any]]:
 
 
 def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
-    """The first file whose SHA-256 is not the manifest's, among the part-th of `parts` shares of the files."""
+    """What is wrong with the contents of the part-th of `parts` shares of the files, or None.
+
+    A file whose SHA-256 is not the manifest's, or that holds code: a manifest may come from whoever wrote the code.
+    """
     manifest = files.read_json(folder / MANIFEST)
     assert manifest is not None
     for name in sorted(manifest["files"])[part::parts]:
         if files.sha256_of(folder / name) != manifest["files"][name]["sha256"]:
             return f"{name} does not have the SHA-256 that its manifest says"
+        if name.endswith(SUFFIX) and (refused := code_problem(folder / name)):
+            return f"{name} {refused}"
     return None
 
 

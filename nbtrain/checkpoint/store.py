@@ -27,7 +27,7 @@ import torch
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint import manifest as manifests
-from nbtrain.checkpoint.writer import load_file
+from nbtrain.checkpoint.torch_files import load_file
 from nbtrain.model.names import canonical_name, optimizer_group
 
 MASTER = "fp32"

@@ -32,7 +32,7 @@ from nbtrain.base.workspace import display
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.reshape import WORD_EMBEDDINGS
 from nbtrain.checkpoint.store import STATES, CheckpointStore
-from nbtrain.checkpoint.writer import write_file
+from nbtrain.checkpoint.torch_files import write_file
 from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 from nbtrain.model.names import piped_name
 
@@ -53,9 +53,6 @@ def main() -> int:
 
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One "progress" per parameter, then one "end"."""
-    from nbtrain.parallel.startup import prepare_deepspeed
-
-    prepare_deepspeed("gpu" if torch.cuda.is_available() else "cpu")
     run = RunDir(request["run_dir"])
     step = request.get("step")
     if step is None:

@@ -11,7 +11,6 @@ from nbtrain.base.workspace import display
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint import reshape
 from nbtrain.checkpoint.store import CheckpointStore
-from nbtrain.parallel.startup import prepare_deepspeed
 
 
 def load_model_weights(
@@ -36,7 +35,6 @@ def load_model_weights(
     elif reason := manifests.problem(run.checkpoint(step)):
         known = ", ".join(str(known) for known in run.checkpoint_steps()) or "none"
         raise CheckpointError(f"{display(run.checkpoint(step))}: {reason}. Checkpoints there: {known}.")
-    prepare_deepspeed("gpu" if torch.cuda.is_available() else "cpu")
     store = CheckpointStore(run.checkpoint(step))
     weights = {name: store.full(name) if masters else store.weights(name) for name in store.parameters}
     rows = store.vocab_size if unpadded else padded_vocab_size

@@ -11,18 +11,17 @@ that is still writing holds up no step; what is published is decided by files al
 """
 
 import copy
-import hashlib
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.errors import CheckpointError
+from nbtrain.checkpoint.torch_files import load_file, write_file
 
 SHARES = "shares"
 POLL_SECONDS = 0.05
@@ -163,66 +162,6 @@ class BackgroundSave:
             if len(shares) < self._size and self._cancelled.wait(POLL_SECONDS):
                 return None
         return shares
-
-
-def write_file(path: Path, state: Any) -> dict[str, Any]:
-    """torch.save, appearing by rename when it is on the disk; its size and SHA-256, taken while writing.
-
-    Raises CheckpointError where the file cannot be written.
-    """
-    stream = None
-    try:
-        with files.atomic_writer(path) as opened:
-            stream = _HashedStream(opened)
-            torch.save(state, stream)  # type: ignore[arg-type]
-            stream.raise_failure()
-    except (OSError, RuntimeError) as error:
-        # torch hides what the system says of a full disk behind words of its own.
-        cause = stream.failure if stream is not None and stream.failure is not None else error
-        raise CheckpointError(f"{path}: could not be written: {cause}") from error
-    return {"bytes": stream.size, "sha256": stream.sha256.hexdigest()}
-
-
-def load_file(path: Path, mmap: bool = False) -> Any:
-    """A file of a checkpoint, on the CPU; with `mmap` its tensors are read from the file when they are looked at."""
-    with torch.serialization.safe_globals(_deepspeed_types()):
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
-
-
-def _deepspeed_types() -> list[Any]:
-    """What DeepSpeed's files hold besides tensors and plain values."""
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
-
-
-class _HashedStream:
-    """What torch.save writes to."""
-
-    def __init__(self, stream: IO[bytes]):
-        self.size = 0
-        self.sha256 = hashlib.sha256()
-        self.failure: OSError | None = None
-        self._stream = stream
-
-    def write(self, content: bytes | memoryview) -> int:
-        try:
-            written = self._stream.write(content)
-        except OSError as error:
-            self.failure = self.failure or error
-            raise
-        self.sha256.update(content)
-        self.size += written
-        return written
-
-    def flush(self) -> None:
-        self._stream.flush()
-
-    def raise_failure(self) -> None:
-        if self.failure is not None:
-            raise self.failure
 
 
 class _HostMemory:

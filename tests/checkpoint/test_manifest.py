@@ -1,13 +1,17 @@
 """When a checkpoint counts, and which ones stay."""
 
 import json
+import os
 
 import pytest
+import torch
 
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step, newest_whole
+from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint import manifest as manifests
+from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.jobs.supervisor import leftovers
 
 
@@ -19,7 +23,7 @@ def run(tmp_path):
 def write(run: RunDir, step: int, content: bytes = b"weights") -> None:
     folder = run.checkpoint(step)
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "mp_rank_00_model_states.pt").write_bytes(content)
+    (folder / "offloaded_tensors.swp").write_bytes(content)
     described = manifests.describe(folder, manifests.payload(folder))
     files.write_json(folder / "manifest.json", {"schema_version": 1, "step": step, "files": described})
 
@@ -43,16 +47,16 @@ def test_a_written_checkpoint_is_whole(run):
             "manifest.json has schema_version 9; this nbtrain reads 1 and 2",
         ),
         (
-            lambda folder: (folder / "mp_rank_00_model_states.pt").unlink(),
-            "mp_rank_00_model_states.pt is missing",
+            lambda folder: (folder / "offloaded_tensors.swp").unlink(),
+            "offloaded_tensors.swp is missing",
         ),
         (
-            lambda folder: (folder / "mp_rank_00_model_states.pt").write_bytes(b"wei"),
-            "mp_rank_00_model_states.pt has 3 bytes; its manifest says 7",
+            lambda folder: (folder / "offloaded_tensors.swp").write_bytes(b"wei"),
+            "offloaded_tensors.swp has 3 bytes; its manifest says 7",
         ),
         (
-            lambda folder: (folder / "mp_rank_00_model_states.pt").write_bytes(b"weighty"),
-            "mp_rank_00_model_states.pt does not have the SHA-256 that its manifest says",
+            lambda folder: (folder / "offloaded_tensors.swp").write_bytes(b"weighty"),
+            "offloaded_tensors.swp does not have the SHA-256 that its manifest says",
         ),
     ],
 )
@@ -63,7 +67,7 @@ def test_a_torn_checkpoint_is_passed_over_with_its_reason(run, damage, reason):
     assert newest_whole(run, manifests.problem) == (10, [(20, reason)])
 
 
-NO_SHA256 = '{"schema_version": 2, "files": {"mp_rank_00_model_states.pt": {"bytes": 7}}}'
+NO_SHA256 = '{"schema_version": 2, "files": {"offloaded_tensors.swp": {"bytes": 7}}}'
 
 
 @pytest.mark.parametrize(
@@ -90,11 +94,43 @@ def test_a_rejected_checkpoint_counts_no_more_and_keeps_its_files(run):
     assert newest_whole(run) == (20, [(30, "its weights rot")])
     assert newest_checkpoint_step(run) == 20
     leftovers.sweep(run, killed_since=0.0)
-    assert (run.checkpoint(30) / "mp_rank_00_model_states.pt").exists()
+    assert (run.checkpoint(30) / "offloaded_tensors.swp").exists()
     assert manifests.prune(run, 20, keep_last=2, keep_every_steps=None) == []
     assert run.checkpoint_steps() == [10, 20, 30]
     write(run, 30)
     assert newest_whole(run, manifests.problem) == (30, [])
+
+
+class RunsCode:
+    """A pickle of it calls os.mkdir when it is loaded."""
+
+    def __init__(self, folder):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"pickle_protocol": 4}, {"_use_new_zipfile_serialization": False}], ids=str
+)
+def test_a_checkpoint_that_holds_code_is_not_loaded(run, tmp_path, options):
+    """Its manifest is right, so whoever wrote the code wrote that too; nothing of torch's advice is passed on."""
+    write(run, 10)
+    write(run, 20)
+    path = run.checkpoint(20) / "mp_rank_00_model_states.pt"
+    torch.save({"module": {"weight": torch.ones(3)}, "more": RunsCode(tmp_path / "made")}, path, **options)
+    described = manifests.describe(run.checkpoint(20), manifests.payload(run.checkpoint(20)))
+    files.write_json(run.checkpoint_manifest(20), {"schema_version": 1, "step": 20, "files": described})
+    newest, [(step, reason)] = newest_whole(run, manifests.problem)
+    assert (newest, step) == (10, 20)
+    assert reason.startswith("mp_rank_00_model_states.pt holds code ") or options
+    assert reason.startswith("mp_rank_00_model_states.pt ") and reason.endswith("; not loaded")
+    assert "weights_only" not in reason
+    with pytest.raises(CheckpointError, match="; not loaded") as refused:
+        load_model_weights(run.path, 20)
+    assert "weights_only" not in str(refused.value)
+    assert not (tmp_path / "made").exists()
 
 
 def test_a_step_that_was_never_saved(run):

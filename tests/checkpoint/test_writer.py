@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.checkpoint.writer import BackgroundSave, CheckpointWriter, load_file, write_file
+from nbtrain.checkpoint.torch_files import load_file, write_file
+from nbtrain.checkpoint.writer import BackgroundSave, CheckpointWriter
 
 
 def sha256(path: Path) -> str:

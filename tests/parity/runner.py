@@ -21,7 +21,7 @@ from nbtrain.base.errors import NbtrainError
 from nbtrain.base.events import read_events
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.store import STATES, CheckpointStore
-from nbtrain.checkpoint.writer import load_file
+from nbtrain.checkpoint.torch_files import load_file
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes, state_bytes
 from nbtrain.config.load import load_resolved
 from nbtrain.jobs.twin.fork_client import Ended, ForkServer, Launch

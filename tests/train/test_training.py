@@ -1,5 +1,6 @@
 """Whole runs of a tiny model under torchrun: resume bit for bit, torn checkpoints, requests, refusals."""
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.events import read_events
 from nbtrain.base.records import ControlRequest, Heartbeat
 from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.config.load import load_resolved, to_yaml
 from nbtrain.model.gpt import build_model
@@ -167,10 +169,24 @@ def test_the_newest_checkpoints_weights_load_without_a_process_group(finished, d
         load_model_weights(finished.path, 7)
 
 
+class RunsCode:
+    """A pickle of it calls os.mkdir when it is loaded."""
+
+    def __init__(self, folder: Path):
+        self.folder = str(folder)
+
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
 def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, data_home):
-    """One without manifest, one with a flipped byte; the run goes on from the one before and ends the same."""
+    """One with code that its manifest vouches for, one with a flipped byte; the run goes on from step 10 and ends the same."""
     expected = launch.trace(copy)
-    copy.checkpoint_manifest(24).unlink()
+    torch.save({"module": RunsCode(copy.path / "made")}, copy.checkpoint(24) / "mp_rank_00_model_states.pt")
+    manifest = files.read_json(copy.checkpoint_manifest(24))
+    described = manifests.describe(copy.checkpoint(24), manifests.payload(copy.checkpoint(24)))
+    entries = {name: {**entry, **described[name]} for name, entry in manifest["files"].items()}
+    files.write_json(copy.checkpoint_manifest(24), {**manifest, "files": entries})
     weights = copy.checkpoint(20) / "mp_rank_00_model_states.pt"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1
@@ -179,12 +195,13 @@ def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, data_home):
     log = launch.train(copy, data_home)
     said = [event["message"] for event in events(copy, "warning")]
     assert said == [
-        "checkpoint global_step24 is not used: it has no manifest.json: its writing was cut off; trying the one "
-        "before it",
+        f"checkpoint global_step24 is not used: mp_rank_00_model_states.pt holds code ({os.mkdir.__module__}.mkdir); "
+        "not loaded; trying the one before it",
         "checkpoint global_step20 is not used: mp_rank_00_model_states.pt does not have the SHA-256 that its "
         "manifest says; trying the one before it",
     ]
     assert all(message in log for message in said)
+    assert "weights_only" not in log and not (copy.path / "made").exists()
     assert "resumed from the checkpoint of step 10" in [
         event["message"] for event in events(copy, "checkpoint")
     ]

@@ -1,0 +1,110 @@
+"""One file of a checkpoint: written by torch.save and hashed on the way, read without running code."""
+
+import hashlib
+import pickle
+import re
+import sys
+import warnings
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.workspace import display
+from nbtrain.parallel.startup import prepare_deepspeed
+
+SUFFIX = ".pt"
+# How torch's reader names a function or class that it refuses to call.
+REFUSED = re.compile(r"GLOBAL ([\w.]+)")
+
+
+def write_file(path: Path, state: Any) -> dict[str, Any]:
+    """torch.save, appearing by rename when it is on the disk; its size and SHA-256, taken while writing.
+
+    Raises CheckpointError where the file cannot be written.
+    """
+    stream = None
+    try:
+        with files.atomic_writer(path) as opened:
+            stream = _HashedStream(opened)
+            torch.save(state, stream)  # type: ignore[arg-type]
+            stream.raise_failure()
+    except (OSError, RuntimeError) as error:
+        # torch hides what the system says of a full disk behind words of its own.
+        cause = stream.failure if stream is not None and stream.failure is not None else error
+        raise CheckpointError(f"{path}: could not be written: {cause}") from error
+    return {"bytes": stream.size, "sha256": stream.sha256.hexdigest()}
+
+
+def load_file(path: Path, mmap: bool = False) -> Any:
+    """A file of a checkpoint, on the CPU; with `mmap` its tensors are read from the file when they are looked at.
+
+    Raises CheckpointError if the file holds code, or anything else than tensors, plain values and the classes of
+    DeepSpeed that are named here. No code of the file runs.
+    """
+    try:
+        with torch.serialization.safe_globals(_deepspeed_types()), warnings.catch_warnings():
+            # It asks to report files of other pickle protocols to PyTorch; nobody but us writes these files.
+            warnings.filterwarnings("ignore", message="Detected pickle protocol")
+            return torch.load(path, map_location="cpu", weights_only=True, mmap=mmap)
+    # The others are what torch's reader raises for bytes that were made to confuse it.
+    except (pickle.UnpicklingError, RuntimeError, EOFError, AttributeError, LookupError, TypeError) as error:
+        # Without torch's own words: they advise to turn the protection off.
+        raise CheckpointError(f"{display(path)} {_why_refused(error)}.") from None
+
+
+def code_problem(path: Path) -> str | None:
+    """Why a file cannot be loaded safely, or None. Tensors are not read."""
+    try:
+        load_file(path, mmap=True)
+    except CheckpointError as error:
+        return str(error).removeprefix(f"{display(path)} ").removesuffix(".")
+    return None
+
+
+def _why_refused(error: Exception) -> str:
+    if named := REFUSED.search(str(error)):
+        return f"holds code ({named[1]}); not loaded"
+    if isinstance(error, pickle.UnpicklingError):
+        return "holds code or other objects than tensors and plain values; not loaded"
+    return "is no file that torch.save writes, or a damaged one; not loaded"
+
+
+def _deepspeed_types() -> list[Any]:
+    """What DeepSpeed's files hold besides tensors and plain values."""
+    if "deepspeed" not in sys.modules:
+        prepare_deepspeed("gpu" if torch.cuda.is_available() else "cpu")
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+
+
+class _HashedStream:
+    """What torch.save writes to."""
+
+    def __init__(self, stream: IO[bytes]):
+        self.size = 0
+        self.sha256 = hashlib.sha256()
+        self.failure: OSError | None = None
+        self._stream = stream
+
+    def write(self, content: bytes | memoryview) -> int:
+        try:
+            written = self._stream.write(content)
+        except OSError as error:
+            self.failure = self.failure or error
+            raise
+        self.sha256.update(content)
+        self.size += written
+        return written
+
+    def flush(self) -> None:
+        self._stream.flush()
+
+    def raise_failure(self) -> None:
+        if self.failure is not None:
+            raise self.failure

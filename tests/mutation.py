@@ -9,6 +9,8 @@ notices is printed with its place:
 
     survived  nbtrain/config/stages.py:28: 4 / 3 -> 4 * 3
 
+`--tests tests/config/rules` runs those alone: faster, and never more is caught by fewer tests.
+
 Such a line is a test that is missing, or a change that changes nothing that matters (an equivalent
 mutation). Ends with 1 if less than --aim of the mutations are caught. The same --seed gives the same
 mutations of the same files.
@@ -180,8 +182,9 @@ def arguments_for(path: Path, root: Path) -> list[list[str]]:
 class Copy:
     """A copy of the repository in which one file is wrong at a time."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, tests: list[str]):
         self.root = folder / "nbtrain"
+        self.tests = tests
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
         names = subprocess.run(listed, cwd=REPOSITORY, capture_output=True, check=True).stdout.decode()
         for name in filter(None, names.split("\0")):
@@ -193,6 +196,10 @@ class Copy:
         # Bytecode of the unchanged files. No run writes any: one mutation's would be taken for the next's.
         compile_ = [sys.executable, "-m", "compileall", "-q", "nbtrain"]
         subprocess.run(compile_, cwd=self.root, check=True)
+
+    def arguments_for(self, path: Path) -> list[list[str]]:
+        """Arguments for pytest, one list after the other: self.tests, or those that belong to the file."""
+        return [self.tests] if self.tests else arguments_for(path, self.root)
 
     def passes(self, arguments: list[str], limit_seconds: float | None = None) -> bool:
         """Whether the fast tests pass; False too where they take longer than that."""
@@ -226,7 +233,7 @@ class Copy:
         target.write_bytes(mutation.apply(whole.read_bytes()))
         try:
             return not all(
-                self.passes(arguments, limit_seconds) for arguments in arguments_for(mutation.path, self.root)
+                self.passes(arguments, limit_seconds) for arguments in self.arguments_for(mutation.path)
             )
         finally:
             shutil.copy2(whole, target)
@@ -239,6 +246,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--at-once", type=int, default=1, help="copies that are tested at one time")
     parser.add_argument("--aim", type=float, default=AIM, help="the share that must be caught")
+    parser.add_argument("--tests", nargs="+", default=[], help="run these in place of the mirrored folder")
     parser.add_argument("--list", action="store_true", help="print the mutations and run nothing")
     options = parser.parse_args()
 
@@ -252,10 +260,10 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="nbtrain-mutation-") as temporary:
         copies: Queue[Copy] = Queue()
         for number in range(options.at_once):
-            copies.put(Copy(Path(temporary) / str(number)))
+            copies.put(Copy(Path(temporary) / str(number), options.tests))
         whole = copies.get()
         began = time.monotonic()
-        for arguments in sorted({tuple(some) for path in paths for some in arguments_for(path, whole.root)}):
+        for arguments in sorted({tuple(some) for path in paths for some in whole.arguments_for(path)}):
             if not whole.passes(list(arguments)):
                 print(whole.said[-4000:])
                 print(f"{' '.join(arguments)}: fails without any mutation")

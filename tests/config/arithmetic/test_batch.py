@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup
+from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
 
 
 def test_steps_are_rounded_up():
@@ -81,3 +81,50 @@ def test_the_three_counts_agree_with_stepping_one_by_one(schedule, step):
     assert schedule.step_at(consumed[step]) == step
     assert schedule.step_at(consumed[step + 1] - 1) == step
     assert schedule.total_steps == reached
+
+
+@pytest.mark.parametrize("start", [8, 12])
+def test_a_ramp_that_does_not_rise_is_the_full_batch(start):
+    """The rules refuse it; the arithmetic neither divides by zero nor shrinks the batch."""
+    schedule = BatchSchedule(8, 1, 100, Rampup(start, 4, 50))
+    assert [schedule.size_at(at) for at in (0, 49, 50)] == [8, 8, 8]
+    assert [schedule.samples_after(step) for step in (0, 1, 7)] == [0, 8, 56]
+    assert schedule.total_steps == 13
+
+
+def test_a_ramp_of_one_increment():
+    """4 until 10 samples, rounded up to whole steps; then 8."""
+    schedule = BatchSchedule(8, 2, 100, Rampup(4, 4, 10))
+    assert [schedule.samples_after(step) for step in range(6)] == [0, 4, 8, 12, 20, 28]
+    assert [schedule.step_at(at) for at in (0, 3, 4, 11, 12, 19, 20)] == [0, 0, 1, 2, 3, 3, 4]
+    assert (schedule.total_steps, schedule.total_samples) == (8, 52)
+
+
+def test_a_batch_never_passes_the_full_one():
+    """An increment that does not divide the distance: 5, 8, and no 11."""
+    schedule = BatchSchedule(9, 1, 100, Rampup(5, 3, 30))
+    assert [schedule.size_at(at) for at in (0, 29, 30)] == [5, 5, 9]
+
+
+def test_an_increments_end_that_floating_point_rounds_is_where_the_size_changes():
+    """For ramps of up to 200 samples in up to 12 increments, whatever their quotient rounds to."""
+    for samples in range(1, 200, 7):
+        for increments in range(1, 13):
+            schedule = BatchSchedule(1 + increments, 1, 10**6, Rampup(1, 1, samples))
+            consumed = 0
+            for step in range(60):
+                assert schedule.samples_after(step) == consumed
+                consumed += schedule.size_at(consumed)
+
+
+def test_sizes_by_thresholds_agree_with_stepping_one_by_one():
+    """A step that begins before a threshold has the old size; one that begins on it has the new one."""
+    sizes = StepSizes(((0, 2), (5, 3), (9, 4), (30, 8)))
+    schedule = BatchSchedule(8, 1, 100, sizes)
+    assert sizes.ramp_samples == 30
+    assert [sizes.size_at(at) for at in (0, 4, 5, 8, 9, 29, 30, 31)] == [2, 2, 3, 3, 4, 4, 8, 8]
+    consumed = 0
+    for step in range(20):
+        assert schedule.samples_after(step) == consumed
+        assert schedule.step_at(consumed) == step
+        consumed += schedule.size_at(consumed)

@@ -138,3 +138,21 @@ def test_what_a_run_asks_for_is_its_schedule():
     }
     asked = LrSchedule.of(load("gpt-tiny", changes))
     assert asked == LrSchedule(2e-3, 1e-4, "WSD", 61_440, 1_228_800, 204_800, "linear", 1e-5)
+
+
+# FLOOR + (PEAK - FLOOR) is not PEAK in floating point: which branch gave a rate is seen in its last digit.
+PEAK, FLOOR = 0.9666, 0.46108
+
+
+@pytest.mark.parametrize("style", ["cosine", "linear", "inverse-square-root"])
+def test_the_warm_up_ends_at_lr_exactly(style):
+    """The last step of the warm-up is the warm-up's, not the decay's first."""
+    schedule = LrSchedule(PEAK, FLOOR, style, warmup_tokens=7, decay_tokens=100)
+    assert schedule.learning_rate(7) == PEAK * 7.0 / 7.0
+
+
+def test_the_stable_part_of_wsd_ends_at_lr_exactly():
+    assert FLOOR + (PEAK - FLOOR) != PEAK
+    schedule = LrSchedule(PEAK, FLOOR, "WSD", 7, 100, wsd_decay_tokens=30, wsd_decay_style="linear")
+    assert [schedule.learning_rate(at) for at in (8, 69, 70)] == [PEAK] * 3
+    assert schedule.learning_rate(85) == pytest.approx((PEAK + FLOOR) / 2)

@@ -108,17 +108,26 @@ STREAM = 2 * TOKENS * 8
         (["model={attention_backend: math, attention_dropout: 0}"], 4 * (LAYER + 2 * 2 * TOKENS * 16) + ENDS),
         # The GELU's output (3 * 2) is dropped; of one layer it is there again.
         ([SELECTIVE], 4 * (LAYER - 6 * TOKENS * 8 + LSE) + ENDS + 6 * TOKENS * 8),
-        ([SELECTIVE, "model.attention_backend=math"], 4 * (LAYER - 6 * TOKENS * 8) + ENDS + 6 * TOKENS * 8 + 5 * 2 * TOKENS * 16),
+        (
+            [SELECTIVE, "model.attention_backend=math"],
+            4 * (LAYER - 6 * TOKENS * 8) + ENDS + 6 * TOKENS * 8 + 5 * 2 * TOKENS * 16,
+        ),
         ([FULL], 4 * STREAM + LAYER + LSE + ENDS),
-        ([FULL, "parallel.activation_checkpointing.interval_layers=3"], 2 * STREAM + 3 * (LAYER + LSE) + ENDS),
+        (
+            [FULL, "parallel.activation_checkpointing.interval_layers=3"],
+            2 * STREAM + 3 * (LAYER + LSE) + ENDS,
+        ),
         ([FULL, "parallel.activation_checkpointing.interval_layers=9"], STREAM + 4 * (LAYER + LSE) + ENDS),
         # Two tensor ranks: 10 whole and half of 20; with sequence parallelism half of everything.
         (["parallel.tensor_parallel_size=2"], 4 * (TOKENS * 8 * 20 + LSE // 2) + ENDS),
         (["parallel={tensor_parallel_size: 2, sequence_parallel: true}"], (4 * (LAYER + LSE) + ENDS) // 2),
-        (["parallel={tensor_parallel_size: 2, sequence_parallel: true}", FULL], (4 * STREAM + LAYER + LSE + ENDS) // 2),
+        (
+            ["parallel={tensor_parallel_size: 2, sequence_parallel: true}", FULL],
+            (4 * STREAM + LAYER + LSE + ENDS) // 2,
+        ),
         (["parallel.ds_sequence_parallel_size=2"], (4 * (LAYER + LSE) + ENDS) // 2),
     ],
-)  # fmt: skip
+)
 def test_activations(overrides, held):
     assert activation_bytes(small(*overrides), 0) == held
 
@@ -159,10 +168,13 @@ def test_who_keeps_the_scores():
         (["model.cross_entropy_chunk_tokens=0"], TOKENS * 128 * 6 + 4 * 128 * 8 + 4 * TOKENS * 8),
         (["precision.dtype=fp32"], TOKENS * 128 * 8 + 4 * 128 * 8 + 4 * TOKENS * 8),
         (["parallel.tensor_parallel_size=2"], TOKENS * 128 * 6 + 4 * 128 * 8 + 4 * TOKENS * 8),
-        (["parallel={tensor_parallel_size: 2}", "model.make_vocab_size_divisible_by=64"], TOKENS * 64 * 6 + 4 * 64 * 8 + 4 * TOKENS * 8),
+        (
+            ["parallel={tensor_parallel_size: 2}", "model.make_vocab_size_divisible_by=64"],
+            TOKENS * 64 * 6 + 4 * 64 * 8 + 4 * TOKENS * 8,
+        ),
         (["parallel.ds_sequence_parallel_size=2"], 24 * 128 * 6 + 4 * 128 * 8 + 4 * 24 * 8),
     ],
-)  # fmt: skip
+)
 def test_logits(overrides, held):
     """A chunk in bf16 and its log-softmax in fp32; fp32 gradients of the embeddings and of the hidden states."""
     assert logits_bytes(small(*overrides), 0) == held

@@ -1,0 +1,164 @@
+"""The rules of layout.py at their bounds: the last value that passes and the first that does not."""
+
+import pytest
+
+from nbtrain.config.load import load
+from nbtrain.config.rules import layout
+
+PIPELINE = "parallel={pipeline_parallel_size: 3, pipeline_stage_layers: null}"
+FP8 = ("precision.fp8=true", "resources.gpu_type=H100", "model.seq_length=24")
+FULL = "parallel.activation_checkpointing.granularity=full"
+
+
+def told(rule: str, *overrides: str, run: str = "gpt-125m") -> list[str]:
+    """What one rule says of a run; 125M has 12 layers of width 768, 12 heads and 2,048 positions."""
+    return list(getattr(layout, rule)(load(run, list(overrides), check=False)))
+
+
+@pytest.mark.parametrize(
+    ("rule", "overrides"),
+    [
+        ("heads_divide", ["parallel.tensor_parallel_size=12"]),
+        ("heads_divide", ["parallel.ds_sequence_parallel_size=6"]),
+        ("layers_fill_the_stages", [PIPELINE, "model.num_layers=3"]),
+        ("layers_fill_the_stages", [PIPELINE, "parallel.pipeline_stage_layers=[1, 1, 10]"]),
+        ("recomputed_pieces_fit", [FULL, "parallel.activation_checkpointing.interval_layers=12"]),
+        ("recomputed_pieces_fit", ["parallel.activation_checkpointing.interval_layers=99"]),
+        # Another rule says what is wrong with the stages.
+        (
+            "recomputed_pieces_fit",
+            [FULL, PIPELINE, "model.num_layers=2", "parallel.activation_checkpointing.interval_layers=9"],
+        ),
+        ("sequence_fits_positions", ["model.max_position_embeddings=2048"]),
+        ("sequence_divides", ["model.seq_length=2047"]),
+        ("sequence_divides", ["model.seq_length=2047", "parallel.tensor_parallel_size=2"]),
+        ("sequence_divides", ["parallel={fpdt_chunk_tokens: 512, ds_sequence_parallel_size: 4}"]),
+        (
+            "layout_fits_resources",
+            ["parallel.data_parallel_size=4", "resources={nodes: 2, gpus_per_node: 2}"],
+        ),
+        ("gpu_type_is_known", ["resources.gpu_type=null"]),
+        ("attention_backend_serves", ["model.attention_backend=flash", "resources.gpu_type=null"]),
+        ("attention_backend_serves", ["model.attention_backend=flash", "resources.gpu_type=A100-40GB"]),
+        ("attention_backend_serves", ["model.attention_backend=flash", "model.num_attention_heads=3"]),
+        ("attention_backend_serves", ["model.attention_backend=efficient", "precision.dtype=fp32"]),
+        ("fp8_has_its_units", ["precision.fp8=true", "resources.gpu_type=H100"]),
+        ("fp8_has_its_units", ["precision.fp8=true", "resources.gpu_type=null"]),
+        ("fp8_has_its_units", ["model.ffn_hidden_size=3080"]),
+        ("fp8_has_its_units", [*FP8, "parallel.ds_sequence_parallel_size=3", "batch.micro_batch_size=16"]),
+        (
+            "fp8_has_its_units",
+            ["precision.fp8=true", "resources={device: cpu, gpu_type: null}", "model.ffn_hidden_size=3080"],
+        ),
+    ],
+)
+def test_what_just_passes(rule, overrides):
+    """A head of 256, an A100 for flash attention, an H100 for FP8, a stage of one layer, ..."""
+    assert told(rule, *overrides) == []
+
+
+@pytest.mark.parametrize(
+    ("rule", "overrides", "words"),
+    [
+        ("layers_fill_the_stages", [PIPELINE, "model.num_layers=2"], "must be at most num_layers(2)"),
+        ("layers_fill_the_stages", [PIPELINE, "parallel.pipeline_stage_layers=[6, 6]"], "has 2 stages"),
+        ("layers_fill_the_stages", [PIPELINE, "parallel.pipeline_stage_layers=[4, 4, 5]"], "are 13 layers"),
+        (
+            "recomputed_pieces_fit",
+            [FULL, "parallel.activation_checkpointing.interval_layers=13"],
+            "must be at most 12, the layers of the model.",
+        ),
+        (
+            "recomputed_pieces_fit",
+            [
+                FULL,
+                "parallel.pipeline_parallel_size=2",
+                "parallel.activation_checkpointing.interval_layers=8",
+            ],
+            "must be at most 7, the layers of the largest of 2 pipeline stages.",
+        ),
+        ("sequence_fits_positions", ["model.max_position_embeddings=2047"], "set seq_length: 2047, or"),
+        (
+            "sequence_divides",
+            ["model.seq_length=2047", "parallel={tensor_parallel_size: 2, sequence_parallel: true}"],
+            "must be a multiple of tensor_parallel_size(2) with sequence_parallel; nearest: 2046, 2048.",
+        ),
+        (
+            "attention_backend_serves",
+            ["model.attention_backend=flash", "resources.gpu_type=T4"],
+            "from Ampere on",
+        ),
+        (
+            "attention_backend_serves",
+            ["model.attention_backend=flash", "model={hidden_size: 771, num_attention_heads: 3}"],
+            "heads of at most 256, and these have 257.",
+        ),
+        ("fp8_has_its_units", ["precision.fp8=true", "resources.gpu_type=L4"], "has 8.9"),
+        (
+            "fp8_has_its_units",
+            [
+                "precision.fp8=true",
+                "resources.gpu_type=H100",
+                "parallel.tensor_parallel_size=2",
+                "model.hidden_size=784",
+            ],
+            "over tensor_parallel_size(2) is 392.",
+        ),
+        (
+            "fp8_has_its_units",
+            [*FP8, "parallel.ds_sequence_parallel_size=3", "batch.micro_batch_size=15"],
+            "micro_batch_size(15) * seq_length(24) / ds_sequence_parallel_size(3) = 120",
+        ),
+    ],
+)
+def test_what_just_does_not(rule, overrides, words):
+    """One step further, in one message."""
+    if "= 128" in words:
+        assert told(rule, *overrides) == []
+        overrides, words = (
+            [*overrides, "batch.micro_batch_size=15"],
+            words.replace("(16)", "(15)").replace("128", "120"),
+        )
+    [message] = told(rule, *overrides)
+    assert words in message
+
+
+@pytest.mark.parametrize(
+    ("overrides", "resources", "advice"),
+    [
+        (["parallel.data_parallel_size=8"], (1, 4), " Set nodes: 2, or data_parallel_size: 4."),
+        (
+            ["parallel={data_parallel_size: 3, tensor_parallel_size: 2}"],
+            (1, 4),
+            " Set gpus_per_node: 6, or data_parallel_size: 2.",
+        ),
+        (["parallel={data_parallel_size: 3, tensor_parallel_size: 2}"], (1, 0), " Set gpus_per_node: 6."),
+        (
+            ["parallel={data_parallel_size: 6, tensor_parallel_size: 4}"],
+            (4, 2),
+            " Set nodes: 12, or data_parallel_size: 2.",
+        ),
+        (
+            ["parallel={tensor_parallel_size: 2, ds_sequence_parallel_size: 2}"],
+            (1, 8),
+            " Set gpus_per_node: 4, or data_parallel_size: 2.",
+        ),
+        (["parallel={tensor_parallel_size: 3}"], (2, 2), ""),
+        (["parallel={pipeline_parallel_size: 2, tensor_parallel_size: 3}"], (2, 4), " Set gpus_per_node: 3."),
+    ],
+)
+def test_a_layout_that_does_not_fit_comes_with_what_would(overrides, resources, advice):
+    """More machines, other machines, or another number of copies; only what comes out even."""
+    nodes, gpus = resources
+    [message] = told(
+        "layout_fits_resources", *overrides, f"resources={{nodes: {nodes}, gpus_per_node: {gpus}}}"
+    )
+    assert message.endswith(f"nodes({nodes}) * gpus_per_node({gpus}) = {nodes * gpus}.{advice}")
+    assert ("sequence(2)" in message) == ("ds_sequence_parallel_size: 2" in overrides[0])
+
+
+def test_processes_spread_evenly_over_machines_without_gpus():
+    on_cpu = "resources={device: cpu, gpu_type: null, nodes: 2, gpus_per_node: 7}"
+    assert told("layout_fits_resources", on_cpu, "parallel.data_parallel_size=4") == []
+    [message] = told("layout_fits_resources", on_cpu, "parallel.data_parallel_size=3")
+    assert message.endswith("which do not spread evenly over nodes(2). Nearest: 1, 3.")

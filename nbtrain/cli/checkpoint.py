@@ -13,7 +13,6 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +20,7 @@ from nbtrain.api.run import open_run
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
+from nbtrain.cli.verbs import add_verb, with_run
 
 if TYPE_CHECKING:
     from nbtrain.base.rundir import RunDir
@@ -34,19 +34,25 @@ LAYOUT = (
 )
 
 
-def add_verbs(under: Any, verb: Callable[..., argparse.ArgumentParser], with_run: Callable) -> None:
-    """Add the verbs to the parser of `nbtrain checkpoint`; `verb` and `with_run` are the command line's own."""
+def add_verbs(top: Any) -> None:
+    """Add `checkpoint ...` below `top`, the subparsers of nbtrain."""
+    group = top.add_parser("checkpoint", help="What a run has saved: list, inspect, verify, universal.")
+    under = group.add_subparsers(required=True, metavar="VERB", title="verbs")
     one = with_run(
-        verb("list", list_checkpoints, "Checkpoints of a run, and which of them are whole.", under)
+        add_verb(under, "list", list_checkpoints, "Checkpoints of a run, and which of them are whole.")
     )
     one.add_argument("--json", action="store_true", help="as JSON")
-    one = with_run(verb("inspect", inspect, "What is in a checkpoint, and where the training stood.", under))
+    one = with_run(
+        add_verb(under, "inspect", inspect, "What is in a checkpoint, and where the training stood.")
+    )
     _with_step(one).add_argument("--json", action="store_true", help="the manifest as it is")
     one = with_run(
-        verb("verify", verify, "Read every file of the checkpoints and compare its SHA-256.", under)
+        add_verb(under, "verify", verify, "Read every file of the checkpoints and compare its SHA-256.")
     )
     one.add_argument("--step", type=int, metavar="N", help="this one alone; all without it")
-    one = with_run(verb("universal", universal, "Write a checkpoint in DeepSpeed's universal form.", under))
+    one = with_run(
+        add_verb(under, "universal", universal, "Write a checkpoint in DeepSpeed's universal form.")
+    )
     _with_step(one).add_argument(
         "--to",
         type=Path,

@@ -21,17 +21,26 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.cli.verbs import add_verb, with_config
 
 DATA_HELP = "a dataset's name, a run YAML, or the prefix of a .bin/.idx"
 
 
-def add_verbs(under: Any, verb: Callable[..., argparse.ArgumentParser], with_config: Callable) -> None:
-    """Add the verbs to the parser of `nbtrain data`; `verb` and `with_config` are the command line's own."""
+def add_verbs(top: Any) -> None:
+    """Add `prepare` and `data ...` below `top`, the subparsers of nbtrain."""
+    text = "Make what is missing of a run's tokenizer, dataset and indices."
+    one = with_config(add_verb(top, "prepare", prepare, text))
+    one.add_argument("--force", action="store_true", help="make it anew")
+    group = top.add_parser(
+        "data",
+        help="Datasets, step by step: prepare, download, extract, tokenizer, encode, inspect, verify, card, merge, repair.",
+    )
+    under = group.add_subparsers(required=True, metavar="VERB", title="verbs")
     for name, text in (
         ("prepare", "The same as `nbtrain prepare`."),
         ("download", "Fetch the sources of a run that come from elsewhere."),
@@ -39,31 +48,31 @@ def add_verbs(under: Any, verb: Callable[..., argparse.ArgumentParser], with_con
         ("tokenizer", "As extract, and train or take over the tokenizer."),
         ("encode", "As tokenizer, and write the tokens as .bin/.idx; `prepare` adds the sample indices."),
     ):
-        one = with_config(verb(name, prepare, text, under))
+        one = with_config(add_verb(under, name, prepare, text))
         one.add_argument("--force", action="store_true", help="make it anew")
         one.set_defaults(through="index" if name == "prepare" else name)
 
     one = _with_data(
-        verb("inspect", inspect, "Header, counts and a few documents of a .bin/.idx pair.", under)
+        add_verb(under, "inspect", inspect, "Header, counts and a few documents of a .bin/.idx pair.")
     )
     _with_tokenizer(one).add_argument("--json", action="store_true", help="as JSON")
     one = _with_data(
-        verb("verify", verify, "Check a .bin/.idx pair and its manifest from end to end.", under)
+        add_verb(under, "verify", verify, "Check a .bin/.idx pair and its manifest from end to end.")
     )
     one.add_argument("--json", action="store_true", help="as JSON")
     one = _with_data(
-        verb("card", card, "Documents, tokens, lengths, duplicates and samples of a dataset.", under)
+        add_verb(under, "card", card, "Documents, tokens, lengths, duplicates and samples of a dataset.")
     )
     one.add_argument("overrides", nargs="*", metavar="key=value", help="of a run YAML, e.g. data.split=9,1,0")
     _with_tokenizer(one)
     one.add_argument("--html", type=Path, metavar="FILE", help="write it as a page")
     one.add_argument("--json", type=Path, metavar="FILE", help="write it as JSON")
 
-    one = verb("merge", merge, "Join several .bin/.idx pairs, in order, to a new one.", under)
+    one = add_verb(under, "merge", merge, "Join several .bin/.idx pairs, in order, to a new one.")
     one.add_argument("output", metavar="OUT", help="a new dataset's name, or a new prefix")
     one.add_argument("data", metavar="DATA", nargs="+", help=DATA_HELP)
     one = _with_data(
-        verb("repair", repair, "Mend Megatron-DeepSpeed's uncounted end-of-document tokens.", under)
+        add_verb(under, "repair", repair, "Mend Megatron-DeepSpeed's uncounted end-of-document tokens.")
     )
     one.add_argument("--eod-id", type=int, metavar="N", help="the token that documents must end in")
     one.add_argument("--yes", action="store_true", help="repair; without it the change is only shown")

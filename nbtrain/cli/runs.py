@@ -7,15 +7,52 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.api.run import open_run
-from nbtrain.base.errors import ConfigError
+from nbtrain.base.errors import ConfigError, JobFailed, SubmitError
 from nbtrain.base.jobstate import SUCCEEDED
+from nbtrain.cli.verbs import add_verb, save_picture, with_config, with_run
 
 
-def _save_picture(figure: Any, path: Path) -> None:
-    formats = figure.canvas.get_supported_filetypes()
-    if path.suffix[1:].lower() not in formats:
-        raise ConfigError(f"{path}: no picture format of this ending; write .png or .svg.")
-    figure.savefig(path)
+def add_verbs(under: Any) -> None:
+    """Add the verbs below `under`, the subparsers of nbtrain."""
+    one = with_config(
+        add_verb(under, "submit", submit, "Start a run as a detached job, join it, or resume it.")
+    )
+    one.add_argument("--wait", action="store_true", help="wait for its end; exit 7 if it fails")
+    one = add_verb(under, "runs", runs, "Every run under the output root and its state.")
+    one.add_argument("--json", action="store_true", help="as JSON")
+    one = with_run(add_verb(under, "status", status, "State, progress, cause and last events of a run."))
+    one.add_argument("--json", action="store_true", help="the snapshot that the panel draws")
+    one = with_run(add_verb(under, "logs", logs, "A rank's log."))
+    one.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
+    one.add_argument("--rank", type=int, default=0)
+    one.add_argument("-n", "--lines", type=int, default=50)
+    with_run(add_verb(under, "wait", wait, "Wait for a run's end; exit 7 if it fails."))
+    one = with_run(add_verb(under, "cancel", cancel, "Ask the job to save a checkpoint and leave."))
+    one.add_argument("--now", action="store_true", help="kill it without saving")
+    with_run(add_verb(under, "save", save, "Ask the job for a checkpoint; it goes on."))
+    text = "Go on from the newest whole checkpoint as a new job."
+    one = with_run(add_verb(under, "resume", resume, text))
+    one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. batch.train_tokens=5e6")
+    one.add_argument("--wait", action="store_true", help="wait for its end")
+    one = with_run(add_verb(under, "clone", clone, "Submit a run's configuration under a new name."))
+    one.add_argument("name", metavar="NAME")
+    one.add_argument("overrides", nargs="*", metavar="key=value")
+    one = with_run(add_verb(under, "clean", clean, "Remove what failed attempts left behind."))
+    one.add_argument("--yes", action="store_true", help="remove; without it the list is only shown")
+    text = "Draw loss, perplexity, learning rate and throughput."
+    one = with_run(add_verb(under, "curves", curves, text))
+    picture = Path("curves.png")
+    one.add_argument("-o", "--output", type=Path, default=picture, metavar="FILE", help=".png or .svg")
+    text = "What the profiler saw of a run: a page each, and where its pictures are."
+    with_run(add_verb(under, "profile", profile, text))
+    one = with_run(add_verb(under, "generate", generate, "Text from a run's newest checkpoint."))
+    one.add_argument("-p", "--prompt", required=True)
+    one.add_argument("-n", "--max-new-tokens", type=int, default=100)
+    one.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
+    one.add_argument("--top-k", type=int, default=40, help="0 does not cut")
+    one.add_argument("--top-p", type=float, default=1.0)
+    one.add_argument("--seed", type=int, default=1234)
+    one.add_argument("--step", type=int, help="of this checkpoint instead of the newest")
 
 
 def submit(options: argparse.Namespace) -> int:
@@ -33,8 +70,7 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def _started(run: Any, asked: Any, wait: bool) -> int:
-    """0, or the run's end as a code; that of SubmitError where a run that is active goes on with other settings."""
-    from nbtrain.base.errors import SubmitError
+    """0, or the exit code of the run's end; SubmitError's if an active run goes on with other settings than asked."""
     from nbtrain.jobs.changes import changes_between
 
     print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
@@ -53,10 +89,7 @@ def clone(options: argparse.Namespace) -> None:
 
 
 def _waited(run: Any) -> int:
-    """0 where the run succeeds; a batch script must see that a run was stopped."""
-    from nbtrain.base.errors import JobFailed
-    from nbtrain.base.jobstate import SUCCEEDED
-
+    """0 if the run succeeds; a batch script must see that a run was stopped."""
     return 0 if run.wait().state == SUCCEEDED else JobFailed.exit_code
 
 
@@ -95,12 +128,10 @@ def logs(options: argparse.Namespace) -> None:
 
 
 def wait(options: argparse.Namespace) -> int:
-
     return _waited(open_run(options.run))
 
 
 def cancel(options: argparse.Namespace) -> None:
-
     run = open_run(options.run)
     run.stop(now=options.now)
     advice = f" `nbtrain resume {run.name}` goes on from its newest checkpoint."
@@ -128,7 +159,7 @@ def clean(options: argparse.Namespace) -> None:
 
 
 def curves(options: argparse.Namespace) -> None:
-    _save_picture(open_run(options.run).curves(), options.output)
+    save_picture(open_run(options.run).curves(), options.output)
     print(options.output)
 
 

@@ -2,21 +2,17 @@
 
 import argparse
 import json
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from nbtrain.base.errors import ConfigError, JobFailed
+from nbtrain.cli.verbs import add_verb, save_picture, with_config
 
 
-def add_verb(verb: Callable[..., argparse.ArgumentParser], with_config: Callable) -> None:
-    """Add the verb; `verb` and `with_config` are the command line's own."""
-    one = with_config(
-        verb(
-            "twin",
-            twin,
-            "Train a small run of the same shape on CPU: data, steps, checkpoint, resume, export. Exit 7 where it fails.",
-        )
-    )
+def add_verbs(under: Any) -> None:
+    """Add the verb below `under`, the subparsers of nbtrain."""
+    text = "Train a small run of the same shape on CPU: data, steps, checkpoint, resume, export. Exit 7 if it fails."
+    one = with_config(add_verb(under, "twin", twin, text))
     one.add_argument(
         "--submit", action="store_true", help="send its straight run through supervisor and torchrun"
     )
@@ -40,5 +36,5 @@ def twin(options: argparse.Namespace) -> int:
         print(report)
         print(f"Report: {display(RunDir.named(report.twin).path / 'twin.json')}")
     if options.picture:
-        draw(report.to_dict()).savefig(options.picture)
+        save_picture(draw(report.to_dict()), options.picture)
     return 0 if report.passed else JobFailed.exit_code

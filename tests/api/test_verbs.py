@@ -16,8 +16,7 @@ from nbtrain.base.metrics import scalar
 from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, Progress, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.cli import __main__ as cli
-from nbtrain.cli import demo as cli_demo
-from nbtrain.cli import notebook_runner
+from nbtrain.cli import demo, notebook_runner
 from nbtrain.cli.demo import DemoSummary
 from nbtrain.jobs import gpu_side
 from tests.monitor.test_tfevents import EventFile
@@ -258,9 +257,9 @@ def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsy
     config = SimpleNamespace(name="mine", model_dump_json=lambda: "{}")
     executed = []
     monkeypatch.setattr(api, "load", lambda *arguments: config)
-    monkeypatch.setattr(cli_demo, "open_run", lambda run: cancelled)
+    monkeypatch.setattr(demo, "open_run", lambda run: cancelled)
     monkeypatch.setattr(
-        cli_demo,
+        demo,
         "run_notebook",
         lambda name, parameters, output: (
             executed.append(name),
@@ -272,7 +271,7 @@ def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsy
     def summed(run, executed, seconds):
         return DemoSummary("mine", run.state, 11, 5.0, None, None, None, None, "def", [], 3.0, run.unfinished)
 
-    monkeypatch.setattr(cli_demo, "demo_summary", summed)
+    monkeypatch.setattr(demo, "demo_summary", summed)
     assert cli.main(["demo", "mine"]) == 7
     assert capsys.readouterr().out.splitlines()[1] == f"{UNFINISHED} (3 s for this call)"
     assert cli.main(["demo", "mine"]) == 7

@@ -178,9 +178,9 @@ def child(engine: str, run: str) -> None:
     if engine == "datatrove":
         return child_datatrove(run)
     from nbtrain.cli import __main__ as cli
-    from nbtrain.cli import data as cli_data
+    from nbtrain.cli.data import without_idle_threads
 
-    cli_data.without_idle_threads()
+    without_idle_threads()
     use_engine(engine)
     if cli.main(["data", "encode", run]):
         raise SystemExit(1)

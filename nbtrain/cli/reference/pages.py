@@ -22,7 +22,7 @@ from pydantic_core import PydanticUndefined
 
 from nbtrain.base import amounts, files
 from nbtrain.base.metrics import FAMILIES, SCALARS
-from nbtrain.cli.reference import parallelism as docs_parallelism
+from nbtrain.cli.reference import parallelism
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.fields import described
@@ -62,16 +62,16 @@ def generated(repository: Path) -> dict[Path, str]:
     """{path: content} of every generated page."""
     examples = repository / "examples" / "megatron-gpt"
     readme = examples / "README.md"
-    parallelism = repository / "docs" / "parallelism.md"
+    combinations = repository / "docs" / "parallelism.md"
     return {
         repository / "docs" / "config.md": config_page(),
         repository / "docs" / "metrics.md": metrics_page(),
         repository / "docs" / "run.schema.json": json.dumps(editor_schema(), indent=2) + "\n",
-        parallelism: with_table(
-            parallelism.read_text(encoding="utf-8"),
-            docs_parallelism.combinations_table(),
-            docs_parallelism.TABLE_START,
-            docs_parallelism.TABLE_END,
+        combinations: with_table(
+            combinations.read_text(encoding="utf-8"),
+            parallelism.combinations_table(),
+            parallelism.TABLE_START,
+            parallelism.TABLE_END,
         ),
         readme: with_table(readme.read_text(encoding="utf-8"), runs_table(examples / "training")),
     }

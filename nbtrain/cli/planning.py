@@ -1,0 +1,75 @@
+"""Verbs before a run: doctor, init, check, schema, plan."""
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from nbtrain.cli.verbs import add_verb, save_picture, with_config
+
+
+def add_verbs(under: Any) -> None:
+    """Add the verbs below `under`, the subparsers of nbtrain."""
+    add_verb(under, "doctor", doctor, "Python, torch, DeepSpeed, devices, disk; and what to do.")
+    one = add_verb(under, "init", init, "Copy the notebooks and example YAMLs to a folder.")
+    one.add_argument("folder", metavar="DIR", type=Path)
+    one = with_config(add_verb(under, "check", check, "Check a run YAML; needs no data and no device."))
+    one.add_argument("--resolved", action="store_true", help="print the resolved YAML")
+    add_verb(under, "schema", schema, "Print the JSON Schema of a run YAML.")
+    text = "Parameters, tokens, memory per device, time and disk of a run."
+    one = with_config(add_verb(under, "plan", plan, text))
+    one.add_argument("--json", action="store_true", help="as JSON")
+    one.add_argument("--picture", type=Path, metavar="FILE", help="also draw it: .png or .svg")
+
+
+def doctor(options: argparse.Namespace) -> int:
+    from nbtrain.cli.doctor import examine
+
+    findings = examine()
+    for finding in findings:
+        print(finding.line())
+    return 1 if any(finding.level == "error" for finding in findings) else 0
+
+
+def init(options: argparse.Namespace) -> None:
+    from nbtrain.base import files
+    from nbtrain.cli.init import copy_workspace
+    from nbtrain.cli.reference.pages import editor_schema
+
+    for path in copy_workspace(options.folder):
+        print(path)
+    # The first line of each example YAML names this file to editors.
+    schema_json = options.folder / "docs" / "run.schema.json"
+    if not schema_json.exists():
+        schema_json.parent.mkdir(exist_ok=True)
+        files.write_text(schema_json, json.dumps(editor_schema(), indent=2) + "\n")
+        print(schema_json)
+    print(f"\nNext: cd {options.folder} && nbtrain lab")
+
+
+def check(options: argparse.Namespace) -> None:
+    from nbtrain.config.load import load, to_yaml
+    from nbtrain.config.rules.warnings import find_warnings
+
+    config = load(options.run, options.overrides)
+    if options.resolved:
+        print(to_yaml(config), end="")
+        return
+    print(f"{config.name}: every field and every rule holds.")
+    for warning in find_warnings(config):
+        print(f"Warning: {warning}")
+
+
+def schema(options: argparse.Namespace) -> None:
+    from nbtrain.config.schema import RunConfig
+
+    print(json.dumps(RunConfig.model_json_schema(), indent=2))
+
+
+def plan(options: argparse.Namespace) -> None:
+    from nbtrain.api import verbs as api
+
+    result = api.plan(options.run, options.overrides)
+    print(json.dumps(result.to_dict(), indent=2) if options.json else result)
+    if options.picture:
+        save_picture(result.picture(), options.picture)

@@ -1,0 +1,43 @@
+"""What the verbs of the command line have in common: their parsers, and how they write a picture."""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+
+Parser = argparse.ArgumentParser
+
+
+def add_verb(under: Any, name: str, function: Callable, help_text: str) -> Parser:
+    """A verb below `under`, the subparsers of nbtrain or of a group; `function` gets its options."""
+    one = under.add_parser(name, help=help_text, description=help_text)
+    one.set_defaults(verb=function)
+    return one
+
+
+def with_config(one: Parser, default: str | None = None) -> Parser:
+    """RUN [key=value ...]: a verb that reads a run YAML."""
+    one.add_argument(
+        "run",
+        metavar="RUN",
+        nargs="?" if default else None,
+        default=default,
+        help="a run YAML or the name of an example",
+    )
+    one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. batch.max_steps=2")
+    return one
+
+
+def with_run(one: Parser) -> Parser:
+    """RUN: a verb that opens a run which was submitted."""
+    one.add_argument("run", metavar="RUN", help="a run's name, folder or YAML")
+    return one
+
+
+def save_picture(figure: Any, path: Path) -> None:
+    """Write a figure. Raises ConfigError for a file ending that matplotlib does not know."""
+    if path.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
+        raise ConfigError(f"{path}: no picture format of this ending; write .png or .svg.")
+    figure.savefig(path)

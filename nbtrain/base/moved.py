@@ -74,6 +74,7 @@ RENAMED = {
     "nbtrain.config.check_warnings": "nbtrain.config.rules.warnings",
     "nbtrain.config.check_wording": "nbtrain.config.rules.wording",
     "nbtrain.config.check_zero": "nbtrain.config.rules.zero",
+    "nbtrain.config.languages": "nbtrain.config.data_section",
     "nbtrain.config.twin": "nbtrain.jobs.twin.shape",
     "nbtrain.data.blend_files": "nbtrain.dataset.blend",
     "nbtrain.data.dataset_files": "nbtrain.dataset.files",
@@ -120,6 +121,10 @@ SPLIT = {
     "nbtrain.data.gpt_dataset": "nbtrain.dataset.samples.build",
     "nbtrain.data.inputs": "nbtrain.corpus.asked",
     "nbtrain.data.prepare_dataset": "nbtrain.base.progress",
+    "nbtrain.data.sources.instructions": (
+        "nbtrain.corpus.sources.alpaca nbtrain.corpus.sources.chat nbtrain.corpus.sources.prompt_completion"
+    ),
+    "nbtrain.data.sources.jsonl": "nbtrain.corpus.sources.wikiextractor",
     "nbtrain.data.tokenizer": "nbtrain.corpus.tokenizer.folder",
     "nbtrain.data.wiki.download": "nbtrain.corpus.http",
     "nbtrain.jobs.environment": "nbtrain.jobs.machine",

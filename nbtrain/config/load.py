@@ -19,11 +19,10 @@ from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.terminal import shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, workspace
-from nbtrain.config.data_section import BlendEntry
-from nbtrain.config.languages import LANGUAGE_CODE
+from nbtrain.config.data_section import LANGUAGE_CODE, BlendEntry
 from nbtrain.config.schedule_section import NO_LENGTH, STEP_SIZES, given_unit
 from nbtrain.config.schema import ConfigModel, RunConfig
-from nbtrain.config.sources import SOURCE_TYPES
+from nbtrain.config.sources import SOURCE_TYPES, kind_of
 from nbtrain.config.yaml_source import (
     Located,
     MisleadingValue,
@@ -310,7 +309,7 @@ def validate(located: Located, label: str) -> RunConfig:
     return config
 
 
-SOURCES = {get_args(source.model_fields["kind"].annotation)[0]: source for source in SOURCE_TYPES}
+SOURCES = {kind_of(source): source for source in SOURCE_TYPES}
 
 # Our words where they say more than pydantic's.
 _WORDING = {

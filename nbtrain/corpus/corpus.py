@@ -70,7 +70,7 @@ class Corpus:
             if number in gone:
                 continue
             reader.check_dependencies()
-            if extra_keys and not reader.has_extra_keys:
+            if extra_keys and not reader.config.has_extra_keys:
                 raise DataError(
                     f"{reader.where}: data.extra_json_keys = {list(extra_keys)}, but records of kind {reader.kind} have "
                     "no keys by name. Leave extra_json_keys empty, or use jsonl, parquet or hf-dataset."

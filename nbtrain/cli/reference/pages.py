@@ -282,7 +282,7 @@ def editor_schema() -> dict[str, Any]:
         },
         **schema["properties"],
     }
-    items = {item.__name__ for item in (*SOURCE_TYPES, BlendEntry)}
+    items = {BlendEntry.__name__, *(source.__name__ for source in SOURCE_TYPES)}
     for name, model in (("", schema), *schema["$defs"].items()):
         # A list entry is replaced whole, so it is whole; of everything else a file says what differs.
         if name not in items:

@@ -3,14 +3,12 @@
 import re
 from collections.abc import Callable
 
-from nbtrain.config.languages import LANGUAGES
+from nbtrain.config.data_section import LANGUAGES
 from nbtrain.config.rules.wording import Problems, found
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.sources import FineTuningSourceModel, WikiSource
+from nbtrain.config.sources import SOURCE_TYPES, FineTuningSourceModel, WikiSource, kind_of
 from nbtrain.config.yaml_source import show
 
-# Kinds of sources whose records have keys by name; of data/sources/, each reader's has_extra_keys.
-KINDS_WITH_KEYS = ("jsonl", "parquet", "hf-dataset", "wikiextractor")
 STREAM_OPTIONS = ("reset_position_ids", "inter_document_masking", "eod_mask_loss")
 
 
@@ -36,12 +34,12 @@ def json_keys_name_files(config: RunConfig) -> Problems:
 def extra_keys_are_in_the_records(config: RunConfig) -> Problems:
     """What is encoded beside the text is found in each source."""
     data = config.data
-    without = [source.kind for source in data.sources if source.kind not in KINDS_WITH_KEYS]
+    without = [source.kind for source in data.sources if not source.has_extra_keys]
     if data.extra_json_keys and without:
         yield (
             f"{found(config, 'data.extra_json_keys')}\n"
             f"  are keys of records, and those of kind {', '.join(dict.fromkeys(without))} in data.sources have none by name.\n"
-            f"  Set extra_json_keys: [], or use {', '.join(KINDS_WITH_KEYS)}."
+            f"  Set extra_json_keys: [], or use {', '.join(kind_of(source) for source in SOURCE_TYPES if source.has_extra_keys)}."
         )
 
 

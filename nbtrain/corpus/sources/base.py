@@ -1,8 +1,16 @@
 """What every source of text is: parts, each read by itself as a stream of records.
 
+A kind of source is registered once, as a member of config/sources.py's `Source`. Its reader is found by its name: kind
+"hf-dataset" is read by HfDatasetReader in sources/hf_dataset.py, which is imported when a run uses it.
+
 A reader is made from its entry in data.sources and is picklable: workers get it and a part. `parts()` is cheap
-and gives the same parts whenever the source is the same; `read(part)` gives the same records. `fingerprint()`
+and gives the same parts as long as the source is the same; `read(part)` gives the same records. `fingerprint()`
 is cheap and changes when the records would. `describe()` goes into the dataset's manifest.
+
+A part may only be cut where a record ends, for it is read without its neighbours. A line end is such a place only if
+no record can hold one: JSON escapes line ends, so JSON lines are cut there (files.line_pieces); a quoted field of CSV may
+hold them, so CSV would have to be cut by a reader that has seen every quote before (as json_array.py does, which hands
+over the `content` of its parts). What belongs together over several rows (the messages of a tree, chat.py) is in one part.
 """
 
 from abc import ABC, abstractmethod
@@ -13,22 +21,6 @@ from typing import Any, ClassVar
 from pydantic import BaseModel
 
 from nbtrain.corpus.records import Part, Record, Tally
-
-# kind -> module:class. A table of names, so that a run imports only the readers it uses.
-READERS = {
-    "alpaca": "nbtrain.corpus.sources.instructions:AlpacaReader",
-    "chat": "nbtrain.corpus.sources.chat:ChatReader",
-    "hf-dataset": "nbtrain.corpus.sources.hf_dataset:HfDatasetReader",
-    "jsonl": "nbtrain.corpus.sources.jsonl:JsonlReader",
-    "mock": "nbtrain.corpus.sources.mock:MockReader",
-    "parquet": "nbtrain.corpus.sources.parquet:ParquetReader",
-    "prompt-completion": "nbtrain.corpus.sources.instructions:PromptCompletionReader",
-    "python-docs": "nbtrain.corpus.sources.python_docs:PythonDocsReader",
-    "text": "nbtrain.corpus.sources.text:TextReader",
-    "tokens": "nbtrain.corpus.sources.tokens:TokensReader",
-    "wiki": "nbtrain.corpus.sources.wiki:WikiReader",
-    "wikiextractor": "nbtrain.corpus.sources.jsonl:WikiextractorReader",
-}
 
 
 class SourceReader(ABC):
@@ -48,9 +40,6 @@ class SourceReader(ABC):
     def is_downloaded(self) -> bool:
         """Whether it comes from elsewhere: download() fetches it."""
         return False
-
-    has_extra_keys: ClassVar[bool] = False
-    """Whether records have keys by name, so that extra_json_keys can be met."""
 
     def __init__(self, config: BaseModel, where: str = "data.sources", extra_keys: tuple[str, ...] = ()):
         self.config: Any = config
@@ -120,7 +109,12 @@ class SourceReader(ABC):
 PART_BYTES = 32 << 20
 
 
+def reader_class(kind: str) -> type[SourceReader]:
+    """The reader of a kind of source: "hf-dataset" -> hf_dataset.HfDatasetReader."""
+    module = import_module(f"{__package__}.{kind.replace('-', '_')}")
+    return getattr(module, "".join(map(str.capitalize, kind.split("-"))) + "Reader")
+
+
 def open_source(config: Any, where: str = "data.sources", extra_keys: tuple[str, ...] = ()) -> SourceReader:
     """The reader for one entry of data.sources."""
-    module, _, name = READERS[config.kind].partition(":")
-    return getattr(import_module(module), name)(config, where, extra_keys)
+    return reader_class(config.kind)(config, where, extra_keys)

@@ -124,7 +124,7 @@ def open_bytes(path: Path, where: str) -> io.BufferedReader:
         raise DataError(f"{where}: {display(path)}: cannot be read: {error.strerror}.") from error
     try:
         if is_compressed(path):
-            stream = io.BufferedReader(Unpacked(file, path, where), BLOCK_BYTES)
+            stream: Any = io.BufferedReader(Unpacked(file, path, where), BLOCK_BYTES)
             if TAR.magic and TAR.magic.match(stream.peek(MAGIC_BYTES)):
                 raise refusal(TAR, path, where)
             return stream

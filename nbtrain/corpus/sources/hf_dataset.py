@@ -27,7 +27,6 @@ class HfDatasetReader(FileReader):
 
     kind = "hf-dataset"
     suffixes = (".arrow",)
-    has_extra_keys = True
 
     def folder(self) -> Path:
         """The folder that holds state.json. Raises DataError where the dataset or the split is not there."""

@@ -1,4 +1,4 @@
-"""Examples of which a part is learnt: prompt and completion, Alpaca. Conversations: chat.py.
+"""What the sources of examples share, of which only a part is learnt: prompt_completion.py, alpaca.py, chat.py.
 
     record -> pieces (text, is it learnt) -> records.Example
 
@@ -11,12 +11,9 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel
-
 from nbtrain.corpus.records import Example, Part, Tally
 from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.record_files import RecordFileReader
-from nbtrain.corpus.sources.templates import ALPACA_WITH_INPUT, ALPACA_WITHOUT_INPUT, Template
 
 
 class BrokenExample(ValueError):
@@ -39,41 +36,6 @@ class ExampleReader(RecordFileReader):
     @abstractmethod
     def example(self, value: dict[str, Any]) -> Example:
         """The example of one object. Raises BrokenExample."""
-
-
-class PromptCompletionReader(ExampleReader):
-    """Two texts, the second of which is learnt."""
-
-    kind = "prompt-completion"
-
-    def columns(self) -> dict[str, str]:
-        return {self.config.prompt_key: "prompt_key", self.config.completion_key: "completion_key"}
-
-    def example(self, value: dict[str, Any]) -> Example:
-        prompt = text_of(value, self.config.prompt_key)
-        return joined([(prompt, False), (answer_of(value, self.config.completion_key), True)])
-
-
-class AlpacaReader(ExampleReader):
-    """instruction, input (which may be missing, null or empty) and output."""
-
-    kind = "alpaca"
-
-    def __init__(self, config: BaseModel, where: str = "data.sources", extra_keys: tuple[str, ...] = ()):
-        super().__init__(config, where, extra_keys)
-        fields = ("instruction", "input")
-        own = self.config.template
-        self._with_input = Template(own or ALPACA_WITH_INPUT, fields)
-        self._without_input = Template(own or ALPACA_WITHOUT_INPUT, fields)
-
-    def example(self, value: dict[str, Any]) -> Example:
-        values = {"instruction": answer_of(value, "instruction"), "input": ""}
-        if value.get("input") is not None:
-            values["input"] = text_of(value, "input")
-        template = self._with_input if values["input"] else self._without_input
-        if values["input"] and "input" not in template.fields:
-            raise BrokenExample("'input' is not empty, but the template has no {input}")
-        return joined([(template.render(values), False), (answer_of(value, "output"), True)])
 
 
 def text_of(value: dict[str, Any], key: str, place: str = "") -> str:

@@ -1,7 +1,4 @@
-"""JSON lines: one object per line, the document under one key; or one array of such objects.
-
-wikiextractor writes JSON lines too, in folders of its own.
-"""
+"""JSON lines: one object per line, the document under one key; or one array of such objects."""
 
 import io
 import json
@@ -22,7 +19,6 @@ class JsonlReader(FileReader):
 
     kind = "jsonl"
     suffixes = with_compressed(".jsonl")
-    has_extra_keys = True
     gives_unicode = True
     drops_empty = False
 
@@ -70,20 +66,6 @@ class JsonlReader(FileReader):
             finally:
                 tally.records += number - blank
                 tally.lines += number if part.path else 0
-
-
-class WikiextractorReader(JsonlReader):
-    """What wikiextractor --json has written: AA/wiki_00, AA/wiki_01, ..., with -c as .bz2."""
-
-    kind = "wikiextractor"
-    # Its articles without text are redirects and pages of templates alone.
-    drops_empty = True
-
-    def is_wanted(self, name: str) -> bool:
-        return name.startswith("wiki_")
-
-    def nothing_found(self) -> str:
-        return "no file wiki_00, wiki_01, ... as wikiextractor writes them"
 
 
 def texts_of(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:

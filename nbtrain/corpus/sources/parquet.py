@@ -28,7 +28,6 @@ class ParquetReader(FileReader):
 
     kind = "parquet"
     suffixes = (SUFFIX,)
-    has_extra_keys = True
 
     def nothing_found(self) -> str:
         return f"no {SUFFIX} file"

@@ -1,14 +1,10 @@
 """The rules that join fields: each message, and that all of them are told at once."""
 
-import importlib
-
 import pytest
 
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import field_keys, load
 from nbtrain.config.rules.check import RULES, check_config, find_problems
-from nbtrain.config.rules.data import KINDS_WITH_KEYS
-from nbtrain.corpus.sources.base import READERS
 
 # Four ranks that share each sequence.
 ULYSSES = ["parallel.ds_sequence_parallel_size=4", "parallel.data_parallel_size=1"]
@@ -872,16 +868,6 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
 def test_what_is_allowed_passes(overrides):
     """The rules refuse no more than they must."""
     check_config(load("gpt-125m", overrides, check=False))
-
-
-def test_kinds_with_keys_are_those_whose_readers_have_them():
-    """The rule stands where readers are not imported."""
-    found = set()
-    for kind, place in READERS.items():
-        module, _, name = place.partition(":")
-        if getattr(importlib.import_module(module), name).has_extra_keys:
-            found.add(kind)
-    assert found == set(KINDS_WITH_KEYS)
 
 
 def test_every_rule_is_broken_by_some_case():

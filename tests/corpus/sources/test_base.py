@@ -1,0 +1,32 @@
+"""One registration: every kind of the schema has its reader, found by name."""
+
+import inspect
+import pkgutil
+from importlib import import_module
+
+import pytest
+
+from nbtrain.config.sources import SOURCE_TYPES, kind_of
+from nbtrain.corpus import sources
+from nbtrain.corpus.sources.base import SourceReader, reader_class
+
+
+@pytest.mark.parametrize("source", SOURCE_TYPES, ids=kind_of)
+def test_every_kind_has_its_reader(source):
+    """The reader that is found by the name of a kind is the one that says that it reads this kind."""
+    assert reader_class(kind_of(source)).kind == kind_of(source)
+    assert source.__doc__
+
+
+def test_every_reader_has_its_kind():
+    """No reader of the folder is left that no `kind:` opens."""
+    modules = [
+        import_module(f"{sources.__name__}.{found.name}") for found in pkgutil.iter_modules(sources.__path__)
+    ]
+    readers = {
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, type) and issubclass(value, SourceReader) and not inspect.isabstract(value)
+    }
+    assert readers == {reader_class(kind_of(source)) for source in SOURCE_TYPES}

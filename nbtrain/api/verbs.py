@@ -178,6 +178,7 @@ def submit(
     with too_small="explain" nothing is raised and a NotLaunched comes back. With prepared=False, data that
     is missing is prepared first instead of being refused.
     """
+    from nbtrain.jobs.submit import refuse_hopeless
     from nbtrain.jobs.submit import submit as submit_job
 
     if finished not in ("refuse", "open"):
@@ -196,6 +197,7 @@ def submit(
     if too_small == "explain" and (missing := _shortages(config)):
         return NotLaunched(config, missing, f"nbtrain submit {shlex.join(config.as_arguments)}")
     if not prepared:
+        refuse_hopeless(config)
         prepare(config)
     return Run(submit_job(config).run)
 

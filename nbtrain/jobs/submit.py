@@ -36,6 +36,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.changes import Change, changes_between
 from nbtrain.jobs.environment import environment_record, supervisor_environment
 from nbtrain.jobs.preflight import preflight
+from nbtrain.jobs.problem import Problem
 from nbtrain.jobs.refusals import (
     HARMLESS_ENTRIES,
     active_job,
@@ -73,6 +74,18 @@ def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, 
         return active
     refuse_finished(run, config)
     return _launch(run, config, parent, command)
+
+
+def refuse_hopeless(config: RunConfig) -> None:
+    """Raise what `submit` will raise whatever the data is: asked before data is prepared for a run, so that a run that
+    cannot start leaves no file. Raises ConfigError and SubmitError.
+    """
+    check_config(config)
+    run = RunDir.named(config.name)
+    refuse_foreign(run)
+    refuse_finished(run, config)
+    _refuse(run, config)
+    _refuse_problems(config, [problem for problem in preflight(config) if problem.kind != "data"])
 
 
 def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...] = TRAINER) -> JobDir:
@@ -171,15 +184,9 @@ def _tell_ignored_changes(run: RunDir, config: RunConfig) -> None:
 def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[str, ...]) -> JobDir:
     from nbtrain.planner.plan import plan as make_plan
 
-    refuse_other_training(run, config)
-    refuse_without_whole_checkpoint(run, config)
-    refuse_less_than_done(run, config)
+    _refuse(run, config)
     refuse_other_data(run, config)
-    if problems := preflight(config):
-        lines = "\n".join(f"  {problem}" for problem in problems)
-        raise SubmitError(
-            f"{config.name} cannot start here:\n{lines}\nNothing was started and nothing written."
-        )
+    _refuse_problems(config, preflight(config))
     plan = make_plan(config)
     _make_folder(run)
     deadline = time.monotonic() + LOCK_SECONDS
@@ -199,6 +206,20 @@ def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[s
                 f"is active. Look for it with `fuser {run.path}`, and submit again."
             )
         time.sleep(0.1)
+
+
+def _refuse(run: RunDir, config: RunConfig) -> None:
+    refuse_other_training(run, config)
+    refuse_without_whole_checkpoint(run, config)
+    refuse_less_than_done(run, config)
+
+
+def _refuse_problems(config: RunConfig, problems: list[Problem]) -> None:
+    if problems:
+        lines = "\n".join(f"  {problem}" for problem in problems)
+        raise SubmitError(
+            f"{config.name} cannot start here:\n{lines}\nNothing was started and nothing written."
+        )
 
 
 def _make_folder(run: RunDir) -> None:

@@ -10,7 +10,7 @@ import pytest
 import nbtrain as nb
 from nbtrain.api import verbs as api
 from nbtrain.api.run import Run, open_run
-from nbtrain.base.errors import ConfigError, JobError
+from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.metrics import scalar
 from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, Progress, ResumeCertificate
@@ -18,6 +18,7 @@ from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli import demo, notebook_runner
 from nbtrain.cli.demo import DemoSummary
+from nbtrain.config.schema import RunConfig
 from nbtrain.jobs import gpu_side
 from tests.monitor.test_tfevents import EventFile
 
@@ -276,3 +277,28 @@ def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsy
     assert capsys.readouterr().out.splitlines()[1] == f"{UNFINISHED} (3 s for this call)"
     assert cli.main(["demo", "mine"]) == 7
     assert [Path(name).stem[:2] for name in executed] == ["01", "02", "03", "04", "05", "03", "04", "05"]
+
+
+def test_a_submit_that_is_refused_prepares_nothing(workspace):
+    """A run that cannot start here, whatever its data, is refused before data is made for it: no file is left."""
+    (workspace / "texts.jsonl").write_text(json.dumps({"text": "some words of a text"}) + "\n")
+    config = RunConfig.model_validate(
+        {
+            "name": "hopeless",
+            "model": {"num_layers": 1, "hidden_size": 64, "num_attention_heads": 1, "seq_length": 8},
+            "tokenizer": {"name": "small", "vocab_size": 300},
+            "data": {
+                "name": "small",
+                "sources": [{"kind": "jsonl", "path": "texts.jsonl"}],
+                "split": "90,5,5",
+            },
+            "batch": {"micro_batch_size": 1, "global_batch_size": 5000, "train_tokens": 40_000},
+            "lr_schedule": {"lr": 1e-3},
+            "resources": {"device": "gpu", "gpus_per_node": 5000},
+            "parallel": {"data_parallel_size": 5000},
+        }
+    )
+    before = sorted(path for path in workspace.rglob("*"))
+    with pytest.raises(SubmitError, match="the run needs 5000 GPUs"):
+        nb.submit(config, prepared=False)
+    assert sorted(path for path in workspace.rglob("*")) == before

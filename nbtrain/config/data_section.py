@@ -62,7 +62,9 @@ class TokenizerConfig(ConfigModel):
     train_bytes: PositiveBytes = 100_000_000
     """Size of the sample of text that it is trained on; all of a smaller corpus."""
     train_seed: WideSeed = 1234
-    """Seed of that sample."""
+    """Seed of the sample of text that it is trained on."""
+    max_unknown_fraction: Fraction | None = 0.1
+    """Stop with an error when more than this share of a source's tokens is the unknown token: its text is lost; null sets no limit."""
 
 
 class NearDedupConfig(ConfigModel):

@@ -19,7 +19,7 @@ from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, stem_of
 from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary
-from nbtrain.dataset.manifest import DatasetManifest, manifest_dtype
+from nbtrain.dataset.manifest import DatasetManifest, added_unknown, manifest_dtype
 
 
 @dataclass(frozen=True)
@@ -150,6 +150,7 @@ class BlendFiles(DatasetFiles):
                 "tokens": sum(manifest.counts["tokens"] for manifest in manifests),
                 "bytes": None if None in sizes else sum(sizes),
                 "dropped": dropped,
+                **added_unknown(manifests),
             },
             vocab_size=max(manifest.vocab_size for manifest in manifests),
             dtype=", ".join(dtypes),

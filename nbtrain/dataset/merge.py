@@ -34,7 +34,7 @@ from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import HEADER, IndexedDataset
 from nbtrain.dataset.indexed_writer import CHUNK, write_index_chunks
 from nbtrain.dataset.look.tables import html_table, text_table
-from nbtrain.dataset.manifest import LEVELS, DatasetManifest, is_mask, manifest_dtype
+from nbtrain.dataset.manifest import LEVELS, DatasetManifest, added_unknown, is_mask, manifest_dtype
 from nbtrain.dataset.of_run import find_dataset
 
 COPY_TOKENS = 1 << 22
@@ -427,6 +427,7 @@ def _joined_manifest(
             "tokens": sum(pair.num_tokens for pair in pairs),
             "bytes": None if None in texts else sum(texts),
             "dropped": dict(dropped),
+            **added_unknown(manifests),
         },
         vocab_size=max(manifest.vocab_size for manifest in manifests),
         dtype=manifest_dtype(pairs[0].dtype),

@@ -10,6 +10,7 @@ from typing import Any
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
+from nbtrain.corpus.tokenizer.unknown import unknown_id
 
 EOD_TOKEN = "<|endoftext|>"
 
@@ -136,6 +137,7 @@ def _adopt_one_file(path: Path, eod_token: str, directory: Path) -> dict[str, An
         "eod_id": eod_id,
         "eod_token": eod_token,
         "eod_from_text": _text_may_become_eod(document["model"], eod_token),
+        "unknown_id": unknown_id(document),
         "sha256": sha256,
         "files": {ONE_FILE: {"bytes": len(content), "sha256": sha256}},
         "trained": None,
@@ -243,6 +245,7 @@ def save(tokenizer: Any, directory: Path, made: dict[str, Any]) -> dict[str, Any
         "eod_id": tokenizer.token_to_id(eod_token),
         "eod_token": eod_token,
         "eod_from_text": _text_may_become_eod(document["model"], eod_token),
+        "unknown_id": None,  # it has all 256 bytes
         "sha256": hashlib.sha256(identity.encode()).hexdigest(),
         "files": entries,
         **made,

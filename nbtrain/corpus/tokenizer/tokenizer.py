@@ -30,6 +30,8 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.corpus.tokenizer import exactness as tokenizer_exactness
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, ONE_FILE, read_manifest
+from nbtrain.corpus.tokenizer.unfinished import decode_finished
+from nbtrain.corpus.tokenizer.unknown import unknown_id
 
 logger = logging.getLogger(__name__)
 
@@ -139,6 +141,14 @@ class Tokenizer:
             and all(token["special"] for token in document.get("added_tokens", []))
         )
 
+    @cached_property
+    def unknown_id(self) -> int | None:
+        """The id of text that the vocabulary cannot write; None if it can write every text."""
+        if "unknown_id" in self.manifest:
+            return self.manifest["unknown_id"]
+        # The manifest was written before the key existed.
+        return unknown_id(orjson.loads((self.directory / ONE_FILE).read_bytes()))
+
     def _encode_whole(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         if self.engine == "fastokens" and (fast := self._fast) is not None:
             ids, offsets = fast.encode_batch_flat(list(texts), split_special_tokens=True)
@@ -188,6 +198,10 @@ class Tokenizer:
         if self.engine == "fastokens" and (fast := self._fast) is not None:
             return fast.decode(ids)
         return self._reference.decode(ids, skip_special_tokens=False)
+
+    def decode_finished(self, ids: Sequence[int]) -> tuple[str, bool]:
+        """(the text of token ids without a last character of which bytes are missing, whether there is such a one)."""
+        return decode_finished(self.decode, lambda token: self._reference.id_to_token(token), ids)
 
     def check_exact(self, sample_texts: Sequence[str] = ()) -> str | None:
         """Compare fastokens with HF tokenizers on the beginning of a sample and on hard texts of every kind.

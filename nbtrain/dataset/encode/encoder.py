@@ -109,6 +109,7 @@ class Encoder:
             shard.sizes(),
             shard.starts,
             self._in_order.sha256() if self._in_order else {},
+            shard.num_unknown,
         )
         files.write_json(record_path(settings.work, task.number), asdict(made))
         return made

@@ -36,6 +36,8 @@ class SourceTotals:
     documents: int = 0
     tokens: int = 0
     bytes: int = 0
+    unknown_tokens: int = 0
+    """Of `tokens`: those that stand for text which the tokenizer cannot write."""
     dropped: Counter[str] = field(default_factory=Counter)
     """As duplicates; other reasons are in the shards' tallies."""
     first_sequence: int = 0
@@ -84,6 +86,9 @@ def join(
                     total.documents += record.documents if stay is None else int(stay.sum())
                     sizes = arrays["bytes"]
                     total.bytes += int(sizes.sum() if stay is None else sizes[stay].sum())
+                    if "unknown" in arrays:
+                        unknown = arrays["unknown"]
+                        total.unknown_tokens += int(unknown.sum() if stay is None else unknown[stay].sum())
         written |= pair.finish(settings.sentence_language is not None and index == 0)
         if index == 0 and mask_prefix is not None:
             # The mask's lengths are the main pair's: one byte per token.

@@ -37,6 +37,8 @@ class EncodeSettings:
     extra_keys: tuple[str, ...] = ()
     sentence_language: str | None = None
     with_mask: bool = False
+    unknown_id: int | None = None
+    """The id of text that the tokenizer cannot write; None: there is no such id, and none is counted."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class ShardRecord:
     """Name: where this shard begins, of the files that hold several."""
     sha256: dict[str, str] = field(default_factory=dict)
     """Name: of such a file up to the end of this shard; missing where an earlier process wrote its beginning."""
+    unknown_tokens: int = 0
 
     @classmethod
     def read(cls, work: Path, number: int) -> "ShardRecord | None":
@@ -166,6 +169,11 @@ class _Tokens:
         """The last sequence of each document: the one that EOD ends."""
         return np.arange(len(self.offsets) - 1) if self.document_ends is None else self.document_ends - 1
 
+    def count_by_document(self, flags: np.ndarray) -> np.ndarray:
+        """int64 [documents]: how many of a document's ids are flagged; `flags` is bool, one for each id."""
+        before = np.concatenate([[0], np.cumsum(flags, dtype=np.int64)])
+        return np.diff(before[self.offsets[self.last_sequences + 1]], prepend=0)
+
 
 class _Shard:
     """The open files of one shard."""
@@ -189,11 +197,14 @@ class _Shard:
             }
         self._mask = self._streams.pop() if settings.with_mask else None
         self._lengths = [array("i") for _ in self._streams]
+        self._unknown = array("q")
+        """Unknown tokens of each document."""
         self._sequences = array("i")
         self._bytes = array("q")
         self._digests = bytearray()
         self._signatures: list[np.ndarray] = []
         self.num_documents = self.num_tokens = self.num_bytes = self.num_without_tokens = 0
+        self.num_unknown = 0
 
     def add(
         self,
@@ -208,6 +219,8 @@ class _Shard:
         if tokens.document_ends is not None:
             counts = np.diff(tokens.document_ends, prepend=0).astype(np.int32)
         written = self._write(0, tokens)
+        if self.settings.unknown_id is not None:
+            self._count_unknown(tokens.count_by_document(tokens.ids == self.settings.unknown_id))
         if self._mask is not None:
             self._mask.write(self._flat_mask(tokens))
         for index, extra in enumerate(extras, start=1):
@@ -224,13 +237,16 @@ class _Shard:
     ) -> None:
         """One document of one sequence, its ids in pieces."""
         eod_id = self.settings.eod_id
-        length = 0
+        length = unknown = 0
         for ids in chain(pieces, [] if eod_id is None else [np.array([eod_id])]):
             self._check_range(ids)
             self._streams[0].write(ids.astype(self.dtype).data)
             if self._mask is not None:
                 self._mask.write(bytes([1]) * len(ids))
             length += len(ids)
+            unknown += int(np.count_nonzero(ids == self.settings.unknown_id))
+        if self.settings.unknown_id is not None:
+            self._count_unknown(np.array([unknown]))
         self._add_lengths(0, np.array([length]))
         for index, extra in enumerate(extras, start=1):
             self._write(index, extra)
@@ -247,6 +263,10 @@ class _Shard:
         self.num_documents += len(sizes)
         self.num_tokens += tokens
         self.num_bytes += sum(sizes)
+
+    def _count_unknown(self, of_documents: np.ndarray) -> None:
+        self._unknown.frombytes(of_documents.astype(np.int64).tobytes())
+        self.num_unknown += int(of_documents.sum())
 
     def _check_range(self, ids: np.ndarray) -> None:
         if not len(ids):
@@ -298,6 +318,8 @@ class _Shard:
             "digests": np.frombuffer(bytes(self._digests), np.uint64).reshape(-1, 2),
             **{f"lengths{index}": np.frombuffer(each, np.intc) for index, each in enumerate(self._lengths)},
         }
+        if self.settings.unknown_id is not None:
+            arrays["unknown"] = np.frombuffer(self._unknown, np.int64)
         if self._signatures:
             arrays["signatures"] = np.concatenate(self._signatures)
         content = io.BytesIO()

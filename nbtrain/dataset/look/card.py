@@ -23,6 +23,7 @@ from nbtrain.dataset.look.browser import Browser, samples_html
 from nbtrain.dataset.look.card_pictures import bars_svg, histogram_svg
 from nbtrain.dataset.look.duplicates import Duplicates, find_duplicates
 from nbtrain.dataset.look.tables import Table, html_table, source_rows, text_table
+from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest
 from nbtrain.dataset.prepare.report import split_rows
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
@@ -72,6 +73,8 @@ class DataCard:
     empty_documents: int = 0
     learnt_tokens: int | None = None
     """Tokens that the loss mask names; None where there is none, so that all are learnt."""
+    unknown_tokens: int | None = None
+    """Tokens for text that the tokenizer cannot write; None if the manifest has no count."""
     duplicates: dict[str, int] | None = None
     """copies found in the .bin, documents checked, documents; None where they were not looked for."""
     seq_length: int | None = None
@@ -150,6 +153,7 @@ class DataCard:
             ["tokenizer", self.tokenizer or "not in the data home"],
             ["dataset sha256", (self.dataset_sha256 or "no manifest")[:16]],
             *([["exact duplicates", str(Duplicates(**self.duplicates))]] if self.duplicates else []),
+            *([["unknown tokens", _share(self.unknown_tokens, self.tokens)]] if self.unknown_tokens else []),
             *([f"dropped: {reason}", f"{count:,}"] for reason, count in sorted(self.dropped.items())),
         ]
         lengths = [[f"{value:,.0f}" for value in self.lengths.values()]]
@@ -161,17 +165,31 @@ class DataCard:
             what = "documents" if self.sequences == self.documents else "sequences"
             tables.append(_splits_table(self.splits, what))
         if self.sources:
+            extra = ["unknown tokens"] if any(source.get("unknown_tokens") for source in self.sources) else []
             rows = [
-                [*row, _licence(source.get("licence")), source.get("attribution") or ""]
+                [
+                    *row,
+                    *(_share(source.get("unknown_tokens") or 0, source.get("tokens") or 0) for _ in extra),
+                    _licence(source.get("licence")),
+                    source.get("attribution") or "",
+                ]
                 for row, source in zip(source_rows(self.sources), self.sources)
             ]
-            header = ["source", "documents", "bytes", "tokens", "bytes/token", "licence", "attribution"]
+            header = [
+                "source",
+                "documents",
+                "bytes",
+                "tokens",
+                "bytes/token",
+                *extra,
+                "licence",
+                "attribution",
+            ]
             tables.append((header, rows))
         return tables
 
     def _learnt(self) -> str:
-        learnt = self.learnt_tokens or 0
-        return f"{learnt:,} ({learnt / self.tokens:.1%})" if self.tokens else "0"
+        return _share(self.learnt_tokens or 0, self.tokens, ".1%")
 
 
 @dataclass(frozen=True)
@@ -267,6 +285,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
         tokenizer=browser.tokenizer,
         sources=[_with_tokens(source, indexed) for source in told.sources] if told else [],
         dropped=told.counts["dropped"] if told else {},
+        unknown_tokens=told.unknown_tokens if told else None,
         lengths={
             "minimum": float(lengths.min()),
             "median": float(np.median(lengths)),
@@ -284,7 +303,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
         else None,
         duplicates=asdict(find_duplicates(indexed)),
         seq_length=config.model.seq_length if config is not None else None,
-        warnings=_epoch_warnings(splits),
+        warnings=[*_epoch_warnings(splits), *_unknown_warnings(told)],
     )
 
 
@@ -341,6 +360,21 @@ def _splits_table(splits: list[dict[str, Any]], what: str) -> Table:
         for split in splits
     ]
     return ["split", what, "tokens", "samples read", "epochs"], rows
+
+
+def _share(part: int, whole: int, digits: str = ".2%") -> str:
+    return f"{part:,} ({part / whole:{digits}})" if whole else f"{part:,}"
+
+
+def _unknown_warnings(manifest: DatasetManifest | None) -> list[str]:
+    """A line for each source of which more tokens are unknown than is usual."""
+    return [
+        f"{source.get('name') or source.get('kind')}: {_share(unknown, tokens)} tokens are the unknown token: the tokenizer has "
+        "no token for that text, which is lost. Take a tokenizer made for it, or train one."
+        for source in (manifest.sources if manifest else [])
+        if (unknown := source.get("unknown_tokens") or 0)
+        > UNKNOWN_WARNED_FRACTION * (tokens := source.get("tokens") or 0)
+    ]
 
 
 def _epoch_warnings(splits: list[dict[str, Any]], of: str = "") -> list[str]:

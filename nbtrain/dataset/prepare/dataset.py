@@ -22,7 +22,7 @@ from nbtrain.base.progress import Progress, Say
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus import broken_records, heap
-from nbtrain.corpus.asked import FORCE, origin, settings, software
+from nbtrain.corpus.asked import FORCE, origin, place, settings, software
 from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import (
     Corpus,
@@ -44,7 +44,7 @@ from nbtrain.dataset.encode.progress import PREFIX, EncodeProgress, WorkerCounte
 from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset, bin_path, idx_path, missing, optimal_dtype
-from nbtrain.dataset.manifest import DatasetManifest, manifest_dtype
+from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, manifest_dtype
 from nbtrain.dataset.prepare.inputs import check_same_inputs
 
 logger = logging.getLogger(__name__)
@@ -144,6 +144,7 @@ class _Encoding:
             extra_keys=tuple(data.extra_json_keys),
             sentence_language=data.split_sentences,
             with_mask=any(bears_mask(source) for source in data.sources),
+            unknown_id=loaded.unknown_id if loaded else None,
         )
         self.counts = [
             SourceCounts(told_before=isinstance(reader, ExtractedReader)) for reader in corpus.readers
@@ -230,7 +231,35 @@ class _Encoding:
         for source, reader in enumerate(self.corpus.readers):
             self.counts[source].check_broken(reader, listed)
         self.num_kept = account.num_kept
-        return [account.records[number] for number in sorted(account.records)]
+        records = [account.records[number] for number in sorted(account.records)]
+        self._check_unknown(records)
+        return records
+
+    def _check_unknown(self, records: list[ShardRecord]) -> None:
+        """Warn of text that the tokenizer could not write. Raises DataError above tokenizer.max_unknown_fraction."""
+        limit = self.config.tokenizer.max_unknown_fraction
+        for number, reader in enumerate(self.corpus.readers):
+            own = [record for record in records if record.source == number]
+            unknown, tokens = (
+                sum(record.unknown_tokens for record in own),
+                sum(record.tokens for record in own),
+            )
+            if unknown <= UNKNOWN_WARNED_FRACTION * tokens:
+                continue
+            told = (
+                f"{reader.where}: {unknown:,} of {tokens:,} tokens ({unknown / tokens:.2%}) are the unknown token "
+                f"{self.settings.unknown_id} of {display(self.settings.tokenizer_directory or '')}: the tokenizer has no "
+                "token for that text, which is lost."
+            )
+            if limit is not None and unknown > limit * tokens:
+                raise DataError(
+                    f"{told} At most {place(self.config, 'tokenizer.max_unknown_fraction')} = {limit:.2%} may be. Take "
+                    "a tokenizer made for this text, train one (tokenizer.path: null), or raise the limit: what is "
+                    "encoded is kept."
+                )
+            logger.warning(
+                "%s Take a tokenizer made for this text, or train one (tokenizer.path: null).", told
+            )
 
     @property
     def _listed(self) -> Path:
@@ -311,6 +340,7 @@ class _Encoding:
                     "documents": total.documents,
                     "tokens": total.tokens,
                     "bytes": total.bytes,
+                    "unknown_tokens": total.unknown_tokens,
                     "sequences": [total.first_sequence, total.last_sequence],
                     "dropped": dict(of_source),
                     "sha256": total.digest.hexdigest(),
@@ -326,6 +356,7 @@ class _Encoding:
                 "tokens": tokens,
                 "bytes": sum(total.bytes for total in joined.sources),
                 "dropped": dict(dropped),
+                "unknown_tokens": sum(total.unknown_tokens for total in joined.sources),
             },
             vocab_size=self.settings.vocab_size,
             dtype=manifest_dtype(np.dtype(self.settings.dtype)),

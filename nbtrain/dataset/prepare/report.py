@@ -85,6 +85,8 @@ class PrepareReport:
             parts.append(f"{counts['bytes'] / counts['tokens']:.2f} bytes/token")
         dropped = ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts["dropped"].items()))
         parts.append(f"dropped: {dropped or 'nothing'}")
+        if unknown := self.manifest.unknown_tokens:
+            parts.append(f"unknown tokens: {unknown:,} ({unknown / counts['tokens']:.2%})")
         return "; ".join(parts) + "."
 
 

@@ -120,7 +120,7 @@ def test_any_tokenizer(bring, workspace, kind):
     manifest = adopt(path, eod_token, workspace / "mine")
     reference = tokenizers.Tokenizer.from_file(str(path))
     content = path.read_bytes()
-    assert {key: value for key, value in manifest.items() if key != "eod_from_text"} == {
+    assert {key: value for key, value in manifest.items() if key not in ("eod_from_text", "unknown_id")} == {
         "schema_version": 1,
         "vocab_size": reference.get_vocab_size(),
         "eod_id": reference.token_to_id(eod_token),
@@ -130,6 +130,7 @@ def test_any_tokenizer(bring, workspace, kind):
         "trained": None,
         "source": f"{kind}/tokenizer.json",
     }
+    assert manifest["unknown_id"] == (0 if kind in ("wordpiece", "unigram", "word_level") else None)
     assert (workspace / "mine" / "tokenizer.json").read_bytes() == content
     loaded = Tokenizer.load(workspace / "mine")
     loaded.check_exact(PROSE)

@@ -1,0 +1,58 @@
+"""Text of tokens that are cut anywhere, also inside a character whose bytes are several tokens.
+
+A decoder with ByteFallback turns a whole run of byte tokens into U+FFFD if its last character is not whole, and a
+byte-level decoder shows one U+FFFD for the bytes of that character. Here they are left out: they may be finished by
+the tokens that follow.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cache
+
+REPLACEMENT = "\ufffd"
+BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+MOST_BYTES = 4
+"""Of a character in UTF-8."""
+
+
+def decode_finished(
+    decode: Callable[[Sequence[int]], str], token_of: Callable[[int], str | None], ids: Sequence[int]
+) -> tuple[str, bool]:
+    """(the text of `ids` without a last character of which bytes are missing, whether there is such a character).
+
+    `decode` turns ids into text, `token_of` an id into its entry of the vocabulary. Bytes that cannot be the beginning
+    of a character stay, as U+FFFD.
+    """
+    text = decode(ids)
+    if not text.endswith(REPLACEMENT):
+        return text, False
+    tokens = [token_of(token) or "" for token in ids[-MOST_BYTES:]]
+    fallback = [BYTE_TOKEN.fullmatch(token) for token in tokens]
+    if fallback[-1]:
+        start = next((place for place in range(len(fallback), 0, -1) if not fallback[place - 1]), 0)
+        tail = bytes(int(match[1], 16) for match in fallback[start:] if match)
+        missing = unfinished_bytes(tail)
+        return (decode(ids[:-missing]), True) if missing else (text, False)
+    letters = _byte_of_letter()
+    tail = bytes(letters[letter] for token in tokens for letter in token if letter in letters)
+    return (text[:-1], True) if unfinished_bytes(tail) else (text, False)
+
+
+def unfinished_bytes(tail: bytes) -> int:
+    """How many bytes at the end are the beginning of a UTF-8 character of which more bytes are missing."""
+    for count in range(1, min(MOST_BYTES, len(tail) + 1)):
+        lead = tail[-count]
+        if 0x80 <= lead < 0xC0:  # a later byte of a character
+            continue
+        size = 2 if 0xC2 <= lead < 0xE0 else 3 if 0xE0 <= lead < 0xF0 else 4 if 0xF0 <= lead < 0xF5 else 1
+        return count if count < size else 0
+    return 0
+
+
+@cache
+def _byte_of_letter() -> dict[str, int]:
+    """GPT-2's letters of the 256 bytes: printable ones stand for themselves, the others for U+0100 and on."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(0x100) if byte not in printable]
+    letters = {chr(byte): byte for byte in printable}
+    return letters | {chr(0x100 + place): byte for place, byte in enumerate(others)}

@@ -1,0 +1,48 @@
+"""Text of tokens as they are made, a piece at a time: only finished characters, each once."""
+
+from collections.abc import Sequence
+
+from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.corpus.tokenizer.unfinished import REPLACEMENT
+
+
+class TextStream:
+    """`add(token)` gives the new text; the pieces together are the text that follows `prompt`.
+
+    A character that no token finishes never comes out. Bytes that are no UTF-8 come out as U+FFFD.
+
+    A token's text depends on its neighbours (SentencePiece puts the blank between words into the second one and drops
+    the first blank of all), so each token is decoded behind those of the piece before it.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()):
+        self._tokenizer = tokenizer
+        self._before = list(prompt)
+        self._new: list[int] = []
+        self._shown = tokenizer.decode_finished(self._before)[0]
+
+    def add(self, token: int) -> str:
+        """The text that `token` finishes; "" while bytes of its character are missing."""
+        self._new.append(token)
+        text, is_unfinished = self._decoded()
+        piece = text[len(self._shown) :]
+        if is_unfinished:
+            self._shown = text
+            return piece
+        if text.endswith(REPLACEMENT):
+            # A run of bytes that is wrong at one place is U+FFFD throughout: nothing is decoded behind it.
+            self._before, self._shown = [], ""
+        elif (alone := self._tokenizer.decode(self._new)) and not alone.endswith(REPLACEMENT):
+            self._before, self._shown = self._new, alone
+        else:
+            self._before, self._shown = self._before + self._new, text
+        self._new = []
+        return piece
+
+    def _decoded(self) -> tuple[str, bool]:
+        text, is_unfinished = self._tokenizer.decode_finished(self._before + self._new)
+        if text.startswith(self._shown):
+            return text, is_unfinished
+        # The new bytes are none, and made U+FFFD of the run before them.
+        self._before, self._shown = [], ""
+        return self._tokenizer.decode_finished(self._new)

@@ -27,9 +27,8 @@ from nbtrain.config.load import load_resolved
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.inference.decode import generate_tokens
 from nbtrain.inference.sampling import Sampling
+from nbtrain.inference.text_stream import TextStream
 from nbtrain.model.gpt import build_model
-
-UNFINISHED = "\ufffd"
 
 
 def main() -> int:
@@ -83,9 +82,11 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         model, prompt, sampling, request["max_new_tokens"], tokenizer.vocab_size, tokenizer.eod_id, generator
     )
     count = 0
-    for text, tokens in text_pieces(tokenizer, new_tokens):
-        count += tokens
-        yield {"kind": "text", "text": text}
+    stream = TextStream(tokenizer, prompt if request["prompt"] else ())
+    for token in new_tokens:
+        count += 1
+        if text := stream.add(token):
+            yield {"kind": "text", "text": text}
     seconds = time.perf_counter() - started
     yield {
         "kind": "end",
@@ -94,19 +95,6 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         "seconds": seconds,
         "tokens_per_second": count / seconds if seconds else None,
     }
-
-
-def text_pieces(tokenizer: Tokenizer, tokens: Iterator[int]) -> Iterator[tuple[str, int]]:
-    """(new text, tokens in it): a character whose bytes are not all there yet waits for the rest."""
-    held: list[int] = []
-    for token in tokens:
-        held.append(token)
-        text = tokenizer.decode(held)
-        if not text.endswith(UNFINISHED):
-            yield text, len(held)
-            held = []
-    if held:
-        yield tokenizer.decode(held), len(held)
 
 
 if __name__ == "__main__":

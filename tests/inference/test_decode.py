@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from nbtrain.inference.decode import generate_tokens
-from nbtrain.inference.generate import text_pieces
 from nbtrain.inference.sampling import Sampling
 from nbtrain.model.gpt import GPT, GPTConfig
 
@@ -58,14 +57,3 @@ def test_padding_ids_are_never_chosen_and_eod_ends(model):
     free = list(generate_tokens(model, [1], GREEDY, 10, vocab_size=60, eod_id=-1))
     assert max(free) < 60
     assert list(generate_tokens(model, [1], GREEDY, 10, vocab_size=60, eod_id=free[0])) == []
-
-
-def test_a_character_of_several_tokens_is_told_whole():
-    """Bytes of one character that arrive in two tokens come out as one piece."""
-
-    class ByteTokenizer:
-        def decode(self, ids):
-            return bytes(ids).decode("utf-8", errors="replace")
-
-    pieces = list(text_pieces(ByteTokenizer(), iter("a\u00e9b".encode())))
-    assert pieces == [("a", 1), ("\u00e9", 2), ("b", 1)]

@@ -17,6 +17,7 @@ from nbtrain.base.workspace import data_home, display, resolve, tokenizer_dir, v
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, ONE_FILE, byte_level, read_manifest
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
+from nbtrain.corpus.tokenizer.unfinished import decode_finished
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.manifest import DatasetManifest
@@ -32,7 +33,9 @@ LEARNT = "background-color:rgba(46,158,79,.18)"
 class Decoder(Protocol):
     """What decodes: our own Tokenizer, or somebody's."""
 
-    def decode(self, ids: Iterable[int]) -> str: ...
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def decode_finished(self, ids: Sequence[int]) -> tuple[str, bool]: ...
 
 
 @dataclass(frozen=True)
@@ -140,9 +143,9 @@ class Browser:
         if not cut and len(ids) and ids[-1] == self.eod_id:
             ids = ids[:-1]
         if self.mask is None:
-            pieces = [(self._decode(ids), True)]
+            pieces = [(self._decode(ids, cut), True)]
         else:
-            pieces = self._pieces(ids, self._read(self.mask, first, last, max_tokens)[: len(ids)])
+            pieces = self._pieces(ids, self._read(self.mask, first, last, max_tokens)[: len(ids)], cut)
         return Document(number, length, last - first, pieces, cut, self.mask is not None, self._source(first))
 
     def documents(self, numbers: Iterable[int], max_tokens: int = SHOWN_TOKENS) -> list[Document]:
@@ -199,15 +202,16 @@ class Browser:
                 break
         return np.concatenate(parts)
 
-    def _pieces(self, ids: np.ndarray, mask: np.ndarray) -> list[tuple[str, bool]]:
+    def _pieces(self, ids: np.ndarray, mask: np.ndarray, cut: bool) -> list[tuple[str, bool]]:
         edges = [0, *(np.flatnonzero(np.diff(mask)) + 1).tolist(), len(ids)]
         return [
-            (self._decode(ids[start:stop]), bool(mask[start]))
+            (self._decode(ids[start:stop], cut and stop == len(ids)), bool(mask[start]))
             for start, stop in itertools.pairwise(edges)
             if stop > start
         ]
 
-    def _decode(self, ids: np.ndarray) -> str:
+    def _decode(self, ids: np.ndarray, cut: bool) -> str:
+        """The text of `ids`; if they are `cut`, without a last character that the cut has gone through."""
         if self._decoder is None:
             return " ".join(map(str, ids.tolist()))
         size = getattr(self._decoder, "vocab_size", None)
@@ -216,7 +220,7 @@ class Browser:
                 f"{display(self.dataset.bin)}: holds token id {int(ids.max()):,}, but {self.tokenizer} has {size:,} "
                 "entries: it was encoded with another tokenizer. Name that one."
             )
-        return self._decoder.decode(ids.tolist())
+        return self._decoder.decode_finished(ids.tolist())[0] if cut else self._decoder.decode(ids.tolist())
 
 
 def manifest_of_pair(dataset: DatasetFiles) -> DatasetManifest | None:
@@ -279,5 +283,8 @@ class _ForeignTokenizer:
             raise DataError(f"{display(path)}: not {what}: {error}.") from error
         self.vocab_size: int = self._tokenizer.get_vocab_size()
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(list(ids), skip_special_tokens=False)
+
+    def decode_finished(self, ids: Sequence[int]) -> tuple[str, bool]:
+        return decode_finished(self.decode, self._tokenizer.id_to_token, ids)

@@ -4,11 +4,14 @@ import numpy as np
 import pytest
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.workspace import tokenizer_dir
 from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
 from nbtrain.dataset.look import browser as module
 from nbtrain.dataset.look.browser import Browser
+from nbtrain.dataset.look.inspect import inspect
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
+from tests.corpus.tokenizer.byte_fallback import byte_fallback_tokenizer
 from tests.dataset.dataset_maker import make_dataset
 
 
@@ -135,3 +138,33 @@ def test_two_files_of_gpt2(make_config, texts, workspace):
         "gpt2: no tokenizer of this name in data/tokenizer, and none at this path. Name a tokenizer.json, a folder that "
         "holds one, or a folder with vocab.json and merges.txt."
     )
+
+
+def test_a_cut_goes_through_no_character(make_config, workspace):
+    """Where a document is cut inside a character whose bytes are tokens (ByteFallback), that character is left out."""
+    text = "hello \u4e2d\u6587 \U0001f600\U0001f469\u200d\U0001f469"
+    byte_fallback_tokenizer(tokenizer_dir("small"))
+    make_dataset(make_config(), [text, text], learnt_from=[2, 40])
+    browser = Browser("small")
+    length = len(browser.indexed[0])
+    for number in (0, 1):
+        shown = [browser.document(number, count).text for count in range(1, length + 1)]
+        assert shown[-1] == text, "a whole document"
+        for cut in shown[:-1]:
+            assert text.startswith(cut.removesuffix(" ..."))
+    samples = inspect("small").samples
+    assert [sample["text"] for sample in samples] == [text, text]
+
+
+def test_a_foreign_tokenizer_cuts_through_no_character(make_config, workspace):
+    """The same with a tokenizer.json that lies anywhere."""
+    text = "hello \u4e2d\u6587"
+    byte_fallback_tokenizer(tokenizer_dir("small"))
+    make_dataset(make_config(), [text])
+    browser = Browser("small", "data/tokenizer/small/brought.json")
+    assert [browser.document(0, count).text for count in (3, 4, 5, 7)] == [
+        "hello  ...",
+        "hello  ...",
+        "hello \u4e2d ...",
+        "hello \u4e2d ...",
+    ]

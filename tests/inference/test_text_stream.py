@@ -1,0 +1,52 @@
+"""Text as its tokens are made: only finished characters, blanks between words kept, every piece once."""
+
+import pytest
+
+from nbtrain.inference.text_stream import TextStream
+from tests.corpus.tokenizer.byte_fallback import byte_fallback_tokenizer
+
+TEXT = "hello \u4e2d\u6587 hello hello \U0001f600\U0001f469\u200d\U0001f469o \u00e9"
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    return byte_fallback_tokenizer(tmp_path / "small")
+
+
+def test_the_pieces_are_the_text(tokenizer):
+    """Together they are what decoding all tokens at once gives; no piece holds a part of a character."""
+    stream = TextStream(tokenizer)
+    pieces = [stream.add(token) for token in tokenizer.encode(TEXT).tolist()]
+    assert "".join(pieces) == TEXT
+    assert not any("\ufffd" in piece for piece in pieces)
+    assert pieces.count("\u4e2d") == pieces.count("\u6587") == pieces.count("\U0001f600") == 1
+
+
+@pytest.mark.parametrize("count", range(1, 12))
+def test_the_pieces_follow_the_prompt(tokenizer, count):
+    """Behind a prompt the blank in front of the first new word is there, wherever the prompt ends."""
+    ids = tokenizer.encode(TEXT).tolist()
+    stream = TextStream(tokenizer, ids[:count])
+    prompt = tokenizer.decode_finished(ids[:count])[0]
+    assert prompt + "".join(stream.add(token) for token in ids[count:]) == TEXT
+
+
+def test_what_is_never_finished_does_not_come_out(tokenizer):
+    """The beginning of a character at the end of all tokens is dropped."""
+    stream = TextStream(tokenizer)
+    ids = tokenizer.encode("hello \u4e2d\U0001f600").tolist()
+    assert "".join(stream.add(token) for token in ids[:-1]) == "hello \u4e2d"
+
+
+def test_wrong_bytes_cost_themselves_alone(tokenizer):
+    """Bytes that are no UTF-8 are U+FFFD, and what comes before and after them is read."""
+    stream = TextStream(tokenizer)
+    lead, middle, last = tokenizer.encode("\u4e2d").tolist()[-3:]
+    hello = tokenizer.encode("hello").tolist()
+    tokens = [*hello, lead, middle, last, middle, lead, middle, last, lead, *hello]
+    pieces = [stream.add(token) for token in tokens]
+    text = "".join(pieces)
+    assert text.startswith("hello\u4e2d\ufffd")
+    assert "\u4e2d" in text[7:]
+    assert text.endswith("hello")
+    assert text.replace("\ufffd", "").replace(" ", "") == "hello\u4e2d\u4e2dhello"

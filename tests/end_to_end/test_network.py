@@ -32,7 +32,7 @@ NETWORK_MODULES = re.compile(
 )
 MAY_CONTACT = {
     "corpus/http.py": {"urllib.request", "urllib.error", "http.client", "ssl"},
-    "jobs/supervisor/attempt.py": {"socket"},  # a free port of 127.0.0.1
+    "jobs/backends/local.py": {"socket"},  # a free port of 127.0.0.1
     "jobs/machine.py": {"socket"},  # the host's own name
     "jobs/supervisor/rank_wrapper.py": {"socket"},  # a pair inside the process
     "train/twin/fork_server.py": {"socket"},  # a free port of 127.0.0.1

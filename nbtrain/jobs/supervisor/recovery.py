@@ -1,29 +1,147 @@
-"""What follows the end of an attempt: wait, restart with fewer ranks, or give up."""
+"""What follows the end of an attempt: policy alone. supervise.py carries it out.
+
+rollback     at once: the samples from the checkpoint to the bad step are passed over for good
+disk         after there is room, for at most backend.disk_wait_seconds
+GPU, rank    with backend.elastic the devices are counted, and the next attempt has as many data-parallel ranks
+             as they hold; the global batch stays
+the rest     after a wait that doubles, at most backend.max_restarts times
+"""
 
 import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+from nbtrain.base import amounts, files
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.jobstate import CANCELLED, FAILED
 from nbtrain.base.records import Rollback
+from nbtrain.base.rundir import JobDir
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.samples.state import DataState
+from nbtrain.jobs.supervisor.rank_wrapper import WITHOUT_WORD
+from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL, Verdict
 
 LONGEST_BACKOFF_SECONDS = 300.0
 
-# With other samples each time, so often at the same step from the same checkpoint: a fourth would be no different.
+# After so many rollbacks from one checkpoint that came no further, another would be no different.
 VAIN_ROLLBACKS = 3
 
-# With less a rank cannot leave the record of its end.
+# A rank cannot leave the record of its end on a disk with less.
 NO_ROOM_BYTES = 1 << 20
 
-# Beside a checkpoint: events, logs, heartbeats.
-SPARE_BYTES = 64 << 20
 
-DISK_POLL_SECONDS = 1.0
+@dataclass(frozen=True)
+class Recovery:
+    """What to do between two attempts."""
+
+    give_up: str = ""
+    """Why there is no other attempt; "" if there is one."""
+    rollback: Rollback | None = None
+    """The samples that the next attempt passes over; it starts at once."""
+    wait_seconds: float = 0.0
+    needs_room: bool = False
+    """Whether to wait until the disk holds one more checkpoint."""
+    counts_devices: bool = False
+    """Whether the next attempt takes as many devices as there are then."""
 
 
-def in_vain(entries: list[Rollback]) -> int:
-    """How many of the newest rollbacks, of one job and to one checkpoint, have not come behind the step of the first of them."""
-    newest = entries[-1]
+def recovery_from(
+    verdict: Verdict,
+    before: Verdict | None,
+    restarts: int,
+    config: RunConfig,
+    rollbacks: Sequence[Rollback] = (),
+) -> Recovery:
+    """What follows `verdict`, of an attempt that may be tried again.
+
+    `before` is the verdict of the attempt before; `rollbacks` are all of the run, this one last.
+    """
+    if verdict.kind == "rollback":
+        return _after_rollback(config, rollbacks)
+    backend = config.backend
+    if before and verdict.signature and verdict.signature == before.signature:
+        return Recovery("the attempt before failed the same way")
+    if restarts >= backend.max_restarts:
+        return Recovery(f"backend.max_restarts = {backend.max_restarts} is used up")
+    return Recovery(
+        wait_seconds=min(backend.restart_backoff_seconds * 2**restarts, LONGEST_BACKOFF_SECONDS),
+        needs_room=verdict.kind == "disk",
+        counts_devices=backend.elastic,
+    )
+
+
+def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recovery:
+    """At once, unless there were more than stability.max_skipped_steps in the window, or they are in vain."""
+    stability = config.stability
+    newest, window = rollbacks[-1], stability.loss_spike_window_steps
+    near = [one for one in rollbacks if abs(one.step - newest.step) < window]
+    if len(near) > stability.max_skipped_steps:
+        return Recovery(
+            f"{len(near)} rollbacks within {amounts.counted(window, 'step')} are more than "
+            f"stability.max_skipped_steps = {stability.max_skipped_steps} allows; lower lr_schedule.lr or look at "
+            "the data"
+        )
+    if in_vain(rollbacks) >= VAIN_ROLLBACKS:
+        older = ", or remove that checkpoint to go on from an older one" if newest.checkpoint_step else ""
+        return Recovery(
+            f"{VAIN_ROLLBACKS} attempts from {starting_point(newest)} came no further, with other samples each time, "
+            f"so it is not the data; lower lr_schedule.lr{older}"
+        )
+    return Recovery(rollback=newest)
+
+
+def in_vain(rollbacks: Sequence[Rollback]) -> int:
+    """How many of the newest rollbacks of one job to one checkpoint came no further than the first of them."""
+    newest = rollbacks[-1]
     place = (newest.job_id, newest.checkpoint_step)
     same = list(
-        itertools.takewhile(lambda one: (one.job_id, one.checkpoint_step) == place, reversed(entries))
+        itertools.takewhile(lambda one: (one.job_id, one.checkpoint_step) == place, reversed(rollbacks))
     )
     steps = [one.step for one in reversed(same)]
     return len(steps) - steps.index(max(steps))
+
+
+def starting_point(rollback: Rollback) -> str:
+    """ "step 4", or "the start" if there was no checkpoint."""
+    return f"step {rollback.checkpoint_step}" if rollback.checkpoint_step else "the start"
+
+
+def rollback_of(verdict: Verdict, job: JobDir, attempt: int) -> Rollback:
+    """Which samples every later attempt passes over: from the newest checkpoint to the end of the bad step."""
+    assert verdict.bad_samples is not None and verdict.step is not None
+    step = newest_checkpoint_step(job.run) or 0
+    manifest = files.read_json(job.run.checkpoint_manifest(step)) if step else None
+    first = 0
+    if manifest and "data_state" in manifest:
+        state = DataState.from_dict(manifest["data_state"])
+        first = state.position(state.consumed_samples)
+    return Rollback(
+        job_id=job.job_id,
+        attempt=attempt,
+        time=time.time(),
+        step=verdict.step,
+        checkpoint_step=step,
+        first=first,
+        last=verdict.bad_samples[1],
+        cause=verdict.cause,
+    )
+
+
+def with_the_disk(verdict: Verdict, free_bytes: int) -> Verdict:
+    """The verdict in view of the disk: a rank that left no word or no record beside a full disk could not write it."""
+    silent = not verdict.kind and WITHOUT_WORD in verdict.cause
+    if free_bytes >= NO_ROOM_BYTES or not (verdict.retry and (silent or verdict.kind == "no record")):
+        return verdict
+    cause = verdict.cause if silent else "a rank left no record of its end"
+    return replace(verdict, cause=f"{cause}; {DISK_IS_FULL}", kind="disk", signature=None)
+
+
+def given_up(verdict: Verdict, why: str) -> Verdict:
+    """The end of a job that could have been tried again and is not."""
+    return Verdict(FAILED, f"{verdict.cause}; not tried again: {why}", step=verdict.step)
+
+
+def cancelled_while_waiting(verdict: Verdict) -> Verdict:
+    """The end of a job that was asked to stop between two attempts."""
+    return Verdict(CANCELLED, f"stopped on request while it waited to restart; before: {verdict.cause}")

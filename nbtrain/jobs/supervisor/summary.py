@@ -15,33 +15,22 @@ from nbtrain.config.schema import RunConfig
 
 
 def write_summary(
-    run: RunDir,
-    config: RunConfig,
-    record: JobRecord,
-    state: str,
-    cause: str,
-    beat: Heartbeat | None,
-    ended_at: float,
+    run: RunDir, config: RunConfig, record: JobRecord, beat: Heartbeat | None
 ) -> dict[str, Any]:
-    """Write summary.json for a job that ends in `state`; returns what was written."""
+    """Write summary.json for a job whose end is in `record`; returns what was written."""
     before = files.read_json(run.summary_json) or {}
-    summary = summarize(config, record, state, cause, beat, ended_at, before)
+    summary = summarize(config, record, beat, before)
     summary["checkpoint_step"] = newest_checkpoint_step(run)
-    summary["total_seconds"] = round(total_seconds(run, record, ended_at), 3)
+    summary["total_seconds"] = round(total_seconds(run, record), 3)
     files.write_json(run.summary_json, summary)
     return summary
 
 
 def summarize(
-    config: RunConfig,
-    record: JobRecord,
-    state: str,
-    cause: str,
-    beat: Heartbeat | None,
-    ended_at: float,
-    before: dict[str, Any],
+    config: RunConfig, record: JobRecord, beat: Heartbeat | None, before: dict[str, Any]
 ) -> dict[str, Any]:
     """The figures of the run at this job's end. `before` is the summary of the job before, or {}."""
+    assert record.ended_at is not None
     progress = beat.progress if beat and beat.progress else Progress(config.train_steps, config.train_tokens)
 
     def newest(name: str, value: Any) -> Any:
@@ -65,8 +54,8 @@ def summarize(
         "run_id": record.run_id,
         "name": record.name,
         "job_id": record.job_id,
-        "state": state,
-        "cause": cause,
+        "state": record.state,
+        "cause": record.cause,
         "steps": step,
         "total_steps": config.train_steps,
         "consumed_tokens": progress.consumed_tokens if beat else before.get("consumed_tokens", 0),
@@ -89,9 +78,9 @@ def summarize(
         "restarts": record.restarts,
         "lost_tokens": sum(attempt.lost_tokens or 0 for attempt in record.attempts),
         "started_at": record.created_at,
-        "ended_at": ended_at,
+        "ended_at": record.ended_at,
         # From the submission to the end: start-up, training, evaluation, saving, restarts.
-        "end_to_end_seconds": round(ended_at - record.created_at, 3),
+        "end_to_end_seconds": round(record.ended_at - record.created_at, 3),
     }
 
 
@@ -105,9 +94,10 @@ def perplexity(loss: float | None) -> float | None:
         return None
 
 
-def total_seconds(run: RunDir, record: JobRecord, ended_at: float) -> float:
+def total_seconds(run: RunDir, record: JobRecord) -> float:
     """Seconds of all jobs of the run, this one included; a lost job counts to the last thing it wrote."""
-    total = ended_at - record.created_at
+    assert record.ended_at is not None
+    total = record.ended_at - record.created_at
     for job_id in run.job_ids():
         other = JobRecord.read(run.job(job_id).job_json)
         if other is None or job_id == record.job_id:

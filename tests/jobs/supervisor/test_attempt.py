@@ -1,7 +1,7 @@
 """When an attempt's ranks count as hanging, by the supervisor's own clock."""
 
 import os
-import sys
+import signal
 import time
 from types import SimpleNamespace
 
@@ -9,8 +9,33 @@ import pytest
 
 from nbtrain.base.records import ExitRecord, Heartbeat, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.jobs.backends.local import LocalLauncher
 from nbtrain.jobs.supervisor import attempt as attempt_module
-from nbtrain.jobs.supervisor.attempt import BIRTH_SECONDS, Attempt, RankWatch
+from nbtrain.jobs.supervisor.attempt import Attempt
+from nbtrain.jobs.supervisor.ranks import BIRTH_SECONDS
+
+
+class HandLauncher(LocalLauncher):
+    """Reads the run directory as ever; what it is told to do is noted, and its end is set by hand."""
+
+    def __init__(self, job):
+        super().__init__(job, [])
+        self.code, self.left, self.told = None, True, []
+
+    def launch(self, config, attempt):
+        pass
+
+    def poll(self):
+        return self.code
+
+    def signal(self, number, only=None):
+        self.told.append(signal.Signals(number).name)
+
+    def kill(self):
+        self.told.append("kill")
+
+    def processes_left(self):
+        return self.left
 
 
 class Watched:
@@ -22,12 +47,13 @@ class Watched:
         monkeypatch.setattr(attempt_module, "time", clock)
         self.job = JobDir(RunDir.named("tiny"), new_job_id(time.time()))
         self.job.make_folders()
-        record = SimpleNamespace(world_size=2)
-        self.attempt = Attempt(self.job, config, record, 0, 2, sys.stderr.buffer)
-        self.attempt.watches = {rank: RankWatch(self.now, self.now) for rank in (0, 1)}
-        self.attempt.torchrun = SimpleNamespace(poll=lambda: None)
-        self.killed = False
-        monkeypatch.setattr(self.attempt, "kill", lambda: setattr(self, "killed", True))
+        self.launcher = HandLauncher(self.job)
+        self.attempt = Attempt(self.job, config, 0, self.launcher)
+        self.attempt.start()
+
+    @property
+    def killed(self):
+        return "kill" in self.launcher.told
 
     def beat(self, rank, step, phase="train", **more):
         identity = ProcessIdentity.of(os.getpid())
@@ -37,13 +63,14 @@ class Watched:
 
     def look(self, seconds=1.0):
         self.now += seconds
-        self.attempt.poll()
+        self.on = self.attempt.poll()
         return self.attempt.hang
 
 
 @pytest.fixture
 def watched(tiny, monkeypatch):
-    return Watched(tiny(**{"backend.heartbeat_timeout_seconds": 10.0}), monkeypatch)
+    two = {"parallel.data_parallel_size": 2, "backend.heartbeat_timeout_seconds": 10.0}
+    return Watched(tiny(**two), monkeypatch)
 
 
 def test_a_fresh_file_without_progress_is_a_hang(watched):
@@ -78,18 +105,14 @@ def test_a_rank_that_is_gone_without_a_record_ends_the_attempt(watched):
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
     Heartbeat(1, 0, gone, watched.now, 6, "train", 0.0).write(watched.job.heartbeat(1))
     watched.look()
-    assert watched.attempt.failed_at is None, "its record may come yet"
     watched.look(2.5)
-    watched.look(2.5)
-    assert not watched.killed
+    # Its record may have come until now; from here on its peers have 10 s.
     for _ in range(10):
         watched.look()
+    assert not watched.killed
+    watched.look()
     assert watched.killed
-    assert (watched.attempt.hang, watched.attempt.stuck, list(watched.attempt.gone_since)) == (
-        None,
-        None,
-        [1],
-    )
+    assert (watched.attempt.hang, watched.attempt.stuck, watched.attempt.ranks.gone) == (None, None, (1,))
 
 
 def test_who_waited_is_asked_once_the_record_has_come(watched):
@@ -101,7 +124,7 @@ def test_who_waited_is_asked_once_the_record_has_come(watched):
     words = "RuntimeError: Timed out waiting 1000ms for recv operation to complete"
     ExitRecord(1, 0, 0.0, 1, None, "failed", 6, words).write(watched.job.exit_record(1, 0))
     watched.look()
-    assert watched.attempt.gone_since == {}
+    assert watched.attempt.ranks.gone == ()
     assert watched.attempt.stuck.startswith("rank 0 stopped: last heard of at step 6")
 
 
@@ -115,3 +138,51 @@ def test_a_pause_of_the_supervisor_is_not_held_against_the_ranks(watched):
         assert watched.look() is None
     watched.look(2.0)
     assert watched.killed
+
+
+def test_a_stop_before_the_first_step_is_a_signal_at_once(watched):
+    """A rank that is importing does not look at control/; one that trains does, and is signalled when its time is over."""
+    watched.look()
+    watched.attempt.ask_stop()
+    watched.look()
+    assert watched.launcher.told == ["SIGTERM"]
+
+
+def test_a_stop_of_ranks_that_train_leaves_them_their_time(watched):
+    for rank in (0, 1):
+        watched.beat(rank, 6)
+    watched.look()
+    watched.attempt.ask_stop()
+    for _ in range(19):
+        watched.look()
+    assert watched.launcher.told == []
+    watched.look()
+    assert watched.launcher.told == ["SIGTERM"]
+    watched.look(3.0)
+    assert watched.launcher.told == ["SIGTERM"]
+    watched.look()
+    assert watched.launcher.told == ["SIGTERM", "kill"]
+
+
+def test_an_attempt_ends_with_its_launcher(watched):
+    watched.look()
+    assert watched.on
+    watched.launcher.code = 0
+    watched.look()
+    assert not watched.on
+
+
+def test_ranks_of_a_killed_launcher_may_save(watched):
+    """Its death told them to stop: they have the time of a stop, and are killed after it."""
+    for rank in (0, 1):
+        watched.beat(rank, 6)
+    watched.look()
+    watched.launcher.code = -9
+    for _ in range(20):
+        watched.look()
+        assert watched.on
+    watched.look()
+    assert watched.on
+    watched.look()
+    assert not watched.on
+    assert watched.launcher.told == ["kill"]

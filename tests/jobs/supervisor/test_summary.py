@@ -18,10 +18,12 @@ def test_the_checkpoint_is_the_one_on_the_disk(tmp_path):
         (run.checkpoint(step) / "state").write_bytes(b"x")
         manifest = {"schema_version": 2, "files": {"state": {"bytes": size, "sha256": "0"}}}
         files.write_json(run.checkpoint_manifest(step), manifest)
-    record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "local", [])
+    record = JobRecord(
+        "20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "step 42: the loss is nan", ended_at=1.0
+    )
     me = ProcessIdentity.of(os.getpid())
     beat = Heartbeat(0, 0, me, time.time(), 41, "train", 0.0, Progress(800, 3_276_800))
-    summary = write_summary(run, config, record, "FAILED", "step 42: the loss is nan", beat, 1.0)
+    summary = write_summary(run, config, record, beat)
     assert (summary["steps"], summary["checkpoint_step"]) == (41, 40)
     assert files.read_json(run.summary_json) == summary
 
@@ -30,11 +32,11 @@ def test_overflow_steps_are_those_of_the_run(tmp_path):
     """A job that fails before its first step does not know them: they are kept from the job before."""
     run, config = RunDir(tmp_path / "run"), load("gpt-tiny")
     run.path.mkdir()
-    record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "local", [])
+    record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "why", ended_at=1.0)
     me = ProcessIdentity.of(os.getpid())
     told = []
     for count in (None, 3, None):
         progress = Progress(800, 3_276_800, overflow_steps=count)
         beat = Heartbeat(0, 0, me, time.time(), 41, "train", 0.0, progress)
-        told.append(write_summary(run, config, record, "FAILED", "why", beat, 1.0)["overflow_steps"])
+        told.append(write_summary(run, config, record, beat)["overflow_steps"])
     assert told == [None, 3, 3]

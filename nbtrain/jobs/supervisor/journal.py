@@ -1,0 +1,219 @@
+"""The story of a job, as its supervisor writes it: job.json, events, rollbacks.json and the last words.
+
+A full disk must not end the watch over the ranks, so a record that finds no room is passed over; the last words
+are tried again and have a reserve.
+"""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable
+
+from nbtrain.base import amounts
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.events import EventWriter
+from nbtrain.base.jobstate import FAILED, RUNNING, STARTING, SUCCEEDED
+from nbtrain.base.records import (
+    AttemptRecord,
+    ControlRequest,
+    Heartbeat,
+    JobRecord,
+    ProcessIdentity,
+    Rollback,
+)
+from nbtrain.base.rundir import JobDir
+from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.supervisor.reserve import FULL, Reserve
+from nbtrain.jobs.supervisor.summary import write_summary
+from nbtrain.jobs.supervisor.verdict import Verdict
+
+# Whoever filled the disk may take the reserve too: the last words are tried this often.
+LAST_WORD_TRIES = 20
+LAST_WORD_PAUSE_SECONDS = 0.5
+
+
+class Journal:
+    """Owner of job.json and of the supervisor's events from the moment that the supervisor takes the job over."""
+
+    def __init__(self, job: JobDir):
+        self.job = job
+        record = JobRecord.read(job.job_json)
+        if record is None:
+            raise FileNotFoundError(f"{job.job_json} is missing; a job is made by nbtrain submit")
+        self.record = record
+        self.config: RunConfig | None = None
+        """What the ranks train with; None until it has been read."""
+        self.reserve: Reserve | None = None
+        self.last_beat: Heartbeat | None = None
+        self.reached_step: int | None = None
+        self._events = EventWriter(job, "supervisor")
+        self._state_since = record.created_at
+        self._requests = 0
+
+    def take_over(self) -> None:
+        """Own the job from here on. Whoever reads this identity may send it signals, so listen to them first."""
+        self.record.supervisor = ProcessIdentity.of(os.getpid())
+        self.record.started_at = time.time()
+        self.record.write(self.job.job_json)
+
+    # --- states and events --------------------------------------------------------------------------------
+
+    def set_state(self, state: str, cause: str | None = None) -> None:
+        """Write the state to job.json, and an event with the seconds spent in the state before."""
+        previous, self.record.state, self.record.cause = self.record.state, state, cause
+        self._tell_state(previous)
+        self._try_write(lambda: self.record.write(self.job.job_json))
+
+    def _tell_state(self, previous: str) -> None:
+        now, state, cause = time.time(), self.record.state, self.record.cause
+        self.event(
+            "state",
+            f"{previous} -> {state}" + (f": {cause}" if cause else ""),
+            state=state,
+            previous_state=previous,
+            seconds=round(now - self._state_since, 3),
+            attempt=self.record.attempt,
+            **({"cause": cause} if cause else {}),
+        )
+        self._state_since = now
+
+    def event(self, kind: str, message: str, **data: object) -> None:
+        """One event, and the same line in supervisor.log."""
+        self._try_write(lambda: self._events.write(kind, message, **data))
+        # The log may lie on the same full disk; losing a line of it must not end a training.
+        with contextlib.suppress(OSError):
+            print(f"{time.strftime('%Y-%m-%d %H:%M:%S', time.gmtime())} {kind}: {message}", flush=True)
+
+    def request(self, action: str, reason: str) -> None:
+        """Ask the ranks, through control/request.json, to do something at their next step boundary."""
+        before = ControlRequest.read(self.job.control_request)
+        self._requests = number = max(before.request_id if before else 0, self._requests) + 1
+        asked = ControlRequest(number, action, reason, time.time())
+        self._try_write(lambda: asked.write(self.job.control_request))
+
+    def note_rollback(self, rollback: Rollback) -> None:
+        """Every later attempt, of this job or another, passes over these samples: this one must be written."""
+        assert self.reserve is not None
+        self.reserve.write(lambda: rollback.append(self.job.run.rollbacks_json))
+
+    def _try_write(self, write: Callable[[], None]) -> bool:
+        """Write a record; False if the disk is full."""
+        try:
+            write()
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            return False
+        return True
+
+    # --- attempts -----------------------------------------------------------------------------------------
+
+    def attempt_starts(self, config: RunConfig) -> AttemptRecord:
+        """STARTING: the attempt and the checkpoint that it is to load are in job.json before any rank is."""
+        self.record.world_size = config.world_size
+        found = newest_checkpoint_step(self.job.run)
+        attempt = AttemptRecord(
+            self.record.attempt,
+            time.time(),
+            config.world_size,
+            config.parallel.data_parallel_size,
+            first_step=found,
+            first_tokens=self._tokens_between(0, found or 0),
+        )
+        self.record.attempts.append(attempt)
+        self.set_state(STARTING)
+        return attempt
+
+    def attempt_trains(self, beat: Heartbeat | None) -> None:
+        """RUNNING, with the step that the attempt goes on from: an older one if the newest checkpoint was torn."""
+        found = self.record.first_step
+        loaded = beat.progress.checkpoint_step if beat and beat.progress else None
+        steps = [step for step in (found, loaded) if step is not None]
+        self.record.resumed_from_step = min(steps, default=None) if found else None
+        now = self.record.attempts[-1]
+        now.running_at, now.resumed_from_step = time.time(), self.record.resumed_from_step
+        # Only now is it known how much the attempt before has lost.
+        if len(self.record.attempts) > 1 and (before := self.record.attempts[-2]).reached_step is not None:
+            before.lost_tokens = self._tokens_between(now.resumed_from_step or 0, before.reached_step)
+        self.set_state(RUNNING)
+
+    def attempt_heard(
+        self, beat: Heartbeat | None, reached_step: int | None, stacks: dict[int, list[str]]
+    ) -> None:
+        """Keep how far the ranks came, and tell where those that hung stood."""
+        self.last_beat = beat or self.last_beat
+        self.reached_step = reached_step
+        for rank, stack in sorted(stacks.items()):
+            where = stack[0] if stack else "no line of Python"
+            said = f"rank {rank} stood at {where}; all stacks are in its log"
+            self.event("hang", said, rank=rank, stack=stack)
+
+    def attempt_ended(self, verdict: Verdict) -> str:
+        """Complete the attempt's record; returns what a failure costs, in words. The next state writes it down."""
+        lost, tokens = self._tell_lost(verdict) if verdict.retry else ("", None)
+        if self.record.attempts:
+            newest = self.record.attempts[-1]
+            newest.ended_at, newest.reached_step = time.time(), self.reached_step
+            newest.lost_tokens = tokens
+            if verdict.state != SUCCEEDED:
+                newest.cause = verdict.cause
+        return lost
+
+    def next_attempt(self, restart: bool) -> None:
+        """Count another attempt; `restart` if it counts against backend.max_restarts."""
+        self.record.attempt += 1
+        self.record.restarts += restart
+
+    def _tell_lost(self, verdict: Verdict) -> tuple[str, int]:
+        saved = newest_checkpoint_step(self.job.run) or 0
+        reached = max(filter(None, (verdict.step, self.reached_step, 0)), default=0)
+        tokens = self._tokens_between(saved, reached)
+        lost = amounts.counted(max(0, reached - saved), "step")
+        text = f"{lost} ({tokens:,} tokens) since the checkpoint of step {saved} {'is' if reached - saved == 1 else 'are'} lost"
+        if not saved:
+            text = f"no checkpoint yet: {lost} ({tokens:,} tokens) {'is' if reached == 1 else 'are'} lost"
+        self.event(
+            "error", f"{verdict.cause}; {text}", lost_tokens=tokens, checkpoint_step=saved, step=reached
+        )
+        return text, tokens
+
+    def _tokens_between(self, saved: int, reached: int) -> int:
+        assert self.config is not None
+        schedule = self.config.batch_schedule
+        return schedule.tokens_after(max(saved, reached)) - schedule.tokens_after(saved)
+
+    # --- the end ------------------------------------------------------------------------------------------
+
+    def end(self, verdict: Verdict) -> None:
+        """Event, summary.json, and then the state, so that whoever waits for the state finds everything."""
+        cause = verdict.cause
+        if verdict.state == SUCCEEDED and self.config and self.config.mode != "eval":
+            steps, scheduled = self.config.train_steps, self.config.scheduled_steps
+            by = self.config.shortened_by
+            cause += f": {amounts.counted(steps, 'step')}"
+            cause += f" of {scheduled:,} ({by} ends it here)" if by else ""
+        if verdict.state == FAILED:
+            cause += self._disk_note()
+        previous, self.record.state, self.record.cause = self.record.state, verdict.state, cause
+        self.record.ended_at = time.time()
+        if self.reserve is not None:
+            self.reserve.release()
+        self._tell_state(previous)
+        for _ in range(LAST_WORD_TRIES):
+            if self._try_write(self._summarize) and self._try_write(
+                lambda: self.record.write(self.job.job_json)
+            ):
+                break
+            time.sleep(LAST_WORD_PAUSE_SECONDS)
+
+    def _summarize(self) -> None:
+        if self.config is not None:
+            write_summary(self.job.run, self.config, self.record, self.last_beat)
+
+    def _disk_note(self) -> str:
+        """A hint if the disk of the run is as good as full."""
+        usage = shutil.disk_usage(self.job.run.path)
+        if usage.free > max(64 * 2**20, usage.total // 1000):
+            return ""
+        return f" (the run's disk has {usage.free / 2**20:.0f} MiB of {usage.total / 2**30:.2f} GiB free)"

@@ -1,0 +1,130 @@
+"""What the supervisor has heard of the ranks of an attempt, by its own clock: heartbeats, exit records, silence."""
+
+from dataclasses import dataclass, replace
+
+from nbtrain.base.records import ExitRecord, Heartbeat
+from nbtrain.jobs.backends.base import Launcher
+from nbtrain.jobs.supervisor.hang import Standstill
+from nbtrain.jobs.supervisor.phases import RECORD_SECONDS
+
+# Until it has loaded, a rank waits for torchrun and imports torch, which a cold disk makes long; at its end it unloads.
+BIRTH_SECONDS = 120.0
+# A look that comes so much too late: the supervisor itself stood still (a busy or suspended machine).
+PAUSE_SECONDS = 5.0
+EARLY_PHASES = frozenset({"start", "build", "load"})
+# Python and torch take their time to come and to go, and report nothing meanwhile.
+QUIET_PHASES = EARLY_PHASES | {"end"}
+
+
+@dataclass
+class RankWatch:
+    """What one rank was last heard to do."""
+
+    progressed_at: float
+    """When anything but the time in its heartbeat changed."""
+    written_at: float
+    """When its heartbeat was renewed: by a thread, so also while the rank hangs."""
+    beat: Heartbeat | None = None
+    record: ExitRecord | None = None
+    """How it ended."""
+    gone_at: float | None = None
+    """Since when it is gone without a record: that is still being written, or its wrapper was taken away too."""
+
+    def hear(self, beat: Heartbeat | None, now: float) -> None:
+        """Note a heartbeat. Contents are compared, never clocks: the time in a heartbeat may jump."""
+        if beat is None or beat == self.beat:
+            return
+        if self.beat is None or replace(beat, time=self.beat.time) != self.beat:
+            self.progressed_at = now
+        self.beat, self.written_at = beat, now
+
+
+class Ranks:
+    """All ranks of one attempt."""
+
+    def __init__(self, launcher: Launcher, world_size: int, now: float):
+        self._launcher = launcher
+        self.watches = {rank: RankWatch(now, now) for rank in range(world_size)}
+        self._looked_at: float | None = None
+        self._trained = False
+
+    def look(self, now: float) -> None:
+        """Read every heartbeat and every new record."""
+        self._excuse(now)
+        for rank, watch in self.watches.items():
+            watch.hear(self._launcher.heartbeat(rank), now)
+            if watch.record is None and (record := self._launcher.exit_record(rank)):
+                watch.record, watch.gone_at = record, None
+
+    def _excuse(self, now: float) -> None:
+        """The time that the supervisor itself stood still is not held against the ranks."""
+        pause = now - self._looked_at if self._looked_at is not None else 0.0
+        self._looked_at = now
+        if pause > PAUSE_SECONDS:
+            for watch in self.watches.values():
+                watch.progressed_at += pause
+                watch.written_at += pause
+
+    def note_gone(self, now: float) -> None:
+        """Remember since when a rank has been gone without a record."""
+        for watch in self.watches.values():
+            if watch.gone_at is None and watch.beat and not watch.record and not watch.beat.process.alive():
+                watch.gone_at = now
+
+    @property
+    def records(self) -> dict[int, ExitRecord]:
+        """{rank: how it ended} of those that have ended."""
+        return {rank: watch.record for rank, watch in self.watches.items() if watch.record}
+
+    @property
+    def gone(self) -> tuple[int, ...]:
+        """Ranks that are gone without a record."""
+        return tuple(rank for rank, watch in self.watches.items() if watch.gone_at is not None)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """{rank: its process}, of those that were heard of."""
+        return {rank: watch.beat.process.pid for rank, watch in self.watches.items() if watch.beat}
+
+    def failed(self, now: float) -> bool:
+        """Whether a rank has failed, or the record of one that is gone will not come any more."""
+        late = any(
+            watch.gone_at is not None and now - watch.gone_at > RECORD_SECONDS
+            for watch in self.watches.values()
+        )
+        return late or any(record.outcome in ("failed", "killed") for record in self.records.values())
+
+    def lead(self) -> Heartbeat | None:
+        """Rank 0's newest heartbeat."""
+        return self.watches[0].beat
+
+    def training(self) -> bool:
+        """Whether rank 0 has come past loading."""
+        beat, record = self.lead(), self.watches[0].record
+        # Remembered: between two phases a heartbeat shows the outer one, which is `start`.
+        self._trained = (
+            self._trained
+            or (beat is not None and beat.phase not in EARLY_PHASES)
+            or (record is not None and record.outcome in ("finished", "stopped"))
+        )
+        return self._trained
+
+    def reached_step(self) -> int | None:
+        """The furthest step that any rank reported."""
+        steps = [watch.beat.step for watch in self.watches.values() if watch.beat]
+        steps += [record.step for record in self.records.values() if record.step is not None]
+        return max(steps, default=None)
+
+    def standstills(self, now: float) -> list[Standstill]:
+        """Where each rank that has not ended stands."""
+        return [
+            Standstill(rank, watch.beat, now - watch.progressed_at, now - watch.written_at)
+            for rank, watch in self.watches.items()
+            if watch.record is None
+        ]
+
+
+def overdue(one: Standstill, limit_seconds: float) -> bool:
+    """Whether a rank has made no progress for longer than it may, where it stands."""
+    quiet = one.beat is None or one.beat.phase in QUIET_PHASES
+    return one.still_seconds > limit_seconds + (BIRTH_SECONDS if quiet else 0.0)

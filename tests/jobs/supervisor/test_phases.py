@@ -1,0 +1,83 @@
+"""What is due in each phase of an attempt: no process, no clock."""
+
+from dataclasses import replace
+
+import pytest
+
+from nbtrain.jobs.supervisor.phases import Action, Observed, Phase, decide, phase_of
+
+NOW = 1000.0
+QUIET = Observed(shutdown_timeout_seconds=60.0, training=True)
+
+
+@pytest.mark.parametrize(
+    ("observed", "phase"),
+    [
+        (QUIET, Phase.RUNNING),
+        (replace(QUIET, hangs=True), Phase.RUNNING),
+        (replace(QUIET, failed_at=1.0), Phase.LOSING_PEERS),
+        (replace(QUIET, stop_asked_at=1.0), Phase.STOPPING),
+        # A stop counts for more than a failure: the ranks are to save if they can.
+        (replace(QUIET, stop_asked_at=1.0, failed_at=1.0), Phase.STOPPING),
+        (replace(QUIET, launcher_ended=True), Phase.ENDED),
+        (replace(QUIET, launcher_ended=True, stop_asked_at=1.0), Phase.ENDED),
+        (replace(QUIET, launcher_ended=True, launcher_killed_at=1.0), Phase.STOPPING),
+        (replace(QUIET, launcher_ended=True, launcher_killed_at=1.0, killed=True), Phase.ENDED),
+        (replace(QUIET, launcher_ended=True, launcher_killed_at=1.0, processes_left=False), Phase.ENDED),
+    ],
+)
+def test_the_phase_follows_from_what_is_seen(observed, phase):
+    assert phase_of(observed) is phase
+
+
+def test_nothing_is_due_while_all_is_well_or_over():
+    assert decide(QUIET, NOW) is Action.KEEP
+    assert decide(replace(QUIET, launcher_ended=True, hangs=True, stop_asked_at=1.0), NOW) is Action.KEEP
+
+
+def test_a_hang_is_ended_at_once():
+    assert decide(replace(QUIET, hangs=True), NOW) is Action.KILL
+
+
+@pytest.mark.parametrize(("shutdown", "grace"), [(60.0, 10.0), (4.0, 4.0)])
+def test_peers_of_a_dead_rank_have_a_grace(shutdown, grace):
+    """Ten seconds, or the time of a stop if that is shorter."""
+    observed = replace(QUIET, shutdown_timeout_seconds=shutdown, failed_at=NOW)
+    assert decide(observed, NOW + grace) is Action.KEEP
+    assert decide(observed, NOW + grace + 0.1) is Action.KILL
+
+
+def test_a_stop_is_a_request_then_a_signal_then_a_kill():
+    """The request is in control/ already; the signal comes when the time to save is over, the kill 3 s after it."""
+    asked = replace(QUIET, stop_asked_at=NOW)
+    assert decide(asked, NOW + 59.9) is Action.KEEP
+    assert decide(asked, NOW + 60.0) is Action.SIGNAL
+    signalled = replace(asked, signalled_at=NOW + 60.0)
+    assert decide(signalled, NOW + 63.0) is Action.KEEP
+    assert decide(signalled, NOW + 63.1) is Action.KILL
+
+
+def test_a_stop_before_training_needs_no_time_to_save():
+    """Signalled at once, since a rank that imports looks at no request; killed after 5 s, not 60."""
+    asked = replace(QUIET, training=False, stop_asked_at=NOW)
+    assert decide(asked, NOW) is Action.SIGNAL
+    signalled = replace(asked, signalled_at=NOW)
+    assert decide(signalled, NOW + 4.9) is Action.KEEP
+    assert decide(signalled, NOW + 5.0) is Action.KILL
+    # It has begun to train meanwhile: now there is something to save.
+    assert decide(replace(signalled, training=True), NOW + 59.9) is Action.KEEP
+    assert decide(replace(signalled, shutdown_timeout_seconds=1.0), NOW + 3.1) is Action.KILL
+
+
+def test_a_stop_at_once_kills():
+    assert decide(replace(QUIET, stop_asked_at=NOW, stop_now=True), NOW) is Action.KILL
+    # Also while the ranks of a killed launcher are saving.
+    dying = replace(QUIET, launcher_ended=True, launcher_killed_at=NOW, stop_asked_at=NOW, stop_now=True)
+    assert decide(dying, NOW) is Action.KILL
+
+
+@pytest.mark.parametrize(("training", "patience"), [(True, 60.0), (False, 5.0)])
+def test_the_ranks_of_a_killed_launcher_have_the_time_of_a_stop(training, patience):
+    dying = replace(QUIET, training=training, launcher_ended=True, launcher_killed_at=NOW)
+    assert decide(dying, NOW + patience) is Action.KEEP
+    assert decide(dying, NOW + patience + 0.1) is Action.KILL

@@ -1,0 +1,330 @@
+"""What the supervisor does between attempts, with attempts whose verdicts are given and that are not run."""
+
+import errno
+import os
+import time
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.events import read_events
+from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, ProcessIdentity, Progress, Rollback
+from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.dataset.samples.state import DataState
+from nbtrain.jobs import control
+from nbtrain.jobs.backends.local import LocalLauncher
+from nbtrain.jobs.supervisor import supervise
+from nbtrain.jobs.supervisor.journal import Journal
+from nbtrain.jobs.supervisor.rank_wrapper import WITHOUT_WORD
+from nbtrain.jobs.supervisor.recovery import NO_ROOM_BYTES, in_vain, with_the_disk
+from nbtrain.jobs.supervisor.reserve import Reserve
+from nbtrain.jobs.supervisor.signals import Asked
+from nbtrain.jobs.supervisor.supervise import Supervision, run_attempts
+from nbtrain.jobs.supervisor.verdict import Verdict
+
+
+class Told:
+    """A supervision of a job on disk, whose attempts end in the verdicts of `verdicts`, one after the other."""
+
+    def __init__(self, config):
+        self.job = JobDir(RunDir.named("tiny"), new_job_id())
+        self.job.make_folders()
+        JobRecord(self.job.job_id, "id", "tiny", "QUEUED", time.time(), world_size=1).write(self.job.job_json)
+        self.journal = Journal(self.job)
+        self.journal.config = config
+        self.journal.reserve = Reserve(self.job.path, "supervisor")
+        self.it = Supervision(self.job, config, LocalLauncher(self.job, []), Asked(), self.journal)
+        self.verdicts = []
+
+    def run(self):
+        return run_attempts(self.it, lambda it: self.verdicts.pop(0))
+
+    def events(self, kind):
+        return [event for event in read_events(self.job) if event["kind"] == kind]
+
+    def change(self, section, **values):
+        changed = getattr(self.it.config, section).model_copy(update=values)
+        self.it.config = self.it.config.model_copy(update={section: changed})
+
+
+@pytest.fixture
+def supervised(tiny, workspace):
+    return Told(tiny(**{"backend.restart_backoff_seconds": 0.01, "backend.max_restarts": 3}))
+
+
+def failure(signature=None, retry=True):
+    return Verdict("FAILED", "rank 0 failed", retry=retry, signature=signature, step=3)
+
+
+def test_it_stops_when_the_restarts_are_used_up(supervised):
+    """max_restarts 3: four attempts, and the cause says so; each restart is an event."""
+    supervised.verdicts = [failure() for _ in range(9)]
+    verdict = supervised.run()
+    assert (verdict.state, verdict.cause) == (
+        "FAILED",
+        "rank 0 failed; not tried again: backend.max_restarts = 3 is used up",
+    )
+    assert len(supervised.verdicts) == 5
+    restarts = supervised.events("restart")
+    assert [event["wait_seconds"] for event in restarts] == [0.01, 0.02, 0.04]
+    assert JobRecord.read(supervised.job.job_json).state == "RESTARTING"
+
+
+def test_the_same_failure_twice_ends_it(supervised):
+    """The same step and message again: nothing changes by trying; another failure in between counts anew."""
+    supervised.verdicts = [failure((3, "boom")), failure((5, "boom")), failure((5, "boom")), failure()]
+    assert supervised.run().cause.endswith("not tried again: the attempt before failed the same way")
+    assert len(supervised.verdicts) == 1
+
+
+def test_no_second_attempt_where_it_cannot_help(supervised):
+    """retry False ends the job at once."""
+    supervised.verdicts = [failure(retry=False), failure()]
+    assert supervised.run().cause == "rank 0 failed"
+    assert len(supervised.verdicts) == 1
+
+
+def test_a_stop_while_waiting_is_obeyed(supervised):
+    """Cancelled between two attempts: CANCELLED, with the failure before it."""
+    supervised.verdicts = [failure(), failure()]
+    supervised.it.asked.stop = True
+    verdict = supervised.run()
+    assert (verdict.state, verdict.cause) == (
+        "CANCELLED",
+        "stopped on request while it waited to restart; before: rank 0 failed",
+    )
+
+
+def test_lost_work_is_counted(supervised):
+    """Steps and tokens since the newest checkpoint are in the event."""
+    supervised.journal.reached_step = 9
+    supervised.verdicts = [failure(retry=True), Verdict("SUCCEEDED", "done")]
+    supervised.run()
+    event = supervised.events("error")[0]
+    assert (event["step"], event["checkpoint_step"], event["lost_tokens"]) == (9, 0, 9 * 8 * 16)
+    assert event["message"].endswith("no checkpoint yet: 9 steps (1,152 tokens) are lost")
+
+
+def test_a_full_disk_does_not_end_the_watch(supervised, monkeypatch):
+    """A state that cannot be written for want of space is passed over; the ranks are still watched."""
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files, "write_json", full)
+    supervised.journal.set_state("RUNNING")
+    assert supervised.journal.record.state == "RUNNING"
+
+
+# --- going back ----------------------------------------------------------------------------------------------
+
+
+def bad_step(step, first, last, stopped=False):
+    state = "CANCELLED" if stopped else "FAILED"
+    return Verdict(
+        state,
+        f"step {step}: the loss is nan",
+        retry=not stopped,
+        step=step,
+        kind="rollback",
+        bad_samples=(first, last),
+    )
+
+
+def checkpoint(run, step, consumed, skipped=()):
+    folder = run.checkpoint(step)
+    folder.mkdir(parents=True)
+    (folder / "state").write_bytes(b"x")
+    state = DataState(1, "9,1,0", "megatron", "0" * 64, 1000, consumed, skipped)
+    manifest = {
+        "schema_version": 2,
+        "files": {"state": {"bytes": 1, "sha256": "0"}},
+        "data_state": state.to_dict(),
+    }
+    files.write_json(folder / "manifest.json", manifest)
+
+
+def test_a_rollback_restarts_at_once_and_is_no_restart(supervised):
+    """No wait, no count; the samples from the checkpoint on are written down, with those passed over before counted."""
+    checkpoint(supervised.job.run, 4, 32, ((8, 16),))
+    supervised.verdicts = [bad_step(6, 48, 56), Verdict("SUCCEEDED", "done")]
+    supervised.journal.reached_step = 6
+    assert supervised.run().cause == "done"
+    assert supervised.journal.record.restarts == 0
+    (entry,) = Rollback.read_all(supervised.job.run.rollbacks_json)
+    # 32 samples and the 8 that were passed over before lie behind the checkpoint.
+    assert (entry.step, entry.checkpoint_step, entry.first, entry.last) == (6, 4, 40, 56)
+    (told,) = supervised.events("rollback")
+    assert told["message"] == (
+        "step 6: the loss is nan; goes back to step 4 and passes over samples 40 to 55; 2 steps (256 tokens) since the "
+        "checkpoint of step 4 are lost"
+    )
+
+
+def test_a_rollback_without_a_checkpoint_goes_to_the_start(supervised):
+    supervised.verdicts = [bad_step(2, 8, 16), Verdict("SUCCEEDED", "done")]
+    supervised.run()
+    (entry,) = Rollback.read_all(supervised.job.run.rollbacks_json)
+    assert (entry.checkpoint_step, entry.first, entry.last) == (0, 0, 16)
+    told = supervised.events("rollback")[0]["message"]
+    assert "goes back to the start and passes over samples 0 to 15; no checkpoint yet" in told
+
+
+def test_rollbacks_have_a_limit_of_their_own(supervised):
+    """max_skipped_steps within the window; those of far away steps do not count."""
+    supervised.change("stability", max_skipped_steps=2, loss_spike_window_steps=10)
+    supervised.verdicts = [bad_step(step, 8 * step, 8 * step + 8) for step in (5, 30, 31, 33, 34)]
+    verdict = supervised.run()
+    assert verdict.state == "FAILED"
+    assert verdict.cause == (
+        "step 33: the loss is nan; not tried again: 3 rollbacks within 10 steps are more than "
+        "stability.max_skipped_steps = 2 allows; lower lr_schedule.lr or look at the data"
+    )
+    assert len(supervised.verdicts) == 1
+
+
+def test_a_rollback_in_vain_is_not_made_over_and_over(supervised):
+    """Thrice at one step, or before it, from one checkpoint, other samples each time: no need of ten more starts."""
+    checkpoint(supervised.job.run, 4, 32)
+    supervised.verdicts = [bad_step(step, 8 * step, 8 * step + 8) for step in (6, 8, 8, 7, 8)]
+    verdict = supervised.run()
+    assert verdict.cause == (
+        "step 7: the loss is nan; not tried again: 3 attempts from step 4 came no further, with other samples each time, "
+        "so it is not the data; lower lr_schedule.lr, or remove that checkpoint to go on from an older one"
+    )
+    assert len(supervised.verdicts) == 1
+
+
+def test_only_rollbacks_of_one_job_to_one_checkpoint_are_in_vain():
+    """A new job may have other settings, a new checkpoint is progress, and so is a later step."""
+
+    def entries(*places):
+        return [Rollback(job, 0, 0.0, step, saved, 0, 8, "nan") for job, saved, step in places]
+
+    assert in_vain(entries(("a", 4, 6))) == 1
+    assert in_vain(entries(("a", 4, 6), ("a", 4, 6), ("b", 4, 6))) == 1
+    assert in_vain(entries(("a", 0, 6), ("a", 4, 6), ("a", 4, 6))) == 2
+    assert in_vain(entries(("a", 4, 6), ("a", 4, 7), ("a", 4, 6))) == 2
+
+
+def test_a_stop_does_not_forget_the_bad_samples(supervised):
+    """Asked to stop when the ranks left to go back: CANCELLED, and the next job passes over them."""
+    supervised.verdicts = [bad_step(6, 48, 56, stopped=True)]
+    assert supervised.run().state == "CANCELLED"
+    assert len(Rollback.read_all(supervised.job.run.rollbacks_json)) == 1
+
+
+# --- a full disk ---------------------------------------------------------------------------------------------
+
+
+class Disk:
+    """shutil of supervise.py: free bytes, one look after the other; the last stays."""
+
+    def __init__(self, *free):
+        self.looks = list(free)
+
+    def disk_usage(self, path):
+        free = self.looks.pop(0) if len(self.looks) > 1 else self.looks[0]
+        return type("Usage", (), {"free": free, "total": 1 << 40})
+
+
+def full_disk():
+    return Verdict("FAILED", "rank 0 failed: the disk is full", retry=True, kind="disk")
+
+
+def test_it_waits_for_room(supervised, monkeypatch):
+    """Until a checkpoint fits, with one event; then it goes on."""
+    monkeypatch.setattr(supervise, "shutil", Disk(0, 0, 1 << 20, 1 << 30))
+    monkeypatch.setattr(supervise, "DISK_POLL_SECONDS", 0.01)
+    supervised.verdicts = [full_disk(), Verdict("SUCCEEDED", "done")]
+    assert supervised.run().cause == "done"
+    (told,) = supervised.events("warning")
+    assert told["message"] == "waits up to 600 s for room on the disk: 0.08 GiB are needed, 0.00 GiB are free"
+
+
+def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it():
+    """The cause is the disk, and it is waited for; with room the rank's silence stays what it is."""
+    silent = Verdict(
+        "FAILED", f"rank 0 failed: exit code 1 {WITHOUT_WORD}", retry=True, signature=(3, "x"), step=3
+    )
+    seen = with_the_disk(silent, 4096)
+    assert (seen.kind, seen.signature) == ("disk", None)
+    assert seen.cause == "rank 0 failed: exit code 1 without a word; the disk is full"
+    assert with_the_disk(failure(), 4096) == failure()
+    unrecorded = Verdict("FAILED", "rank 0's wrapper was killed", retry=True, kind="no record")
+    assert with_the_disk(unrecorded, 4096).cause == "a rank left no record of its end; the disk is full"
+    assert with_the_disk(silent, NO_ROOM_BYTES - 1).kind == "disk"
+    assert with_the_disk(silent, NO_ROOM_BYTES) == silent
+
+
+def test_it_does_not_wait_for_ever(supervised, monkeypatch):
+    supervised.change("backend", disk_wait_seconds=0.0)
+    monkeypatch.setattr(supervise, "shutil", Disk(0))
+    supervised.verdicts = [full_disk()]
+    assert supervised.run().cause == (
+        "rank 0 failed: the disk is full; not tried again: there was no room within backend.disk_wait_seconds = 0 "
+        "(0.08 GiB are needed, 0.00 GiB are free)"
+    )
+    assert supervised.journal.record.restarts == 0, "it was given up before one was made"
+
+
+# --- fewer or more devices -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def elastic(supervised):
+    supervised.change("parallel", data_parallel_size=4)
+    supervised.change("backend", elastic=True)
+    supervised.change("batch", micro_batch_size=1)
+    return supervised
+
+
+def test_a_restart_takes_as_many_devices_as_there_are(elastic):
+    """4 -> 2 if 3 are left, since the batch of 8 does not divide by 3; and back to 4 when they are there again."""
+    sizes = []
+
+    def run(it):
+        sizes.append((it.config.parallel.data_parallel_size, it.config.world_size))
+        control.ask_devices(it.job, 3 if len(sizes) == 1 else 4)
+        return failure() if len(sizes) < 3 else Verdict("SUCCEEDED", "done")
+
+    assert run_attempts(elastic.it, run).cause == "done"
+    assert sizes == [(4, 4), (2, 2), (4, 4)]
+    assert [event["message"] for event in elastic.events("warning")] == [
+        "3 devices are usable: data_parallel_size 4 -> 2, 2 ranks; the global batch of 8 stays",
+        "4 devices are usable: data_parallel_size 2 -> 4, 4 ranks; the global batch of 8 stays",
+    ]
+
+
+def test_no_device_is_no_run(elastic):
+    control.ask_devices(elastic.job, 0)
+    elastic.verdicts = [failure()]
+    assert elastic.run().cause == (
+        "rank 0 failed; not tried again: 0 devices are left, and one copy of the model needs 1"
+    )
+
+
+def test_nobody_asked_on_a_cpu(elastic):
+    """Nothing is counted there: the size stays, also once the operator's word is taken back."""
+    control.ask_devices(elastic.job, None)
+    elastic.verdicts = [failure(), Verdict("SUCCEEDED", "done")]
+    elastic.run()
+    assert elastic.it.config.parallel.data_parallel_size == 4
+
+
+# --- what is known of each attempt ---------------------------------------------------------------------------
+
+
+def test_what_was_lost_is_known_once_the_next_one_goes_on(supervised):
+    """The newest checkpoint was torn inside: the next attempt goes on from an older one, and more is lost."""
+    record = supervised.journal.record
+    record.attempts = [
+        AttemptRecord(0, 0.0, 1, 1, reached_step=9, lost_tokens=128),
+        AttemptRecord(1, 0.0, 1, 1, first_step=8),
+    ]
+    progress = Progress(10, 1280, checkpoint_step=4)
+    beat = Heartbeat(0, 1, ProcessIdentity.of(os.getpid()), 0.0, 4, "train", 0.0, progress)
+    supervised.journal.attempt_trains(beat)
+    assert record.attempts[0].lost_tokens == 5 * 8 * 16
+    assert (record.resumed_from_step, record.attempts[1].resumed_from_step) == (4, 4)
+    assert JobRecord.read(supervised.job.job_json) == record

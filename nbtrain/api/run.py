@@ -164,7 +164,18 @@ class Run:
 
     def log(self, lines: int = LOG_TAIL_LINES, rank: int = 0) -> list[str]:
         """The last lines of one rank's log."""
-        return self.view.log_tail(lines=whole("lines", lines), rank=whole("rank", rank))
+        from nbtrain.jobs.control import log_of
+
+        lines, rank = whole("lines", lines), whole("rank", rank)
+        job = self.directory.newest_job()
+        return log_of(job, rank, lines) if job else []
+
+    @property
+    def events(self) -> list[dict[str, Any]]:
+        """What happened in the newest job, oldest first: {"time", "writer", "kind", "message", ...}."""
+        from nbtrain.jobs.control import events_of
+
+        return events_of(self.job)
 
     def stop(self, now: bool = False) -> None:
         """Ask the newest job to save and leave; `now` kills it without saving."""

@@ -34,21 +34,36 @@ FINAL = frozenset({SUCCEEDED, FAILED, CANCELLED, LOST})
 
 # A supervisor that has not spoken after this long was never born.
 QUEUED_GRACE_SECONDS = 30.0
+# A supervisor renews the time stamp of its job.json this often.
+SIGN_OF_LIFE_SECONDS = 5.0
+# A supervisor on another host whose job.json is older than this is dead; clocks of two hosts may differ by minutes.
+SILENCE_SECONDS = 900.0
 
 
-def observed_state(record: JobRecord, now: float) -> tuple[str, str | None]:
-    """(state, cause) as a reader must see them: what was written, or LOST where its writer is dead."""
+def observed_state(record: JobRecord, now: float, written_at: float | None = None) -> tuple[str, str | None]:
+    """(state, cause) as a reader must see them: what was written, or LOST if its writer is dead.
+
+    Of a supervisor on another host only its silence tells: `written_at` is the time stamp of job.json.
+    """
+    supervisor = record.supervisor
     if record.state not in ACTIVE:
         return record.state, record.cause
-    if record.supervisor is None:
+    if supervisor is None:
         if now - record.created_at < QUEUED_GRACE_SECONDS:
             return record.state, record.cause
         return LOST, f"its supervisor did not start within {QUEUED_GRACE_SECONDS:.0f} s of the submission"
-    if record.supervisor.alive():
+    if supervisor.alive():
+        return record.state, record.cause
+    if not supervisor.elsewhere():
+        return LOST, (
+            f"its supervisor (pid {supervisor.pid}) died without a word while the job was {record.state}"
+            " (killed, out of memory, or the machine was restarted)"
+        )
+    if written_at is None or now - written_at < SILENCE_SECONDS:
         return record.state, record.cause
     return LOST, (
-        f"its supervisor (pid {record.supervisor.pid}) died without a word while the job was {record.state}"
-        " (killed, out of memory, or the machine was restarted)"
+        f"nothing was heard for {now - written_at:.0f} s of its supervisor (pid {supervisor.pid} on "
+        f"{supervisor.host}), while the job was {record.state}"
     )
 
 
@@ -57,8 +72,8 @@ def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
     record = JobRecord.read(job.job_json)
     if record is None:
         return LOST, "the submission was cut off before job.json was written"
-    state, cause = observed_state(record, now)
+    state, cause = observed_state(record, now, job.job_json.stat().st_mtime)
     if state == LOST and (last_word := JobRecord.read(job.job_json)) is not None:
         # Its supervisor may have written the end and left between our two looks.
-        return observed_state(last_word, now)
+        return observed_state(last_word, now, job.job_json.stat().st_mtime)
     return state, cause

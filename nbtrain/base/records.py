@@ -1,5 +1,6 @@
 """The records of a run directory: what the processes of a job write, one dataclass each."""
 
+import os
 import signal
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,6 +16,8 @@ class ProcessIdentity:
     pid: int
     start_ticks: int
     boot_id: str
+    host: str = field(default="", compare=False)
+    """The host that it runs on; "" in records of nbtrain 0.1, which knew none. A host may be renamed meanwhile."""
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
@@ -26,10 +29,24 @@ class ProcessIdentity:
             return None
         if fields[0] in "ZX":
             return None
-        return cls(pid, int(fields[19]), boot_id())
+        return cls(pid, int(fields[19]), boot_id(), host_name())
 
     def alive(self) -> bool:
+        """Whether it runs on this host."""
         return ProcessIdentity.of(self.pid) == self
+
+    def elsewhere(self) -> bool:
+        """Whether it is a process of another host (or container): that it is not here says nothing."""
+        return self.host not in ("", host_name()) and not self.alive()
+
+    def gone(self) -> bool:
+        """Whether it is known to have ended."""
+        return not self.alive() and not self.elsewhere()
+
+
+def host_name() -> str:
+    """This host's name, as identities carry it."""
+    return os.uname().nodename
 
 
 def boot_id() -> str:

@@ -1,61 +1,63 @@
 """Acting on a job from any process: stop it, ask for a checkpoint, wait for its end, clean up after it.
 
-A job is reached through its supervisor, whose identity (pid, start time, boot) stands in job.json, so that a
-recycled pid is never signalled. Where the supervisor is gone, what it left is found by the job's marker.
+How a job is reached is its backend's matter (backends/base.py).
 """
 
-import os
-import signal
 import time
 from collections.abc import Callable
+from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import JobError
-from nbtrain.base.jobstate import ACTIVE, LOST, read_state
-from nbtrain.base.records import ControlRequest, JobRecord
+from nbtrain.base.jobstate import ACTIVE
+from nbtrain.base.records import ControlRequest
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
+from nbtrain.jobs.backends.base import backend_of_job
 from nbtrain.jobs.supervisor import leftovers, processes
 
 POLL_SECONDS = 0.1
 SLOW_POLL_SECONDS = 1.0
-# A submission whose supervisor is just coming up can be signalled as soon as it has said who it is.
-SUPERVISOR_START_SECONDS = 30.0
 # What a supervisor takes beyond shutdown_timeout_seconds, on a busy machine.
 SUPERVISOR_SECONDS = 60.0
-# Ranks of a lost job were told by the kernel to save and leave.
-LOST_GRACE_SECONDS = 5.0
 
 
 def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) -> tuple[str, str | None]:
     """Stop a job and wait until nothing of it is left; returns its (state, cause).
 
     The ranks save a checkpoint and leave; those that have not after `backend.shutdown_timeout_seconds` are
-    killed. `now` kills them at once. A job that has ended is left as it is. Of a LOST job, whose supervisor
-    is gone, leftover processes are ended. `wait_seconds` None waits as long as the supervisor may take.
+    killed. `now` kills them at once. A job that has ended is left as it is. What is left of a LOST job, whose
+    supervisor is gone, is ended. `wait_seconds` None waits as long as the supervisor may take.
 
     Raises JobError where the job is still there after `wait_seconds`.
     """
-    state, cause = read_state(job, time.time())
+    backend = backend_of_job(job)
+    state, cause = backend.status(job)
     if state in ACTIVE:
-        if _signal_supervisor(job, signal.SIGQUIT if now else signal.SIGTERM):
+        if backend.cancel(job, now or not backend.capabilities.stop_in_order):
             wait_seconds = _patience(job) if wait_seconds is None else wait_seconds
             state, cause = wait(job, wait_seconds)
         else:
-            state, cause = read_state(job, time.time())
+            state, cause = backend.status(job)
     if state in ACTIVE:
         raise JobError(
             f"{display(job.run.path)}: job {job.job_id} was asked to stop and is still {state} after "
             f"{wait_seconds:g} s; it goes on saving. `nbtrain cancel --now {job.run.name}` kills it."
         )
-    if state == LOST:
-        processes.send(processes.marked_pids([job.job_id]), signal.SIGTERM)
-        processes.end_marked([job.job_id], 0.0 if now else LOST_GRACE_SECONDS)
-    else:
-        _wait_for_supervisor(job)
+    backend.finish(job, now)
     return state, cause
+
+
+def events_of(job: JobDir) -> list[dict[str, Any]]:
+    """All events of a job, by time, from its backend."""
+    return backend_of_job(job).events(job)
+
+
+def log_of(job: JobDir, rank: int | str, lines: int) -> list[str]:
+    """The last lines of a rank's log, or of "supervisor", from the job's backend."""
+    return backend_of_job(job).logs(job, rank, lines)
 
 
 def ask_devices(job: JobDir, devices: int | None) -> None:
@@ -75,13 +77,16 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     With `wait_seconds` the answer is waited for and its step returned. Raises JobError where the job is not
     active, saves nothing (mode: perf, eval), or has not saved in that time.
     """
-    state, _ = read_state(job, time.time())
+    backend = backend_of_job(job)
+    state, _ = backend.status(job)
     before = ControlRequest.read(job.control_request)
     if state in ACTIVE and (mode := load_resolved(job.run.config_yaml).mode) != "full":
         raise JobError(
             f"{display(job.run.path)}: job {job.job_id} runs with mode: {mode}, which saves nothing."
         )
-    if state not in ACTIVE or not _signal_supervisor(job, signal.SIGUSR1):
+    if state in ACTIVE and not backend.capabilities.save:
+        raise JobError(f"{display(job.run.path)}: job {job.job_id} runs where it cannot be asked to save.")
+    if state not in ACTIVE or not backend.save(job):
         raise JobError(
             f"{display(job.run.path)}: job {job.job_id} is {state}; only an active job can save. "
             f"`nbtrain resume {job.run.name}` goes on from its newest checkpoint."
@@ -94,10 +99,10 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
         answer = _acknowledged(job)
         if answer is not None and answer["request_id"] > known:
             return answer["step"]
-        if read_state(job, time.time())[0] not in ACTIVE:
+        if backend.status(job)[0] not in ACTIVE:
             break
         time.sleep(POLL_SECONDS)
-    state, cause = read_state(job, time.time())
+    state, cause = backend.status(job)
     raise JobError(
         f"{display(job.run.path)}: job {job.job_id} did not save within {wait_seconds:g} s; it is {state}"
         + (f": {cause}" if cause else ".")
@@ -113,10 +118,11 @@ def wait(
 
     `on_change` is called with each new state and its cause, first with the one found.
     """
+    backend = backend_of_job(job)
     started = time.monotonic()
     told = None
     while True:
-        state, cause = read_state(job, time.time())
+        state, cause = backend.status(job)
         if on_change and state != told:
             on_change(state, cause)
         told = state
@@ -137,7 +143,7 @@ def clean(run: RunDir, dry_run: bool = False) -> list[str]:
     """
     with run.locked(blocking=False) as taken:
         newest = run.newest_job()
-        if not taken or (newest and read_state(newest, time.time())[0] in ACTIVE):
+        if not taken or (newest and backend_of_job(newest).status(newest)[0] in ACTIVE):
             raise JobError(
                 f"{display(run.path)}: a job is active; it cleans up after itself. "
                 f"`nbtrain cancel {run.name}` stops it."
@@ -167,31 +173,3 @@ def _patience(job: JobDir) -> float:
 
 def _acknowledged(job: JobDir) -> dict | None:
     return files.read_json(job.control_ack)
-
-
-def _signal_supervisor(job: JobDir, number: int) -> bool:
-    """Signal the supervisor; False where it is gone. Waits for one that is just starting."""
-    deadline = time.monotonic() + SUPERVISOR_START_SECONDS
-    while True:
-        record = JobRecord.read(job.job_json)
-        if record is None:
-            return False
-        if record.supervisor is not None:
-            break
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(POLL_SECONDS)
-    if record.state not in ACTIVE or not record.supervisor.alive():
-        return False
-    processes.send([record.supervisor.pid], number)
-    return True
-
-
-def _wait_for_supervisor(job: JobDir, seconds: float = 10.0) -> None:
-    """The supervisor lives a moment longer than its last word, and holds the lock until it is gone."""
-    record = JobRecord.read(job.job_json)
-    deadline = time.monotonic() + seconds
-    while record and record.supervisor and record.supervisor.alive() and time.monotonic() < deadline:
-        if record.supervisor.pid == os.getpid():
-            return
-        time.sleep(0.02)

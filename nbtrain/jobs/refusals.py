@@ -1,17 +1,17 @@
 """Why a run may not be submitted or resumed: one function for each reason."""
 
 import os
-import time
 
 from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
-from nbtrain.base.jobstate import ACTIVE, SUCCEEDED, read_state
+from nbtrain.base.jobstate import ACTIVE, SUCCEEDED
 from nbtrain.base.records import Heartbeat
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.base import status_of
 from nbtrain.jobs.changes import Change, changes_between
 from nbtrain.jobs.environment import dataset_sha256
 
@@ -55,13 +55,13 @@ def refuse_foreign(run: RunDir) -> None:
 def active_job(run: RunDir) -> JobDir | None:
     """The run's newest job where it is active."""
     newest = run.newest_job()
-    return newest if newest and read_state(newest, time.time())[0] in ACTIVE else None
+    return newest if newest and status_of(newest)[0] in ACTIVE else None
 
 
 def refuse_finished(run: RunDir, config: RunConfig) -> None:
     """Raises SubmitError where the run has been trained to its end and `config` asks for that again."""
     newest = run.newest_job()
-    if newest is None or read_state(newest, time.time())[0] != SUCCEEDED:
+    if newest is None or status_of(newest)[0] != SUCCEEDED:
         return
     before = load_resolved(run.config_yaml)
     if before.mode != "full" or config.mode == "eval":

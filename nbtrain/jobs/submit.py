@@ -13,10 +13,7 @@ What the decision finds under output/<run>/, and what it does:
 
 import logging
 import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from nbtrain.base import amounts, files
@@ -24,17 +21,18 @@ from nbtrain.base.addresses import without_secrets
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.events import EventWriter
-from nbtrain.base.jobstate import QUEUED, SUCCEEDED, read_state
+from nbtrain.base.jobstate import QUEUED, SUCCEEDED
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id
-from nbtrain.base.workspace import display, workspace
+from nbtrain.base.workspace import display
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import Overrides, load, load_resolved, override_layer, to_yaml
 from nbtrain.config.rules.check import check_config
 from nbtrain.config.schedule_section import UNITS, given_unit
 from nbtrain.config.schema import RunConfig
+from nbtrain.jobs.backends.base import backend_of, status_of
 from nbtrain.jobs.changes import Change, changes_between
-from nbtrain.jobs.environment import environment_record, supervisor_environment
+from nbtrain.jobs.environment import environment_record
 from nbtrain.jobs.preflight import preflight
 from nbtrain.jobs.problem import Problem
 from nbtrain.jobs.refusals import (
@@ -56,7 +54,6 @@ logger = logging.getLogger(__name__)
 
 # What a rank runs: arguments of Python, the run directory is added. Tests put another program here.
 TRAINER = ("-m", "nbtrain.train")
-SUPERVISOR_START_SECONDS = 60.0
 LOCK_SECONDS = 10.0
 
 
@@ -112,7 +109,7 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
     newest = run.newest_job()
     if (
         newest
-        and read_state(newest, time.time())[0] == SUCCEEDED
+        and status_of(newest)[0] == SUCCEEDED
         and config.mode == "full"
         and config.train_steps <= (done := _steps_done(run, before))
     ):
@@ -198,7 +195,7 @@ def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[s
             if taken:
                 changes = refuse_other_training(run, config)
                 job = _write_job(run, config, plan, parent, command, changes)
-                _start_supervisor(job)
+                backend_of(config.backend.kind).submit(job)
                 return job
         if time.monotonic() > deadline:
             raise SubmitError(
@@ -321,33 +318,3 @@ def _unused_job_id(run: RunDir) -> str:
                 f"{display(run.path)}: its newest job {known[-1]} lies in the future of this machine's clock "
                 f"({job_id[:15]} UTC). Set the clock right."
             )
-
-
-def _start_supervisor(job: JobDir) -> None:
-    """Start the detached supervisor and wait until it has taken the job over."""
-    with job.supervisor_log.open("ab") as log:
-        starter = subprocess.Popen(
-            [sys.executable, "-m", "nbtrain.jobs.supervisor", str(job.run.path), job.job_id],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            env=supervisor_environment(),
-            cwd=_working_directory(),
-            start_new_session=True,
-        )
-    starter.wait()
-    deadline = time.monotonic() + SUPERVISOR_START_SECONDS
-    while starter.returncode == 0 and time.monotonic() < deadline:
-        record = JobRecord.read(job.job_json)
-        if record and record.supervisor:
-            return
-        time.sleep(0.02)
-    last_words = job.supervisor_log.read_text(errors="replace").strip().splitlines()[-10:]
-    raise SubmitError(
-        f"{display(job.path)}: the supervisor did not start. Its log:\n"
-        + "\n".join(f"  {line}" for line in last_words)
-    )
-
-
-def _working_directory() -> Path:
-    return workspace() if workspace().is_dir() else Path("/")

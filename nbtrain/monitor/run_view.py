@@ -285,7 +285,7 @@ class RunView:
                 phase = ended.outcome
             elif heartbeat is None:
                 phase = "waiting" if active else "never started"
-            elif not heartbeat.process.alive():
+            elif heartbeat.process.gone():
                 phase = "gone"
             else:
                 phase = heartbeat.phase

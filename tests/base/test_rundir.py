@@ -4,13 +4,14 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 
 import pytest
 
-from nbtrain.base import jobstate, rundir
+from nbtrain.base import files, jobstate, rundir
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.events import EventWriter, read_events
-from nbtrain.base.records import JobRecord, ProcessIdentity, boot_id
+from nbtrain.base.records import JobRecord, ProcessIdentity, boot_id, host_name
 from nbtrain.base.rundir import RunDir
 
 
@@ -100,6 +101,42 @@ def test_states_of_a_dead_supervisor(job):
     queued = record(job, state=jobstate.QUEUED, created_at=now)
     assert jobstate.observed_state(queued, now + 1)[0] == jobstate.QUEUED
     assert jobstate.observed_state(queued, now + 31)[0] == jobstate.LOST
+
+
+def test_a_process_of_another_host_is_neither_alive_nor_gone():
+    """Its pid means nothing here; a record without a host is of this one; a host that was renamed keeps its processes."""
+    other = ProcessIdentity(2**22 + 1, 1, "its boot", "other")
+    assert (other.alive(), other.elsewhere(), other.gone()) == (False, True, False)
+    old = ProcessIdentity(2**22 + 1, 1, boot_id())
+    assert (old.alive(), old.elsewhere(), old.gone()) == (False, False, True)
+    renamed = ProcessIdentity.of(os.getpid())
+    renamed.host = "its old name"
+    assert (renamed.alive(), renamed.elsewhere(), renamed.gone()) == (True, False, False)
+    mine = ProcessIdentity.of(os.getpid())
+    assert mine.host == host_name()
+
+
+def test_a_job_of_another_host_is_not_lost_because_its_pid_is_not_here(job):
+    """It is as its supervisor wrote it, as long as that shows a sign of life on the shared disk."""
+    other = ProcessIdentity(2**22 + 1, 1, "its boot", "other")
+    record(job, supervisor=other).write(job.job_json)
+    now = job.job_json.stat().st_mtime
+    assert jobstate.read_state(job, now + jobstate.SILENCE_SECONDS - 1) == ("RUNNING", None)
+    assert jobstate.read_state(job, now + jobstate.SILENCE_SECONDS + 1) == (
+        "LOST",
+        "nothing was heard for 901 s of its supervisor (pid 4194305 on other), while the job was RUNNING",
+    )
+    record(job, supervisor=other, state="FAILED", cause="x").write(job.job_json)
+    assert jobstate.read_state(job, now + 2 * jobstate.SILENCE_SECONDS) == ("FAILED", "x")
+
+
+def test_records_without_a_host_open_as_before(job):
+    """job.json and heartbeats of nbtrain before hosts were known."""
+    identity = {"pid": os.getpid(), "start_ticks": 1, "boot_id": boot_id()}
+    value = asdict(record(job)) | {"supervisor": identity}
+    files.write_json(job.job_json, value)
+    assert JobRecord.read(job.job_json).supervisor == ProcessIdentity(**identity)
+    assert jobstate.read_state(job, time.time())[0] == "LOST"
 
 
 def test_records_survive_the_disk(job):

@@ -12,7 +12,7 @@ from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity
 from nbtrain.base.rundir import RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, load_resolved
-from nbtrain.jobs import submit as submitting
+from nbtrain.jobs.backends.local import LocalBackend
 from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.environment import dataset_sha256
 from nbtrain.jobs.submit import clone, resume, submit
@@ -23,12 +23,12 @@ from nbtrain.monitor.runs import list_runs, runs_table
 def no_supervisor(monkeypatch):
     """Everything is written, nothing is started: the test's process stands for the supervisor."""
 
-    def become_the_supervisor(job):
+    def become_the_supervisor(backend, job):
         record = JobRecord.read(job.job_json)
         record.state, record.supervisor = "RUNNING", ProcessIdentity.of(os.getpid())
         record.write(job.job_json)
 
-    monkeypatch.setattr(submitting, "_start_supervisor", become_the_supervisor)
+    monkeypatch.setattr(LocalBackend, "submit", become_the_supervisor)
 
 
 def end(job, state="SUCCEEDED", step=0):

@@ -1,9 +1,17 @@
-"""The seam for engines: what starts and reaches the ranks of an attempt."""
+"""The seam for engines, in two layers.
 
+A user chooses a Backend by `backend.kind`: where the job runs. The supervisor of a job uses a Launcher: how the ranks of
+an attempt are started and reached. To add a backend, write a module with both and a line in BACKENDS.
+"""
+
+import importlib
 from collections.abc import Iterable
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from nbtrain.base.records import ExitRecord, Heartbeat, ProcessIdentity
+from nbtrain.base.errors import JobError
+from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
+from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.supervisor.host_memory import HostMemory
 
@@ -43,3 +51,66 @@ class Launcher(Protocol):
 
     def devices(self, config: RunConfig) -> int | None:
         """How many devices are usable now; None if they are not counted (on CPU)."""
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a backend can do with a running job."""
+
+    save: bool
+    """Ask it for a checkpoint without ending it."""
+    stop_in_order: bool
+    """End it after a checkpoint; otherwise `cancel` kills it, and the steps since the newest checkpoint are lost."""
+
+
+class Backend(Protocol):
+    """Where jobs run, as a user chooses it. Whatever it is, the job's records come to lie in the run directory."""
+
+    capabilities: Capabilities
+
+    def submit(self, job: JobDir) -> None:
+        """Start what takes the job, whose folder is written, to its end. Raises SubmitError."""
+
+    def status(self, job: JobDir) -> tuple[str, str | None]:
+        """(state, cause): jobstate.py."""
+
+    def cancel(self, job: JobDir, now: bool) -> bool:
+        """Ask the job to save and leave, or to leave at once; False if there is nobody left to ask."""
+
+    def save(self, job: JobDir) -> bool:
+        """Ask the job for a checkpoint; False if there is nobody left to ask."""
+
+    def finish(self, job: JobDir, now: bool) -> None:
+        """See to it that nothing of a job is left that has ended or is LOST; `now` gives it no time to save."""
+
+    def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
+        """The last lines of a rank's log, or of "supervisor"."""
+
+    def events(self, job: JobDir) -> list[dict[str, Any]]:
+        """All events of the job, by time."""
+
+    def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
+        """What the job's supervisor starts its ranks with; `command` is what a rank runs: arguments of Python."""
+
+
+BACKENDS = {"local": "nbtrain.jobs.backends.local"}
+"""{backend.kind: its module}, imported on use; the module's BACKEND is the backend."""
+
+
+def backend_of(kind: str) -> Backend:
+    """The backend of that name. Raises JobError for another name, as a newer nbtrain may have written it."""
+    if kind not in BACKENDS:
+        known = ", ".join(BACKENDS)
+        raise JobError(f"backend.kind = {kind} is not known here; this nbtrain knows {known}.")
+    return importlib.import_module(BACKENDS[kind]).BACKEND
+
+
+def backend_of_job(job: JobDir) -> Backend:
+    """The backend that the job was submitted to. Raises JobError."""
+    record = JobRecord.read(job.job_json)
+    return backend_of(record.backend if record else "local")
+
+
+def status_of(job: JobDir) -> tuple[str, str | None]:
+    """(state, cause) of a job, from its backend."""
+    return backend_of_job(job).status(job)

@@ -75,9 +75,11 @@ class Attempt:
         return self._stop_asked_at is not None
 
     def ask_stop(self, now: bool = False) -> None:
-        """The ranks have been asked through control/; from here on the clock runs. `now` kills at the next look."""
+        """The ranks have been asked through control/; from here on the clock runs. `now` kills at once."""
         self._stop_asked_at = self._stop_asked_at or time.monotonic()
         self._stop_now = self._stop_now or now
+        if self._stop_now and self.killed_at is None:
+            self._kill()
 
     def lead(self) -> Heartbeat | None:
         """Rank 0's newest heartbeat of this attempt."""

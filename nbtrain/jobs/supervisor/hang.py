@@ -30,7 +30,9 @@ class Standstill:
     @property
     def stopped(self) -> bool:
         """Its process was stopped by a signal (SIGSTOP, a debugger)."""
-        return self.beat is not None and processes.process_state(self.beat.process.pid) in "Tt"
+        if self.beat is None or not self.beat.process.alive():
+            return False
+        return processes.process_state(self.beat.process.pid) in "Tt"
 
     @property
     def frozen(self) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from nbtrain.base import amounts
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.events import EventWriter
-from nbtrain.base.jobstate import FAILED, RUNNING, STARTING, SUCCEEDED
+from nbtrain.base.jobstate import FAILED, RUNNING, SIGN_OF_LIFE_SECONDS, STARTING, SUCCEEDED
 from nbtrain.base.records import (
     AttemptRecord,
     ControlRequest,
@@ -50,12 +50,20 @@ class Journal:
         self._events = EventWriter(job, "supervisor")
         self._state_since = record.created_at
         self._requests = 0
+        self._signed_at = 0.0
 
     def take_over(self) -> None:
         """Own the job from here on. Whoever reads this identity may send it signals, so listen to them first."""
         self.record.supervisor = ProcessIdentity.of(os.getpid())
         self.record.started_at = time.time()
         self.record.write(self.job.job_json)
+
+    def sign_of_life(self) -> None:
+        """Renew the time stamp of job.json: all that a reader on another host can see of this process."""
+        if time.monotonic() - self._signed_at >= SIGN_OF_LIFE_SECONDS:
+            self._signed_at = time.monotonic()
+            with contextlib.suppress(OSError):
+                os.utime(self.job.job_json)
 
     # --- states and events --------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class Ranks:
     def note_gone(self, now: float) -> None:
         """Remember since when a rank has been gone without a record."""
         for watch in self.watches.values():
-            if watch.gone_at is None and watch.beat and not watch.record and not watch.beat.process.alive():
+            if watch.gone_at is None and watch.beat and not watch.record and watch.beat.process.gone():
                 watch.gone_at = now
 
     @property

@@ -2,6 +2,7 @@
 
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 LOOK_SECONDS = 0.2
@@ -34,9 +35,10 @@ class Asked:
         signal.signal(signal.SIGUSR1, save)
         return self
 
-    def stop_within(self, seconds: float) -> bool:
-        """Wait for `seconds`, or less if a stop is asked for; returns whether it was."""
+    def stop_within(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
+        """Wait for `seconds`, or less if a stop is asked for; returns whether it was. Calls `meanwhile` at every look."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.stop:
+            meanwhile()
             time.sleep(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
         return self.stop

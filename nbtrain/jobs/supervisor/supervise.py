@@ -29,8 +29,7 @@ from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
 from nbtrain.config.elastic import elastic_size, resized
 from nbtrain.config.load import load_resolved
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.backends.base import Launcher
-from nbtrain.jobs.backends.local import LocalLauncher
+from nbtrain.jobs.backends.base import Launcher, backend_of
 from nbtrain.jobs.control import asked_devices
 from nbtrain.jobs.supervisor import leftovers, processes
 from nbtrain.jobs.supervisor.attempt import Attempt
@@ -84,7 +83,7 @@ def supervise(journal: Journal, asked: Asked) -> int:
         try:
             journal.config = config = load_resolved(job.run.config_yaml)
             wait_for_predecessors(journal, config.backend.shutdown_timeout_seconds)
-            launcher = LocalLauncher(job, journal.record.command)
+            launcher = backend_of(journal.record.backend).launcher(job, journal.record.command)
             verdict = run_attempts(Supervision(job, config, launcher, asked, journal))
         except Exception as error:
             # The last line of defence: whatever broke, no rank stays and the job has a cause.
@@ -121,6 +120,7 @@ def run_attempt(it: Supervision) -> Verdict:
     attempt = Attempt(it.job, it.config, record.attempt, it.launcher, record.first_step or 0)
     attempt.start()
     while attempt.poll():
+        it.journal.sign_of_life()
         obey(it, attempt)
         tell_training(it, attempt)
         time.sleep(LOOK_SECONDS)
@@ -146,7 +146,7 @@ def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str
     journal.set_state(RESTARTING, verdict.cause)
     if recovery.needs_room and (ended := wait_for_room(it, verdict)):
         return ended
-    if it.asked.stop_within(recovery.wait_seconds):
+    if it.asked.stop_within(recovery.wait_seconds, journal.sign_of_life):
         return cancelled_while_waiting(verdict)
     return fit_devices(it, verdict) if recovery.counts_devices else None
 
@@ -158,7 +158,8 @@ def obey(it: Supervision, attempt: Attempt) -> None:
     """Pass on to the ranks what was asked since the last look."""
     asked, journal = it.asked, it.journal
     if asked.stop and not attempt.stop_asked:
-        journal.request("stop", "cancelled")
+        if not asked.stop_now:
+            journal.request("stop", "cancelled")
         journal.event("state", "asked to stop" + (" at once, without saving" if asked.stop_now else ""))
     if asked.stop:
         attempt.ask_stop(asked.stop_now)
@@ -217,7 +218,7 @@ def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
             told = True
             said = f"waits up to {seconds:g} s for room on the disk: {words}"
             it.journal.event("warning", said, needed_bytes=needed)
-        if it.asked.stop_within(DISK_POLL_SECONDS):
+        if it.asked.stop_within(DISK_POLL_SECONDS, it.journal.sign_of_life):
             return cancelled_while_waiting(verdict)
     return None
 

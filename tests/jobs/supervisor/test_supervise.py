@@ -219,6 +219,7 @@ def test_cancel_now_and_cancel_while_starting(fake, start, wait_until):
 def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
     """kill -9 of the supervisor: LOST with a cause; the ranks save and leave, and the next job waits for that."""
     job = start(fake(ranks=2, steps=1000, step_seconds=0.5))
+    wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 1, "step 1")
     wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "RUNNING")
     pid = JobRecord.read(job.job_json).supervisor.pid
     os.kill(pid, signal.SIGKILL)

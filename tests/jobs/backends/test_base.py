@@ -1,0 +1,90 @@
+"""A backend is chosen by name, and whoever acts on a job goes through it."""
+
+import sys
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from nbtrain.api.run import Run
+from nbtrain.base.errors import JobError
+from nbtrain.base.records import JobRecord
+from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.config.load import load, to_yaml
+from nbtrain.jobs import control
+from nbtrain.jobs.backends import base
+from nbtrain.jobs.backends.base import Capabilities, backend_of
+from nbtrain.jobs.refusals import active_job
+
+
+class Elsewhere:
+    """A backend whose jobs run nowhere: what it is asked is noted."""
+
+    capabilities = Capabilities(save=False, stop_in_order=False)
+
+    def __init__(self):
+        self.asked = []
+        self.state = "RUNNING"
+
+    def status(self, job):
+        return self.state, None
+
+    def cancel(self, job, now):
+        self.asked.append(("cancel", now))
+        self.state = "CANCELLED"
+        return True
+
+    def finish(self, job, now):
+        self.asked.append(("finish", now))
+
+    def logs(self, job, rank, lines):
+        return [f"rank {rank}"]
+
+    def events(self, job):
+        return [{"kind": "state", "message": "far away"}]
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    backend = Elsewhere()
+    monkeypatch.setitem(base.BACKENDS, "elsewhere", "tests_elsewhere")
+    monkeypatch.setitem(sys.modules, "tests_elsewhere", SimpleNamespace(BACKEND=backend))
+    return backend
+
+
+@pytest.fixture
+def job(workspace):
+    job = JobDir(RunDir.named("tiny"), new_job_id())
+    job.make_folders()
+    job.run.config_yaml.write_text(to_yaml(load("gpt-tiny", {"name": "tiny"})))
+    JobRecord(job.job_id, "id", "tiny", "QUEUED", time.time(), 1, backend="elsewhere").write(job.job_json)
+    return job
+
+
+def test_a_job_is_asked_through_its_backend(job, elsewhere):
+    """Its state, logs and events too; a backend that cannot stop in order is told to kill."""
+    assert active_job(job.run).job_id == job.job_id
+    run = Run(job.run)
+    assert run.log(5) == ["rank 0"]
+    assert [event["message"] for event in run.events] == ["far away"]
+    assert control.cancel(job) == ("CANCELLED", None)
+    assert elsewhere.asked == [("cancel", True), ("finish", False)]
+    assert active_job(job.run) is None
+
+
+def test_what_a_backend_cannot_do_is_not_asked_for(job, elsewhere):
+    with pytest.raises(JobError, match="runs where it cannot be asked to save"):
+        control.request_save(job)
+    assert elsewhere.asked == []
+
+
+def test_a_backend_of_a_newer_nbtrain_is_named(job):
+    with pytest.raises(
+        JobError, match=r"backend\.kind = elsewhere is not known here; this nbtrain knows local"
+    ):
+        control.cancel(job)
+
+
+def test_local_is_a_backend():
+    """By name, imported on use."""
+    assert backend_of("local").capabilities == Capabilities(save=True, stop_in_order=True)

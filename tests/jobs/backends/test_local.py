@@ -1,0 +1,61 @@
+"""Jobs of this machine, and what is not done to those of another."""
+
+import os
+import time
+
+import pytest
+
+from nbtrain.base.errors import JobError
+from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity
+from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.config.load import load, to_yaml
+from nbtrain.jobs import control
+from nbtrain.jobs.backends.local import LocalBackend, LocalLauncher
+
+
+@pytest.fixture
+def job(workspace):
+    job = JobDir(RunDir.named("tiny"), new_job_id())
+    job.make_folders()
+    job.run.config_yaml.write_text(to_yaml(load("gpt-tiny", {"name": "tiny"})))
+    return job
+
+
+def write(job, supervisor, state="RUNNING"):
+    JobRecord(job.job_id, "id", "tiny", state, time.time(), 1, supervisor=supervisor).write(job.job_json)
+
+
+def test_a_job_of_another_host_gets_no_signal(job):
+    """The pid is this process's own: a signal would end the test."""
+    me = ProcessIdentity.of(os.getpid())
+    write(job, ProcessIdentity(me.pid, me.start_ticks, "its boot", "other"))
+    for ask in (control.cancel, control.request_save):
+        with pytest.raises(
+            JobError, match=rf"job {job.job_id} runs on other, and this is \S+\. Ask for it there"
+        ):
+            ask(job)
+    with pytest.raises(JobError, match="a job is active"):
+        control.clean(job.run)
+
+
+def test_there_is_nobody_to_ask_of_a_job_that_has_ended(job):
+    write(job, ProcessIdentity.of(os.getpid()), "FAILED")
+    assert not LocalBackend().cancel(job, now=True)
+    write(job, ProcessIdentity(os.getpid(), 1, "another boot"))
+    assert not LocalBackend().save(job)
+
+
+def test_a_launcher_reads_the_records_of_its_own_attempt(job):
+    """A heartbeat of another attempt is silence."""
+    launcher = LocalLauncher(job, [])
+    Heartbeat(0, 0, ProcessIdentity.of(os.getpid()), 1.0, 6, "train", 0.0).write(job.heartbeat(0))
+    ExitRecord(0, 0, 1.0, 0, None, "finished").write(job.exit_record(0, 0))
+    assert launcher.heartbeat(0).step == 6
+    assert launcher.exit_record(0).outcome == "finished"
+    Heartbeat(0, 1, ProcessIdentity.of(os.getpid()), 2.0, 7, "train", 0.0).write(job.heartbeat(0))
+    assert launcher.heartbeat(0) is None
+    assert launcher.exit_record(1) is None
+
+
+def test_devices_are_counted_on_gpus_alone(job):
+    assert LocalLauncher(job, []).devices(load("gpt-tiny", {"resources.device": "cpu"})) is None

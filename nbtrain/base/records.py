@@ -2,15 +2,55 @@
 
 import os
 import signal
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from typing import Any, Self, get_args, get_origin
 
 from nbtrain.base import files
+from nbtrain.base.errors import RecordError
 from nbtrain.base.rundir import SCHEMA_VERSION
 
 
+class Record:
+    """Base of the dataclasses below: from and to the JSON of a file.
+
+    A key that this nbtrain does not know, as a newer one may have written it, is passed over.
+    """
+
+    @classmethod
+    def of_json(cls, value: Any, where: object = "") -> Self:
+        """From a JSON object. Raises RecordError, beginning with `where`, for anything that is no such record."""
+        try:
+            known = {one.name: one.type for one in fields(cls)}  # type: ignore[arg-type]
+            return cls(**{name: _nested(known[name], value[name], where) for name in value if name in known})
+        except (TypeError, KeyError, AttributeError) as error:
+            raise RecordError(f"{where}: is no {cls.__name__}: {error}") from error
+
+    @classmethod
+    def read(cls, path: Path) -> Self | None:
+        """From a file; None if there is none. Raises RecordError, naming the file."""
+        value = files.read_json(path)
+        return None if value is None else cls.of_json(value, path)
+
+    def write(self, path: Path) -> None:
+        """Appears whole or not at all."""
+        files.write_json(path, asdict(self))  # type: ignore[call-overload]
+
+
+def _nested(kind: Any, value: Any, where: object) -> Any:
+    """A field's value; records within a record by the field's type, such as `Progress | None` or `list[Progress]`."""
+    if value is None:
+        return None
+    for inner in (kind, *get_args(kind)):
+        if isinstance(inner, type) and issubclass(inner, Record):
+            if get_origin(kind) is list:
+                return [inner.of_json(one, where) for one in value]
+            return inner.of_json(value, where)
+    return value
+
+
 @dataclass
-class ProcessIdentity:
+class ProcessIdentity(Record):
     """A process that cannot be mistaken for a later one with the same pid."""
 
     pid: int
@@ -54,7 +94,7 @@ def boot_id() -> str:
 
 
 @dataclass
-class AttemptRecord:
+class AttemptRecord(Record):
     """One attempt of a job, in job.json; what is not known yet is None."""
 
     attempt: int
@@ -72,12 +112,16 @@ class AttemptRecord:
     reached_step: int | None = None
     cause: str | None = None
     """Of its end, where it failed or was rolled back."""
+    faults: list[dict[str, Any]] = field(default_factory=list)
+    """Faults on order (config/fault_orders.py)."""
+    trace: bool = False
+    """Whether rank 0 writes the loss and gradient norm of every step as float hex."""
     lost_tokens: int | None = None
     """Trained since the checkpoint that the next attempt goes on from."""
 
 
 @dataclass
-class JobRecord:
+class JobRecord(Record):
     """job.json. States and who may set them: jobstate.py."""
 
     job_id: str
@@ -101,18 +145,9 @@ class JobRecord:
     """Oldest first."""
     schema_version: int = SCHEMA_VERSION
 
-    @classmethod
-    def read(cls, path: Path) -> "JobRecord | None":
-        value = files.read_json(path)
-        if value is None:
-            return None
-        if value.get("supervisor"):
-            value["supervisor"] = ProcessIdentity(**value["supervisor"])
-        value["attempts"] = [AttemptRecord(**attempt) for attempt in value.get("attempts", [])]
-        return cls(**value)
-
-    def write(self, path: Path) -> None:
-        files.write_json(path, asdict(self))
+    def attempt_record(self, attempt: int) -> AttemptRecord | None:
+        """The record of that attempt; None if it has none."""
+        return next((one for one in self.attempts if one.attempt == attempt), None)
 
     @property
     def first_step(self) -> int | None:
@@ -129,7 +164,7 @@ class JobRecord:
 
 
 @dataclass
-class Progress:
+class Progress(Record):
     """What rank 0 knows about the training; rides in its heartbeat. None: not known yet."""
 
     total_steps: int
@@ -153,7 +188,7 @@ class Progress:
 
 
 @dataclass
-class Collective:
+class Collective(Record):
     """The collective that a rank is in, or the last one it called."""
 
     name: str
@@ -171,7 +206,7 @@ class Collective:
 
 
 @dataclass
-class Heartbeat:
+class Heartbeat(Record):
     """heartbeat/<rank>.json, renewed at every change of phase and once a second in between.
 
     A thread of the rank renews it, so that it is fresh while the rank hangs: whether a rank goes on is told by
@@ -195,19 +230,8 @@ class Heartbeat:
     dumps_stack: bool = False
     """Whether the rank writes the stacks of its threads to its log when it gets STACK_SIGNAL."""
 
-    @classmethod
-    def read(cls, path: Path) -> "Heartbeat | None":
-        value = files.read_json(path)
-        if value is None:
-            return None
-        value["process"] = ProcessIdentity(**value["process"])
-        if value.get("progress"):
-            value["progress"] = Progress(**value["progress"])
-        if value.get("collective"):
-            value["collective"] = Collective(**value["collective"])
-        return cls(**value)
-
     def write(self, path: Path) -> None:
+        """Without fsync: it is renewed every second."""
         files.write_json_unsynced(path, asdict(self))
 
 
@@ -217,7 +241,7 @@ PHASES = ("start", "build", "load", "train", "evaluate", "save", "test", "end")
 
 
 @dataclass
-class ExitRecord:
+class ExitRecord(Record):
     """exit/<rank>.<attempt>.json, written by the rank's wrapper when the rank is gone."""
 
     rank: int
@@ -236,17 +260,9 @@ class ExitRecord:
     """The traceback of a failure, where there is one; of a stop the limit that made it, such as exit_interval_steps; of a
     rollback {"step", "first", "last"} as JSON: the bad step and the positions [first, last) that it has read."""
 
-    @classmethod
-    def read(cls, path: Path) -> "ExitRecord | None":
-        value = files.read_json(path)
-        return cls(**value) if value is not None else None
-
-    def write(self, path: Path) -> None:
-        files.write_json(path, asdict(self))
-
 
 @dataclass
-class Rollback:
+class Rollback(Record):
     """One entry of rollbacks.json, a list: every attempt that loads a checkpoint passes over these samples."""
 
     job_id: str
@@ -263,14 +279,14 @@ class Rollback:
 
     @classmethod
     def read_all(cls, path: Path) -> "list[Rollback]":
-        return [cls(**value) for value in files.read_json(path) or []]
+        return [cls.of_json(value, path) for value in files.read_json(path) or []]
 
     def append(self, path: Path) -> None:
         files.write_json(path, [asdict(entry) for entry in (*self.read_all(path), self)])
 
 
 @dataclass
-class ResumeCertificate:
+class ResumeCertificate(Record):
     """resume.json: what going on from a checkpoint kept (checkpoint/certificate.py)."""
 
     kind: str
@@ -283,14 +299,6 @@ class ResumeCertificate:
     """Over positions and tokens of the next global batch; None where there is none."""
     checked_at: float
 
-    @classmethod
-    def read(cls, path: Path) -> "ResumeCertificate | None":
-        value = files.read_json(path)
-        return cls(**value) if value is not None else None
-
-    def write(self, path: Path) -> None:
-        files.write_json(path, asdict(self))
-
     def __str__(self) -> str:
         batch = f", next batch {self.next_batch_sha256[:12]}" if self.next_batch_sha256 else ""
         reasons = f": {'; '.join(self.reasons)}" if self.reasons else ""
@@ -298,7 +306,7 @@ class ResumeCertificate:
 
 
 @dataclass
-class ControlRequest:
+class ControlRequest(Record):
     """control/request.json: read by rank 0 at each step boundary, agreed on by all ranks."""
 
     request_id: int
@@ -307,11 +315,3 @@ class ControlRequest:
     """save: checkpoint and go on; stop: checkpoint and leave with outcome "stopped"."""
     reason: str
     time: float
-
-    @classmethod
-    def read(cls, path: Path) -> "ControlRequest | None":
-        value = files.read_json(path)
-        return cls(**value) if value is not None else None
-
-    def write(self, path: Path) -> None:
-        files.write_json(path, asdict(self))

@@ -1,19 +1,13 @@
 """The run on another number of data-parallel ranks: the same global batch, so the same steps, on fewer or more devices.
 
-    backend.elastic: a restart counts the devices -> elastic_size -> NBTRAIN_DATA_PARALLEL_SIZE -> attempt_config
+    backend.elastic: a restart counts the devices -> elastic_size -> job.json -> attempt_config (attempt.py)
 
 Only data_parallel_size changes. A step has the same samples in the same order whatever it is (dataset/samples/state.py): fewer
 ranks make more micro batches one after the other.
 """
 
-import os
-from collections.abc import Mapping
-
 from nbtrain.config.rules.check import find_problems
 from nbtrain.config.schema import RunConfig
-
-DATA_PARALLEL_SIZE = "NBTRAIN_DATA_PARALLEL_SIZE"
-"""Environment variable of an attempt's ranks: its data_parallel_size, where it may be another than config.yaml's."""
 
 
 def resized(config: RunConfig, data_parallel_size: int) -> RunConfig:
@@ -37,9 +31,3 @@ def elastic_size(config: RunConfig, devices: int) -> int | None:
         if config.batch.global_batch_size % size == 0 and not find_problems(resized(config, size)):
             return size
     return None
-
-
-def attempt_config(config: RunConfig, environment: Mapping[str, str] = os.environ) -> RunConfig:
-    """The configuration that this attempt's ranks train with."""
-    size = environment.get(DATA_PARALLEL_SIZE)
-    return resized(config, int(size)) if size else config

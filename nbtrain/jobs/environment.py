@@ -20,6 +20,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir
 from nbtrain.base.version import PACKAGE, __version__
 from nbtrain.base.workspace import data_home, output_root, tokenizer_dir, workspace
+from nbtrain.config.attempt import TAKEN_OVER
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.tokenizer.folder import read_manifest
 from nbtrain.dataset.of_run import dataset_of
@@ -65,9 +66,6 @@ DROPPED_VARIABLES = (
 )
 
 
-# --- cgroups: version 2 first, then version 1 ----------------------------------------------------------------
-
-
 # --- the variables of every rank -----------------------------------------------------------------------------
 
 
@@ -95,7 +93,10 @@ def threads_per_rank(config: RunConfig, cores: int) -> int:
 
 
 def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> dict[str, str]:
-    """What is added to the environment of every rank; `backend.env` has the last word."""
+    """What is added to the environment of every rank; `backend.env` has the last word.
+
+    Names of `backend.env` that the attempt's record takes over are left out: the ranks read them there.
+    """
     variables = {
         JOB_MARKER: job.job_id,
         "NBTRAIN_ATTEMPT": str(attempt),
@@ -115,7 +116,8 @@ def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> 
         variables["NCCL_DEBUG"] = "INFO"
     elif config.backend.debug == "distributed":
         variables["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
-    return {**variables, **config.backend.env}
+    own = {name: value for name, value in config.backend.env.items() if name not in TAKEN_OVER}
+    return {**variables, **own}
 
 
 # --- environment.json ----------------------------------------------------------------------------------------

@@ -13,14 +13,15 @@ import os
 import sys
 import traceback
 
-from nbtrain.base.errors import JobError, NbtrainError, RollbackError
+from nbtrain.base.errors import NbtrainError, RollbackError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.parent_death import die_with_parent
 from nbtrain.base.records import Progress
 from nbtrain.base.rundir import JobDir, RunDir
-from nbtrain.config.elastic import attempt_config
+from nbtrain.config.attempt import attempt_config
 from nbtrain.config.load import load_resolved
 from nbtrain.train import outcome
+from nbtrain.train.attempt import find_job, this_attempt, this_attempt_number
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.requests import Requests
 
@@ -30,7 +31,7 @@ def main(run_path: str) -> int:
     try:
         run = RunDir(run_path)
         job = find_job(run)
-        rank, attempt = int(os.environ.get("RANK", "0")), int(os.environ.get("NBTRAIN_ATTEMPT", "0"))
+        rank, attempt = int(os.environ.get("RANK", "0")), this_attempt_number()
         heartbeat = HeartbeatWriter(job, rank, attempt)
         heartbeat.start()
         word, limit = train(run, job, heartbeat)
@@ -56,19 +57,9 @@ def main(run_path: str) -> int:
     return 0
 
 
-def find_job(run: RunDir) -> JobDir:
-    """The job of this rank. Raises JobError where the run has none."""
-    if job_id := os.environ.get("NBTRAIN_JOB"):
-        return run.job(job_id)
-    job = run.newest_job()
-    if job is None:
-        raise JobError(f"{run.path}: holds no job; `nbtrain submit RUN.yaml` makes one and starts it.")
-    return job
-
-
 def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, str]:
     """The whole story of a rank: "finished" or "stopped", and the limit that stopped it, "" where none did."""
-    config = attempt_config(load_resolved(run.config_yaml))
+    config = attempt_config(load_resolved(run.config_yaml), this_attempt(run))
     requests = Requests(job, heartbeat.rank)
     level = logging.INFO if heartbeat.rank == 0 else logging.WARNING
     logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)

@@ -19,6 +19,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.agreement import Agreement
 from nbtrain.parallel.startup import World
 from nbtrain.parallel.wishes import LEAVE, NOTHING, STOP
+from nbtrain.train.attempt import this_attempt
 from nbtrain.train.batches import Batches, evaluation_rows, training_rows
 from nbtrain.train.build import Built, build
 from nbtrain.train.exit_limits import ExitLimits, job_start
@@ -48,9 +49,9 @@ def train_run(
         built.load()
         refuse_bad_weights(run, built, world)
         heartbeat.beat(built.state.step)
-    names = built.datasets.names
+    names, attempt = built.datasets.names, this_attempt(run)
     report = (
-        make_report(config, world, built.state, heartbeat, run.tensorboard, names)
+        make_report(config, world, built.state, heartbeat, run.tensorboard, names, attempt.trace)
         if world.rank == 0
         else None
     )

@@ -295,7 +295,7 @@ class Ours(Contender):
         threads = str(max(options.threads // ranks, 1))
         super().__init__(
             name,
-            launch.start(self.run, root / "data", ranks, OMP_NUM_THREADS=threads, NBTRAIN_TRACE="1"),
+            launch.start(self.run, root / "data", ranks, OMP_NUM_THREADS=threads),
         )
 
     def last_words(self) -> str:

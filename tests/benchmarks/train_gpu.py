@@ -98,11 +98,9 @@ def ours(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
         launch.make_dataset(
             root / "data", documents=400, document_tokens=(size.seq // 2, 4 * size.seq), vocab_size=size.vocab
         )
-        run = launch.make_run(root, run_yaml_overrides(size, options, device), "gpu-benchmark")
+        run = launch.make_run(root, run_yaml_overrides(size, options, device), "gpu-benchmark", trace=False)
         log = launch.wait(
-            launch.start(
-                run, root / "data", OMP_NUM_THREADS=str(min(8, os.cpu_count() or 1)), NBTRAIN_TRACE="0"
-            ),
+            launch.start(run, root / "data", OMP_NUM_THREADS=str(min(8, os.cpu_count() or 1))),
             run,
             timeout_seconds=options.timeout,
         )

@@ -42,7 +42,7 @@ class Ranks:
             [str(run.path), *arguments],
             log=job.path / "logs" / "{rank}.0.log",
             environment={
-                "NBTRAIN_DATA": str(self.data_home), "NBTRAIN_JOB": job.job_id, "NBTRAIN_TRACE": "1"
+                "NBTRAIN_DATA": str(self.data_home), "NBTRAIN_JOB": job.job_id
             },
             sys_path=[str(Path(__file__).parents[1] / "train")],
             timeout_seconds=900,

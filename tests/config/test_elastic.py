@@ -2,7 +2,7 @@
 
 import pytest
 
-from nbtrain.config.elastic import DATA_PARALLEL_SIZE, attempt_config, elastic_size, resized
+from nbtrain.config.elastic import elastic_size, resized
 from nbtrain.config.load import load
 
 TINY = """
@@ -60,10 +60,3 @@ def test_a_ramps_sizes_must_divide_too(config):
     )
     # 6 ranks divide 48, but not 16.
     assert elastic_size(ramped, 7) == 4
-
-
-def test_an_attempt_trains_with_its_own_size(config):
-    assert attempt_config(config(), {}).parallel.data_parallel_size == 8
-    changed = attempt_config(config(), {DATA_PARALLEL_SIZE: "4"})
-    assert (changed.parallel.data_parallel_size, changed.world_size) == (4, 4)
-    assert changed.where("parallel.data_parallel_size") == config().where("parallel.data_parallel_size")

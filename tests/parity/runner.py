@@ -108,7 +108,7 @@ class Runner:
             function,
             [str(run.path), *arguments],
             log=job.path / "logs" / "{rank}.0.log",
-            environment={"NBTRAIN_DATA": str(self.home), "NBTRAIN_JOB": job.job_id, "NBTRAIN_TRACE": "1"},
+            environment={"NBTRAIN_DATA": str(self.home), "NBTRAIN_JOB": job.job_id},
             sys_path=[*more_path, *SYS_PATH],
             timeout_seconds=TIMEOUT_SECONDS,
             **options,

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from nbtrain.base import files
 from nbtrain.base.events import read_events
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id, new_run_id
+from nbtrain.config.attempt import attempt_record
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed_writer import IndexedWriter
@@ -77,7 +79,11 @@ def make_dataset(
 
 
 def make_run(
-    root: Path, overrides: dict[str, Any] | None = None, name: str = "tiny", source: str | None = None
+    root: Path,
+    overrides: dict[str, Any] | None = None,
+    name: str = "tiny",
+    source: str | None = None,
+    trace: bool = True,
 ) -> RunDir:
     """The run directory `root`/output/`name` with one job, as submit leaves it; of TINY or of a run YAML."""
     root.mkdir(parents=True, exist_ok=True)
@@ -97,11 +103,11 @@ def make_run(
     }
     files.write_json(run.run_json, record)
     files.write_text(run.config_yaml, to_yaml(config))
-    new_job(run)
+    new_job(run, trace)
     return run
 
 
-def new_job(run: RunDir) -> JobDir:
+def new_job(run: RunDir, trace: bool = True) -> JobDir:
     """One more job of the run, after the others by its id."""
     moment, taken = time.time(), run.job_ids()
     while (job_id := new_job_id(moment))[:15] <= max((other[:15] for other in taken), default=""):
@@ -110,10 +116,20 @@ def new_job(run: RunDir) -> JobDir:
     job.make_folders()
     config, record = load_resolved(run.config_yaml), run.record()
     assert record is not None
-    JobRecord(job_id, record["run_id"], run.name, "RUNNING", time.time(), config.world_size).write(
-        job.job_json
-    )
+    written = JobRecord(job_id, record["run_id"], run.name, "RUNNING", time.time(), config.world_size)
+    written.attempts = [replace(attempt_record(config, 0), trace=trace)]
+    written.write(job.job_json)
     return job
+
+
+def order_faults(run: RunDir, *faults: dict[str, Any]) -> None:
+    """Have the newest job's first attempt suffer these."""
+    job = run.newest_job()
+    assert job is not None
+    record = JobRecord.read(job.job_json)
+    assert record is not None
+    record.attempts[0].faults = list(faults)
+    record.write(job.job_json)
 
 
 def start(run: RunDir, data_home: Path, ranks: int = 1, **environment: str) -> subprocess.Popen:
@@ -140,7 +156,6 @@ def _torchrun(
         "OMP_NUM_THREADS": "1",
         "NBTRAIN_DATA": str(data_home),
         "NBTRAIN_JOB": job.job_id,
-        "NBTRAIN_TRACE": "1",
         **environment,
     }
     with job.log(0, 0).open("ab") as log:

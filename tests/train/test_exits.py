@@ -1,7 +1,5 @@
 """A job that ends on a step to validate, the last one too: by a limit it validates first, on SIGTERM the next job does."""
 
-import json
-
 import pytest
 
 from nbtrain.base.events import read_events
@@ -38,8 +36,7 @@ def train(fork_server, data_home):
         job = run.newest_job()
         environment = {"NBTRAIN_DATA": str(data_home), "NBTRAIN_JOB": job.job_id}
         if terminated_at:
-            fault = {"step": terminated_at, "do": "kill", "signal": 15}
-            environment["NBTRAIN_FAULTS"] = json.dumps([fault])
+            launch.order_faults(run, {"step": terminated_at, "do": "kill", "signal": 15})
         started = fork_server.start(
             1,
             "nbtrain.train.__main__:main",

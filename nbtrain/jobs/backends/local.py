@@ -27,7 +27,6 @@ from nbtrain.base.jobstate import ACTIVE, LOST, read_state
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, ProcessIdentity, host_name
 from nbtrain.base.rundir import JobDir
 from nbtrain.base.workspace import display, workspace
-from nbtrain.config.elastic import DATA_PARALLEL_SIZE
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Capabilities, Launcher
 from nbtrain.jobs.environment import rank_variables, supervisor_environment
@@ -72,7 +71,6 @@ class LocalLauncher:
         environment = {
             **os.environ,
             **rank_variables(config, self._job, attempt, usable_cores()),
-            DATA_PARALLEL_SIZE: str(config.parallel.data_parallel_size),
         }
         self._memory_before = HostMemory.now()
         with self._job.supervisor_log.open("ab") as log:

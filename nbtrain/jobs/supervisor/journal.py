@@ -23,6 +23,7 @@ from nbtrain.base.records import (
     Rollback,
 )
 from nbtrain.base.rundir import JobDir
+from nbtrain.config.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.supervisor.reserve import FULL, Reserve
 from nbtrain.jobs.supervisor.summary import write_summary
@@ -118,19 +119,14 @@ class Journal:
     # --- attempts -----------------------------------------------------------------------------------------
 
     def attempt_starts(self, config: RunConfig) -> AttemptRecord:
-        """STARTING: the attempt and the checkpoint that it is to load are in job.json before any rank is."""
+        """STARTING: the ranks read in job.json what their attempt is. Raises OSError if the disk has no room for it."""
         self.record.world_size = config.world_size
         found = newest_checkpoint_step(self.job.run)
-        attempt = AttemptRecord(
-            self.record.attempt,
-            time.time(),
-            config.world_size,
-            config.parallel.data_parallel_size,
-            first_step=found,
-            first_tokens=self._tokens_between(0, found or 0),
-        )
+        attempt = attempt_record(config, self.record.attempt, found, self._tokens_between(0, found or 0))
         self.record.attempts.append(attempt)
         self.set_state(STARTING)
+        assert self.reserve is not None
+        self.reserve.write(lambda: self.record.write(self.job.job_json))
         return attempt
 
     def attempt_trains(self, beat: Heartbeat | None) -> None:

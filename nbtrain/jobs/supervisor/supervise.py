@@ -42,9 +42,9 @@ from nbtrain.jobs.supervisor.recovery import (
     starting_point,
     with_the_disk,
 )
-from nbtrain.jobs.supervisor.reserve import Reserve
+from nbtrain.jobs.supervisor.reserve import FULL, Reserve
 from nbtrain.jobs.supervisor.signals import LOOK_SECONDS, Asked
-from nbtrain.jobs.supervisor.verdict import Verdict
+from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL, Verdict
 
 # Beside a checkpoint: events, logs, heartbeats.
 SPARE_BYTES = 64 << 20
@@ -116,7 +116,12 @@ def run_attempt(it: Supervision) -> Verdict:
     if it.asked.stop:
         return Verdict(CANCELLED, "stopped on request before its ranks were started")
     it.job.control_request.unlink(missing_ok=True)
-    record = it.journal.attempt_starts(it.config)
+    try:
+        record = it.journal.attempt_starts(it.config)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return Verdict(FAILED, f"{DISK_IS_FULL}: {error}", retry=True, kind="disk")
     attempt = Attempt(it.job, it.config, record.attempt, it.launcher, record.first_step or 0)
     attempt.start()
     while attempt.poll():

@@ -20,6 +20,7 @@ from nbtrain.base.jobstate import FAILED, RUNNING, SUCCEEDED
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id
 from nbtrain.base.workspace import display
+from nbtrain.config.attempt import attempt_record
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.refusals import active_job, refuse_foreign
@@ -86,6 +87,7 @@ def new_job(run: RunDir, config: RunConfig, twin_of: str) -> JobDir:
     now = time.time()
     record = JobRecord(job_id, identity["run_id"], run.name, RUNNING, now, config.world_size, started_at=now)
     record.supervisor = ProcessIdentity.of(os.getpid())
+    record.attempts = [attempt_record(config, 0)]
     record.write(job.job_json)
     return job
 

@@ -7,7 +7,6 @@ that is written while the device is at the next step.
 import json
 import logging
 import math
-import os
 from collections import deque
 from dataclasses import asdict
 from pathlib import Path
@@ -51,8 +50,9 @@ class Report:
         events: EventWriter,
         writer: MetricsWriter,
         dataset_names: tuple[str, ...] = (),
+        trace: bool = False,
     ):
-        """`dataset_names`: of the rows of StepResult.dataset_losses."""
+        """`dataset_names`: of the rows of StepResult.dataset_losses. `trace`: each step's loss as float hex, too."""
         self.dataset_names = dataset_names
         self.config = config
         self.world = world
@@ -65,7 +65,7 @@ class Report:
         self._times_slow: dict[int, int] = {}
         self._overflows: deque[bool] = deque(maxlen=OVERFLOW_WINDOW_STEPS)
         self._speeds: Speeds | None = None
-        self._trace = os.environ.get("NBTRAIN_TRACE") == "1"
+        self._trace = trace
         self._rate = Rate()
         self._pending: list[StepResult] = []
         progress.num_parameters = count_parameters(config).total
@@ -362,6 +362,7 @@ def make_report(
     heartbeat: HeartbeatWriter,
     folder: Path,
     dataset_names: tuple[str, ...] = (),
+    trace: bool = False,
 ) -> Report:
     """The report of a run that goes on from `state`, with its settings written down as text."""
     assert heartbeat.progress is not None and heartbeat.events is not None
@@ -369,7 +370,7 @@ def make_report(
     writer = MetricsWriter(folder, state.step, samples * config.model.seq_length, samples)
     writer.text("config", to_yaml(config))
     writer.text("deepspeed", json.dumps(deepspeed_config(config), indent=2))
-    report = Report(config, world, state, heartbeat.progress, heartbeat.events, writer, dataset_names)
+    report = Report(config, world, state, heartbeat.progress, heartbeat.events, writer, dataset_names, trace)
     by = config.shortened_by
     early = f" ({by} stops it after {config.train_steps:,})" if by else ""
     logger.info(

@@ -1,6 +1,7 @@
 """Faults on order, so that what is done about them can be seen on a healthy run: tests and docs/faults.md.
 
-    NBTRAIN_FAULTS='[{"rank": 1, "attempt": 0, "step": 6, "do": "nan"}]'     through backend.env
+    NBTRAIN_FAULTS='[{"rank": 1, "attempt": 0, "step": 6, "do": "nan"}]'     in backend.env, which the supervisor
+                                                                            takes over into the attempt's record
 
 `rank` and `attempt` may be left out: every one. `do` is one of
     nan, spike       the step's loss, and with it its gradient, is not a number; is multiplied by `factor` (100)
@@ -11,16 +12,15 @@
     oom              torch.OutOfMemoryError, as the allocator of a GPU raises it
     memory           the rank takes host memory until somebody stops it
     full             an OSError: no space left on device
-Without the variable nothing here does anything.
+Without orders nothing here does anything.
 """
 
 import errno
 import os
 import signal
 import time
+from collections.abc import Sequence
 from typing import Any
-
-from nbtrain.config.fault_orders import VARIABLE, read_orders
 
 _PIECE_BYTES = 64 << 20
 
@@ -28,10 +28,10 @@ _PIECE_BYTES = 64 << 20
 class Faults:
     """The faults of this rank in this attempt."""
 
-    def __init__(self, rank: int, attempt: int):
+    def __init__(self, orders: Sequence[dict[str, Any]], rank: int, attempt: int):
         self._mine = [
             fault
-            for fault in read_orders(os.environ.get(VARIABLE, "[]"))
+            for fault in orders
             if fault.get("rank", rank) == rank and fault.get("attempt", attempt) == attempt
         ]
 

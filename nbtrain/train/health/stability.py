@@ -22,7 +22,6 @@ apart.
 
 import logging
 import math
-import os
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -38,6 +37,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.parallel.startup import World
+from nbtrain.train.attempt import this_attempt, this_attempt_number
 from nbtrain.train.health.discard import _finish_own_skip, discard_gradients
 from nbtrain.train.health.faults import Faults
 from nbtrain.train.health.finite_weights import bad_weights, local_part
@@ -97,7 +97,8 @@ class StepGuard:
         self._scale_adapts = config.precision.dtype == "fp16" and not config.precision.fp16.loss_scale
         self._window: deque[float] = deque(maxlen=stability.loss_spike_window_steps)
         self._skipped: deque[int] = deque()
-        self._faults = Faults(world.rank, int(os.environ.get("NBTRAIN_ATTEMPT", "0")))
+        attempt = this_attempt(run) if run is not None else None
+        self._faults = Faults(attempt.faults if attempt else [], world.rank, this_attempt_number())
         self._engine = engine
         self._step = _Step(0, (0, 0))
         self._pending: deque[_Step] = deque()

@@ -1,6 +1,5 @@
 """Weights that are no numbers: never in a checkpoint, and never trained on from one."""
 
-import json
 import math
 
 import pytest
@@ -33,8 +32,8 @@ def test_no_checkpoint_is_made_of_them_and_none_is_gone_on_from(tmp_path, data_h
     """Step 8 is good, and a weight behind it is no number: the checkpoint of step 4 stays. Spoilt, it is refused."""
     settings = {"checkpoint.save_interval_steps": 4, "checkpoint.keep_last": 1, "evaluation.eval_iters": 0}
     run = launch.make_run(tmp_path, settings)
-    faults = json.dumps([{"step": 8, "do": "weights"}])
-    assert launch.end(launch.start(run, data_home, NBTRAIN_FAULTS=faults)) == 1
+    launch.order_faults(run, {"step": 8, "do": "weights"})
+    assert launch.end(launch.start(run, data_home)) == 1
     name = "word_embeddings.weight"
     assert f"step 8: weights behind it are no numbers ({name}), so no checkpoint" in launch.log_of(run)
     assert run.checkpoint_steps() == [4]

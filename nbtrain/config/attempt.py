@@ -1,0 +1,41 @@
+"""What decides about one attempt of a job beside config.yaml: its record in job.json, and nothing else.
+
+backend.env (faults on order, traces), the devices that are left -> attempt_record -> job.json -> the ranks
+"""
+
+import time
+
+from nbtrain.base.records import AttemptRecord
+from nbtrain.config import fault_orders
+from nbtrain.config.elastic import resized
+from nbtrain.config.schema import RunConfig
+
+TRACE = "NBTRAIN_TRACE"
+"""In backend.env: "1" has rank 0 write the loss and gradient norm of every step as float hex, as events."""
+TAKEN_OVER = (fault_orders.VARIABLE, TRACE)
+"""Variables of backend.env that go into the record of each attempt. Ranks never see them."""
+
+
+def attempt_record(
+    config: RunConfig, number: int, first_step: int | None = None, first_tokens: int = 0
+) -> AttemptRecord:
+    """The record of an attempt that begins now. `first_step`: of the checkpoint that it is to load.
+
+    Raises ValueError if backend.env orders faults that no rank would understand.
+    """
+    env = config.backend.env
+    return AttemptRecord(
+        number,
+        time.time(),
+        config.world_size,
+        config.parallel.data_parallel_size,
+        first_step=first_step,
+        first_tokens=first_tokens,
+        faults=fault_orders.read_orders(env.get(fault_orders.VARIABLE, "[]")),
+        trace=env.get(TRACE) == "1",
+    )
+
+
+def attempt_config(config: RunConfig, record: AttemptRecord) -> RunConfig:
+    """The configuration that the ranks of an attempt train with: backend.elastic may have resized it."""
+    return resized(config, record.data_parallel_size)

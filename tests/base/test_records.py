@@ -1,0 +1,62 @@
+"""Records as other versions of nbtrain wrote them, and files that are no record."""
+
+import os
+from dataclasses import asdict
+
+import pytest
+
+from nbtrain.base import files
+from nbtrain.base.errors import RecordError
+from nbtrain.base.records import (
+    AttemptRecord,
+    Collective,
+    ExitRecord,
+    Heartbeat,
+    JobRecord,
+    ProcessIdentity,
+    Progress,
+    Rollback,
+)
+
+
+def test_records_within_records_come_back(tmp_path):
+    """A heartbeat with its process, progress and collective; a job with its attempts."""
+    me = ProcessIdentity.of(os.getpid())
+    collective = Collective("all_reduce", "data_parallel", [0, 1], 3, 1.0, True)
+    beat = Heartbeat(0, 1, me, 1.0, 6, "train", 0.5, Progress(8, 1024), 3, collective)
+    beat.write(tmp_path / "beat.json")
+    assert Heartbeat.read(tmp_path / "beat.json") == beat
+    job = JobRecord("20261121-031500-a1b2", "id", "run", "RUNNING", 0.0, 2, supervisor=me)
+    job.attempts = [AttemptRecord(0, 0.0, 2, 2, faults=[{"step": 6, "do": "nan"}])]
+    job.write(tmp_path / "job.json")
+    assert JobRecord.read(tmp_path / "job.json") == job
+    assert (job.attempt_record(0), job.attempt_record(1)) == (job.attempts[0], None)
+
+
+def test_a_key_of_a_newer_version_is_passed_over_and_an_older_record_is_filled_up(tmp_path):
+    path = tmp_path / "exit.json"
+    files.write_json(path, asdict(ExitRecord(0, 0, 1.0, 0, None, "finished")) | {"colour": "blue"})
+    assert ExitRecord.read(path).outcome == "finished"
+    old = {"attempt": 0, "started_at": 0.0, "world_size": 2, "data_parallel_size": 2}
+    assert AttemptRecord.of_json(old) == AttemptRecord(0, 0.0, 2, 2)
+    assert ExitRecord.read(tmp_path / "none.json") is None
+
+
+@pytest.mark.parametrize("value", [{"rank": 0}, [], 3, "x"])
+def test_what_is_no_record_is_named(tmp_path, value):
+    """By its file: one damaged file must not be looked for."""
+    path = tmp_path / "0.0.json"
+    files.write_json(path, value)
+    with pytest.raises(RecordError, match=r"0\.0\.json: is no ExitRecord"):
+        ExitRecord.read(path)
+
+
+def test_what_is_no_record_within_one_is_named(tmp_path):
+    path = tmp_path / "rollbacks.json"
+    files.write_json(path, [{"step": 3}])
+    with pytest.raises(RecordError, match=r"rollbacks\.json: is no Rollback"):
+        Rollback.read_all(path)
+    job = asdict(JobRecord("20261121-031500-a1b2", "id", "run", "RUNNING", 0.0, 2)) | {"supervisor": 4}
+    files.write_json(path, job)
+    with pytest.raises(RecordError, match=r"rollbacks\.json: is no ProcessIdentity"):
+        JobRecord.read(path)

@@ -1,0 +1,38 @@
+"""What an attempt is told through its record."""
+
+import pytest
+
+from nbtrain.config.attempt import attempt_config, attempt_record
+from nbtrain.config.load import load
+
+
+@pytest.fixture
+def config(tmp_path):
+    def make(**env):
+        overrides = {"parallel.data_parallel_size": 4, "batch.micro_batch_size": 2, "backend.env": env}
+        return load("gpt-tiny", overrides)
+
+    return make
+
+
+def test_an_attempt_trains_with_its_own_size(config):
+    """backend.elastic changes the record, never config.yaml; messages still say where the field stands."""
+    record = attempt_record(config(), 1, first_step=8, first_tokens=1024)
+    assert (record.attempt, record.world_size, record.data_parallel_size) == (1, 4, 4)
+    assert (record.first_step, record.first_tokens) == (8, 1024)
+    assert attempt_config(config(), record).parallel.data_parallel_size == 4
+    record.data_parallel_size = 2
+    changed = attempt_config(config(), record)
+    assert (changed.parallel.data_parallel_size, changed.world_size) == (2, 2)
+    assert changed.where("parallel.data_parallel_size") == config().where("parallel.data_parallel_size")
+
+
+def test_what_backend_env_orders_is_taken_over(config):
+    """Faults and traces; nothing of it where nothing is ordered."""
+    quiet = attempt_record(config(), 0)
+    assert (quiet.faults, quiet.trace) == ([], False)
+    ordered = attempt_record(config(NBTRAIN_FAULTS='[{"step": 6, "do": "nan"}]', NBTRAIN_TRACE="1"), 0)
+    assert (ordered.faults, ordered.trace) == ([{"step": 6, "do": "nan"}], True)
+    assert not attempt_record(config(NBTRAIN_TRACE="0"), 0).trace
+    with pytest.raises(ValueError, match="is not JSON"):
+        attempt_record(config(NBTRAIN_FAULTS="nan"), 0)

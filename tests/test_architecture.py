@@ -196,6 +196,14 @@ def test_the_map_is_the_tree():
     assert written == tree
 
 
+def test_the_files_to_open_are_there():
+    """Every path in "To change X, open Y" exists."""
+    rows = [line.split(" | ") for line in architecture("To change X, open Y").splitlines()[4:]]
+    named = [path for row in rows for path in re.findall(r"`((?:nbtrain|tests|docs)/[^`]*)`", row[1])]
+    assert len(rows) >= 25 and all(len(row) == 2 for row in rows if row[0])
+    assert [path for path in named if not (REPOSITORY / path).exists()] == []
+
+
 def test_nobody_imports_across_a_wall():
     """Each import of each file, late ones too, is in the table."""
     crossings = []

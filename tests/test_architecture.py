@@ -46,7 +46,7 @@ ALLOWED = {
     "config": (set(), {"pydantic", "pydantic_core", "yaml"}),
     "corpus": (
         {"config"},
-        {"pydantic", "numpy", "tokenizers", "fastokens", "orjson", "xxhash", "loky"}
+        {"pydantic", "numpy", "tokenizers", "fastokens", "orjson", "urllib3", "xxhash", "loky"}
         | {"lxml", "mwparserfromhell", "zstandard", "pyarrow", "ftfy", "rensa", "rustbpe", "sentencex"},
     ),
     "dataset": (

@@ -1,23 +1,35 @@
-"""Downloads over HTTP that go on where they stopped."""
+"""Downloads over HTTP that go on where they stopped.
+
+urllib3 opens connections, follows redirects, counts tries and waits between them (its Retry, here `Patience`). What is
+ours: where a file that was cut off goes on, which redirects are refused, and that no message or log holds a secret.
+"""
 
 import contextlib
-import errno
 import hashlib
-import http.client
 import json
 import logging
 import re
 import shutil
 import ssl
-import time
-import urllib.error
+import threading
 import urllib.request
-from base64 import b64encode
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit, urlunsplit
+from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
+
+import urllib3
+from urllib3.exceptions import (
+    HTTPError,
+    InvalidHeader,
+    MaxRetryError,
+    ProtocolError,
+    ResponseError,
+    SSLError,
+    TimeoutError,
+)
+from urllib3.util import Retry, Timeout, make_headers
 
 from nbtrain.base import files
 from nbtrain.base.addresses import redacted
@@ -31,6 +43,22 @@ logger = logging.getLogger(__name__)
 
 SPARE_BYTES = 256 << 20
 
+TIMEOUT_SECONDS = 60.0
+
+ATTEMPTS = 6
+"""Tries in a row that bring nothing new, before an error."""
+
+MAX_REDIRECTS = 5
+
+LONGEST_WAIT_SECONDS = 60
+
+BUSY = (408, 425, 429, 500, 502, 503, 504)
+"""Statuses after which the same request may succeed later."""
+
+READ_BYTES = 1 << 20
+
+LIST_BYTES = 4 << 20
+
 
 @dataclass(frozen=True)
 class Downloaded:
@@ -38,25 +66,11 @@ class Downloaded:
 
     file: str
     date: str
-    """YYYYMMDD, also where "latest" was asked for."""
+    """YYYYMMDD, also if "latest" was asked for."""
     url: str
     """Without secrets."""
     sha1: str
     bytes: int
-
-
-TIMEOUT_SECONDS = 60.0
-
-ATTEMPTS = 6
-"""Tries in a row that bring nothing new, before an error."""
-
-FIRST_WAIT_SECONDS = 1.0
-
-LONGEST_WAIT_SECONDS = 60.0
-
-READ_BYTES = 1 << 20
-
-LIST_BYTES = 4 << 20
 
 
 def folder() -> Path:
@@ -64,22 +78,69 @@ def folder() -> Path:
     return data_home() / "download"
 
 
-class _Redirects(urllib.request.HTTPRedirectHandler):
-    """To http and https only, never from https to http; a password does not travel to another host."""
+class Patience(Retry):
+    """urllib3's rules of trying again, after busy servers and broken connections: 2, 4, 8 ... seconds, or Retry-After.
 
-    max_redirections = 5
+    Redirects are counted apart. They are refused from https to http and to other schemes, and a certificate that is not
+    trusted is refused at once. `shown` is the address in logs.
+    """
 
-    def redirect_request(self, request, stream, code, message, headers, address):
-        before, after = urlsplit(request.full_url), urlsplit(address)
-        if after.scheme not in ("http", "https") or (before.scheme == "https" and after.scheme == "http"):
-            raise urllib.error.HTTPError(request.full_url, code, message, headers, stream)
-        following = super().redirect_request(request, stream, code, message, headers, address)
-        if following is not None and (before.scheme, before.netloc) != (after.scheme, after.netloc):
-            following.remove_header("Authorization")
-        return following
+    def __init__(self, *arguments: Any, shown: str = "", **settings: Any):
+        super().__init__(*arguments, **settings)
+        self.shown = shown
+
+    @classmethod
+    def for_address(cls, shown: str) -> "Patience":
+        """That of a new file: all tries are left."""
+        return cls(
+            ATTEMPTS - 1,
+            redirect=MAX_REDIRECTS,
+            status_forcelist=BUSY,
+            backoff_factor=1,
+            backoff_max=LONGEST_WAIT_SECONDS,
+            shown=shown,
+        )
+
+    def new(self, **settings: Any) -> "Patience":
+        return super().new(shown=self.shown, **settings)
+
+    def increment(
+        self,
+        method: str | None = None,
+        url: str | None = None,
+        response: Any = None,
+        error: Exception | None = None,
+        _pool: Any = None,
+        _stacktrace: Any = None,
+    ) -> "Patience":
+        location = response.get_redirect_location() if response is not None and error is None else None
+        if location:
+            before, after = urlsplit(url or ""), urlsplit(urljoin(url or "", location))
+            if after.scheme not in ("http", "https") or (before.scheme, after.scheme) == ("https", "http"):
+                raise MaxRetryError(_pool, url or "", ResponseError("a redirect that is refused"))
+            # A redirect is no failure: it leaves the number of tries as it is.
+            spared = self.new(total=(self.total or 0) + 1)
+            return Retry.increment(spared, method, url, response, error, _pool, _stacktrace)
+        if isinstance(error, SSLError) and _is_untrusted(error):
+            raise MaxRetryError(_pool, url or "", error)
+        return super().increment(method, url, response, error, _pool, _stacktrace)
+
+    def get_retry_after(self, response: Any) -> float | None:
+        try:
+            seconds = super().get_retry_after(response)
+        except InvalidHeader:
+            return None
+        return None if seconds is None else min(seconds, LONGEST_WAIT_SECONDS)
+
+    def sleep(self, response: Any = None) -> None:
+        wait = (self.get_retry_after(response) if response is not None else None) or self.get_backoff_time()
+        last = self.history[-1]
+        reason = reason_of(last.error) if last.error else f"HTTP {last.status}"
+        logger.warning("%s: %s; trying again%s.", self.shown, reason, f" in {wait:.0f} s" if wait else "")
+        super().sleep(response)
 
 
-class _Fetch:
+class MirrorClient:
     """Requests below one mirror. Messages show addresses without their secrets."""
 
     def __init__(self, mirror: str, where: str):
@@ -94,17 +155,11 @@ class _Fetch:
                 f"{where}: mirror = {redacted(mirror)!r} must begin with https:// or http:// and name a host."
             )
         self._parts = parts
-        # http and https only: urllib's default set also opens files and FTP.
-        self._opener = urllib.request.OpenerDirector()
-        for handler in (
-            urllib.request.ProxyHandler(),
-            urllib.request.HTTPHandler(),
-            urllib.request.HTTPSHandler(),
-            urllib.request.HTTPDefaultErrorHandler(),
-            urllib.request.HTTPErrorProcessor(),
-            _Redirects(),
-        ):
-            self._opener.add_handler(handler)
+        self._pool = _pool_for(parts.scheme, str(parts.hostname))
+        self._headers = {"User-Agent": f"nbtrain/{__version__} (urllib3)", "Accept-Encoding": "identity"}
+        if parts.username is not None:
+            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+            self._headers["Authorization"] = make_headers(basic_auth=secret)["authorization"]
 
     def url(self, address: str) -> str:
         """The address below the mirror, with the mirror's query but without its password."""
@@ -113,70 +168,29 @@ class _Fetch:
         return urlunsplit((self._parts.scheme, host, path, self._parts.query, ""))
 
     def shown(self, address: str) -> str:
+        """The address as messages, logs and records may show it."""
         return redacted(self.url(address))
-
-    def open(self, address: str, headers: dict[str, str] | None = None) -> Any:
-        request = urllib.request.Request(
-            self.url(address),
-            headers={
-                "User-Agent": f"nbtrain/{__version__} (urllib)",
-                "Accept-Encoding": "identity",
-                **(headers or {}),
-            },
-        )
-        if self._parts.username is not None:
-            secret = f"{unquote(self._parts.username)}:{unquote(self._parts.password or '')}"
-            request.add_header("Authorization", f"Basic {b64encode(secret.encode()).decode()}")
-        return self._opener.open(request, timeout=TIMEOUT_SECONDS)
 
     def text(self, address: str) -> str:
         """A small file. Raises DataError."""
-        retry = _Retry(self, address)
-        while True:
-            try:
-                with self.open(address) as response:
-                    content = response.read(LIST_BYTES)
-                    if response.length:
-                        raise http.client.IncompleteRead(content, response.length)
-                    return content.decode(errors="replace")
-            except (OSError, http.client.HTTPException) as error:
-                retry.after(error)
+        patience = Patience.for_address(self.shown(address))
+        with _silent_urllib3():
+            while True:
+                with self._open(address, patience) as response:
+                    try:
+                        content = response.read(LIST_BYTES, decode_content=False)
+                        if not response.length_remaining:
+                            return content.decode(errors="replace")
+                        error: HTTPError = ProtocolError("the connection was cut")
+                    except HTTPError as failure:
+                        error = failure
+                patience = self._again(address, response.retries, error)
 
     def dump(self, address: str, name: str, date: str, sha1: str) -> Downloaded:
         """Fetch one file under its name. Raises DataError."""
-        part = _Part(folder() / f"{name}.part", sha1)
-        retry = _Retry(self, address)
-        with contextlib.ExitStack() as stack:
-            progress: Progress | None = None
-            while not part.complete:
-                before = part.bytes
-                try:
-                    with self.open(address, part.range_headers()) as response:
-                        part.begin(response)
-                        if progress is None:
-                            self._check_space(part)
-                            progress = stack.enter_context(Progress(name, part.total, "B"))
-                        progress.update(part.bytes - progress.done)
-                        for amount in part.receive(response):
-                            progress.update(amount)
-                    if not part.complete:
-                        raise ConnectionError(f"cut off after {part.bytes:,} of {part.total or 0:,} bytes")
-                except urllib.error.HTTPError as error:
-                    if error.code == 416 and before:
-                        error.close()
-                        part.restart()  # the file became shorter than what is here
-                        continue
-                    retry.after(error)
-                except (OSError, http.client.HTTPException) as error:
-                    if isinstance(error, OSError) and error.errno in (
-                        errno.ENOSPC,
-                        errno.EDQUOT,
-                        errno.EFBIG,
-                    ):
-                        raise
-                    if part.bytes > before:
-                        retry.reset()
-                    retry.after(error)
+        part = PartialFile(folder() / f"{name}.part", sha1)
+        with _silent_urllib3():
+            self._receive(address, name, part)
         found = part.sha1()
         if found != sha1:
             part.remove()
@@ -189,7 +203,86 @@ class _Fetch:
         part.finish(folder() / name)
         return record
 
-    def _check_space(self, part: "_Part") -> None:
+    def _receive(self, address: str, name: str, part: "PartialFile") -> None:
+        """Ask for what is missing until the file is whole."""
+        patience = Patience.for_address(self.shown(address))
+        with contextlib.ExitStack() as stack:
+            progress: Progress | None = None
+            while not part.complete:
+                before = part.bytes
+                error: HTTPError | None = None
+                with self._open(address, patience, part.range_headers()) as response:
+                    if response.status == 416:
+                        part.restart()  # the file became shorter than what is here
+                        continue
+                    try:
+                        part.begin(response)
+                        if progress is None:
+                            self._check_space(part)
+                            progress = stack.enter_context(Progress(name, part.total, "B"))
+                        progress.update(part.bytes - progress.done)
+                        for amount in part.receive(response):
+                            progress.update(amount)
+                    except HTTPError as failure:
+                        error = failure
+                if part.complete:
+                    return
+                if part.total is not None:
+                    error = ProtocolError(f"cut off after {part.bytes:,} of {part.total:,} bytes")
+                has_grown = part.bytes > before
+                patience = Patience.for_address(self.shown(address)) if has_grown else response.retries
+                patience = self._again(address, patience, error or ProtocolError("the connection was cut"))
+
+    def _open(self, address: str, patience: Any, headers: dict[str, str] | None = None) -> Any:
+        """The answer once a server gives one; 416 too if a range was asked for. Raises DataError."""
+        try:
+            response = self._pool.request(
+                "GET",
+                self.url(address),
+                headers={**self._headers, **(headers or {})},
+                retries=patience,
+                timeout=Timeout(TIMEOUT_SECONDS),
+                preload_content=False,
+            )
+        except HTTPError as error:
+            raise self._error(address, error) from None
+        if response.status >= 300 and not (response.status == 416 and headers):
+            response.close()
+            fix = (
+                "Set language, date or mirror: the dump is not there."
+                if response.status in (404, 410)
+                else "Set mirror."
+            )
+            raise DataError(
+                f"{self.where}: {self.shown(address)}: HTTP {response.status} {response.reason}. {fix}"
+            )
+        return response
+
+    def _again(self, address: str, patience: Any, error: HTTPError) -> Patience:
+        """Wait after an answer that broke off. Raises DataError if no try is left."""
+        try:
+            patience = patience.increment("GET", self.url(address), error=error)
+        except HTTPError as last:
+            raise self._error(address, last) from None
+        patience.sleep()
+        return patience
+
+    def _error(self, address: str, error: HTTPError) -> DataError:
+        cause = error.reason if isinstance(error, MaxRetryError) else error
+        begin = f"{self.where}: {self.shown(address)}: {reason_of(cause)}"
+        if isinstance(cause, SSLError) and _is_untrusted(cause):
+            return DataError(
+                f"{begin}. Set mirror to a server whose certificate is known here, or have SSL_CERT_FILE name the "
+                "certificates to trust."
+            )
+        if isinstance(cause, ResponseError) and "redirect" in str(cause):
+            return DataError(f"{begin}. Set mirror.")
+        return DataError(
+            f"{begin}; {ATTEMPTS} tries in a row brought nothing. What has come is kept: run it again, or set mirror to "
+            "another server."
+        )
+
+    def _check_space(self, part: "PartialFile") -> None:
         free = shutil.disk_usage(folder()).free
         missing = (part.total or 0) - part.bytes
         if free < missing + SPARE_BYTES:
@@ -199,73 +292,65 @@ class _Fetch:
             )
 
 
-class _Retry:
-    """Whether and when to try again: a broken connection and a busy server, not a wrong address."""
-
-    def __init__(self, fetch: _Fetch, address: str):
-        self._fetch, self._address = fetch, address
-        self._failures = 0
-
-    def reset(self) -> None:
-        self._failures = 0
-
-    def after(self, error: Exception) -> None:
-        """Wait, or raise DataError."""
-        shown, where = self._fetch.shown(self._address), self._fetch.where
-        if isinstance(error, urllib.error.HTTPError):
-            error.close()  # it is the answer itself
-        reason = _reason(error)
-        if isinstance(error, urllib.error.HTTPError) and error.code not in (
-            408,
-            425,
-            429,
-            500,
-            502,
-            503,
-            504,
-        ):
-            fix = (
-                "Set language, date or mirror: the dump is not there."
-                if error.code in (404, 410)
-                else "Set mirror."
-            )
-            raise DataError(f"{where}: {shown}: {reason}. {fix}") from None
-        if isinstance(getattr(error, "reason", None), ssl.SSLCertVerificationError):
-            raise DataError(
-                f"{where}: {shown}: {reason}. Set mirror to a server whose certificate is known here, or have SSL_CERT_FILE "
-                "name the certificates to trust."
-            ) from None
-        self._failures += 1
-        if self._failures >= ATTEMPTS:
-            raise DataError(
-                f"{where}: {shown}: {reason}; {ATTEMPTS} tries in a row brought nothing. What has come is kept: run it again, "
-                "or set mirror to another server."
-            ) from None
-        wait = min(LONGEST_WAIT_SECONDS, FIRST_WAIT_SECONDS * 2 ** (self._failures - 1))
-        if isinstance(error, urllib.error.HTTPError):
-            asked = error.headers.get("Retry-After", "")
-            wait = min(LONGEST_WAIT_SECONDS, max(wait, float(asked))) if asked.isdigit() else wait
-        logger.warning("%s: %s; trying again in %.0f s.", shown, reason, wait)
-        time.sleep(wait)
-
-
-def _reason(error: Exception) -> str:
-    """In words, without the address, which may hold secrets."""
-    if isinstance(error, urllib.error.HTTPError):
-        if 300 <= error.code < 400:
-            # urllib's own words hold the address.
-            return f"HTTP {error.code}: a redirect that is not followed: more than 5, not to http(s), or from https to http"
-        return f"HTTP {error.code} {error.msg}"
-    if isinstance(error, urllib.error.URLError):
-        error = error.reason if isinstance(error.reason, Exception) else ConnectionError(str(error.reason))
+def reason_of(error: Any) -> str:
+    """An error in words, without the address, which may hold secrets."""
+    if isinstance(error, ResponseError):
+        if "redirect" in str(error):
+            return f"a redirect that is not followed: more than {MAX_REDIRECTS}, not to http(s), or from https to http"
+        return f"HTTP {re.sub('[^0-9]', '', str(error))}"
+    # urllib3's own words hold the address: the system's are asked for, down the chain of causes.
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, OSError) and cause.strerror:
+            return cause.strerror
+        cause = next((one for one in cause.args if isinstance(one, BaseException)), cause.__cause__)
     if isinstance(error, TimeoutError):
         return f"no answer in {TIMEOUT_SECONDS:.0f} s"
-    if isinstance(error, http.client.IncompleteRead):
-        return "the connection was cut"
-    return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+    if isinstance(error, ProtocolError) and len(error.args) == 1:
+        return str(error)
+    return "the connection was cut" if isinstance(error, ProtocolError) else type(error).__name__
 
 
-class _Part:
+def _is_untrusted(error: SSLError) -> bool:
+    return any(isinstance(one, ssl.SSLCertVerificationError) for one in (*error.args, error.__cause__))
+
+
+def _pool_for(scheme: str, host: str) -> urllib3.PoolManager:
+    """A pool that heeds HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE."""
+    context = ssl.create_default_context()
+    proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
+    if not proxy:
+        return urllib3.PoolManager(ssl_context=context)
+    parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    headers = None
+    if parts.username is not None:
+        headers = make_headers(proxy_basic_auth=f"{unquote(parts.username)}:{unquote(parts.password or '')}")
+    address = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "", "", ""))
+    return urllib3.ProxyManager(address, proxy_headers=headers, ssl_context=context)
+
+
+@contextlib.contextmanager
+def _silent_urllib3() -> Iterator[None]:
+    """urllib3 logs whole addresses, queries included: while this thread downloads, nothing of it is logged."""
+    thread = threading.get_ident()
+
+    def is_of_others(record: logging.LogRecord) -> bool:
+        return record.thread != thread
+
+    loggers = [
+        logging.getLogger(f"urllib3.{name}")
+        for name in ("connectionpool", "poolmanager", "connection", "response", "util.retry")
+    ]
+    for one in loggers:
+        one.addFilter(is_of_others)
+    try:
+        yield
+    finally:
+        for one in loggers:
+            one.removeFilter(is_of_others)
+
+
+class PartialFile:
     """<name>.part, the ETag beside it, and the running SHA-1."""
 
     def __init__(self, path: Path, sha1: str):
@@ -315,7 +400,7 @@ class _Part:
             ):
                 # It answered another range than was asked for, or of another file.
                 self.restart()
-                raise ConnectionError("the file has changed on the server; it starts from nothing")
+                raise ProtocolError("the file has changed on the server; it starts from nothing")
             self.total = int(match[3])
             return
         self.restart()
@@ -325,11 +410,11 @@ class _Part:
         files.write_json(self._json, {"sha1": self._sha1, "validator": self._validator, "total": self.total})
 
     def receive(self, response: Any) -> Iterator[int]:
-        """Append what comes; yields amounts. Unknown length: whatever comes until the end is all."""
+        """Append what comes; yields amounts. If the length is unknown, the end of the answer is that of the file."""
         with self.path.open("r+b" if self.path.exists() else "wb") as stream:
             stream.seek(self.bytes)
             stream.truncate()
-            while content := response.read(READ_BYTES):
+            while content := response.read(READ_BYTES, decode_content=False):
                 stream.write(content)
                 stream.flush()
                 self._digest.update(content)
@@ -353,7 +438,7 @@ class _Part:
         self._json.unlink(missing_ok=True)
 
     def finish(self, path: Path) -> None:
-        """Give it its name."""
+        """Give the whole file its name."""
         self.path.replace(path)
         self._json.unlink(missing_ok=True)
         files.fsync_directory(path.parent)

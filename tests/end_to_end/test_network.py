@@ -26,12 +26,12 @@ TEXT_FILES = [
 
 # What opens connections, and the modules that may: each has a line in docs/network.md.
 NETWORK_MODULES = re.compile(
-    r"^\s*(?:import|from)\s+(urllib\.request|urllib\.error|http\.client|http\.server|socket|ssl|requests|httpx|aiohttp|"
+    r"^\s*(?:import|from)\s+(urllib\.request|urllib\.error|http\.client|http\.server|urllib3|socket|ssl|requests|httpx|aiohttp|"
     r"websockets?|ftplib|smtplib|xmlrpc|huggingface_hub|fsspec|s3fs|boto3|tornado\.httpclient)\b",
     re.MULTILINE,
 )
 MAY_CONTACT = {
-    "corpus/http.py": {"urllib.request", "urllib.error", "http.client", "ssl"},
+    "corpus/http.py": {"urllib.request", "urllib3", "ssl"},
     "jobs/backends/local.py": {"socket"},  # a free port of 127.0.0.1
     "jobs/machine.py": {"socket"},  # the host's own name
     "jobs/supervisor/rank_wrapper.py": {"socket"},  # a pair inside the process

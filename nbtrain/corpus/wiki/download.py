@@ -20,7 +20,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import display
-from nbtrain.corpus.http import READ_BYTES, Downloaded, _Fetch, folder
+from nbtrain.corpus.http import READ_BYTES, Downloaded, MirrorClient, folder
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ def download(language: str, date: str, mirror: str, sha1: str | None, where: str
             found = find(language, date)
             if found is not None and sha1 in (None, found.sha1):
                 return found, False
-            fetch = _Fetch(mirror, where)
+            fetch = MirrorClient(mirror, where)
             name, dump_date, listed = _choose(fetch, language, date, sha1)
             is_new = (found := find(language, dump_date)) is None or found.sha1 != listed
             if found is None or is_new:
@@ -143,7 +143,7 @@ def _disk_error(error: OSError, where: str) -> DataError:
 # --- which file ---------------------------------------------------------------------------------------------
 
 
-def _choose(fetch: "_Fetch", language: str, date: str, sha1: str | None) -> tuple[str, str, str]:
+def _choose(fetch: MirrorClient, language: str, date: str, sha1: str | None) -> tuple[str, str, str]:
     """(name, date, SHA-1) of the dump: multistream, which is read in parallel, before the plain one."""
     wiki = database(language)
     address = f"{wiki}/{date}/{wiki}-{date}-sha1sums.txt"
@@ -169,9 +169,3 @@ def _choose(fetch: "_Fetch", language: str, date: str, sha1: str | None) -> tupl
         f"{fetch.where}: {fetch.shown(address)} lists no {wiki}-YYYYMMDD-pages-articles.xml.bz2 ({len(listed)} files): the "
         "dump may not be finished yet. Set date to an earlier one."
     )
-
-
-# --- HTTP ---------------------------------------------------------------------------------------------------
-
-
-# --- what has come ------------------------------------------------------------------------------------------

@@ -57,6 +57,7 @@ class Mirror(ThreadingHTTPServer):
         """How many bytes each of the next answers with a dump sends before it breaks."""
         self.statuses: list[int] = []
         """Of the next answers."""
+        self.retry_after: str | None = None
         self.redirect: dict[str, str] = {}
 
     @property
@@ -97,7 +98,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             return
         if status != 200 or path not in server.files:
-            self.send_error(status if status != 200 else 404)
+            self.send_response(status if status != 200 else 404)
+            if server.retry_after is not None:
+                self.send_header("Retry-After", server.retry_after)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
             return
         content, start = server.files[path], 0
         asked = re.fullmatch("bytes=([0-9]+)-", self.headers.get("Range", ""))

@@ -6,9 +6,14 @@ import json
 import logging
 import random
 import shutil
+import socket
+import time
 from types import SimpleNamespace
 
 import pytest
+from urllib3 import HTTPResponse
+from urllib3.exceptions import MaxRetryError
+from urllib3.util import retry
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
@@ -24,7 +29,7 @@ def quick(workspace, monkeypatch):
     """Waits are counted, not waited for; small reads, so that there is something to break between."""
     waits: list[float] = []
     monkeypatch.setattr(http, "READ_BYTES", 10_000)
-    monkeypatch.setattr(http, "time", SimpleNamespace(sleep=waits.append))
+    monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=waits.append, time=time.time))
     return waits
 
 
@@ -93,10 +98,10 @@ def test_a_cut_connection_is_taken_up(mirror, quick, caplog):
     assert (second["Range"], second["If-Range"]) == ("bytes=100000-", '"v1"')
     assert third["Range"] == "bytes=150000-"
     assert (downloads.folder() / "testwiki-20260101-pages-articles.xml.bz2").read_bytes() == CONTENT
-    assert quick == [1.0, 1.0]
+    assert quick == []  # each of them brought something
     assert [record.getMessage() for record in caplog.records] == [
         f"{mirror.address}/testwiki/20260101/testwiki-20260101-pages-articles.xml.bz2: cut off after {amount} of 300,000 "
-        "bytes; trying again in 1 s."
+        "bytes; trying again."
         for amount in ("100,000", "150,000")
     ]
 
@@ -187,12 +192,37 @@ def test_nothing_there(mirror):
     )
 
 
-def test_a_busy_server_is_asked_again(mirror, quick):
-    """503 and 429 are waited for, longer each time."""
+def test_a_busy_server_is_asked_again(mirror, quick, caplog):
+    """503, 429 and 502 are waited for, longer each time, or as long as Retry-After says, at most a minute."""
     mirror.add_dump(CONTENT)
     mirror.statuses = [503, 429, 502]
     fetch(mirror)
-    assert quick == [1.0, 2.0, 4.0]
+    assert quick == [2.0, 4.0]
+    for said, seconds in (("7", 7), ("9999", 60), ("soon", None)):
+        shutil.rmtree(downloads.folder())
+        quick.clear()
+        mirror.statuses, mirror.retry_after = [503], said
+        with caplog.at_level(logging.WARNING):
+            fetch(mirror)
+        assert quick == ([] if seconds is None else [seconds])
+    assert caplog.messages[-2].endswith("-sha1sums.txt: HTTP 503; trying again in 60 s.")
+
+
+def test_a_server_that_stays_busy(mirror, quick):
+    """Tries end, and the message says what the last one met."""
+    mirror.add_dump(CONTENT)
+    mirror.statuses = [503] * 6
+    assert "-sha1sums.txt: HTTP 503; 6 tries in a row brought nothing." in refusal(mirror)
+    assert quick == [2.0, 4.0, 8.0, 16.0]
+
+
+def test_nobody_answers(mirror):
+    """A port without a server: the system's words, without the address's secrets."""
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    said = refusal(mirror, address=f"http://me:secret@127.0.0.1:{port}/?token=hush")
+    assert "-sha1sums.txt?token=***: Connection refused; 6 tries in a row brought nothing." in said
 
 
 def test_full_disk(mirror, monkeypatch):
@@ -253,7 +283,7 @@ def test_redirects(mirror):
     path = f"/testwiki/20260101/{name}"
     mirror.redirect[path] = "file:///etc/passwd"
     assert refusal(mirror).endswith(
-        f"{name}: HTTP 302: a redirect that is not followed: more than 5, not to http(s), or from https to http. Set mirror."
+        f"{name}: a redirect that is not followed: more than 5, not to http(s), or from https to http. Set mirror."
     )
     mirror.redirect[path] = path
     assert "a redirect that is not followed" in refusal(mirror)
@@ -264,6 +294,43 @@ def test_redirects(mirror):
     last, before = mirror.requests[-1], mirror.requests[-2]
     assert last[0] == "/elsewhere" and "Authorization" not in last[1]
     assert "Authorization" in before[1]
+
+
+@pytest.mark.parametrize(
+    ("before", "location", "is_followed"),
+    [
+        ("https://a/x", "https://b/y", True),
+        ("https://a/x", "/y", True),
+        ("http://a/x", "https://a/x", True),
+        ("https://a/x", "http://a/x", False),
+        ("http://a/x", "ftp://a/x", False),
+    ],
+)
+def test_redirects_that_are_refused(before, location, is_followed):
+    """Never from https to http; one that is followed takes no try away."""
+    patience = http.Patience.for_address("a")
+    response = HTTPResponse(status=302, headers={"Location": location})
+    if is_followed:
+        assert patience.increment("GET", before, response).total == patience.total
+    else:
+        with pytest.raises(MaxRetryError):
+            patience.increment("GET", before, response)
+
+
+def test_proxies_of_the_environment(mirror, monkeypatch):
+    """HTTP_PROXY is asked in place of the server, with its password; NO_PROXY names what is asked directly."""
+    name = mirror.add_dump(CONTENT)
+    for path in list(mirror.files):
+        mirror.files[f"http://dumps.example{path}"] = mirror.files[path]
+    host = mirror.address.removeprefix("http://")
+    monkeypatch.setenv("http_proxy", f"http://me:secret@{host}")
+    found, _ = fetch(mirror, address="http://dumps.example")
+    assert found.url == f"http://dumps.example/testwiki/20260101/{name}"
+    assert mirror.requests[-1][1]["proxy-authorization"].startswith("Basic ")
+    shutil.rmtree(downloads.folder())
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    fetch(mirror)
+    assert "proxy-authorization" not in mirror.requests[-1][1]
 
 
 def test_two_at_once(mirror):

@@ -1,4 +1,4 @@
-"""Arguments as notebooks and scripts pass them in: checked before anything starts, refused in one sentence."""
+"""Arguments of notebooks and scripts: checked before anything starts, refused in one sentence."""
 
 import numbers
 import reprlib

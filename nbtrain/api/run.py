@@ -32,7 +32,7 @@ WAIT_LINE_SECONDS = 10.0
 class Run:
     """One run on disk, seen from any kernel. Shown in a cell, it is the live panel.
 
-    Everything it tells is read from output/<run>/ at the moment of asking; holding it holds nothing.
+    Everything is read from output/<run>/ at the moment of asking; a Run object keeps nothing open.
     """
 
     def __init__(self, directory: RunDir):
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def job(self) -> JobDir:
-        """The newest job. Raises JobError where nothing was ever submitted."""
+        """The newest job. Raises JobError if nothing was ever submitted."""
         job = self.directory.newest_job()
         if job is None:
             raise JobError(f"{display(self.directory.path)} holds no job yet; nb.submit starts one.")
@@ -71,7 +71,7 @@ class Run:
 
     @property
     def unfinished(self) -> str | None:
-        """Where the newest job ended before the run's last step: that, and how it goes on; else None."""
+        """One sentence, and how to go on, if the newest job ended before the run's last step; else None."""
         from nbtrain.monitor.runs import summary_of
 
         job = self.directory.newest_job()
@@ -95,17 +95,17 @@ class Run:
     def wait(self, timeout_seconds: float | None = None) -> "Run":
         """Wait for the newest job's end, with a line of progress every 10 s, and one of what a resume kept.
 
-        Raises JobFailed, with the cause and the end of the log, where it ended in FAILED or LOST, and
-        JobError where `timeout_seconds` passed first (the job goes on).
+        Raises JobFailed, with the cause and the end of the log, if it ended in FAILED or LOST, and JobError
+        if `timeout_seconds` passed first (the job goes on).
         """
         if timeout_seconds is not None:
             timeout_seconds = number("timeout_seconds", timeout_seconds)
         started = time.monotonic()
         next_line = started
-        told: ResumeCertificate | None = None
+        printed: ResumeCertificate | None = None
         waited = self.state in jobstate.ACTIVE
         while self.state in jobstate.ACTIVE:
-            told = self._tell_resume(told)
+            printed = self._print_resume(printed)
             now = time.monotonic()
             if timeout_seconds is not None and now - started > timeout_seconds:
                 raise JobError(f"{self.name} is still {self.state} after {timeout_seconds:g} s; it goes on.")
@@ -113,7 +113,7 @@ class Run:
                 print(self.progress_line(), flush=True)
                 next_line = now + WAIT_LINE_SECONDS
             time.sleep(WAIT_POLL_SECONDS)
-        self._tell_resume(told)
+        self._print_resume(printed)
         print(self.progress_line(), flush=True)
         if self.state in (jobstate.FAILED, jobstate.LOST):
             raise JobFailed(self.failure())
@@ -121,17 +121,17 @@ class Run:
             print(self.unfinished, flush=True)
         return self
 
-    def _tell_resume(self, told: ResumeCertificate | None) -> ResumeCertificate | None:
-        """Print the newest attempt's certificate where it is another than `told`; returns it."""
+    def _print_resume(self, printed: ResumeCertificate | None) -> ResumeCertificate | None:
+        """Print the newest attempt's certificate unless it is `printed` already; return it."""
         from nbtrain.monitor.lines import resume_lines
 
         made = ResumeCertificate.read(self.job.resume_json)
-        if made is not None and made != told:
+        if made is not None and made != printed:
             print("\n".join(resume_lines(self.directory)), flush=True)
         return made
 
     def wait_if(self, wait: str) -> None:
-        """wait() for "yes"; for "auto" only where nobody watches (papermill); nothing for "no"."""
+        """wait() for "yes"; for "auto" only if nobody watches (papermill); nothing for "no"."""
         if wait_wanted(wait):
             self.wait()
 
@@ -146,7 +146,7 @@ class Run:
     def failure(self) -> str:
         """The cause of the newest job's end and the last lines of its log.
 
-        Of a full disk the cause says all: the log ends in whatever else of the rank could not write either.
+        For a full disk the cause says all: its log ends with other things that could not be written either.
         """
         from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL
 
@@ -214,13 +214,13 @@ class Run:
         return timing(self.view)
 
     def profile(self) -> "Profiles":
-        """What the profiler saw: pictures in a cell, pages when printed. Raises DataError where it did not run."""
+        """What the profiler saw: pictures in a cell, pages in print. Raises DataError if it did not run."""
         from nbtrain.monitor.profiles import profiles
 
         return profiles(self.directory)
 
     def summary(self) -> dict[str, Any]:
-        """summary.json of the last end; empty before one."""
+        """summary.json, written at the end of each job; empty before the first end."""
         from nbtrain.base import files
 
         return files.read_json(self.directory.summary_json) or {}
@@ -248,8 +248,8 @@ def open_run(run: RunLike) -> Run:
         directory = _directory_of(str(run))
     if not directory.exists():
         raise JobError(
-            f"{display(directory.path)} is no run directory: it has no run.json. `nbtrain runs` lists the runs"
-            f" under {display(output_root())}; nb.submit makes one."
+            f"{display(directory.path)} is no run directory: it has no run.json. `nbtrain runs` lists the "
+            f"runs under {display(output_root())}; nb.submit makes one."
         )
     return Run(directory)
 

@@ -1,4 +1,4 @@
-"""The public names: what a notebook calls, each one line over a package of the notebook side.
+"""The functions of `import nbtrain as nb`: what a notebook calls, each a few lines over the notebook side.
 
 config = nb.load("gpt-tiny")
 nb.prepare(config)
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 
 class NotLaunched:
-    """A run that this machine is too small for: nothing was submitted. Shown in a cell it says why.
+    """A run that needs more than this machine has: nothing was submitted. Shown in a cell, it says why.
 
     `shortages` are the missing resources in numbers; `command` starts the run on a machine that has them.
     """
@@ -75,7 +75,7 @@ class NotLaunched:
 
 
 class TwinRun:
-    """What a twin has shown of a run's layout. Printed or shown in a cell it is the table of its checks."""
+    """What a twin has shown about a run's layout: printed or shown in a cell, the table of its checks."""
 
     def __init__(self, report: "TwinReport"):
         self._report = report
@@ -111,8 +111,8 @@ class TwinRun:
 def load(run: RunLike, overrides: Overrides = None, source: str = "", dataset: str = "") -> RunConfig:
     """The checked configuration of a run: a YAML's path, the name of an example, or a Run's own.
 
-    `source` replaces the run's text by another, e.g. "{kind: jsonl, path: books.jsonl.gz}"; `dataset` is the name that
-    the tokenizer and the dataset of that text get. Raises ConfigError for a source without a name.
+    `source` replaces the run's text by another, e.g. "{kind: jsonl, path: books.jsonl.gz}"; `dataset` is the
+    name that the tokenizer and the dataset of that text get. Raises ConfigError for a source without a name.
     """
     changes = with_source(overrides, source, dataset) if source or dataset else overrides
     return load_config(run.config if isinstance(run, Run) else run, changes)
@@ -135,8 +135,8 @@ def plan(run: RunLike, overrides: Overrides = None) -> "Plan":
 def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> TwinRun:
     """Train a small run of the same shape on this machine's CPU: data, steps, checkpoint, resume, export.
 
-    With `submitted` its straight run goes the ordinary way, through supervisor and torchrun. What fails is in what
-    comes back; its wait_if raises.
+    With `submitted`, its first run starts as a job does, through supervisor and torchrun. A check that fails
+    does not raise here: it is in the TwinRun, whose wait_if raises.
     """
     from nbtrain.jobs.twin.prove import run_twin
 
@@ -173,10 +173,9 @@ def submit(
 ) -> Run | NotLaunched:
     """Start a run as a detached job, join it if it is active, resume it if it ended early.
 
-    A run that has succeeded is refused; with finished="open" it is opened instead, which is what a
-    notebook wants that is run a second time. A machine that does not suffice is refused with SubmitError;
-    with too_small="explain" nothing is raised and a NotLaunched comes back. With prepared=False, data that
-    is missing is prepared first instead of being refused.
+    A run that has succeeded is refused; with finished="open" it is opened, so that a notebook can run twice.
+    If the machine is too small, SubmitError is raised; with too_small="explain", a NotLaunched comes back
+    instead. Missing data is refused; with prepared=False it is prepared first.
     """
     from nbtrain.jobs.submit import refuse_hopeless
     from nbtrain.jobs.submit import submit as submit_job
@@ -203,12 +202,14 @@ def submit(
 
 
 def launch(run: RunLike, mode: str = "full") -> Run | NotLaunched | TwinRun:
-    """What notebook 03 does. mode "full" submits the run: an active run is joined, a finished one opened, and a machine
-    that is too small is explained (NotLaunched). mode "twin" trains the run's twin, through the same supervisor.
+    """What notebook 03 does. mode "full" submits the run: an active run is joined, a finished one opened, and
+    a machine that is too small is explained (NotLaunched). mode "twin" trains the run's twin, through the
+    same supervisor.
     """
     if mode not in ("full", "twin"):
         raise ConfigError(
-            f'mode = {mode!r} must be "full" or "twin". What a run itself does (mode: perf, mode: eval) is an override.'
+            f'mode = {mode!r} must be "full" or "twin". What a run itself does (mode: perf, mode: eval) is an '
+            "override."
         )
     if mode == "twin":
         return twin(run, submitted=True)
@@ -216,7 +217,7 @@ def launch(run: RunLike, mode: str = "full") -> Run | NotLaunched | TwinRun:
 
 
 def _shortages(config: RunConfig) -> list[str]:
-    """Everything in the way of a run, if a part of it is this machine; else nothing."""
+    """All reasons against launching, if one of them is a resource that this machine lacks; else none."""
     from nbtrain.jobs.preflight import preflight
 
     problems = preflight(config)
@@ -233,7 +234,7 @@ def runs() -> "list[RunSummary]":
 
 
 def launcher(run: str | None = None, overrides: Overrides = None) -> "Launcher":
-    """The launch form: pick a YAML, edit it, see checks, plan and diff, submit. It opens with `overrides` made."""
+    """The launch form: pick a YAML, edit it, see checks and plan, submit. It opens with `overrides` applied."""
     from nbtrain.lab.widgets.launcher import Launcher
 
     return Launcher(run or "gpt-tiny", overrides)
@@ -256,7 +257,7 @@ def generate(
     seed: int | None = 1234,
     step: int | None = None,
 ) -> str:
-    """`prompt` and what the newest checkpoint (or that of `step`) makes of it.
+    """`prompt`, continued by the newest checkpoint (or by the one of `step`).
 
     temperature 0 is greedy; top_k 0 and top_p 1 do not cut. The same seed gives the same text.
     """
@@ -305,8 +306,8 @@ def generate_stream(
 def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "DataCard | BlendCard":
     """What is in a dataset: a run's, a dataset's name, or the prefix of any .bin/.idx.
 
-    In a live notebook its documents can be leafed through. `tokenizer` is the name or path of one that decodes them;
-    None takes the tokenizer of the dataset's manifest.
+    In a live notebook its documents can be leafed through. `tokenizer` is the name or path of one that
+    decodes them; None takes the tokenizer of the dataset's manifest.
     """
     from nbtrain.dataset.look.card import data_card as make_card
 
@@ -342,8 +343,8 @@ def _data_of(data: "str | RunConfig | Run") -> "str | os.PathLike[str] | RunConf
 def baselines(run: RunLike, too_small: str = "refuse") -> "Baselines | NoBaselines":
     """What a model of a run must beat: the loss of unigram and bigram counts on its validation tokens.
 
-    Raises DataError for data that is not prepared, too short or a blend; with too_small="explain" the last two come
-    back as a NoBaselines that says why.
+    Raises DataError for data that is not prepared, too short or a blend; with too_small="explain" the last
+    two come back as a NoBaselines that says why.
     """
     from nbtrain.dataset.look.baselines import baselines as of_config
 
@@ -351,7 +352,9 @@ def baselines(run: RunLike, too_small: str = "refuse") -> "Baselines | NoBaselin
 
 
 def curves(source: "RunLike") -> Any:
-    """Matplotlib figure of a run, or of any folder of event files: loss, perplexity, learning rate, throughput."""
+    """Matplotlib figure of a run, or of any folder of event files: loss, perplexity, learning rate,
+    throughput.
+    """
     from nbtrain.monitor.pictures import training_curves
 
     return training_curves(_events_of(source))

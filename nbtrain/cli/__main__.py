@@ -9,9 +9,9 @@
     nbtrain submit RUN [key=value ...]   start it; status, logs -f, cancel, resume, clean follow
     nbtrain generate RUN -p TEXT         text from the newest checkpoint
 
-RUN is a YAML's path, an example's name (gpt-tiny) or, once submitted, the run's name or folder.
-Exit codes: 0 done, 1 doctor found an error or the system refused a file, 2 config or usage, 3 data, 4 checkpoint,
-5 job, 6 not submitted (an active run keeps its settings), 7 job failed or was stopped, 130 interrupted.
+RUN is a YAML's path, an example's name (gpt-tiny) or, once submitted, the run's name or folder. Exit codes: 0
+done, 1 doctor found an error or the system refused a file, 2 config or usage, 3 data, 4 checkpoint, 5 job, 6
+not submitted (an active run keeps its settings), 7 job failed or was stopped, 130 interrupted.
 """
 
 import argparse
@@ -47,7 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The options of one call.
 
-    Overrides may follow flags too, which argparse alone refuses. Options that `lab` does not know go to JupyterLab.
+    Overrides may follow flags too, which argparse alone refuses. Options that `lab` does not know go to
+    JupyterLab.
     """
     options, rest = parser().parse_known_args(arguments)
     late = [word for word in rest if "=" in word and not word.startswith("-")]

@@ -1,6 +1,6 @@
 """`nbtrain checkpoint ...`: what a run has saved.
 
-    nbtrain checkpoint list RUN                step, size, layout, validation loss of each, and what is missing
+    nbtrain checkpoint list RUN                step, size, layout, validation loss, and what is missing
     nbtrain checkpoint inspect RUN             one of them: what wrote it, where the training stood, its files
     nbtrain checkpoint verify RUN              all of them, or one: reads every file and compares its SHA-256
     nbtrain checkpoint universal RUN           one of them in DeepSpeed's universal form, for other tools
@@ -25,7 +25,7 @@ from nbtrain.cli.verbs import add_verb, with_run
 if TYPE_CHECKING:
     from nbtrain.base.rundir import RunDir
 
-# Fields of a layout that are told where they say something, and how.
+# Fields of a layout that are shown if they differ from 1, and their words.
 LAYOUT = (
     ("data_parallel_size", "data {}"),
     ("tensor_parallel_size", "tensor {}"),
@@ -78,7 +78,7 @@ def list_checkpoints(options: argparse.Namespace) -> None:
     rows = [("step", "size", "layout", "validation loss", "")]
     for one in found:
         loss = "" if one["validation_loss"] is None else f"{one['validation_loss']:.4f}"
-        # Their contents are not read here: `verify` does.
+        # Contents are not read here; `verify` reads them.
         state = "sizes right" if one["problem"] is None else f"not whole: {one['problem']}"
         rows.append((f"{one['step']:,}", amounts.size(one["bytes"]), one["layout"], loss, state))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -88,7 +88,9 @@ def list_checkpoints(options: argparse.Namespace) -> None:
 
 
 def summary(run: "RunDir", step: int) -> dict[str, Any]:
-    """{step, bytes, layout, validation_loss, problem} of a checkpoint folder; problem None where names and sizes are right."""
+    """{step, bytes, layout, validation_loss, problem} of a checkpoint folder; problem is None if names and
+    sizes are right.
+    """
     from nbtrain.base.checkpoint_files import MANIFEST, checkpoint_problem
 
     folder = run.checkpoint(step)
@@ -103,7 +105,7 @@ def summary(run: "RunDir", step: int) -> dict[str, Any]:
             path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST
         ),
         "layout": layout_text(known.get("layout") or {}),
-        # Told only where it is this step's.
+        # Only the loss that was measured at this very step.
         "validation_loss": known.get("validation_loss") if known.get("evaluated_step") == step else None,
         "problem": problem,
     }
@@ -136,7 +138,8 @@ def inspect(options: argparse.Namespace) -> None:
         ("saved", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest["created_at"]))),
         (
             "trained",
-            f"step {step:,}, {manifest['consumed_samples']:,} samples, {manifest['consumed_tokens']:,} tokens",
+            f"step {step:,}, {manifest['consumed_samples']:,} samples, "
+            f"{manifest['consumed_tokens']:,} tokens",
         ),
         ("layout", layout_text(manifest["layout"])),
         ("versions", ", ".join(f"{name} {number}" for name, number in manifest["versions"].items())),
@@ -155,7 +158,7 @@ def inspect(options: argparse.Namespace) -> None:
 
 
 def verify(options: argparse.Namespace) -> None:
-    """Raises CheckpointError, at the end, where a checkpoint is not whole; nothing is changed."""
+    """Raises CheckpointError, at the end, if a checkpoint is not whole; nothing is changed."""
     from nbtrain.base.checkpoint_files import checkpoint_problem
     from nbtrain.base.progress import Progress
 

@@ -1,7 +1,7 @@
 """`nbtrain data ...`: one verb for each thing that is done to a dataset.
 
-    nbtrain data prepare RUN [key=value ...]   what is missing of all of it; the same as `nbtrain prepare`
-    nbtrain data download RUN                  that far and no further: sources that come from elsewhere,
+    nbtrain data prepare RUN [key=value ...]   whatever is missing; the same as `nbtrain prepare`
+    nbtrain data download RUN                  the steps one by one: sources that are downloaded,
     nbtrain data extract RUN                   text of costly sources,
     nbtrain data tokenizer RUN                 the tokenizer,
     nbtrain data encode RUN                    tokens as .bin/.idx
@@ -38,7 +38,8 @@ def add_verbs(top: Any) -> None:
     one.add_argument("--force", action="store_true", help="make it anew")
     group = top.add_parser(
         "data",
-        help="Datasets, step by step: prepare, download, extract, tokenizer, encode, inspect, verify, card, merge, repair.",
+        help="Datasets, step by step: prepare, download, extract, tokenizer, encode, inspect, verify, card, "
+        "merge, repair.",
     )
     under = group.add_subparsers(required=True, metavar="VERB", title="verbs")
     for name, text in (
@@ -72,7 +73,7 @@ def add_verbs(top: Any) -> None:
     one.add_argument("output", metavar="OUT", help="a new dataset's name, or a new prefix")
     one.add_argument("data", metavar="DATA", nargs="+", help=DATA_HELP)
     one = _with_data(
-        add_verb(under, "repair", repair, "Mend Megatron-DeepSpeed's uncounted end-of-document tokens.")
+        add_verb(under, "repair", repair, "Repair Megatron-DeepSpeed's uncounted end-of-document tokens.")
     )
     one.add_argument("--eod-id", type=int, metavar="N", help="the token that documents must end in")
     one.add_argument("--yes", action="store_true", help="repair; without it the change is only shown")
@@ -110,13 +111,15 @@ def prepare(options: argparse.Namespace) -> int:
 
 
 def without_idle_threads() -> None:
-    """Before NumPy is imported: OpenBLAS' threads spin a tenth of a second at start, and no data step multiplies."""
+    """Call before NumPy is imported: OpenBLAS' threads spin for 0.1 s at start, and no data step multiplies
+    matrices.
+    """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @contextlib.contextmanager
 def _kept_from_the_collector() -> Iterator[None]:
-    """What is made inside stays to the end of the process: Python's collector need not look at it, now or later."""
+    """Objects made inside live as long as the process: Python's garbage collector need not look at them."""
     gc.disable()
     try:
         yield
@@ -126,7 +129,7 @@ def _kept_from_the_collector() -> Iterator[None]:
 
 
 def _interrupt(number: int, frame: Any) -> None:
-    """A stop by a batch system ends as Ctrl-C does: workers are ended, nothing half-written stays."""
+    """A batch system's SIGTERM acts like Ctrl-C: workers are ended, and nothing half-written stays."""
     raise KeyboardInterrupt(number)
 
 
@@ -136,7 +139,7 @@ def card(options: argparse.Namespace) -> None:
 
     for path in (options.html, options.json):
         if path is not None and (not path.parent.is_dir() or path.is_dir() or not path.name):
-            raise ConfigError(f"{path}: cannot be written: name a file in a folder that is there.")
+            raise ConfigError(f"{path}: cannot be written: name a file in a folder that exists.")
     made = make_card(target_of(options.data, options.overrides), options.tokenizer)
     print(made)
     if options.html:

@@ -50,7 +50,7 @@ def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
 
 
 def demo_key(source: Path, parameters: Mapping[str, Any], config: str) -> str:
-    """What an executed notebook depends on; a change of any part runs it again."""
+    """A hash of all that an executed notebook depends on; it runs again when the hash changes."""
     text = json.dumps([files.sha256_of(source), dict(parameters), config])
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -65,14 +65,14 @@ class DemoSummary:
     loss: float | None
     validation_loss: float | None
     unigram_entropy_nats: float | None
-    """None where the data is too small to have baselines."""
+    """None if the data is too small to have baselines."""
     bigram_nats: float | None
     tokens_per_second: float | None
     sample: str
     executed: list[ExecutedNotebook]
     seconds: float
     unfinished: str | None = None
-    """What there is to know before the figures of a run that did not come to its end."""
+    """The warning before the figures, if the run did not come to its end; else None."""
 
     def __str__(self) -> str:
         def figure(value: float | None, form: str) -> str:

@@ -1,7 +1,7 @@
 """Is this machine ready: Python, torch, DeepSpeed, devices, disk, known-bad versions, and what to do.
 
 Reads package metadata and /proc; imports neither torch nor deepspeed, so it answers in a fraction of a second
-even where they are broken.
+even if they are broken.
 """
 
 import importlib.metadata
@@ -204,7 +204,7 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def has_cuda_build() -> bool:
-    """Whether the installed torch carries CUDA, told by its files."""
+    """Whether the installed torch contains CUDA, judged by its files."""
     files = importlib.metadata.files("torch") or []
     return any(file.name == "libtorch_cuda.so" for file in files)
 

@@ -12,11 +12,11 @@ PARTS = ("notebooks", "examples/megatron-gpt")
 def copy_workspace(folder: Path) -> list[Path]:
     """Copy notebooks/ and examples/megatron-gpt/ to `folder`; the paths written.
 
-    Raises ConfigError where one of them is there already: nothing of the user's is written over.
+    Raises ConfigError if one of them exists: files of the user are never overwritten.
     """
     for part in PARTS:
         if (folder / part).exists():
-            raise ConfigError(f"{folder / part} is there already; choose another folder, or move it away.")
+            raise ConfigError(f"{folder / part} already exists; choose another folder, or move it away.")
     written = []
     for part in PARTS:
         shutil.copytree(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from nbtrain.base.workspace import workspace
 
-# docs/network.md says what each would contact. Options given behind `nbtrain lab` come later and win.
+# docs/network.md says what each would contact. Options after `nbtrain lab` come later and win.
 LAB_STAYS_AT_HOME = (
     "--LabApp.news_url=None",
     "--LabApp.check_for_updates_class=jupyterlab.handlers.announcements.NeverCheckForUpdate",
@@ -15,7 +15,9 @@ LAB_STAYS_AT_HOME = (
 
 
 def lab_command(rest: list[str]) -> list[str]:
-    """JupyterLab on the workspace: loopback, token, opened at the notebooks, asking no server for news or updates."""
+    """JupyterLab on the workspace: loopback, token, opened at the notebooks, asking no server for news or
+    updates.
+    """
     command = [
         sys.executable,
         "-m",

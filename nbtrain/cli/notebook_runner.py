@@ -1,7 +1,5 @@
-"""Notebooks with nobody watching: one through papermill, the demo, and JupyterLab itself.
-
-run_notebook   parameters checked -> papermill -> executed .ipynb and .html -> the first error raised
-run_demo       notebooks 01 to 05 for one run -> a summary; what is done is not done again
+"""A notebook with nobody watching: parameters checked, run by papermill, saved as .ipynb and .html, first
+error raised.
 """
 
 import dataclasses
@@ -47,8 +45,8 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
     """Execute a notebook with papermill; the executed notebook and its HTML are there even if a cell fails.
 
     Without `output` it goes to the folder of the run that the parameter `run` names. Raises ConfigError for a
-    parameter that the notebook does not have and, before a folder is made for it, for a run that there is not; and
-    JobError, naming the cell and ending with its error, where a cell fails.
+    parameter that the notebook does not have and for a run that does not exist, before a folder is made for
+    it; and JobError, which names the cell and ends with its error, if a cell fails.
     """
     source = find_notebook(name)
     check_parameter_names(source, parameters)
@@ -81,7 +79,9 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
 
 
 def folder_of(run: Any) -> Path:
-    """Where the notebooks of a run go: its own folder where it is given by name, else the one of all others."""
+    """The folder for executed notebooks: the run's own if it is given by name, else one folder for all
+    others.
+    """
     others = output_root() / "notebooks"
     if run is None:
         return others
@@ -96,7 +96,9 @@ def folder_of(run: Any) -> Path:
 
 
 def typed_parameters(notebook: str, words: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Parameters as typed on a command line: text stays text where the notebook wants text, the rest is YAML."""
+    """Parameters as typed on a command line: text stays text if the notebook wants text, everything else is
+    YAML.
+    """
     types = annotated_types(_parameters_cell(find_notebook(notebook)))
     parameters: dict[str, Any] = {}
     for name, word in words:
@@ -144,7 +146,7 @@ def write_html(notebook: Path) -> Path:
                 if "text/html" in data or "image/png" in data:
                     data.pop("application/vnd.jupyter.widget-view+json", None)
         exporter = HTMLExporter()
-        # Libraries that nbconvert's page would load from a CDN, where its reader has a network.
+        # Libraries that nbconvert's page would load from a CDN if its reader had a network.
         exporter.mathjax_url = exporter.require_js_url = ""
         exporter.mermaid_js_url = exporter.mermaid_layout_elk_js_url = ""
         page, _ = exporter.from_notebook_node(content)

@@ -1,4 +1,6 @@
-"""Verbs about runs: submit, resume, clone, status, logs, wait, cancel, save, clean, curves, profile, generate."""
+"""Verbs about runs: submit, resume, clone, status, logs, wait, cancel, save, clean, curves, profile,
+generate.
+"""
 
 import argparse
 import json
@@ -37,7 +39,7 @@ def add_verbs(under: Any) -> None:
     one = with_run(add_verb(under, "clone", clone, "Submit a run's configuration under a new name."))
     one.add_argument("name", metavar="NAME")
     one.add_argument("overrides", nargs="*", metavar="key=value")
-    one = with_run(add_verb(under, "clean", clean, "Remove what failed attempts left behind."))
+    one = with_run(add_verb(under, "clean", clean, "Remove what failed attempts left."))
     one.add_argument("--yes", action="store_true", help="remove; without it the list is only shown")
     text = "Draw loss, perplexity, learning rate and throughput."
     one = with_run(add_verb(under, "curves", curves, text))
@@ -70,11 +72,13 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def _started(run: Any, asked: Any, wait: bool) -> int:
-    """0, or the exit code of the run's end; SubmitError's if an active run goes on with other settings than asked."""
+    """0, or the exit code of the run's end; SubmitError's if an active run goes on with other settings than
+    asked.
+    """
     from nbtrain.jobs.changes import changes_between
 
     print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
-    # What was started holds what was asked for; an active run, which was joined, holds its own.
+    # A run that was started has the settings that were asked for; an active run that was joined has its own.
     if changes_between(run.config, asked):
         print(f"{run.name}: goes on with its own settings; nothing was submitted.", file=sys.stderr)
         return SubmitError.exit_code
@@ -168,7 +172,8 @@ def profile(options: argparse.Namespace) -> None:
 
     for one in open_run(options.run).profile():
         print(
-            f"{one}picture: {display(one.picture)}\ntimeline: {display(one.timeline)} (https://ui.perfetto.dev)\n"
+            f"{one}picture: {display(one.picture)}\n"
+            f"timeline: {display(one.timeline)} (https://ui.perfetto.dev)\n"
         )
 
 

@@ -11,7 +11,10 @@ from nbtrain.cli.verbs import add_verb, save_picture, with_config
 
 def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
-    text = "Train a small run of the same shape on CPU: data, steps, checkpoint, resume, export. Exit 7 if it fails."
+    text = (
+        "Train a small run of the same shape on CPU: data, steps, checkpoint, resume, export. "
+        "Exit 7 if it fails."
+    )
     one = with_config(add_verb(under, "twin", twin, text))
     one.add_argument(
         "--submit", action="store_true", help="send its straight run through supervisor and torchrun"

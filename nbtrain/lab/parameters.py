@@ -1,7 +1,7 @@
 """The parameters that a notebook was given: whether the notebook has them, and a source of text as overrides.
 
-papermill only warns about a parameter that the notebook does not have, so a typing error would train the default
-run. `nb.check_parameters()` in a notebook makes it an error, however the notebook was started.
+papermill only warns about a parameter that the notebook does not have, so a typing error would train the
+default run. `nb.check_parameters()` in a notebook makes it an error, however the notebook was started.
 """
 
 import ast
@@ -26,8 +26,8 @@ TYPE_WORDS: dict[type, str] = {
 def check_parameters() -> None:
     """Raise ConfigError for an injected parameter that the notebook does not have, or of another type.
 
-    Reads the cells that have run: the first assigns the parameters, and papermill's cell, marked "# Parameters",
-    assigns other values to them.
+    Reads the cells that have run: the first assigns the parameters, and papermill's cell, marked "#
+    Parameters", assigns other values to them.
     """
     from IPython import get_ipython
 
@@ -67,7 +67,7 @@ def annotated_types(source: str) -> dict[str, type]:
 
 
 def assigned_names(source: str) -> list[str]:
-    """Names assigned at the top level of a cell, in order."""
+    """The names that a cell assigns at its top level, in order."""
     names = []
     for node in ast.parse(source).body:
         targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
@@ -82,7 +82,8 @@ def with_source(overrides: Overrides, source: str, dataset: str) -> Overrides:
     """
     if source and not dataset:
         raise ConfigError(
-            f'source = {text_without_secrets(source)!r} needs a name of its own for its tokenizer and dataset: set dataset, e.g. "my-text".'
+            f"source = {text_without_secrets(source)!r} needs a name of its own for its tokenizer and dataset: "
+            'set dataset, e.g. "my-text".'
         )
     added = {"data.sources": f"[{source}]"} if source else {}
     if dataset:

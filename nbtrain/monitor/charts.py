@@ -1,6 +1,6 @@
 """The charts of a snapshot: which curves each holds, its range, and its ticks with their labels.
 
-The live panel and the static picture draw the same charts; whatever is counted, rounded or worded is done here.
+The live panel and the static picture both draw these charts; all counting, rounding and wording is done here.
 """
 
 import math
@@ -14,7 +14,7 @@ MARGIN_FRACTION = 0.06
 
 
 def _one_scale(value: float, step: float) -> str:
-    """`value` with as many decimals as tell it from its neighbour `step` away."""
+    """`value` with just enough decimals to differ from its neighbour, `step` away."""
     return f"{value:.{max(0, -math.floor(math.log10(step) + 1e-9))}f}"
 
 

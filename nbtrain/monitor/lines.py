@@ -44,7 +44,9 @@ def progress_line(run: RunDir) -> str:
 
 
 def resume_lines(run: RunDir) -> list[str]:
-    """What the newest job kept of the checkpoint that it went on from, and which newer ones it passed over, and why."""
+    """What the newest job kept of the checkpoint that it went on from, and which newer ones it passed over,
+    and why.
+    """
     job = run.newest_job()
     made = ResumeCertificate.read(job.resume_json) if job else None
     if job is None or made is None:
@@ -65,7 +67,8 @@ def status_text(view: RunView) -> str:
     if job:
         lines.append(
             f"job {job['job_id']}: {job['world_size']} rank(s) on backend {job['backend']}, "
-            f"{amounts.elapsed(job['elapsed_seconds'])}, attempt {job['attempt']}, {job['restarts']} restart(s)"
+            f"{amounts.elapsed(job['elapsed_seconds'])}, attempt {job['attempt']}, "
+            f"{job['restarts']} restart(s)"
         )
     lines += resume_lines(view.run)
     for rank in ranks[:16]:

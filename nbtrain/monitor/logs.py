@@ -39,7 +39,9 @@ def log_attempts(job: JobDir) -> dict[int, list[int]]:
 
 
 def log_path(job: JobDir, rank: int | str = 0, attempt: int | None = None) -> Path:
-    """The log of a rank (its newest attempt unless told), or of "supervisor". It need not exist."""
+    """The log of a rank (of its newest attempt, if none is given), or of "supervisor". The file need not
+    exist.
+    """
     if rank == SUPERVISOR:
         return job.supervisor_log
     attempts = log_attempts(job).get(int(rank), [])
@@ -49,8 +51,8 @@ def log_path(job: JobDir, rank: int | str = 0, attempt: int | None = None) -> Pa
 def read_log(path: Path, offset_bytes: int | None = None, limit_bytes: int = READ_LIMIT_BYTES) -> LogPart:
     """What stands at and after an offset, at most `limit_bytes`; without an offset, the end of the file.
 
-    The piece begins and ends at line ends where it can; a file that does not exist is empty. Bytes that are no
-    UTF-8 appear as U+FFFD.
+    The piece begins and ends at line ends if it can; a file that does not exist counts as empty. Bytes that
+    are not UTF-8 appear as U+FFFD.
     """
     try:
         with path.open("rb") as stream:
@@ -70,7 +72,7 @@ def read_log(path: Path, offset_bytes: int | None = None, limit_bytes: int = REA
 
 
 def tail_lines(path: Path, num_lines: int) -> list[str]:
-    """The last lines of a log, without line ends. A progress bar's redrawn line counts once, as last drawn."""
+    """The last lines of a log, without line ends. A redrawn progress bar counts once, as last drawn."""
     text = read_log(path, limit_bytes=min(READ_LIMIT_BYTES, 1024 * max(1, num_lines))).text
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in text.split("\n") if line.strip()]
     return lines[-num_lines:] if num_lines > 0 else []

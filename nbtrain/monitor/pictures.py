@@ -1,6 +1,6 @@
 """Figures of a run for a notebook and a report: curves with matplotlib, the newest scalars as a table.
 
-Both take a RunView, a run directory or any folder of event files: Megatron-DeepSpeed's have the same tags.
+Both take a RunView, a run directory or any folder of event files; Megatron-DeepSpeed's files have our tags.
 matplotlib is imported when a figure is made. Figures are made without pyplot, so they need no display,
 are not shown twice in a notebook and are freed with their last name.
 """
@@ -38,9 +38,9 @@ PARTS = {
 
 
 def scalars_of(source: Source) -> dict[str, Series]:
-    """{name in metrics.SCALARS, or the tag where it is none of ours: Series} of a run or a folder.
+    """{name in metrics.SCALARS, or a tag that is not there: Series} of a run or a folder.
 
-    Raises DataError where a folder is no run and holds no event file.
+    Raises DataError if a folder is no run and holds no event file.
     """
     if isinstance(source, RunDir):
         source = RunView(source)
@@ -56,8 +56,8 @@ def scalars_of(source: Source) -> dict[str, Series]:
 def training_curves(source: Source) -> "Figure":
     """Loss, validation perplexity, learning rate and throughput over the steps.
 
-    Where tokens per second were not written, as by Megatron-DeepSpeed, they are batch size x sequence length /
-    iteration time.
+    If tokens per second were not written (Megatron-DeepSpeed does not), they are computed as batch size x
+    sequence length / iteration time.
     """
     series = scalars_of(source)
     figure = shown_figure(_title(source), 6.2)
@@ -81,7 +81,9 @@ def training_curves(source: Source) -> "Figure":
 
 
 def timing(source: Source) -> "Figure":
-    """Where each step's time goes, and the ranks side by side: seconds of computing, and how slow the slowest is."""
+    """Where each step's time goes, and the ranks side by side: seconds of computing, and how slow the slowest
+    is.
+    """
     series = scalars_of(source)
     figure = shown_figure(_title(source), 3.6)
     parts, ranks = figure.subplots(1, 2)
@@ -94,16 +96,16 @@ def timing(source: Source) -> "Figure":
     ):
         _curve(ranks, series.get(name), color, label, marker="o")
     slowest, slowdown = series.get("slowest_rank"), series.get("rank_slowdown")
-    told = ""
+    slowest_words = ""
     if slowest and slowdown:
-        told = f": rank {slowest.values[-1]:.0f} is {slowdown.values[-1]:.0%} behind its stage"
-    _dress(ranks, f"Computing, rank by rank{told}", "s")
+        slowest_words = f": rank {slowest.values[-1]:.0f} is {slowdown.values[-1]:.0%} slower than its stage"
+    _dress(ranks, f"Computing, rank by rank{slowest_words}", "s")
     ranks.set_ylim(bottom=0)
     return figure
 
 
 def _stacked(axes: "Axes", series: dict[str, Series]) -> None:
-    """The parts of each step on one another, and its whole as a line: the space between is nobody's."""
+    """The parts of each step stacked, and the whole step as a line; the gap between is time of no part."""
     whole = series.get("iteration_time")
     if not whole:
         return
@@ -156,7 +158,7 @@ def scalars_table(source: Source) -> "ScalarsTable":
 
 
 def _row(name: str) -> Scalar | None:
-    """None for a tag that is none of ours."""
+    """Its row in metrics.SCALARS; None for a tag that is not there."""
     try:
         return scalar_named(name)
     except KeyError:
@@ -194,7 +196,8 @@ class ScalarsTable:
             f"<td {right}>{step}</td><td {left}>{html.escape(meaning)}</td></tr>"
             for name, value, step, meaning in self.rows
         )
-        head = f"<tr><th {left}>scalar</th><th {right}>newest</th><th {right}>step</th><th {left}>meaning</th></tr>"
+        titles = ((left, "scalar"), (right, "newest"), (right, "step"), (left, "meaning"))
+        head = f"<tr>{''.join(f'<th {style}>{title}</th>' for style, title in titles)}</tr>"
         return f"<table>{head}{body}</table>"
 
 

@@ -1,6 +1,7 @@
 """The profiles that a run left under output/<run>/profiling, to be shown or printed.
 
-A training run with profile.enabled writes them: beside each timeline a page (.txt), its data (.json) and a picture (.svg).
+A training run with profile.enabled writes them: beside each timeline a page (.txt), its data (.json) and a
+picture (.svg).
 """
 
 import html
@@ -59,19 +60,19 @@ class Profiles(list[Profile]):
 
     def _repr_html_(self) -> str:
         return "".join(
-            f"<details{' open' if number == 0 else ''}><summary>rank {profile.rank}, up to step {profile.step}: "
-            f"{html.escape(profile.page.name)}</summary>{profile._repr_svg_()}</details>"
+            f"<details{' open' if number == 0 else ''}>"
+            f"<summary>rank {profile.rank}, up to step {profile.step}: {html.escape(profile.page.name)}</summary>{profile._repr_svg_()}</details>"
             for number, profile in enumerate(self)
         )
 
 
 def profiles(run: RunDir) -> Profiles:
-    """What the run has. Raises DataError where there is none, with what makes one."""
+    """The profiles of a run. Raises DataError if there are none; the message says how to make one."""
     found = [(_PAGE.fullmatch(path.name), path) for path in run.profiling.glob("rank*.txt")]
     all_of_it = [Profile(path, int(match[1]), int(match[2])) for match, path in found if match]
     if not all_of_it:
         raise DataError(
-            f"{run.path} has no profile: set profile.enabled=true and train; by default the steps 2 to 4 and 7 to 9 "
-            "of the job are kept."
+            f"{run.path} has no profile: set profile.enabled=true and train; by default the steps 2 to 4 and "
+            "7 to 9 of the job are profiled."
         )
     return Profiles(sorted(all_of_it, key=lambda profile: (profile.step, profile.rank)))

@@ -21,7 +21,7 @@ HISTORY_SAMPLES = 600
 
 @dataclass(frozen=True)
 class ProcessUse:
-    """One process tree now."""
+    """What one process tree uses now."""
 
     cpu_cores: float | None
     """Cores busy since the last sample (1.0 is one core); None at the first."""

@@ -3,8 +3,8 @@
     RunView(RunDir)  ->  snapshot()  ->  one JSON object  ->  the live panel, static.py (papermill, HTML)
 
 Nothing here asks a scheduler or a process: files and the process table are the only sources, so that a reader
-in another kernel, a server or a shell sees the same. snapshot() is the one format that is drawn; SNAPSHOT_KEYS
-lists it.
+in another kernel, a server or a shell sees the same run. snapshot() is the one format that is drawn;
+SNAPSHOT_KEYS lists it.
 """
 
 import threading
@@ -75,7 +75,7 @@ class RunView:
 
     @property
     def job(self) -> JobDir | None:
-        """The newest job, or None where none was submitted."""
+        """The newest job, or None if none was submitted."""
         return self.run.newest_job()
 
     @property
@@ -85,7 +85,7 @@ class RunView:
 
     @property
     def cause(self) -> str | None:
-        """Why the newest job is in its state, in one sentence; every end has one."""
+        """Why the newest job is in its state, in one sentence; every ended job has one."""
         return self._state_and_cause()[1]
 
     @property
@@ -95,7 +95,7 @@ class RunView:
 
     @property
     def progress(self) -> Progress | None:
-        """What rank 0 said last about the training, or None before it spoke."""
+        """The progress in rank 0's newest heartbeat; None before its first."""
         heartbeat = self.heartbeats().get(0)
         return heartbeat.progress if heartbeat else None
 
@@ -113,7 +113,7 @@ class RunView:
     def scalars(self, name: str) -> Series:
         """The points of one scalar by its name in metrics.SCALARS, over all jobs of the run.
 
-        Raises KeyError, with the names there are, where there is no such scalar.
+        Raises KeyError, with the names that exist, for an unknown scalar.
         """
         try:
             tag = scalar_named(name).tag
@@ -124,7 +124,9 @@ class RunView:
             return self._reader.series.get(tag, Series())
 
     def scalar_names(self) -> list[str]:
-        """Names of all scalars that have points, in the order of metrics.SCALARS; then the losses of datasets."""
+        """Names of all scalars that have points, in the order of metrics.SCALARS; then the losses of
+        datasets.
+        """
         with self._lock:
             self._reader.refresh()
             there = {name_of(tag) for tag in self._reader.series}
@@ -311,7 +313,7 @@ class RunView:
         return rows
 
     def _log(self, job: JobDir | None, state: str) -> dict[str, Any]:
-        """The end of rank 0's log; of the supervisor's where rank 0 has said nothing."""
+        """The end of rank 0's log, or of the supervisor's while rank 0 has written nothing."""
         if job is None:
             return {"source": None, "lines": []}
         lines = self.log_tail(LOG_LINES, 0)

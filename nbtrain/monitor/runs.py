@@ -24,13 +24,14 @@ class RunSummary:
     run_id: str | None
     parent: str | None
     state: str
-    """The newest job's, as a reader must see it; NEW where nothing was submitted yet, DAMAGED where a record of
-    the run cannot be read (`cause` names it)."""
+    """The newest job's, as a reader must see it; NEW before the first submission, DAMAGED if a record of the
+    run cannot be read (`cause` names it).
+    """
     cause: str | None
     job_id: str | None
     num_jobs: int
     created_at: float
-    """Of the newest job, or of the run where it has none."""
+    """Of the newest job, or of the run if it has none."""
     ended_at: float | None
     world_size: int | None
     restarts: int

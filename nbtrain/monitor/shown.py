@@ -1,4 +1,4 @@
-"""A snapshot in words: every label, number and row that a panel shows. panel/ and static.py only draw them."""
+"""A snapshot in words: every label, number and row of a panel. panel/ and static.py only draw them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -159,8 +159,8 @@ def _job_rows(snapshot: Mapping[str, Any]) -> list[list[str]]:
         rows.append(
             [
                 "model",
-                f"{config['num_layers']} layers, hidden {config['hidden_size']}, {config['num_attention_heads']} heads, "
-                f"sequence {config['seq_length']}, vocabulary {config['vocab_size']:,}",
+                f"{config['num_layers']} layers, hidden {config['hidden_size']}, "
+                f"{config['num_attention_heads']} heads, sequence {config['seq_length']}, vocabulary {config['vocab_size']:,}",
             ]
         )
         batch, micro = config["global_batch_size"], config["micro_batch_size"]

@@ -31,7 +31,8 @@ SNAPSHOT_KEYS = (
 
 NUM_EVENTS = 60
 
-# What decides where a run stands; many newer events of other kinds do not push these out of sight.
+# Events that decide the fate of a run: however many newer events of other kinds there are, these stay in
+# sight.
 WEIGHTY = frozenset({"error", "restart", "rollback", "hang"})
 
 
@@ -103,7 +104,9 @@ def event_part(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_sight(events: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """At most `most` events, in their order: the newest, and half of the room is for what is weighty, however old."""
+    """At most `most` events, in their order: the newest ones, and in half of the room the weighty ones,
+    however old.
+    """
     weighty = [number for number, event in enumerate(events) if event.get("kind") in WEIGHTY][-(most // 2) :]
     others = [number for number in range(len(events)) if number not in weighty]
     return [events[number] for number in sorted([*weighty, *others[-(most - len(weighty)) :]])]
@@ -115,7 +118,7 @@ def alerts_part(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def finite(value: Any) -> Any:
-    """`value` with NaN and infinities as None: JSON has no word for them."""
+    """`value` with NaN and Inf as None, because JSON has no word for them."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -3,9 +3,10 @@
     record := uint64 length | uint32 masked crc of the length | length bytes of Event | uint32 crc of them
 
 A restarted run opens a new event file and writes some steps again. As in TensorBoard, the newest value of a
-step wins, and a SessionLog START (what `purge_step` writes) drops everything older at or after its step:
-no double points. Unlike TensorBoard, a purge step is not compared with tags whose "step" counts tokens or
-samples ("... vs tokens"): of those, the points written together with the dropped steps go.
+step wins, and a SessionLog START (what `purge_step` writes) drops everything older at or after its step: no
+double points. Unlike TensorBoard, a purge step is not compared with tags whose "step" counts tokens or
+samples ("... vs tokens"): of such tags, the points that were written together with the dropped steps are
+dropped.
 
 Only TensorBoard's Event message is imported (30 ms), so neither torch nor TensorFlow is ever loaded.
 Price: about 3 microseconds an event at the first look; later looks read only what was appended.
@@ -48,7 +49,7 @@ class Series:
         return self.values[-1] if self.values else None
 
     def put(self, step: int, value: float, wall_time: float) -> None:
-        """Add a point; at a step that is there already the later one by clock stays."""
+        """Add a point; of two points at one step, the later one by clock stays."""
         if not self.steps or step > self.steps[-1]:
             self.steps.append(step)
             self.values.append(value)
@@ -83,7 +84,7 @@ class ScalarReader:
     """Scalars of one folder, read again and again while it grows. One thread at a time."""
 
     def __init__(self, folder: str | os.PathLike, tags: Iterable[str] | Callable[[str], bool] | None = None):
-        """`tags`: those to read, or a function that says whether one is to be read; None reads all."""
+        """`tags`: the tags to read, or a function that says whether a tag is read; None reads all."""
         self.folder = Path(folder)
         self.series: dict[str, Series] = {}
         self.warnings: list[str] = []
@@ -182,7 +183,8 @@ class ScalarReader:
 def read_scalars(folder: str | os.PathLike, tags: Iterable[str] | None = None) -> dict[str, Series]:
     """Every scalar of a folder of event files: {tag: Series}; `tags` picks some.
 
-    Raises DataError where the folder does not exist or holds no event file; it names subfolders that do.
+    Raises DataError if the folder does not exist or holds no event file; the message names subfolders that
+    do.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -213,7 +215,7 @@ _FORMATS = {_DT_FLOAT: "<f", _DT_DOUBLE: "<d"}
 
 
 def _number(value: Any) -> float | None:
-    """The scalar in a Summary.Value: a simple_value (torch, Megatron) or a tensor of rank 0 (TensorBoard 2)."""
+    """The scalar in a Summary.Value: simple_value (torch, Megatron) or a rank 0 tensor (TensorBoard 2)."""
     kind = value.WhichOneof("value")
     if kind == "simple_value":
         return value.simple_value

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 REPORT_JSON = "twin.json"
-# Name in the report: (words, colour, line). Drawn in this order, those that lie on each other in different strokes.
+# Name in the report: (words, colour, line). Drawn in this order; curves that coincide have different strokes.
 CURVES = {
     "reference": ("one process, fp32", "#6b7280", "-"),
     "exact": ("its ranks, fp32", "#1f77b4", "--"),
@@ -29,7 +29,7 @@ NO_DIFFERENCE = 1e-8
 
 
 def twin_picture(run: RunDir) -> "Figure":
-    """Losses by step, and their differences to one fp32 process. Raises RecordError where the run is no twin."""
+    """Losses by step, and their differences to one fp32 process. Raises RecordError if the run is no twin."""
     report = files.read_json(run.path / REPORT_JSON)
     if report is None:
         raise RecordError(f"{Path(run.path) / REPORT_JSON} is not there: `nbtrain twin RUN` writes it.")
@@ -54,7 +54,7 @@ def draw(report: dict[str, Any]) -> "Figure":
             for step, loss in zip(curve["step"], curve["loss"])
             if step in expected
         ]
-        # Dropout, where the run has it, makes the twin's own curve another one.
+        # With dropout, the twin's own curve is another one, so its difference says nothing.
         if name in ("exact", "rounded", "reshaped") and pairs:
             steps, distances = zip(*pairs)
             differences.plot(

@@ -90,5 +90,5 @@ def test_a_card_that_cannot_be_written(workspace, capsys, option, path):
     """Told before the card is made, in words."""
     assert cli.main(["data", "card", "x", option, path]) == 2
     assert capsys.readouterr().err == (
-        f"ConfigError: {path}: cannot be written: name a file in a folder that is there.\n"
+        f"ConfigError: {path}: cannot be written: name a file in a folder that exists.\n"
     )

@@ -258,7 +258,7 @@ def metrics_page() -> str:
         "# Metrics",
         "",
         "Every scalar that a run writes to `output/<run>/tensorboard`, at every step that has one. Generated from",
-        "`nbtrain/base/metrics.py` by `make docs`; do not edit. The tags of the first rows are those of Megatron-DeepSpeed,",
+        "`nbtrain/base/metrics.py` by `make docs`; do not edit. The tags of the first rows are Megatron-DeepSpeed's,",
         "letter for letter. Where a column says so, the scalar is written two more times, as `<tag> vs samples` and",
         "`<tag> vs tokens`, with that count in place of the step. `<dataset>` stands for each name that a run mixes.",
         "",
@@ -272,7 +272,7 @@ def metrics_page() -> str:
 
 
 def editor_schema() -> dict[str, Any]:
-    """JSON Schema of a run YAML as it is written: with `extends`, and nothing that another file may not say."""
+    """JSON Schema of a run YAML as a person writes it: `extends`, and what another file may give is not required."""
     schema = RunConfig.model_json_schema()
     file_names = {"type": "string"}
     schema["properties"] = {

@@ -1,6 +1,6 @@
-"""Requests under <base_url>nbtrain/: authenticated like every other of the server, POSTs with XSRF check.
+"""The REST routes under <base_url>nbtrain/: authenticated like the server's own, POSTs with an XSRF check.
 
-Files are read in a thread, so that a slow disk does not stop the kernels' traffic. Looking (GET) does not count as
+Files are read in a thread, so that a slow disk does not stop the kernels' traffic. A GET does not count as
 activity: a forgotten panel must not keep an idle server from being culled.
 """
 
@@ -36,7 +36,7 @@ class NbtrainHandler(APIHandler):
     _track_activity = False
 
     async def view(self, name: str) -> RunView:
-        """The run that a request names; 404 where there is none."""
+        """The run that a request names; 404 if there is none."""
         try:
             return await asyncio.to_thread(self.settings["nbtrain_views"].get, name)
         except NbtrainError as error:
@@ -145,7 +145,9 @@ class ScriptHandler(JupyterHandler):
 
 
 class TensorBoardPageHandler(JupyterHandler):
-    """GET tensorboard/: TensorBoard in a frame that reloads its points; ?runFilter= and the like are passed on."""
+    """GET tensorboard/: TensorBoard in a frame that reloads its points; ?runFilter= and the like are passed
+    on.
+    """
 
     auth_resource = "nbtrain"
 

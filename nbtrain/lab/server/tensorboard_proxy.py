@@ -1,7 +1,7 @@
 """TensorBoard behind Jupyter's own address and login, by jupyter-server-proxy, with a tile in the launcher.
 
     <base_url>tensorboard/            TensorBoard itself, started at its first request, on the loopback
-    <base_url>nbtrain/tensorboard/    the same in a frame that keeps it live: what the tile opens
+    <base_url>nbtrain/tensorboard/    TensorBoard in a frame that keeps it live: what the tile opens
 
 One TensorBoard at the output root serves every run; ?runFilter= picks one.
 """

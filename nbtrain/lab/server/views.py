@@ -13,16 +13,16 @@ MOST_VIEWS = 32
 
 
 class Views:
-    """RunViews by run directory, the longest unused going first. Any thread may ask."""
+    """RunViews by run directory; the one unused for longest is dropped first. Any thread may ask."""
 
     def __init__(self) -> None:
         self._views: OrderedDict[tuple[str, str | None], RunView] = OrderedDict()
         self._lock = Lock()
 
     def get(self, name: str) -> RunView:
-        """The view of a run under the output root. Raises JobError where there is none of that name.
+        """The view of a run under the output root. Raises JobError if there is no run of that name.
 
-        A run that was deleted and made anew under the same name is another run.
+        A run that was deleted and made anew under its old name is another run.
         """
         run = RunDir.named(name)
         record = run.record()

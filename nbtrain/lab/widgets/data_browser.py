@@ -1,4 +1,5 @@
-"""Leafing through a dataset in a notebook: the data card, and below it any document, read from .bin as it is asked for.
+"""Leafing through a dataset in a notebook: the data card, and below it any document, read from .bin on
+demand.
 
     +-- the card's tables and pictures ----------------------------------+
     | dataset [v]   document [ 17 ] of 120   ---o-----   [<] [>]         |
@@ -6,7 +7,7 @@
     | document 17 (84 tokens): its text, learnt tokens coloured          |
     +--------------------------------------------------------------------+
 
-Where nobody watches (papermill, exported HTML) the card's own static page stands in its place.
+If nobody watches (papermill, exported HTML), the card's own static page is shown instead.
 """
 
 import html
@@ -79,7 +80,9 @@ class DocumentBrowser(widgets.VBox):
         self.number.value = min(max(number, 0), self.number.max)
 
     def find(self, text: str) -> int | None:
-        """Show the next document behind this one that holds `text`, from the first on after the last; its number."""
+        """Show the next document that holds `text`, starting again at the first after the last; return its
+        number.
+        """
         if not text:
             self.answer.value = ""
             return None
@@ -118,7 +121,7 @@ class DocumentBrowser(widgets.VBox):
 
 
 class CardPanel(widgets.VBox):
-    """A data card with a browser below it; of a blend one dataset is chosen."""
+    """A data card with a browser below it; for a blend, a menu chooses the dataset."""
 
     def __init__(self, card: DataCard | BlendCard):
         self.cards = card.cards if isinstance(card, BlendCard) else [card]
@@ -131,7 +134,7 @@ class CardPanel(widgets.VBox):
         )
         if not isinstance(card, BlendCard):
             self.choice.layout.display = "none"
-        # Without it a line is as tall as a control.
+        # Without the line height, a line of text is as tall as a control.
         self.summary = widgets.HTML(f'<div style="line-height:1.4">{card.summary_html()}</div>')
         self.browser = self._open()
         super().__init__([self.summary, self.choice, self.browser])
@@ -155,7 +158,7 @@ class LiveDataCard(DataCard):
 
 
 class LiveBlendCard(BlendCard):
-    """The same of a blend."""
+    """A blend's data card that shows itself with its browser in a live notebook."""
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         return bundle(CardPanel(self), self.to_html(), str(self)), {}

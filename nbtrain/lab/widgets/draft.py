@@ -1,4 +1,4 @@
-"""A run before it is submitted: a YAML, changes to it, and what can be said about both. No widget in here.
+"""A run before it is submitted: a YAML, changes to it, and what can be said about both. Knows no widget.
 
 Draft("gpt-tiny").set("batch.micro_batch_size", "4")  ->  assess()  ->  problems, plan, difference, one line
 """
@@ -36,7 +36,7 @@ GROUPS = {
     "Evaluation": ("evaluation",),
     "Logging": ("logging", "profile"),
 }
-# `name` has its own place; the other two are no setting.
+# `name` has its own place on the form; the other two are not settings.
 NOT_IN_GROUPS = ("schema_version", "extends", "name")
 
 
@@ -62,7 +62,7 @@ class Assessment:
     """What is known about a draft as it stands."""
 
     config: RunConfig | None
-    """None where a value does not fit the schema."""
+    """None if a value does not fit the schema."""
     problems: list[str]
     """Why it cannot be submitted, each with place, rule and fix."""
     shortages: list["Problem"]
@@ -104,7 +104,7 @@ class Draft:
             self.overrides[key] = value
 
     def set_text(self, one: Field, text: str) -> None:
-        """Change a field to what a person typed. Raises ConfigError where it is not YAML."""
+        """Change a field to what a person typed. Raises ConfigError if it is not YAML."""
         text = text.strip()
         if one.kind == "text":
             self.set(one.key, None if text in ("", "null") else text)
@@ -154,7 +154,7 @@ def _python(value: Any) -> str:
 
 
 def run_yamls() -> list[str]:
-    """Names of the run YAMLs that come with nbtrain or lie in the workspace, smallest model first as listed."""
+    """Names of the run YAMLs of nbtrain and of the workspace: gpt-tiny first, the others by name."""
     folders = (
         workspace() / "examples" / "megatron-gpt" / "training",
         bundled("examples/megatron-gpt") / "training",
@@ -164,7 +164,9 @@ def run_yamls() -> list[str]:
 
 
 def fields_of(section: str) -> list[Field]:
-    """The fields of one section of the schema, nested ones with dotted keys; a field outside all sections is its own."""
+    """The fields of one section of the schema, nested ones with dotted keys; a field outside all sections
+    stands alone.
+    """
     found: list[Field] = []
     known = field_keys()
     for key, inner in known.items():

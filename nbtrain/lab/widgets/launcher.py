@@ -126,7 +126,7 @@ class Launcher(widgets.VBox):
             self.refresh()
 
     def submit(self) -> RunView | None:
-        """Submit the draft, as its line does; the run's panel appears below. A refusal is shown, not raised."""
+        """Submit the draft, as its line does, and show the run's panel. A refusal is shown, not raised."""
         from nbtrain.jobs.submit import submit
 
         self.submit_button.disabled = True

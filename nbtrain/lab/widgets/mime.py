@@ -1,7 +1,7 @@
 """What one output of a widget holds.
 
 live front end    the widget, and a picture for whoever opens the notebook without its kernel
-nobody watches    the picture alone: exported, a widget would hide it behind a manager from a CDN
+nobody watches    the picture alone: in exported HTML, a widget would hide it until a CDN answers
 """
 
 from typing import Any

@@ -5,8 +5,8 @@
     papermill, HTML   static picture      lab/widgets/static.py
 
 The rescue is a second, invisible output: a script that watches the widget beside it. After a page reload
-during a long cell JupyterLab shows "Loading widget..." until the cell ends, after a kernel's end "model not
-found"; the rescue then shows the same panel without a kernel. Only trusted notebooks run it.
+during a long cell, JupyterLab shows "Loading widget..." until the cell ends; after a kernel's end, "model not
+found". The rescue then shows a panel that needs no kernel. Only trusted notebooks run it.
 """
 
 import html
@@ -42,7 +42,7 @@ class RunPanel(anywidget.AnyWidget):
     name = traitlets.Unicode().tag(sync=True)
     run_id = traitlets.Unicode().tag(sync=True)
     snap = traitlets.Dict().tag(sync=True)
-    """RunView.snapshot(): at first show, and then where no server half answers."""
+    """RunView.snapshot(): at first, and later while no server half answers."""
     served = traitlets.Bool(False).tag(sync=True)
     """Set by the script: the server answers, so nothing is sent from here."""
 

@@ -1,10 +1,12 @@
-"""The panel's script: the ES modules of panel/, joined into the one module that anywidget and the server hand out."""
+"""The panel's script: the ES modules of panel/, joined into the one module that anywidget and the server hand
+out.
+"""
 
 import functools
 import re
 from pathlib import Path
 
-# Each after the modules that it imports; the exports of the last are those of the whole.
+# Each after the modules that it imports; what the last one exports is what the whole exports.
 MODULES = ("words", "style", "server", "charts", "view", "panel")
 IMPORT = re.compile(r'^import \{[^}]*\} from "\./(\w+)\.js";\n', re.MULTILINE)
 

@@ -1,8 +1,8 @@
 """A snapshot as a picture that needs no kernel, no script and no network: for papermill and exported HTML.
 
 Everything the live panel shows, at one moment. Styles stand in attributes and curves in <img> data, because
-JupyterLab strips <style>, <script> and inline <svg> from the outputs of a notebook that it does not trust, and an
-executed notebook from papermill is one. Words and numbers come with the snapshot (monitor/shown.py).
+JupyterLab strips <style>, <script> and inline <svg> from the outputs of a notebook that it does not trust,
+and an executed notebook from papermill is one. Words and numbers come with the snapshot (monitor/shown.py).
 """
 
 import base64
@@ -46,8 +46,8 @@ def run_html(snapshot: dict[str, Any]) -> str:
         _ranks(shown["ranks"]),
     ]
     parts += [_events(snapshot), _table("Job", ("", ""), shown["job"]), _log(snapshot["log"])]
-    style = f"max-width:1000px;border:1px solid {LINE};border-radius:8px;padding:12px 16px;font-size:13px;{FONT};{NUMBERS}"
-    return f'<div style="{style}">{"".join(part for part in parts if part)}</div>'
+    frame = f"max-width:1000px;border:1px solid {LINE};border-radius:8px;padding:12px 16px"
+    return f'<div style="{frame};font-size:13px;{FONT};{NUMBERS}">{"".join(part for part in parts if part)}</div>'
 
 
 def run_text(snapshot: dict[str, Any]) -> str:
@@ -84,17 +84,19 @@ def _bar(snapshot: dict[str, Any]) -> str:
         f"{html.escape(label)} <strong>{html.escape(value)}</strong>".strip()
         for label, value in shown["line"]
     )
+    bar, percent = "height:6px;border-radius:3px", 100 * shown["fraction"]
     return (
-        f'<div style="height:6px;border-radius:3px;background-color:{LINE};margin:8px 0 4px 0">'
-        f'<div style="height:6px;border-radius:3px;width:{100 * shown["fraction"]:.2f}%;background-color:{color}">'
-        f'</div></div><div style="color:{GREY};font-size:12px">{words}</div>'
+        f'<div style="{bar};background-color:{LINE};margin:8px 0 4px 0">'
+        f'<div style="{bar};width:{percent:.2f}%;background-color:{color}"></div></div>'
+        f'<div style="color:{GREY};font-size:12px">{words}</div>'
     )
 
 
 def _figures(tiles: Sequence[Sequence[str]]) -> str:
     cells = [
-        f'<td style="{LEFT};padding:2px 18px 2px 0"><span style="color:{GREY};font-size:11px">{html.escape(label)}</span>'
-        f'<br><strong style="font-size:15px">{html.escape(value)}</strong> '
+        f'<td style="{LEFT};padding:2px 18px 2px 0">'
+        f'<span style="color:{GREY};font-size:11px">{html.escape(label)}</span><br>'
+        f'<strong style="font-size:15px">{html.escape(value)}</strong> '
         f'<span style="color:{GREY};font-size:11px">{html.escape(unit)}</span></td>'
         for label, value, unit in tiles
     ]
@@ -111,7 +113,8 @@ def _curves(snapshot: dict[str, Any]) -> str:
     if not any(images):
         return ""
     return (
-        f'<table style="margin:4px 0"><tr><td style="{LEFT};vertical-align:top;padding:0 16px 0 0">{images[0]}</td>'
+        f'<table style="margin:4px 0"><tr>'
+        f'<td style="{LEFT};vertical-align:top;padding:0 16px 0 0">{images[0]}</td>'
         f'<td style="{LEFT};vertical-align:top;padding:0">{images[1]}{images[2]}</td></tr></table>'
     )
 

@@ -59,10 +59,11 @@ class TensorBoardPanel(anywidget.AnyWidget):
         stream = io.BytesIO()
         training_curves(self.view).savefig(stream, format="png", dpi=80)
         data = base64.b64encode(stream.getvalue()).decode()
-        return f'<img alt="Training curves of {html.escape(self.view.name)}" src="data:image/png;base64,{data}">{line}'
+        title = f"Training curves of {html.escape(self.view.name)}"
+        return f'<img alt="{title}" src="data:image/png;base64,{data}">{line}'
 
 
 def how_to_start(view: RunView | None) -> str:
-    """The command that shows the same in any browser."""
+    """The command that shows the run in any browser."""
     folder = view.run.tensorboard if view is not None else output_root()
     return f"Start TensorBoard with:  tensorboard --reload_interval 5 --logdir {shlex.quote(str(folder))}"

@@ -1,4 +1,4 @@
-// One chart of a snapshot: range, ticks and labels are those of monitor/charts.py, placed on the width there is.
+// One chart of a snapshot: its range, ticks and labels come from monitor/charts.py; here they are placed on the page.
 
 import { element, known } from "./words.js";
 

@@ -2,7 +2,7 @@
 //
 //   default export   anywidget's render: the panel of a RunPanel widget
 //   mount            the panel in any element, fed by the server half of nbtrain
-//   rescue           puts a panel where JupyterLab could not revive a widget
+//   rescue           shows a panel in place of a widget that JupyterLab could not revive
 //
 // Snapshots come by REST from <base_url>nbtrain/, never through comms, which do not arrive while a cell runs.
 // Without a server half, the widget's trait `snap` is drawn instead.
@@ -115,7 +115,7 @@ export function mount(root, { name, runId = "", snap = null, model = null }) {
   };
 }
 
-/** Watch over the widget beside `place`; where JupyterLab cannot revive it, show a panel without a kernel. */
+/** Watch the widget beside `place`; if JupyterLab cannot revive it, show a panel that needs no kernel. */
 export function rescue(place) {
   const name = place.dataset.run, runId = place.dataset.runId || "";
   let end = null, own = null, hidden = null;

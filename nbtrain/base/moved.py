@@ -95,6 +95,7 @@ RENAMED = {
     "nbtrain.notebook_parameters": "nbtrain.lab.parameters",
     "nbtrain.planner.docs": "nbtrain.cli.reference.pages",
     "nbtrain.planner.docs_parallelism": "nbtrain.cli.reference.parallelism",
+    "nbtrain.jobs.problem": "nbtrain.jobs.obstacle",
     "nbtrain.train.checkpoint": "nbtrain.checkpoint.checkpointer",
     "nbtrain.train.checkpoint_manifest": "nbtrain.checkpoint.manifest",
     "nbtrain.train.checkpoint_store": "nbtrain.checkpoint.store",

@@ -38,7 +38,7 @@ class Record:
 
 
 def _nested(kind: Any, value: Any, where: object) -> Any:
-    """A field's value; records within a record by the field's type, such as `Progress | None` or `list[Progress]`."""
+    """A field's value; records within a record by the field's type, such as `TrainingProgress | None` or `list[TrainingProgress]`."""
     if value is None:
         return None
     for inner in (kind, *get_args(kind)):
@@ -164,7 +164,7 @@ class JobRecord(Record):
 
 
 @dataclass
-class Progress(Record):
+class TrainingProgress(Record):
     """What rank 0 knows about the training; rides in its heartbeat. None: not known yet."""
 
     total_steps: int
@@ -221,7 +221,7 @@ class Heartbeat(Record):
     phase: str
     """One of PHASES."""
     phase_since: float
-    progress: Progress | None = None
+    progress: TrainingProgress | None = None
     """Rank 0 only."""
     progress_count: int = 0
     """Rises with every micro batch, phase and collective; stands still in a rank that hangs."""

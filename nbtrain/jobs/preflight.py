@@ -21,13 +21,13 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.look.contents import check_contents
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.jobs.machine import Machine, this_machine
+from nbtrain.jobs.obstacle import GIB, Obstacle, Obstacles, gib, read_only, size
 from nbtrain.jobs.preflight_tools import (
     compiler_is_there,
     extensions_can_be_built,
     nvme_is_ready,
     packages_are_there,
 )
-from nbtrain.jobs.problem import GIB, Problem, Problems, gib, read_only, size
 from nbtrain.planner.disk import estimate_disk
 from nbtrain.planner.memory import estimate_memory
 
@@ -41,7 +41,7 @@ CPU_FLAGS = {
 }
 
 
-def preflight(config: RunConfig, machine: Machine | None = None) -> list[Problem]:
+def preflight(config: RunConfig, machine: Machine | None = None) -> list[Obstacle]:
     """Every problem that would stop this run on this machine; empty where it can start."""
     machine = this_machine() if machine is None else machine
     return [problem for check in CHECKS for problem in check(config, machine)]
@@ -50,11 +50,11 @@ def preflight(config: RunConfig, machine: Machine | None = None) -> list[Problem
 # --- devices -------------------------------------------------------------------------------------------------
 
 
-def devices_suffice(config: RunConfig, machine: Machine) -> Problems:
+def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
     """One machine with a GPU for each rank, or a CPU."""
     resources = config.resources
     if resources.nodes > 1:
-        yield Problem(
+        yield Obstacle(
             "resource",
             f"{config.where('resources.nodes')}: the run needs {resources.nodes} machines; backend `local` has 1.",
             "Run it on a cluster, or set resources.nodes=1 and a layout that fits.",
@@ -64,7 +64,7 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Problems:
         if present < needed:
             hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
             note = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
-            yield Problem(
+            yield Obstacle(
                 "resource",
                 f"{config.where('resources.gpus_per_node')}: the run needs {needed} GPUs; "
                 f"{machine.host} has {present}{note}.",
@@ -74,7 +74,7 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Problems:
     if config.precision.dtype in CPU_FLAGS and machine.cpu_flags:
         wanted = CPU_FLAGS[config.precision.dtype]
         if not machine.cpu_flags.intersection(wanted):
-            yield Problem(
+            yield Obstacle(
                 "resource",
                 f"{config.where('precision.dtype')}: precision.dtype = {config.precision.dtype} on a CPU needs one of "
                 f"{', '.join(wanted)}; {machine.cpu} has none of them.",
@@ -82,7 +82,7 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Problems:
             )
     ranks = config.world_size
     if ranks > 4 * machine.cores:
-        yield Problem(
+        yield Obstacle(
             "resource",
             f"the run starts {ranks} ranks; {machine.host} has {machine.cores} cores, and more than 4 ranks on a core "
             "wait for each other.",
@@ -90,7 +90,7 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Problems:
         )
 
 
-def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Problems:
+def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Obstacles:
     """The GPUs that are there serve the format and the attention that are asked for; check.py has looked at gpu_type.
 
     A GPU that no table knows is left to the rank's own look at it.
@@ -102,19 +102,19 @@ def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Problems:
     for name, device in devices:
         has = f"{name} has compute capability {'.'.join(map(str, device.compute_capability))}"
         if config.precision.fp8 and device.compute_capability < FP8_CAPABILITY:
-            yield Problem(
+            yield Obstacle(
                 "resource",
                 f"{config.where('precision.fp8')}: precision.fp8 = true needs a GPU from Hopper on (9.0); {has}.",
                 "Set precision.fp8=false.",
             )
         if config.precision.dtype == "bf16" and device.peak("bf16") is None:
-            yield Problem(
+            yield Obstacle(
                 "resource",
                 f"{config.where('precision.dtype')}: precision.dtype = bf16 needs a GPU from Ampere on (8.0); {has}.",
                 "Set precision.dtype=fp16 or fp32.",
             )
         if config.model.attention_backend == "flash" and device.compute_capability < FLASH_CAPABILITY:
-            yield Problem(
+            yield Obstacle(
                 "resource",
                 f"{config.where('model.attention_backend')}: model.attention_backend = flash needs a GPU from Ampere on "
                 f"(8.0); {has}.",
@@ -122,7 +122,7 @@ def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Problems:
             )
 
 
-def memory_suffices(config: RunConfig, machine: Machine) -> Problems:
+def memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
     """The planner's peak of every rank, against the GPU it gets or the host memory they share."""
     estimate = estimate_memory(config)
     needed = estimate.total_bytes
@@ -136,7 +136,7 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Problems:
             return
         present, where = min(sizes), f"a rank on {machine.gpus[0].name}"
     if needed > ESTIMATE_SLACK * present:
-        yield Problem(
+        yield Obstacle(
             "resource",
             f"{where} will need about {gib(needed)} of memory and there is {gib(present)}"
             + (f" (per rank: {parts})." if parts else "."),
@@ -145,13 +145,13 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Problems:
         )
 
 
-def host_memory_suffices(config: RunConfig, machine: Machine) -> Problems:
+def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
     """What offloading and asynchronous saving put beside the GPUs, of all ranks together."""
     estimate = estimate_memory(config)
     needed = estimate.total_host_bytes * min(config.ranks_per_node, config.world_size)
     if needed > machine.memory_bytes:
         parts = ", ".join(f"{name} {gib(size)}" for name, size in estimate.host_parts.items() if size)
-        yield Problem(
+        yield Obstacle(
             "resource",
             f"{config.ranks_per_node} rank(s) on {machine.host} will need about {gib(needed)} of host memory and there is "
             f"{gib(machine.memory_bytes)} (per rank: {parts}).",
@@ -163,7 +163,7 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Problems:
 # --- faults on order -----------------------------------------------------------------------------------------
 
 
-def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Problems:
+def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacles:
     """NBTRAIN_FAULTS is what the ranks read, and names ranks that there are."""
     if (text := config.backend.env.get(VARIABLE)) is None:
         return
@@ -172,11 +172,11 @@ def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Problems
     try:
         orders = read_orders(text)
     except ValueError as error:
-        yield Problem("error", f"{where} {error}.", fix)
+        yield Obstacle("error", f"{where} {error}.", fix)
         return
     ranks = config.world_size
     if strange := sorted({order["rank"] for order in orders if order.get("rank", 0) >= ranks}):
-        yield Problem(
+        yield Obstacle(
             "error",
             f"{where} names rank {', '.join(map(str, strange))}; the run has {ranks}, 0 to {ranks - 1}.",
             fix,
@@ -186,23 +186,23 @@ def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Problems
 # --- folders and disk ----------------------------------------------------------------------------------------
 
 
-def output_is_writable(config: RunConfig, machine: Machine) -> Problems:
+def output_is_writable(config: RunConfig, machine: Machine) -> Obstacles:
     """The run directory can be made, or written to."""
     run = RunDir.named(config.name)
     folder = _existing(run.path)
     if not folder.is_dir():
-        yield Problem(
+        yield Obstacle(
             "error", f"{display(folder)} is a file, not a folder.", "Set NBTRAIN_OUTPUT to a folder."
         )
     elif not os.access(folder, os.W_OK | os.X_OK) or read_only(folder):
-        yield Problem(
+        yield Obstacle(
             "error",
             f"{display(run.path)} cannot be written: {display(folder)} gives no right to.",
             "Set NBTRAIN_OUTPUT to a folder that can be written, or mend the rights.",
         )
 
 
-def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Problems:
+def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Obstacles:
     """Room for every checkpoint that stays and the one being written."""
     run = RunDir.named(config.name)
     folder = _existing(run.path)
@@ -218,7 +218,7 @@ def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Problems:
     free = shutil.disk_usage(folder).free
     if free < needed:
         there = f", {size(present)} of them there already" if present else ""
-        yield Problem(
+        yield Obstacle(
             "resource",
             f"{display(output_root())}: the disk has {size(free)} free, but {estimate.num_checkpoints} checkpoints of "
             f"{size(estimate.checkpoint_bytes)} (keep_last and the one being written{there}) and logs need "
@@ -234,7 +234,7 @@ def _existing(path: Path) -> Path:
 # --- data ----------------------------------------------------------------------------------------------------
 
 
-def data_is_whole(config: RunConfig, machine: Machine) -> Problems:
+def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
     """The .bin/.idx are there, of the size their index counts, hold this vocabulary and what their manifest says."""
     tokenizer = manifest = None
     prepare = f"`nbtrain prepare {shlex.join(config.as_arguments)}` makes what is missing."
@@ -243,23 +243,23 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Problems:
     except DataError as error:
         # Data that was brought along needs no tokenizer to train.
         if config.data.sources:
-            yield Problem("data", str(error), prepare)
+            yield Obstacle("data", str(error), prepare)
     try:
         dataset = dataset_of(config)
         manifest = dataset.require(config.tokenizer.vocab_size)
         check_contents(dataset)
     except DataError as error:
         # Damaged data is not missing: its message says how it is made again, with --force.
-        yield Problem("data", str(error), "" if "--force" in str(error) else prepare)
+        yield Obstacle("data", str(error), "" if "--force" in str(error) else prepare)
     if tokenizer and tokenizer.vocab_size > config.tokenizer.vocab_size:
-        yield Problem(
+        yield Obstacle(
             "error",
             f"{config.where('tokenizer.vocab_size')}: tokenizer.vocab_size = {config.tokenizer.vocab_size:,}, but "
             f"{display(tokenizer.directory)} has {tokenizer.vocab_size:,} entries.",
             f"Set tokenizer.vocab_size={tokenizer.vocab_size} or more, or name another tokenizer.",
         )
     if tokenizer and manifest and manifest.tokenizer_sha256 not in (None, tokenizer.sha256):
-        yield Problem(
+        yield Obstacle(
             "error",
             f"dataset {config.data.name} was encoded with the tokenizer {manifest.tokenizer_sha256[:12]}..., but "
             f"{display(tokenizer.directory)} is {tokenizer.sha256[:12]}...: ids would mean other text.",
@@ -267,7 +267,7 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Problems:
         )
 
 
-Check = Callable[[RunConfig, Machine], Problems]
+Check = Callable[[RunConfig, Machine], Obstacles]
 CHECKS: tuple[Check, ...] = (
     devices_suffice,
     gpus_have_the_kernels,

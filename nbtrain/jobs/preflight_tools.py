@@ -13,11 +13,11 @@ from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.machine import Machine
-from nbtrain.jobs.problem import Problem, Problems, read_only, size
+from nbtrain.jobs.obstacle import Obstacle, Obstacles, read_only, size
 from nbtrain.planner.memory import estimate_memory
 
 
-def compiler_is_there(config: RunConfig, machine: Machine) -> Problems:
+def compiler_is_there(config: RunConfig, machine: Machine) -> Obstacles:
     """torch.compile calls a C++ compiler on CPU, and for GPUs Triton a C compiler; ranks inherit this environment."""
     if not config.model.compile:
         return
@@ -26,7 +26,7 @@ def compiler_is_there(config: RunConfig, machine: Machine) -> Problems:
         ("CXX", "C++", ("g++", "clang++"), "g++") if on_cpu else ("CC", "C", ("gcc", "clang"), "gcc")
     )
     if not _compiler(variable, *names):
-        yield Problem(
+        yield Obstacle(
             "error",
             f"{config.where('model.compile')}: model.compile = true needs a {language} compiler on "
             f"{'CPU' if on_cpu else 'GPUs'}, and neither ${variable} nor {' nor '.join(names)} was found.",
@@ -41,7 +41,7 @@ REMOTE_FILE_SYSTEMS = re.compile(
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
-def nvme_is_ready(config: RunConfig, machine: Machine) -> Problems:
+def nvme_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
     """The folders of offloading are there, can be written, lie on a disk of this machine and have room."""
     parallel = config.parallel
     keys = [
@@ -53,19 +53,19 @@ def nvme_is_ready(config: RunConfig, machine: Machine) -> Problems:
         folder = Path(str(value_of(config, key)))
         found = f"{config.where(key)}: {key} = {folder}"
         if not folder.is_dir():
-            yield Problem("error", f"{found} is no folder.", "Make it, on a local NVMe disk.")
+            yield Obstacle("error", f"{found} is no folder.", "Make it, on a local NVMe disk.")
             continue
         if not os.access(folder, os.W_OK | os.X_OK) or read_only(folder):
-            yield Problem("error", f"{found} cannot be written.", "Name a folder that can be.")
+            yield Obstacle("error", f"{found} cannot be written.", "Name a folder that can be.")
         kind = _file_system(folder)
         if kind in MEMORY_FILE_SYSTEMS:
-            yield Problem(
+            yield Obstacle(
                 "error",
                 f"{found} lies in host memory ({kind}), which offloading is to spare.",
                 "Name a folder on a local NVMe disk, or set device=cpu.",
             )
         elif kind and REMOTE_FILE_SYSTEMS.fullmatch(kind):
-            yield Problem(
+            yield Obstacle(
                 "error",
                 f"{found} lies on a file system of another machine ({kind}): every step would wait for it.",
                 "Name a folder on a local NVMe disk.",
@@ -76,7 +76,7 @@ def nvme_is_ready(config: RunConfig, machine: Machine) -> Problems:
         for folder in dict.fromkeys(folder for folder in folders if folder.is_dir()):
             free = shutil.disk_usage(folder).free
             if free < needed:
-                yield Problem(
+                yield Obstacle(
                     "resource",
                     f"{folder}: the disk has {size(free)} free, and the state that is offloaded to NVMe needs "
                     f"{size(needed)}.",
@@ -104,7 +104,7 @@ def _file_system(folder: Path) -> str | None:
 INCLUDE_FOLDERS = ("/usr/include", "/usr/local/include")
 
 
-def extensions_can_be_built(config: RunConfig, machine: Machine) -> Problems:
+def extensions_can_be_built(config: RunConfig, machine: Machine) -> Obstacles:
     """DeepSpeed compiles its access to NVMe and its quantization at their first use; each needs its tools."""
     parallel = config.parallel
     nvme = next(
@@ -137,7 +137,7 @@ def extensions_can_be_built(config: RunConfig, machine: Machine) -> Problems:
                 shutil.which("nvcc") or os.environ.get("CUDA_HOME")
             )
         if lacking := [what for what, lacks in missing.items() if lacks]:
-            yield Problem(
+            yield Obstacle(
                 "error",
                 f"{config.where(key)}: {key} = {show(value_of(config, key))} makes DeepSpeed compile an extension, and "
                 f"this is missing: {', '.join(lacking)}.",
@@ -162,10 +162,10 @@ def _header(name: str) -> bool:
     return any((Path(folder) / name).is_file() for folder in (*folders, *flags))
 
 
-def packages_are_there(config: RunConfig, machine: Machine) -> Problems:
+def packages_are_there(config: RunConfig, machine: Machine) -> Obstacles:
     """FPDT's kernels are a package of their own, that nbtrain does not bring."""
     if config.parallel.fpdt_chunk_tokens and importlib.util.find_spec("flash_attn") is None:
-        yield Problem(
+        yield Obstacle(
             "error",
             f"{config.where('parallel.fpdt_chunk_tokens')}: parallel.fpdt_chunk_tokens = "
             f"{config.parallel.fpdt_chunk_tokens} needs the package flash-attn, which is not installed.",

@@ -33,8 +33,8 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import backend_of, status_of
 from nbtrain.jobs.changes import Change, changes_between
 from nbtrain.jobs.environment import environment_record
+from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.jobs.preflight import preflight
-from nbtrain.jobs.problem import Problem
 from nbtrain.jobs.refusals import (
     HARMLESS_ENTRIES,
     active_job,
@@ -211,7 +211,7 @@ def _refuse(run: RunDir, config: RunConfig) -> None:
     refuse_less_than_done(run, config)
 
 
-def _refuse_problems(config: RunConfig, problems: list[Problem]) -> None:
+def _refuse_problems(config: RunConfig, problems: list[Obstacle]) -> None:
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
         raise SubmitError(

@@ -15,7 +15,7 @@ from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import ACTIVE, MEANING, read_state
 from nbtrain.base.metrics import BY_NAME, SCALARS, name_of
 from nbtrain.base.metrics import scalar as scalar_named
-from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, Progress
+from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
 from nbtrain.monitor.resources import ResourceSampler
@@ -94,7 +94,7 @@ class RunView:
         return self.state in ACTIVE
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> TrainingProgress | None:
         """The progress in rank 0's newest heartbeat; None before its first."""
         heartbeat = self.heartbeats().get(0)
         return heartbeat.progress if heartbeat else None

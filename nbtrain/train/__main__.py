@@ -16,7 +16,7 @@ import traceback
 from nbtrain.base.errors import NbtrainError, RollbackError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.records import Progress
+from nbtrain.base.records import TrainingProgress
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.attempt import attempt_config
 from nbtrain.config.load import load_resolved
@@ -65,7 +65,7 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
     logging.basicConfig(level=level, format="%(asctime)s %(message)s", datefmt="%H:%M:%S", stream=sys.stdout)
     if heartbeat.rank == 0:
         heartbeat.events = EventWriter(job, "rank0")
-        heartbeat.progress = Progress(config.train_steps, config.train_tokens)
+        heartbeat.progress = TrainingProgress(config.train_steps, config.train_tokens)
 
     with heartbeat.phase("start"):
         # torch takes seconds to import: the first sign of life comes before it.

@@ -13,7 +13,7 @@ from nbtrain.api.run import Run, open_run
 from nbtrain.base.errors import ConfigError, JobError, SubmitError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.metrics import scalar
-from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, Progress, ResumeCertificate
+from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, ResumeCertificate, TrainingProgress
 from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.cli import __main__ as cli
 from nbtrain.cli import demo, notebook_runner
@@ -229,7 +229,7 @@ def cancelled(run):
     job.make_folders()
     JobRecord(job.job_id, "id", "mine", "CANCELLED", 0.0, world_size=1).write(job.job_json)
     process = ProcessIdentity(1, 1, "")
-    Heartbeat(0, 0, process, 0.0, 11, "end", 0.0, Progress(300, 1000)).write(job.heartbeat(0))
+    Heartbeat(0, 0, process, 0.0, 11, "end", 0.0, TrainingProgress(300, 1000)).write(job.heartbeat(0))
     return run
 
 

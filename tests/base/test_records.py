@@ -14,8 +14,8 @@ from nbtrain.base.records import (
     Heartbeat,
     JobRecord,
     ProcessIdentity,
-    Progress,
     Rollback,
+    TrainingProgress,
 )
 
 
@@ -23,7 +23,7 @@ def test_records_within_records_come_back(tmp_path):
     """A heartbeat with its process, progress and collective; a job with its attempts."""
     me = ProcessIdentity.of(os.getpid())
     collective = Collective("all_reduce", "data_parallel", [0, 1], 3, 1.0, True)
-    beat = Heartbeat(0, 1, me, 1.0, 6, "train", 0.5, Progress(8, 1024), 3, collective)
+    beat = Heartbeat(0, 1, me, 1.0, 6, "train", 0.5, TrainingProgress(8, 1024), 3, collective)
     beat.write(tmp_path / "beat.json")
     assert Heartbeat.read(tmp_path / "beat.json") == beat
     job = JobRecord("20261121-031500-a1b2", "id", "run", "RUNNING", 0.0, 2, supervisor=me)

@@ -19,7 +19,7 @@ import sys
 import time
 
 from nbtrain.base import files
-from nbtrain.base.records import ControlRequest, ExitRecord, Heartbeat, ProcessIdentity, Progress
+from nbtrain.base.records import ControlRequest, ExitRecord, Heartbeat, ProcessIdentity, TrainingProgress
 from nbtrain.base.rundir import JobDir, RunDir
 
 
@@ -43,7 +43,7 @@ def main(run_path: str) -> int:
     print(f"rank {rank} of {world}, attempt {attempt}, threads {os.environ['OMP_NUM_THREADS']}", flush=True)
     steps = [step for step in run.checkpoint_steps() if run.checkpoint_manifest(step).exists()]
     step = saved = max(steps, default=0)
-    progress = Progress(plan["steps"], 1000, num_parameters=12_345, checkpoint_step=saved or None)
+    progress = TrainingProgress(plan["steps"], 1000, num_parameters=12_345, checkpoint_step=saved or None)
 
     def beat(phase: str) -> None:
         progress.consumed_tokens, progress.consumed_samples = step * 64, step * 4

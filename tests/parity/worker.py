@@ -17,7 +17,7 @@ from deepspeed.utils import groups as deepspeed_groups
 
 from nbtrain.base.events import EventWriter
 from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.records import Progress
+from nbtrain.base.records import TrainingProgress
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.parallel import startup
@@ -51,7 +51,7 @@ def train(path: str, world: World) -> str:
     heartbeat = HeartbeatWriter(job, world.rank, 0)
     if world.rank == 0:
         heartbeat.events = EventWriter(job, "rank0")
-        heartbeat.progress = Progress(config.train_steps, config.train_tokens)
+        heartbeat.progress = TrainingProgress(config.train_steps, config.train_tokens)
     torch.manual_seed(0)
     return train_run(run, config, world, Requests(job, world.rank), heartbeat)
 

@@ -21,7 +21,7 @@ import nbtrain
 from nbtrain.base import files
 from nbtrain.base.events import EventWriter
 from nbtrain.base.parent_death import die_with_parent
-from nbtrain.base.records import Progress
+from nbtrain.base.records import TrainingProgress
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load_resolved
 from nbtrain.parallel import startup
@@ -78,7 +78,7 @@ def main(*paths: str) -> None:
         job = run.newest_job()
         heartbeat = HeartbeatWriter(job, 0, 0)
         heartbeat.events = EventWriter(job, "rank0")
-        heartbeat.progress = Progress(config.train_steps, config.train_tokens)
+        heartbeat.progress = TrainingProgress(config.train_steps, config.train_tokens)
         torch.manual_seed(0)
         assert trainer.train_run(run, config, world, Requests(job, 0), heartbeat) == "finished"
         files.write_json(run.path / "host_syncs.json", dict(waits.found))

@@ -402,7 +402,7 @@ def kinds_go_together(config: RunConfig) -> Problems:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Pairing:
     """What the table says of a pair."""
 
     pair: bool
@@ -413,11 +413,11 @@ class Verdict:
     """Overrides that turn both on, with what they need."""
 
 
-def verdict(first: Kind, second: Kind) -> Verdict:
+def pairing(first: Kind, second: Kind) -> Pairing:
     """Whether two kinds go together, each with what it needs."""
     if first is second or (first.axis and first.axis == second.axis):
-        return Verdict(pair=False)
-    refused: Verdict | None = None
+        return Pairing(pair=False)
+    refused: Pairing | None = None
     choices = [kind.needs or (None,) for kind in (first, second)]
     for names in itertools.product(*choices):
         together = [first, second, *(BY_NAME[name] for name in names if name)]
@@ -426,9 +426,9 @@ def verdict(first: Kind, second: Kind) -> Verdict:
             settings |= kind.settings
         reason = _clash(together)
         if reason is None:
-            return Verdict(True, None, settings)
+            return Pairing(True, None, settings)
         # The asked pair's own reason says more than one that comes in with what they need.
-        refused = refused or Verdict(True, _clash([first, second]) or reason, settings)
+        refused = refused or Pairing(True, _clash([first, second]) or reason, settings)
     assert refused is not None
     return refused
 

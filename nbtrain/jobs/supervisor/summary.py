@@ -9,7 +9,7 @@ from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
-from nbtrain.base.records import Heartbeat, JobRecord, Progress
+from nbtrain.base.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.config.schema import RunConfig
 
@@ -31,7 +31,9 @@ def summarize(
 ) -> dict[str, Any]:
     """The figures of the run at this job's end. `before` is the summary of the job before, or {}."""
     assert record.ended_at is not None
-    progress = beat.progress if beat and beat.progress else Progress(config.train_steps, config.train_tokens)
+    progress = (
+        beat.progress if beat and beat.progress else TrainingProgress(config.train_steps, config.train_tokens)
+    )
 
     def newest(name: str, value: Any) -> Any:
         return before.get(name) if value is None else value

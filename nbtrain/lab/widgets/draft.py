@@ -23,7 +23,7 @@ from nbtrain.config.yaml_source import parse_value, show
 from nbtrain.jobs.changes import Change, changes_between
 
 if TYPE_CHECKING:
-    from nbtrain.jobs.preflight import Problem
+    from nbtrain.jobs.preflight import Obstacle
     from nbtrain.planner.plan import Plan
 
 # The form's pages, as a job form of a cluster platform is divided; each section of the schema stands on one.
@@ -65,7 +65,7 @@ class Assessment:
     """None if a value does not fit the schema."""
     problems: list[str]
     """Why it cannot be submitted, each with place, rule and fix."""
-    shortages: list["Problem"]
+    shortages: list["Obstacle"]
     """What this machine lacks for it."""
     plan: "Plan | None"
     changes: list[Change] = field(default_factory=list)

@@ -15,7 +15,7 @@ import torch
 
 from nbtrain.base import amounts
 from nbtrain.base.events import EventWriter
-from nbtrain.base.records import Progress
+from nbtrain.base.records import TrainingProgress
 from nbtrain.checkpoint.state import TrainState
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.deepspeed import deepspeed_config
@@ -46,7 +46,7 @@ class Report:
         config: RunConfig,
         world: World,
         state: TrainState,
-        progress: Progress,
+        progress: TrainingProgress,
         events: EventWriter,
         writer: MetricsWriter,
         dataset_names: tuple[str, ...] = (),

@@ -18,7 +18,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbtrain.base.events import EventWriter
-from nbtrain.base.records import PHASES, STACK_SIGNAL, Collective, Heartbeat, ProcessIdentity, Progress
+from nbtrain.base.records import (
+    PHASES,
+    STACK_SIGNAL,
+    Collective,
+    Heartbeat,
+    ProcessIdentity,
+    TrainingProgress,
+)
 from nbtrain.base.rundir import JobDir
 
 BEAT_SECONDS = 1.0
@@ -30,7 +37,7 @@ class HeartbeatWriter:
 
     events: EventWriter | None = None
     """Where phase events go; rank 0 only."""
-    progress: Progress | None = None
+    progress: TrainingProgress | None = None
     """Rides in every beat; rank 0 only."""
     collective: Callable[[], Collective | None] | None = None
     """Tells the collective that this rank is in (collectives.py)."""

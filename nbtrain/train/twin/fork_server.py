@@ -58,7 +58,7 @@ POLL_SECONDS = 0.02
 
 
 @dataclass
-class Launch:
+class ForkedRanks:
     """Ranks that were forked together."""
 
     id: int
@@ -81,7 +81,7 @@ class Server:
         """`requests` and `answers` are file descriptors of JSON lines."""
         self._requests, self._answers = requests, answers
         self._unread = b""
-        self._launches: dict[int, Launch] = {}
+        self._launches: dict[int, ForkedRanks] = {}
 
     def serve(self) -> None:
         """Until the other end of the requests is closed; what still runs then is killed."""
@@ -133,7 +133,7 @@ class Server:
                 os.close(self._answers)
                 _be_rank(request, rank, port)
             running[pid] = rank
-        self._launches[request["id"]] = Launch(
+        self._launches[request["id"]] = ForkedRanks(
             request["id"],
             now,
             now + request["timeout_seconds"],
@@ -170,7 +170,7 @@ class Server:
                 )
 
 
-def _signal(launch: Launch, number: int, rank: int | None = None) -> None:
+def _signal(launch: ForkedRanks, number: int, rank: int | None = None) -> None:
     for pid, this_rank in launch.running.items():
         if rank is None or rank == this_rank:
             # Not reaped yet, so the pid is still this rank's.

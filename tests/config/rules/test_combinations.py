@@ -6,7 +6,7 @@ import pytest
 
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
-from nbtrain.config.rules.combinations import BY_NAME, KINDS, REFUSALS, Verdict, verdict
+from nbtrain.config.rules.combinations import BY_NAME, KINDS, REFUSALS, Pairing, pairing
 
 # Nothing that a kind could be at odds with; the settings of a pair come on top.
 PLAIN = {
@@ -22,7 +22,7 @@ PLAIN = {
 }
 
 
-def problems_of(told: Verdict) -> list[str]:
+def problems_of(told: Pairing) -> list[str]:
     config = load("gpt-tiny", {**PLAIN, **told.settings}, check=False)
     if config.resources.device == "gpu":
         overrides = {"resources.gpus_per_node": config.world_size}
@@ -34,7 +34,7 @@ def problems_of(told: Verdict) -> list[str]:
 def test_the_rules_say_what_the_table_says(kind):
     """A pair is refused by find_problems exactly where the table has a reason; the reason stands in a message."""
     for other in KINDS:
-        told = verdict(kind, other)
+        told = pairing(kind, other)
         if not told.pair:
             continue
         problems = problems_of(told)
@@ -51,13 +51,13 @@ def test_a_kind_without_what_it_needs_is_refused():
         if not kind.needs:
             continue
         lacking = {"parallel.zero_stage": 0, "precision.dtype": "fp32", "parallel.tensor_parallel_size": 1}
-        told = problems_of(Verdict(True, None, {**kind.settings, **lacking}))
+        told = problems_of(Pairing(True, None, {**kind.settings, **lacking}))
         assert any(f"needs {kind.needs_words}, which is" in problem for problem in told), kind.name
 
 
 def test_the_table_is_symmetric():
     for first, second in itertools.combinations(KINDS, 2):
-        one, other = verdict(first, second), verdict(second, first)
+        one, other = pairing(first, second), pairing(second, first)
         assert (one.pair, one.reason is None) == (other.pair, other.reason is None)
 
 
@@ -77,8 +77,8 @@ def test_what_the_reference_measured_as_right_is_allowed():
         ("autocast", "zero0"),
         ("offload_optimizer_cpu", "pipeline"),
     ):
-        assert verdict(BY_NAME[names[0]], BY_NAME[names[1]]) == Verdict(
-            True, None, verdict(BY_NAME[names[0]], BY_NAME[names[1]]).settings
+        assert pairing(BY_NAME[names[0]], BY_NAME[names[1]]) == Pairing(
+            True, None, pairing(BY_NAME[names[0]], BY_NAME[names[1]]).settings
         ), names
 
 

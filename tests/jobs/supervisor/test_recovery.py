@@ -8,7 +8,14 @@ import pytest
 
 from nbtrain.base import files
 from nbtrain.base.events import read_events
-from nbtrain.base.records import AttemptRecord, Heartbeat, JobRecord, ProcessIdentity, Progress, Rollback
+from nbtrain.base.records import (
+    AttemptRecord,
+    Heartbeat,
+    JobRecord,
+    ProcessIdentity,
+    Rollback,
+    TrainingProgress,
+)
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.jobs import control
@@ -322,7 +329,7 @@ def test_what_was_lost_is_known_once_the_next_one_goes_on(supervised):
         AttemptRecord(0, 0.0, 1, 1, reached_step=9, lost_tokens=128),
         AttemptRecord(1, 0.0, 1, 1, first_step=8),
     ]
-    progress = Progress(10, 1280, checkpoint_step=4)
+    progress = TrainingProgress(10, 1280, checkpoint_step=4)
     beat = Heartbeat(0, 1, ProcessIdentity.of(os.getpid()), 0.0, 4, "train", 0.0, progress)
     supervised.journal.attempt_trains(beat)
     assert record.attempts[0].lost_tokens == 5 * 8 * 16

@@ -4,7 +4,7 @@ import os
 import time
 
 from nbtrain.base import files
-from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, Progress
+from nbtrain.base.records import Heartbeat, JobRecord, ProcessIdentity, TrainingProgress
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.jobs.supervisor.summary import write_summary
@@ -22,7 +22,7 @@ def test_the_checkpoint_is_the_one_on_the_disk(tmp_path):
         "20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "step 42: the loss is nan", ended_at=1.0
     )
     me = ProcessIdentity.of(os.getpid())
-    beat = Heartbeat(0, 0, me, time.time(), 41, "train", 0.0, Progress(800, 3_276_800))
+    beat = Heartbeat(0, 0, me, time.time(), 41, "train", 0.0, TrainingProgress(800, 3_276_800))
     summary = write_summary(run, config, record, beat)
     assert (summary["steps"], summary["checkpoint_step"]) == (41, 40)
     assert files.read_json(run.summary_json) == summary
@@ -36,7 +36,7 @@ def test_overflow_steps_are_those_of_the_run(tmp_path):
     me = ProcessIdentity.of(os.getpid())
     told = []
     for count in (None, 3, None):
-        progress = Progress(800, 3_276_800, overflow_steps=count)
+        progress = TrainingProgress(800, 3_276_800, overflow_steps=count)
         beat = Heartbeat(0, 0, me, time.time(), 41, "train", 0.0, progress)
         told.append(write_summary(run, config, record, beat)["overflow_steps"])
     assert told == [None, 3, 3]

@@ -17,7 +17,14 @@ from pathlib import Path
 from nbtrain.base.events import EventWriter
 from nbtrain.base.files import write_json, write_text
 from nbtrain.base.metrics import scalar
-from nbtrain.base.records import ControlRequest, ExitRecord, Heartbeat, JobRecord, ProcessIdentity, Progress
+from nbtrain.base.records import (
+    ControlRequest,
+    ExitRecord,
+    Heartbeat,
+    JobRecord,
+    ProcessIdentity,
+    TrainingProgress,
+)
 from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
@@ -134,7 +141,7 @@ class FakeJob:
 
     def heartbeat(self, phase: str, loss: float, rate: float, speed: float) -> None:
         """Renew the heartbeats of all ranks; this process stands for each."""
-        progress = Progress(
+        progress = TrainingProgress(
             total_steps=self.steps,
             train_tokens=self.steps * TOKENS_PER_STEP,
             consumed_tokens=self.step * TOKENS_PER_STEP,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from nbtrain.base.events import EventWriter, read_events
-from nbtrain.base.records import Progress
+from nbtrain.base.records import TrainingProgress
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.state import TrainState
 from nbtrain.config.arithmetic.parameters import count_parameters
@@ -49,7 +49,12 @@ def report(job, config, tmp_path):
     state = TrainState(0, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000))
     writer = MetricsWriter(tmp_path / "tensorboard", 0, 0, 0)
     report = Report(
-        config, World(0, 1, 0, CPU), state, Progress(800, 3_276_800), EventWriter(job, "rank0"), writer
+        config,
+        World(0, 1, 0, CPU),
+        state,
+        TrainingProgress(800, 3_276_800),
+        EventWriter(job, "rank0"),
+        writer,
     )
     yield report
     report.close()

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from nbtrain.base.events import EventWriter, read_events
-from nbtrain.base.records import STACK_SIGNAL, Collective, Heartbeat, Progress
+from nbtrain.base.records import STACK_SIGNAL, Collective, Heartbeat, TrainingProgress
 from nbtrain.base.rundir import RunDir
 from nbtrain.train.health import heartbeat as heartbeat_module
 from nbtrain.train.health.heartbeat import HeartbeatWriter
@@ -54,7 +54,7 @@ def test_beats_are_written_once_a_second(job, clock):
 
 def test_a_change_of_phase_is_written_at_once(job, clock):
     writer = HeartbeatWriter(job, 0, 0)
-    writer.progress = Progress(total_steps=10, train_tokens=100)
+    writer.progress = TrainingProgress(total_steps=10, train_tokens=100)
     seen = []
     with writer.phase("train"):
         clock.now += 0.2
@@ -62,7 +62,7 @@ def test_a_change_of_phase_is_written_at_once(job, clock):
             seen.append(Heartbeat.read(job.heartbeat(0)))
         seen.append(Heartbeat.read(job.heartbeat(0)))
     assert [(beat.phase, beat.phase_since) for beat in seen] == [("save", 1000.2), ("train", 1000.2)]
-    assert seen[0].progress == Progress(total_steps=10, train_tokens=100)
+    assert seen[0].progress == TrainingProgress(total_steps=10, train_tokens=100)
 
 
 def test_a_phases_event_has_its_own_seconds(job, clock):

@@ -9,7 +9,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True)
-class Problem:
+class Obstacle:
     """One reason not to launch."""
 
     kind: str
@@ -23,7 +23,7 @@ class Problem:
         return f"{self.message} {self.fix}".rstrip()
 
 
-Problems = Iterator[Problem]
+Obstacles = Iterator[Obstacle]
 
 
 def gib(number: int) -> str:

@@ -10,6 +10,15 @@ from typing import IO, Any
 
 from nbtrain.base.errors import RecordError
 
+# In the cause of a job whose run directory takes no more.
+READ_ONLY = "on a read-only disk"
+
+
+def is_read_only(folder: Path) -> bool:
+    """Whether a folder's file system is mounted read-only."""
+    # access() says yes to root whatever the mount says.
+    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)
+
 
 @contextlib.contextmanager
 def atomic_writer(path: Path, mode: str = "wb") -> Iterator[IO]:

@@ -7,8 +7,11 @@ QUEUED -> STARTING -> RUNNING -> SUCCEEDED
 LOST: derived by readers, never written.
 """
 
+from nbtrain.base import last_words
+from nbtrain.base.files import READ_ONLY, is_read_only
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import JobDir
+from nbtrain.base.workspace import display
 
 QUEUED = "QUEUED"
 STARTING = "STARTING"
@@ -73,7 +76,13 @@ def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
     if record is None:
         return LOST, "the submission was cut off before job.json was written"
     state, cause = observed_state(record, now, job.job_json.stat().st_mtime)
-    if state == LOST and (last_word := JobRecord.read(job.job_json)) is not None:
-        # Its supervisor may have written the end and left between our two looks.
-        return observed_state(last_word, now, job.job_json.stat().st_mtime)
+    if state != LOST:
+        return state, cause
+    # Its supervisor may have written the end and left between our two looks, or written it elsewhere.
+    record = JobRecord.read(job.job_json) or record
+    state, cause = observed_state(record, now, job.job_json.stat().st_mtime)
+    if state == LOST and (words := last_words.kept(record)) and words.state in FINAL:
+        return words.state, words.cause
+    if state == LOST and is_read_only(job.path):
+        return state, f"{cause}; {display(job.run.path)} is {READ_ONLY}"
     return state, cause

@@ -1,7 +1,9 @@
 """The records of a run directory: what the processes of a job write, one dataclass each."""
 
+import functools
 import os
 import signal
+import time
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self, get_args, get_origin
@@ -45,8 +47,49 @@ def _nested(kind: Any, value: Any, where: object) -> Any:
         if isinstance(inner, type) and issubclass(inner, Record):
             if get_origin(kind) is list:
                 return [inner.of_json(one, where) for one in value]
+            if get_origin(kind) is dict:
+                return {key: inner.of_json(one, where) for key, one in value.items()}
             return inner.of_json(value, where)
     return value
+
+
+@dataclass
+class Stamp(Record):
+    """A moment by the kernel's clock since boot, which nobody sets: between two of one boot lies the true duration."""
+
+    boot_id: str
+    seconds: float
+
+    @classmethod
+    def now(cls) -> "Stamp":
+        """CLOCK_BOOTTIME, which counts while the machine is suspended, as the wall clock does."""
+        return cls(boot_id(), round(time.clock_gettime(time.CLOCK_BOOTTIME), 3))
+
+
+@dataclass
+class Stamped(Record):
+    """A record whose moments, seconds since the epoch by name, have a Stamp each; records of nbtrain 0.1 have none."""
+
+    stamps: dict[str, Stamp] = field(default_factory=dict, kw_only=True, compare=False)
+
+    def mark(self, name: str) -> None:
+        """Set the moment `name` to now."""
+        setattr(self, name, time.time())
+        self.stamps[name] = Stamp.now()
+
+    def seconds_between(self, begin: str, end: str) -> float:
+        """Between two moments that are set: by their stamps if they are of one boot, else by the wall clock."""
+        first, last = self.stamps.get(begin), self.stamps.get(end)
+        if first and last and first.boot_id == last.boot_id:
+            return last.seconds - first.seconds
+        return max(0.0, getattr(self, end) - getattr(self, begin))
+
+    def seconds_since(self, begin: str, now: float | None = None) -> float:
+        """Since a moment that is set: by its stamp if it is of this boot, else until `now` by the wall clock."""
+        first = self.stamps.get(begin)
+        if first and first.boot_id == boot_id():
+            return Stamp.now().seconds - first.seconds
+        return max(0.0, (time.time() if now is None else now) - getattr(self, begin))
 
 
 @dataclass
@@ -89,7 +132,9 @@ def host_name() -> str:
     return os.uname().nodename
 
 
+@functools.cache
 def boot_id() -> str:
+    """Of this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -121,7 +166,7 @@ class AttemptRecord(Record):
 
 
 @dataclass
-class JobRecord(Record):
+class JobRecord(Stamped):
     """job.json. States and who may set them: jobstate.py."""
 
     job_id: str
@@ -206,7 +251,7 @@ class Collective(Record):
 
 
 @dataclass
-class Heartbeat(Record):
+class Heartbeat(Stamped):
     """heartbeat/<rank>.json, renewed at every change of phase and once a second in between.
 
     A thread of the rank renews it, so that it is fresh while the rank hangs: whether a rank goes on is told by

@@ -1,9 +1,7 @@
 """A reason not to launch, and the wording that checks of the machine share."""
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 GIB = 1 << 30
 
@@ -34,9 +32,3 @@ def gib(number: int) -> str:
 def size(number: int) -> str:
     """ "0.61 MB", "1.20 GB": of disks."""
     return f"{number / 1e9:,.2f} GB" if number >= 1e7 else f"{number / 1e6:,.2f} MB"
-
-
-def read_only(folder: Path) -> bool:
-    """Whether a folder's file system is mounted read-only."""
-    # access() says yes to root whatever the mount says.
-    return bool(os.statvfs(folder).f_flag & os.ST_RDONLY)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from nbtrain.base.errors import DataError
+from nbtrain.base.files import is_read_only
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, output_root, tokenizer_dir
 from nbtrain.config.arithmetic.devices import find_device
@@ -21,7 +22,7 @@ from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.look.contents import check_contents
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.jobs.machine import Machine, this_machine
-from nbtrain.jobs.obstacle import GIB, Obstacle, Obstacles, gib, read_only, size
+from nbtrain.jobs.obstacle import GIB, Obstacle, Obstacles, gib, size
 from nbtrain.jobs.preflight_tools import (
     compiler_is_there,
     extensions_can_be_built,
@@ -194,7 +195,7 @@ def output_is_writable(config: RunConfig, machine: Machine) -> Obstacles:
         yield Obstacle(
             "error", f"{display(folder)} is a file, not a folder.", "Set NBTRAIN_OUTPUT to a folder."
         )
-    elif not os.access(folder, os.W_OK | os.X_OK) or read_only(folder):
+    elif not os.access(folder, os.W_OK | os.X_OK) or is_read_only(folder):
         yield Obstacle(
             "error",
             f"{display(run.path)} cannot be written: {display(folder)} gives no right to.",

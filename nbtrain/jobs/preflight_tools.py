@@ -9,11 +9,12 @@ import shutil
 import sys
 from pathlib import Path
 
+from nbtrain.base.files import is_read_only
 from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.machine import Machine
-from nbtrain.jobs.obstacle import Obstacle, Obstacles, read_only, size
+from nbtrain.jobs.obstacle import Obstacle, Obstacles, size
 from nbtrain.planner.memory import estimate_memory
 
 
@@ -55,7 +56,7 @@ def nvme_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
         if not folder.is_dir():
             yield Obstacle("error", f"{found} is no folder.", "Make it, on a local NVMe disk.")
             continue
-        if not os.access(folder, os.W_OK | os.X_OK) or read_only(folder):
+        if not os.access(folder, os.W_OK | os.X_OK) or is_read_only(folder):
             yield Obstacle("error", f"{found} cannot be written.", "Name a folder that can be.")
         kind = _file_system(folder)
         if kind in MEMORY_FILE_SYSTEMS:

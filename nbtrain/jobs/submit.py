@@ -286,7 +286,7 @@ def _write_job(
                     f"lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate now falls over "
                     f"{config.train_tokens:,} tokens, {config.in_tokens(unit, change.before):,} before",
                 )
-        JobRecord(
+        record = JobRecord(
             job_id=job.job_id,
             run_id=run_id,
             name=config.name,
@@ -295,7 +295,9 @@ def _write_job(
             world_size=config.world_size,
             backend=config.backend.kind,
             command=list(command),
-        ).write(job.job_json)
+        )
+        record.mark("created_at")
+        record.write(job.job_json)
     except OSError as error:
         raise SubmitError(
             f"{display(run.path)} cannot be written: {error.strerror}. Nothing was started. Free space or mend the "

@@ -282,7 +282,7 @@ class RunView:
             heartbeat = heartbeats.get(rank)
             attempt = heartbeat.attempt if heartbeat else (record.attempt if record else 0)
             ended = ExitRecord.read(job.exit_record(rank, attempt))
-            age = now - heartbeat.time if heartbeat else None
+            age = heartbeat.seconds_since("time", now) if heartbeat else None
             if ended is not None:
                 phase = ended.outcome
             elif heartbeat is None:

@@ -56,13 +56,16 @@ def thin(steps: list[int], values: list[float], most: int) -> tuple[list[int], l
 
 def job_part(record: JobRecord, now: float, active: bool) -> dict[str, Any]:
     """What a snapshot says about the newest job."""
-    begin = record.started_at or record.created_at
+    begin = "started_at" if record.started_at else "created_at"
+    ended = not active and record.ended_at is not None
     return {
         "job_id": record.job_id,
         "created_at": record.created_at,
         "started_at": record.started_at,
         "ended_at": record.ended_at,
-        "elapsed_seconds": (now if active else record.ended_at or now) - begin,
+        "elapsed_seconds": record.seconds_between(begin, "ended_at")
+        if ended
+        else record.seconds_since(begin, now),
         "attempt": record.attempt,
         "restarts": record.restarts,
         "resumed_from_step": record.resumed_from_step,
@@ -85,12 +88,12 @@ def progress_part(
         **vars(known),
         "step": heartbeat.step,
         "phase": heartbeat.phase,
-        "phase_seconds": now - heartbeat.phase_since if active else None,
+        "phase_seconds": heartbeat.seconds_since("phase_since", now) if active else None,
         "target_tokens": target,
         "fraction": min(1.0, known.consumed_tokens / target) if target else None,
         "eta_seconds": known.eta_seconds if active else None,
         "validation_perplexity": _exp(known.validation_loss),
-        "heartbeat_age_seconds": now - heartbeat.time,
+        "heartbeat_age_seconds": heartbeat.seconds_since("time", now),
     }
 
 

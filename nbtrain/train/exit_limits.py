@@ -14,16 +14,16 @@ from nbtrain.parallel.wishes import LEAVE, NOTHING
 
 
 class ExitLimits:
-    """The limits of one job; minutes count from `started_at` (seconds since the epoch)."""
+    """The limits of one job, which is `age_seconds` old."""
 
-    def __init__(self, batch: BatchConfig, started_at: float):
+    def __init__(self, batch: BatchConfig, age_seconds: float):
         self._interval_steps = batch.exit_interval_steps
         self._minutes = batch.exit_duration_minutes
-        self._started_at = started_at
+        self._began = time.monotonic() - age_seconds
 
     def wish(self) -> int:
         """LEAVE once the time is over. Clocks differ, so that the ranks must agree on it."""
-        over = self._minutes is not None and time.time() - self._started_at >= 60 * self._minutes
+        over = self._minutes is not None and time.monotonic() - self._began >= 60 * self._minutes
         return LEAVE if over else NOTHING
 
     def ends_at(self, step: int) -> bool:
@@ -37,7 +37,7 @@ class ExitLimits:
         return f"batch.exit_duration_minutes = {self._minutes:g} are over" if self.wish() == LEAVE else ""
 
 
-def job_start(job: JobDir) -> float:
-    """When the job began, which may be some attempts ago; now, where the rank was started by hand."""
+def job_age_seconds(job: JobDir) -> float:
+    """Since the job began, which may be some attempts ago; 0 for a rank that is started by hand."""
     record = JobRecord.read(job.job_json) if "NBTRAIN_JOB" in os.environ else None
-    return record.started_at if record and record.started_at else time.time()
+    return record.seconds_since("started_at") if record and record.started_at else 0.0

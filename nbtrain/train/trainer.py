@@ -22,7 +22,7 @@ from nbtrain.parallel.wishes import LEAVE, NOTHING, STOP
 from nbtrain.train.attempt import this_attempt
 from nbtrain.train.batches import Batches, evaluation_rows, training_rows
 from nbtrain.train.build import Built, build
-from nbtrain.train.exit_limits import ExitLimits, job_start
+from nbtrain.train.exit_limits import ExitLimits, job_age_seconds
 from nbtrain.train.figures.perf import PerfClock
 from nbtrain.train.figures.report import Report, make_report
 from nbtrain.train.figures.stragglers import Stragglers
@@ -104,7 +104,7 @@ class Trainer:
         self.agreement = Agreement()
         self.stragglers = Stragglers(world, config)
         self.perf = PerfClock(config.train_steps, world.device) if config.mode == "perf" else None
-        self.limits = ExitLimits(config.batch, job_start(requests.job))
+        self.limits = ExitLimits(config.batch, job_age_seconds(requests.job))
 
     def run(self) -> str:
         """ "finished" or "stopped". On a stop, and at the end, the last step is in a checkpoint, but for mode: perf.

@@ -15,6 +15,7 @@ from nbtrain.base.records import (
     JobRecord,
     ProcessIdentity,
     Rollback,
+    Stamp,
     TrainingProgress,
 )
 
@@ -60,3 +61,37 @@ def test_what_is_no_record_within_one_is_named(tmp_path):
     files.write_json(path, job)
     with pytest.raises(RecordError, match=r"rollbacks\.json: is no ProcessIdentity"):
         JobRecord.read(path)
+
+
+@pytest.fixture
+def marked():
+    """A job that began, by the wall clock, at 1000 s."""
+    record = JobRecord("20261121-031500-a1b2", "id", "run", "RUNNING", 0.0, 2)
+    record.mark("created_at")
+    record.mark("ended_at")
+    record.created_at = 1000.0
+    return record
+
+
+def test_a_clock_that_was_set_back_changes_no_duration(marked):
+    """An hour passed, and the wall clock was set back by two meanwhile."""
+    marked.stamps["ended_at"].seconds = marked.stamps["created_at"].seconds + 3600
+    marked.ended_at = 1000.0 - 3600
+    assert marked.seconds_between("created_at", "ended_at") == 3600
+    marked.stamps["created_at"].seconds -= 60
+    assert marked.seconds_since("created_at", now=900.0) == pytest.approx(60, abs=30)
+
+
+def test_without_stamps_of_one_boot_the_wall_clock_counts(marked):
+    """Records of nbtrain 0.1, of another machine, and of before the machine was restarted."""
+    marked.ended_at = 1005.0
+    for stamps in ({}, {"created_at": Stamp("another boot", 1.0), "ended_at": marked.stamps["ended_at"]}):
+        marked.stamps = stamps
+        assert marked.seconds_between("created_at", "ended_at") == 5.0
+        assert marked.seconds_since("created_at", now=1007.0) == 7.0
+        assert marked.seconds_since("created_at", now=900.0) == 0.0
+
+
+def test_stamps_survive_the_disk(tmp_path, marked):
+    marked.write(tmp_path / "job.json")
+    assert JobRecord.read(tmp_path / "job.json").stamps == marked.stamps

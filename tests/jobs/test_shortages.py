@@ -3,11 +3,14 @@
 import re
 import subprocess
 import sys
+import tempfile
+import time
 from pathlib import Path
 
 import pytest
 
-from nbtrain.base.records import ExitRecord
+from nbtrain.base.jobstate import read_state
+from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.jobs import control
 from nbtrain.jobs.machine import cgroup_file
@@ -66,6 +69,55 @@ def test_a_full_disk_is_told(fake, start, small_disk, monkeypatch):
     assert cause.endswith("GiB free)")
     assert ExitRecord.read(job.exit_record(0, 0)).outcome == "failed"
     assert list(job.run.path.rglob(".*.tmp")) == []
+
+
+@pytest.fixture
+def turns_read_only(root, tmp_path):
+    """A folder, and a function that has whoever opens a file in it from then on find it read-only."""
+    folder, mounts = tmp_path / "output", []
+    folder.mkdir()
+
+    def turn():
+        for arguments in (["--bind", str(folder)], ["-o", "remount,bind,ro"]):
+            command = ["mount", *arguments, str(folder)]
+            mounted = subprocess.run(command, capture_output=True)
+            if mounted.returncode:
+                pytest.skip(f"mount is not allowed here: {mounted.stderr.decode().strip()}")
+            mounts.append(command)
+
+    def turn_back():
+        if mounts:
+            mounts.clear()
+            subprocess.run(["umount", "-l", str(folder)], check=True)
+
+    yield folder, turn, turn_back
+    turn_back()
+
+
+@pytest.mark.slow
+def test_output_that_turns_read_only_is_told(fake, start, turns_read_only, wait_until, monkeypatch, tmp_path):
+    """The ranks fail, no record of it can be written, and the supervisor says why all the same."""
+    folder, turn, turn_back = turns_read_only
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setenv("NBTRAIN_OUTPUT", str(folder))
+    job = start(fake(steps=100_000))
+    wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 3, "step 3")
+    wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "RUNNING")
+    turn()
+    state, cause = control.wait(job, 300)
+    assert (state, cause) == (
+        "FAILED",
+        "the run directory is on a read-only disk; a rank left no record of its end",
+    )
+    assert JobRecord.read(job.job_json).state == "RUNNING"
+    # Writable again, the run goes on from its checkpoint as ever.
+    turn_back()
+    assert read_state(job, time.time()) == (state, cause)
+    second = start(fake(steps=max(job.run.checkpoint_steps()) + 2))
+    assert control.wait(second, 300)[0] == "SUCCEEDED"
+    assert read_state(job, time.time())[0] == "LOST"
 
 
 @pytest.fixture

@@ -8,26 +8,28 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.parallel.wishes import LEAVE, NOTHING
-from nbtrain.train.exit_limits import ExitLimits, job_start
+from nbtrain.train.exit_limits import ExitLimits, job_age_seconds
 
 
-def limits(started_at: float, **batch) -> ExitLimits:
+def limits(age_seconds: float, **batch) -> ExitLimits:
     return ExitLimits(
-        load("gpt-tiny", {f"batch.{key}": value for key, value in batch.items()}).batch, started_at
+        load("gpt-tiny", {f"batch.{key}": value for key, value in batch.items()}).batch, age_seconds
     )
 
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Sets what time.time() says."""
-    return lambda now: monkeypatch.setattr(time, "time", lambda: now)
+    """Sets what time.monotonic() says."""
+    return lambda now: monkeypatch.setattr(time, "monotonic", lambda: now)
 
 
 def test_minutes_count_from_the_jobs_start(clock):
-    clock(1000.0 + 89.9)
-    limit = limits(1000.0, exit_duration_minutes=1.5)
+    """Whatever is done to the wall clock meanwhile."""
+    clock(1000.0)
+    limit = limits(60.0, exit_duration_minutes=1.5)
+    clock(1000.0 + 29.9)
     assert (limit.wish(), limit.cause(7)) == (NOTHING, "")
-    clock(1000.0 + 90.0)
+    clock(1000.0 + 30.0)
     assert (limit.wish(), limit.cause(7)) == (LEAVE, "batch.exit_duration_minutes = 1.5 are over")
 
 
@@ -43,14 +45,14 @@ def test_without_limits_nothing_ends():
     assert (limit.wish(), limit.ends_at(100), limit.cause(100)) == (NOTHING, False, "")
 
 
-def test_a_restart_does_not_wind_the_clock_back(tmp_path, monkeypatch, clock):
+def test_a_restart_does_not_wind_the_clock_back(tmp_path, monkeypatch):
     """The job's start counts, not the attempt's; by hand, where the newest job may be long gone, it is now."""
-    clock(5000.0)
+    monkeypatch.setattr(time, "time", lambda: 5000.0)
     job = RunDir(tmp_path / "run").job("20261121-031500-a1b2")
     job.make_folders()
     record = JobRecord(job.job_id, "run", "run", "RUNNING", 10.0, 1, started_at=20.0)
     record.write(job.job_json)
     monkeypatch.delenv("NBTRAIN_JOB", raising=False)
-    assert job_start(job) == 5000.0
+    assert job_age_seconds(job) == 0.0
     monkeypatch.setenv("NBTRAIN_JOB", job.job_id)
-    assert job_start(job) == 20.0
+    assert job_age_seconds(job) == 4980.0

@@ -1,7 +1,7 @@
 """The story of a job, as its supervisor writes it: job.json, events, rollbacks.json and the last words.
 
-A full disk must not end the watch over the ranks, so a record that finds no room is passed over; the last words
-are tried again and have a reserve.
+A full or read-only disk must not end the watch over the ranks, so a record that finds no room is passed over; the
+last words are tried again, have a reserve, and lie in another place if all that was in vain (base/last_words.py).
 """
 
 import contextlib
@@ -10,9 +10,10 @@ import shutil
 import time
 from collections.abc import Callable
 
-from nbtrain.base import amounts
+from nbtrain.base import amounts, last_words
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.events import EventWriter
+from nbtrain.base.files import is_read_only
 from nbtrain.base.jobstate import FAILED, RUNNING, SIGN_OF_LIFE_SECONDS, STARTING, SUCCEEDED
 from nbtrain.base.records import (
     AttemptRecord,
@@ -25,7 +26,7 @@ from nbtrain.base.records import (
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.attempt import attempt_record
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.supervisor.reserve import FULL, Reserve
+from nbtrain.jobs.supervisor.reserve import FULL, READ_ONLY_ERRORS, Reserve
 from nbtrain.jobs.supervisor.summary import write_summary
 from nbtrain.jobs.supervisor.verdict import Verdict
 
@@ -49,14 +50,14 @@ class Journal:
         self.last_beat: Heartbeat | None = None
         self.reached_step: int | None = None
         self._events = EventWriter(job, "supervisor")
-        self._state_since = record.created_at
+        self._state_since = time.monotonic() - record.seconds_since("created_at")
         self._requests = 0
         self._signed_at = 0.0
 
     def take_over(self) -> None:
         """Own the job from here on. Whoever reads this identity may send it signals, so listen to them first."""
         self.record.supervisor = ProcessIdentity.of(os.getpid())
-        self.record.started_at = time.time()
+        self.record.mark("started_at")
         self.record.write(self.job.job_json)
 
     def sign_of_life(self) -> None:
@@ -75,7 +76,7 @@ class Journal:
         self._try_write(lambda: self.record.write(self.job.job_json))
 
     def _tell_state(self, previous: str) -> None:
-        now, state, cause = time.time(), self.record.state, self.record.cause
+        now, state, cause = time.monotonic(), self.record.state, self.record.cause
         self.event(
             "state",
             f"{previous} -> {state}" + (f": {cause}" if cause else ""),
@@ -107,11 +108,11 @@ class Journal:
         self.reserve.write(lambda: rollback.append(self.job.run.rollbacks_json))
 
     def _try_write(self, write: Callable[[], None]) -> bool:
-        """Write a record; False if the disk is full."""
+        """Write a record; False if the disk is full or read-only."""
         try:
             write()
         except OSError as error:
-            if error.errno not in FULL:
+            if error.errno not in (*FULL, *READ_ONLY_ERRORS):
                 raise
             return False
         return True
@@ -200,7 +201,7 @@ class Journal:
         if verdict.state == FAILED:
             cause += self._disk_note()
         previous, self.record.state, self.record.cause = self.record.state, verdict.state, cause
-        self.record.ended_at = time.time()
+        self.record.mark("ended_at")
         if self.reserve is not None:
             self.reserve.release()
         self._tell_state(previous)
@@ -208,8 +209,13 @@ class Journal:
             if self._try_write(self._summarize) and self._try_write(
                 lambda: self.record.write(self.job.job_json)
             ):
+                return
+            if is_read_only(self.job.path):
                 break
             time.sleep(LAST_WORD_PAUSE_SECONDS)
+        path = last_words.keep(self.record)
+        with contextlib.suppress(OSError):
+            print(f"the end could not be written to job.json; it is in {path}: {cause}", flush=True)
 
     def _summarize(self) -> None:
         if self.config is not None:

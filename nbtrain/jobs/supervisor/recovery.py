@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from nbtrain.base import amounts, files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
+from nbtrain.base.files import READ_ONLY
 from nbtrain.base.jobstate import CANCELLED, FAILED
 from nbtrain.base.records import Rollback
 from nbtrain.base.rundir import JobDir
@@ -128,9 +129,16 @@ def rollback_of(verdict: Verdict, job: JobDir, attempt: int) -> Rollback:
     )
 
 
-def with_the_disk(verdict: Verdict, free_bytes: int) -> Verdict:
-    """The verdict in view of the disk: a rank that left no word or no record beside a full disk could not write it."""
+def with_the_disk(verdict: Verdict, free_bytes: int, read_only: bool = False) -> Verdict:
+    """The verdict in view of the disk: a rank that left no word or no record beside a full disk could not write it.
+
+    On a disk that has turned read-only no other attempt could save anything.
+    """
     silent = not verdict.kind and WITHOUT_WORD in verdict.cause
+    if read_only and verdict.state == FAILED:
+        said = "a rank left no record of its end" if verdict.kind == "no record" else verdict.cause
+        cause = f"the run directory is {READ_ONLY}; {said}"
+        return replace(verdict, cause=cause, kind="read-only", retry=False, signature=None)
     if free_bytes >= NO_ROOM_BYTES or not (verdict.retry and (silent or verdict.kind == "no record")):
         return verdict
     cause = verdict.cause if silent else "a rank left no record of its end"

@@ -8,6 +8,8 @@ from pathlib import Path
 
 RESERVED_BYTES = 64 << 10
 FULL = (errno.ENOSPC, errno.EDQUOT)
+# The disk has failed or was mounted anew, or somebody has taken the right to write away.
+READ_ONLY_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE)
 
 
 class Reserve:
@@ -32,4 +34,6 @@ class Reserve:
             write()
 
     def release(self) -> None:
-        self.path.unlink(missing_ok=True)
+        """Remove the file, if the disk lets it be removed."""
+        with contextlib.suppress(OSError):
+            self.path.unlink(missing_ok=True)

@@ -82,7 +82,7 @@ def summarize(
         "started_at": record.created_at,
         "ended_at": record.ended_at,
         # From the submission to the end: start-up, training, evaluation, saving, restarts.
-        "end_to_end_seconds": round(record.ended_at - record.created_at, 3),
+        "end_to_end_seconds": round(record.seconds_between("created_at", "ended_at"), 3),
     }
 
 
@@ -98,13 +98,16 @@ def perplexity(loss: float | None) -> float | None:
 
 def total_seconds(run: RunDir, record: JobRecord) -> float:
     """Seconds of all jobs of the run, this one included; a lost job counts to the last thing it wrote."""
-    assert record.ended_at is not None
-    total = record.ended_at - record.created_at
+    total = record.seconds_between("created_at", "ended_at")
     for job_id in run.job_ids():
         other = JobRecord.read(run.job(job_id).job_json)
         if other is None or job_id == record.job_id:
             continue
-        beats = (Heartbeat.read(path) for path in run.job(job_id).path.glob("heartbeat/*.json"))
-        end = other.ended_at or max((beat.time for beat in beats if beat), default=other.created_at)
-        total += max(0.0, end - other.created_at)
+        if other.ended_at is None:
+            beats = [Heartbeat.read(path) for path in run.job(job_id).path.glob("heartbeat/*.json")]
+            last = max((beat for beat in beats if beat), key=lambda beat: beat.time, default=None)
+            other.ended_at = last.time if last else other.created_at
+            if last and "time" in last.stamps:
+                other.stamps["ended_at"] = last.stamps["time"]
+        total += other.seconds_between("created_at", "ended_at")
     return total

@@ -22,8 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from nbtrain.base import last_words
+from nbtrain.base.files import is_read_only
 from nbtrain.base.jobstate import CANCELLED, FAILED, RESTARTING, STARTING, SUCCEEDED
-from nbtrain.base.records import Rollback
+from nbtrain.base.records import JobRecord, Rollback
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
 from nbtrain.config.elastic import elastic_size, resized
@@ -42,7 +44,7 @@ from nbtrain.jobs.supervisor.recovery import (
     starting_point,
     with_the_disk,
 )
-from nbtrain.jobs.supervisor.reserve import FULL, Reserve
+from nbtrain.jobs.supervisor.reserve import FULL, READ_ONLY_ERRORS, Reserve
 from nbtrain.jobs.supervisor.signals import LOOK_SECONDS, Asked
 from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL, Verdict
 
@@ -99,7 +101,8 @@ def run_attempts(it: Supervision, run: Callable[[Supervision], Verdict] | None =
     before: Verdict | None = None
     while True:
         verdict = (run or run_attempt)(it)
-        verdict = with_the_disk(verdict, shutil.disk_usage(it.job.run.path).free)
+        free_bytes = shutil.disk_usage(it.job.run.path).free
+        verdict = with_the_disk(verdict, free_bytes, is_read_only(it.job.path))
         if verdict.kind == "rollback":
             it.journal.note_rollback(rollback_of(verdict, it.job, it.journal.record.attempt))
         lost = it.journal.attempt_ended(verdict)
@@ -119,9 +122,11 @@ def run_attempt(it: Supervision) -> Verdict:
     try:
         record = it.journal.attempt_starts(it.config)
     except OSError as error:
-        if error.errno not in FULL:
-            raise
-        return Verdict(FAILED, f"{DISK_IS_FULL}: {error}", retry=True, kind="disk")
+        if error.errno in FULL:
+            return Verdict(FAILED, f"{DISK_IS_FULL}: {error}", retry=True, kind="disk")
+        if error.errno in READ_ONLY_ERRORS:
+            return Verdict(FAILED, f"job.json cannot be written: {error}")
+        raise
     attempt = Attempt(it.job, it.config, record.attempt, it.launcher, record.first_step or 0)
     attempt.start()
     while attempt.poll():
@@ -264,12 +269,21 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
         killed = processes.end_marked(others, seconds)
         journal.event("warning", f"they are gone, {len(killed)} of them killed")
     sweep(journal, "an earlier job", None)
+    for job_id in others:
+        if record := JobRecord.read(job.run.job(job_id).job_json):
+            last_words.forget(record)
 
 
 def sweep(journal: Journal, author: str, killed_since: float | None) -> None:
     """Remove what killed processes have left half-written."""
     keep = journal.reserve.path if journal.reserve else None
-    for path in leftovers.sweep(journal.job.run, killed_since, keep=keep):
+    try:
+        removed = leftovers.sweep(journal.job.run, killed_since, keep=keep)
+    except OSError as error:
+        if error.errno not in READ_ONLY_ERRORS:
+            raise
+        removed = []
+    for path in removed:
         journal.event("warning", f"removed {path}, left half-written by {author}")
 
 

@@ -86,6 +86,8 @@ def new_job(run: RunDir, config: RunConfig, twin_of: str) -> JobDir:
     assert identity is not None
     now = time.time()
     record = JobRecord(job_id, identity["run_id"], run.name, RUNNING, now, config.world_size, started_at=now)
+    record.mark("created_at")
+    record.mark("started_at")
     record.supervisor = ProcessIdentity.of(os.getpid())
     record.attempts = [attempt_record(config, 0)]
     record.write(job.job_json)
@@ -98,7 +100,7 @@ def end_job(job: JobDir, cause: str | None) -> None:
     assert record is not None
     record.state = SUCCEEDED if cause is None else FAILED
     record.cause = cause or "a launch of a twin: its ranks ended in order"
-    record.ended_at = time.time()
+    record.mark("ended_at")
     record.write(job.job_json)
 
 

@@ -24,12 +24,14 @@ from nbtrain.base.records import (
     Collective,
     Heartbeat,
     ProcessIdentity,
+    Stamp,
     TrainingProgress,
 )
 from nbtrain.base.rundir import JobDir
 
 BEAT_SECONDS = 1.0
-FULL_DISK = (errno.ENOSPC, errno.EDQUOT)
+# A disk that is full, or was turned read-only: it shows at the next checkpoint.
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class HeartbeatWriter:
@@ -58,7 +60,7 @@ class HeartbeatWriter:
         self._depth = 0
         self._inner_seconds = 0.0
         self._phase = "start"
-        self._since = time.time()
+        self._since, self._since_stamp = time.time(), Stamp.now()
         self._beats = 0
         self._dumps_stack = False
         self._thread: threading.Thread | None = None
@@ -111,13 +113,13 @@ class HeartbeatWriter:
             self.write()
 
     def write(self) -> None:
-        """Renew the file now. A full disk does not end the rank: what it must keep is written elsewhere."""
+        """Renew the file now. A disk that takes nothing does not end the rank: what it must keep is written elsewhere."""
         with self._lock:
             self._written = time.monotonic()
             try:
                 self._beat().write(self.path)
             except OSError as error:
-                if error.errno not in FULL_DISK:
+                if error.errno not in UNWRITABLE:
                     raise
 
     def _beat(self) -> Heartbeat:
@@ -135,6 +137,7 @@ class HeartbeatWriter:
             collective=self.collective() if self.collective else None,
             host=self._host,
             dumps_stack=self._dumps_stack,
+            stamps={"time": Stamp.now(), "phase_since": self._since_stamp},
         )
 
     def _renew(self) -> None:
@@ -143,6 +146,6 @@ class HeartbeatWriter:
 
     def _enter(self, phase: str) -> None:
         self._phase = phase
-        self._since = time.time()
+        self._since, self._since_stamp = time.time(), Stamp.now()
         self._beats += 1
         self.write()

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from nbtrain.base import files
-from nbtrain.base.events import read_events
+from nbtrain.base import files, last_words
+from nbtrain.base.events import EventWriter, read_events
 from nbtrain.base.records import (
     AttemptRecord,
     Heartbeat,
@@ -20,6 +20,7 @@ from nbtrain.base.rundir import JobDir, RunDir, new_job_id
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.jobs import control
 from nbtrain.jobs.backends.local import LocalLauncher
+from nbtrain.jobs.supervisor import journal as journal_module
 from nbtrain.jobs.supervisor import supervise
 from nbtrain.jobs.supervisor.journal import Journal
 from nbtrain.jobs.supervisor.rank_wrapper import WITHOUT_WORD
@@ -262,6 +263,39 @@ def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it():
     assert with_the_disk(unrecorded, 4096).cause == "a rank left no record of its end; the disk is full"
     assert with_the_disk(silent, NO_ROOM_BYTES - 1).kind == "disk"
     assert with_the_disk(silent, NO_ROOM_BYTES) == silent
+
+
+def test_a_read_only_disk_is_the_cause_and_ends_the_job():
+    """Whatever the ranks said: no other attempt could save. What was cancelled or has succeeded stays that."""
+    verdict = with_the_disk(failure(), 1 << 30, read_only=True)
+    assert (verdict.cause, verdict.retry) == (
+        "the run directory is on a read-only disk; rank 0 failed",
+        False,
+    )
+    unrecorded = Verdict("FAILED", "rank 0's wrapper was killed", retry=True, kind="no record")
+    assert with_the_disk(unrecorded, 0, read_only=True).cause == (
+        "the run directory is on a read-only disk; a rank left no record of its end"
+    )
+    done = Verdict("SUCCEEDED", "done")
+    assert with_the_disk(done, 1 << 30, read_only=True) == done
+
+
+def test_last_words_on_a_read_only_disk_lie_elsewhere(supervised, tmp_path, monkeypatch, capfd):
+    """job.json stays RUNNING; the journal says in its log where the end is, and whoever asks for the state gets it."""
+    supervised.journal.set_state("RUNNING")
+
+    def refuse(*arguments, **more):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(files, "write_text", refuse)
+    monkeypatch.setattr(EventWriter, "write", refuse)
+    monkeypatch.setattr(journal_module, "is_read_only", lambda folder: True)
+    kept = []
+    monkeypatch.setattr(last_words, "keep", lambda record: kept.append(record) or tmp_path / "words")
+    supervised.journal.end(failure(retry=False))
+    assert [(record.state, record.cause) for record in kept] == [("FAILED", "rank 0 failed")]
+    assert JobRecord.read(supervised.job.job_json).state == "RUNNING"
+    assert f"it is in {tmp_path / 'words'}: rank 0 failed" in capfd.readouterr().out
 
 
 def test_it_does_not_wait_for_ever(supervised, monkeypatch):

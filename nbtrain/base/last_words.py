@@ -1,0 +1,62 @@
+"""The end of a job whose run directory takes no more: its job.json, in a folder of the user's own that does.
+
+<temporary folder>/nbtrain-<user id>/ is made for the user alone (mode 700). One that is anybody else's, that others may
+read or write, or that is a link, is not used: in a folder that all may write to, names can be taken in advance.
+"""
+
+import contextlib
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from nbtrain.base.errors import RecordError
+from nbtrain.base.records import JobRecord
+
+
+def keep(record: JobRecord) -> Path | None:
+    """Write the job's record there; where, or None if there is no place for it either."""
+    with contextlib.suppress(OSError):
+        folder = _folder()
+        folder.mkdir(mode=0o700, exist_ok=True)
+        if _is_ours(folder):
+            record.write(path := folder / _name(record))
+            return path
+    return None
+
+
+def kept(record: JobRecord) -> JobRecord | None:
+    """The last words of the job that `record` is about; None if it has none there."""
+    path = _folder() / _name(record)
+    if not _is_ours(path.parent):
+        return None
+    try:
+        found = JobRecord.read(path)
+    except (OSError, RecordError):
+        return None
+    same = found is not None and (found.run_id, found.job_id) == (record.run_id, record.job_id)
+    return found if same else None
+
+
+def forget(record: JobRecord) -> None:
+    """Remove the last words of a job: a newer job of its run has begun."""
+    if _is_ours(_folder()):
+        (_folder() / _name(record)).unlink(missing_ok=True)
+
+
+def _folder() -> Path:
+    return Path(tempfile.gettempdir()) / f"nbtrain-{os.getuid()}"
+
+
+def _name(record: JobRecord) -> str:
+    # A hash: ids come from a file that anybody may have written, and must not become a path.
+    return hashlib.sha256(f"{record.run_id}/{record.job_id}".encode()).hexdigest()[:32] + ".json"
+
+
+def _is_ours(folder: Path) -> bool:
+    try:
+        found = folder.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o077

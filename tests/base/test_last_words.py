@@ -1,0 +1,96 @@
+"""The end of a job whose run directory takes no more, and whose words are believed."""
+
+import os
+import tempfile
+import time
+
+import pytest
+
+from nbtrain.base import files, jobstate, last_words
+from nbtrain.base.records import JobRecord, ProcessIdentity
+from nbtrain.base.rundir import RunDir, new_job_id
+
+
+@pytest.fixture
+def temporary(tmp_path, monkeypatch):
+    """A temporary folder that others may write to as well."""
+    folder = tmp_path / "tmp"
+    folder.mkdir(mode=0o777)
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    return folder
+
+
+@pytest.fixture
+def job(workspace):
+    """A job that is RUNNING in job.json, and whose supervisor is gone."""
+    job = RunDir.named("tiny").job(new_job_id())
+    job.make_folders()
+    gone = ProcessIdentity(os.getpid(), 1, "another boot")
+    JobRecord(job.job_id, "run", "tiny", "RUNNING", time.time(), 1, supervisor=gone).write(job.job_json)
+    return job
+
+
+def ended(job):
+    record = JobRecord.read(job.job_json)
+    record.state, record.cause = "FAILED", "the run directory is on a read-only disk"
+    return record
+
+
+def test_status_reports_the_last_words(job, temporary):
+    """In place of guessing at a kill; a newer job of the run forgets them."""
+    assert jobstate.read_state(job, time.time())[0] == "LOST"
+    path = last_words.keep(ended(job))
+    assert path.parent == temporary / f"nbtrain-{os.getuid()}"
+    assert path.parent.stat().st_mode & 0o777 == 0o700
+    assert jobstate.read_state(job, time.time()) == ("FAILED", "the run directory is on a read-only disk")
+    last_words.forget(ended(job))
+    assert jobstate.read_state(job, time.time())[0] == "LOST"
+
+
+def test_what_job_json_says_itself_counts_more(job, temporary):
+    last_words.keep(ended(job))
+    record = JobRecord.read(job.job_json)
+    record.state, record.cause = "SUCCEEDED", "done"
+    record.write(job.job_json)
+    assert jobstate.read_state(job, time.time()) == ("SUCCEEDED", "done")
+
+
+@pytest.mark.parametrize("trap", ["open to others", "a link", "a file"])
+def test_a_folder_that_others_could_have_made_is_not_used(job, temporary, tmp_path, trap):
+    """Neither written to nor believed."""
+    path = last_words.keep(ended(job))
+    folder, real = path.parent, tmp_path / "real"
+    if trap == "open to others":
+        folder.chmod(0o777)
+    else:
+        folder.rename(real)
+        folder.symlink_to(real) if trap == "a link" else folder.write_text("")
+    assert last_words.kept(ended(job)) is None
+    assert last_words.keep(ended(job)) is None
+    assert jobstate.read_state(job, time.time())[0] == "LOST"
+
+
+def test_words_about_another_job_and_damaged_ones_are_not_believed(job, temporary):
+    other = ended(job)
+    other.run_id = "../../another"
+    assert last_words.keep(other).parent.parent == temporary
+    assert last_words.kept(ended(job)) is None
+    path = last_words.keep(ended(job))
+    path.write_text("{")
+    assert last_words.kept(ended(job)) is None
+    other.write(path)
+    assert last_words.kept(ended(job)) is None
+
+
+def test_a_lost_job_on_a_read_only_disk_says_so(job, temporary, monkeypatch):
+    """Without last words too."""
+    monkeypatch.setattr(jobstate, "is_read_only", lambda folder: True)
+    state, cause = jobstate.read_state(job, time.time())
+    assert state == "LOST"
+    assert cause.endswith(
+        "(killed, out of memory, or the machine was restarted); output/tiny is on a read-only disk"
+    )
+
+
+def test_this_disk_can_be_written(tmp_path):
+    assert not files.is_read_only(tmp_path)

@@ -84,7 +84,7 @@ def test_what_is_no_run(value, kind, asked):
     ],
 )
 def test_generate(run, asked, arguments, message):
-    """Told before a process is started, which would take seconds to say it."""
+    """An error before a process is started, which would take seconds to say it."""
     with pytest.raises(ConfigError) as caught:
         nb.generate(run, **{"prompt": "def ", **arguments})
     assert str(caught.value) == message
@@ -92,7 +92,7 @@ def test_generate(run, asked, arguments, message):
 
 
 def test_generate_takes_the_numbers_of_numpy(run, asked):
-    """They reach the process, as JSON has them."""
+    """They reach the process as numbers of JSON."""
     text = nb.generate(
         run, "a", max_new_tokens=np.int64(3), temperature=np.float32(0.5), top_k=np.int32(4), top_p=1
     )
@@ -150,7 +150,9 @@ def test_a_run_asked_in_the_wrong_way(run):
 
 
 def test_curves_and_scalars_of_a_run_and_of_any_folder_of_event_files(run, tmp_path):
-    """A run by its name, its folder and its Run; another folder by its path; what is neither is refused as a run."""
+    """A run by its name, its folder and its Run; another folder by its path; what is neither is refused as a
+    run.
+    """
     for folder in (run.directory.tensorboard, tmp_path / "other"):
         EventFile(folder, 100).scalar(7, 2.5, 107, scalar("loss").tag)
     for source in ("mine", str(run.directory.path), run, str(tmp_path / "other"), tmp_path / "other"):
@@ -194,7 +196,7 @@ def test_a_long_value_is_shown_short():
 
 
 def test_the_log_of_a_full_disk_is_no_part_of_the_failure(run):
-    """Behind the cause stood what TensorBoard's thread could not write; any other failure still ends with its log."""
+    """A full disk's log ends with what TensorBoard's thread could not write; any other failure shows its log."""
     job = run.directory.job("20260101-000000-0000")
     job.make_folders()
     job.log(0, 0).write_text("Exception in thread Thread-7:\n  File event_file_writer.py, line 1\n")
@@ -206,7 +208,7 @@ def test_the_log_of_a_full_disk_is_no_part_of_the_failure(run):
     assert run.failure() == f"mine is FAILED: {record.cause}\nIts logs: output/mine/jobs/{job.job_id}/logs"
 
 
-def test_wait_tells_what_a_resume_kept_and_passed_over(run, capsys):
+def test_wait_prints_what_a_resume_kept_and_passed_over(run, capsys):
     job = run.directory.job("20260101-000000-0000")
     job.make_folders()
     JobRecord(job.job_id, "id", "mine", "SUCCEEDED", 0.0, world_size=1).write(job.job_json)
@@ -254,7 +256,7 @@ def test_a_notebook_says_first_that_its_run_was_cancelled(cancelled, notebook, c
 
 
 def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsys, tmp_path):
-    """Its summary begins with that, its code is not 0, and what was seen of the run is looked at again next time."""
+    """Its summary says so first, its exit code is not 0, and the next demo runs notebooks 03 to 05 again."""
     config = SimpleNamespace(name="mine", model_dump_json=lambda: "{}")
     executed = []
     monkeypatch.setattr(api, "load", lambda *arguments: config)
@@ -280,7 +282,9 @@ def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsy
 
 
 def test_a_submit_that_is_refused_prepares_nothing(workspace):
-    """A run that cannot start here, whatever its data, is refused before data is made for it: no file is left."""
+    """A run that cannot start here, whatever its data, is refused before data is made for it: no file is
+    left.
+    """
     (workspace / "texts.jsonl").write_text(json.dumps({"text": "some words of a text"}) + "\n")
     config = RunConfig.model_validate(
         {

@@ -41,7 +41,7 @@ def test_errors_are_a_message_and_a_code(workspace, arguments, code, message, ca
     assert "Traceback" not in error
 
 
-def test_overrides_may_stand_behind_a_flag(workspace, capsys):
+def test_overrides_may_follow_a_flag(workspace, capsys):
     """`check RUN a=1 --resolved b=2` takes both; what is no override is refused."""
     assert cli.main(["check", "gpt-tiny", "batch.max_steps=3", "--resolved", "data.seed=7"]) == 0
     resolved = capsys.readouterr().out
@@ -60,7 +60,7 @@ def test_overrides_may_stand_behind_a_flag(workspace, capsys):
     ],
 )
 def test_a_picture_that_cannot_be_written(workspace, name, code, message, capsys):
-    """The file's ending or its folder is told, without a traceback."""
+    """The message names the file's ending or its folder; there is no traceback."""
     assert cli.main(["plan", "gpt-tiny", "--picture", str(workspace / name)]) == code
     assert message in capsys.readouterr().err
 

@@ -32,7 +32,9 @@ def test_each_verb_has_help(verb, capsys):
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="OpenBLAS makes no threads on one core")
 def test_prepare_starts_without_threads_that_spin():
-    """NumPy is imported, and the process has its one thread: those of OpenBLAS would burn CPU time at each start."""
+    """NumPy is imported and the process has one thread: threads of OpenBLAS would burn CPU time at each
+    start.
+    """
     code = (
         "import os, sys; from nbtrain import cli; code = cli.main(['prepare', 'no-such-run']); "
         "print(code, 'numpy' in sys.modules, len(os.listdir('/proc/self/task')))"

@@ -12,7 +12,7 @@ def levels(findings) -> dict[str, str]:
 
 
 def test_this_machine_passes(workspace):
-    """Nothing is an error where the tests run, and neither torch nor deepspeed is imported."""
+    """Nothing is an error on the machine of the tests, and neither torch nor deepspeed is imported."""
     code = (
         "import sys; from nbtrain import cli; code = cli.main(['doctor'])\n"
         "assert not {'torch', 'deepspeed'} & set(sys.modules); sys.exit(code)"
@@ -24,7 +24,7 @@ def test_this_machine_passes(workspace):
 
 
 def test_a_cuda_build_without_a_gpu_is_warned_about(monkeypatch):
-    """The build is told by libtorch_cuda.so among torch's files."""
+    """The build is recognised by libtorch_cuda.so among torch's files."""
     cuda = [importlib.metadata.PackagePath("torch/lib/libtorch_cuda.so")]
     monkeypatch.setattr(importlib.metadata, "files", lambda name: cuda)
     found = doctor.torch_findings(gpus=0)

@@ -1,6 +1,6 @@
 """JupyterLab in a real browser: the panel, the form and TensorBoard as a person sees them.
 
-NBTRAIN_CHROMIUM=/usr/bin/chromium   the browser, where it is not found by name
+NBTRAIN_CHROMIUM=/usr/bin/chromium   the browser, if it is not found by name
 NBTRAIN_REQUIRE_BROWSER=1            a missing browser is a failure and not a skip
 NBTRAIN_SCREENSHOTS=DIR              keep a picture of each station
 """
@@ -45,7 +45,7 @@ CHROMIUM_FLAGS = [
 
 
 def find_chromium() -> str:
-    """Path of Chromium; skips, or fails where NBTRAIN_REQUIRE_BROWSER is set."""
+    """Path of Chromium; skips if there is none, or fails if NBTRAIN_REQUIRE_BROWSER is set."""
     names = (os.environ.get("NBTRAIN_CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
     for name in names:
         if name and (found := shutil.which(name)):
@@ -198,7 +198,7 @@ def fake_job(lab: Lab, name: str, *arguments: str) -> Iterator[subprocess.Popen]
 
 
 def wait_for(condition: Callable[[], Any], seconds: float, story: Callable[[], str]) -> Any:
-    """Poll until `condition` holds; fail with `story` where it does not."""
+    """Poll until `condition` holds; fail with `story` if it never does."""
     deadline = time.monotonic() + seconds
     while not (value := condition()):
         if time.monotonic() > deadline:
@@ -269,7 +269,9 @@ def screenshot(page: Any, name: str) -> None:
 
 
 def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(lab: Lab, page: Any) -> None:
-    """The step advances while the kernel is busy and after reloading the page with the kernel still busy; Stop works then."""
+    """The step advances while the kernel is busy and after reloading the page with the kernel still busy;
+    Stop works then.
+    """
     write_notebook(
         lab,
         "panel.ipynb",
@@ -326,7 +328,9 @@ WATCHED = (
 
 
 def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, page: Any) -> None:
-    """03_launch as shipped: a real job; the panel advances while the notebook waits and after a reload; Stop saves."""
+    """03_launch as shipped: a real job; the panel advances while the notebook waits and after a reload; Stop
+    saves.
+    """
     import nbformat
     from papermill.iorw import load_notebook_node
     from papermill.parameterize import parameterize_notebook
@@ -356,12 +360,14 @@ def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, 
     page.locator(".nbtrain-panel[data-state=CANCELLED]").first.wait_for()
     wait_for(lambda: not kernel_busy(lab), 30, lambda: "the notebook still waits for a job that is stopped")
     assert list((lab.output / "watched" / "model").glob("global_step*/manifest.json"))
-    # TensorBoard reads every run below the output root; the steps of this one would hide those of the next test.
+    # TensorBoard reads every run below the output root: steps of this run would hide steps of the next test.
     shutil.rmtree(lab.output / "watched")
 
 
 def test_form_checks_plans_and_submits(lab: Lab, page: Any) -> None:
-    """The form shows plan, difference and line at once, refuses a batch that does not divide, and takes it back."""
+    """The form shows plan, difference and line at once, refuses a batch that does not divide, and takes it
+    back.
+    """
     write_notebook(lab, "form.ipynb", 'import nbtrain as nb\n\nnb.launcher("gpt-tiny")')
     open_notebook(page, lab, "form.ipynb")
     run_cell(page, 0)

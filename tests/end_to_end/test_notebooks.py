@@ -29,7 +29,7 @@ from ..config.conftest import UPSTREAM
 
 ROOT = Path(__file__).parent.parent.parent
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-# Of the nine upstream runs those whose notebook runs here; `make soak` runs the others'.
+# The upstream runs whose notebook runs here; `make soak` runs it for all nine.
 SHOWN = ("gpt-125m", "gpt-13b-4xdp-4xpp-4xtp")
 
 # gpt-tiny, smaller still: the same notebooks and the same path through every package, in seconds.
@@ -123,7 +123,9 @@ def test_where_executed_notebooks_go(workspace):
 
 
 def test_words_of_a_command_line_become_what_the_notebook_wants():
-    """A source in YAML's braces is text, as the notebook's parameter is; true is true, for one that is a bool."""
+    """A source in YAML's braces is text, as the notebook's parameter is; true is true, for one that is a
+    bool.
+    """
     words = [("source", "{kind: wiki, language: bg}"), ("dataset", "5"), ("force", "true")]
     assert typed_parameters("01_prepare_data", words) == {
         "source": "{kind: wiki, language: bg}",
@@ -190,7 +192,9 @@ def test_each_runs_in_order_for_a_small_run(trial, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("origin", ["made", pytest.param("shared", marks=pytest.mark.soak)])
 def test_a_dump_of_wikipedia_to_verified_tokens(request, origin, tmp_path, monkeypatch):
-    """01_prepare_data with another source: a dump (made up, or real), a tokenizer trained on it, and a verified .bin/.idx."""
+    """01_prepare_data with another source: a dump (made up, or real), a tokenizer trained on it, and a
+    verified .bin/.idx.
+    """
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     if origin == "made":
         path, articles = tmp_path / "made.xml.bz2", 400

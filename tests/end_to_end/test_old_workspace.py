@@ -1,8 +1,9 @@
-"""A workspace that an earlier revision left behind opens, and its runs go on: tests/fixtures/make_old_workspace.py.
+"""A workspace that an earlier revision left opens, and its runs go on: tests/fixtures/make_old_workspace.py.
 
-That a run goes on unchanged means two things here. The checkpoint that the earlier revision wrote, and the one that
-this revision writes of the state in it, lead to the same losses, weights, moments and Adam steps, bit for bit, on this
-machine. And those losses are the ones that the earlier revision went on to, except for the rounding of another CPU.
+That a run goes on unchanged means two things here. The checkpoint that the earlier revision wrote, and the
+one that this revision writes of the state in it, lead to the same losses, weights, moments and Adam steps,
+bit for bit, on this machine. And those losses are the ones that the earlier revision went on to, except for
+the rounding of another CPU.
 """
 
 import json

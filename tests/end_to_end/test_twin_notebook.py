@@ -1,7 +1,8 @@
 """papermill runs 03_launch in twin mode: data, supervisor, steps, resume, another layout, export.
 
-The straight run of each goes the ordinary way, through preflight, supervisor, torchrun and wrappers. Two of the nine
-upstream runs do here, a data-parallel one and one that is cut in every way; `make soak` runs all nine.
+The straight run of each goes the ordinary way, through preflight, supervisor, torchrun and wrappers. Two of
+the nine upstream runs do here, a data-parallel one and one that is cut in every way; `make soak` runs all
+nine.
 """
 
 import warnings

@@ -64,7 +64,7 @@ def test_a_source_as_overrides():
     ],
 )
 def test_values_have_the_type_of_their_parameter(monkeypatch, injected, message):
-    """A word where true or false is meant would count as true."""
+    """A word in place of true or false would count as true, so it is an error."""
     own = 'run: str = "x"\nforce: bool = False\nrate: float = 0.5\nsteps: int = 3'
     namespace = {}
     exec(f"{own}\n{injected}", namespace)

@@ -53,7 +53,7 @@ def test_figure_shows_itself_without_pyplot(run: RunDir) -> None:
 
 
 def test_time_of_a_step_and_the_ranks_side_by_side(tmp_path: Path) -> None:
-    """Parts stand on one another; ranks are told on logged steps only."""
+    """Parts are stacked; ranks have points on logged steps only."""
     file = EventFile(tmp_path / "run", 100)
     for step in (1, 2):
         for tag, value in (
@@ -106,7 +106,7 @@ def test_folder_of_megatron_deepspeed_is_drawn(tmp_path: Path) -> None:
 
 
 def test_run_folder_by_path_and_a_folder_without_events(run: RunDir, tmp_path: Path) -> None:
-    """A run directory may be named by its path; a folder that holds nothing is told."""
+    """A run directory may be named by its path; a folder without event files is an error."""
     assert len(scalars_of(str(run.path))["loss"]) == 60
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="holds no TensorBoard event file"):

@@ -68,7 +68,9 @@ def test_snapshot_of_a_running_job(run: RunDir) -> None:
 
 
 def test_what_is_weighty_stays_in_sight(run: RunDir) -> None:
-    """A restart and its cause behind a hundred alerts: in the snapshot, and among the few lines of the status."""
+    """A restart and its cause, before a hundred alerts, are in the snapshot and among the few lines of the
+    status.
+    """
     job = FakeJob(run, steps=10)
     job.events.write("error", "rank 1 was killed; 2 steps are lost")
     job.events.write("restart", "attempt 0 failed: rank 1 was killed; the next one starts in 5 s")
@@ -230,7 +232,7 @@ def test_numbers_that_json_lacks_are_null(run: RunDir) -> None:
 
 
 def test_scalars_by_name(run: RunDir) -> None:
-    """A scalar is found by its name in metrics.SCALARS; another name is told with those there are."""
+    """A scalar is found by its name in metrics.SCALARS; the error for another name lists the names."""
     job = FakeJob(run, steps=10)
     job.one_step()
     view = RunView(run)
@@ -242,7 +244,7 @@ def test_scalars_by_name(run: RunDir) -> None:
 
 
 def test_losses_of_named_datasets(run: RunDir) -> None:
-    """Each is a scalar by the name that the run gave its dataset, listed behind the others."""
+    """Each is a scalar with the name that the run gave its dataset, listed after the others."""
     job = FakeJob(run, steps=10)
     job.step = 1
     job.scalars(**{"loss": 2.0, "grad_norm": 1.0, "loss/wiki": 1.5, "loss/a b/c": 2.5})
@@ -306,7 +308,9 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
 
 
 def test_until_a_checkpoint_is_loaded_its_step_is_shown(run: RunDir) -> None:
-    """A resume or restart that loads step 70 says so, not 0; and where its ranks fail at that, or before a word."""
+    """A resume or restart that loads step 70 shows 70, not 0, even if its ranks fail while loading or
+    earlier.
+    """
     job = FakeJob(run, steps=100, world_size=2)
     first = AttemptRecord(0, 0.0, 2, 2, first_step=70, first_tokens=70 * TOKENS_PER_STEP)
     job.record.attempts = [first]

@@ -65,7 +65,7 @@ def test_a_run_that_was_never_submitted(tmp_path: Path) -> None:
 
 
 def test_gpus(job: FakeJob) -> None:
-    """Use, memory and power of each, as far as its driver tells them."""
+    """Use, memory and power of each, as far as its driver reports them."""
     snapshot = RunView(job.run).snapshot()
     gpu = {"index": 0, "utilization_fraction": 0.973, "memory_used_bytes": 30 * 2**30, "power_watts": 412.4}
     silent = {"index": 1, "utilization_fraction": None, "memory_used_bytes": None, "power_watts": None}

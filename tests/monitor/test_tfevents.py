@@ -85,7 +85,7 @@ def test_purge_step_drops_what_an_earlier_session_wrote_from_there_on(tmp_path: 
 
 
 def test_purge_step_is_not_compared_with_token_counts(tmp_path: Path) -> None:
-    """Of "... vs tokens" those points go that were written with the purged steps; the others stay."""
+    """A purge drops the points of "... vs tokens" that were written with the purged steps, and no others."""
     by_tokens = f"{LOSS} vs tokens"
     first = EventFile(tmp_path, 100)
     for step in range(1, 6):
@@ -141,7 +141,9 @@ def test_truncated_tail_waits_for_its_end(tmp_path: Path, missing_bytes: int) ->
 
 
 def test_damaged_file_is_told_and_the_others_are_read(tmp_path: Path) -> None:
-    """Bytes that are no record end that file with a warning that says where; its points before them stay."""
+    """Bytes that are no record end the reading of their file, with a warning that says where; earlier points
+    stay.
+    """
     file = EventFile(tmp_path, 100)
     file.scalar(1, 1.0, 101)
     size = file.path.stat().st_size

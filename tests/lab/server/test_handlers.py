@@ -141,7 +141,7 @@ def test_runs_and_a_run(server: Server, run: RunDir) -> None:
 
 
 def test_log_with_rank_and_offset(server: Server, run: RunDir) -> None:
-    """The end of a rank's log, then only what is new; the supervisor has one too; a wrong rank is told."""
+    """The end of a rank's log, then only what is new; the supervisor has a log too; a wrong rank is an error."""
     _, part = server.request("nbtrain/run/gpt-done/log?rank=0")
     assert part["text"].splitlines()[-1].startswith("step    20 |")
     with run.newest_job().log(0, 0).open("a") as stream:
@@ -198,7 +198,7 @@ def test_stop_needs_the_xsrf_token_with_a_cookie(server: Server, run: RunDir) ->
 
 
 def test_stop_ends_a_running_job(server: Server) -> None:
-    """The answer says how the job ended where it ends at once; the job's process is gone."""
+    """If the job ends at once, the answer says how; the job's process is gone."""
     folder = server.output / "gpt-stopped"
     job = subprocess.Popen(
         [sys.executable, str(FAKE_RUN), str(folder), "--steps", "4000", "--step-seconds", "0.05"]

@@ -1,4 +1,4 @@
-"""What jupyter-server-proxy is told, and what it makes of it."""
+"""The entry point for jupyter-server-proxy, and what that package makes of it."""
 
 import warnings
 from pathlib import Path

@@ -108,7 +108,9 @@ def test_what_is_no_yaml_is_refused_and_changes_nothing() -> None:
 
 
 def test_assessment_of_a_broken_rule() -> None:
-    """The problem is the one that `nbtrain check` tells; there is no plan and no question to the machine."""
+    """The problem is the one that `nbtrain check` reports; nothing is planned and the machine is not looked
+    at.
+    """
     draft = Draft("gpt-tiny")
     draft.set("batch.micro_batch_size", 5)
     found = draft.assess()

@@ -57,7 +57,7 @@ def test_broken_rule_locks_the_button_until_it_is_mended(form: Launcher) -> None
 
 
 def test_unreadable_value_locks_the_button(form: Launcher) -> None:
-    """What is no YAML is told beside the form, and the button does not submit the value before it."""
+    """Text that is no YAML is reported beside the form, and the button does not submit the previous value."""
     control(form, "batch.micro_batch_size").value = "[5"
     assert "not YAML" in form.answer.value
     assert form.submit_button.disabled
@@ -83,7 +83,7 @@ def test_another_yaml_fills_the_form_and_reset_takes_changes_back(form: Launcher
 
 
 def test_file_of_ones_own(form: Launcher, workspace: Path, repository: Path) -> None:
-    """A path relative to the workspace opens; one that is not there is told and changes nothing."""
+    """A path relative to the workspace opens; a path that does not exist is reported and changes nothing."""
     shutil.copytree(repository / "examples" / "megatron-gpt" / "training", workspace / "mine")
     form.path.value = "mine/gpt-125m.yaml"
     assert form.draft.run == "mine/gpt-125m.yaml"

@@ -51,7 +51,7 @@ def test_snapshots_follow_the_job_and_the_thread_ends_with_it(job: FakeJob) -> N
 
 
 def test_closing_ends_the_thread_while_the_job_runs(job: FakeJob) -> None:
-    """A panel that was closed leaves no thread behind."""
+    """A panel that was closed leaves no thread."""
     shown = RunPanel(RunView(job.run))
     shown.close()
     shown._thread.join(5)

@@ -46,7 +46,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> FakeJob:
 
 
 def test_everything_that_the_panel_shows_is_in_it(job: FakeJob) -> None:
-    """State, progress, figures, curves, ranks, alert and log; no element needs a script, a style sheet or a network."""
+    """State, progress, figures, curves, ranks, alert and log; no element needs a script, a style sheet or a
+    network.
+    """
     page = run_html(RunView(job.run).snapshot())
     for words in (
         "gpt-fake",

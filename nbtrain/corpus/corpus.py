@@ -21,9 +21,9 @@ from nbtrain.corpus.records import (
     LISTED_PROBLEMS,
     NAMED_PROBLEMS,
     Example,
-    Part,
     Problem,
     Record,
+    SourcePart,
     Tally,
     Texts,
     TokenIds,
@@ -38,7 +38,7 @@ class Task(NamedTuple):
 
     number: int
     source: int
-    part: Part
+    part: SourcePart
 
 
 class Corpus:

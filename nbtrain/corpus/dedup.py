@@ -135,7 +135,7 @@ class NearIndex:
         self.rensa_version = rensa_version()
         self.num_bands, self.band_rows = bands(config.threshold, config.num_permutations)
         self._bands = SortedRuns(np.uint32)
-        self._kept = _Rows(config.num_permutations)
+        self._kept = _SignatureRows(config.num_permutations)
 
     def signature(self, text: str) -> np.ndarray:
         """MinHash of a text, uint32 [num_permutations]; the same in every process and with every hash seed."""
@@ -203,7 +203,7 @@ class NearIndex:
 NOTHING = np.uint32(0xFFFFFFFF)  # every minimum of a text without words
 
 
-class _Rows:
+class _SignatureRows:
     """Rows of bytes that only grow, by half of themselves at a time."""
 
     def __init__(self, width: int):

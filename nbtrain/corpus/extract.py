@@ -26,7 +26,7 @@ from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import data_home, display
 from nbtrain.corpus import broken_records
 from nbtrain.corpus.corpus import SourceCounts, changed_while_read, empty_error
-from nbtrain.corpus.records import BROKEN_RECORDS, LISTED_PROBLEMS, Part, Tally, Texts
+from nbtrain.corpus.records import BROKEN_RECORDS, LISTED_PROBLEMS, SourcePart, Tally, Texts
 from nbtrain.corpus.sources.base import SourceReader
 from nbtrain.corpus.workers import ordered_map
 
@@ -44,11 +44,11 @@ class ExtractedReader(SourceReader):
         self.original = original
         self.folder = folder
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[SourcePart]:
         for path in sorted(self.folder.glob("[0-9]*.jsonl")):
-            yield Part(path.name, display(path), size_bytes=path.stat().st_size, details=(str(path),))
+            yield SourcePart(path.name, display(path), size_bytes=path.stat().st_size, details=(str(path),))
 
-    def read(self, part: Part, tally: Tally) -> Iterator[str]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         path = Path(part.details[0])
         # What the extraction looked at and dropped is the dataset's account too.
         told = _read_tally(path.with_suffix(".json"))
@@ -147,11 +147,11 @@ class _Extractor:
     def __init__(self, reader: SourceReader, folder: Path, progress: Progress | None = None):
         self.reader, self.folder, self.progress = reader, folder, progress
 
-    def __call__(self, task: tuple[int, Part]) -> tuple[Part, Tally, int]:
+    def __call__(self, task: tuple[int, SourcePart]) -> tuple[SourcePart, Tally, int]:
         number, part = task
         path = self.folder / f"{number:06d}.jsonl"
         # What was handed over is not handed back.
-        bare = Part(part.name, part.path, part.start, part.stop, part.size_bytes)
+        bare = SourcePart(part.name, part.path, part.start, part.stop, part.size_bytes)
         record = files.read_json(path.with_suffix(".json"))
         if record is not None and path.is_file() and path.stat().st_size == record["bytes"]:
             self._tell(part.size_bytes)

@@ -39,7 +39,7 @@ Record = str | Texts | Example | TokenIds
 
 
 @dataclass(frozen=True)
-class Part:
+class SourcePart:
     """A piece of a source that one worker reads by itself. Where parts begin never depends on the workers.
 
     `start` and `stop` are the reader's own (bytes, row groups, streams). A reader whose source cannot be entered

@@ -20,7 +20,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from nbtrain.corpus import dedup
-from nbtrain.corpus.records import Example, Part, Record, Tally, Texts, TokenIds
+from nbtrain.corpus.records import Example, Record, SourcePart, Tally, Texts, TokenIds
 from nbtrain.corpus.sources.base import SourceReader
 
 MAX_PARTS = 2048
@@ -108,7 +108,7 @@ def _sample_source(
     reader: SourceReader, size: int | None, share: int, seed: str, admit: _Admission
 ) -> Iterator[str]:
     left = share
-    enterable: list[Part] = []
+    enterable: list[SourcePart] = []
     for number, part in enumerate(reader.parts()):
         if size is None:
             texts, wanted = admit.texts(reader.read(part, admit.tally)), left

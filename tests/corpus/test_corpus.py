@@ -20,7 +20,7 @@ from nbtrain.corpus.corpus import (
     length_of,
 )
 from nbtrain.corpus.dedup import digest
-from nbtrain.corpus.records import Example, Part, Problem, Tally, Texts, TokenIds
+from nbtrain.corpus.records import Example, Problem, SourcePart, Tally, Texts, TokenIds
 
 NO_CLEANING = Cleaner(CleaningConfig())
 
@@ -175,4 +175,4 @@ def test_a_tally_travels():
     """As JSON and back."""
     tally = Tally(3, 4, 1, [Problem("a", None, "bad")], Counter(x=2))
     assert Tally.from_dict(tally.to_dict()) == tally
-    assert Part("a").size_bytes == 0
+    assert SourcePart("a").size_bytes == 0

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from nbtrain.corpus import text_sample
-from nbtrain.corpus.records import Example, Part, Tally, Texts, TokenIds
+from nbtrain.corpus.records import Example, SourcePart, Tally, Texts, TokenIds
 from nbtrain.corpus.sources.base import SourceReader
 from nbtrain.corpus.text_sample import sample_texts
 
@@ -24,12 +24,12 @@ class Reader(SourceReader):
         self.compressed, self.has_size, self.byte_ratio = compressed, size, byte_ratio
         self.read_of = [0] * len(self.documents_of)
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[SourcePart]:
         for number, documents in enumerate(self.documents_of):
             size = int(sum(len(str(document)) for document in documents) * self.byte_ratio)
-            yield Part(str(number), size_bytes=size, content=documents if self.compressed else None)
+            yield SourcePart(str(number), size_bytes=size, content=documents if self.compressed else None)
 
-    def read(self, part: Part, tally: Tally):
+    def read(self, part: SourcePart, tally: Tally):
         for document in self.documents_of[int(part.name)]:
             self.read_of[int(part.name)] += 1
             yield document

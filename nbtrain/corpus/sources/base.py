@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from pydantic import BaseModel
 
-from nbtrain.corpus.records import Part, Record, Tally
+from nbtrain.corpus.records import Record, SourcePart, Tally
 
 
 class SourceReader(ABC):
@@ -52,11 +52,11 @@ class SourceReader(ABC):
         return self.config.name or self.config.kind
 
     @abstractmethod
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[SourcePart]:
         """The source in pieces of about PART_BYTES, in order. Raises DataError where it cannot be read."""
 
     @abstractmethod
-    def read(self, part: Part, tally: Tally) -> Iterator[Record]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[Record]:
         """The records of one part, streamed; what is left out is counted in `tally`.
 
         A broken record is counted and named and never ends the reading. Raises DataError where the rest of the

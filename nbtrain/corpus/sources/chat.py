@@ -19,7 +19,7 @@ import orjson
 from pydantic import BaseModel
 
 from nbtrain.base.workspace import display
-from nbtrain.corpus.records import Example, Part, Tally
+from nbtrain.corpus.records import Example, SourcePart, Tally
 from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.instructions import (
     BrokenExample,
@@ -79,14 +79,14 @@ class ChatReader(ExampleReader):
         self._learnt = {self._names.get(role, role) for role in self.config.learn_roles}
         self._roles = {*ROLES, *self._learnt, *self.config.roles.values()}
 
-    def pieces(self, path: Path) -> Iterator[Part]:
+    def pieces(self, path: Path) -> Iterator[SourcePart]:
         if self._is_flat(path):
             # A part that ends inside a tree would cut its conversations: a file is one part.
-            yield Part(display(path), size_bytes=path.stat().st_size, details=(str(path),))
+            yield SourcePart(display(path), size_bytes=path.stat().st_size, details=(str(path),))
         else:
             yield from super().pieces(path)
 
-    def read(self, part: Part, tally: Tally) -> Iterator[Example]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[Example]:
         for (path, tree), rows in groupby(self.rows(part, tally), key=self._tree_of):
             if tree is not None:
                 yield from self._tree(_linked(list(rows), tally), path, tally)

@@ -1,8 +1,8 @@
 """What the sources that are files share: which files, in what parts, and the lines of a part.
 
     files in the order of relative paths
-      -> small files in groups of about PART_BYTES     Part.details = their paths; Part.path is None
-      -> a large file in pieces of about PART_BYTES    Part.path; bytes start to stop, or content where compressed
+      -> small files in groups of about PART_BYTES     SourcePart.details = their paths; SourcePart.path is None
+      -> a large file in pieces of about PART_BYTES    SourcePart.path; bytes start to stop, or content where compressed
 
 Pieces end at line ends, or behind a separator line, and at the same bytes of the text whether the file is compressed or
 not. Lines of a piece are numbered from its first one (Problem.line), those of a file in a group from the file's.
@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display, resolve
 from nbtrain.corpus import heap
-from nbtrain.corpus.records import Part
+from nbtrain.corpus.records import SourcePart
 from nbtrain.corpus.sources import base, compression, folder
 from nbtrain.corpus.sources.compression import is_compressed, open_bytes
 from nbtrain.corpus.sources.optional import optional
@@ -98,7 +98,7 @@ class FileReader(base.SourceReader):
         for path in self._unread_files():
             logger.warning("%s: left out: %s", self.where, compression.advice(path, self.suffixes))
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[SourcePart]:
         group: list[Path] = []
         group_bytes = 0
         for path in self.files():
@@ -119,10 +119,10 @@ class FileReader(base.SourceReader):
         return path.stat().st_size * (USUAL_RATIO if is_compressed(path) else 1)
 
     @abstractmethod
-    def pieces(self, path: Path) -> Iterator[Part]:
+    def pieces(self, path: Path) -> Iterator[SourcePart]:
         """The parts of a file that is larger than a part."""
 
-    def opened(self, part: Part) -> Iterator[tuple[str, Iterator[bytes]]]:
+    def opened(self, part: SourcePart) -> Iterator[tuple[str, Iterator[bytes]]]:
         """(file as messages show it, its lines with their ends) for each file of a part of lines.
 
         Raises DataError where a file is damaged or has become shorter.
@@ -133,7 +133,7 @@ class FileReader(base.SourceReader):
         if part.path is not None:
             with open_bytes(Path(part.details[0]), self.where) as stream:
                 stream.seek(part.start)
-                lines = io.BufferedReader(_Piece(stream, part, self.where), compression.BLOCK_BYTES)
+                lines = io.BufferedReader(_PartBytes(stream, part, self.where), compression.BLOCK_BYTES)
                 yield part.path, _without_mark(lines) if part.start == 0 else lines
             return
         for name in part.details:
@@ -146,10 +146,10 @@ class FileReader(base.SourceReader):
         return open_lines(path, self.where)
 
 
-class _Piece(io.RawIOBase):
+class _PartBytes(io.RawIOBase):
     """The bytes of a part. Reading raises DataError where the file ends before it."""
 
-    def __init__(self, stream: io.BufferedReader, part: Part, where: str):
+    def __init__(self, stream: io.BufferedReader, part: SourcePart, where: str):
         assert part.stop is not None
         self._stream, self._part, self._where = stream, part, where
         self._left = part.stop - part.start
@@ -186,7 +186,7 @@ def open_lines(path: Path, where: str) -> io.BufferedReader:
     return stream
 
 
-def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[Part]:
+def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[SourcePart]:
     """A file of lines in parts of about PART_BYTES, which end behind a line, or behind a line that is `separator`.
 
     A compressed file is unpacked here, in order; its parts bring their content, which may be larger where a line is.
@@ -199,7 +199,7 @@ def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Itera
     with open_lines(path, where) as stream:
         while start < num_bytes:
             stop = _cut(stream, start + base.PART_BYTES, num_bytes, separator)
-            yield Part(_named(name, start, stop), name, start, stop, stop - start, details=(str(path),))
+            yield SourcePart(_named(name, start, stop), name, start, stop, stop - start, details=(str(path),))
             start = stop
 
 
@@ -229,7 +229,9 @@ def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | 
     return at
 
 
-def stream_pieces(path: Path, stream: io.BufferedReader, separator: bytes | None = None) -> Iterator[Part]:
+def stream_pieces(
+    path: Path, stream: io.BufferedReader, separator: bytes | None = None
+) -> Iterator[SourcePart]:
     """The lines of a stream in parts that bring their content; its raw stream counts `consumed_bytes` of the file."""
     raw: Any = stream.raw
     name, start, attributed = display(path), 0, 0
@@ -240,7 +242,7 @@ def stream_pieces(path: Path, stream: io.BufferedReader, separator: bytes | None
         consumed = raw.consumed_bytes if stream.peek(1) else num_bytes
         whole = content.removeprefix(BOM_UTF8) if start == 0 else content
         content = b""
-        yield Part(
+        yield SourcePart(
             _named(name, start, stop, "unpacked "), name, start, stop, consumed - attributed, content=whole
         )
         whole = b""
@@ -265,9 +267,9 @@ def _piece(stream: io.BufferedReader, separator: bytes | None) -> bytes:
     return joined(pieces) if len(pieces) > 1 else content
 
 
-def _grouped(paths: list[Path]) -> Part:
+def _grouped(paths: list[Path]) -> SourcePart:
     first, last = display(paths[0]), display(paths[-1])
-    return Part(
+    return SourcePart(
         first if len(paths) == 1 else f"{first} to {last} ({len(paths):,} files)",
         size_bytes=sum(path.stat().st_size for path in paths),
         details=tuple(map(str, paths)),

@@ -12,7 +12,7 @@ from typing import Any
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display, resolve
-from nbtrain.corpus.records import Part, Tally, Texts
+from nbtrain.corpus.records import SourcePart, Tally, Texts
 from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.arrow import check_texts, text_rows
 from nbtrain.corpus.sources.files import FileReader
@@ -78,7 +78,7 @@ class HfDatasetReader(FileReader):
     def attribution(self) -> str | None:
         return self._info("citation") or self._info("homepage")
 
-    def pieces(self, path: Path) -> Iterator[Part]:
+    def pieces(self, path: Path) -> Iterator[SourcePart]:
         name, file_bytes = display(path), path.stat().st_size
         with OpenArrow(path, self.where) as file:
             sizes = [sum(batch.column(key).nbytes for key in self._keys(file)) for batch in file.batches()]
@@ -90,10 +90,10 @@ class HfDatasetReader(FileReader):
                 continue
             until = file_bytes if index == len(sizes) else file_bytes * passed // max(1, sum(sizes))
             shown = f"{name}, batches {start:,} to {index:,}"
-            yield Part(shown, name, start, index, until - attributed, details=(str(path),))
+            yield SourcePart(shown, name, start, index, until - attributed, details=(str(path),))
             start, held, attributed = index, 0, until
 
-    def read(self, part: Part, tally: Tally) -> Iterator[str | Texts]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[str | Texts]:
         for name in part.details:
             path = Path(name)
             with OpenArrow(path, self.where) as file:

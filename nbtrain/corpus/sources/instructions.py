@@ -11,7 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from typing import Any
 
-from nbtrain.corpus.records import Example, Part, Tally
+from nbtrain.corpus.records import Example, SourcePart, Tally
 from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.record_files import RecordFileReader
 
@@ -23,7 +23,7 @@ class BrokenExample(ValueError):
 class ExampleReader(RecordFileReader):
     """Objects that are examples. Broken ones are left out and counted."""
 
-    def read(self, part: Part, tally: Tally) -> Iterator[Example]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[Example]:
         """The examples of one part, streamed."""
         for path, line, value in self.rows(part, tally):
             try:

@@ -16,7 +16,7 @@ from typing import Any
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
-from nbtrain.corpus.records import Part
+from nbtrain.corpus.records import SourcePart
 from nbtrain.corpus.sources import compression
 from nbtrain.corpus.sources.files import open_lines, stream_pieces
 
@@ -56,7 +56,7 @@ def _begins_array(stream: io.BufferedReader, path: Path) -> bool:
     return bool((_ARRAY if name.endswith(".json") else _ARRAY_OF_OBJECTS).match(begun))
 
 
-def array_pieces(path: Path, where: str) -> Iterator[Part]:
+def array_pieces(path: Path, where: str) -> Iterator[SourcePart]:
     """The parts of a large array: they bring their lines, for it cannot be entered in the middle."""
     with open_records(path, where) as stream:
         yield from stream_pieces(path, stream)

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from nbtrain.corpus.records import Part, Tally, Texts
+from nbtrain.corpus.records import SourcePart, Tally, Texts
 from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.files import FileReader, line_pieces, with_compressed
 from nbtrain.corpus.sources.json_array import array_pieces, is_array, open_records
@@ -22,13 +22,13 @@ class JsonlReader(FileReader):
     gives_unicode = True
     drops_empty = False
 
-    def pieces(self, path: Path) -> Iterator[Part]:
+    def pieces(self, path: Path) -> Iterator[SourcePart]:
         return array_pieces(path, self.where) if is_array(path, self.where) else line_pieces(path, self.where)
 
     def open_file(self, path: Path) -> io.BufferedReader:
         return open_records(path, self.where)
 
-    def read(self, part: Part, tally: Tally) -> Iterator[str | Texts]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[str | Texts]:
         key, extra_keys = self.config.text_key, self.extra_keys
         loads, drops_empty = orjson.loads, self.drops_empty
         for path, lines in self.opened(part):

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from nbtrain.corpus.records import Part, Tally
+from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources.base import SourceReader
 
 SYLLABLES = (
@@ -34,11 +34,11 @@ class MockReader(SourceReader):
 
     kind = "mock"
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[SourcePart]:
         # One generator makes all of it, so it is one part.
-        yield Part("mock")
+        yield SourcePart("mock")
 
-    def read(self, part: Part, tally: Tally) -> Iterator[str]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         # RandomState: its stream is frozen, so that the same seed gives the same text with any NumPy.
         generator = np.random.RandomState(self.config.seed % 2**32)
         words = ["".join(generator.choice(SYLLABLES, size=generator.randint(1, 4))) for _ in range(NUM_WORDS)]

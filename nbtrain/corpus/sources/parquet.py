@@ -9,7 +9,7 @@ from typing import Any
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
-from nbtrain.corpus.records import Part, Tally, Texts
+from nbtrain.corpus.records import SourcePart, Tally, Texts
 from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.arrow import check_texts, text_rows
 from nbtrain.corpus.sources.files import USUAL_RATIO, FileReader
@@ -45,10 +45,10 @@ class ParquetReader(FileReader):
             **dict.fromkeys(self.extra_keys, "data.extra_json_keys"),
         }
 
-    def pieces(self, path: Path) -> Iterator[Part]:
+    def pieces(self, path: Path) -> Iterator[SourcePart]:
         return parquet_pieces(path, self.where, self.columns())
 
-    def read(self, part: Part, tally: Tally) -> Iterator[str | Texts]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[str | Texts]:
         keys = (self.config.text_key, *self.extra_keys)
         for name in part.details:
             path = Path(name)
@@ -63,7 +63,7 @@ class ParquetReader(FileReader):
                 )
 
 
-def parquet_pieces(path: Path, where: str, columns: Mapping[str, str] | None = None) -> Iterator[Part]:
+def parquet_pieces(path: Path, where: str, columns: Mapping[str, str] | None = None) -> Iterator[SourcePart]:
     """A file as ranges of row groups whose `columns` (None: all) are about PART_BYTES.
 
     The bytes of the file are shared among them in proportion.
@@ -79,7 +79,7 @@ def parquet_pieces(path: Path, where: str, columns: Mapping[str, str] | None = N
         if held < base.PART_BYTES and index < len(sizes):
             continue
         until = file_bytes if index == len(sizes) else file_bytes * passed // total
-        yield Part(
+        yield SourcePart(
             f"{name}, row groups {start:,} to {index:,}",
             name,
             start,

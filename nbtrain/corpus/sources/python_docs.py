@@ -21,7 +21,7 @@ from importlib import metadata, util
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbtrain.corpus.records import Part, Tally
+from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources.base import SourceReader
 
 # Packages of nbtrain's dependency tree with much English in their docstrings; fixed and sorted. distribution -> import.
@@ -77,11 +77,11 @@ class PythonDocsReader(SourceReader):
     def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
         return True  # an upgraded package is no reason to refuse the dataset that was made before
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[SourcePart]:
         # Duplicates and the cap are decided over all of it, so it is one part.
-        yield Part("python-docs", size_bytes=self.config.max_bytes)
+        yield SourcePart("python-docs", size_bytes=self.config.max_bytes)
 
-    def read(self, part: Part, tally: Tally) -> Iterator[str]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         seen: set[bytes] = set()
         num_bytes = 0
         for unit in self._units(tally):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from nbtrain.base.workspace import display
-from nbtrain.corpus.records import Part, Tally
+from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.arrow import check_columns
 from nbtrain.corpus.sources.files import USUAL_RATIO, FileReader, line_pieces, with_compressed
@@ -63,7 +63,7 @@ class RecordFileReader(FileReader):
             USUAL_RATIO * path.stat().st_size if path.suffix.lower() == SUFFIX else super().size_as_text(path)
         )
 
-    def pieces(self, path: Path) -> Iterator[Part]:
+    def pieces(self, path: Path) -> Iterator[SourcePart]:
         if path.suffix.lower() == SUFFIX:
             yield from parquet_pieces(path, self.where, self.columns())
         elif is_array(path, self.where):
@@ -74,7 +74,7 @@ class RecordFileReader(FileReader):
     def open_file(self, path: Path) -> io.BufferedReader:
         return open_records(path, self.where)
 
-    def rows(self, part: Part, tally: Tally) -> Iterator[Row]:
+    def rows(self, part: SourcePart, tally: Tally) -> Iterator[Row]:
         """The objects of one part. Raises DataError where a file is damaged."""
         if part.content is not None:
             yield from self._lines(part, tally)
@@ -84,9 +84,9 @@ class RecordFileReader(FileReader):
             if path.suffix.lower() == SUFFIX:
                 yield from self._table(path, part, tally)
             else:
-                yield from self._lines(part if part.path else Part(name, details=(name,)), tally)
+                yield from self._lines(part if part.path else SourcePart(name, details=(name,)), tally)
 
-    def _lines(self, part: Part, tally: Tally) -> Iterator[Row]:
+    def _lines(self, part: SourcePart, tally: Tally) -> Iterator[Row]:
         for path, lines in self.opened(part):
             number = blank = 0
             try:
@@ -110,7 +110,7 @@ class RecordFileReader(FileReader):
                 tally.records += number - blank
                 tally.lines += number if part.path else 0
 
-    def _table(self, path: Path, part: Part, tally: Tally) -> Iterator[Row]:
+    def _table(self, path: Path, part: SourcePart, tally: Tally) -> Iterator[Row]:
         name, columns, number = display(path), self.columns(), 0
         wanted = None if columns is None else tuple(columns)
         with OpenParquet(path, self.where) as file:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nbtrain.base.workspace import display
-from nbtrain.corpus.records import Part, Tally
+from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources.files import (
     FileReader,
     is_separator,
@@ -27,13 +27,13 @@ class TextReader(FileReader):
     suffixes = with_compressed(".txt")
     gives_unicode = True
 
-    def pieces(self, path: Path) -> Iterator[Part]:
+    def pieces(self, path: Path) -> Iterator[SourcePart]:
         if self._separator is None:
-            yield Part(display(path), size_bytes=path.stat().st_size, details=(str(path),))
+            yield SourcePart(display(path), size_bytes=path.stat().st_size, details=(str(path),))
         else:
             yield from line_pieces(path, self.where, self._separator)
 
-    def read(self, part: Part, tally: Tally) -> Iterator[str]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         if self._separator is None:
             for name in part.details:
                 path = Path(name)

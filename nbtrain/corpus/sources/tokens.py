@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from nbtrain.corpus.records import Part, Tally, TokenIds
+from nbtrain.corpus.records import SourcePart, Tally, TokenIds
 from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.record_files import RecordFileReader
 
@@ -35,7 +35,7 @@ class TokensReader(RecordFileReader):
         for row in zip(*(_lists(batch.column(name)) for name in names)):
             yield dict(zip(names, row))
 
-    def read(self, part: Part, tally: Tally) -> Iterator[TokenIds]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[TokenIds]:
         ids_key, labels_key = self.config.input_ids_key, self.config.labels_key
         for path, number, record in self.rows(part, tally):
             try:

@@ -16,7 +16,7 @@ from typing import Any
 from nbtrain.base.addresses import redacted
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display, resolve
-from nbtrain.corpus.records import Part, Tally
+from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources.base import SourceReader
 from nbtrain.corpus.sources.folder import is_file
 from nbtrain.corpus.wiki import download, dump
@@ -40,11 +40,11 @@ class WikiReader(SourceReader):
     def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
         return {**then, "extraction": None} == {**now, "extraction": None}
 
-    def parts(self) -> Iterator[Part]:
+    def parts(self) -> Iterator[SourcePart]:
         with self._named():
             yield from self._parts()
 
-    def read(self, part: Part, tally: Tally) -> Iterator[str]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         with self._named():
             yield from self._read(part, tally)
 
@@ -58,7 +58,7 @@ class WikiReader(SourceReader):
                 raise
             raise DataError(f"{self.where}: {error}") from error
 
-    def _parts(self) -> Iterator[Part]:
+    def _parts(self) -> Iterator[SourcePart]:
         found = dump.open_dump(self._path())
         details = (found,)
         shown, total = display(found.path), found.path.stat().st_size
@@ -68,7 +68,7 @@ class WikiReader(SourceReader):
             points = dump.entry_points(found, part_bytes)
         if len(points) > 1 or (total <= part_bytes and self.config.max_articles is None):
             for start, stop in zip(points, [*points[1:], total]):
-                yield Part(
+                yield SourcePart(
                     f"{shown}, bytes {start:,} to {stop:,}",
                     str(found.path),
                     start,
@@ -83,7 +83,7 @@ class WikiReader(SourceReader):
             if self.config.max_articles is not None:
                 xml, kept = self._first_articles(xml, kept)
                 is_last = kept == self.config.max_articles
-            yield Part(
+            yield SourcePart(
                 f"{shown}, up to byte {piece.position:,}",
                 str(found.path),
                 size_bytes=piece.position - read,
@@ -94,7 +94,7 @@ class WikiReader(SourceReader):
             if is_last:
                 return
 
-    def _read(self, part: Part, tally: Tally) -> Iterator[str]:
+    def _read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         (found,) = part.details
         walker = Walker(found.namespaces)
         for page in self._pages(found, part):
@@ -119,7 +119,7 @@ class WikiReader(SourceReader):
             else:
                 tally.dropped["empty"] += 1
 
-    def _pages(self, found: dump.Dump, part: Part) -> Iterator[dump.Page | dump.BrokenPage]:
+    def _pages(self, found: dump.Dump, part: SourcePart) -> Iterator[dump.Page | dump.BrokenPage]:
         if part.content is not None:
             yield from dump.pages(part.content)
             return

@@ -40,7 +40,7 @@ def reader(**settings):
 
 
 def read(source) -> tuple[list[str], Tally]:
-    """Part by part as workers do, each with a reader and a part that went through pickle."""
+    """SourcePart by part as workers do, each with a reader and a part that went through pickle."""
     tally, documents = Tally(), []
     for part in source.parts():
         own, given = pickle.loads(pickle.dumps((source, part)))

@@ -22,7 +22,7 @@ from nbtrain.config.data_section import CleaningConfig, NearDedupConfig
 from nbtrain.config.sources import JsonlSource, TokensSource
 from nbtrain.corpus import workers
 from nbtrain.corpus.corpus import Corpus, SourceCounts, Task
-from nbtrain.corpus.records import Part, Tally
+from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import base, jsonl
 from nbtrain.corpus.sources import files as source_files
 from nbtrain.corpus.sources.base import open_source
@@ -552,7 +552,7 @@ def test_progress_inside_parts(tmp_path):
     progress = Progress("encode", 300, "B", io.StringIO())
     account = EncodeProgress(tmp_path, [SourceCounts()], progress)
     for number in range(3):
-        account.begin(Task(number, 0, Part(f"part {number}", size_bytes=100)))
+        account.begin(Task(number, 0, SourcePart(f"part {number}", size_bytes=100)))
     worker = WorkerCounters(tmp_path)
     worker(60, 5, 20)
     account.show()

@@ -47,7 +47,7 @@ ALLOWED = {
     "corpus": (
         {"config"},
         {"pydantic", "numpy", "tokenizers", "fastokens", "orjson", "urllib3", "xxhash", "loky"}
-        | {"lxml", "mwparserfromhell", "zstandard", "pyarrow", "ftfy", "rensa", "rustbpe", "sentencex"},
+        | {"lxml", "zstandard", "pyarrow", "ftfy", "rensa", "rustbpe", "sentencex"},
     ),
     "dataset": (
         {"config", "corpus"},

@@ -9,7 +9,7 @@ in order, where the workers only turn wikitext into text.
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from nbtrain.base.workspace import display, resolve
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources.base import SourceReader
 from nbtrain.corpus.sources.folder import is_file
+from nbtrain.corpus.sources.optional import optional
 from nbtrain.corpus.wiki import download, dump
 from nbtrain.corpus.wiki.walker import Walker
 
@@ -190,11 +191,7 @@ class WikiReader(SourceReader):
         )
 
     def check_dependencies(self) -> None:
-        missing = [name for name in ("lxml", "mwparserfromhell") if util.find_spec(name) is None]
-        if missing:
-            raise DataError(
-                f"{self.where}: kind wiki needs {' and '.join(missing)}: pip install 'nbtrain[data]'."
-            )
+        optional("lxml", self.where, "kind wiki")
 
     def fingerprint(self) -> dict[str, Any]:
         if self.config.path is not None:
@@ -231,5 +228,5 @@ class WikiReader(SourceReader):
         else:  # nothing was asked for by these
             for key in ("language", "date", "mirror"):
                 del described[key]
-        described["software"] = {name: metadata.version(name) for name in ("lxml", "mwparserfromhell")}
+        described["software"] = {"lxml": metadata.version("lxml")}
         return described

@@ -1,11 +1,10 @@
-"""The first half of wikitext -> text: everything that nests or runs over lines, found by one scan each.
+"""The marks of wikitext, found by one scan each, in this order.
 
-    comments, <ref>, <gallery> ... dropped; <math>, <pre>, <nowiki> ... put aside  ->  templates dropped  ->
-    tables dropped  ->  brackets without a partner dropped
+    comments, <ref>, <gallery> ... dropped; <math>, <pre>, <nowiki> ... put aside  ->  templates  ->  tables dropped  ->
+    links  ->  headings
 
-What is left is short of every trap: a parser that backtracks needs minutes for a page of brackets that never
-close, and these scans take the same time for any page of one size. Characters that no XML can hold carry notes to
-the second half (walker.py):
+A parser that backtracks needs minutes for a page of brackets that never close; these scans take the same time for any
+page of one size. Characters that no XML can hold carry notes to walker.py:
 """
 
 # ruff: noqa: SIM905, RUF001 (word lists read best as words; letters that look alike are meant)
@@ -232,34 +231,72 @@ def scan_tables(text: str) -> str:
     return "\n".join(kept)
 
 
-# --- brackets -----------------------------------------------------------------------------------------------
+# --- links --------------------------------------------------------------------------------------------------
 
 SQUARE_BRACKETS = re.compile(r"\[\[|\]\]")
 MAX_LINK_DEPTH = 4
 PROTOCOL = r"(?:https?:|ftps?:|gopher:|irc:|ircs:|mailto:|news:|git:|svn:|tel:|urn:|geo:)?//|mailto:"
-UNCLOSED_ADDRESS = re.compile(
-    rf"\[(?:{PROTOCOL})[^\s\[\]]*+(?!(?:[^\[\]\n]|\[\[[^\[\]\n]*+\]\]|\[(?!\[)[^\[\]\n]*+\](?!\]))*+\])"
-)
+IS_ADDRESS = re.compile(PROTOCOL, re.IGNORECASE)
+# [address], [address label]; a label may hold [brackets]. One without an end on its line is no link.
+ADDRESS = re.compile(rf"\[(?:{PROTOCOL})[^\s\[\]]*+(?:((?:[^\[\]\n]|\[[^\[\]\n]*+\])*+)(\]))?", re.IGNORECASE)
 
 
-def balance(text: str) -> str:
-    """[[ and ]] without a partner, or nested too deep, dropped; so is [address without an end on its line."""
-    open_at: list[int] = []
-    spoiled: list[int] = []
+def scan_links(text: str, expand: Callable[[str], str]) -> str:
+    """Every [[...]] replaced by expand(what is inside), inner ones first.
+
+    Brackets without a partner, and those nested deeper than MAX_LINK_DEPTH, are dropped.
+    """
+    if "[[" not in text and "]]" not in text:
+        return text
+    out: list[list[str]] = [[]]
+    position = too_deep = 0
     for match in SQUARE_BRACKETS.finditer(text):
+        out[-1].append(text[position : match.start()])
+        position = match.end()
         if match[0] == "[[":
-            open_at.append(match.start())
-        elif open_at:
-            start = open_at.pop()
-            if len(open_at) >= MAX_LINK_DEPTH:
-                spoiled += (start, match.start())
-        else:
-            spoiled.append(match.start())
-    spoiled += open_at
-    if spoiled:
-        position, kept = 0, []
-        for start in sorted(spoiled):
-            kept.append(text[position:start])
-            position = start + 2
-        text = "".join(kept) + text[position:]
-    return UNCLOSED_ADDRESS.sub("", text) if "[" in text else text
+            if len(out) > MAX_LINK_DEPTH:
+                too_deep += 1
+            else:
+                out.append([])
+        elif too_deep:
+            too_deep -= 1
+        elif len(out) > 1:
+            inside = "".join(out.pop())
+            out[-1].append(expand(inside))
+    out[-1].append(text[position:])
+    return "".join(part for parts in out for part in parts)
+
+
+def scan_addresses(text: str) -> str:
+    """[address label] becomes its label, [address] is dropped; an address without brackets stays."""
+    return ADDRESS.sub(_label, text) if "[" in text else text
+
+
+def _label(match: re.Match[str]) -> str:
+    if not match[2]:
+        return ""
+    return match[1].strip() or DROPPED
+
+
+# --- headings -----------------------------------------------------------------------------------------------
+
+RULE = re.compile(r"^-{4,}", re.MULTILINE)
+
+
+def scan_headings(text: str) -> str:
+    """Lines == so == become lines that name their level between ASIDE marks; lines of dashes become empty."""
+    text = RULE.sub("", text)
+    if "\n=" not in text and not text.startswith("="):
+        return text
+    return "\n".join(_heading(line) if line.startswith("=") else line for line in text.split("\n"))
+
+
+def _heading(line: str) -> str:
+    stripped = line.rstrip(f" \t{DROPPED}")
+    inside = stripped.strip("=")
+    left = len(stripped) - len(stripped.lstrip("="))
+    level = min(left, len(stripped) - left - len(inside), 6)
+    if not inside or not level:
+        return line
+    title = stripped[level:-level].replace(LINE_BREAK, " ").strip(f" \t{DROPPED}")
+    return f"\n{ASIDE}H{level}{ASIDE}{title}\n"

@@ -1,24 +1,28 @@
-"""Wikitext -> text: the second half walks the nodes that mwparserfromhell finds in what markup.py left.
+"""Wikitext -> text: the scans of markup.py in their order, what a link shows, and the lines that are left.
 
-What the text keeps: paragraphs with an empty line between them, headings as lines of their own after an empty one, list items as lines ("- " before those of * and #),
-labels of links, LaTeX of formulas between dollars, code. What it drops: templates (but see text_templates.py),
-tables, references, galleries, files, categories, links to other languages, comments, magic words, quotes of bold
-and italic; and what these leave behind: "( , )", double blanks, list items and sections without a word.
+What the text keeps: paragraphs with an empty line between them; headings as lines of their own after an empty line; list
+items as lines ("- " before those of * and #); labels of links; LaTeX of formulas between dollars; code. What it drops:
+templates (but see text_templates.py), tables, references, galleries, files, categories, links to other languages,
+comments, magic words, quotes of bold and italic; and what these leave behind: "( , )", double blanks, list items and
+sections without a word.
 """
 
 # ruff: noqa: RUF001 (word lists read best as words; letters that look alike are meant)
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from nbtrain.corpus.wiki.markup import (
     ASIDE,
     CONTROLS,
     DROPPED,
+    IS_ADDRESS,
     LESS_THAN,
     LINE_BREAK,
-    balance,
     entities,
+    scan_addresses,
+    scan_headings,
+    scan_links,
     scan_tables,
     scan_tags,
     scan_templates,
@@ -57,9 +61,7 @@ class Walker:
         self._invisible = invisible_prefixes(namespaces or {})
 
     def text(self, wikitext: str) -> str:
-        """The article's text without its title; empty where nothing is left."""
-        from mwparserfromhell import parse
-
+        """The article's text without its title; empty if nothing is left."""
         aside: list[str] = []
         text = CONTROLS.sub("", wikitext.replace("\r\n", "\n"))
         text = scan_tags(text, aside)
@@ -68,55 +70,31 @@ class Walker:
         text = VARIANT.sub(_first_variant, text)
         text = MAGIC_WORD.sub(_magic_word, text)
         text = LIST_MARK.sub(_list_mark, text)
-        text = balance(text)
-        out: list[str] = []
-        self._walk(parse(text, skip_style_tags=True).nodes, out)
-        return _finish("".join(out), aside)
+        text = scan_links(text, self._link)
+        text = scan_addresses(text)
+        text = scan_headings(text)
+        return _finish(entities(text), aside)
 
-    def _walk(self, nodes: Iterable, out: list[str]) -> None:
-        for node in nodes:
-            # By name: the classes would be an import at the top of every process that never reads a dump.
-            kind = type(node).__name__
-            if kind == "Text":
-                out.append(node.value)
-            elif kind == "Wikilink":
-                self._link(node, out)
-            elif kind == "ExternalLink":
-                if node.title is not None:
-                    self._walk(node.title.nodes, out)
-                else:
-                    out.append(DROPPED if node.brackets else str(node.url))
-            elif kind == "HTMLEntity":
-                out.append(entities(str(node)))
-            elif kind == "Heading":
-                title: list[str] = []
-                self._walk(node.title.nodes, title)
-                line = "".join(title).replace("\n", " ").replace(LINE_BREAK, " ").strip(f" \t{DROPPED}")
-                out.append(f"\n{ASIDE}H{node.level}{ASIDE}{line}\n")
-            elif kind == "Tag":
-                if node.contents is not None:
-                    self._walk(node.contents.nodes, out)
-            elif kind == "Template":
-                out.append(DROPPED)
-
-    def _link(self, node, out: list[str]) -> None:
-        target = str(node.title).strip(f" \t\n{DROPPED}")
+    def _link(self, inside: str) -> str:
+        """What [[inside]] leaves in the sentence."""
+        title, bar, label = inside.partition("|")
+        target = title.strip(f" \t\n{DROPPED}")
+        if "\n" in target:
+            return inside
+        if IS_ADDRESS.match(target):
+            return f"[[{inside}]]"  # MediaWiki shows one pair of brackets around the label
         shown = target.startswith(":")
         target = target.lstrip(": ")
         prefix, colon, rest = target.partition(":")
         if colon and not shown:
             prefix = normalized(prefix)
             if prefix in self._invisible or rest.lower().endswith(FILE_ENDINGS):
-                out.append(DROPPED)
-                return
-        if node.text is not None:
-            label: list[str] = []
-            self._walk(node.text.nodes, label)
-            out.append("".join(label).replace("\n", " "))
-            return
+                return DROPPED
+        if bar:
+            return label.replace("\n", " ")
         if colon and normalized(prefix) in SISTERS:
             target = rest
-        out.append(entities(target.lstrip("#").replace("_", " ")))
+        return target.lstrip("#").replace("_", " ")
 
 
 def _first_variant(match: re.Match[str]) -> str:

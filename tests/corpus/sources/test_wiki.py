@@ -8,7 +8,6 @@ import hashlib
 import itertools
 import lzma
 import pickle
-import sys
 
 import pytest
 import zstandard
@@ -17,7 +16,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.config.sources import WikiSource
 from nbtrain.corpus.asked import source_settings
 from nbtrain.corpus.records import Tally
-from nbtrain.corpus.sources import wiki
+from nbtrain.corpus.sources import optional, wiki
 from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.wiki import dump
 from tests.corpus import made
@@ -40,7 +39,7 @@ def reader(**settings):
 
 
 def read(source) -> tuple[list[str], Tally]:
-    """SourcePart by part as workers do, each with a reader and a part that went through pickle."""
+    """Part by part as workers do, each with a reader and a part that went through pickle."""
     tally, documents = Tally(), []
     for part in source.parts():
         own, given = pickle.loads(pickle.dumps((source, part)))
@@ -196,14 +195,18 @@ def test_missing_files(workspace):
     )
 
 
-def test_missing_packages(monkeypatch):
-    """Named with the pip command."""
-    monkeypatch.setattr(wiki.util, "find_spec", lambda name: None if name == "lxml" else sys)
+def test_without_lxml(path, monkeypatch):
+    """The message has the pip command."""
+
+    def missing(name):
+        raise ImportError(name)
+
+    monkeypatch.setattr(optional, "import_module", missing)
     with pytest.raises(DataError) as caught:
-        reader(path="x").check_dependencies()
-    assert str(caught.value) == f"{WHERE}: kind wiki needs lxml: pip install 'nbtrain[data]'."
-    monkeypatch.undo()
-    reader(path="x").check_dependencies()
+        reader(path=path).check_dependencies()
+    assert str(caught.value) == (
+        f"{WHERE}: kind wiki needs the package lxml, which is not installed: `pip install 'nbtrain[data]'`."
+    )
 
 
 def test_a_downloaded_dump(workspace, mirror):  # noqa: F811

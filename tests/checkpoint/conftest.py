@@ -1,0 +1,3 @@
+"""The data home of tests/train serves here too."""
+
+from tests.train.conftest import data_home  # noqa: F401

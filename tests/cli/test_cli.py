@@ -1,5 +1,6 @@
 """The command line: every verb has help, every error is a message and an exit code."""
 
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -95,7 +96,7 @@ def test_init_brings_the_schema_that_the_yamls_name(tmp_path, capsys):
 
 def test_a_closed_pipe_is_no_error(workspace):
     """`nbtrain schema | head -1` ends quietly."""
-    command = f"{sys.executable} -m nbtrain.cli.__main__ schema"
+    command = f"{shlex.quote(sys.executable)} -m nbtrain.cli.__main__ schema"
     done = subprocess.run(["sh", "-c", f"{command} | head -1"], capture_output=True, text=True)
     assert done.stdout == "{\n"
     assert done.stderr == ""

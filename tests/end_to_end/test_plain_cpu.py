@@ -1,0 +1,30 @@
+"""Numbers do not hang on the processor: a sample of the tests passes on one without AVX-512, AMX and 16-bit units."""
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).parents[2]
+SAMPLE = ["tests/model/test_gpt.py", "tests/parallel/test_loss.py", "tests/parallel/test_tensor_gpt.py"]
+# Kernels of one process, and sums over two and four ranks. fp16 without its unit: tests/checkpoint/test_reshape.py.
+CHOSEN = "cross_entropy or logits or backends or whole_sequence or loss_and_gradients"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="AVX2 is of x86-64 alone")
+def test_a_sample_passes_on_a_plain_processor(tmp_path):
+    variables = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.plain_cpu", "-p", "no:cacheprovider"]
+    done = subprocess.run(
+        [*command, "--basetemp", str(tmp_path / "sample"), "-k", CHOSEN, *SAMPLE],
+        cwd=REPOSITORY,
+        env={**os.environ, **variables, "PYTHONPATH": str(REPOSITORY)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout

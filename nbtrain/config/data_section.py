@@ -23,8 +23,8 @@ from nbtrain.config.fields import (
 from nbtrain.config.sources import Source
 
 # The languages of data.split_sentences, known without importing sentencex, which cuts. It has rules of its own for some
-# thirty languages, those of a related one for most others (its table of fallbacks, src/languages/fallbacks.rs), and in the
-# end English: a code that is no language would be cut by English rules without a word.
+# thirty languages. For most others it takes the rules of a related language (its table of fallbacks,
+# src/languages/fallbacks.rs), and English rules for the rest, even if the code is no language at all.
 LANGUAGE_CODE = "^[a-z]{2,3}$"
 # ISO 639-1, the codes of two letters.
 ISO_639_1 = """
@@ -47,35 +47,40 @@ LANGUAGES = frozenset((ISO_639_1 + WITH_FALLBACK).split())
 
 
 class TokenizerConfig(ConfigModel):
-    """A byte-level BPE in data/tokenizer/<name>/: brought, or trained on the corpus when it is not there."""
+    """A byte-level BPE in data/tokenizer/<name>/: taken from `path`, or trained on the corpus if there is
+    none yet."""
 
     name: Name
     """Folder under data/tokenizer/."""
     vocab_size: VocabularySize
-    """Entries, the end-of-document token included; trained to at most this many, and the model is built for this many."""
+    """Entries, the end-of-document token included. Training ends at this many at most; the model is built for
+    this many."""
     path: PathText | None = None
-    """Take this tokenizer: a tokenizer.json, or a folder with vocab.json and merges.txt; null trains one."""
+    """Tokenizer to take: a tokenizer.json, or a folder with vocab.json and merges.txt; null trains one."""
     eod_token: Word = "<|endoftext|>"
-    """The entry that ends every document; its letters in a text are text."""
+    """The entry that ends every document. The same letters inside a text are ordinary text."""
     trainer: Literal["tokenizers", "rustbpe"] = "tokenizers"
-    """Who trains: tokenizers is upstream's and reproducible; rustbpe takes half of its time or less and breaks ties otherwise."""
+    """Library that trains: tokenizers is upstream's and reproducible; rustbpe takes at most half the time and
+    breaks ties in another way."""
     train_bytes: PositiveBytes = 100_000_000
-    """Size of the sample of text that it is trained on; all of a smaller corpus."""
+    """Size of the text sample that the tokenizer is trained on; a smaller corpus is taken whole."""
     train_seed: WideSeed = 1234
-    """Seed of the sample of text that it is trained on."""
+    """Seed of the text sample that the tokenizer is trained on."""
     max_unknown_fraction: Fraction | None = 0.1
-    """Stop with an error when more than this share of a source's tokens is the unknown token: its text is lost; null sets no limit."""
+    """Stop with an error when more than this share of a source's tokens is the unknown token, whose text is lost; null sets
+    no limit."""
 
 
 class NearDedupConfig(ConfigModel):
-    """MinHash over shingles of words: of documents that share most of them the first stays."""
+    """MinHash over shingles (runs of words): of documents that share most of their shingles, the first is
+    kept."""
 
     enabled: bool = False
     """Drop near duplicates."""
     threshold: Fraction = 0.8
-    """Estimated Jaccard similarity from which two documents count as one."""
+    """Estimated Jaccard similarity from which on two documents count as duplicates."""
     num_permutations: Annotated[int, Field(ge=1, le=10_000)] = 128
-    """Hash functions of a signature."""
+    """Hash functions in a signature."""
     shingle_words: PositiveSmallCount = 5
     """Words in a shingle."""
     seed: Seed = 42
@@ -83,77 +88,85 @@ class NearDedupConfig(ConfigModel):
 
 
 class CleaningConfig(ConfigModel):
-    """What is mended and what is dropped before encoding; every drop is counted by its reason."""
+    """What is fixed and what is dropped before encoding; dropped documents are counted by reason."""
 
     ftfy: bool = False
-    """Mend text that was decoded with the wrong code page, and HTML entities, with ftfy."""
+    """Fix HTML entities and text that was decoded with the wrong code page, with ftfy."""
     min_bytes: Bytes = 0
-    """Drop shorter documents (UTF-8 bytes)."""
+    """Drop documents shorter than this, in UTF-8 bytes."""
     max_bytes: PositiveBytes | None = None
-    """Drop longer documents (UTF-8 bytes); null sets no limit."""
+    """Drop documents longer than this, in UTF-8 bytes; null sets no limit."""
     max_symbol_fraction: Fraction | None = None
-    """Drop documents with a larger share of characters that are no letter, mark, digit, space or punctuation."""
+    """Drop documents in which a larger share of the characters is neither letter, mark, digit, space nor
+    punctuation."""
     max_digit_fraction: Fraction | None = None
     """Drop documents with a larger share of digits among their characters."""
     max_duplicate_line_fraction: Fraction | None = None
-    """Drop documents in which a larger share of the lines repeats an earlier one (Gopher, arXiv:2112.11446, table A1)."""
+    """Drop documents in which a larger share of the lines repeats an earlier one (Gopher, arXiv:2112.11446,
+    table A1)."""
     max_top_word_fraction: Fraction | None = None
-    """Drop documents in which one word is a larger share of all words."""
+    """Drop documents in which one word makes up a larger share of all words."""
     max_word_chars: PositiveBytes | None = None
-    """Drop documents that hold a longer word: base64, minified code."""
+    """Drop documents with a longer word, such as base64 or minified code."""
     exact_dedup: bool = True
-    """Drop documents whose text has come before."""
+    """Drop documents whose text is the same as that of an earlier one."""
     near_dedup: NearDedupConfig = NearDedupConfig()
-    """Drop documents that are nearly an earlier one."""
+    """Drop documents that are nearly the same as an earlier one."""
 
 
 class BlendEntry(ConfigModel):
-    """One dataset of a blend: by name in the data home, or by the prefix of its .bin/.idx."""
+    """One dataset of a blend, given by its name in the data home or by the prefix of its .bin and .idx."""
 
     name: Name | None = None
-    """A dataset in data/dataset/."""
+    """Name of a dataset in data/dataset/."""
     prefix: PathText | None = None
-    """<folder>/<key>_document of any .bin/.idx, relative to the workspace."""
+    """Path of any .bin and .idx without its ending, <folder>/<key>_document, relative to the workspace."""
     weight: PositiveRatio
-    """Its share, relative to the others."""
+    """Share of this dataset in the blend, relative to the other weights."""
 
 
 class DataConfig(ConfigModel):
-    """The dataset in data/dataset/<name>/ and how samples are cut from it."""
+    """The dataset in data/dataset/<name>/, and how samples are cut from it."""
 
     name: Name
     """Folder under data/dataset/."""
     sources: list[Source] = []
-    """Where the text comes from, in order; empty when the .bin/.idx are there already, or for a blend."""
+    """Where the text comes from, in order; empty for a blend, or if the .bin and .idx exist already."""
     blend: list[BlendEntry] = []
-    """Datasets to mix by weight in place of one of this name."""
+    """Datasets that are mixed by weight, in place of one dataset called data.name."""
     cleaning: CleaningConfig = CleaningConfig()
-    """What is mended and dropped before encoding."""
+    """What is fixed and what is dropped before encoding."""
     json_key: Word = "text"
-    """The files are <json_key>_document.bin and .idx, as in Megatron."""
+    """The dataset's files are called <json_key>_document.bin and .idx, as in Megatron."""
     extra_json_keys: list[Word] = []
-    """Further keys of the same records, each encoded to its own <key>_document.bin and .idx."""
+    """Other keys of each record that are encoded too, each into a <key>_document.bin and .idx of its own."""
     split_sentences: Annotated[str, Field(pattern=LANGUAGE_CODE)] | None = None
-    """Language whose rules cut documents into sentences, one sequence each, in <json_key>_sentence.bin and .idx; null does not cut."""
+    """Language whose rules cut documents into sentences, each its own sequence in <json_key>_sentence.bin and
+    .idx; null leaves documents whole."""
     num_prepare_workers: WorkerCount = 0
-    """Processes that extract and encode; 0 means one per core. The result is the same for any number."""
+    """Processes that extract and encode; 0 means one for each core. The result does not depend on the
+    number."""
     split: Word = "949,50,1"
     """Relative sizes of training, validation and test."""
     split_rule: Literal["megatron-deepspeed", "megatron-core"] = "megatron-deepspeed"
-    """How a split is rounded to documents and a blend to samples; the two differ by a document for a quarter of all sizes."""
+    """Whose rounding decides which documents belong to a split and which samples to a blend. For a quarter of
+    all dataset sizes the two differ by one document."""
     seed: Seed = 1234
-    """Seed of the document and sample order."""
+    """Seed of the order of documents and samples."""
     index_samples: PositiveAmount | None = None
-    """Training samples the order is built for; null means as many as train_tokens needs, fixed at first launch."""
+    """Training samples that the order is built for; null means as many as train_tokens needs, fixed at the
+    first launch."""
     shuffle: Literal["megatron", "per_epoch"] = "megatron"
-    """megatron shuffles all epochs as one, as upstream; per_epoch shuffles each by itself: other samples, and more tokens never change the order."""
+    """megatron shuffles all epochs together, as upstream does. per_epoch shuffles each epoch by itself: the
+    samples differ from upstream's, and training on more tokens never changes the order."""
     packing: Literal["stream", "best_fit"] = "stream"
-    """stream cuts samples from the concatenated documents; best_fit packs whole documents, apart from each other in attention and positions."""
+    """stream cuts samples from the concatenated documents. best_fit packs whole documents, which share
+    neither attention nor positions."""
     reset_position_ids: bool = False
-    """stream: positions start again at each document of a sample."""
+    """With packing: stream, positions start at 0 again for each document of a sample."""
     inter_document_masking: bool = False
-    """stream: attention stays inside a document."""
+    """With packing: stream, attention stays inside a document."""
     eod_mask_loss: bool = False
-    """No loss where the input token is the end-of-document token."""
+    """Positions whose input is the end-of-document token have no loss."""
     num_workers: WorkerCount = 0
     """Processes that read ahead for each rank; 0 reads in the training process."""

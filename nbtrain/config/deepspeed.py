@@ -1,21 +1,24 @@
-"""The one place that spells DeepSpeed's keys: its configuration is derived from the run's, never written.
+"""DeepSpeed's configuration, derived from the run's: no other module spells DeepSpeed's keys.
 
 What is decided here, and why:
-- ZeRO 0 in fp32 only: with bf16 or fp16 DeepSpeed's stage 0 makes a dummy optimizer step at start, so that
-  Adam's bias correction is wrong from the first step on.
-- gradients are summed over micro batches in fp32, whatever the format of the weights; over ranks in
-  communication_data_type. With bf16 weights stage 1 is then DeepSpeed's BF16_Optimizer, piped or not, which reduces the
-  fp32 sums whole, once a step, and does not read the buckets; with offloading it is the one of stage 2.
-- with precision.autocast DeepSpeed sees an fp32 model; the model casts by itself.
-- no `optimizer` key: the engine is given torch's AdamW, whose kernel needs no compiler, with offloading too.
-- Ulysses is not told: DeepSpeed takes its ranks for data-parallel ones, which each have their own tokens, and counts
-  the batch over all of them.
-- a pipeline sends whole activations: DeepSpeed would cut them over the tensor-parallel ranks, as if those held the
-  same, which with Megatron's sequence parallelism they do not. Recomputation is the layer list's own.
-- no bucket is larger than all parameters of a rank: DeepSpeed makes its reduce buffers as large as it is told (two
-  of them with overlap_comm, of 2 GB each at 5e8 elements in fp32), however few gradients there are to put in.
-- a buffer for parameters on NVMe holds a rank's part of the largest one: DeepSpeed cuts its buffers at that size and
-  does not ask whether a parameter is larger.
+- ZeRO 0 is for fp32 only. With bf16 or fp16, DeepSpeed's stage 0 makes a dummy optimizer step at start, so
+  that Adam's bias correction is wrong from the first step on.
+- Gradients are summed over micro batches in fp32, whatever the format of the weights, and over ranks in
+  communication_data_type. With bf16 weights, stage 1 is DeepSpeed's BF16_Optimizer, with or without a
+  pipeline: it reduces the fp32 sums once a step and ignores the bucket sizes. With offloading it is the
+  optimizer of stage 2.
+- With precision.autocast, DeepSpeed sees an fp32 model; the model casts by itself.
+- There is no `optimizer` key: the engine is given torch's AdamW, whose kernel needs no compiler, with
+  offloading too.
+- DeepSpeed does not know about Ulysses: it takes Ulysses ranks for data-parallel ranks with tokens of their
+  own, and counts the batch over all of them.
+- A pipeline sends whole activations. DeepSpeed would cut them over the tensor-parallel ranks, as if all of
+  these held the same activations; with Megatron's sequence parallelism they do not. The layer list recomputes
+  by itself.
+- No bucket is larger than all parameters of a rank. DeepSpeed allocates its reduce buffers in full size (two
+  with overlap_comm, of 2 GB each at 5e8 fp32 elements), however few gradients there are.
+- A buffer for parameters on NVMe holds a rank's part of the largest parameter: DeepSpeed cuts its buffers at
+  the configured size without checking whether a parameter is larger.
 """
 
 from pathlib import Path
@@ -26,22 +29,27 @@ from nbtrain.config.arithmetic.parameters import count_stage_parameters, largest
 from nbtrain.config.parallel_section import OffloadConfig
 from nbtrain.config.schema import RunConfig
 
-# DeepSpeed's own step reports; ours are written by the trainer.
+# DeepSpeed's own step reports are off: the trainer writes ours.
 _NEVER = 2**31
 # Buckets cut down to a rank's parameters are a multiple of this; DeepSpeed wants an even number.
 _BUCKET_MULTIPLE = 2**20
 
-# What DeepSpeed 0.19.8 reads at the top of its configuration (runtime/config.py, DeepSpeedConfig), and nothing else:
+# What DeepSpeed 0.19.8 reads at the top of its configuration (runtime/config.py, DeepSpeedConfig), and
+# nothing else:
 # a key that is not here is passed over without a word. tests/config/test_deepspeed.py compares.
 KNOWN_KEYS = tuple(
     key
     for line in (
         "activation_checkpointing aio amp autotuning bf16 bfloat16 checkpoint comet comms_logger",
-        "communication_data_type compile compression_training csv_monitor curriculum_learning data_efficiency data_types",
-        "dataloader_drop_last datastates_ckpt disable_allgather disable_python_gc dump_state eigenvalue elasticity",
-        "expert_parallel flops_profiler fp16 gradient_accumulation_steps gradient_allreduce_op gradient_clipping",
+        "communication_data_type compile compression_training csv_monitor curriculum_learning "
+        "data_efficiency data_types",
+        "dataloader_drop_last datastates_ckpt disable_allgather disable_python_gc dump_state eigenvalue "
+        "elasticity",
+        "expert_parallel flops_profiler fp16 gradient_accumulation_steps gradient_allreduce_op "
+        "gradient_clipping",
         "gradient_predivide_factor graph_harvesting hybrid_engine log_level managed_gradient_accumulation",
-        "memory_breakdown nebula optimizer pipeline prescale_gradients progressive_layer_drop quantize_training",
+        "memory_breakdown nebula optimizer pipeline prescale_gradients progressive_layer_drop "
+        "quantize_training",
         "scheduler seq_parallel_communication_data_type sparse_attention sparse_gradients steps_per_print",
         "tensor_parallel tensorboard timers torch_autocast train_batch_size train_micro_batch_size_per_gpu",
         "use_data_before_expert_parallelism vocabulary_size wall_clock_breakdown wandb weight_quantization",
@@ -54,8 +62,8 @@ KNOWN_KEYS = tuple(
 def deepspeed_config(config: RunConfig) -> dict[str, Any]:
     """The dictionary for deepspeed.initialize.
 
-    Raises ConfigError where parallel.deepspeed_extra sets a key that is derived, or where ZeRO 0 is asked for
-    with 16-bit weights.
+    Raises ConfigError if parallel.deepspeed_extra sets a key that is derived, or if ZeRO 0 is asked for with
+    16-bit weights.
     """
     parallel, precision = config.parallel, config.precision
     bf16 = precision.dtype == "bf16" and not precision.autocast
@@ -105,7 +113,7 @@ def _zero_optimization(config: RunConfig) -> dict[str, Any]:
     parallel = config.parallel
     zero: dict[str, Any] = {
         "stage": parallel.zero_stage,
-        # The pipeline engine reduces behind its last micro batch, and says a warning where it is asked for more.
+        # The pipeline engine reduces after its last micro batch, and warns if it is asked to overlap.
         "overlap_comm": parallel.overlap_comm
         and parallel.zero_stage > 0
         and parallel.pipeline_parallel_size == 1,
@@ -132,13 +140,13 @@ def _zero_optimization(config: RunConfig) -> dict[str, Any]:
 
 
 def _offload(offload: OffloadConfig, run: str) -> dict[str, Any]:
-    told: dict[str, Any] = {"device": offload.device, "pin_memory": offload.pin_memory}
+    settings: dict[str, Any] = {"device": offload.device, "pin_memory": offload.pin_memory}
     if offload.device == "nvme":
         assert offload.nvme_path is not None
-        # DeepSpeed tells ranks apart below its folder, but not runs: two of them would share their files.
+        # DeepSpeed keeps the files of ranks apart, but not those of runs: two runs would share files.
         folder = str(Path(offload.nvme_path) / run)
-        told |= {"nvme_path": folder, "buffer_count": offload.buffer_count}
-    return told
+        settings |= {"nvme_path": folder, "buffer_count": offload.buffer_count}
+    return settings
 
 
 def nvme_buffer_elements(config: RunConfig) -> int:
@@ -149,7 +157,8 @@ def nvme_buffer_elements(config: RunConfig) -> int:
 def bucket_elements(config: RunConfig, asked: int) -> int:
     """A bucket of `asked` elements, but of no more than hold all parameters of the fullest pipeline stage.
 
-    A bucket that holds them all is emptied once, at the end, as every larger one is: the sums are the same, bit by bit.
+    A bucket that holds all gradients is emptied once, at the end, just as a larger one would be: the sums are
+    equal bit by bit.
     """
     stages = range(config.parallel.pipeline_parallel_size)
     count = max(count_stage_parameters(config, stage).total for stage in stages)
@@ -165,8 +174,9 @@ def _with_extra(
             merged[key] = _with_extra(derived[key], value, config, f"{prefix}{key}.")
         elif key in derived:
             raise ConfigError(
-                f"{config.where('parallel.deepspeed_extra')}: parallel.deepspeed_extra sets {prefix}{key}, which "
-                f"nbtrain derives as {derived[key]!r}. Take it out, and change the field it comes from."
+                f"{config.where('parallel.deepspeed_extra')}: parallel.deepspeed_extra sets {prefix}{key}, "
+                f"which nbtrain derives as {derived[key]!r}. Take it out, and change the field that it is "
+                "derived from."
             )
         else:
             merged[key] = value

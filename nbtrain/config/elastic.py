@@ -1,9 +1,9 @@
-"""The run on another number of data-parallel ranks: the same global batch, so the same steps, on fewer or more devices.
+"""The run on another number of data-parallel ranks, with the same global batch and so with the same steps.
 
     backend.elastic: a restart counts the devices -> elastic_size -> job.json -> attempt_config (attempt.py)
 
-Only data_parallel_size changes. A step has the same samples in the same order whatever it is (dataset/samples/state.py): fewer
-ranks make more micro batches one after the other.
+Only data_parallel_size changes. Each step takes the same samples in the same order (dataset/samples/state.py); fewer
+ranks take more micro batches one after the other.
 """
 
 from nbtrain.config.rules.check import find_problems

@@ -1,5 +1,7 @@
-"""Faults on order: what NBTRAIN_FAULTS in backend.env may say. Read before launch (jobs/preflight.py) and by the ranks
-(train/health/faults.py), so that an order that no rank understands starts none.
+"""Faults on order: what NBTRAIN_FAULTS in backend.env may say.
+
+Read before launch (jobs/preflight.py) and by the ranks (train/health/faults.py), so that an order that no
+rank understands starts none.
 """
 
 import json
@@ -19,7 +21,10 @@ EXAMPLE = '[{"step": 6, "do": "nan"}]'
 
 
 def read_orders(text: str) -> list[dict[str, Any]]:
-    """The orders of the variable's value. Raises ValueError, with what was found and the rule, for any other value."""
+    """The orders of the variable's value.
+
+    Raises ValueError, with what was found and the rule, for any other value.
+    """
     try:
         orders = json.loads(text)
     except ValueError as error:

@@ -1,7 +1,7 @@
 """What every section of the schema is made of: the frozen base class and the types of single fields.
 
-The docstring below a field is its description, in forms, pages and the JSON Schema. It is read from the source when
-one of them asks: reading all of them takes longer than building the models, and a run needs none.
+The docstring below a field is its description, in forms, pages and the JSON Schema. It is read from the
+source when one of them asks: reading all of them takes longer than building the models, and a run needs none.
 """
 
 import ast
@@ -75,8 +75,8 @@ def _number(least: int, most: int) -> Any:
     return Annotated[int, Field(ge=least, le=most), BeforeValidator(_whole)]
 
 
-# Every number and text has bounds: a slip of the pen (a key held down, a pasted file) is refused where it was written,
-# with the bound, and never reaches an allocation. The bounds are far beyond any run.
+# Every number and text has bounds: a slip of the pen (a key held down, a pasted file) is refused where it was
+# written, with the bound, and never reaches an allocation. The bounds are far beyond any run.
 
 # More text than there is, many times over. Elements of DeepSpeed's buffers too: 1e14 is in use for "all".
 MOST_TOKENS = 10**15

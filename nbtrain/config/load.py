@@ -71,8 +71,8 @@ def load_resolved(path: str | Path) -> RunConfig:
     missing = sorted(set(_leaves(config.model_dump())) - set(_leaves(located.value)))
     if missing:
         raise ConfigError(
-            f"{path}: {len(missing)} fields are missing, first {missing[0]}. A resolved file holds every field: "
-            "it is written by submit and not edited; put changes in a run YAML or an override."
+            f"{path}: {len(missing)} fields are missing, first {missing[0]}. A resolved file holds every "
+            "field: it is written by submit and not edited; put changes in a run YAML or an override."
         )
     return config
 
@@ -205,13 +205,15 @@ def _typed(text: str) -> str:
 
 def _not_overrides(what: str, found: object) -> ConfigError:
     return ConfigError(
-        f'{what} {reprlib.repr(without_secrets(found))} ({type(found).__name__}): overrides must be {{"batch.micro_batch_size": 4}}, '
+        f"{what} {reprlib.repr(without_secrets(found))} ({type(found).__name__}): overrides must be "
+        f'{{"batch.micro_batch_size": 4}}, '
         '["batch.micro_batch_size=4"], or "batch.micro_batch_size=4" with blanks between several.'
     )
 
 
 def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """{"batch": {"micro_batch_size": 4}} as ("batch.micro_batch_size", 4): every spelling becomes this one."""
+    """{"batch": {"micro_batch_size": 4}} as ("batch.micro_batch_size", 4): every spelling becomes this
+    one."""
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and dotted not in FREE_FORM:
@@ -332,9 +334,11 @@ _BOUNDS = {
 }
 _PATTERNS = {
     f"^{NAME_PATTERN.pattern}$": NAME_RULE,
-    STEP_SIZES: 'must be pairs of tokens and sequences from 0 on, with K, M, B or T, e.g. "0:16 2.4B:320 12B:1536"',
+    STEP_SIZES: 'must be pairs of tokens and sequences from 0 on, with K, M, B or T, e.g. "0:16 2.4B:320 '
+    '12B:1536"',
     LANGUAGE_CODE: "must be a language code of two or three small letters, such as en, de or zh",
-    "^[a-z][a-z0-9-]{0,23}$": "must be the code of a Wikipedia as its address has it, such as en, simple or zh-yue",
+    "^[a-z][a-z0-9-]{0,23}$": "must be the code of a Wikipedia as its address has it, such as en, simple or "
+    "zh-yue",
     "^([0-9]{8}|latest)$": "must be the day of a dump, YYYYMMDD, or latest",
     "^[0-9a-f]{40}$": "must be a SHA-1: 40 digits of 0 to 9 and a to f",
     r"\{content\}": "must hold {content}",

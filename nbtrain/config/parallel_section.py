@@ -21,125 +21,133 @@ MOST_SCALE_POWER = 32
 
 
 class LossScaleConfig(ConfigModel):
-    """fp16 only."""
+    """Loss scaling; read with precision.dtype: fp16 only."""
 
     loss_scale: Annotated[float, Field(ge=0, le=2.0**MOST_SCALE_POWER)] = 0.0
-    """A fixed scale, or 0 for a dynamic one."""
+    """A fixed loss scale, or 0 for a dynamic one."""
     initial_scale_power: Annotated[int, Field(ge=0, le=MOST_SCALE_POWER)] = 11
-    """The dynamic scale starts at 2 to this power."""
+    """The dynamic loss scale starts at 2 to this power."""
     loss_scale_window: PositiveSteps = 500
-    """Steps without overflow before the scale doubles."""
+    """Steps without overflow after which the dynamic loss scale doubles."""
     hysteresis: PositiveSmallCount = 2
-    """Overflows in a row before the scale halves."""
+    """Overflows in a row after which the dynamic loss scale halves."""
     min_loss_scale: Annotated[int, Field(ge=1, le=2**MOST_SCALE_POWER)] = 1
-    """Never below this; DeepSpeed wants a whole number."""
+    """The dynamic loss scale never falls below this; DeepSpeed wants a whole number."""
 
 
 class PrecisionConfig(ConfigModel):
     """The number format of weights and activations."""
 
     dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
-    """Format of the matrix products. Loss, masters and moments are fp32 always."""
+    """Format of the matrix products. Loss, master weights and moments are always fp32."""
     autocast: bool = False
-    """bf16 only: keep fp32 weights and cast inside each product, in place of bf16 weights with fp32 masters."""
+    """bf16 only: keep fp32 weights and cast them inside each product, in place of bf16 weights with fp32
+    masters."""
     fp8: bool = False
-    """bf16 only, GPUs from Hopper on: the products of the blocks' linear layers in FP8 (e4m3 forward, e5m2 backward)."""
+    """bf16 only, on GPUs from Hopper on: the linear layers of each block multiply in FP8 (e4m3 forward, e5m2
+    backward)."""
     fp16: LossScaleConfig = LossScaleConfig()
-    """Loss scaling."""
+    """Loss scaling of fp16."""
 
 
 class ActivationCheckpointingConfig(ConfigModel):
     """Recompute activations in the backward pass instead of keeping them."""
 
     granularity: Literal["none", "selective", "full"] = "none"
-    """selective recomputes what is large and cheap: the attention core and the MLP's activation. full keeps only the
-    input of every `interval_layers` blocks."""
+    """selective recomputes what is large and cheap: the attention core and the MLP's activation. full keeps
+    only the input of every `interval_layers` blocks."""
     interval_layers: Layers = 1
-    """Blocks per recomputed piece."""
+    """Blocks that are recomputed together, with granularity: full."""
 
 
 class OffloadConfig(ConfigModel):
-    """Where ZeRO keeps something that a device's memory does not hold."""
+    """Where ZeRO keeps state that the device's memory does not hold."""
 
     device: Literal["none", "cpu", "nvme"] = "none"
-    """none: on the device; cpu: in host memory; nvme: in files under nvme_path, ZeRO 3 only."""
+    """none keeps the state on the device, cpu in host memory, nvme in files under nvme_path (ZeRO 3 only)."""
     nvme_path: PathText | None = None
-    """A folder on a local NVMe disk."""
+    """Folder on a local NVMe disk, for device: nvme."""
     pin_memory: bool = False
-    """Page-locked host memory: faster copies, and memory that nothing else can use."""
+    """Page-locked host memory: copies are faster, and nothing else can use that memory."""
     buffer_count: PositiveSmallCount = 5
-    """Buffers for the traffic with NVMe."""
+    """Buffers in host memory through which state on NVMe passes."""
 
 
 class ParallelConfig(ConfigModel):
-    """How the model and the batch are cut over the ranks; what goes together stands in docs/parallelism.md."""
+    """How the model and the batch are cut over the ranks; docs/parallelism.md says what goes together."""
 
     data_parallel_size: Ranks = 1
-    """Copies of the model (each cut by tensor and pipeline) that take different samples."""
+    """Copies of the model that take different samples; each copy is cut by tensor and pipeline
+    parallelism."""
     tensor_parallel_size: Ranks = 1
-    """Ranks that share each layer's matrices."""
+    """Tensor parallelism: ranks that share each layer's matrices."""
     pipeline_parallel_size: Ranks = 1
-    """Ranks that each hold a run of layers."""
+    """Pipeline parallelism: stages, each of which holds consecutive layers."""
     pipeline_stage_layers: list[Layers] | None = None
-    """Blocks of each pipeline stage; null cuts the layer list so that the slowest stage is as fast as it can be."""
+    """Blocks of each pipeline stage, e.g. [7, 5]; null makes the slowest stage as fast as possible."""
     num_layers_per_virtual_pipeline_stage: Layers | None = None
-    """Megatron's interleaved pipeline; refused, see docs/parallelism.md."""
+    """Megatron's interleaved pipeline. Refused: see docs/parallelism.md."""
     sequence_parallel: bool = False
-    """Megatron sequence parallelism inside the tensor-parallel group."""
+    """Megatron's sequence parallelism, inside the tensor-parallel group (arXiv:2205.05198)."""
     ds_sequence_parallel_size: Ranks = 1
-    """Ulysses: ranks that share each sequence, and its attention heads (arXiv:2309.14509)."""
+    """Ulysses: ranks that share each sequence and its attention heads (arXiv:2309.14509)."""
     fpdt_chunk_tokens: ChunkTokens = 0
-    """FPDT: attention and MLP of a long sequence in chunks of so many tokens (arXiv:2408.16978); GPU only, 0 is off."""
+    """FPDT: attention and MLP take a long sequence in chunks of this many tokens (arXiv:2408.16978). GPU
+    only; 0 is off."""
     zero_stage: Annotated[int, Field(ge=0, le=3)] = 1
-    """What data-parallel ranks share out: 0 nothing, 1 optimizer state, 2 gradients too, 3 parameters too."""
+    """What ZeRO divides among the data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3
+    parameters too."""
     offload_optimizer: OffloadConfig = OffloadConfig()
-    """ZeRO: where masters and moments live; the step is then made on the CPU."""
+    """ZeRO: where master weights and moments are kept. Off the device, the optimizer's step is made on the
+    CPU."""
     offload_param: OffloadConfig = OffloadConfig()
-    """ZeRO 3: where parameters live between their uses."""
+    """ZeRO 3: where parameters are kept between their uses."""
     zero_hpz: bool = False
     """ZeRO++ on stage 3: a second copy of the parameters, cut inside each machine (arXiv:2306.10209)."""
     zero_hpz_partition_size: Ranks | None = None
-    """Ranks that share that copy; null means those of one machine."""
+    """ZeRO++ on stage 3: ranks that share the second copy of the parameters; null means the ranks of one
+    machine."""
     zero_quantized_weights: bool = False
     """ZeRO++ on stage 3: gather parameters in INT8; GPU only."""
     zero_quantized_gradients: bool = False
     """ZeRO++ on stage 3: reduce gradients between machines in INT4; GPU only."""
     activation_checkpointing: ActivationCheckpointingConfig = ActivationCheckpointingConfig()
-    """Memory against recomputation."""
+    """Activation checkpointing: less memory for more computation."""
     overlap_comm: bool = True
-    """ZeRO: reduce gradients while the backward pass runs; a pipeline does so behind it."""
+    """ZeRO: reduce gradients while the backward pass runs. A pipeline reduces them after it in any case."""
     contiguous_gradients: bool = True
-    """ZeRO: copy gradients to one buffer as they appear."""
+    """ZeRO: copy gradients into one buffer as they are computed."""
     reduce_scatter: bool = True
-    """ZeRO: each rank gets the sum of its part only, in place of an all-reduce."""
+    """ZeRO: reduce-scatter in place of all-reduce, so that each rank gets the sum of its own part only."""
     reduce_bucket_size: PositiveElements = 500_000_000
-    """ZeRO: elements reduced at once; never more than a rank has parameters."""
+    """ZeRO: gradient elements reduced at once; never more than a rank has parameters."""
     allgather_bucket_size: PositiveElements = 500_000_000
-    """ZeRO: elements gathered at once; never more than a rank has parameters."""
+    """ZeRO: parameter elements gathered at once; never more than a rank has parameters."""
     sub_group_size: PositiveElements = 1_000_000_000
-    """ZeRO 3: parameters stepped at once; smaller needs less memory with offloading."""
+    """ZeRO 3: parameter elements that the optimizer steps at once; fewer need less memory with offloading."""
     stage3_max_live_parameters: Elements = 1_000_000_000
-    """ZeRO 3: whole parameters held at one time."""
+    """ZeRO 3: most parameter elements that are gathered at one time."""
     stage3_prefetch_bucket_size: Elements = 50_000_000
-    """ZeRO 3: elements gathered ahead of their use."""
+    """ZeRO 3: most parameter elements that are gathered before they are used."""
     stage3_param_persistence_threshold: Elements = 100_000
-    """ZeRO 3: parameters smaller than this stay whole."""
+    """ZeRO 3: parameters with fewer elements than this are not cut."""
     communication_data_type: Literal["fp32", "bf16", "fp16"] = "fp32"
-    """Format in which gradients travel between data-parallel ranks."""
+    """Format in which gradients are summed between data-parallel ranks."""
     prescale_gradients: bool = False
-    """Divide gradients before their sum in place of after it; ZeRO 0 only."""
+    """Divide gradients before they are summed in place of after it; ZeRO 0 only."""
     wall_clock_breakdown: bool = False
-    """DeepSpeed's own timers, to the rank's log; they wait for the device at every part of a step."""
+    """DeepSpeed's own timers, in the rank's log. They wait for the device in every part of a step."""
     steps_per_print: PositiveSteps | None = None
-    """Steps between DeepSpeed's own step reports; null leaves them out, as nbtrain writes its own."""
+    """Steps between DeepSpeed's own reports; null leaves them out, because nbtrain writes its own."""
     elastic_checkpoint: bool = False
-    """DeepSpeed's older way to reload on other ranks; refused: every checkpoint here loads into any layout."""
+    """DeepSpeed's older way to load on another number of ranks. Refused: every checkpoint of nbtrain loads
+    into any layout."""
     process_group_timeout_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 600.0
-    """A collective that waits longer ends the rank; at most 30 days."""
+    """A collective that waits longer than this ends the rank; at most 30 days."""
     deepspeed_extra: dict[str, Any] = {}
-    """DeepSpeed keys that have no field here; refused where they collide with one that nbtrain derives."""
+    """DeepSpeed keys that have no field here. A key that nbtrain derives is refused."""
 
     @property
     def data_axis_size(self) -> int:
-        """Ranks that hold the same weights and take other tokens: data times Ulysses."""
+        """Ranks that hold the same weights and take different tokens: data-parallel times Ulysses ranks."""
         return self.data_parallel_size * self.ds_sequence_parallel_size

@@ -1,7 +1,9 @@
-"""What may change when a run goes on, and what makes it another run: the one table of submit, trainer and certificate.
+"""What may change when a run goes on, and what makes it another run: the one table of submit, trainer and
+certificate.
 
-A checkpoint binds the architecture, the tokenizer, the number format, the order of the data and the sizes of all
-steps. Everything else may change on resume and is reported: the cut over the ranks too (checkpoint/reshape.py).
+A checkpoint binds the architecture, the tokenizer, the number format, the order of the data and the sizes of
+all steps. Everything else may change on resume and is reported: the cut over the ranks too
+(checkpoint/reshape.py).
 
     submit        refuses a changed field that is bound (jobs/refusals.py)
     trainer       refuses a checkpoint whose manifest shows another value of a bound field (checkpoint/fit.py)

@@ -28,17 +28,20 @@ NO_LENGTH = "{where}: batch.train_tokens is missing: set it, or train_samples or
 
 
 def given_unit(section: ConfigModel, stem: str) -> str | None:
-    """The unit that an amount is given in: of `lr_warmup` "steps", where lr_warmup_steps is set. None where none is."""
+    """The unit that an amount is given in: "steps" for `lr_warmup` if lr_warmup_steps is set.
+
+    None if none is set.
+    """
     return next((unit for unit in UNITS if getattr(section, f"{stem}_{unit}") is not None), None)
 
 
 class RampupConfig(ConfigModel):
-    """Batch ramp-up: start at start_batch_size, add increment until global_batch_size, over ramp_samples."""
+    """Batch ramp-up: from start_batch_size in equal increments to global_batch_size, over ramp_samples."""
 
     start_batch_size: BatchSize
     """Sequences of the first step."""
     batch_size_increment: BatchSize
-    """Added at equal distances."""
+    """Sequences that each increase adds; increases come at equal distances."""
     ramp_samples: RampSamples
     """Samples over which the batch grows."""
 
@@ -53,23 +56,31 @@ class BatchConfig(ConfigModel):
     train_tokens: PositiveAmount | None = None
     """Tokens the run trains on. Exactly one of train_tokens, train_samples and train_steps is set."""
     train_samples: PositiveAmount | None = None
-    """The same in sequences."""
+    """Length of training in sequences, in place of train_tokens."""
     train_steps: PositiveAmount | None = None
-    """The same in steps, those of a ramp-up counted; max_steps ends a run before that."""
+    """Length of training in optimizer steps (a ramp-up's included), in place of train_tokens; max_steps may
+    end the run earlier."""
     rampup: RampupConfig | None = None
     """Batch ramp-up; null trains every step at global_batch_size."""
     step_batch_size_schedule: Annotated[str, Field(pattern=STEP_SIZES, max_length=10_000)] | None = None
-    """Each size and the tokens from which on it holds, as Megatron-LM writes it; the other way to grow the batch."""
+    """Batch sizes by tokens, as Megatron-LM writes them: "0:16 2.4B:320" trains with 16 sequences until 2.4e9
+    tokens and then with 320. The other way to grow the batch is rampup."""
     max_steps: PositiveSteps | None = None
-    """Stop after this many steps, schedules unchanged: a trial of the same run."""
+    """Stop after this many steps with all schedules unchanged: a trial of the same run. null trains to the
+    end."""
     exit_interval_steps: PositiveSteps | None = None
-    """A job validates where that is due, saves and stops at each step that this divides; `resume` goes on."""
+    """Save and stop at each step that is a multiple of this (validating first if that is due); `resume` goes
+    on."""
     exit_duration_minutes: Annotated[float, Field(gt=0, le=10 * 365 * 1440)] | None = None
-    """The same at the end of a step once the job is this old, its restarts counted; `resume` goes on."""
+    """Save and stop at the end of the step at which the job (its restarts included) reaches this age;
+    `resume` goes on."""
 
     @property
     def train_amount(self) -> tuple[str, int]:
-        """The unit of the run's length and its number, e.g. ("tokens", 2_500_000_000); ConfigError without one."""
+        """The unit and the number of the run's length, e.g.
+
+        ("tokens", 2_500_000_000). Raises ConfigError without one.
+        """
         unit = given_unit(self, "train")
         if unit is None:
             raise ConfigError(NO_LENGTH.format(where="batch"))
@@ -77,28 +88,29 @@ class BatchConfig(ConfigModel):
 
 
 class OptimizerConfig(ConfigModel):
-    """AdamW, decay on matrices only (GPT-3, appendix B)."""
+    """AdamW; only matrices decay (GPT-3, appendix B)."""
 
     adam_beta1: FractionBelowOne = 0.9
-    """Decay of the first moment."""
+    """Decay rate of the first moment."""
     adam_beta2: FractionBelowOne = 0.95
-    """Decay of the second moment."""
+    """Decay rate of the second moment."""
     adam_eps: PositiveRate = 1e-8
-    """Added to the root of the second moment."""
+    """Added to the square root of the second moment."""
     weight_decay: Rate = 0.1
-    """Decoupled weight decay at the end of training; biases and LayerNorm have none."""
+    """Decoupled weight decay at the end of training; biases and LayerNorms have none."""
     start_weight_decay: Rate | None = None
     """Weight decay of the first step; null means weight_decay from the first step on."""
     weight_decay_incr_style: Literal["constant", "linear", "cosine"] = "constant"
-    """How it goes from start_weight_decay to weight_decay, over the run's tokens."""
+    """How the weight decay goes from start_weight_decay to weight_decay over the run's tokens."""
     clip_grad: Ratio = 1.0
-    """Largest global gradient norm; 0 does not clip."""
+    """Gradients with a larger global norm are scaled down to it; 0 does not clip."""
 
 
 class LrScheduleConfig(ConfigModel):
-    """Linear warm-up, then decay from lr to min_lr, counted in tokens; formulas in config/arithmetic/lr_schedule.py.
+    """Linear warm-up, then decay from lr to min_lr, counted in tokens; formulas in
+    config/arithmetic/lr_schedule.py.
 
-    Each amount may be given in samples or steps instead; in one of the three.
+    Each amount may be given in tokens, samples or steps, but only in one of the three.
     """
 
     lr: PositiveRate
@@ -108,26 +120,30 @@ class LrScheduleConfig(ConfigModel):
     lr_warmup_init: Rate = 0.0
     """Learning rate at which the warm-up begins."""
     lr_decay_style: Literal["cosine", "linear", "constant", "inverse-square-root", "WSD"] = "cosine"
-    """Shape of the decay. WSD (warm-up, stable, decay) stays at lr until lr_wsd_decay_tokens before its end."""
+    """Shape of the decay. WSD (warm-up, stable, decay) stays at lr until lr_wsd_decay_tokens before the
+    decay's end."""
     lr_warmup_tokens: Amount | None = None
-    """Tokens over which the rate rises from 0; no warm-up where this, lr_warmup_samples and lr_warmup_steps are null."""
+    """Length of the warm-up in tokens: the rate rises from lr_warmup_init to lr. There is no warm-up if this,
+    lr_warmup_samples, lr_warmup_steps and lr_warmup_fraction are all null."""
     lr_warmup_samples: Amount | None = None
-    """The same in sequences."""
+    """Length of the warm-up in sequences."""
     lr_warmup_steps: Amount | None = None
-    """The same in steps, those of a ramp-up counted."""
+    """Length of the warm-up in optimizer steps, a batch ramp-up's included."""
     lr_warmup_fraction: Fraction | None = None
-    """The same as a share of the decay's tokens."""
+    """Length of the warm-up as a share of lr_decay_tokens."""
     lr_decay_tokens: PositiveAmount | None = None
-    """Tokens, from the start, at which min_lr is reached; the run's length where this and the next two are null."""
+    """Tokens from the start of the run to the end of the decay, where the rate is min_lr. The run's length if
+    this, lr_decay_samples and lr_decay_steps are all null."""
     lr_decay_samples: PositiveAmount | None = None
-    """The same in sequences."""
+    """Sequences from the start of the run to the end of the decay."""
     lr_decay_steps: PositiveAmount | None = None
-    """The same in steps, those of a ramp-up counted."""
+    """Optimizer steps from the start of the run to the end of the decay, a batch ramp-up's included."""
     lr_wsd_decay_tokens: PositiveAmount | None = None
-    """WSD only, where this or one of the next two must be set: tokens of the last part, in which the rate falls."""
+    """WSD only: length in tokens of the last part, in which the rate falls. WSD needs this,
+    lr_wsd_decay_samples or lr_wsd_decay_steps."""
     lr_wsd_decay_samples: PositiveAmount | None = None
-    """The same in sequences."""
+    """WSD only: length in sequences of the last part, in which the rate falls."""
     lr_wsd_decay_steps: PositiveAmount | None = None
-    """The same in steps of global_batch_size."""
+    """WSD only: length of the last part, in which the rate falls, in steps of global_batch_size."""
     lr_wsd_decay_style: Literal["exponential", "linear", "cosine", "minus_sqrt"] = "exponential"
-    """WSD only: shape of its last part."""
+    """WSD only: shape of the last part, in which the rate falls."""

@@ -1,9 +1,9 @@
 """The schema of a run: frozen pydantic models, one per section, a docstring per field.
 
-A run YAML says what differs from what it `extends:`; the resolved config.yaml in the run directory says
-everything. A default exists once, here. Derived values are properties, never fields. A rule about one field
-stands in its type; a rule that joins two fields stands in check.py. Amounts of training are in tokens, also where
-they are given in samples or steps; periods in `_interval_steps`.
+A run YAML holds what differs from the file that it `extends:`; the resolved config.yaml in the run directory
+holds every field. A default exists once, here. Derived values are properties, never fields. A rule about one
+field is part of its type; a rule that joins two fields is a function in rules/check.py. Amounts of training
+are counted in tokens, even if they are given in samples or steps; periods end in `_interval_steps`.
 """
 
 from typing import Annotated, Any, Literal
@@ -47,7 +47,7 @@ from nbtrain.config.yaml_source import OverridePlace
 SCHEMA_VERSION = 1
 
 
-# Of mode: perf where max_steps is not set; the first quarter warms up (train/figures/perf.py).
+# Steps of mode: perf if max_steps is not set; the first quarter warms up (train/figures/perf.py).
 PERF_STEPS = 20
 
 
@@ -59,7 +59,7 @@ class ModelConfig(ConfigModel):
     hidden_size: Width
     """Width of the residual stream."""
     num_attention_heads: Width
-    """Attention heads; hidden_size must be a multiple."""
+    """Attention heads; hidden_size must be a multiple of this."""
     ffn_hidden_size: Width | None = None
     """Width of the MLP; null means 4 x hidden_size."""
     seq_length: SequenceTokens = 2048
@@ -69,17 +69,19 @@ class ModelConfig(ConfigModel):
     make_vocab_size_divisible_by: PositiveSmallCount = 128
     """The vocabulary is padded to a multiple of this times tensor_parallel_size."""
     hidden_dropout: FractionBelowOne = 0.1
-    """Dropout after the embedding, the attention output and the MLP."""
+    """Dropout after the embedding, after the attention output and after the MLP."""
     attention_dropout: FractionBelowOne = 0.1
     """Dropout on the attention weights."""
     init_method_std: PositiveRate = 0.02
-    """Standard deviation of the initial weights; residual projections get it divided by sqrt(2 num_layers)."""
+    """Standard deviation of the initial weights; for the projections into the residual stream it is divided
+    by sqrt(2 num_layers)."""
     layernorm_epsilon: PositiveRate = 1e-5
     """Epsilon of every LayerNorm."""
     attention_backend: Literal["auto", "flash", "efficient", "math"] = "auto"
-    """Which scaled_dot_product_attention kernel; auto lets PyTorch choose."""
+    """Kernel of scaled_dot_product_attention; auto lets PyTorch choose."""
     cross_entropy_chunk_tokens: ChunkTokens = 1024
-    """Tokens whose logits exist at one time in the fused linear + cross entropy; 0 means all at once."""
+    """Tokens whose logits are in memory at one time, in the fused linear + cross entropy; 0 means all
+    tokens."""
     compile: bool = False
     """torch.compile the model; needs a C++ compiler on CPU."""
     seed: WideSeed = 1234
@@ -95,18 +97,20 @@ class ModelConfig(ConfigModel):
 
 
 class ResourcesConfig(ConfigModel):
-    """What the run takes."""
+    """The machines and devices that a run takes."""
 
     device: Literal["cpu", "gpu"] = "gpu"
-    """Kind of device a rank computes on."""
+    """Kind of device that each rank computes on."""
     gpu_type: Word | None = None
-    """A name of the planner's device table, e.g. A100-40GB: memory and peak for the plan."""
+    """Name in the planner's device table, e.g. A100-40GB: the plan takes memory and peak FLOP/s from
+    there."""
     nodes: PositiveSmallCount = 1
-    """Machines."""
+    """Number of machines."""
     gpus_per_node: SmallCount = 1
-    """GPUs on each machine, one rank each; on device cpu the ranks are spread evenly and this is not read."""
+    """GPUs on each machine, with one rank for each. Not read on device: cpu, whose ranks are spread
+    evenly."""
     cpus_per_node: PositiveSmallCount | None = None
-    """Cores asked for on each machine."""
+    """CPU cores asked for on each machine."""
     memory_per_node_bytes: PositiveBytes | None = None
     """Host memory asked for on each machine."""
     image: PathText | None = None
@@ -114,24 +118,26 @@ class ResourcesConfig(ConfigModel):
 
 
 class LocalBackendConfig(ConfigModel):
-    """Processes on this machine under a detached supervisor."""
+    """Ranks are processes on this machine, started and watched by a detached supervisor."""
 
     kind: Literal["local"] = "local"
     max_restarts: SmallCount = 3
-    """Restarts from the last good checkpoint after a failure."""
+    """How often a job that failed is started again from its last good checkpoint."""
     restart_backoff_seconds: Seconds = 5.0
-    """Wait before the first restart; doubles each time, up to 5 minutes."""
+    """Wait before the first restart; the wait doubles each time, up to 5 minutes."""
     shutdown_timeout_seconds: PositiveSeconds = 60.0
-    """How long ranks may take to save and leave when asked; after that they are killed."""
+    """Time that ranks have to save and end when they are asked to stop; after that they are killed."""
     heartbeat_timeout_seconds: Annotated[float, Field(ge=2, le=YEAR_SECONDS)] = 1800.0
-    """A rank that makes no progress (step, micro batch, phase, collective) for this long counts as hanging."""
+    """A rank that makes no progress (step, micro batch, phase or collective) for this long counts as
+    hanging."""
     disk_wait_seconds: Seconds = 600.0
-    """Where the disk is full: how long to wait for room for a checkpoint before the job fails."""
+    """How long to wait for room for a checkpoint when the disk is full, before the job fails."""
     elastic: bool = False
-    """A restart counts the devices that are usable and takes as many data-parallel ranks as they hold; the global batch
-    stays. On CPU an operator says how many (nbtrain.jobs.control.ask_devices)."""
+    """A restart counts the usable devices and takes as many data-parallel ranks as they hold; the global
+    batch size stays. On device: cpu an operator says how many devices there are
+    (nbtrain.jobs.control.ask_devices)."""
     env: dict[Word, EnvironmentText] = {}
-    """Environment variables for every rank."""
+    """Environment variables that every rank gets."""
     debug: Literal["none", "nccl", "distributed"] = "none"
     """nccl sets NCCL_DEBUG=INFO; distributed sets TORCH_DISTRIBUTED_DEBUG=DETAIL."""
 
@@ -144,45 +150,46 @@ class RunConfig(ConfigModel):
     name: Name
     """The run's name: its folder under the output root."""
     mode: Literal["full", "perf", "eval"] = "full"
-    """perf measures how fast the run is: max_steps or 20 steps, no evaluation, no checkpoint, throughput told at the end.
-    eval tells validation and test loss of the newest checkpoint and trains nothing; the next resume is full again."""
+    """full trains. perf measures throughput over max_steps or 20 steps, without evaluation and checkpoints.
+    eval reports the validation and test loss of the newest checkpoint and trains nothing; the next resume is
+    full again."""
     model: ModelConfig
-    """Architecture."""
+    """Architecture of the model."""
     tokenizer: TokenizerConfig
-    """Vocabulary."""
+    """Vocabulary and tokenizer."""
     data: DataConfig
-    """Dataset and order."""
+    """Dataset, and the order of its samples."""
     batch: BatchConfig
-    """Batch and length of training."""
+    """Batch size and length of training."""
     optimizer: OptimizerConfig = OptimizerConfig()
-    """AdamW."""
+    """AdamW's settings."""
     lr_schedule: LrScheduleConfig
-    """Learning rate."""
+    """Learning-rate schedule."""
     precision: PrecisionConfig = PrecisionConfig()
-    """Number format."""
+    """Number format of weights and activations."""
     parallel: ParallelConfig = ParallelConfig()
-    """Layout."""
+    """How model and batch are cut over the ranks."""
     checkpoint: CheckpointConfig = CheckpointConfig()
-    """Saving."""
+    """When checkpoints are saved."""
     evaluation: EvaluationConfig = EvaluationConfig()
-    """Validation and test."""
+    """When validation and test run."""
     stability: StabilityConfig = StabilityConfig()
-    """Steps that go wrong."""
+    """What is done about a step that goes wrong."""
     logging: LoggingConfig = LoggingConfig()
-    """Logs and alerts."""
+    """Log lines and alerts."""
     profile: ProfileConfig = ProfileConfig()
-    """Profiler."""
+    """torch.profiler."""
     resources: ResourcesConfig = ResourcesConfig()
-    """Devices."""
+    """Machines and devices."""
     backend: LocalBackendConfig = LocalBackendConfig()
-    """Where it runs, told apart by `kind`."""
+    """Where the ranks run; `kind` says which backend."""
 
     # Where each dotted key was written ("file.yaml:12" or "override a.b=c"); set by load.py.
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _run: str | None = PrivateAttr(default=None)
 
     def __eq__(self, other: object) -> bool:
-        # Two runs are equal when their values are, wherever those were written.
+        # Two runs are equal if their values are, wherever the values were written.
         return isinstance(other, RunConfig) and self.model_dump() == other.model_dump()
 
     def __hash__(self) -> int:
@@ -198,7 +205,7 @@ class RunConfig(ConfigModel):
 
     @property
     def as_arguments(self) -> list[str]:
-        """What stands behind a verb of the command line to mean this configuration: RUN and its overrides."""
+        """What follows a verb on the command line to mean this configuration: RUN and its overrides."""
         places = dict.fromkeys(self._origins.values())
         overridden = [place.argument for place in places if isinstance(place, OverridePlace)]
         return [self._run or self.name, *overridden]
@@ -230,7 +237,7 @@ class RunConfig(ConfigModel):
 
     @property
     def zero_hpz_partition_size(self) -> int:
-        """Ranks that share ZeRO++'s second copy of the parameters; read where parallel.zero_hpz is on."""
+        """Ranks that share ZeRO++'s second copy of the parameters; read if parallel.zero_hpz is on."""
         return self.parallel.zero_hpz_partition_size or self.ranks_per_node
 
     @property
@@ -241,7 +248,7 @@ class RunConfig(ConfigModel):
 
     @property
     def accumulation_steps(self) -> int:
-        """Micro batches per rank and step, at the full batch; exact once check.py has passed."""
+        """Micro batches per rank and step, at the full batch size; exact once rules/check.py has passed."""
         return self.batch.global_batch_size // (
             self.batch.micro_batch_size * self.parallel.data_parallel_size
         )
@@ -252,14 +259,14 @@ class RunConfig(ConfigModel):
 
     @property
     def batch_schedule(self) -> BatchSchedule:
-        """Sizes of all steps, the ramp-up counted."""
+        """Batch sizes of all steps, the ramp-up included."""
         return BatchSchedule(
             self.batch.global_batch_size, self.model.seq_length, self.train_tokens, self.ramp
         )
 
     @property
     def ramp(self) -> Rampup | StepSizes | None:
-        """How the batch grows; None where it does not."""
+        """How the batch grows; None if it does not."""
         if self.batch.step_batch_size_schedule is not None:
             return StepSizes.parse(self.batch.step_batch_size_schedule, self.model.seq_length)
         return Rampup(**self.batch.rampup.model_dump()) if self.batch.rampup else None
@@ -277,12 +284,12 @@ class RunConfig(ConfigModel):
 
     @property
     def train_tokens(self) -> int:
-        """What batch.train_tokens, train_samples or train_steps says; ConfigError where none is set."""
+        """batch.train_tokens, train_samples or train_steps in tokens. Raises ConfigError if none is set."""
         return self.in_tokens(*self.batch.train_amount)
 
     @property
     def scheduled_steps(self) -> int:
-        """Steps that reach train_tokens, rounded up, the ramp-up counted."""
+        """Steps that reach train_tokens, rounded up, the ramp-up included."""
         return self.batch_schedule.total_steps
 
     @property
@@ -292,32 +299,34 @@ class RunConfig(ConfigModel):
 
     @property
     def train_steps(self) -> int:
-        """Steps this run makes: scheduled_steps, or max_steps or those of mode: perf where they are less."""
+        """Steps that this run makes: the least of scheduled_steps, max_steps and, in mode: perf,
+        PERF_STEPS."""
         limit = self.batch.max_steps or (PERF_STEPS if self.mode == "perf" else self.scheduled_steps)
         return min(self.scheduled_steps, limit)
 
     @property
     def shortened_by(self) -> str:
-        """What makes train_steps less than scheduled_steps: "batch.max_steps", "mode: perf", or "" where nothing does."""
+        """What makes train_steps less than scheduled_steps: "batch.max_steps", "mode: perf", or "" if nothing
+        does."""
         if self.train_steps == self.scheduled_steps:
             return ""
         return "batch.max_steps" if self.batch.max_steps else "mode: perf"
 
     @property
     def lr_warmup_tokens(self) -> int:
-        """The warm-up in tokens; 0 without one."""
+        """The warm-up in tokens; 0 without a warm-up."""
         if (fraction := self.lr_schedule.lr_warmup_fraction) is not None:
             return int(fraction * self.lr_decay_tokens)
         return self._given_in_tokens(self.lr_schedule, "lr_warmup") or 0
 
     @property
     def lr_decay_tokens(self) -> int:
-        """Where the decay ends, in tokens; the run's length where nothing else is said."""
+        """Tokens at which the decay ends; the run's length unless the YAML sets another one."""
         return self._given_in_tokens(self.lr_schedule, "lr_decay") or self.train_tokens
 
     @property
     def lr_wsd_decay_tokens(self) -> int | None:
-        """WSD's last part in tokens; its steps are those at its end, of the full batch."""
+        """WSD's last part in tokens; its steps are at the end of training and have the full batch size."""
         schedule = self.lr_schedule
         if given_unit(schedule, "lr_wsd_decay") == "steps":
             assert schedule.lr_wsd_decay_steps is not None

@@ -1,4 +1,4 @@
-"""Entries of data.sources: where text comes from, one model per kind."""
+"""Entries of data.sources: where text comes from, with one model for each kind."""
 
 from typing import Annotated, ClassVar, Literal, get_args
 
@@ -21,21 +21,21 @@ from nbtrain.config.fields import (
 
 
 class SourceModel(ConfigModel):
-    """What every source may say of itself."""
+    """Fields that every source has."""
 
     has_extra_keys: ClassVar[bool] = False
     """Whether its records have keys by name, so that data.extra_json_keys can be found in them."""
 
     name: Name | None = None
-    """What reports, the data card and per-source losses call it; null means its kind."""
+    """Name of the source in reports, in the data card and for its own loss; null means its kind."""
     licence: Text | None = None
-    """Licence of the text, for the manifest; null means what the source itself knows."""
+    """Licence of the text, for the manifest; null takes what the source itself says."""
     attribution: Text | None = None
-    """Whom to credit, for the manifest; null means what the source itself knows."""
+    """Whom to credit, for the manifest; null takes what the source itself says."""
 
 
 class FileSourceModel(SourceModel):
-    """A file, or a folder that is searched."""
+    """Fields of a source that is a file, or a folder that is searched."""
 
     path: PathText
     """File or folder, relative to the workspace."""
@@ -67,7 +67,7 @@ class JsonlSource(FileSourceModel):
     has_extra_keys = True
     kind: Literal["jsonl"]
     text_key: Word = "text"
-    """The key whose string is the document."""
+    """Key whose string is the document."""
 
 
 class ParquetSource(FileSourceModel):
@@ -76,7 +76,7 @@ class ParquetSource(FileSourceModel):
     has_extra_keys = True
     kind: Literal["parquet"]
     text_key: Word = "text"
-    """The column whose string is the document."""
+    """Column whose string is the document."""
 
 
 class HfDatasetSource(FileSourceModel):
@@ -85,18 +85,18 @@ class HfDatasetSource(FileSourceModel):
     has_extra_keys = True
     kind: Literal["hf-dataset"]
     split: Word | None = None
-    """Which split of a dataset that has several, e.g. train; null where it has one."""
+    """Which split to read, e.g. train, if the dataset has several; null if it has one."""
     text_key: Word = "text"
-    """The column whose string is the document."""
+    """Column whose string is the document."""
 
 
 class WikiextractorSource(FileSourceModel):
-    """What wikiextractor --json has written: folders AA, AB, ... of files wiki_00, wiki_01, ..."""
+    """The output of wikiextractor --json: folders AA, AB, ... with files wiki_00, wiki_01, ..."""
 
     has_extra_keys = True
     kind: Literal["wikiextractor"]
     text_key: Word = "text"
-    """The key whose string is the document."""
+    """Key whose string is the document."""
 
 
 class WikiSource(SourceModel):
@@ -104,19 +104,21 @@ class WikiSource(SourceModel):
 
     kind: Literal["wiki"]
     path: PathText | None = None
-    """A dump on disk, .xml or compressed (.bz2, .gz, .xz, .zst), relative to the workspace; null downloads one."""
+    """A dump on disk, .xml or compressed (.bz2, .gz, .xz, .zst), relative to the workspace; null downloads
+    one."""
     language: Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,23}$")] = "en"
     """Which Wikipedia is downloaded: en, bg, simple, zh-min-nan, ..."""
     date: Annotated[str, Field(pattern="^([0-9]{8}|latest)$")] = "latest"
     """Which dump: YYYYMMDD, or latest."""
     mirror: PathText = "https://dumps.wikimedia.org"
-    """Where dumps lie: the part of the address before /<language>wiki/<date>/."""
+    """Server of the dumps: the part of the address before /<language>wiki/<date>/."""
     sha1: Annotated[str, Field(pattern="^[0-9a-f]{40}$")] | None = None
-    """SHA-1 of the dump; null asks the dump's own list of checksums, or checks nothing where path is set."""
+    """SHA-1 of the dump; null takes it from the dump's own list of checksums, or checks nothing if path is
+    set."""
     namespaces: list[SmallCount] = [0]
-    """Which pages are read; 0 is articles."""
+    """Namespaces whose pages are read; 0 holds the articles."""
     max_articles: PositiveAmount | None = None
-    """Stop after this many kept articles; null reads all."""
+    """Stop after this many articles have been kept; null reads all of them."""
     max_broken_fraction: Fraction | None = 0.01
     """Stop with an error when more than this share of the pages cannot be parsed; null sets no limit."""
 
@@ -126,18 +128,20 @@ class TokensSource(FileSourceModel):
 
     kind: Literal["tokens"]
     input_ids_key: Word = "input_ids"
-    """The key or column that holds the ids."""
+    """Key or column that holds the token ids."""
     labels_key: Word | None = None
-    """The key or column that holds labels, -100 where a token bears no loss; null learns every token."""
+    """Key or column that holds the labels, which are -100 for tokens without loss; null trains on every
+    token."""
     append_eod: bool = True
-    """Append the end-of-document token where a document does not end in it."""
+    """Append the end-of-document token to documents that do not end in it."""
 
 
 class FineTuningSourceModel(FileSourceModel):
-    """Examples of which only a part is learnt."""
+    """Fields of sources whose examples are trained on in part."""
 
     weight: PositiveRatio = 1.0
-    """How often an epoch goes through these examples: 1 is once, 0.5 half of them in turn, 2 twice."""
+    """How often an epoch goes through these examples: 1 is once, 2 is twice, 0.5 is one half of them in
+    turn."""
 
 
 class PromptCompletionSource(FineTuningSourceModel):
@@ -145,9 +149,9 @@ class PromptCompletionSource(FineTuningSourceModel):
 
     kind: Literal["prompt-completion"]
     prompt_key: Word = "prompt"
-    """The key of the prompt."""
+    """Key of the prompt."""
     completion_key: Word = "completion"
-    """The key of the completion."""
+    """Key of the completion."""
 
 
 class AlpacaSource(FineTuningSourceModel):
@@ -155,23 +159,28 @@ class AlpacaSource(FineTuningSourceModel):
 
     kind: Literal["alpaca"]
     template: Annotated[str, Field(pattern=r"\{instruction\}", max_length=MOST_TEXT_CHARS)] | None = None
-    """Text with {instruction} and {input}, behind which the output stands; null means Alpaca's own two."""
+    """Text with {instruction} and {input}, which the output follows; null means Alpaca's own two
+    templates."""
 
 
 class ChatSource(FineTuningSourceModel):
-    """Conversations, .jsonl, .json or .parquet: `messages` of role and content, ShareGPT's `conversations` of from and value, or OpenAssistant's trees."""
+    """Conversations, .jsonl, .json or .parquet: `messages` of role and content, ShareGPT's `conversations` of
+    from and value, or OpenAssistant's trees."""
 
     kind: Literal["chat"]
     messages_key: Word | None = None
-    """The key of the list; null takes messages, else conversations."""
+    """Key of the list of messages; null takes `messages`, else `conversations`."""
     template: Annotated[str, Field(pattern=r"\{content\}", max_length=MOST_TEXT_CHARS)] = (
         "<|{role}|>\n{content}\n"
     )
-    """Text of one message, with {role} and {content}; of learnt roles, what is in front of {content} bears no loss."""
+    """Text of one message, with {role} and {content}; of learnt roles, what is in front of {content} bears no
+    loss."""
     learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
-    """Roles that are learnt: system, user, assistant, tool or others; ShareGPT's gpt is assistant, its human user."""
+    """Roles that are learnt: system, user, assistant, tool or others; ShareGPT's gpt is assistant, its human
+    user."""
     roles: dict[Word, Word] = {}
-    """Names of roles in the files and what they mean, e.g. {bot: assistant, customer: user}; added to those that are known."""
+    """Names of roles in the files and what they mean, e.g. {bot: assistant, customer: user}; added to those
+    that are known."""
 
 
 class MockSource(SourceModel):
@@ -179,9 +188,9 @@ class MockSource(SourceModel):
 
     kind: Literal["mock"]
     num_documents: PositiveAmount = 1000
-    """Documents to make."""
+    """How many documents to make."""
     seed: WideSeed = 1234
-    """Seed of the words."""
+    """Seed of the random words."""
 
 
 Source = Annotated[

@@ -8,71 +8,76 @@ from nbtrain.config.fields import ConfigModel, Fraction, PositiveSteps, Steps
 
 
 class CheckpointConfig(ConfigModel):
-    """When checkpoints are written and how many stay."""
+    """When checkpoints are written and how many are kept."""
 
     save_interval_steps: PositiveSteps = 1000
-    """Steps between checkpoints; one is always written at the end and on a stop."""
+    """Steps between checkpoints; one is always written at the end and when the job is stopped."""
     keep_last: PositiveSteps = 2
-    """Newest checkpoints that stay."""
+    """How many of the newest checkpoints are kept."""
     keep_every_steps: PositiveSteps | None = None
-    """Checkpoints at multiples of this stay for ever."""
+    """Checkpoints at multiples of this step are never deleted; null keeps none for that."""
     keep_best: bool = False
-    """The checkpoint of the lowest validation loss stays too; validations without one at their step do not count."""
+    """Keep the checkpoint with the lowest validation loss too. Only steps with both a checkpoint and a
+    validation count."""
     async_save: bool = False
-    """Copy the state to host memory and write it while training goes on; needs host memory for one more copy."""
+    """Copy the state to host memory and write it from there while training goes on; needs host memory for
+    that copy."""
 
 
 class EvaluationConfig(ConfigModel):
-    """Validation while training, and test at its end."""
+    """Validation during training, and the test at its end."""
 
     eval_interval_steps: PositiveSteps = 100
-    """Steps between validations; one is always run after the last step."""
+    """Steps between validations; the last step is always followed by one."""
     eval_iters: Steps = 10
     """Global batches in one validation or test; 0 turns both off."""
 
 
 class StabilityConfig(ConfigModel):
-    """What is done about a step whose loss or gradient is no number, or whose loss jumps."""
+    """What is done about a step whose loss or gradient is NaN or Inf, or whose loss jumps."""
 
     on_nan: Literal["stop", "skip", "rollback"] = "stop"
-    """stop: the job fails with the step's name; skip: the step's weights are left as they were, its samples are passed
-    (every step then waits for the device once, as its loss is looked at before the weights move); rollback: go back to
-    the newest checkpoint and pass the samples from there to the bad step."""
+    """What to do about NaN or Inf. stop: the job fails and names the step. skip: the weights stay as they are
+    and the step's samples are passed over (every step then waits once for the device, because its loss is
+    read before the weights change). rollback: go back to the newest checkpoint and pass over the samples from
+    there to the bad step."""
     on_loss_spike: Literal["ignore", "stop", "skip", "rollback"] = "ignore"
-    """The same for a loss above loss_spike_factor; skip acts before the weights move."""
+    """What to do about a spike (see loss_spike_factor): nothing, or what on_nan does. skip acts before the
+    weights change."""
     loss_spike_factor: Annotated[float, Field(gt=1, le=1e6)] = 2.0
     """A spike is a loss above this times the mean of the last loss_spike_window_steps steps."""
     loss_spike_window_steps: PositiveSteps = 100
-    """Steps of that mean; nothing counts as a spike before there are so many."""
+    """Steps over which the mean loss is taken; no loss counts as a spike before there have been this many."""
     max_skipped_steps: PositiveSteps = 10
-    """Steps that may be skipped, and rollbacks that may be made, within loss_spike_window_steps; one more fails the job. So
-    does the third rollback in a row that comes no further."""
+    """How many steps may be skipped, and how often the run may roll back, within loss_spike_window_steps; one
+    more fails the job. The third rollback in a row that makes no progress fails the job too."""
 
 
 class AlertConfig(ConfigModel):
-    """Thresholds that raise an alert event when crossed."""
+    """Thresholds; crossing one writes an alert event. null turns a threshold off."""
 
     min_mfu: Fraction | None = 0.5
-    """On a GPU: model FLOPs over the datasheet peak."""
+    """Alert on a GPU if model FLOP/s fall below this share of the datasheet peak."""
     max_communication_fraction: Fraction | None = 0.3
-    """Communication over step time."""
+    """Alert if communication takes a larger share of a step's time."""
     max_device_memory_fraction: Fraction | None = 0.9
-    """Peak allocated over the device's memory."""
+    """Alert if the peak of allocated memory is a larger share of the device's memory."""
     min_device_utilization: Fraction | None = 0.9
-    """GPU busy time, by NVML."""
+    """Alert if the GPU is busy for a smaller share of the time, as NVML reports it."""
     max_host_memory_fraction: Fraction | None = 0.9
-    """Used share of the host's memory."""
+    """Alert if a larger share of the host's memory is in use."""
     max_rank_slowdown: Fraction | None = 0.25
-    """How much longer a rank computes than the median of its pipeline stage, three times logged in a row."""
+    """Alert if a rank computes longer than the median of its pipeline stage by this share, in three log lines
+    in a row."""
 
 
 class LoggingConfig(ConfigModel):
-    """What is written down while training."""
+    """What is logged during training."""
 
     log_interval_steps: PositiveSteps = 10
     """Steps between log lines and alert checks; scalars are written at every step."""
     alerts: AlertConfig = AlertConfig()
-    """Thresholds; null turns one off."""
+    """Thresholds that raise alerts."""
 
 
 class ProfileConfig(ConfigModel):
@@ -81,24 +86,24 @@ class ProfileConfig(ConfigModel):
     enabled: bool = False
     """Profile this run."""
     wait_steps: Steps = 1
-    """Steps skipped in each cycle."""
+    """Steps that each cycle skips first."""
     warmup_steps: Steps = 1
-    """Steps profiled and thrown away in each cycle."""
+    """Steps that each cycle profiles and throws away."""
     active_steps: PositiveSteps = 3
-    """Steps kept in each cycle."""
+    """Steps that each cycle profiles and keeps."""
     repeat: PositiveSteps = 2
-    """Cycles."""
+    """Number of cycles."""
     record_shapes: bool = True
-    """Shapes of every operator's inputs."""
+    """Record the shapes of every operator's inputs."""
     profile_memory: bool = True
-    """Memory that every operator takes and gives back."""
+    """Record the memory that every operator allocates and frees."""
     with_stack: bool = False
-    """The source line of every operator; slow, and large traces."""
+    """Record the source line of every operator; this is slow and makes large traces."""
     with_flops: bool = True
-    """FLOPs of matrix products and convolutions."""
+    """Count the FLOPs of matrix products and convolutions."""
     with_modules: bool = False
-    """The module of every operator."""
+    """Record the module of every operator."""
     all_ranks: bool = False
-    """Every rank writes a trace; else rank 0 alone."""
+    """Every rank writes a trace, not rank 0 alone."""
     memory_snapshot: bool = False
-    """GPU: every allocation of the profiled steps, for pytorch.org/memory_viz."""
+    """GPU only: record every allocation of the profiled steps, for pytorch.org/memory_viz."""

@@ -1,8 +1,8 @@
 """YAML with the place of every key: file and line travel with each value to the error message.
 
-A run YAML is a small, plain document: one mapping, text keys, no anchors and no tags. `extends:` is the way to
-share, and a file that could refer to itself would have to be guarded everywhere below. What YAML 1.1 reads as something
-else than what it looks like (1:30, 010, yes, 2024-01-01) is refused: see MisleadingValue.
+A run YAML is a small, plain document: one mapping, text keys, no anchors and no tags. `extends:` is the way
+to share, and a file that could refer to itself would have to be guarded everywhere below. What YAML 1.1 reads
+as something else than what it looks like (1:30, 010, yes, 2024-01-01) is refused: see MisleadingValue.
 """
 
 import re
@@ -285,7 +285,8 @@ def _scalar(loader: _Loader, node: yaml.Node, found: str) -> Any:
 def parse_value(text: str) -> Any:
     """The value of `key=value`, read as YAML reads it.
 
-    Raises ValueError with a sentence if it is not YAML, and MisleadingValue if YAML reads something unexpected.
+    Raises ValueError with a sentence if it is not YAML, and MisleadingValue if YAML reads something
+    unexpected.
     """
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader

@@ -1,7 +1,8 @@
 """Causal self-attention through torch's scaled_dot_product_attention, with a key-value cache for decoding.
 
-A sequence of several documents is kept apart by a boolean mask [b, 1, s, s], causal and block-diagonal, or, on CUDA in
-16-bit formats without dropout, by torch's kernel for sequences of varying lengths, which never looks outside a block.
+A sequence of several documents is kept apart by a boolean mask [b, 1, s, s], causal and block-diagonal, or,
+on CUDA in 16-bit formats without dropout, by torch's kernel for sequences of varying lengths, which never
+looks outside a block.
 
 Shapes: b sequences, s tokens of this call, p tokens in the cache before it, n heads, d head size, m documents
 """
@@ -90,7 +91,8 @@ def causal_attention(
     backend: str = "auto",
     documents: Documents | None = None,
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d), causal) v.  query [b, n, s, d], key and value [b, n, p + s, d] -> [b, n, s, d].
+    """softmax(q k^T / sqrt(d), causal) v.  query [b, n, s, d], key and value [b, n, p + s, d] -> [b, n, s,
+    d].
 
     `backend` is one of auto, flash, efficient, math; torch raises RuntimeError where a named one cannot
     serve the device, the dtype, a mask or the dropout (no CPU kernel but math knows dropout).
@@ -125,7 +127,8 @@ def keeps_weights(
     backend: str = "auto",
     documents: Documents | None = None,
 ) -> bool:
-    """Whether causal_attention, called so, keeps the weights [b, n, s, s] for its backward pass: the math kernel does.
+    """Whether causal_attention, called so, keeps the weights [b, n, s, s] for its backward pass: the math
+    kernel does.
 
     False inside of a compiled layer, where it is not for us to say.
     """
@@ -198,9 +201,9 @@ def _cpu_bf16_training(query: torch.Tensor) -> bool:
 class _BlockedBackward(torch.autograd.Function):
     """torch's flash kernel forward, our own backward: for bf16 on CPU it takes half the time of torch's.
 
-    Rows in blocks, each against the keys up to its end, so that nothing behind the diagonal's block is computed
-    and memory grows with s, not s^2; products are batched matrix products, and the softmax and its gradient
-    are torch's fused kernels. As in torch's math kernel, scores are rounded to bf16.
+    Rows in blocks, each against the keys up to its end, so that nothing behind the diagonal's block is
+    computed and memory grows with s, not s^2; products are batched matrix products, and the softmax and its
+    gradient are torch's fused kernels. As in torch's math kernel, scores are rounded to bf16.
     """
 
     @staticmethod

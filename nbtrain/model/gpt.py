@@ -8,8 +8,8 @@
     model(tokens)                             logits of every position
     model(tokens, cache=model.new_cache(1))   the same, behind the tokens that the cache holds
 
-Every rank is given whole sequences and takes of them what is its own: under Ulysses its tokens, and its loss is then
-the mean over those; the mean over the ranks is that over all.
+Every rank is given whole sequences and takes of them what is its own: under Ulysses its tokens, and its loss
+is then the mean over those; the mean over the ranks is that over all.
 
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks, u Ulysses ranks
 """
@@ -56,7 +56,10 @@ class GPT(nn.Module):
         self.final_layernorm = LayerNorm(config, init, parallel)
 
     def layer_list(self) -> Iterator[nn.Module]:
-        """The layers in running order; the tied output follows the last. A pipeline is cut along this list."""
+        """The layers in running order; the tied output follows the last.
+
+        A pipeline is cut along this list.
+        """
         yield self.word_embeddings
         yield self.position_embeddings
         yield from self.layers
@@ -78,12 +81,12 @@ class GPT(nn.Module):
     ) -> torch.Tensor:
         """Mean loss (fp32 scalar) where labels [b, s] are given, else logits [b, s, v], or [b, 1, v].
 
-        tokens [b, s] stand behind the cache.length tokens that the cache holds, and are added to it. Without a
-        cache: position_ids [b, s] where they are not 0 .. s-1; cu_seqlens, int32 cumulative lengths over the b * s
-        tokens, with the longest of them, to keep documents apart (attention.documents_of). loss_mask [b, s],
-        loss_denominator and token_losses [b, s] as parallel/cross_entropy.py has them; under Ulysses see
-        language_model_loss. Logits of ids that are padding are -inf.
-        Raises ValueError where tokens pass the positions or the cache, or where there are logits under Ulysses.
+        tokens [b, s] stand behind the cache.length tokens that the cache holds, and are added to it. Without
+        a cache: position_ids [b, s] where they are not 0 .. s-1; cu_seqlens, int32 cumulative lengths over
+        the b * s tokens, with the longest of them, to keep documents apart (attention.documents_of).
+        loss_mask [b, s], loss_denominator and token_losses [b, s] as parallel/cross_entropy.py has them;
+        under Ulysses see language_model_loss. Logits of ids that are padding are -inf. Raises ValueError
+        where tokens pass the positions or the cache, or where there are logits under Ulysses.
         """
         with products_in(self.config, tokens.device.type):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
@@ -195,9 +198,10 @@ def language_model_loss(
 ) -> torch.Tensor:
     """Mean loss from the last hidden states, as parallel/cross_entropy.py has it.
 
-    hidden: this rank's tokens, [b, s/t, h] or [b, s/u, h]; weight [v/t, h]; all others [b, s]. Under Ulysses it is the
-    mean over this rank's tokens; with loss_mask its learnt ones' sum over loss_denominator, or, without one, over
-    1/u of those of all ranks. token_losses is filled where this rank's tokens are, with zeros elsewhere.
+    hidden: this rank's tokens, [b, s/t, h] or [b, s/u, h]; weight [v/t, h]; all others [b, s]. Under Ulysses
+    it is the mean over this rank's tokens; with loss_mask its learnt ones' sum over loss_denominator, or,
+    without one, over 1/u of those of all ranks. token_losses is filled where this rank's tokens are, with
+    zeros elsewhere.
     """
     ulysses, chunk = parallel.ulysses, config.fpdt_chunk_tokens
     if ulysses.size > 1:

@@ -6,7 +6,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Everything that decides a GPT's parameters and its arithmetic; names as in the run's `model` section."""
+    """Everything that decides a GPT's parameters and its arithmetic; names as in the run's `model`
+    section."""
 
     num_layers: int
     hidden_size: int
@@ -26,7 +27,8 @@ class GPTConfig:
     checkpoint_interval_layers: int = 0
     """Recompute in the backward pass, this many layers at a time; 0 keeps what they compute."""
     selective_recompute: bool = False
-    """Recompute what is large and cheap in each layer (recompute.py); beside the above it has nothing to do."""
+    """Recompute what is large and cheap in each layer (recompute.py); beside the above it has nothing to
+    do."""
     fp8: bool = False
     """Take the products of the blocks' matrices in FP8 (parallel/fp8.py)."""
     fpdt_chunk_tokens: int = 0

@@ -1,4 +1,5 @@
-"""The GPT as the layer list of a pipeline: the same layers, in the order of GPT.layer_list, by the same names.
+"""The GPT as the layer list of a pipeline: the same layers, in the order of GPT.layer_list, by the same
+names.
 
     0            word embedding (tied)      tokens -> [b, s, h]
     1            positions
@@ -6,9 +7,10 @@
     L + 2        final LayerNorm
     L + 3        output (tied)              the hidden states and the output matrix, of which the loss function makes the loss
 
-Only the word embedding is tied: what else such a module held would be on the last stage too, unused, and trained apart.
-The logits never exist at full size: the loss is linear + cross entropy in one. Documents travel beside the
-activations as numbers, [b, s] and so of one shape whatever their number, and each stage makes its mask of them.
+Only the word embedding is tied: what else such a module held would be on the last stage too, unused, and
+trained apart. The logits never exist at full size: the loss is linear + cross entropy in one. Documents
+travel beside the activations as numbers, [b, s] and so of one shape whatever their number, and each stage
+makes its mask of them.
 
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks
 """
@@ -39,11 +41,12 @@ Inputs = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 def build_pipeline(
     config: Any, parallel: ModelParallel, topology: Topology, stage_layers: Sequence[int]
 ) -> "Pipeline":
-    """This rank's stage of the GPT of a RunConfig, with the initial weights of build_model, for deepspeed.initialize.
+    """This rank's stage of the GPT of a RunConfig, with the initial weights of build_model, for
+    deepspeed.initialize.
 
-    `stage_layers`: blocks of each stage (config/arithmetic/stages.py). Called by all ranks together: it makes process groups.
-    Its engine must be told that neither activations nor gradients are cut when they are sent (`pipe_partitioned`,
-    `grad_partitioned`): with sequence parallelism each tensor-parallel rank has its own.
+    `stage_layers`: blocks of each stage (config/arithmetic/stages.py). Called by all ranks together: it makes
+    process groups. Its engine must be told that neither activations nor gradients are cut when they are sent
+    (`pipe_partitioned`, `grad_partitioned`): with sequence parallelism each tensor-parallel rank has its own.
     """
     return piped(GPTConfig.of(config), parallel, topology, stage_layers)
 
@@ -85,8 +88,8 @@ def pipeline_inputs(
 ) -> Inputs:
     """(what the first stage takes, what the loss takes) of a micro batch as train/batches.py makes them.
 
-    loss_denominator and token_losses as GPT.forward has them. A run's micro batches must all have documents or none
-    of them: the stages agree on what they send at the first one.
+    loss_denominator and token_losses as GPT.forward has them. A run's micro batches must all have documents
+    or none of them: the stages agree on what they send at the first one.
     """
     tokens = batch.tokens
     inputs = [tokens, _or_nothing(batch.position_ids)]

@@ -1,14 +1,16 @@
 """The layers of GPT-3 in the order they run: embeddings, pre-LN transformer layers, final LayerNorm.
 
-Each takes and returns the residual stream, so that a pipeline can be cut between any two. It is [b, s, h] in one
-process; of the s tokens a rank holds s/t under Megatron's sequence parallelism and s/u under Ulysses, and what is
-said of s below is said of those. Matrices are parallel/tensor.py's, cut over the tensor-parallel ranks: a rank has
-some of the heads and some columns of the MLP.
+Each takes and returns the residual stream, so that a pipeline can be cut between any two. It is [b, s, h] in
+one process; of the s tokens a rank holds s/t under Megatron's sequence parallelism and s/u under Ulysses, and
+what is said of s below is said of those. Matrices are parallel/tensor.py's, cut over the tensor-parallel
+ranks: a rank has some of the heads and some columns of the MLP.
 
-LayerNorms and positions see only this rank's tokens under sequence parallelism, while each rank holds all of their
-weights: such a parameter is marked `sequence_parallel`, and its gradient is summed over the tensor-parallel ranks.
+LayerNorms and positions see only this rank's tokens under sequence parallelism, while each rank holds all of
+their weights: such a parameter is marked `sequence_parallel`, and its gradient is summed over the
+tensor-parallel ranks.
 
-Shapes: b micro batch, s tokens of this rank, h hidden, n heads of this rank, d head size, f MLP width, p positions
+Shapes: b micro batch, s tokens of this rank, h hidden, n heads of this rank, d head size, f MLP width, p
+positions
 """
 
 from collections.abc import Callable
@@ -36,7 +38,10 @@ from nbtrain.parallel.tensor import (
 
 
 class WordEmbedding(VocabParallelEmbedding):
-    """Token ids [b, s] -> [b, s, h]. Its weight [v/t, h] is the output matrix too, so it stands alone (tied)."""
+    """Token ids [b, s] -> [b, s, h].
+
+    Its weight [v/t, h] is the output matrix too, so it stands alone (tied).
+    """
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
         super().__init__(
@@ -97,7 +102,8 @@ class PositionEmbedding(_OfOwnTokens):
     def forward(
         self, x: torch.Tensor, start: int = 0, position_ids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`position_ids`, of all tokens of the tensor-parallel ranks, where they are not start, start + 1, ..."""
+        """`position_ids`, of all tokens of the tensor-parallel ranks, where they are not start, start + 1,
+        ..."""
         (weight,) = self._weights(self.weight)
         if position_ids is not None:
             if self.sequence_parallel:

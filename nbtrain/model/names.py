@@ -30,7 +30,9 @@ def optimizer_group(name: str) -> str:
 
 
 def canonical_name(piped: str, num_layers: int) -> str:
-    """The canonical name of a pipeline module's parameter, e.g. "3.mlp.dense_4h_to_h.bias" with 2 layers' offset.
+    """The canonical name of a pipeline module's parameter, e.g.
+
+    "3.mlp.dense_4h_to_h.bias" with 2 layers' offset.
 
     Raises ValueError where the name is no parameter of a pipeline of `num_layers` blocks.
     """

@@ -5,8 +5,9 @@
                  dropout three times over, where the kernel keeps them at all (flash and efficient do not); and the
                  output of the MLP's activation, [b, s, f], which comes from its input, kept anyway
 
-Either way the second computation draws the first one's dropout and gives the same bits. Inside of a compiled layer
-selective does nothing: the compiler decides there what it keeps, and computes activations again by itself.
+Either way the second computation draws the first one's dropout and gives the same bits. Inside of a compiled
+layer selective does nothing: the compiler decides there what it keeps, and computes activations again by
+itself.
 
 Shapes: b sequences, s tokens, n heads, f MLP width
 """
@@ -36,8 +37,9 @@ def without_keeping(
 ) -> torch.Tensor:
     """consumer(activation(x)), whose backward pass takes activation(x) from x again.
 
-    checkpoint could not: around the activation it would keep the output for the consumer, around both it would
-    run the consumer twice. Here what the consumer keeps of the output is replaced by a note of its shape.
+    checkpoint could not: around the activation it would keep the output for the consumer, around both it
+    would run the consumer twice. Here what the consumer keeps of the output is replaced by a note of its
+    shape.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return consumer(activation(x))

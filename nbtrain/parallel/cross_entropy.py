@@ -5,15 +5,16 @@ together, three times over (logits, softmax, gradient). Here a chunk's logits be
 once and are dropped; backward only scales. The price: the gradients of hidden state and weight are computed
 even where backward is never called (not under no_grad). Idea: Liger-Kernel (arXiv:2410.10989, section 3.2).
 
-Where the vocabulary is cut over the tensor-parallel ranks, no logit leaves its rank: each tells the others two
-fp32 numbers per token, the log of its sum of exponentials, and the logit of the label or 0. From those of all
-ranks every rank has the same loss, bit by bit. Log-sums, unlike plain sums, need no agreed maximum first, so that
-a chunk costs one collective.
+Where the vocabulary is cut over the tensor-parallel ranks, no logit leaves its rank: each tells the others
+two fp32 numbers per token, the log of its sum of exponentials, and the logit of the label or 0. From those of
+all ranks every rank has the same loss, bit by bit. Log-sums, unlike plain sums, need no agreed maximum first,
+so that a chunk costs one collective.
 
-The vocabulary's padding depends on the number of ranks; `vocab_size` leaves it out of the softmax, and then the loss
-does not depend on them.
+The vocabulary's padding depends on the number of ranks; `vocab_size` leaves it out of the softmax, and then
+the loss does not depend on them.
 
-Shapes: b sequences, s tokens, n = b s, c tokens of a chunk, h hidden, v padded vocabulary, t ranks of the group
+Shapes: b sequences, s tokens, n = b s, c tokens of a chunk, h hidden, v padded vocabulary, t ranks of the
+group
 """
 
 import torch
@@ -41,14 +42,15 @@ def linear_cross_entropy(
 ) -> torch.Tensor:
     """Mean of -log softmax(hidden weight^T)[label] over all tokens, an fp32 scalar, the same on every rank.
 
-    hidden [b, s, h] or [n, h], with sequence_parallel this rank's [b, s/t, h]; weight [v/t, h]; labels of all tokens,
-    all valid. The rows of ids from `vocab_size` on are padding and take no part. chunk_tokens 0 takes all tokens at
-    once. Sums hidden's gradient over the ranks, so the caller must not. Under autocast the products are in the
-    autocast dtype, as those of nn.Linear are.
+    hidden [b, s, h] or [n, h], with sequence_parallel this rank's [b, s/t, h]; weight [v/t, h]; labels of all
+    tokens, all valid. The rows of ids from `vocab_size` on are padding and take no part. chunk_tokens 0 takes
+    all tokens at once. Sums hidden's gradient over the ranks, so the caller must not. Under autocast the
+    products are in the autocast dtype, as those of nn.Linear are.
 
     With loss_mask, fp32 of 0 and 1, the sum over the tokens of 1, divided by their number or by the scalar
-    `denominator`: where a step has several micro batches, the mean over all of its learnt tokens is not the mean
-    of theirs. token_losses, fp32, is filled with each token's own loss, whatever the mask. Both of labels' shape.
+    `denominator`: where a step has several micro batches, the mean over all of its learnt tokens is not the
+    mean of theirs. token_losses, fp32, is filled with each token's own loss, whatever the mask. Both of
+    labels' shape.
     """
     if group.size > 1:
         enter = (

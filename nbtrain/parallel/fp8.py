@@ -1,13 +1,17 @@
-"""Linear products in FP8, for the matrices of a block (arXiv:2209.05433): on Hopper at twice the rate of bf16.
+"""Linear products in FP8, for the matrices of a block (arXiv:2209.05433): on Hopper at twice the rate of
+bf16.
 
-Inputs and weights are rounded to e4m3 (3 bits of mantissa), gradients to e5m2 (2 bits, more range), each tensor by a
-scale of its own that brings its largest number to the format's, taken anew at every product (the "tensorwise dynamic"
-recipe of torchao and torchtitan). Sums are of fp32 and come out in bf16; weights, optimizer, activations between the
-products, embedding and logits are what they are without FP8. Under tensor parallelism each rank scales its own part.
+Inputs and weights are rounded to e4m3 (3 bits of mantissa), gradients to e5m2 (2 bits, more range), each
+tensor by a scale of its own that brings its largest number to the format's, taken anew at every product (the
+"tensorwise dynamic" recipe of torchao and torchtitan). Sums are of fp32 and come out in bf16; weights,
+optimizer, activations between the products, embedding and logits are what they are without FP8. Under tensor
+parallelism each rank scales its own part.
 
-Not yet seen running on a GPU. torch._scaled_mm, which this rests on, gives the same products on a CPU, slowly.
+Not yet seen running on a GPU. torch._scaled_mm, which this rests on, gives the same products on a CPU,
+slowly.
 
-Shapes: n tokens, i inputs, o outputs; cuBLAS wants each of them to be a multiple of 16 where it is summed over or put out
+Shapes: n tokens, i inputs, o outputs; cuBLAS wants each of them to be a multiple of 16 where it is summed
+over or put out
 """
 
 import torch
@@ -42,8 +46,8 @@ def _product(
     """a b^T.  [m, k], [n, k] -> [m, n]; rounded first and laid out after, as one byte an element."""
     if a.shape[1] % MULTIPLE or b.shape[0] % MULTIPLE:
         raise ValueError(
-            f"a product of {tuple(a.shape)} and {tuple(b.T.shape)} cannot be taken in FP8: tokens, inputs and outputs "
-            f"must be multiples of {MULTIPLE}. Change the sizes, or set precision.fp8: false."
+            f"a product of {tuple(a.shape)} and {tuple(b.T.shape)} cannot be taken in FP8: tokens, inputs "
+            f"and outputs must be multiples of {MULTIPLE}. Change the sizes, or set precision.fp8: false."
         )
     a, scale_a = _rounded(a, of_a)
     b, scale_b = _rounded(b, of_b)

@@ -1,8 +1,9 @@
-"""FPDT (arXiv:2408.16978): attention of a sequence of millions of tokens, a chunk of queries, keys and values at a time.
+"""FPDT (arXiv:2408.16978): attention of a sequence of millions of tokens, a chunk of queries, keys and values
+at a time.
 
-What is not at hand waits in host memory. DeepSpeed's layer does it, on flash-attn's kernels, on GPUs only; here is
-what stands between it and our layers. Ulysses is part of it: of every chunk each rank holds an equal piece, so that all
-have the same share of the causal triangle (ulysses.own_tokens).
+What is not at hand waits in host memory. DeepSpeed's layer does it, on flash-attn's kernels, on GPUs only;
+here is what stands between it and our layers. Ulysses is part of it: of every chunk each rank holds an equal
+piece, so that all have the same share of the causal triangle (ulysses.own_tokens).
 
 Not yet seen running on a GPU; its CPU test puts plain attention in the place of flash-attn's kernels.
 
@@ -20,7 +21,8 @@ from nbtrain.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 
 def problem(device: torch.device | str, dropout: float = 0.0) -> str | None:
-    """Why FPDT cannot run here, or None where it can; of attention's `dropout` its kernels repeat no numbers."""
+    """Why FPDT cannot run here, or None where it can; of attention's `dropout` its kernels repeat no
+    numbers."""
     if torch.device(device).type != "cuda":
         return f"FPDT streams between GPU and host memory, and the device is {torch.device(device).type}"
     if dropout:
@@ -41,8 +43,8 @@ def attention(
 ) -> torch.Tensor:
     """Causal self-attention of [b, s/u, h] -> [b, s/u, h], both projections included.
 
-    `chunk_tokens`: of the whole sequence. `group` must be a real one, of one rank too. Raises RuntimeError where FPDT
-    cannot run here.
+    `chunk_tokens`: of the whole sequence. `group` must be a real one, of one rank too. Raises RuntimeError
+    where FPDT cannot run here.
     """
     reason = problem(x.device)
     if reason is not None:

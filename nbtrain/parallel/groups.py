@@ -52,8 +52,8 @@ KINDS = (
 def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str, list[tuple[int, ...]]]:
     """{kind: all its groups, each as global ranks}; every rank is in exactly one group of each kind.
 
-    The topology's data axis counts the Ulysses ranks too: runs of `sequence_parallel_size` neighbours on it share
-    their sequences. Raises ValueError where the axis is no multiple of it.
+    The topology's data axis counts the Ulysses ranks too: runs of `sequence_parallel_size` neighbours on it
+    share their sequences. Raises ValueError where the axis is no multiple of it.
     """
     axis = topology.data_parallel_size
     if sequence_parallel_size < 1 or axis % sequence_parallel_size:
@@ -105,15 +105,17 @@ class ParallelGroups:
     ) -> "ParallelGroups":
         """Make the groups; called by all ranks together, once. Nothing is sent until a group is used.
 
-        Groups of the same ranks share a process group, one of all ranks is the world's, and a group of one rank
-        is a real one, never None. `timeout_seconds` is that of each collective; torch does not take over the
-        world's. Raises ValueError where the layout needs another number of ranks than there are.
+        Groups of the same ranks share a process group, one of all ranks is the world's, and a group of one
+        rank is a real one, never None. `timeout_seconds` is that of each collective; torch does not take over
+        the world's. Raises ValueError where the layout needs another number of ranks than there are.
         """
         world, me = dist.get_world_size(), dist.get_rank()
         if topology.world_size != world:
             raise ValueError(
-                f"a layout of pipeline({topology.pipeline_parallel_size}) * data({topology.data_parallel_size}) * "
-                f"tensor({topology.tensor_parallel_size}) = {topology.world_size} ranks cannot run on {world}."
+                f"a layout of pipeline({topology.pipeline_parallel_size}) * "
+                f"data({topology.data_parallel_size}) * "
+                f"tensor({topology.tensor_parallel_size}) = {topology.world_size} ranks cannot run on "
+                f"{world}."
             )
         kinds = group_ranks(topology, sequence_parallel_size)
         timeout = timedelta(seconds=timeout_seconds) if timeout_seconds is not None else None
@@ -145,8 +147,8 @@ class MegatronUnits:
     def __getattr__(self, name: str):
         """get_<kind>_{group,rank,world_size,group_ranks,src_rank}, of any kind of ParallelGroups.
 
-        Looked up, not spelled out thirty times; a name that is none raises AttributeError, so that hasattr works,
-        by which DeepSpeed tells one mpu from another.
+        Looked up, not spelled out thirty times; a name that is none raises AttributeError, so that hasattr
+        works, by which DeepSpeed tells one mpu from another.
         """
         asked = name.removeprefix("get_")
         if asked != name:

@@ -26,7 +26,8 @@ class ModelParallel:
 
     @property
     def hidden_stream(self) -> TensorParallelStream | None:
-        """For dropout on the residual stream, which the ranks of `tensor` hold alike unless its tokens are cut."""
+        """For dropout on the residual stream, which the ranks of `tensor` hold alike unless its tokens are
+        cut."""
         return self.stream if self.cuts_tokens else None
 
 

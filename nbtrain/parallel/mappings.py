@@ -222,8 +222,8 @@ def gather_from_sequence_parallel_region(
 ) -> torch.Tensor:
     """[b, s/t, ..] -> [b, s, ..].
 
-    `tensor_parallel_output_grad`: each rank goes on with its own columns, so that its gradient is a part and the
-    parts are summed. False where all ranks go on alike and each has the whole gradient already.
+    `tensor_parallel_output_grad`: each rank goes on with its own columns, so that its gradient is a part and
+    the parts are summed. False where all ranks go on alike and each has the whole gradient already.
     """
     return _apply(_Gather, x, TOKENS, group, tensor_parallel_output_grad) if group.size > 1 else x
 
@@ -238,6 +238,7 @@ def copy_parameters_to_sequence_parallel_region(
 ) -> tuple[torch.Tensor, ...]:
     """Parameters that all ranks hold alike and that see only this rank's tokens: LayerNorms, biases of rows.
 
-    Each rank's gradient is that of its tokens; without the sum the copies would drift apart, without an error.
+    Each rank's gradient is that of its tokens; without the sum the copies would drift apart, without an
+    error.
     """
     return _apply(_CopyParameters, group, *parameters) if group.size > 1 else parameters

@@ -1,12 +1,13 @@
-"""A list of layers cut into the stages of a pipeline, on DeepSpeed's PipelineModule, with what that leaves open.
+"""A list of layers cut into the stages of a pipeline, on DeepSpeed's PipelineModule, with what that leaves
+open.
 
 - The cut is given, not found: PipelineModule would build every layer to count its parameters.
 - What the layers need besides the activations travels beside them, from stage to stage: a Program says how.
 - Recomputation is of the repeated layers alone, in pieces within the stage, and not reentrant. DeepSpeed's own
   would take the embedding too, whose input has no gradient, and fails there by default.
 
-DeepSpeed sends a stage's output, a tensor or a tuple of tensors, to the next one, and the gradients of those of floating
-point back. Shapes and formats are those of the first micro batch.
+DeepSpeed sends a stage's output, a tensor or a tuple of tensors, to the next one, and the gradients of those
+of floating point back. Shapes and formats are those of the first micro batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,8 +43,9 @@ class Program(Protocol):
 class Pipeline(PipelineModule):
     """This rank's stage of `specs`, LayerSpecs that are built where they belong only.
 
-    bounds[i] is the first layer of stage i, and the last of them the number of layers. `repeated`: indices of the layers
-    that are alike, which alone are recomputed, `interval_layers` at a time; 0 keeps all activations.
+    bounds[i] is the first layer of stage i, and the last of them the number of layers. `repeated`: indices of
+    the layers that are alike, which alone are recomputed, `interval_layers` at a time; 0 keeps all
+    activations.
     """
 
     def __init__(
@@ -73,16 +75,18 @@ class Pipeline(PipelineModule):
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
     def _synchronize_tied_weights(self) -> None:
-        # DeepSpeed 0.19.8 overwrites a leaf of the graph in place here, which is no part of any training step: autograd
-        # would watch it all the same, and warn of a broadcast without a gradient in the first backward pass.
+        # DeepSpeed 0.19.8 overwrites a leaf of the graph in place here, which is no part of any training
+        # step: autograd would watch it all the same, and warn of a broadcast without a gradient in the first
+        # backward pass.
         with torch.no_grad():
             super()._synchronize_tied_weights()
 
     def get_tied_weights_and_groups(self) -> list[tuple[Any, Any]]:
         """What the engine sums over the stages that share a parameter: its gradient, wherever ZeRO keeps it.
 
-        DeepSpeed 0.19.8 sums `grad` (of its BF16_Optimizer `_hp_grad`). Under ZeRO 1 with fp16 weights, whose gradients are
-        accumulated in fp32, they are in `grad_accum` by then and `grad` is None: the copies would drift apart silently.
+        DeepSpeed 0.19.8 sums `grad` (of its BF16_Optimizer `_hp_grad`). Under ZeRO 1 with fp16 weights, whose
+        gradients are accumulated in fp32, they are in `grad_accum` by then and `grad` is None: the copies
+        would drift apart silently.
         """
         return [(_TiedGradient(weight), group) for weight, group in super().get_tied_weights_and_groups()]
 

@@ -1,8 +1,8 @@
 """The random state of a rank: seeded apart for dropout, saved, restored and kept from side effects.
 
-Tensor-parallel ranks have two streams. Outside of their regions they hold the same activations and must drop the
-same ones: seed_rank gives them the same seed. Inside each holds other heads, columns or tokens and must drop
-others: TensorParallelStream.
+Tensor-parallel ranks have two streams. Outside of their regions they hold the same activations and must drop
+the same ones: seed_rank gives them the same seed. Inside each holds other heads, columns or tokens and must
+drop others: TensorParallelStream.
 """
 
 import contextlib
@@ -61,9 +61,9 @@ def preserved() -> Iterator[None]:
 class TensorParallelStream:
     """Numbers that differ between tensor-parallel ranks, for dropout on what each of them holds apart.
 
-    Attention probabilities (each rank its heads) and, with sequence parallelism, hidden states (each its tokens):
-    `with stream.fork(): F.dropout(...)`. torch's dropout knows the device's generator only, so fork() lends that one
-    the stream's state. Only torch's generators are concerned.
+    Attention probabilities (each rank its heads) and, with sequence parallelism, hidden states (each its
+    tokens): `with stream.fork(): F.dropout(...)`. torch's dropout knows the device's generator only, so
+    fork() lends that one the stream's state. Only torch's generators are concerned.
     """
 
     def __init__(self, seed: int, data_parallel_rank: int, tensor_parallel_rank: int):
@@ -98,8 +98,8 @@ class TensorParallelStream:
     def recompute_contexts(self) -> tuple["_Remembered", "_Remembered"]:
         """`context_fn` of torch.utils.checkpoint(use_reentrant=False): the recomputation repeats the numbers.
 
-        checkpoint itself does so for the generators' own stream, and knows nothing of this one: without it the
-        gradient would be that of other masks than the loss, without an error.
+        checkpoint itself does so for the generators' own stream, and knows nothing of this one: without it
+        the gradient would be that of other masks than the loss, without an error.
         """
         first = _Remembered(self)
         return first, _Remembered(self, repeats=first)

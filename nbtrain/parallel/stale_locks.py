@@ -1,9 +1,10 @@
-"""Locks that a killed build of a compiled op has left behind, which every later run would wait for without a word.
+"""Locks that a killed build of a compiled op has left behind, which every later run would wait for without a
+word.
 
-torch builds an extension (DeepSpeed's async_io for NVMe, its CPU Adam) under a file named `lock` beside it. Whoever finds
-the file waits until it is gone: for ever, where the process that made it was killed. That process holds the file open while
-it builds, so a lock that no process holds is nobody's. Processes of other machines cannot be seen: on a file system that
-may be shared with some, a lock has to be old as well.
+torch builds an extension (DeepSpeed's async_io for NVMe, its CPU Adam) under a file named `lock` beside it.
+Whoever finds the file waits until it is gone: for ever, where the process that made it was killed. That
+process holds the file open while it builds, so a lock that no process holds is nobody's. Processes of other
+machines cannot be seen: on a file system that may be shared with some, a lock has to be old as well.
 """
 
 import os

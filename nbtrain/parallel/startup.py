@@ -45,7 +45,8 @@ def start(device: str, timeout_seconds: float) -> World:
     ]
     if missing:
         raise RuntimeError(
-            f"{', '.join(missing)} not set: start the ranks with `torchrun --nproc-per-node N -m nbtrain.train RUN`."
+            f"{', '.join(missing)} not set: start the ranks with `torchrun --nproc-per-node N -m "
+            "nbtrain.train RUN`."
         )
     local_rank = int(os.environ["LOCAL_RANK"])
     prepare_deepspeed(device)
@@ -73,7 +74,8 @@ def start(device: str, timeout_seconds: float) -> World:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what DeepSpeed prints (memory figures at each turn) out of the rank's log; debug level shows it."""
+    """Keep what DeepSpeed prints (memory figures at each turn) out of the rank's log; debug level shows
+    it."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         yield

@@ -1,12 +1,13 @@
-"""Layers whose weights are cut over the tensor-parallel ranks; one rank alone computes what torch's layers do.
+"""Layers whose weights are cut over the tensor-parallel ranks; one rank alone computes what torch's layers
+do.
 
     ColumnParallelLinear     rows of the weight, so columns of the output: each rank its own heads or MLP columns
     RowParallelLinear        columns of the weight, fed by those of a ColumnParallelLinear; outputs are summed
     VocabParallelEmbedding   rows of the vocabulary
 
 With sequence_parallel the activations between the regions are cut along the sequence: the input of a column
-and the output of a row or embedding layer are [b, s/t, h], at no more communication (a sum is a reduce-scatter and
-a gather), and dropout, LayerNorm and residual stream take 1/t of the memory.
+and the output of a row or embedding layer are [b, s/t, h], at no more communication (a sum is a
+reduce-scatter and a gather), and dropout, LayerNorm and residual stream take 1/t of the memory.
 
 Every weight is cut from the whole one that a single process draws, so that no layout changes the initial
 model. A cut parameter says so, in Megatron's attributes: `tensor_model_parallel` (DeepSpeed counts the
@@ -29,7 +30,7 @@ from nbtrain.parallel.groups import ALONE, Group
 from nbtrain.parallel.mappings import TOKENS
 
 
-class Initializer(Protocol):
+class WholeParameters(Protocol):
     """Draws whole parameters by name; model/initialization.py has one."""
 
     def normal(self, name: str, *shape: int, residual: bool = False) -> nn.Parameter: ...
@@ -74,8 +75,9 @@ class ColumnParallelLinear(nn.Module):
     """y = x W^T + b, this rank's columns of y.  [b, s, i] -> [b, s, o/t], weight [o/t, i], bias [o/t].
 
     With sequence_parallel x is [b, s/t, i]; it is gathered, and gathered again in the backward pass, so that
-    only the part is kept. `unit`: rows that belong together and are never cut, such as the 3 d of one head in packed
-    query-key-value. `products`: their format. Raises ValueError where the units cannot be dealt out evenly.
+    only the part is kept. `unit`: rows that belong together and are never cut, such as the 3 d of one head in
+    packed query-key-value. `products`: their format. Raises ValueError where the units cannot be dealt out
+    evenly.
     """
 
     def __init__(
@@ -83,7 +85,7 @@ class ColumnParallelLinear(nn.Module):
         name: str,
         inputs: int,
         outputs: int,
-        init: Initializer,
+        init: WholeParameters,
         group: Group = ALONE,
         sequence_parallel: bool = False,
         unit: int = 1,
@@ -92,8 +94,8 @@ class ColumnParallelLinear(nn.Module):
         super().__init__()
         if outputs % (unit * group.size):
             raise ValueError(
-                f"{name}: {outputs} outputs in units of {unit} cannot be cut over {group.size} tensor-parallel "
-                f"ranks: must be a multiple of {unit * group.size}."
+                f"{name}: {outputs} outputs in units of {unit} cannot be cut over {group.size} "
+                f"tensor-parallel ranks: must be a multiple of {unit * group.size}."
             )
         self.group = group
         self.products = products
@@ -112,8 +114,8 @@ class ColumnParallelLinear(nn.Module):
 class RowParallelLinear(nn.Module):
     """y = x W^T + b, x in this rank's columns.  [b, s, i/t] -> [b, s, o], weight [o, i/t], bias [o].
 
-    With sequence_parallel y is [b, s/t, o]. The bias is added once, behind the sum. Raises ValueError where the
-    inputs cannot be dealt out evenly.
+    With sequence_parallel y is [b, s/t, o]. The bias is added once, behind the sum. Raises ValueError where
+    the inputs cannot be dealt out evenly.
     """
 
     def __init__(
@@ -121,7 +123,7 @@ class RowParallelLinear(nn.Module):
         name: str,
         inputs: int,
         outputs: int,
-        init: Initializer,
+        init: WholeParameters,
         group: Group = ALONE,
         sequence_parallel: bool = False,
         residual: bool = False,
@@ -154,8 +156,8 @@ class RowParallelLinear(nn.Module):
 class VocabParallelEmbedding(nn.Module):
     """Token ids [b, s] -> [b, s, h] (sequence_parallel: [b, s/t, h]), weight [v/t, h].
 
-    The weight serves as the output matrix too (cross_entropy.py). Raises ValueError where the vocabulary is not
-    padded to a multiple of the ranks.
+    The weight serves as the output matrix too (cross_entropy.py). Raises ValueError where the vocabulary is
+    not padded to a multiple of the ranks.
     """
 
     def __init__(
@@ -163,15 +165,15 @@ class VocabParallelEmbedding(nn.Module):
         name: str,
         padded_vocab_size: int,
         hidden_size: int,
-        init: Initializer,
+        init: WholeParameters,
         group: Group = ALONE,
         sequence_parallel: bool = False,
     ):
         super().__init__()
         if padded_vocab_size % group.size:
             raise ValueError(
-                f"{name}: a vocabulary of {padded_vocab_size} cannot be cut over {group.size} tensor-parallel ranks: "
-                f"pad it to a multiple of {group.size}."
+                f"{name}: a vocabulary of {padded_vocab_size} cannot be cut over {group.size} "
+                f"tensor-parallel ranks: pad it to a multiple of {group.size}."
             )
         self.group = group
         self.sequence_parallel = sequence_parallel and group.size > 1
@@ -192,7 +194,8 @@ class VocabParallelEmbedding(nn.Module):
 
 
 def _as_products(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """In the dtype of autocast, where it is on: inside an autograd function it would not reach the backward."""
+    """In the dtype of autocast, where it is on: inside an autograd function it would not reach the
+    backward."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors

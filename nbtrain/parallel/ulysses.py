@@ -1,7 +1,9 @@
-"""Ulysses (arXiv:2309.14509): ranks that hold parts of the tokens trade them for parts of the heads, and back.
+"""Ulysses (arXiv:2309.14509): ranks that hold parts of the tokens trade them for parts of the heads, and
+back.
 
-Outside of attention every rank holds s/u tokens of all heads; inside it, all tokens of n/u heads, so that attention
-needs no change. Query, key and value travel packed, in one all-to-all; the gradient takes the way back.
+Outside of attention every rank holds s/u tokens of all heads; inside it, all tokens of n/u heads, so that
+attention needs no change. Query, key and value travel packed, in one all-to-all; the gradient takes the way
+back.
 
 Shapes: b sequences, s tokens, n heads, d head size, u ranks of the group
 """
@@ -31,8 +33,8 @@ def tokens_for_heads(x: torch.Tensor, group: Group) -> torch.Tensor:
 def own_tokens(x: torch.Tensor, group: Group, chunk_tokens: int = 0) -> torch.Tensor:
     """This rank's tokens of what all ranks hold whole: [b, s] -> [b, s/u], the r-th of u equal parts.
 
-    With chunk_tokens (FPDT) the r-th part of every chunk of so many. Raises ValueError where they cannot be dealt out
-    evenly.
+    With chunk_tokens (FPDT) the r-th part of every chunk of so many. Raises ValueError where they cannot be
+    dealt out evenly.
     """
     return _own_pieces(x, group, chunk_tokens).flatten(TOKENS)
 
@@ -48,8 +50,8 @@ def _own_pieces(x: torch.Tensor, group: Group, chunk_tokens: int) -> torch.Tenso
     chunk = chunk_tokens or x.shape[TOKENS]
     if x.shape[TOKENS] % chunk or chunk % group.size:
         raise ValueError(
-            f"{x.shape[TOKENS]} tokens in chunks of {chunk} cannot be dealt out to {group.size} Ulysses ranks: "
-            f"must be a multiple of {chunk}, and that of {group.size}."
+            f"{x.shape[TOKENS]} tokens in chunks of {chunk} cannot be dealt out to {group.size} Ulysses "
+            f"ranks: must be a multiple of {chunk}, and that of {group.size}."
         )
     # [b, chunks, u, c/u] -> [b, chunks, c/u]
     return x.unflatten(TOKENS, (-1, group.size, chunk // group.size)).select(TOKENS + 1, group.rank)

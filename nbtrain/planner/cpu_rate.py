@@ -1,9 +1,9 @@
 """How fast the cores of this machine multiply matrices: measured once, then read from the data home.
 
-The rate is of a core's own time, not of the clock on the wall, so that other work on the machine does not lower it.
-That takes a process of its own with one thread: NumPy cannot be told a number of threads once it is loaded, and threads
-that wait for each other use up time too (11 GFLOP/s came out for 170 on a busy machine). It takes 0.1 s and the start of
-Python; only plans of CPU runs make it.
+The rate is of a core's own time, not of the clock on the wall, so that other work on the machine does not
+lower it. That takes a process of its own with one thread: NumPy cannot be told a number of threads once it is
+loaded, and threads that wait for each other use up time too (11 GFLOP/s came out for 170 on a busy machine).
+It takes 0.1 s and the start of Python; only plans of CPU runs make it.
 
     python -m nbtrain.planner.cpu_rate      the figure, in FLOP/s
 """
@@ -38,8 +38,8 @@ _ONE_THREAD = dict.fromkeys(
 def matmul_flops_per_core() -> float | None:
     """FLOP/s of one core in fp32 matrix products of NumPy; None where it cannot be measured.
 
-    Kept in cpu_rate.json of the data home, if there is one, under the CPU's model, the number of cores and NumPy's
-    version; machines that share a data home do not take each other's.
+    Kept in cpu_rate.json of the data home, if there is one, under the CPU's model, the number of cores and
+    NumPy's version; machines that share a data home do not take each other's.
     """
     return _rate_of(_machine())
 

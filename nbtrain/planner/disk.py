@@ -42,7 +42,8 @@ def estimate_disk(config: RunConfig) -> DiskEstimate:
 
 
 def num_checkpoints(config: RunConfig) -> int:
-    """Most checkpoints on disk at one time: the newest, the best, those kept for ever, and one being written."""
+    """Most checkpoints on disk at one time: the newest, the best, those kept for ever, and one being
+    written."""
     if config.mode != "full":
         return 0
     checkpoint, steps = config.checkpoint, config.train_steps

@@ -1,17 +1,17 @@
-"""How long a run takes: its FLOPs over an assumed or a measured rate, stretched by the pipeline's bubble and by what
-tensor-parallel ranks wait for each other.
+"""How long a run takes: its FLOPs over an assumed or a measured rate, stretched by the pipeline's bubble and
+by what tensor-parallel ranks wait for each other.
 
 On a GPU the rate is the datasheet peak times an assumed MFU. The assumption is what the upstream example
-reached: 27 % of an A100's peak, for 125M on 1 GPU (2.5B tokens in about 8 h) as for 1.3B on 4 (26B in about
-8 days), evaluation and checkpoints included. On a CPU it is a share of what this machine's cores reach in matrix
-products (cpu_rate.py): the share that training reached in docs/benchmarks.md. A run that has been tried before is
-planned by its own measured rate.
+reached: 27 % of an A100's peak, for 125M on 1 GPU (2.5B tokens in about 8 h) as for 1.3B on 4 (26B in about 8
+days), evaluation and checkpoints included. On a CPU it is a share of what this machine's cores reach in
+matrix products (cpu_rate.py): the share that training reached in docs/benchmarks.md. A run that has been
+tried before is planned by its own measured rate.
 
-A pipeline of p stages and m micro batches takes m times its slowest stage and once each other one (1F1B); with equal
-stages its bubble is (p - 1) / (m + p - 1), arXiv:2104.04473, section 2.2. Tensor-parallel ranks make four all-reduces
-of [s, b, h] for each layer, two in each direction (arXiv:1909.08053, section 3), or as many bytes of gather and scatter
-with sequence parallelism; nothing is computed meanwhile. Data parallelism's and the pipeline's traffic is not counted:
-most of it runs beside computation.
+A pipeline of p stages and m micro batches takes m times its slowest stage and once each other one (1F1B);
+with equal stages its bubble is (p - 1) / (m + p - 1), arXiv:2104.04473, section 2.2. Tensor-parallel ranks
+make four all-reduces of [s, b, h] for each layer, two in each direction (arXiv:1909.08053, section 3), or as
+many bytes of gather and scatter with sequence parallelism; nothing is computed meanwhile. Data parallelism's
+and the pipeline's traffic is not counted: most of it runs beside computation.
 """
 
 import os
@@ -30,9 +30,10 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.planner.cpu_rate import matmul_flops_per_core
 
 ASSUMED_MFU = 0.27
-# A core with AVX-512 at 2.6 GHz: 166 GFLOP/s in fp32 matrix products. The trainer's share of it (model FLOPs) is that of
-# docs/benchmarks.md on 2 cores without AMX: gpt-tiny in fp32, 6,000 tokens/s; 14M parameters in bf16, 2,600. Those
-# cores' own products were not recorded, so that the shares are of a like core. AMX makes bf16 up to twice as fast.
+# A core with AVX-512 at 2.6 GHz: 166 GFLOP/s in fp32 matrix products. The trainer's share of it (model FLOPs)
+# is that of docs/benchmarks.md on 2 cores without AMX: gpt-tiny in fp32, 6,000 tokens/s; 14M parameters in
+# bf16, 2,600. Those cores' own products were not recorded, so that the shares are of a like core. AMX makes
+# bf16 up to twice as fast.
 ASSUMED_MATMUL_FLOPS_PER_CORE = 166e9
 # NCCL's all-reduce moves about 230 of an A100's 300 GB/s each way (nccl-tests, 8 GPUs, large messages).
 SHARE_OF_LINK = 0.77
@@ -58,8 +59,9 @@ class DurationEstimate:
 def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationEstimate:
     """Time for the steps this run makes (batch.max_steps counted).
 
-    `use_measured` takes the rate of this run's last job where it has the same model, layout and machine count, and
-    measures this machine's cores for a CPU run that has none. Without it the answer is the same on every machine.
+    `use_measured` takes the rate of this run's last job where it has the same model, layout and machine
+    count, and measures this machine's cores for a CPU run that has none. Without it the answer is the same on
+    every machine.
     """
     bubble = bubble_fraction(config)
     rate, basis = (_measured(config) if use_measured else None) or _assumed(config, bubble, use_measured)
@@ -83,7 +85,8 @@ def bubble_fraction(config: RunConfig) -> float:
 
 
 def tensor_communication_seconds(config: RunConfig) -> float | None:
-    """Seconds for each token of a step in which a model's ranks wait for sums over their tensor-parallel group.
+    """Seconds for each token of a step in which a model's ranks wait for sums over their tensor-parallel
+    group.
 
     None where the device's link is not known; on a CPU it is not counted.
     """
@@ -129,9 +132,9 @@ def _assumed(config: RunConfig, bubble: float, use_measured: bool) -> tuple[floa
         matmul = measured or ASSUMED_MATMUL_FLOPS_PER_CORE
         per_core = matmul * SHARE_OF_MATMUL[dtype]
         basis = (
-            f"assumed {per_core / 1e9:.0f} GFLOP/s on each of {cores} cores: {SHARE_OF_MATMUL[dtype]:.0%} of the "
-            f"{matmul / 1e9:.0f} that {'this machine reaches' if measured else 'are assumed'} in fp32 matrix products, "
-            f"as training in {dtype} did in the benchmarks"
+            f"assumed {per_core / 1e9:.0f} GFLOP/s on each of {cores} cores: {SHARE_OF_MATMUL[dtype]:.0%} of "
+            f"the {matmul / 1e9:.0f} that {'this machine reaches' if measured else 'are assumed'} in fp32 "
+            f"matrix products, as training in {dtype} did in the benchmarks"
         )
         return cores * per_core * (1 - bubble) / flops, basis
     device = find_device(resources.gpu_type) if resources.gpu_type else None

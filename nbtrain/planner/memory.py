@@ -1,4 +1,5 @@
-"""Memory of one rank at its peak, by part, for every stage of the pipeline: on its device, in host memory, on NVMe.
+"""Memory of one rank at its peak, by part, for every stage of the pipeline: on its device, in host memory, on
+NVMe.
 
     weights      in the format of the products; under autocast fp32 and a 16-bit copy of the matrices; with hpZ a second
                  copy, cut inside each machine
@@ -11,16 +12,16 @@
     logits       one chunk of the linear + cross entropy, and its fp32 gradient of the word embeddings
     workspace    DeepSpeed's communication buffers, and what CUDA and the libraries take for themselves
 
-ZeRO divides optimizer (1), gradients (2) and weights (3) by the data-parallel ranks, those of Ulysses counted:
-arXiv:1910.02054, section 5. Offloading moves them to host memory or NVMe; the gradients go with the optimizer, whose
-step is made there. Activations: arXiv:2205.05198, sections 4.1 and 5 (equations 1, 2, 4 and 5), without the attention
-scores, which flash attention does not keep. Pipeline: stage k of p holds p - k micro batches (1F1B,
-arXiv:2104.04473, section 2.2), and of each also what it sent on.
+ZeRO divides optimizer (1), gradients (2) and weights (3) by the data-parallel ranks, those of Ulysses
+counted: arXiv:1910.02054, section 5. Offloading moves them to host memory or NVMe; the gradients go with the
+optimizer, whose step is made there. Activations: arXiv:2205.05198, sections 4.1 and 5 (equations 1, 2, 4 and
+5), without the attention scores, which flash attention does not keep. Pipeline: stage k of p holds p - k
+micro batches (1F1B, arXiv:2104.04473, section 2.2), and of each also what it sent on.
 
-Against published peaks, the same parts counted for the trainer that reached them (tests/planner/test_memory.py):
-27.95 GiB for 28.07 of allocated memory (125M). Of whole-device peaks the count is 90 % (125M, 31 GB), 78 % (1.3B,
-39 GB) and 73 % (13B, 70 GB): what torch's allocator keeps free between its blocks is not estimated. Neither is what
-FPDT and FP8 save or take.
+Against published peaks, the same parts counted for the trainer that reached them
+(tests/planner/test_memory.py): 27.95 GiB for 28.07 of allocated memory (125M). Of whole-device peaks the
+count is 90 % (125M, 31 GB), 78 % (1.3B, 39 GB) and 73 % (13B, 70 GB): what torch's allocator keeps free
+between its blocks is not estimated. Neither is what FPDT and FP8 save or take.
 """
 
 import os
@@ -122,7 +123,8 @@ def stage_memory(config: RunConfig, stage: int) -> dict[str, int]:
 
 
 def host_memory(config: RunConfig, stage: int) -> dict[str, int]:
-    """Bytes by part in the host memory of one rank of a pipeline stage, beside its GPU; nothing on device cpu."""
+    """Bytes by part in the host memory of one rank of a pipeline stage, beside its GPU; nothing on device
+    cpu."""
     if config.resources.device == "cpu":
         return dict.fromkeys(HOST_PARTS, 0)
     state = _model_state(config, stage)
@@ -138,7 +140,8 @@ def nvme_bytes(config: RunConfig, stage: int) -> int:
     return sum(size for size, place in _model_state(config, stage).values() if place == "nvme")
 
 
-# --- model state ----------------------------------------------------------------------------------------------
+# --- model state
+# ----------------------------------------------------------------------------------------------
 
 
 def _model_state(config: RunConfig, stage: int) -> dict[str, tuple[int, str]]:
@@ -194,14 +197,16 @@ def _nvme_buffers(config: RunConfig, stage: int) -> int:
 
 
 def _snapshot(config: RunConfig, stage: int) -> int:
-    """The copy of a rank's share of a checkpoint that asynchronous saving writes from; rank 0 of a stage has weights."""
+    """The copy of a rank's share of a checkpoint that asynchronous saving writes from; rank 0 of a stage has
+    weights."""
     if not config.checkpoint.async_save or config.mode != "full":
         return 0
     state = _model_state(config, stage)
     return state["weights"][0] + state["optimizer"][0]
 
 
-# --- activations ----------------------------------------------------------------------------------------------
+# --- activations
+# ----------------------------------------------------------------------------------------------
 
 
 def activation_bytes(config: RunConfig, stage: int) -> int:
@@ -229,8 +234,9 @@ def _layer_bytes(config: RunConfig, whole: bool = False) -> int:
 
     Per token and hidden unit, whole on every tensor-parallel rank unless sequence parallel: two LayerNorm
     inputs, the inputs of query/key/value and of the MLP, two dropout masks. Cut among the ranks: query, key,
-    value, attention output, the MLP's GELU input and output. Ulysses cuts everything: tokens, and the heads of all
-    tokens inside attention. Selective recomputation drops the GELU's output and the scores, unless `whole`.
+    value, attention output, the MLP's GELU input and output. Ulysses cuts everything: tokens, and the heads
+    of all tokens inside attention. Selective recomputation drops the GELU's output and the scores, unless
+    `whole`.
     """
     model, parallel = config.model, config.parallel
     tensor = parallel.tensor_parallel_size
@@ -297,7 +303,8 @@ def _product_element(config: RunConfig) -> int:
     return 4 if config.precision.dtype == "fp32" else 2
 
 
-# --- logits and workspace -------------------------------------------------------------------------------------
+# --- logits and workspace
+# -------------------------------------------------------------------------------------
 
 
 def logits_bytes(config: RunConfig, stage: int) -> int:
@@ -324,7 +331,8 @@ def _workspace(config: RunConfig, stage: int) -> int:
     if zero in (1, 2) and not is_bf16_optimizer(config):
         # Read in DeepSpeed 0.19: stage_1_and_2.py, setup_buckets. Stage 1 reduces the fp32 sums.
         element = 4 if zero == 1 else weight_bytes(config)
-        # The buffers are not filled further than there are gradients, and a CPU gives no memory to what is not.
+        # The buffers are not filled further than there are gradients, and a CPU gives no memory to what is
+        # not.
         bucket = asked if on_gpu else min(asked, count)
         two = parallel.overlap_comm and parallel.pipeline_parallel_size == 1
         if parallel.contiguous_gradients:

@@ -1,6 +1,7 @@
 """A plan as a picture: memory by part against the device's, and batch and learning rate over the run.
 
-matplotlib is imported when a picture is made, without pyplot: no display is needed, and nothing is kept alive.
+matplotlib is imported when a picture is made, without pyplot: no display is needed, and nothing is kept
+alive.
 """
 
 import io

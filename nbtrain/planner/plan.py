@@ -58,8 +58,9 @@ class Plan:
         config = self.config
         data = config.parallel.data_parallel_size
         return (
-            f"{config.batch.micro_batch_size} micro batch x {data} data parallel x {config.accumulation_steps} "
-            f"accumulation x {config.model.seq_length} tokens = {config.tokens_per_step:,} tokens a step"
+            f"{config.batch.micro_batch_size} micro batch x {data} data parallel x "
+            f"{config.accumulation_steps} accumulation x {config.model.seq_length} tokens = "
+            f"{config.tokens_per_step:,} tokens a step"
         )
 
     @property
@@ -154,7 +155,8 @@ class Plan:
                 3,
                 (
                     "ramp-up",
-                    f"from {ramp.start_batch_size} by {ramp.batch_size_increment} over {ramp.ramp_samples:,} samples",
+                    f"from {ramp.start_batch_size} by {ramp.batch_size_increment} over {ramp.ramp_samples:,} "
+                    "samples",
                 ),
             )
         if config.batch.step_batch_size_schedule is not None:
@@ -227,7 +229,8 @@ class Plan:
             for name, value in entries:
                 indent = 2.5 if name.startswith(" ") else 1
                 rows.append(
-                    f'<tr><td style="text-align:left;padding-left:{indent}em">{html.escape(name.strip())}</td>'
+                    "<tr><td "
+                    f'style="text-align:left;padding-left:{indent}em">{html.escape(name.strip())}</td>'
                     f'<td style="text-align:left">{html.escape(value)}</td></tr>'
                 )
         warnings = "".join(f"<li>{html.escape(warning)}</li>" for warning in self.warnings)
@@ -235,7 +238,8 @@ class Plan:
         return f"<p><b>Plan of {html.escape(self.config.name)}</b></p><table>{''.join(rows)}</table>{listed}"
 
     def picture(self) -> "Figure":
-        """Matplotlib figure: memory by part against the device's, and batch and learning rate over the run."""
+        """Matplotlib figure: memory by part against the device's, and batch and learning rate over the
+        run."""
         from nbtrain.planner.picture import plan_picture
 
         return plan_picture(self)
@@ -279,7 +283,10 @@ class Plan:
 
 
 def plan(config: RunConfig, use_measured: bool = True) -> Plan:
-    """The plan of a checked configuration. Needs no data; a prepared dataset and an earlier job sharpen it."""
+    """The plan of a checked configuration.
+
+    Needs no data; a prepared dataset and an earlier job sharpen it.
+    """
     memory, duration, disk = (
         estimate_memory(config),
         estimate_duration(config, use_measured),
@@ -317,8 +324,9 @@ def _host_memory_warnings(memory: MemoryEstimate) -> list[str]:
     assert memory.host_bytes is not None
     largest = max(memory.host_parts, key=lambda part: memory.host_parts[part])
     return [
-        f"Host memory does not suffice: one rank needs {amounts.size(memory.total_host_bytes)} of it, and its share of "
-        f"resources.memory_per_node_bytes is {amounts.size(memory.host_bytes)}. Most is {largest}."
+        f"Host memory does not suffice: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
+        f"its share of resources.memory_per_node_bytes is {amounts.size(memory.host_bytes)}. Most is "
+        f"{largest}."
     ]
 
 
@@ -355,8 +363,8 @@ def _remedy(config: RunConfig, part: str) -> str:
     offload = "offload_param" if part == "weights" else "offload_optimizer"
     if config.resources.device == "gpu" and getattr(parallel, offload).device == "none" and stage <= allowed:
         return (
-            f"set parallel.{offload}.device: cpu, or cut the model among more ranks (data_parallel_size with ZeRO, "
-            "tensor or pipeline)"
+            f"set parallel.{offload}.device: cpu, or cut the model among more ranks (data_parallel_size with "
+            "ZeRO, tensor or pipeline)"
         )
     return "cut the model among more ranks (data_parallel_size with ZeRO, tensor or pipeline)"
 
@@ -366,14 +374,14 @@ def _run_warnings(config: RunConfig, duration: DurationEstimate, disk: DiskEstim
     warnings = []
     if duration.bubble_fraction > LARGE_BUBBLE_FRACTION:
         warnings.append(
-            f"The pipeline waits {duration.bubble_fraction:.0%} of each step: {config.accumulation_steps} micro "
-            f"batches for {parallel.pipeline_parallel_size} stages. A larger global_batch_size or a smaller "
-            "micro_batch_size makes more."
+            f"The pipeline waits {duration.bubble_fraction:.0%} of each step: {config.accumulation_steps} "
+            f"micro batches for {parallel.pipeline_parallel_size} stages. A larger global_batch_size or a "
+            "smaller micro_batch_size makes more."
         )
     if resources.device == "gpu" and parallel.tensor_parallel_size > resources.gpus_per_node:
         warnings.append(
-            f"tensor_parallel_size({parallel.tensor_parallel_size}) reaches across nodes of {resources.gpus_per_node} "
-            "GPUs: every layer then waits for the network."
+            f"tensor_parallel_size({parallel.tensor_parallel_size}) reaches across nodes of "
+            f"{resources.gpus_per_node} GPUs: every layer then waits for the network."
         )
     if parallel.fpdt_chunk_tokens or config.precision.fp8:
         warnings.append(

@@ -45,8 +45,8 @@ def test_zero_0_with_16_bit_weights_is_refused():
     with pytest.raises(ConfigError) as caught:
         deepspeed_config(config_of(parallel__zero_stage=0, precision__dtype="bf16"))
     assert str(caught.value) == (
-        "override parallel.zero_stage=0: parallel.zero_stage = 0 with 16-bit weights (precision.dtype = bf16) trains "
-        "wrongly in DeepSpeed; set zero_stage: 1, which costs nothing, or precision.dtype: fp32."
+        "override parallel.zero_stage=0: parallel.zero_stage = 0 with 16-bit weights (precision.dtype = "
+        "bf16) trains wrongly in DeepSpeed; set zero_stage: 1, which costs nothing, or precision.dtype: fp32."
     )
 
 
@@ -59,8 +59,8 @@ def test_extra_keys_are_added_and_collisions_refused():
     with pytest.raises(ConfigError) as caught:
         deepspeed_config(config_of(parallel__deepspeed_extra={"zero_optimization": {"stage": 3}}))
     assert str(caught.value).endswith(
-        "parallel.deepspeed_extra sets zero_optimization.stage, which nbtrain derives as 2. Take it out, and change "
-        "the field it comes from."
+        "parallel.deepspeed_extra sets zero_optimization.stage, which nbtrain derives as 2. Take it out, and "
+        "change the field that it is derived from."
     )
 
 
@@ -257,6 +257,7 @@ print(json.dumps(answers))
     ],
 )
 def test_a_bucket_is_as_large_as_asked_but_no_larger_than_the_model(run, overrides, elements):
-    """DeepSpeed's buffers are as large as it is told, whatever the model: 5e8 elements cost a small one gigabytes."""
+    """DeepSpeed's buffers are as large as it is told, whatever the model: 5e8 elements cost a small one
+    gigabytes."""
     told = deepspeed_config(load(run, overrides, check=False))["zero_optimization"]
     assert (told["reduce_bucket_size"], told["allgather_bucket_size"]) == (elements, elements)

@@ -4,6 +4,7 @@ import pytest
 
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner import duration
 from nbtrain.planner.duration import bubble_fraction, estimate_duration, tensor_communication_seconds
 
 # NCCL reaches 77 % of an A100's 300 GB/s in each direction.
@@ -104,3 +105,29 @@ def test_an_evaluation_takes_a_third_of_its_steps():
     config = on_gpus("mode=eval", "evaluation.eval_iters=6")
     estimate = estimate_duration(config, use_measured=False)
     assert estimate.seconds == pytest.approx(4 * config.tokens_per_step / estimate.tokens_per_second)
+
+
+def test_a_pipeline_takes_its_bubble_from_the_assumed_rate():
+    """Two stages of [6, 6] and five micro batches: 32.5 of 41 units of time are work."""
+    config = on_gpus(
+        "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [6, 6]}",
+        "batch={micro_batch_size: 2, global_batch_size: 10}",
+    )
+    rate = 2 * 0.27 * 312e12 / (3 * 13 * 64 * 2048)
+    estimate = estimate_duration(config, use_measured=False)
+    assert estimate.tokens_per_second == pytest.approx(rate * 32.5 / 41, rel=1e-12)
+    assert "tensor-parallel" not in estimate.basis and "less a pipeline bubble of 21%" in estimate.basis
+
+
+@pytest.mark.parametrize(("dtype", "share"), [("fp32", 0.43), ("bf16", 0.76), ("fp16", 0.43)])
+def test_the_rate_of_cores(monkeypatch, dtype, share):
+    """3 cores on each of 2 machines, of 100 GFLOP/s each; without a measurement of 166 GFLOP/s."""
+    config = on_gpus(
+        "resources={device: cpu, gpu_type: null, cpus_per_node: 3, nodes: 2}", f"precision.dtype={dtype}"
+    )
+    monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 100e9)
+    flops = 3 * 13 * 64 * 2048
+    measured = estimate_duration(config).tokens_per_second
+    assert measured == pytest.approx(6 * share * 100e9 / flops, rel=1e-12)
+    assumed = estimate_duration(config, use_measured=False).tokens_per_second
+    assert assumed == pytest.approx(6 * share * 166e9 / flops, rel=1e-12)

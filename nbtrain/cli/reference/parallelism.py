@@ -43,11 +43,11 @@ def _shown(value: object) -> str:
 
 
 def _cell(kind: Kind, other: Kind, reasons: list[str]) -> str:
-    told = pairing(kind, other)
-    if not told.pair:
+    found = pairing(kind, other)
+    if not found.pair:
         return NO_PAIR
-    if told.reason is None:
+    if found.reason is None:
         return TOGETHER
-    if told.reason not in reasons:
-        reasons.append(told.reason)
-    return str(reasons.index(told.reason) + 1)
+    if found.reason not in reasons:
+        reasons.append(found.reason)
+    return str(reasons.index(found.reason) + 1)

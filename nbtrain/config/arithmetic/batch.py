@@ -1,9 +1,10 @@
-"""The batch of each step: constant, or ramped up as Megatron does; steps, samples and tokens from one another.
+"""The batch of each step: constant, or ramped up as Megatron does; steps, samples and tokens from one
+another.
 
-Megatron's `--rampup-batch-size start increment samples` (num_microbatches_calculator.py): the batch is
-start + floor(consumed / (samples / num_increments)) * increment, until it reaches the global batch size. Its
-successor `--step-batch-size-schedule "0:16 2.4B:320"` names each size and the tokens from which on it holds; a
-threshold that is no whole number of sequences is rounded down to one.
+Megatron's `--rampup-batch-size start increment samples` (num_microbatches_calculator.py): the batch is start
++ floor(consumed / (samples / num_increments)) * increment, until it reaches the global batch size. Its
+successor `--step-batch-size-schedule "0:16 2.4B:320"` names each size and the tokens from which on it holds;
+a threshold that is no whole number of sequences is rounded down to one.
 """
 
 import bisect
@@ -29,7 +30,10 @@ class StepSizes:
 
     @classmethod
     def parse(cls, text: str, seq_length: int) -> "StepSizes":
-        """Of "0:16 2.4B:320 12B:1536", thresholds in tokens. The text has the form that schema.py asks for."""
+        """Of "0:16 2.4B:320 12B:1536", thresholds in tokens.
+
+        The text has the form that schema.py asks for.
+        """
         pairs = (entry.split(":") for entry in text.split())
         return cls(tuple((_tokens(threshold) // seq_length, int(size)) for threshold, size in pairs))
 
@@ -104,7 +108,8 @@ class BatchSchedule:
 
 @functools.lru_cache(maxsize=64)
 def _stretches(schedule: BatchSchedule) -> tuple[list[int], list[int], list[int]]:
-    """First step, samples consumed before it, and batch size of each stretch of equal steps; the last has no end.
+    """First step, samples consumed before it, and batch size of each stretch of equal steps; the last has no
+    end.
 
     Not an entry for each step: a ramp may be as long as somebody writes it.
     """

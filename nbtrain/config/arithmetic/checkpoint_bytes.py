@@ -1,11 +1,12 @@
-"""How many bytes a checkpoint takes on disk: the one answer that planner, preflight, supervisor and trainer share.
+"""How many bytes a checkpoint takes on disk: the one answer that planner, preflight, supervisor and trainer
+share.
 
     state         of every (pipeline, tensor) rank: weights, fp32 masters, two moments; data ranks share them out
     descriptions  names of tensors in each file, and the random state of every rank in each model file
 
-The state is exact but for the padding of ZeRO's flat buffers (a few elements of each group). The descriptions are
-bounds from above, measured with torch 2.13 and DeepSpeed 0.19: tests/parity/runner.py compares both with every
-checkpoint that the parity matrix writes.
+The state is exact but for the padding of ZeRO's flat buffers (a few elements of each group). The descriptions
+are bounds from above, measured with torch 2.13 and DeepSpeed 0.19: tests/parity/runner.py compares both with
+every checkpoint that the parity matrix writes.
 """
 
 from nbtrain.config.arithmetic.parameters import count_stage_parameters
@@ -43,9 +44,10 @@ def optimizer_bytes_per_parameter(config: RunConfig) -> int:
 def state_bytes(config: RunConfig) -> int:
     """Bytes of all tensors of one checkpoint, over all ranks.
 
-    Each (pipeline, tensor) rank writes what it holds, so that LayerNorms, which tensor ranks hold alike, count once for
-    each of them. The last stage's copy of the tied word embedding has masters and moments but no weight of its own:
-    PipelineModule writes a tied layer once. ZeRO 3 writes no weights beside the masters.
+    Each (pipeline, tensor) rank writes what it holds, so that LayerNorms, which tensor ranks hold alike,
+    count once for each of them. The last stage's copy of the tied word embedding has masters and moments but
+    no weight of its own: PipelineModule writes a tied layer once. ZeRO 3 writes no weights beside the
+    masters.
     """
     stages = config.parallel.pipeline_parallel_size
     held = [count_stage_parameters(config, stage) for stage in range(stages)]

@@ -15,7 +15,10 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Device:
-    """One row. `torch_names` are regular expressions for torch.cuda.get_device_name(), vendor word left out."""
+    """One row.
+
+    `torch_names` are regular expressions for torch.cuda.get_device_name(), vendor word left out.
+    """
 
     name: str
     memory_bytes: int
@@ -26,7 +29,8 @@ class Device:
     compute_capability: tuple[int, int]
     """What a kernel is compiled for, as (major, minor): NVIDIA's table of CUDA GPUs."""
     link_bytes_per_second: float = 64e9
-    """Between two GPUs of a machine, both directions together: NVLink's figure on the datasheet, or PCIe's."""
+    """Between two GPUs of a machine, both directions together: NVLink's figure on the datasheet, or
+    PCIe's."""
 
     def peak(self, dtype: str) -> float | None:
         """Dense peak FLOP/s for fp32, tf32, bf16 or fp16, or None where the device has no such unit."""

@@ -11,11 +11,12 @@ The backward pass costs twice the forward one. Causality is not deducted, as in 
 
     72 L h^2 (1 + s / 6h + V / 12Lh)   per token, forward and backward
 
-What is computed a second time is no model FLOP. Hardware FLOPs count it: full activation checkpointing makes the layers'
-forward pass twice. Selective makes the scores and their product with the values twice, where the attention kernel keeps
-the scores at all, which is the backend math alone; its other half, the MLP's activation, is no product. What flash
-attention computes again inside its own backward pass is left out, as everywhere. A device's share is the whole over world_size: tensor, pipeline and Ulysses ranks share the products of the
-same tokens, data-parallel ranks take other tokens, and no product is made on two ranks.
+What is computed a second time is no model FLOP. Hardware FLOPs count it: full activation checkpointing makes
+the layers' forward pass twice. Selective makes the scores and their product with the values twice, where the
+attention kernel keeps the scores at all, which is the backend math alone; its other half, the MLP's
+activation, is no product. What flash attention computes again inside its own backward pass is left out, as
+everywhere. A device's share is the whole over world_size: tensor, pipeline and Ulysses ranks share the
+products of the same tokens, data-parallel ranks take other tokens, and no product is made on two ranks.
 
 Megatron-DeepSpeed logs `24 f B s L h^2 (1 + s/6h + V/16Lh)` with f = 3, or 4 with activation checkpointing.
 Its 16 belongs to f = 4; with f = 3 it should be 12, so that the logits are counted a quarter short: for

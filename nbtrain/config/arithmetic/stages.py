@@ -1,9 +1,10 @@
 """Where a pipeline is cut: how many blocks each stage holds, so that the slowest stage is as fast as can be.
 
-A pipeline runs at the pace of its slowest stage (arXiv:2104.04473, section 2.2). All stages hold blocks, and the last one
-the logits too, which cost as much as several blocks where the vocabulary is large and the model narrow: it is given
-fewer blocks. The embeddings cost next to nothing. Costs are the FLOPs of flops.py. What does not come out even goes to
-later stages: under 1F1B the first ones hold the activations of most micro batches.
+A pipeline runs at the pace of its slowest stage (arXiv:2104.04473, section 2.2). All stages hold blocks, and
+the last one the logits too, which cost as much as several blocks where the vocabulary is large and the model
+narrow: it is given fewer blocks. The embeddings cost next to nothing. Costs are the FLOPs of flops.py. What
+does not come out even goes to later stages: under 1F1B the first ones hold the activations of most micro
+batches.
 """
 
 from nbtrain.config.arithmetic.flops import block_flops_per_token, logits_flops_per_token

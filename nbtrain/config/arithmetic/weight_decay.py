@@ -4,7 +4,8 @@
     linear        start + (weight_decay - start) r             r = t / train_tokens, at most 1
     cosine        start + (weight_decay - start) (cos(pi (1 - r)) + 1) / 2
 
-t is the number of tokens consumed before the step. Source: megatron/core/optimizer_param_scheduler.py, get_wd.
+t is the number of tokens consumed before the step. Source: megatron/core/optimizer_param_scheduler.py,
+get_wd.
 """
 
 import math

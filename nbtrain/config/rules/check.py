@@ -1,11 +1,11 @@
-"""The rules that join fields: one function per rule, every problem told at once.
+"""The rules that join fields: one function for each rule; all broken rules are reported together.
 
 Each rule yields messages: where the value was set, what was found, the rule with its numbers, what to change.
-Rules of the layout stand in check_layout.py, of ZeRO, formats and DeepSpeed's keys in check_zero.py, of what goes
-together in combinations.py, of the data section in check_data.py. Nothing here looks at a file, a device or the
-network: what needs the machine is jobs/preflight.py. What may be launched and will disappoint is check_warnings.py.
-Most of these would else surface minutes later, on GPUs already taken, as a reshape error, a hang or, worst,
-as a run that trains wrongly without a word.
+Rules of the layout are in layout.py, rules of ZeRO, number formats and DeepSpeed's keys in zero.py, what goes
+together in combinations.py, and rules of the data section in data.py. Nothing here looks at a file, a device
+or the network: checks that need the machine are in jobs/preflight.py. Runs that may be launched and will
+disappoint are in warnings.py. Without these rules most mistakes would surface minutes later, on GPUs already
+taken, as a reshape error or a hang; the worst would train wrongly without a message.
 """
 
 import itertools
@@ -15,26 +15,27 @@ from collections.abc import Callable
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.batch import StepSizes
 from nbtrain.config.fields import MOST_TOKENS
-from nbtrain.config.rules import layout as check_layout
-from nbtrain.config.rules import zero as check_zero
-from nbtrain.config.rules.data import RULES as DATA_RULES
+from nbtrain.config.rules.data import DATA_RULES
+from nbtrain.config.rules.layout import LAYOUT_RULES
 from nbtrain.config.rules.wording import Problems, found, join, nearest_divisors, nearest_multiples
+from nbtrain.config.rules.zero import ZERO_RULES
 from nbtrain.config.schedule_section import UNITS, given_unit
 from nbtrain.config.schema import RunConfig
 
 
 def check_config(config: RunConfig) -> None:
-    """Raises ConfigError with the message of every broken rule, one below the other."""
+    """Raises ConfigError with the messages of all broken rules, one below the other."""
     if problems := find_problems(config):
         raise ConfigError("\n".join(problems))
 
 
 def find_problems(config: RunConfig) -> list[str]:
-    """The message of every broken rule; empty when the run may be launched."""
+    """The messages of all broken rules; empty if the run may be launched."""
     return [problem for rule in RULES for problem in rule(config)]
 
 
-# --- batch ----------------------------------------------------------------------------------------------------
+# --- batch
+# ----------------------------------------------------------------------------------------------------
 
 
 def global_batch_divides(config: RunConfig) -> Problems:
@@ -44,13 +45,15 @@ def global_batch_divides(config: RunConfig) -> Problems:
     if batch.global_batch_size % unit:
         yield (
             f"{found(config, 'batch.global_batch_size')}\n"
-            f"  must be a multiple of micro_batch_size({batch.micro_batch_size}) * data_parallel_size({data}) = {unit}; "
+            f"  must be a multiple of micro_batch_size({batch.micro_batch_size}) * "
+            f"data_parallel_size({data}) = {unit}; "
             f"nearest: {join(nearest_multiples(batch.global_batch_size, unit))}."
         )
 
 
 def rampup_is_whole(config: RunConfig) -> Problems:
-    """The ramp rises, ends exactly at the global batch size, and each of its sizes divides among the ranks."""
+    """The ramp rises, ends exactly at the global batch size, and each of its sizes divides among the
+    ranks."""
     batch, ramp = config.batch, config.batch.rampup
     yield from _step_sizes_problems(config)
     if ramp is None:
@@ -59,14 +62,16 @@ def rampup_is_whole(config: RunConfig) -> Problems:
     if ramp.start_batch_size >= batch.global_batch_size:
         yield (
             f"{found(config, f'{key}.start_batch_size')}\n"
-            f"  must be less than global_batch_size({batch.global_batch_size}); without a ramp-up set rampup: null."
+            f"  must be less than global_batch_size({batch.global_batch_size}); without a ramp-up set "
+            "rampup: null."
         )
         return
     distance = batch.global_batch_size - ramp.start_batch_size
     if distance % ramp.batch_size_increment:
         yield (
             f"{found(config, f'{key}.batch_size_increment')}\n"
-            f"  must divide global_batch_size({batch.global_batch_size}) - start_batch_size({ramp.start_batch_size})"
+            f"  must divide global_batch_size({batch.global_batch_size}) - "
+            f"start_batch_size({ramp.start_batch_size})"
             f" = {distance}; nearest: {join(nearest_divisors(ramp.batch_size_increment, distance))}."
         )
     data = config.parallel.data_parallel_size
@@ -76,25 +81,26 @@ def rampup_is_whole(config: RunConfig) -> Problems:
         if value % unit:
             yield (
                 f"{found(config, f'{key}.{field}')}\n"
-                f"  must be a multiple of micro_batch_size({batch.micro_batch_size}) * data_parallel_size({data})"
+                f"  must be a multiple of micro_batch_size({batch.micro_batch_size}) * "
+                f"data_parallel_size({data})"
                 f" = {unit}; nearest: {join(nearest_multiples(value, unit))}."
             )
 
 
 def _step_sizes_problems(config: RunConfig) -> Problems:
-    """A step schedule rises in tokens, ends at the global batch size, and its sizes divide among the ranks."""
+    """A step schedule rises to the global batch size, and each of its sizes divides among the ranks."""
     batch, sizes = config.batch, config.ramp
     if not isinstance(sizes, StepSizes):
         return
     told = found(config, "batch.step_batch_size_schedule")
     if batch.rampup is not None:
-        yield f"{told}\n  is one way to grow the batch and batch.rampup another; set one of them to null."
+        yield f"{told}\n  and batch.rampup are two ways to grow the batch; set one of them to null."
     starts = [first for first, _ in sizes.parts]
     for number, (before, after) in enumerate(itertools.pairwise(starts), start=2):
         if after <= before:
             yield (
-                f"{told}\n  must rise: its size number {number} begins at sequence {after}, the one before at {before} "
-                f"(tokens / seq_length({config.model.seq_length}), rounded down)."
+                f"{told}\n  must rise: its size number {number} begins at sequence {after}, the one before "
+                f"at {before} (tokens / seq_length({config.model.seq_length}), rounded down)."
             )
     last = sizes.parts[-1][1]
     if last != batch.global_batch_size:
@@ -110,7 +116,7 @@ def _step_sizes_problems(config: RunConfig) -> Problems:
 
 
 def training_ends(config: RunConfig) -> Problems:
-    """A length that no run has is a slip of the pen, and overflows what counts samples."""
+    """A length that no run has is a typing error, and would overflow the counters of samples."""
     unit, tokens = given_unit(config.batch, "train"), config.train_tokens
     if tokens > MOST_TOKENS:
         most = MOST_TOKENS // {"tokens": 1, "samples": config.model.seq_length}.get(
@@ -120,7 +126,8 @@ def training_ends(config: RunConfig) -> Problems:
         yield f"{found(config, f'batch.train_{unit}')}\n  must be at most {most}{steps}."
 
 
-# --- schedules ------------------------------------------------------------------------------------------------
+# --- schedules
+# ------------------------------------------------------------------------------------------------
 
 
 def learning_rates_are_ordered(config: RunConfig) -> Problems:
@@ -133,12 +140,13 @@ def learning_rates_are_ordered(config: RunConfig) -> Problems:
     elif schedule.lr_warmup_init and not config.lr_warmup_tokens:
         yield (
             f"{found(config, 'lr_schedule.lr_warmup_init')}\n"
-            "  is where a warm-up begins, and there is none. Set lr_warmup_tokens, or lr_warmup_init: 0."
+            "  is the rate at which a warm-up begins, but this run has no warm-up. Set lr_warmup_tokens, or "
+            "lr_warmup_init: 0."
         )
 
 
 def amounts_are_given_once(config: RunConfig) -> Problems:
-    """An amount has one unit: two would be two wills."""
+    """An amount is given in one unit only, or two fields could contradict each other."""
     for section, stem in (
         ("batch", "train"),
         ("lr_schedule", "lr_warmup"),
@@ -152,12 +160,12 @@ def amounts_are_given_once(config: RunConfig) -> Problems:
             yield (
                 f"{found(config, given[0])}\n"
                 + "".join(f"  and {found(config, key)}\n" for key in given[1:])
-                + "  say the same in two units; set all but one to null."
+                + "  are one amount in several units; set all but one to null."
             )
 
 
 def warmup_ends_before_decay(config: RunConfig) -> Problems:
-    """Warm-up, then decay."""
+    """The warm-up ends before the decay does."""
     schedule, warmup = config.lr_schedule, config.lr_warmup_tokens
     constant = schedule.lr_decay_style == "constant"
     limit = config.train_tokens if constant else config.lr_decay_tokens
@@ -171,7 +179,7 @@ def warmup_ends_before_decay(config: RunConfig) -> Problems:
 
 
 def decay_style_has_its_amounts(config: RunConfig) -> Problems:
-    """WSD needs the length of its last part, which fits behind the warm-up; an inverse square root needs a warm-up."""
+    """WSD needs a last part that fits after the warm-up; an inverse square root needs a warm-up."""
     style, wsd, warmup = (
         config.lr_schedule.lr_decay_style,
         config.lr_wsd_decay_tokens,
@@ -181,41 +189,44 @@ def decay_style_has_its_amounts(config: RunConfig) -> Problems:
     if style != "WSD" and wsd is not None:
         yield (
             f"{_found_amount(config, 'lr_wsd_decay')}\n"
-            f"  is of lr_decay_style: WSD, and lr_decay_style is {style}. Set it to null, or lr_decay_style: WSD."
+            f"  is read with lr_decay_style: WSD only, and lr_decay_style is {style}. Set it to null, or "
+            "lr_decay_style: WSD."
         )
     elif style == "WSD" and wsd is None:
         yield (
             f"{found(config, 'lr_schedule.lr_decay_style')}\n"
-            f"  needs lr_wsd_decay_tokens; usual is 10 % of the decay tokens: {max(config.lr_decay_tokens // 10, 1)}."
+            "  needs lr_wsd_decay_tokens; usual is 10 % of the decay tokens: "
+            f"{max(config.lr_decay_tokens // 10, 1)}."
         )
     elif wsd is not None and wsd > room > 0:
         yield (
             f"{_found_amount(config, 'lr_wsd_decay')}\n"
-            f"  must be at most lr_decay_tokens({config.lr_decay_tokens}) - lr_warmup_tokens({warmup}) = {room}."
+            f"  must be at most lr_decay_tokens({config.lr_decay_tokens}) - lr_warmup_tokens({warmup}) = "
+            f"{room}."
         )
     if style == "inverse-square-root" and not warmup:
         yield (
             f"{found(config, 'lr_schedule.lr_decay_style')}\n"
-            "  falls as sqrt(lr_warmup_tokens / tokens) and needs a warm-up; usual is 1 % of the decay tokens: "
-            f"lr_warmup_tokens: {max(config.lr_decay_tokens // 100, 1)}."
+            "  falls as sqrt(lr_warmup_tokens / tokens), so it needs a warm-up; usual is 1 % of the decay "
+            f"tokens: lr_warmup_tokens: {max(config.lr_decay_tokens // 100, 1)}."
         )
 
 
 def _found_amount(config: RunConfig, stem: str) -> str:
-    """How a message about an amount of lr_schedule begins: in the unit that it was given in, and in tokens."""
+    """The beginning of a message about an amount of lr_schedule: in its own unit, and in tokens."""
     unit, tokens = given_unit(config.lr_schedule, stem) or "fraction", getattr(config, f"{stem}_tokens")
     return found(config, f"lr_schedule.{stem}_{unit}") + (f" = {tokens} tokens" if unit != "tokens" else "")
 
 
 def weight_decay_has_its_start(config: RunConfig) -> Problems:
-    """A weight decay that changes has two ends, and one that does not has one."""
+    """A weight decay that changes has a start and an end; a constant one has no start."""
     optimizer = config.optimizer
     start, style = optimizer.start_weight_decay, optimizer.weight_decay_incr_style
     if style == "constant" and start not in (None, optimizer.weight_decay):
         yield (
             f"{found(config, 'optimizer.start_weight_decay')}\n"
-            f"  is where weight_decay({optimizer.weight_decay:g}) begins, and weight_decay_incr_style is constant. "
-            "Set it to null, or the style to linear or cosine."
+            f"  is where weight_decay({optimizer.weight_decay:g}) starts, but weight_decay_incr_style is "
+            "constant. Set it to null, or the style to linear or cosine."
         )
     if style != "constant" and start is None:
         yield (
@@ -238,32 +249,35 @@ def kept_checkpoints_exist(config: RunConfig) -> Problems:
     if checkpoint.keep_best and not config.evaluation.eval_iters:
         yield (
             f"{found(config, 'checkpoint.keep_best')}\n"
-            "  goes by validation, and evaluation.eval_iters is 0. Set eval_iters, 10 for example, or keep_best: false."
+            "  needs validations, and evaluation.eval_iters is 0. Set eval_iters, 10 for example, or "
+            "keep_best: false."
         )
 
 
 def rollback_has_a_checkpoint(config: RunConfig) -> Problems:
-    """Going back needs something to go back to, before the run's end."""
+    """A rollback needs a checkpoint that is written before the run ends."""
     interval = config.checkpoint.save_interval_steps
     for key in ("on_nan", "on_loss_spike"):
         if getattr(config.stability, key) != "rollback":
             continue
         told = found(config, f"stability.{key}")
         if config.mode == "perf":
-            yield f"{told}\n  goes back to a checkpoint, and mode: perf writes none. Set {key}: stop."
+            yield f"{told}\n  goes back to a checkpoint, but mode: perf writes none. Set {key}: stop."
         elif config.mode == "full" and interval >= config.train_steps:
             yield (
-                f"{told}\n  goes back to a checkpoint, and with save_interval_steps({interval}) none is there before the "
-                f"run ends at step {config.train_steps}.\n  Set a smaller checkpoint.save_interval_steps, or {key}: stop."
+                f"{told}\n  goes back to a checkpoint, but with save_interval_steps({interval}) none is "
+                f"written before the run ends at step {config.train_steps}.\n"
+                f"  Set a smaller checkpoint.save_interval_steps, or {key}: stop."
             )
 
 
 def mode_has_work(config: RunConfig) -> Problems:
-    """mode: eval evaluates something."""
+    """mode: eval needs batches to evaluate."""
     if config.mode == "eval" and not config.evaluation.eval_iters:
         yield (
             f"{found(config, 'mode')}\n"
-            "  has nothing to do with evaluation.eval_iters: 0. Set eval_iters, 10 for example, or mode: full."
+            "  evaluates nothing, because evaluation.eval_iters is 0. Set eval_iters, 10 for example, or "
+            "mode: full."
         )
 
 
@@ -280,18 +294,23 @@ def profile_fits_run(config: RunConfig) -> Problems:
     if profile.memory_snapshot and config.resources.device == "cpu":
         yield (
             f"{found(config, 'profile.memory_snapshot')}\n"
-            "  records a GPU's allocator, and resources.device is cpu. Set it to false; profile_memory is for both."
+            "  records a GPU's allocator, but resources.device is cpu. Set it to false; profile_memory works "
+            "on both."
         )
 
 
-# --- data and environment -------------------------------------------------------------------------------------
+# --- data and environment
+# -------------------------------------------------------------------------------------
 
 
 def split_is_readable(config: RunConfig) -> Problems:
-    """Three relative sizes, a training share, and a validation share when there is validation."""
+    """Three relative sizes: training is more than 0, and so is validation if the run validates."""
     told = found(config, "data.split")
     if not re.fullmatch(r"\s*\d+(\.\d+)?(\s*,\s*\d+(\.\d+)?){2}\s*", config.data.split):
-        yield f"{told}\n  must be three sizes with commas, for training, validation and test, e.g. 949,50,1."
+        yield (
+            f"{told}\n  must be three sizes separated by commas, for training, validation and test, "
+            "e.g. 949,50,1."
+        )
         return
     training, validation, _ = (float(part) for part in config.data.split.split(","))
     if training == 0:
@@ -303,7 +322,8 @@ def split_is_readable(config: RunConfig) -> Problems:
         )
 
 
-# Set by torchrun or by nbtrain for each rank: a value from the YAML would send every rank to the same place.
+# torchrun or nbtrain sets these for each rank: one value from the YAML would give all ranks the same
+# identity.
 RESERVED_ENVIRONMENT = re.compile(
     r"RANK|LOCAL_RANK|GROUP_RANK|ROLE_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT"
     r"|TORCHELASTIC_.*|NBTRAIN_(JOB|ATTEMPT|RUN_DIR|EXIT_FD)"
@@ -315,29 +335,33 @@ SECRET_VALUES = re.compile(r"(hf_|ghp_|github_pat_|glpat-|sk-|xox[bp]-|AKIA)[A-Z
 
 
 def environment_is_safe(config: RunConfig) -> Problems:
-    """Names that a process can have, none of nbtrain's own, and no secret: the values are written down."""
+    """Variables with legal names, none of nbtrain's own and no secrets: their values are written to files."""
     for name, value in config.backend.env.items():
         # An override's place repeats its value, which may be the secret.
         where = config.where(f"backend.env.{name}").partition("=")[0]
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-            yield f"{where}: backend.env: {name!r} is no name of a variable: letters, digits and _, no digit first."
+            yield (
+                f"{where}: backend.env: {name!r} cannot name a variable: use letters, digits and _, "
+                "and no digit first."
+            )
         elif RESERVED_ENVIRONMENT.fullmatch(name):
             yield f"{where}: backend.env.{name}: nbtrain sets this for each rank itself. Take it out."
         elif SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(value):
             yield (
-                f"{where}: backend.env.{name} looks like a secret, and config.yaml and environment.json would show it.\n"
-                "  Take it out and set it in the shell that submits: ranks inherit that environment."
+                f"{where}: backend.env.{name} looks like a secret, which config.yaml and environment.json "
+                "would show.\n"
+                "  Take it out and set it in the shell that submits; ranks inherit its environment."
             )
         elif "\0" in value:
-            yield f"{where}: backend.env.{name} holds a NUL character, which no environment can."
+            yield f"{where}: backend.env.{name} holds a NUL character, which no variable can hold."
 
 
 RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     global_batch_divides,
     rampup_is_whole,
     training_ends,
-    *check_layout.RULES,
-    *check_zero.RULES,
+    *LAYOUT_RULES,
+    *ZERO_RULES,
     amounts_are_given_once,
     learning_rates_are_ordered,
     warmup_ends_before_decay,

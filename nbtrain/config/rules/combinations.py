@@ -1,9 +1,10 @@
-"""Which kinds of parallelism, memory saving and precision go together: one table, read by the rules and by the docs.
+"""Which kinds of parallelism, memory saving and precision go together: the table of the rules and of the
+docs.
 
-A kind is something that a run turns on. It may need another kind (ZeRO++ needs ZeRO 3), and a pair of kinds may be
-refused, with a reason. Everything that is not refused is trained; docs/parallelism.md is generated from this table,
-and tests/config/rules/test_combinations.py holds each of its cells against the rules.
-Facts about DeepSpeed are of 0.19.8, read in its code or measured.
+A kind is something that a run turns on. It may need another kind (ZeRO++ needs ZeRO 3), and a pair of kinds
+may be refused, with a reason. Every pair that is not refused can be trained. docs/parallelism.md is generated
+from this table, and tests/config/rules/test_combinations.py compares each of its cells with the rules. Facts
+about DeepSpeed were read in the code of 0.19.8 or measured with it.
 """
 
 import itertools
@@ -286,7 +287,8 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "zero0",
         ("bf16", "fp16"),
-        "DeepSpeed's stage 0 makes a step of the optimizer at its start with 16-bit weights, and Adam is one step ahead",
+        "with 16-bit weights DeepSpeed's stage 0 makes an extra optimizer step at start, so that Adam is one "
+        "step ahead",
         "Set zero_stage: 1, which costs nothing, or precision.dtype: fp32.",
     ),
     Refusal(
@@ -310,64 +312,67 @@ REFUSALS: tuple[Refusal, ...] = (
     Refusal(
         "ulysses",
         ("tensor", "pipeline"),
-        "nobody has compared such a run with one process yet",
-        "Set ds_sequence_parallel_size: 1, or leave the model uncut and take ZeRO 3; tensor_parallel_size has "
-        "sequence_parallel for long sequences.",
+        "such a run has not been compared with one process yet",
+        "Set ds_sequence_parallel_size: 1, or keep Ulysses with ZeRO 3 and an uncut model. For long "
+        "sequences, tensor parallelism has sequence_parallel.",
     ),
     Refusal(
         "hpz",
         ("tensor",),
-        "DeepSpeed lets ranks with consecutive numbers share the second copy, and those are tensor-parallel ranks, whose "
-        "parameters differ",
+        "DeepSpeed lets ranks with consecutive numbers share the second copy, but these are tensor-parallel "
+        "ranks, whose parameters differ",
         "Set zero_hpz: false, or tensor_parallel_size: 1.",
     ),
     Refusal(
         "qgz",
         ("tensor",),
-        "DeepSpeed exchanges INT4 gradients among all ranks of a machine, and tensor-parallel ranks hold different ones",
+        "DeepSpeed exchanges INT4 gradients among all ranks of a machine, but tensor-parallel ranks hold "
+        "different gradients",
         "Set zero_quantized_gradients: false, or tensor_parallel_size: 1.",
     ),
     Refusal(
         "qwz",
         ("cpu",),
-        "DeepSpeed's quantization is written for GPUs",
+        "DeepSpeed's quantization runs on GPUs only",
         "Set zero_quantized_weights: false.",
     ),
     Refusal(
         "qgz",
         ("cpu",),
-        "DeepSpeed's quantization is written for GPUs",
+        "DeepSpeed's quantization runs on GPUs only",
         "Set zero_quantized_gradients: false.",
     ),
     Refusal(
         "fpdt",
         ("cpu",),
-        "it streams chunks of attention between GPU and host",
+        "FPDT streams chunks of attention between GPU and host",
         "Set fpdt_chunk_tokens: 0.",
     ),
     Refusal(
         "fpdt",
         ("tensor", "pipeline", "zero3"),
-        "nobody has compared such a run with one without FPDT yet",
+        "such a run has not been compared with one without FPDT yet",
         "Set fpdt_chunk_tokens: 0, or take FPDT with Ulysses and ZeRO 1 or 2.",
     ),
-    Refusal("fp8", ("cpu",), "only GPUs from Hopper on have units for it", "Set fp8: false."),
+    Refusal("fp8", ("cpu",), "only GPUs from Hopper on have FP8 units", "Set fp8: false."),
     Refusal(
         "compile",
         ("zero3",),
-        "torch's compiler cannot follow parameters that are cut between their uses",
+        "torch's compiler cannot follow parameters that are cut and gathered again between their uses",
         "Set compile: false, or zero_stage: 2.",
     ),
     Refusal(
         "async_save",
         ("offload_optimizer_nvme", "offload_param_nvme"),
-        "state on NVMe goes through host memory in pieces, and there is no moment at which all of it could be copied",
+        "state on NVMe passes through host memory in pieces, so that there is no moment at which all of it "
+        "can be copied",
         "Set async_save: false, or device: cpu.",
     ),
 )
 
 
-# --- rules ------------------------------------------------------------------------------------------------------
+# --- rules
+# ------------------------------------------------------------------------------------------------------
 
 
 def kinds_have_what_they_need(config: RunConfig) -> Problems:
@@ -381,7 +386,8 @@ def kinds_have_what_they_need(config: RunConfig) -> Problems:
             key = BY_NAME[kind.needs[0]].key
             yield (
                 f"{found(config, kind.key)}\n"
-                f"  needs {kind.needs_words}, which is {show(value_of(config, key))}. Set {kind.off}, or that."
+                f"  needs {kind.needs_words}, but it is {show(value_of(config, key))}. Set {kind.off}, or "
+                f"{kind.needs_words}."
             )
 
 
@@ -398,7 +404,8 @@ def kinds_go_together(config: RunConfig) -> Problems:
             yield f"{found(config, kind.key)}\n  does not go with {sizes}: {refusal.reason}.\n  {refusal.fix}"
 
 
-# --- the table --------------------------------------------------------------------------------------------------
+# --- the table
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The rules that join fields of the data section, as those of check.py: one function per rule."""
+"""Rules that join fields of the data section: one function for each rule."""
 
 import re
 from collections.abc import Callable
@@ -20,14 +20,16 @@ def json_keys_name_files(config: RunConfig) -> Problems:
             if not re.fullmatch(r"\w[\w.-]*", value):
                 shown = f" has {value}, which" if key == "extra_json_keys" else ""
                 yield (
-                    f"{found(config, f'data.{key}')}\n "
-                    f"{shown} is part of a file's name: letters, digits, '_', '.' and '-' only, e.g. text."
+                    f"{found(config, f'data.{key}')}\n"
+                    f" {shown} becomes part of a file's name: use letters, digits, '_', '.' and '-' only, "
+                    "e.g. text."
                 )
     keys = [data.json_key, *data.extra_json_keys]
     if twice := sorted({key for key in keys if keys.count(key) > 1}):
         yield (
             f"{found(config, 'data.extra_json_keys')}\n"
-            f"  names {', '.join(twice)} twice, data.json_key({data.json_key}) counted; each key is encoded once."
+            f"  names {', '.join(twice)} twice (data.json_key({data.json_key}) included); each key is "
+            "encoded once."
         )
 
 
@@ -35,11 +37,13 @@ def extra_keys_are_in_the_records(config: RunConfig) -> Problems:
     """What is encoded beside the text is found in each source."""
     data = config.data
     without = [source.kind for source in data.sources if not source.has_extra_keys]
+    with_keys = ", ".join(kind_of(source) for source in SOURCE_TYPES if source.has_extra_keys)
     if data.extra_json_keys and without:
         yield (
             f"{found(config, 'data.extra_json_keys')}\n"
-            f"  are keys of records, and those of kind {', '.join(dict.fromkeys(without))} in data.sources have none by name.\n"
-            f"  Set extra_json_keys: [], or use {', '.join(kind_of(source) for source in SOURCE_TYPES if source.has_extra_keys)}."
+            f"  are keys of records, but records of kind {', '.join(dict.fromkeys(without))} in data.sources "
+            "have no keys by name.\n"
+            f"  Set extra_json_keys: [], or use {with_keys}."
         )
 
 
@@ -49,8 +53,9 @@ def separators_are_lines(config: RunConfig) -> Problems:
         separator = getattr(source, "document_separator", None)
         if separator is not None and ("\n" in separator or "\r" in separator):
             yield (
-                f"{config.where('data.sources')}: data.sources[{index}].document_separator = {show(separator)}\n"
-                "  is compared with single lines: it must be one, without its end, such as ---."
+                f"{config.where('data.sources')}: data.sources[{index}].document_separator = "
+                f"{show(separator)}\n"
+                "  is compared with single lines: it must be one line without its line end, such as ---."
             )
 
 
@@ -60,8 +65,9 @@ def sentences_have_a_language(config: RunConfig) -> Problems:
     if code is not None and code not in LANGUAGES:
         yield (
             f"{found(config, 'data.split_sentences')}\n"
-            "  is no language that the splitter knows: an ISO 639 code such as en, de or zh.\n"
-            "  Set the language of the text; one without rules of its own is cut by those of a related one, in the end English."
+            "  is not a language that the splitter knows; it must be an ISO 639 code such as en, de or zh.\n"
+            "  Set the language of the text. A language without rules of its own is cut by the rules of a "
+            "related one, or by English rules."
         )
 
 
@@ -72,18 +78,20 @@ def blend_is_whole(config: RunConfig) -> Problems:
         if (entry.name is None) == (entry.prefix is None):
             said = "both name and prefix" if entry.name else "neither name nor prefix"
             yield (
-                f"{config.where('data.blend')}: data.blend[{number}] has {said}; give one: name for a dataset in "
-                "data/dataset/, prefix for any .bin/.idx."
+                f"{config.where('data.blend')}: data.blend[{number}] has {said}; give one: name for a "
+                "dataset in data/dataset/, prefix for any .bin/.idx."
             )
         elif entry.name == data.name:
             yield (
-                f"{config.where('data.blend')}: data.blend[{number}].name = {entry.name} is data.name too, the folder "
-                "that keeps the blend's own index. Call the blend otherwise."
+                f"{config.where('data.blend')}: data.blend[{number}].name = {entry.name} is data.name too, "
+                "the folder that keeps the blend's own index. Give the blend another name."
             )
     if data.blend and data.sources:
         yield (
-            f"{config.where('data.blend')}: data.blend mixes datasets that are there, and data.sources makes one from "
-            "text: a run has one of them.\n  Prepare the sources under a name of their own and blend that, or set sources: [] (or blend: [])."
+            f"{config.where('data.blend')}: data.blend mixes datasets that exist, and data.sources makes a "
+            "dataset from text: a run has one or the other.\n"
+            "  Prepare the sources as a dataset with its own name and blend that one, or set sources: [] or "
+            "blend: []."
         )
 
 
@@ -96,19 +104,19 @@ def packing_goes_with_the_options(config: RunConfig) -> Problems:
         if getattr(data, option):
             yield (
                 f"{found(config, f'data.{option}')}\n"
-                "  is for packing: stream; best_fit keeps examples apart in attention, positions and loss by itself. "
-                "Set it to false."
+                "  is for packing: stream; best_fit always keeps examples apart in attention, positions and "
+                "loss. Set it to false."
             )
     if data.blend:
         yield (
             f"{found(config, 'data.packing')}\n"
-            "  packs the examples of data.sources, each with its weight, and does not read data.blend. Set packing: "
-            "stream, or list the sources."
+            "  packs the examples of data.sources, each source with its weight, and does not read "
+            "data.blend. Set packing: stream, or list the sources."
         )
     if data.shuffle == "per_epoch":
         yield (
             f"{found(config, 'data.shuffle')}\n"
-            "  is for packing: stream; best_fit packs and shuffles each epoch by itself always. Leave it out."
+            "  is for packing: stream; best_fit always packs and shuffles each epoch by itself. Leave it out."
         )
 
 
@@ -120,8 +128,8 @@ def weights_are_read(config: RunConfig) -> Problems:
         if isinstance(source, FineTuningSourceModel) and source.weight != 1.0:
             yield (
                 f"{config.where('data.sources')}: data.sources[{number}].weight = {source.weight:g}\n"
-                "  is for packing: best_fit; stream cuts samples from all documents, one after the other. Set packing: "
-                "best_fit, or leave the weight out."
+                "  is for packing: best_fit; stream goes through all documents once in each epoch. Set "
+                "packing: best_fit, or leave the weight out."
             )
 
 
@@ -134,7 +142,7 @@ def index_samples_decide_something(config: RunConfig) -> Problems:
         why = "shuffle: per_epoch" if data.shuffle == "per_epoch" else "packing: best_fit"
         yield (
             f"{found(config, 'data.index_samples')}\n"
-            f"  has no say with {why}, whose order does not depend on a number of samples. Leave it null."
+            f"  has no effect with {why}, whose order does not depend on a number of samples. Leave it null."
         )
 
 
@@ -146,8 +154,9 @@ def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
     ):
         yield (
             f"{found(config, 'model.attention_backend')}\n"
-            f"  does not go with {found(config, masked).partition(': ')[2]}: that kernel takes no mask between "
-            "documents. Set attention_backend: auto, which has flash attention over each document where it can."
+            f"  does not go with {found(config, masked).partition(': ')[2]}: the kernel takes no mask "
+            "between documents. Set attention_backend: auto, which uses flash attention inside each document "
+            "if it can."
         )
 
 
@@ -160,8 +169,9 @@ def wiki_is_local_or_downloaded(config: RunConfig) -> Problems:
         said = [name for name in ("date", "mirror") if getattr(source, name) != plain[name]]
         if said:
             yield (
-                f"{config.where('data.sources')}: data.sources[{number}] has a path, and {' and '.join(said)} for a "
-                "download. Leave out path to download, or the others to read the file."
+                f"{config.where('data.sources')}: data.sources[{number}] has a path, and "
+                f"{' and '.join(said)} for a download. Leave out path to download the dump, or leave out the "
+                "rest to read the file."
             )
 
 
@@ -171,11 +181,11 @@ def document_sizes_are_ordered(config: RunConfig) -> Problems:
     if cleaning.max_bytes is not None and cleaning.min_bytes >= cleaning.max_bytes:
         yield (
             f"{found(config, 'data.cleaning.min_bytes')}\n"
-            f"  must be less than max_bytes({cleaning.max_bytes}), or no document stays."
+            f"  must be less than max_bytes({cleaning.max_bytes}), or every document is dropped."
         )
 
 
-RULES: tuple[Callable[[RunConfig], Problems], ...] = (
+DATA_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     json_keys_name_files,
     extra_keys_are_in_the_records,
     separators_are_lines,

@@ -1,4 +1,4 @@
-"""The rules of the model's shape and of its cut over the ranks, as those of check.py: one function per rule."""
+"""Rules of the model's shape and of its cut over the ranks: one function for each rule."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ FP8_MULTIPLE = 16
 
 
 def heads_divide(config: RunConfig) -> Problems:
-    """Each head has the same width, each tensor-parallel or Ulysses rank the same number of heads."""
+    """All heads have the same width; all tensor-parallel or Ulysses ranks have the same number of heads."""
     model, tensor = config.model, config.parallel.tensor_parallel_size
     if model.hidden_size % model.num_attention_heads:
         yield (
@@ -37,45 +37,46 @@ def heads_divide(config: RunConfig) -> Problems:
         key = "model.ffn_hidden_size" if model.ffn_hidden_size else "model.hidden_size"
         yield (
             f"{config.where(key)}: the MLP's width = {ffn}\n"
-            f"  must be a multiple of tensor_parallel_size({tensor}); nearest: {join(nearest_multiples(ffn, tensor))}."
+            f"  must be a multiple of tensor_parallel_size({tensor}); nearest: "
+            f"{join(nearest_multiples(ffn, tensor))}."
         )
 
 
 def layers_fill_the_stages(config: RunConfig) -> Problems:
-    """Each pipeline stage holds at least one layer, and all of them together each layer once."""
+    """Each pipeline stage holds at least one layer, and each layer is in one stage."""
     layers, parallel = config.model.num_layers, config.parallel
     pipeline, cut = parallel.pipeline_parallel_size, parallel.pipeline_stage_layers
     if cut is not None:
         if len(cut) != pipeline:
             yield (
                 f"{found(config, 'parallel.pipeline_stage_layers')}\n"
-                f"  has {len(cut)} stages, and pipeline_parallel_size is {pipeline}. null cuts by cost."
+                f"  has {len(cut)} stages, but pipeline_parallel_size is {pipeline}. Set null to cut by cost."
             )
         if sum(cut) != layers:
             yield (
                 f"{found(config, 'parallel.pipeline_stage_layers')}\n"
-                f"  are {sum(cut)} layers, and num_layers is {layers}. null cuts by cost."
+                f"  adds up to {sum(cut)} layers, but num_layers is {layers}. Set null to cut by cost."
             )
     elif layers < pipeline:
         yield (
             f"{found(config, 'parallel.pipeline_parallel_size')}\n"
-            f"  must be at most num_layers({layers}): each stage holds a layer at least."
+            f"  must be at most num_layers({layers}): each stage holds at least one layer."
         )
 
 
 def pipeline_is_not_interleaved(config: RunConfig) -> Problems:
-    """Megatron's interleaved schedule has no engine here."""
+    """Megatron's interleaved schedule is refused: no engine here runs it."""
     if config.parallel.num_layers_per_virtual_pipeline_stage is not None:
         yield (
             f"{found(config, 'parallel.num_layers_per_virtual_pipeline_stage')}\n"
-            "  asks for the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs one forward, "
-            "one backward (1F1B) over one run of layers a rank.\n"
-            "  Set it to null; a smaller micro_batch_size makes the pipeline's bubble smaller too."
+            "  asks for the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs "
+            "one forward, one backward (1F1B), with consecutive layers on each rank.\n"
+            "  Set it to null; a smaller micro_batch_size makes the pipeline's bubble smaller as well."
         )
 
 
 def recomputed_pieces_fit(config: RunConfig) -> Problems:
-    """A recomputed piece is no longer than the layers that a rank holds."""
+    """A recomputed piece has no more layers than a rank holds."""
     checkpointing = config.parallel.activation_checkpointing
     if checkpointing.granularity != "full" or any(layers_fill_the_stages(config)):
         return
@@ -96,12 +97,13 @@ def sequence_fits_positions(config: RunConfig) -> Problems:
         yield (
             f"{found(config, 'model.seq_length')}\n"
             f"  must be at most max_position_embeddings({model.max_position_embeddings}); "
-            f"set seq_length: {model.max_position_embeddings}, or max_position_embeddings: {model.seq_length}."
+            f"set seq_length: {model.max_position_embeddings}, or max_position_embeddings: "
+            f"{model.seq_length}."
         )
 
 
 def sequence_divides(config: RunConfig) -> Problems:
-    """Ranks that share a sequence have equal parts of it; with FPDT, of each of its chunks."""
+    """Ranks that share a sequence have equal parts of it; with FPDT, equal parts of each chunk."""
     parallel, length = config.parallel, config.model.seq_length
     tensor, ulysses, chunk = (
         parallel.tensor_parallel_size,
@@ -130,22 +132,26 @@ def sequence_divides(config: RunConfig) -> Problems:
 
 
 def fpdt_has_its_kernels(config: RunConfig) -> Problems:
-    """FPDT's attention is flash-attn's, without dropout, without bounds between documents."""
+    """FPDT's attention is that of flash-attn, called without dropout and without document bounds."""
     if not config.parallel.fpdt_chunk_tokens:
         return
     told = found(config, "parallel.fpdt_chunk_tokens")
     if config.model.attention_dropout:
         yield (
-            f"{told}\n  needs model.attention_dropout: 0, which is {config.model.attention_dropout:g}: its backward pass "
-            "would draw other numbers."
+            f"{told}\n  needs model.attention_dropout: 0, which is {config.model.attention_dropout:g}: its "
+            "backward pass would draw different random numbers."
         )
     if config.data.inter_document_masking or config.data.packing == "best_fit":
         option = "packing: best_fit" if config.data.packing == "best_fit" else "inter_document_masking: true"
-        yield f"{told}\n  keeps no documents apart, and data has {option}. Set fpdt_chunk_tokens: 0, or change that."
+        yield (
+            f"{told}\n  cannot keep documents apart, but data has {option}. Set fpdt_chunk_tokens: 0, or "
+            "change "
+            f"{option.partition(':')[0]}."
+        )
 
 
 def layout_fits_resources(config: RunConfig) -> Problems:
-    """One process per GPU; on CPU the same number of processes on each machine."""
+    """There is one process for each GPU; on CPU, every machine has the same number of processes."""
     parallel, resources, world = config.parallel, config.resources, config.world_size
     data, pipeline, tensor, ulysses = (
         parallel.data_parallel_size,
@@ -181,19 +187,20 @@ def layout_fits_resources(config: RunConfig) -> Problems:
 
 
 def gpu_type_is_known(config: RunConfig) -> Problems:
-    """The plan needs the device's memory and peak."""
+    """The plan takes the device's memory and peak FLOP/s from the device table."""
     name = config.resources.gpu_type
     if name is None or find_device(name):
         return
     near = nearest_device_names(name) or [device.name for device in DEVICES]
     yield (
         f"{found(config, 'resources.gpu_type')}\n"
-        f"  is not in the device table. Nearest: {', '.join(near)}. null leaves memory and peak unknown."
+        f"  is not in the device table. Nearest: {', '.join(near)}. Set null to plan without the device's "
+        "memory and peak."
     )
 
 
 def attention_backend_serves(config: RunConfig) -> Problems:
-    """A kernel that is named can serve the device, the format, the dropout and the heads; else torch raises late."""
+    """The named kernel supports the device, the format, the dropout and the heads; torch would raise late."""
     model, resources = config.model, config.resources
     backend = model.attention_backend
     if backend in ("auto", "math"):
@@ -201,24 +208,30 @@ def attention_backend_serves(config: RunConfig) -> Problems:
     reason = None
     if resources.device == "cpu":
         if backend == "efficient":
-            reason = "resources.device: cpu has flash and math"
+            reason = "on a CPU there are flash and math only"
         elif model.attention_dropout:
-            reason = f"no kernel for a CPU but math knows dropout, and attention_dropout is {model.attention_dropout:g}"
+            dropout = f"attention_dropout is {model.attention_dropout:g}"
+            reason = f"on a CPU only the math kernel has dropout, and {dropout}"
     elif backend == "flash":
         device = find_device(resources.gpu_type) if resources.gpu_type else None
         head = model.hidden_size // model.num_attention_heads
         if config.precision.dtype == "fp32":
-            reason = "on a GPU flash attention is for bf16 and fp16, and precision.dtype is fp32"
+            reason = "on a GPU flash attention needs bf16 or fp16, and precision.dtype is fp32"
         elif device and device.compute_capability < FLASH_CAPABILITY:
-            reason = f"flash attention is for GPUs from Ampere on, and resources.gpu_type is {device.name}"
+            reason = f"flash attention needs a GPU from Ampere on, and resources.gpu_type is {device.name}"
         elif head > FLASH_HEAD_SIZE:
-            reason = f"flash attention has heads of at most {FLASH_HEAD_SIZE}, and these have {head}"
+            most = f"heads of at most {FLASH_HEAD_SIZE}"
+            reason = f"flash attention takes {most}, and this model's heads have {head}"
     if reason:
-        yield f"{found(config, 'model.attention_backend')}\n  cannot serve this run: {reason}.\n  Set attention_backend: auto."
+        yield (
+            f"{found(config, 'model.attention_backend')}\n"
+            f"  cannot serve this run: {reason}.\n"
+            "  Set attention_backend: auto."
+        )
 
 
 def fp8_has_its_units(config: RunConfig) -> Problems:
-    """FP8 products are made by GPUs from Hopper on, of matrices whose sides are multiples of 16."""
+    """FP8 products need a GPU from Hopper on, and matrices whose sides are multiples of 16."""
     if not config.precision.fp8 or config.resources.device == "cpu":
         return
     device = find_device(config.resources.gpu_type) if config.resources.gpu_type else None
@@ -226,8 +239,8 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
         major, minor = device.compute_capability
         yield (
             f"{found(config, 'precision.fp8')}\n"
-            f"  needs a GPU from Hopper on (compute capability 9.0), and resources.gpu_type {device.name} has "
-            f"{major}.{minor}. Set fp8: false."
+            f"  needs a GPU from Hopper on (compute capability 9.0), but resources.gpu_type {device.name} "
+            f"has {major}.{minor}. Set fp8: false."
         )
     model, tensor = config.model, config.parallel.tensor_parallel_size
     sides = {
@@ -237,21 +250,23 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
     for key, side in sides.items():
         if side % FP8_MULTIPLE:
             yield (
-                f"{config.where(key)}: {key}: FP8 products need sides that are multiples of {FP8_MULTIPLE}, and this "
-                f"one over tensor_parallel_size({tensor}) is {side}. Set fp8: false, or another size."
+                f"{config.where(key)}: {key}: FP8 products need matrices whose sides are multiples of "
+                f"{FP8_MULTIPLE}, and this side divided by tensor_parallel_size({tensor}) is {side}. Set "
+                "fp8: false, or another size."
             )
     ulysses = config.parallel.ds_sequence_parallel_size
     tokens = config.batch.micro_batch_size * model.seq_length // ulysses
     if tokens % FP8_MULTIPLE:
         yield (
             f"{found(config, 'precision.fp8')}\n"
-            f"  needs a multiple of {FP8_MULTIPLE} tokens, and micro_batch_size({config.batch.micro_batch_size}) * "
-            f"seq_length({model.seq_length}) / ds_sequence_parallel_size({ulysses}) = {tokens}. Set fp8: false, or another "
-            "seq_length."
+            f"  needs a multiple of {FP8_MULTIPLE} tokens, and "
+            f"micro_batch_size({config.batch.micro_batch_size}) * "
+            f"seq_length({model.seq_length}) / ds_sequence_parallel_size({ulysses}) = {tokens}. Set fp8: "
+            "false, or another seq_length."
         )
 
 
-RULES: tuple[Callable[[RunConfig], Problems], ...] = (
+LAYOUT_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     heads_divide,
     layers_fill_the_stages,
     pipeline_is_not_interleaved,

@@ -1,6 +1,6 @@
-"""What may be launched and will disappoint: one function per rule, as those of check.py, but nothing is refused.
+"""Warnings about runs that may be launched and will disappoint: one function for each rule.
 
-`nbtrain check` prints them, and a plan has them among its warnings.
+`nbtrain check` prints them, and a plan lists them among its warnings.
 """
 
 import math
@@ -23,17 +23,18 @@ def hpz_stays_inside_a_machine(config: RunConfig) -> Problems:
         return
     if size != config.ranks_per_node:
         yield (
-            f"{config.where('parallel.zero_hpz_partition_size')}: parallel.zero_hpz_partition_size = {size}, and a "
-            f"machine has {config.ranks_per_node} ranks: parameters are gathered "
+            f"{config.where('parallel.zero_hpz_partition_size')}: parallel.zero_hpz_partition_size = {size}, "
+            f"and a machine has {config.ranks_per_node} ranks: parameters are gathered "
             + (
-                "across machines all the same."
+                "across machines anyway."
                 if size > config.ranks_per_node
-                else "from fewer ranks than could share."
+                else "from fewer ranks than could share them."
             )
         )
     elif config.resources.nodes == 1:
         yield (
-            f"{found(config, 'parallel.zero_hpz')}: on one machine the second copy saves no traffic, and takes memory."
+            f"{found(config, 'parallel.zero_hpz')}: on one machine the second copy takes memory and saves no "
+            "traffic."
         )
 
 
@@ -41,8 +42,8 @@ def quantized_gradients_cross_machines(config: RunConfig) -> Problems:
     """DeepSpeed quantizes gradients where there are machines to send them between."""
     if config.parallel.zero_quantized_gradients and config.resources.nodes == 1:
         yield (
-            f"{found(config, 'parallel.zero_quantized_gradients')}: on one machine gradients stay as they are; DeepSpeed "
-            "quantizes between machines."
+            f"{found(config, 'parallel.zero_quantized_gradients')}: on one machine gradients are not "
+            "quantized; DeepSpeed quantizes them between machines only."
         )
 
 
@@ -53,19 +54,22 @@ def best_is_looked_for_often(config: RunConfig) -> Problems:
     if checkpoint.keep_best and save % validate:
         both = math.lcm(save, validate)
         yield (
-            f"{found(config, 'checkpoint.keep_best')}: a checkpoint and a validation meet every {both:,} steps only, "
-            f"with save_interval_steps({save}) and eval_interval_steps({validate}); make one a multiple of the other."
+            f"{found(config, 'checkpoint.keep_best')}: a checkpoint and a validation fall on the same step "
+            f"only every {both:,} steps, with save_interval_steps({save}) and "
+            f"eval_interval_steps({validate}); make "
+            "save_interval_steps a multiple of eval_interval_steps."
         )
 
 
 def nvme_folder_is_here(config: RunConfig) -> Problems:
-    """The folder of offloading may be another machine's, where the run is started; that launch asks for it again."""
+    """The folder of offloading may be another machine's, where the run is started; that launch asks for it
+    again."""
     for name in ("offload_optimizer", "offload_param"):
         offload = getattr(config.parallel, name)
         if offload.device == "nvme" and offload.nvme_path and not Path(offload.nvme_path).is_dir():
             yield (
-                f"{found(config, f'parallel.{name}.nvme_path')}: no such folder on this machine; make it on the one that "
-                "trains, or the run is not started."
+                f"{found(config, f'parallel.{name}.nvme_path')}: no such folder on this machine. The run is "
+                "not started unless the folder exists on the machine that trains."
             )
 
 

@@ -1,4 +1,4 @@
-"""How a broken rule begins: the place of the value, its key, and the value; and what it offers instead."""
+"""The parts of a rule's message: place, key and value of what was found, and the nearest legal values."""
 
 import math
 from collections.abc import Iterable, Iterator

@@ -1,6 +1,6 @@
-"""The rules of ZeRO, of number formats and of DeepSpeed's own keys, as those of check.py: one function per rule.
+"""Rules of ZeRO, of number formats and of DeepSpeed's own keys: one function for each rule.
 
-Which of them go together at all stands in combinations.py.
+Which kinds of parallelism, offloading and formats go together is in combinations.py.
 """
 
 import difflib
@@ -30,17 +30,19 @@ def offload_has_its_place(config: RunConfig) -> Problems:
         if offload.device != "nvme" and offload.nvme_path:
             yield (
                 f"{found(config, f'{key}.nvme_path')}\n"
-                f"  is for device: nvme, and device is {offload.device}. Set one of them otherwise."
+                f"  is for device: nvme, but device is {offload.device}. Set device: nvme, or nvme_path: "
+                "null."
             )
         if offload.pin_memory and offload.device == "none":
             yield (
                 f"{found(config, f'{key}.pin_memory')}\n"
-                "  is for device: cpu or nvme, and device is none. Set pin_memory: false."
+                "  is for device: cpu or nvme, but device is none. Set pin_memory: false."
             )
         if offload.pin_memory and config.resources.device == "cpu":
             yield (
                 f"{found(config, f'{key}.pin_memory')}\n"
-                "  makes copies between host and GPU faster, and resources.device is cpu. Set pin_memory: false."
+                "  makes copies between host and GPU faster, but resources.device is cpu. Set pin_memory: "
+                "false."
             )
     offload = config.parallel.offload_optimizer
     if offload.device == "nvme" and offload.buffer_count < NVME_OPTIMIZER_BUFFERS:
@@ -56,9 +58,10 @@ def hpz_divides(config: RunConfig) -> Problems:
     if parallel.zero_hpz_partition_size is not None and not parallel.zero_hpz:
         yield (
             f"{found(config, 'parallel.zero_hpz_partition_size')}\n"
-            "  is for zero_hpz: true, which is false. Set it to null, or zero_hpz: true."
+            "  is for zero_hpz: true, but zero_hpz is false. Set it to null, or set zero_hpz: true."
         )
-    # Where none is written it is a machine's ranks, and those divide unless another rule is broken, which says so.
+    # Where none is written it is a machine's ranks, and those divide unless another rule is broken, which
+    # says so.
     ranks, size = parallel.data_axis_size, parallel.zero_hpz_partition_size
     if parallel.zero_hpz and size is not None and ranks % size:
         yield (
@@ -74,7 +77,8 @@ def quantized_gradients_are_scattered(config: RunConfig) -> Problems:
     if parallel.zero_quantized_gradients and not parallel.reduce_scatter:
         yield (
             f"{found(config, 'parallel.reduce_scatter')}\n"
-            "  must be true with zero_quantized_gradients, which are quantized for that."
+            "  must be true with zero_quantized_gradients: DeepSpeed quantizes gradients in its "
+            "reduce-scatter only."
         )
 
 
@@ -84,8 +88,8 @@ def prescale_is_without_zero(config: RunConfig) -> Problems:
     if config.parallel.prescale_gradients and stage:
         yield (
             f"{found(config, 'parallel.prescale_gradients')}\n"
-            f"  is for zero_stage: 0, and zero_stage is {stage}. Set prescale_gradients: false; sums are in "
-            f"communication_data_type({config.parallel.communication_data_type}) either way."
+            f"  is for zero_stage: 0, but zero_stage is {stage}. Set prescale_gradients: false; gradients "
+            f"are summed in communication_data_type({config.parallel.communication_data_type}) either way."
         )
 
 
@@ -94,8 +98,8 @@ def elastic_checkpoint_is_not_needed(config: RunConfig) -> Problems:
     if config.parallel.elastic_checkpoint:
         yield (
             f"{found(config, 'parallel.elastic_checkpoint')}\n"
-            "  is DeepSpeed's older way to load on another number of ranks. Set it to false: every checkpoint of nbtrain "
-            "loads into any layout (docs/parallelism.md)."
+            "  is DeepSpeed's older way to load on another number of ranks. Set it to false: every "
+            "checkpoint of nbtrain loads into any layout (docs/parallelism.md)."
         )
 
 
@@ -105,7 +109,8 @@ def autocast_is_bf16(config: RunConfig) -> Problems:
     if precision.autocast and precision.dtype != "bf16":
         yield (
             f"{found(config, 'precision.autocast')}\n"
-            f"  needs precision.dtype: bf16, which is {precision.dtype}. Set dtype: bf16, or autocast: false."
+            f"  needs precision.dtype: bf16, but precision.dtype is {precision.dtype}. Set dtype: bf16, or "
+            "autocast: false."
         )
 
 
@@ -164,14 +169,15 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
     for key, owner in decided:
         yield (
             f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, "
-            f"which {owner} decides. Take it out, and change that."
+            f"which {owner} decides. Take it out of deepspeed_extra and change the field."
         )
     unknown = [key for key in extra if key not in KNOWN_KEYS and key not in DECIDED_ELSEWHERE]
     for key in unknown:
         near = difflib.get_close_matches(key, KNOWN_KEYS, n=1)
         yield (
-            f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, which DeepSpeed "
-            f"does not read.{f' Nearest: {near[0]}.' if near else ''} Take it out, or mend its name."
+            f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, which "
+            f"DeepSpeed does not read.{f' Nearest: {near[0]}.' if near else ''} Take it out, or correct its "
+            "name."
         )
     # What broken layouts and stages would say has rules of its own, and said here it would be said twice.
     broken = any(kinds_go_together(config)) or any(layers_fill_the_stages(config))
@@ -182,7 +188,7 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
             yield str(error)
 
 
-RULES: tuple[Callable[[RunConfig], Problems], ...] = (
+ZERO_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     kinds_have_what_they_need,
     kinds_go_together,
     offload_has_its_place,

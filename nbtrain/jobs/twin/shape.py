@@ -1,12 +1,14 @@
-"""The twin of a run: the same kinds of parallelism, ZeRO stage, precision and schedules, so small that CPU cores train it.
+"""The twin of a run: the same kinds of parallelism, ZeRO stage, precision and schedules, so small that CPU
+cores train it.
 
-What is kept is what can be wrong in a layout: which kinds of parallelism there are, ZeRO's stage and offloading, number
-format, recomputation, accumulation, the way the batch grows, the shapes of all schedules, clipping, dropout, how
-samples are cut and packed, how checkpoints are written. What is made small is what only costs: layers, widths, heads,
-vocabulary, sequence, batch, steps, and the number of ranks.
+What is kept is what can be wrong in a layout: which kinds of parallelism there are, ZeRO's stage and
+offloading, number format, recomputation, accumulation, the way the batch grows, the shapes of all schedules,
+clipping, dropout, how samples are cut and packed, how checkpoints are written. What is made small is what
+only costs: layers, widths, heads, vocabulary, sequence, batch, steps, and the number of ranks.
 
-Folding: while there are more than MAX_RANKS ranks, the largest size is halved (rounded up), and of equal ones data
-first, then tensor, then pipeline, then Ulysses. No size falls below 2, so that every kind of parallelism is still there:
+Folding: while there are more than MAX_RANKS ranks, the largest size is halved (rounded up), and of equal ones
+data first, then tensor, then pipeline, then Ulysses. No size falls below 2, so that every kind of parallelism
+is still there:
 
     4 data x 4 pipeline               -> 2 x 4          4 data x 4 pipeline x 4 tensor  -> 2 x 2 x 2
     4 data x 8 pipeline               -> 2 x 4          16 pipeline x 8 tensor          -> 4 x 2
@@ -79,7 +81,8 @@ class Twin:
 
     @property
     def rounded(self) -> RunConfig:
-        """The twin in its own number format and without dropout; the twin itself or `exact`, where that is one."""
+        """The twin in its own number format and without dropout; the twin itself or `exact`, where that is
+        one."""
         if self.config.precision.dtype == "fp32":
             return self.exact
         return self.config if self._is_plain else self._changed("rounded", {"model": NO_DROPOUT})
@@ -118,7 +121,8 @@ WITHOUT = Abilities()
 
 
 def fold(sizes: Mapping[str, int], max_ranks: int = MAX_RANKS) -> dict[str, int]:
-    """`sizes` by their fields, so small that their product is at most max_ranks; every kind that is there stays.
+    """`sizes` by their fields, so small that their product is at most max_ranks; every kind that is there
+    stays.
 
     Raises ConfigError where there are too many kinds for so few ranks.
     """
@@ -128,7 +132,8 @@ def fold(sizes: Mapping[str, int], max_ranks: int = MAX_RANKS) -> dict[str, int]
         if largest <= 2:
             kinds = ", ".join(key for key, size in sizes.items() if size > 1)
             raise ConfigError(
-                f"a twin of {kinds} needs {_product(folded)} ranks with two of each, and at most {max_ranks} are meant."
+                f"a twin of {kinds} needs {_product(folded)} ranks, two for each kind, but a twin has at "
+                f"most {max_ranks}."
             )
         key = next(key for key in FOLDED_FIRST if folded.get(key) == largest)
         folded[key] = max(-(-largest // 2), 2)
@@ -143,8 +148,8 @@ def make_twin(
 ) -> Twin:
     """The twin of a run that check.py accepts.
 
-    `folder`, relative to the workspace, is where the examples of a fine-tuning run's twin will lie. Raises ConfigError
-    where the run cannot have a twin.
+    `folder`, relative to the workspace, is where the examples of a fine-tuning run's twin will lie. Raises
+    ConfigError where the run cannot have a twin.
     """
     missing: list[NotProven] = []
     sizes = {key: getattr(config.parallel, key) for key in FOLDED_FIRST}
@@ -190,7 +195,9 @@ def make_twin(
     )
 
 
-# --- the parts of a twin ----------------------------------------------------------------------------------------
+# --- the parts of a twin
+# ----------------------------------------------------------------------------------------
 
 
-# --- making configurations --------------------------------------------------------------------------------------
+# --- making configurations
+# --------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ ULYSSES = ["parallel.ds_sequence_parallel_size=4", "parallel.data_parallel_size=
 ON_CPU = ["resources.device=cpu", "resources.gpu_type=null"]
 ZERO_3 = ["parallel.zero_stage=3"]
 
-# run, overrides -> the whole message of the one broken rule. "@" stands for the place of the key that follows,
-# or of the first override where none does.
+# run, overrides -> the whole message of the one broken rule. "@" stands for the place of the key that
+# follows, or of the first override where none does.
 BROKEN = {
     "a batch that does not divide": (
         "gpt-125m-2xdp",
@@ -62,26 +62,28 @@ BROKEN = {
     "more stages than layers": (
         "gpt-13b-4xdp-4xpp",
         ["parallel.pipeline_parallel_size=64", "resources.nodes=32"],
-        "@: parallel.pipeline_parallel_size = 64\n  must be at most num_layers(40): each stage holds a layer at least.",
+        "@: parallel.pipeline_parallel_size = 64\n"
+        "  must be at most num_layers(40): each stage holds at least one layer.",
     ),
     "a cut into another number of stages": (
         "gpt-13b-4xdp-4xpp",
         ["parallel.pipeline_stage_layers=[20, 10, 10]"],
         "@: parallel.pipeline_stage_layers = [20, 10, 10]\n"
-        "  has 3 stages, and pipeline_parallel_size is 4. null cuts by cost.",
+        "  has 3 stages, but pipeline_parallel_size is 4. Set null to cut by cost.",
     ),
     "a cut of other layers": (
         "gpt-13b-4xdp-4xpp",
         ["parallel.pipeline_stage_layers=[10, 10, 10, 9]"],
-        "@: parallel.pipeline_stage_layers = [10, 10, 10, 9]\n  are 39 layers, and num_layers is 40. null cuts by cost.",
+        "@: parallel.pipeline_stage_layers = [10, 10, 10, 9]\n"
+        "  adds up to 39 layers, but num_layers is 40. Set null to cut by cost.",
     ),
     "an interleaved pipeline": (
         "gpt-13b-4xdp-4xpp",
         ["parallel.num_layers_per_virtual_pipeline_stage=5"],
         "@: parallel.num_layers_per_virtual_pipeline_stage = 5\n"
-        "  asks for the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs one forward, one "
-        "backward (1F1B) over one run of layers a rank.\n"
-        "  Set it to null; a smaller micro_batch_size makes the pipeline's bubble smaller too.",
+        "  asks for the interleaved pipeline, which is not supported: DeepSpeed's PipelineModule runs one "
+        "forward, one backward (1F1B), with consecutive layers on each rank.\n"
+        "  Set it to null; a smaller micro_batch_size makes the pipeline's bubble smaller as well.",
     ),
     "a recomputed piece larger than a stage": (
         "gpt-13b-4xdp-8xpp",
@@ -92,19 +94,21 @@ BROKEN = {
     "a recomputed piece larger than the model": (
         "gpt-1-3b-4xdp",
         ["parallel.activation_checkpointing.interval_layers=25"],
-        "@: parallel.activation_checkpointing.interval_layers = 25\n  must be at most 24, the layers of the model.",
+        "@: parallel.activation_checkpointing.interval_layers = 25\n"
+        "  must be at most 24, the layers of the model.",
     ),
     "a sequence longer than the positions": (
         "gpt-125m",
         ["model.seq_length=4096"],
         "@: model.seq_length = 4096\n"
-        "  must be at most max_position_embeddings(2048); set seq_length: 2048, or max_position_embeddings: 4096.",
+        "  must be at most max_position_embeddings(2048); set seq_length: 2048, or max_position_embeddings: "
+        "4096.",
     ),
     "sequence parallelism without tensor ranks": (
         "gpt-125m",
         ["parallel.sequence_parallel=true"],
         "@: parallel.sequence_parallel = true\n"
-        "  needs tensor_parallel_size > 1, which is 1. Set sequence_parallel: false, or that.",
+        "  needs tensor_parallel_size > 1, but it is 1. Set sequence_parallel: false, or tensor_parallel_size > 1.",
     ),
     "a sequence that tensor ranks cannot cut": (
         "gpt-13b-4xdp-4xpp-4xtp",
@@ -133,25 +137,26 @@ BROKEN = {
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512"],
         "@: parallel.fpdt_chunk_tokens = 512\n"
-        "  needs model.attention_dropout: 0, which is 0.1: its backward pass would draw other numbers.",
+        "  needs model.attention_dropout: 0, which is 0.1: its backward pass would draw different random "
+        "numbers.",
     ),
     "chunks across documents": (
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", "data.inter_document_masking=true"],
         "@: parallel.fpdt_chunk_tokens = 512\n"
-        "  keeps no documents apart, and data has inter_document_masking: true. Set fpdt_chunk_tokens: 0, or change that.",
+        "  cannot keep documents apart, but data has inter_document_masking: true. Set fpdt_chunk_tokens: 0, or change inter_document_masking.",
     ),
     "chunks in fp32": (
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", "precision.dtype=fp32"],
         "@: parallel.fpdt_chunk_tokens = 512\n"
-        "  needs precision.dtype: bf16 or fp16, which is fp32. Set fpdt_chunk_tokens: 0, or that.",
+        "  needs precision.dtype: bf16 or fp16, but it is fp32. Set fpdt_chunk_tokens: 0, or precision.dtype: bf16 or fp16.",
     ),
     "chunks of parameters in parts": (
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", *ZERO_3],
         "@: parallel.fpdt_chunk_tokens = 512\n"
-        "  does not go with zero_stage(3): nobody has compared such a run with one without FPDT yet.\n"
+        "  does not go with zero_stage(3): such a run has not been compared with one without FPDT yet.\n"
         "  Set fpdt_chunk_tokens: 0, or take FPDT with Ulysses and ZeRO 1 or 2.",
     ),
     "FP8 of odd numbers of tokens": (
@@ -164,7 +169,8 @@ BROKEN = {
             "resources.gpu_type=H100",
         ],
         "@: precision.fp8 = true\n"
-        "  needs a multiple of 16 tokens, and micro_batch_size(8) * seq_length(2047) / ds_sequence_parallel_size(1) = 16376. "
+        "  needs a multiple of 16 tokens, and micro_batch_size(8) * seq_length(2047) / "
+        "ds_sequence_parallel_size(1) = 16376. "
         "Set fp8: false, or another seq_length.",
     ),
     "Ulysses ranks that do not divide the heads": (
@@ -209,47 +215,49 @@ BROKEN = {
         "gpt-125m",
         ["resources.gpu_type=A100"],
         "@: resources.gpu_type = A100\n"
-        "  is not in the device table. Nearest: A100-40GB, A100-80GB, A10. null leaves memory and peak unknown.",
+        "  is not in the device table. Nearest: A100-40GB, A100-80GB, A10. Set null to plan without the "
+        "device's memory and peak.",
     ),
     "flash attention with dropout on a CPU": (
         "gpt-125m",
         ["model.attention_backend=flash", *ON_CPU],
         "@: model.attention_backend = flash\n"
-        "  cannot serve this run: no kernel for a CPU but math knows dropout, and attention_dropout is 0.1.\n"
+        "  cannot serve this run: on a CPU only the math kernel has dropout, and attention_dropout is 0.1.\n"
         "  Set attention_backend: auto.",
     ),
     "efficient attention on a CPU": (
         "gpt-tiny",
         ["model.attention_backend=efficient"],
         "@: model.attention_backend = efficient\n"
-        "  cannot serve this run: resources.device: cpu has flash and math.\n  Set attention_backend: auto.",
+        "  cannot serve this run: on a CPU there are flash and math only.\n  Set attention_backend: auto.",
     ),
     "flash attention in fp32 on a GPU": (
         "gpt-125m",
         ["model.attention_backend=flash", "precision.dtype=fp32"],
         "@: model.attention_backend = flash\n"
-        "  cannot serve this run: on a GPU flash attention is for bf16 and fp16, and precision.dtype is fp32.\n"
+        "  cannot serve this run: on a GPU flash attention needs bf16 or fp16, and precision.dtype is fp32.\n"
         "  Set attention_backend: auto.",
     ),
     "flash attention on an old GPU": (
         "gpt-125m",
         ["model.attention_backend=flash", "resources.gpu_type=T4"],
         "@: model.attention_backend = flash\n"
-        "  cannot serve this run: flash attention is for GPUs from Ampere on, and resources.gpu_type is T4.\n"
+        "  cannot serve this run: flash attention needs a GPU from Ampere on, and resources.gpu_type is T4.\n"
         "  Set attention_backend: auto.",
     ),
     "flash attention with wide heads": (
         "gpt-125m",
         ["model.attention_backend=flash", "model.num_attention_heads=2"],
         "@: model.attention_backend = flash\n"
-        "  cannot serve this run: flash attention has heads of at most 256, and these have 384.\n"
+        "  cannot serve this run: flash attention takes heads of at most 256, and this model's heads have 384.\n"
         "  Set attention_backend: auto.",
     ),
     "FP8 on a GPU without it": (
         "gpt-125m",
         ["precision.fp8=true", "precision.dtype=bf16"],
         "@: precision.fp8 = true\n"
-        "  needs a GPU from Hopper on (compute capability 9.0), and resources.gpu_type A100-40GB has 8.0. Set fp8: false.",
+        "  needs a GPU from Hopper on (compute capability 9.0), but resources.gpu_type A100-40GB has 8.0. "
+        "Set fp8: false.",
     ),
     "FP8 of odd sides": (
         "gpt-125m",
@@ -259,51 +267,55 @@ BROKEN = {
             "precision.dtype=bf16",
             "resources.gpu_type=H100",
         ],
-        "override model.ffn_hidden_size=3080: model.ffn_hidden_size: FP8 products need sides that are multiples of 16, "
-        "and this one over tensor_parallel_size(1) is 3080. Set fp8: false, or another size.",
+        "override model.ffn_hidden_size=3080: model.ffn_hidden_size: FP8 products need matrices whose sides "
+        "are multiples of 16, and this side divided by tensor_parallel_size(1) is 3080. Set fp8: false, or "
+        "another size.",
     ),
     "FP8 beside fp16": (
         "gpt-125m",
         ["precision.fp8=true", "resources.gpu_type=H100"],
-        "@: precision.fp8 = true\n  needs precision.dtype: bf16, which is fp16. Set fp8: false, or that.",
+        "@: precision.fp8 = true\n  needs precision.dtype: bf16, but it is fp16. Set fp8: false, or precision.dtype: bf16.",
     ),
     "FP8 on a CPU": (
         "gpt-125m",
         ["precision.fp8=true", "precision.dtype=bf16", *ON_CPU],
         "@: precision.fp8 = true\n"
-        "  does not go with resources.device(cpu): only GPUs from Hopper on have units for it.\n  Set fp8: false.",
+        "  does not go with resources.device(cpu): only GPUs from Hopper on have FP8 units.\n"
+        "  Set fp8: false.",
     ),
     "FPDT on a CPU": (
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", *ON_CPU],
         "@: parallel.fpdt_chunk_tokens = 512\n"
-        "  does not go with resources.device(cpu): it streams chunks of attention between GPU and host.\n"
+        "  does not go with resources.device(cpu): FPDT streams chunks of attention between GPU and host.\n"
         "  Set fpdt_chunk_tokens: 0.",
     ),
     "quantized weights on a CPU": (
         "gpt-125m",
         ["parallel.zero_quantized_weights=true", *ZERO_3, *ON_CPU],
         "@: parallel.zero_quantized_weights = true\n"
-        "  does not go with resources.device(cpu): DeepSpeed's quantization is written for GPUs.\n"
+        "  does not go with resources.device(cpu): DeepSpeed's quantization runs on GPUs only.\n"
         "  Set zero_quantized_weights: false.",
     ),
     "quantized gradients without ZeRO 3": (
         "gpt-125m",
         ["parallel.zero_quantized_gradients=true"],
         "@: parallel.zero_quantized_gradients = true\n"
-        "  needs parallel.zero_stage: 3, which is 2. Set zero_quantized_gradients: false, or that.",
+        "  needs parallel.zero_stage: 3, but it is 2. Set zero_quantized_gradients: false, or parallel.zero_stage: 3.",
     ),
     "quantized gradients that are summed everywhere": (
         "gpt-125m",
         ["parallel.reduce_scatter=false", "parallel.zero_quantized_gradients=true", *ZERO_3],
-        "@: parallel.reduce_scatter = false\n  must be true with zero_quantized_gradients, which are quantized for that.",
+        "@: parallel.reduce_scatter = false\n"
+        "  must be true with zero_quantized_gradients: DeepSpeed quantizes gradients in its reduce-scatter "
+        "only.",
     ),
     "hpZ with tensor ranks": (
         "gpt-125m-4xdp",
         ["parallel.zero_hpz=true", *ZERO_3, "parallel.tensor_parallel_size=4", "resources.nodes=4"],
         "@: parallel.zero_hpz = true\n"
-        "  does not go with tensor_parallel_size(4): DeepSpeed lets ranks with consecutive numbers share the second copy, "
-        "and those are tensor-parallel ranks, whose parameters differ.\n"
+        "  does not go with tensor_parallel_size(4): DeepSpeed lets ranks with consecutive numbers share the "
+        "second copy, but these are tensor-parallel ranks, whose parameters differ.\n"
         "  Set zero_hpz: false, or tensor_parallel_size: 1.",
     ),
     "hpZ with tensor ranks alone on their machine": (
@@ -315,8 +327,8 @@ BROKEN = {
             "parallel.data_parallel_size=1",
         ],
         "@: parallel.zero_hpz = true\n"
-        "  does not go with tensor_parallel_size(2): DeepSpeed lets ranks with consecutive numbers share the second copy, "
-        "and those are tensor-parallel ranks, whose parameters differ.\n"
+        "  does not go with tensor_parallel_size(2): DeepSpeed lets ranks with consecutive numbers share the "
+        "second copy, but these are tensor-parallel ranks, whose parameters differ.\n"
         "  Set zero_hpz: false, or tensor_parallel_size: 1.",
     ),
     "hpZ in unequal groups": (
@@ -329,25 +341,25 @@ BROKEN = {
         "gpt-125m-4xdp",
         ["parallel.zero_hpz_partition_size=2"],
         "@: parallel.zero_hpz_partition_size = 2\n"
-        "  is for zero_hpz: true, which is false. Set it to null, or zero_hpz: true.",
+        "  is for zero_hpz: true, but zero_hpz is false. Set it to null, or set zero_hpz: true.",
     ),
     "parameters offloaded below ZeRO 3": (
         "gpt-125m",
         ["parallel.offload_param.device=cpu"],
         "@: parallel.offload_param.device = cpu\n"
-        "  needs parallel.zero_stage: 3, which is 2. Set device: none, or that.",
+        "  needs parallel.zero_stage: 3, but it is 2. Set device: none, or parallel.zero_stage: 3.",
     ),
     "an optimizer offloaded without ZeRO": (
         "gpt-tiny",
         ["parallel.offload_optimizer.device=cpu"],
         "@: parallel.offload_optimizer.device = cpu\n"
-        "  needs parallel.zero_stage: 1, 2 or 3, which is 0. Set device: none, or that.",
+        "  needs parallel.zero_stage: 1, 2 or 3, but it is 0. Set device: none, or parallel.zero_stage: 1, 2 or 3.",
     ),
     "NVMe below ZeRO 3": (
         "gpt-125m",
         ["parallel.offload_optimizer.device=nvme", "parallel.offload_optimizer.nvme_path=/nvme"],
         "@: parallel.offload_optimizer.device = nvme\n"
-        "  needs parallel.zero_stage: 3, which is 2. Set device: none, or that.",
+        "  needs parallel.zero_stage: 3, but it is 2. Set device: none, or parallel.zero_stage: 3.",
     ),
     "NVMe without a folder": (
         "gpt-125m",
@@ -359,19 +371,19 @@ BROKEN = {
         "gpt-125m",
         ["parallel.offload_param.nvme_path=/nvme"],
         "@: parallel.offload_param.nvme_path = /nvme\n"
-        "  is for device: nvme, and device is none. Set one of them otherwise.",
+        "  is for device: nvme, but device is none. Set device: nvme, or nvme_path: null.",
     ),
     "pinned memory of nothing": (
         "gpt-125m",
         ["parallel.offload_param.pin_memory=true"],
         "@: parallel.offload_param.pin_memory = true\n"
-        "  is for device: cpu or nvme, and device is none. Set pin_memory: false.",
+        "  is for device: cpu or nvme, but device is none. Set pin_memory: false.",
     ),
     "pinned memory on a CPU": (
         "gpt-125m",
         ["parallel.offload_optimizer.pin_memory=true", "parallel.offload_optimizer.device=cpu", *ON_CPU],
         "@: parallel.offload_optimizer.pin_memory = true\n"
-        "  makes copies between host and GPU faster, and resources.device is cpu. Set pin_memory: false.",
+        "  makes copies between host and GPU faster, but resources.device is cpu. Set pin_memory: false.",
     ),
     "too few buffers for Adam": (
         "gpt-125m",
@@ -393,65 +405,69 @@ BROKEN = {
             *ZERO_3,
         ],
         "@: checkpoint.async_save = true\n"
-        "  does not go with offload_param.device(nvme): state on NVMe goes through host memory in pieces, and there is no "
-        "moment at which all of it could be copied.\n  Set async_save: false, or device: cpu.",
+        "  does not go with offload_param.device(nvme): state on NVMe passes through host memory in pieces, "
+        "so that there is no moment at which all of it can be copied.\n"
+        "  Set async_save: false, or device: cpu.",
     ),
     "Ulysses with tensor ranks": (
         "gpt-13b-4xdp-4xpp-4xtp",
         ["parallel.ds_sequence_parallel_size=4", "parallel.data_parallel_size=1"],
         "@: parallel.ds_sequence_parallel_size = 4\n"
-        "  does not go with tensor_parallel_size(4) and pipeline_parallel_size(4): nobody has compared such a run with one "
-        "process yet.\n  Set ds_sequence_parallel_size: 1, or leave the model uncut and take ZeRO 3; "
-        "tensor_parallel_size has sequence_parallel for long sequences.",
+        "  does not go with tensor_parallel_size(4) and pipeline_parallel_size(4): such a run has not been "
+        "compared with one process yet.\n"
+        "  Set ds_sequence_parallel_size: 1, or keep Ulysses with ZeRO 3 and an uncut model. For long "
+        "sequences, tensor parallelism has sequence_parallel.",
     ),
     "a compiled model in parts": (
         "gpt-125m",
         ["model.compile=true", *ZERO_3],
         "@: model.compile = true\n"
-        "  does not go with zero_stage(3): torch's compiler cannot follow parameters that are cut between their uses.\n"
+        "  does not go with zero_stage(3): torch's compiler cannot follow parameters that are cut and "
+        "gathered again between their uses.\n"
         "  Set compile: false, or zero_stage: 2.",
     ),
     "gradients divided beforehand": (
         "gpt-125m",
         ["parallel.prescale_gradients=true"],
         "@: parallel.prescale_gradients = true\n"
-        "  is for zero_stage: 0, and zero_stage is 2. Set prescale_gradients: false; sums are in "
+        "  is for zero_stage: 0, but zero_stage is 2. Set prescale_gradients: false; gradients are summed in "
         "communication_data_type(fp32) either way.",
     ),
     "an elastic checkpoint": (
         "gpt-125m",
         ["parallel.elastic_checkpoint=true"],
         "@: parallel.elastic_checkpoint = true\n"
-        "  is DeepSpeed's older way to load on another number of ranks. Set it to false: every checkpoint of nbtrain loads "
-        "into any layout (docs/parallelism.md).",
+        "  is DeepSpeed's older way to load on another number of ranks. Set it to false: every checkpoint of "
+        "nbtrain loads into any layout (docs/parallelism.md).",
     ),
     "ZeRO 0 with 16-bit weights": (
         "gpt-125m",
         ["parallel.zero_stage=0"],
         "@: parallel.zero_stage = 0\n"
-        "  does not go with precision.dtype(fp16): DeepSpeed's stage 0 makes a step of the optimizer at its start with "
-        "16-bit weights, and Adam is one step ahead.\n"
+        "  does not go with precision.dtype(fp16): with 16-bit weights DeepSpeed's stage 0 makes an extra "
+        "optimizer step at start, so that Adam is one step ahead.\n"
         "  Set zero_stage: 1, which costs nothing, or precision.dtype: fp32.",
     ),
     "ZeRO 0 with a cut model": (
         "gpt-1-3b-4xdp-4xpp",
         ["parallel.zero_stage=0", "precision.dtype=fp32"],
         "@: parallel.zero_stage = 0\n"
-        "  does not go with pipeline_parallel_size(4): gradients would be clipped by the norm of one part of the model.\n"
+        "  does not go with pipeline_parallel_size(4): gradients would be clipped by the norm of one part of "
+        "the model.\n"
         "  Set zero_stage: 1, which costs nothing.",
     ),
     "ZeRO 2 with a pipeline": (
         "gpt-1-3b-4xdp-4xpp",
         ["parallel.zero_stage=2"],
         "@: parallel.zero_stage = 2\n"
-        "  does not go with pipeline_parallel_size(4): DeepSpeed's pipeline engine keeps gradients whole between micro "
-        "batches.\n  Set zero_stage: 1.",
+        "  does not go with pipeline_parallel_size(4): DeepSpeed's pipeline engine keeps gradients whole "
+        "between micro batches.\n  Set zero_stage: 1.",
     ),
     "autocast in another format": (
         "gpt-125m",
         ["precision.autocast=true"],
         "@: precision.autocast = true\n"
-        "  needs precision.dtype: bf16, which is fp16. Set dtype: bf16, or autocast: false.",
+        "  needs precision.dtype: bf16, but precision.dtype is fp16. Set dtype: bf16, or autocast: false.",
     ),
     "a loss scale that starts too low": (
         "gpt-125m",
@@ -467,18 +483,20 @@ BROKEN = {
     "a DeepSpeed key that a field decides": (
         "gpt-125m",
         ["parallel.deepspeed_extra={optimizer: {type: Adam}}"],
-        "@: parallel.deepspeed_extra sets optimizer, which optimizer decides. Take it out, and change that.",
+        "@: parallel.deepspeed_extra sets optimizer, which optimizer decides. Take it out of deepspeed_extra "
+        "and change the field.",
     ),
     "a DeepSpeed key that nobody reads": (
         "gpt-125m",
         ["parallel.deepspeed_extra={foo: 1}"],
-        "@: parallel.deepspeed_extra sets foo, which DeepSpeed does not read. Take it out, or mend its name.",
+        "@: parallel.deepspeed_extra sets foo, which DeepSpeed does not read. Take it out, or correct its "
+        "name.",
     ),
     "a DeepSpeed key with a typing error": (
         "gpt-125m",
         ["parallel.deepspeed_extra={flops_profilr: {enabled: true}}"],
-        "@: parallel.deepspeed_extra sets flops_profilr, which DeepSpeed does not read. Nearest: flops_profiler. "
-        "Take it out, or mend its name.",
+        "@: parallel.deepspeed_extra sets flops_profilr, which DeepSpeed does not read. Nearest: "
+        "flops_profiler. Take it out, or correct its name.",
     ),
     "a length that no run has": (
         "gpt-125m",
@@ -494,33 +512,35 @@ BROKEN = {
         "gpt-tiny",
         ["data.extra_json_keys=[title]"],
         "@: data.extra_json_keys = [title]\n"
-        "  are keys of records, and those of kind python-docs in data.sources have none by name.\n"
+        "  are keys of records, but records of kind python-docs in data.sources have no keys by name.\n"
         "  Set extra_json_keys: [], or use jsonl, parquet, hf-dataset, wikiextractor.",
     ),
     "a separator of two lines": (
         "gpt-125m",
         ['data.sources=[{kind: text, path: x, document_separator: "a\\nb"}]'],
         '@: data.sources[0].document_separator = "a\\nb"\n'
-        "  is compared with single lines: it must be one, without its end, such as ---.",
+        "  is compared with single lines: it must be one line without its line end, such as ---.",
     ),
     "a language that is none": (
         "gpt-125m",
         ["data.split_sentences=xx"],
         "@: data.split_sentences = xx\n"
-        "  is no language that the splitter knows: an ISO 639 code such as en, de or zh.\n"
-        "  Set the language of the text; one without rules of its own is cut by those of a related one, in the end English.",
+        "  is not a language that the splitter knows; it must be an ISO 639 code such as en, de or zh.\n"
+        "  Set the language of the text. A language without rules of its own is cut by the rules of a "
+        "related one, or by English rules.",
     ),
     "a DeepSpeed key that is derived": (
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {stage: 3}}"],
         "@: parallel.deepspeed_extra sets zero_optimization.stage, which nbtrain derives as 2. "
-        "Take it out, and change the field it comes from.",
+        "Take it out, and change the field that it is derived from.",
     ),
     "a part of DeepSpeed's offloading": (
         "gpt-125m",
         ["parallel.deepspeed_extra={zero_optimization: {offload_optimizer: {device: cpu}}}"],
-        "@: parallel.deepspeed_extra sets zero_optimization.offload_optimizer, which parallel.offload_optimizer decides. "
-        "Take it out, and change that.",
+        "@: parallel.deepspeed_extra sets zero_optimization.offload_optimizer, which "
+        "parallel.offload_optimizer decides. "
+        "Take it out of deepspeed_extra and change the field.",
     ),
     "a warm-up from above": (
         "gpt-125m",
@@ -531,14 +551,15 @@ BROKEN = {
         "gpt-125m",
         ["lr_schedule.lr_warmup_init=1e-5", "lr_schedule.lr_warmup_tokens=0"],
         "@: lr_schedule.lr_warmup_init = 1.0e-05\n"
-        "  is where a warm-up begins, and there is none. Set lr_warmup_tokens, or lr_warmup_init: 0.",
+        "  is the rate at which a warm-up begins, but this run has no warm-up. Set lr_warmup_tokens, or "
+        "lr_warmup_init: 0.",
     ),
     "a warm-up in a share and in tokens": (
         "gpt-125m",
         ["lr_schedule.lr_warmup_fraction=0.01"],
         "@: lr_schedule.lr_warmup_tokens = 25000000\n"
         "  and override lr_schedule.lr_warmup_fraction=0.01: lr_schedule.lr_warmup_fraction = 0.01\n"
-        "  say the same in two units; set all but one to null.",
+        "  are one amount in several units; set all but one to null.",
     ),
     "a warm-up as long as the decay": (
         "gpt-125m",
@@ -550,40 +571,43 @@ BROKEN = {
         "gpt-125m",
         ["optimizer.start_weight_decay=0.01"],
         "@: optimizer.start_weight_decay = 0.01\n"
-        "  is where weight_decay(0.1) begins, and weight_decay_incr_style is constant. Set it to null, or the style to "
-        "linear or cosine.",
+        "  is where weight_decay(0.1) starts, but weight_decay_incr_style is constant. Set it to null, or "
+        "the style to linear or cosine.",
     ),
     "a weight decay without a start": (
         "gpt-125m",
         ["optimizer.weight_decay_incr_style=cosine"],
         "@: optimizer.weight_decay_incr_style = cosine\n"
-        "  goes from start_weight_decay, which is null, to weight_decay(0.1). Set start_weight_decay, or the style to "
-        "constant.",
+        "  goes from start_weight_decay, which is null, to weight_decay(0.1). Set start_weight_decay, or the "
+        "style to constant.",
     ),
     "the best of no validation": (
         "gpt-125m",
         ["checkpoint.keep_best=true", "evaluation.eval_iters=0"],
         "@: checkpoint.keep_best = true\n"
-        "  goes by validation, and evaluation.eval_iters is 0. Set eval_iters, 10 for example, or keep_best: false.",
+        "  needs validations, and evaluation.eval_iters is 0. Set eval_iters, 10 for example, or keep_best: "
+        "false.",
     ),
     "a way back to no checkpoint": (
         "gpt-125m",
         ["stability.on_nan=rollback", "batch.max_steps=100"],
         "@: stability.on_nan = rollback\n"
-        "  goes back to a checkpoint, and with save_interval_steps(100) none is there before the run ends at step 100.\n"
+        "  goes back to a checkpoint, but with save_interval_steps(100) none is written before the run ends "
+        "at step 100.\n"
         "  Set a smaller checkpoint.save_interval_steps, or on_nan: stop.",
     ),
     "a way back in a measurement": (
         "gpt-125m",
         ["stability.on_loss_spike=rollback", "mode=perf"],
         "@: stability.on_loss_spike = rollback\n"
-        "  goes back to a checkpoint, and mode: perf writes none. Set on_loss_spike: stop.",
+        "  goes back to a checkpoint, but mode: perf writes none. Set on_loss_spike: stop.",
     ),
     "a snapshot of no allocator": (
         "gpt-tiny",
         ["profile.memory_snapshot=true", "profile.enabled=true"],
         "@: profile.memory_snapshot = true\n"
-        "  records a GPU's allocator, and resources.device is cpu. Set it to false; profile_memory is for both.",
+        "  records a GPU's allocator, but resources.device is cpu. Set it to false; profile_memory works on "
+        "both.",
     ),
     "a rate that rises": (
         "gpt-125m",
@@ -605,7 +629,8 @@ BROKEN = {
     "checkpoints kept that are not written": (
         "gpt-125m",
         ["checkpoint.keep_every_steps=250"],
-        "@: checkpoint.keep_every_steps = 250\n  must be a multiple of save_interval_steps(100); nearest: 200, 300.",
+        "@: checkpoint.keep_every_steps = 250\n"
+        "  must be a multiple of save_interval_steps(100); nearest: 200, 300.",
     ),
     "a profile that does not fit": (
         "gpt-125m",
@@ -617,106 +642,111 @@ BROKEN = {
         "gpt-125m",
         ["data.split=90/10"],
         "@: data.split = 90/10\n"
-        "  must be three sizes with commas, for training, validation and test, e.g. 949,50,1.",
+        "  must be three sizes separated by commas, for training, validation and test, e.g. 949,50,1.",
     ),
     "a key that is no part of a file's name": (
         "gpt-125m",
         ["data.json_key=../text"],
         "@: data.json_key = ../text\n"
-        "  is part of a file's name: letters, digits, '_', '.' and '-' only, e.g. text.",
+        "  becomes part of a file's name: use letters, digits, '_', '.' and '-' only, e.g. text.",
     ),
     "an extra key that is no part of a file's name": (
         "gpt-125m",
         ["data.extra_json_keys=[title, a/b]"],
         "@: data.extra_json_keys = [title, a/b]\n"
-        "  has a/b, which is part of a file's name: letters, digits, '_', '.' and '-' only, e.g. text.",
+        "  has a/b, which becomes part of a file's name: use letters, digits, '_', '.' and '-' only, e.g. "
+        "text.",
     ),
     "a key that is encoded twice": (
         "gpt-125m",
         ["data.extra_json_keys=[title, text]"],
         "@: data.extra_json_keys = [title, text]\n"
-        "  names text twice, data.json_key(text) counted; each key is encoded once.",
+        "  names text twice (data.json_key(text) included); each key is encoded once.",
     ),
     "an entry of a blend that is no dataset": (
         "gpt-125m",
         ["data.blend=[{weight: 1}]"],
-        "override data.blend=[{weight: 1}]: data.blend[0] has neither name nor prefix; give one: name for a dataset in "
-        "data/dataset/, prefix for any .bin/.idx.",
+        "override data.blend=[{weight: 1}]: data.blend[0] has neither name nor prefix; give one: name for a "
+        "dataset in data/dataset/, prefix for any .bin/.idx.",
     ),
     "an entry of a blend that is two": (
         "gpt-125m",
         ["data.blend=[{name: a, prefix: b, weight: 1}]"],
-        "override data.blend=[{name: a, prefix: b, weight: 1}]: data.blend[0] has both name and prefix; give one: name "
-        "for a dataset in data/dataset/, prefix for any .bin/.idx.",
+        "override data.blend=[{name: a, prefix: b, weight: 1}]: data.blend[0] has both name and prefix; give "
+        "one: name for a dataset in data/dataset/, prefix for any .bin/.idx.",
     ),
     "a blend of itself": (
         "gpt-125m",
         ["data.blend=[{name: wiki-en, weight: 1}]"],
-        "override data.blend=[{name: wiki-en, weight: 1}]: data.blend[0].name = wiki-en is data.name too, the folder "
-        "that keeps the blend's own index. Call the blend otherwise.",
+        "override data.blend=[{name: wiki-en, weight: 1}]: data.blend[0].name = wiki-en is data.name too, "
+        "the folder that keeps the blend's own index. Give the blend another name.",
     ),
     "a blend beside sources": (
         "gpt-tiny",
         ["data.blend=[{name: a, weight: 1}]"],
-        "override data.blend=[{name: a, weight: 1}]: data.blend mixes datasets that are there, and data.sources makes "
-        "one from text: a run has one of them.\n"
-        "  Prepare the sources under a name of their own and blend that, or set sources: [] (or blend: []).",
+        "override data.blend=[{name: a, weight: 1}]: data.blend mixes datasets that exist, and data.sources "
+        "makes a dataset from text: a run has one or the other.\n"
+        "  Prepare the sources as a dataset with its own name and blend that one, or set sources: [] or "
+        "blend: [].",
     ),
     "packing with an option of streams": (
         "gpt-125m",
         ["data.inter_document_masking=true", "data.packing=best_fit"],
         "@: data.inter_document_masking = true\n"
-        "  is for packing: stream; best_fit keeps examples apart in attention, positions and loss by itself. "
+        "  is for packing: stream; best_fit always keeps examples apart in attention, positions and loss. "
         "Set it to false.",
     ),
     "packing a blend": (
         "gpt-125m",
         ["data.packing=best_fit", "data.blend=[{name: a, weight: 1}]"],
         "@: data.packing = best_fit\n"
-        "  packs the examples of data.sources, each with its weight, and does not read data.blend. Set packing: "
-        "stream, or list the sources.",
+        "  packs the examples of data.sources, each source with its weight, and does not read data.blend. "
+        "Set packing: stream, or list the sources.",
     ),
     "packing with a shuffle of streams": (
         "gpt-125m",
         ["data.shuffle=per_epoch", "data.packing=best_fit"],
         "@: data.shuffle = per_epoch\n"
-        "  is for packing: stream; best_fit packs and shuffles each epoch by itself always. Leave it out.",
+        "  is for packing: stream; best_fit always packs and shuffles each epoch by itself. Leave it out.",
     ),
     "a weight that nobody reads": (
         "gpt-125m",
         ["data.sources=[{kind: alpaca, path: x, weight: 2.0}]"],
         "override data.sources=[{kind: alpaca, path: x, weight: 2.0}]: data.sources[0].weight = 2\n"
-        "  is for packing: best_fit; stream cuts samples from all documents, one after the other. Set packing: best_fit, "
-        "or leave the weight out.",
+        "  is for packing: best_fit; stream goes through all documents once in each epoch. Set packing: "
+        "best_fit, or leave the weight out.",
     ),
     "an order that depends on no number": (
         "gpt-125m",
         ["data.index_samples=5", "data.shuffle=per_epoch"],
         "@: data.index_samples = 5\n"
-        "  has no say with shuffle: per_epoch, whose order does not depend on a number of samples. Leave it null.",
+        "  has no effect with shuffle: per_epoch, whose order does not depend on a number of samples. Leave "
+        "it null.",
     ),
     "a kernel without a mask": (
         "gpt-125m",
         ["model.attention_backend=flash", "data.inter_document_masking=true"],
         "@: model.attention_backend = flash\n"
-        "  does not go with data.inter_document_masking = true: that kernel takes no mask between documents. Set "
-        "attention_backend: auto, which has flash attention over each document where it can.",
+        "  does not go with data.inter_document_masking = true: the kernel takes no mask between documents. "
+        "Set attention_backend: auto, which uses flash attention inside each document if it can.",
     ),
     "a dump on disk that is downloaded": (
         "gpt-125m",
         ["data.sources=[{kind: wiki, path: x.xml, date: '20260101'}]"],
-        "override data.sources=[{kind: wiki, path: x.xml, date: '20260101'}]: data.sources[0] has a path, and date for "
-        "a download. Leave out path to download, or the others to read the file.",
+        "override data.sources=[{kind: wiki, path: x.xml, date: '20260101'}]: data.sources[0] has a path, "
+        "and date for a download. Leave out path to download the dump, or leave out the rest to read the "
+        "file.",
     ),
     "documents that are too short and too long": (
         "gpt-125m",
         ["data.cleaning.min_bytes=100", "data.cleaning.max_bytes=100"],
-        "@: data.cleaning.min_bytes = 100\n  must be less than max_bytes(100), or no document stays.",
+        "@: data.cleaning.min_bytes = 100\n  must be less than max_bytes(100), or every document is dropped.",
     ),
     "a split without training": (
         "gpt-125m",
         ["data.split='0,1,1'"],
-        "@: data.split = 0,1,1\n  leaves nothing for training; the first size must be more than 0, e.g. 949,50,1.",
+        "@: data.split = 0,1,1\n  leaves nothing for training; the first size must be more than 0, e.g. "
+        "949,50,1.",
     ),
     "a split without validation": (
         "gpt-125m",
@@ -727,14 +757,15 @@ BROKEN = {
     "an impossible name of a variable": (
         "gpt-125m",
         ["backend.env={2X: a}"],
-        "override backend.env: backend.env: '2X' is no name of a variable: letters, digits and _, no digit first.",
+        "override backend.env: backend.env: '2X' cannot name a variable: use letters, digits and _, and no "
+        "digit first.",
     ),
     "a length in two units": (
         "gpt-125m",
         ["batch.train_steps=100"],
         "@: batch.train_tokens = 2500000000\n"
         "  and override batch.train_steps=100: batch.train_steps = 100\n"
-        "  say the same in two units; set all but one to null.",
+        "  are one amount in several units; set all but one to null.",
     ),
     "a warm-up in steps beyond the run's end": (
         "gpt-125m",
@@ -746,7 +777,8 @@ BROKEN = {
         "gpt-125m",
         ["mode=eval", "evaluation.eval_iters=0"],
         "@: mode = eval\n"
-        "  has nothing to do with evaluation.eval_iters: 0. Set eval_iters, 10 for example, or mode: full.",
+        "  evaluates nothing, because evaluation.eval_iters is 0. Set eval_iters, 10 for example, or mode: "
+        "full.",
     ),
     "WSD without its last part": (
         "gpt-125m",
@@ -764,14 +796,15 @@ BROKEN = {
         "gpt-125m",
         ["lr_schedule.lr_wsd_decay_tokens=5e6"],
         "@: lr_schedule.lr_wsd_decay_tokens = 5000000\n"
-        "  is of lr_decay_style: WSD, and lr_decay_style is cosine. Set it to null, or lr_decay_style: WSD.",
+        "  is read with lr_decay_style: WSD only, and lr_decay_style is cosine. Set it to null, or "
+        "lr_decay_style: WSD.",
     ),
     "an inverse square root without a warm-up": (
         "gpt-125m",
         ["lr_schedule.lr_decay_style=inverse-square-root", "lr_schedule.lr_warmup_tokens=0"],
         "@: lr_schedule.lr_decay_style = inverse-square-root\n"
-        "  falls as sqrt(lr_warmup_tokens / tokens) and needs a warm-up; usual is 1 % of the decay tokens: "
-        "lr_warmup_tokens: 25000000.",
+        "  falls as sqrt(lr_warmup_tokens / tokens), so it needs a warm-up; usual is 1 % of the decay "
+        "tokens: lr_warmup_tokens: 25000000.",
     ),
     "a variable of the launcher's": (
         "gpt-125m",
@@ -781,9 +814,9 @@ BROKEN = {
     "a secret by its name": (
         "gpt-125m",
         ["backend.env.HF_TOKEN=abc"],
-        "override backend.env.HF_TOKEN: backend.env.HF_TOKEN looks like a secret, "
-        "and config.yaml and environment.json would show it.\n"
-        "  Take it out and set it in the shell that submits: ranks inherit that environment.",
+        "override backend.env.HF_TOKEN: backend.env.HF_TOKEN looks like a secret, which config.yaml and "
+        "environment.json would show.\n"
+        "  Take it out and set it in the shell that submits; ranks inherit its environment.",
     ),
 }
 
@@ -830,7 +863,8 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
         ["data.split='1,0,0'", "evaluation.eval_iters=0"],
         ["backend.env={TOKENIZERS_PARALLELISM: 'false', OMP_NUM_THREADS: '1', MAX_TOKENS: '3'}"],
         [
-            "parallel.deepspeed_extra={zero_optimization: {round_robin_gradients: true}, aio: {thread_count: 2}}"
+            "parallel.deepspeed_extra={zero_optimization: {round_robin_gradients: true}, aio: {thread_count: "
+            "2}}"
         ],
         ["data.split_sentences=sv"],
         ["data.split_sentences=yi"],

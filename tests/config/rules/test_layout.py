@@ -62,7 +62,11 @@ def test_what_just_passes(rule, overrides):
     [
         ("layers_fill_the_stages", [PIPELINE, "model.num_layers=2"], "must be at most num_layers(2)"),
         ("layers_fill_the_stages", [PIPELINE, "parallel.pipeline_stage_layers=[6, 6]"], "has 2 stages"),
-        ("layers_fill_the_stages", [PIPELINE, "parallel.pipeline_stage_layers=[4, 4, 5]"], "are 13 layers"),
+        (
+            "layers_fill_the_stages",
+            [PIPELINE, "parallel.pipeline_stage_layers=[4, 4, 5]"],
+            "adds up to 13 layers",
+        ),
         (
             "recomputed_pieces_fit",
             [FULL, "parallel.activation_checkpointing.interval_layers=13"],
@@ -91,7 +95,7 @@ def test_what_just_passes(rule, overrides):
         (
             "attention_backend_serves",
             ["model.attention_backend=flash", "model={hidden_size: 771, num_attention_heads: 3}"],
-            "heads of at most 256, and these have 257.",
+            "heads of at most 256, and this model's heads have 257.",
         ),
         ("fp8_has_its_units", ["precision.fp8=true", "resources.gpu_type=L4"], "has 8.9"),
         (
@@ -102,7 +106,7 @@ def test_what_just_passes(rule, overrides):
                 "parallel.tensor_parallel_size=2",
                 "model.hidden_size=784",
             ],
-            "over tensor_parallel_size(2) is 392.",
+            "divided by tensor_parallel_size(2) is 392.",
         ),
         (
             "fp8_has_its_units",

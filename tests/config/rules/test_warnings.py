@@ -13,28 +13,29 @@ TWO_MACHINES = ["resources.nodes=2", "resources.gpus_per_node=2"]
 WARNED = {
     "a copy of fewer ranks than a machine has": (
         [*HPZ, "parallel.zero_hpz_partition_size=2"],
-        "override parallel.zero_hpz_partition_size=2: parallel.zero_hpz_partition_size = 2, and a machine has 4 ranks: "
-        "parameters are gathered from fewer ranks than could share.",
+        "override parallel.zero_hpz_partition_size=2: parallel.zero_hpz_partition_size = 2, and a machine "
+        "has 4 ranks: parameters are gathered from fewer ranks than could share them.",
     ),
     "a copy across machines": (
         [*HPZ, *TWO_MACHINES, "parallel.zero_hpz_partition_size=4"],
-        "override parallel.zero_hpz_partition_size=4: parallel.zero_hpz_partition_size = 4, and a machine has 2 ranks: "
-        "parameters are gathered across machines all the same.",
+        "override parallel.zero_hpz_partition_size=4: parallel.zero_hpz_partition_size = 4, and a machine "
+        "has 2 ranks: parameters are gathered across machines anyway.",
     ),
     "a copy on one machine": (
         HPZ,
-        "override parallel.zero_hpz=true: parallel.zero_hpz = true: on one machine the second copy saves no traffic, and "
-        "takes memory.",
+        "override parallel.zero_hpz=true: parallel.zero_hpz = true: on one machine the second copy takes "
+        "memory and saves no traffic.",
     ),
     "quantized gradients on one machine": (
         ["parallel.zero_stage=3", "parallel.zero_quantized_gradients=true"],
-        "override parallel.zero_quantized_gradients=true: parallel.zero_quantized_gradients = true: on one machine "
-        "gradients stay as they are; DeepSpeed quantizes between machines.",
+        "override parallel.zero_quantized_gradients=true: parallel.zero_quantized_gradients = true: on one "
+        "machine gradients are not quantized; DeepSpeed quantizes them between machines only.",
     ),
     "a best checkpoint that is rarely looked for": (
         ["checkpoint.keep_best=true", "checkpoint.save_interval_steps=150"],
-        "override checkpoint.keep_best=true: checkpoint.keep_best = true: a checkpoint and a validation meet every 300 "
-        "steps only, with save_interval_steps(150) and eval_interval_steps(100); make one a multiple of the other.",
+        "override checkpoint.keep_best=true: checkpoint.keep_best = true: a checkpoint and a validation fall "
+        "on the same step only every 300 steps, with save_interval_steps(150) and eval_interval_steps(100); "
+        "make save_interval_steps a multiple of eval_interval_steps.",
     ),
     "a folder of offloading that is not here": (
         [
@@ -42,8 +43,9 @@ WARNED = {
             "parallel.offload_param.device=nvme",
             "parallel.offload_param.nvme_path=/no/such/folder",
         ],
-        "override parallel.offload_param.nvme_path=/no/such/folder: parallel.offload_param.nvme_path = /no/such/folder: no "
-        "such folder on this machine; make it on the one that trains, or the run is not started.",
+        "override parallel.offload_param.nvme_path=/no/such/folder: parallel.offload_param.nvme_path = "
+        "/no/such/folder: no such folder on this machine. The run is not started unless the folder exists on "
+        "the machine that trains.",
     ),
 }
 

@@ -61,14 +61,14 @@ def test_what_just_passes(rule, overrides):
         (
             "offload_has_its_place",
             ["parallel.offload_param={device: cpu, nvme_path: /n}"],
-            "and device is cpu.",
+            "but device is cpu.",
         ),
         (
             "offload_has_its_place",
             ["parallel.offload_param={device: none, nvme_path: /n}"],
-            "and device is none.",
+            "but device is none.",
         ),
-        ("offload_has_its_place", ["parallel.offload_param.pin_memory=true"], "and device is none."),
+        ("offload_has_its_place", ["parallel.offload_param.pin_memory=true"], "but device is none."),
         (
             "offload_has_its_place",
             [ON_CPU, "parallel.offload_param={device: cpu, pin_memory: true}"],
@@ -90,10 +90,10 @@ def test_what_just_passes(rule, overrides):
         (
             "prescale_is_without_zero",
             ["parallel={prescale_gradients: true, zero_stage: 1}"],
-            "and zero_stage is 1.",
+            "but zero_stage is 1.",
         ),
         ("elastic_checkpoint_is_not_needed", ["parallel.elastic_checkpoint=true"], "Set it to false"),
-        ("autocast_is_bf16", ["precision={autocast: true, dtype: fp16}"], "which is fp16."),
+        ("autocast_is_bf16", ["precision={autocast: true, dtype: fp16}"], "precision.dtype is fp16."),
         (
             "loss_scale_has_room",
             [FP16, "precision.fp16={loss_scale: 7, min_loss_scale: 8}"],

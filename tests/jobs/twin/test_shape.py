@@ -8,7 +8,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import valid_name
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
-from nbtrain.config.rules.combinations import BY_NAME, KINDS, verdict
+from nbtrain.config.rules.combinations import BY_NAME, KINDS, pairing
 from nbtrain.jobs.twin.shape import FOLDED_FIRST, fold, make_twin
 from nbtrain.jobs.twin.small_sections import RAMP_STEPS, STEPS, STOP_STEP, Abilities
 from tests.config.conftest import EXAMPLES
@@ -68,7 +68,7 @@ def test_every_kind_stays_and_nothing_grows():
 
 
 def test_too_many_kinds_for_the_ranks_are_refused():
-    with pytest.raises(ConfigError, match="needs 16 ranks with two of each, and at most 8"):
+    with pytest.raises(ConfigError, match="needs 16 ranks, two for each kind, but a twin has at most 8"):
         fold(sizes(4, 4, 4, 4))
     with pytest.raises(ConfigError, match="data_parallel_size, pipeline_parallel_size needs 4 ranks"):
         fold(sizes(2, pipeline=2), max_ranks=2)
@@ -112,7 +112,7 @@ def test_every_pair_of_kinds_that_goes_together_has_its_twin():
     """The table of combinations.py, cell by cell: what is taken out or replaced is said, everything else is there."""
     seen = 0
     for first, second in itertools.combinations_with_replacement(KINDS, 2):
-        told = verdict(first, second) if first is not second else None
+        told = pairing(first, second) if first is not second else None
         settings = dict(first.settings) if told is None else told.settings
         if told is not None and (not told.pair or told.reason):
             continue

@@ -14,7 +14,8 @@ def message_of(run, overrides=None) -> str:
     return str(raised.value)
 
 
-# --- strictness -------------------------------------------------------------------------------------------------
+# --- strictness
+# -------------------------------------------------------------------------------------------------
 
 # text below the line `extends:`, message
 REFUSED = {
@@ -49,12 +50,14 @@ REFUSED = {
     ),
     "the name of a language": (
         "data:\n  split_sentences: klingon\n",
-        "my-run.yaml:3: data.split_sentences = klingon: must be a language code of two or three small letters, such as "
+        "my-run.yaml:3: data.split_sentences = klingon: must be a language code of two or three small "
+        "letters, such as "
         "en, de or zh.",
     ),
     "the name of a Wikipedia": (
         "data:\n  sources:\n    - kind: wiki\n      language: English\n",
-        "my-run.yaml:5: data.sources.0.language = English: must be the code of a Wikipedia as its address has it, such as "
+        "my-run.yaml:5: data.sources.0.language = English: must be the code of a Wikipedia as its address "
+        "has it, such as "
         "en, simple or zh-yue.",
     ),
     "a day with dashes": (
@@ -91,7 +94,8 @@ REFUSED = {
     ),
     "a word that is none of the allowed": (
         "lr_schedule:\n  lr_decay_style: cosin\n",
-        "my-run.yaml:3: lr_schedule.lr_decay_style = cosin: must be 'cosine', 'linear', 'constant', 'inverse-square-root' or 'WSD'.",
+        "my-run.yaml:3: lr_schedule.lr_decay_style = cosin: must be 'cosine', 'linear', 'constant', "
+        "'inverse-square-root' or 'WSD'.",
     ),
     "a value for a section": (
         "model: 4\n",
@@ -107,15 +111,18 @@ REFUSED = {
     ),
     "a word for a source": (
         "data:\n  sources: [jsonl]\n",
-        "my-run.yaml:3: data.sources.0 = jsonl: must be a mapping with a kind, e.g. {kind: jsonl, path: texts.jsonl}.",
+        "my-run.yaml:3: data.sources.0 = jsonl: must be a mapping with a kind, e.g. {kind: jsonl, path: "
+        "texts.jsonl}.",
     ),
     "a source of no kind": (
         "data:\n  sources:\n    - {path: x}\n",
-        "my-run.yaml:4: data.sources.0 has no `kind`; it must be one of python-docs, text, jsonl, parquet, hf-dataset, wiki, wikiextractor, tokens, prompt-completion, alpaca, chat, mock.",
+        "my-run.yaml:4: data.sources.0 has no `kind`; it must be one of python-docs, text, jsonl, parquet, "
+        "hf-dataset, wikiextractor, wiki, tokens, prompt-completion, alpaca, chat, mock.",
     ),
     "a source of an unknown kind": (
         "data:\n  sources:\n    - kind: txt\n",
-        "my-run.yaml:4: data.sources.0.kind = txt: must be one of python-docs, text, jsonl, parquet, hf-dataset, wiki, wikiextractor, tokens, prompt-completion, alpaca, chat, mock. Nearest: text.",
+        "my-run.yaml:4: data.sources.0.kind = txt: must be one of python-docs, text, jsonl, parquet, "
+        "hf-dataset, wikiextractor, wiki, tokens, prompt-completion, alpaca, chat, mock. Nearest: text.",
     ),
     "a source without its path": (
         "data:\n  sources:\n    - kind: text\n",
@@ -134,7 +141,8 @@ REFUSED = {
 }
 
 
-# What torch, numpy or DeepSpeed would refuse later, and what nobody can mean: {override: the rule after "must be"}
+# What torch, numpy or DeepSpeed would refuse later, and what nobody can mean: {override: the rule after "must
+# be"}
 OUT_OF_RANGE = {
     "optimizer.adam_beta1=1": "less than 1",
     "optimizer.adam_beta2=1.0": "less than 1",
@@ -175,7 +183,8 @@ def test_a_field_is_as_strict_as_who_reads_it(override):
 
 
 def _open_ends(schema: dict) -> list[str]:
-    """The branches of a field's JSON Schema that take a number without an upper bound or a text of any length."""
+    """The branches of a field's JSON Schema that take a number without an upper bound or a text of any
+    length."""
     branches = schema.get("anyOf") or schema.get("oneOf") or [schema]
     found = []
     for branch in branches:
@@ -264,7 +273,8 @@ def test_the_same_word_in_another_section_is_the_nearest():
     assert unknown_keys(located) == ["a.yaml:2: model has no key `zero_stage`. Nearest: parallel.zero_stage."]
 
 
-# --- extends ----------------------------------------------------------------------------------------------------
+# --- extends
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_child_wins_and_keeps_what_it_does_not_say(run_yaml):
@@ -320,11 +330,13 @@ def test_a_replaced_list_forgets_its_old_lines(run_yaml):
     assert message_of(child) == "child.yaml:4: data.sources.0.path is missing; it has no default."
 
 
-# --- overrides --------------------------------------------------------------------------------------------------
+# --- overrides
+# --------------------------------------------------------------------------------------------------
 
 
 def test_every_spelling_of_an_override_is_the_same_run():
-    """CLI words, one string, flow mappings, dotted and nested dicts, and a loaded run give equal configurations."""
+    """CLI words, one string, flow mappings, dotted and nested dicts, and a loaded run give equal
+    configurations."""
     words = [
         "batch.micro_batch_size=4",
         "batch.global_batch_size=8",
@@ -333,7 +345,8 @@ def test_every_spelling_of_an_override_is_the_same_run():
     ]
     spellings = [
         words,
-        "batch.micro_batch_size=4 batch.global_batch_size=8 lr_schedule.lr=1e-3 'data.sources=[{kind: mock}]'",
+        "batch.micro_batch_size=4 batch.global_batch_size=8 lr_schedule.lr=1e-3 'data.sources=[{kind: "
+        "mock}]'",
         ["batch={micro_batch_size: 4, global_batch_size: 8}", *words[2:]],
         {
             "batch.micro_batch_size": 4,
@@ -470,7 +483,8 @@ def test_the_place_of_an_override_has_no_password():
     assert config.as_arguments == ["gpt-tiny", place.removeprefix("override ")]
 
 
-# --- finding and resolving --------------------------------------------------------------------------------------
+# --- finding and resolving
+# --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -505,7 +519,8 @@ def test_a_run_is_found_by_name_by_path_and_from_the_workspace(workspace, monkey
 
 
 def test_a_resolved_file_must_say_everything(tmp_path):
-    """A field that is missing or unknown in config.yaml is an error: it is written whole, and never by hand."""
+    """A field that is missing or unknown in config.yaml is an error: it is written whole, and never by
+    hand."""
     text = to_yaml(load("gpt-tiny"))
     path = tmp_path / "config.yaml"
     path.write_text(text.replace("  clip_grad: 1.0\n", ""))

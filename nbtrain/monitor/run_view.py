@@ -19,6 +19,7 @@ from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, TrainingProgr
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
 from nbtrain.monitor.resources import ResourceSampler
+from nbtrain.monitor.runs import NO_JOB
 from nbtrain.monitor.shown import shown
 from nbtrain.monitor.snapshot import (
     NUM_EVENTS,
@@ -33,8 +34,6 @@ from nbtrain.monitor.snapshot import (
 from nbtrain.monitor.tfevents import ScalarReader, Series
 
 SNAPSHOT_SCHEMA_VERSION = 1
-NO_JOB = "NEW"
-
 CURVES = (
     "loss",
     "validation_loss",

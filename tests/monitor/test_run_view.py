@@ -346,3 +346,23 @@ def test_other_process_with_the_pid_is_not_the_rank(run: RunDir) -> None:
     beat.write(job.job.heartbeat(0))
     assert RunView(run).snapshot()["ranks"][0]["phase"] == "gone"
     job.finish("CANCELLED", "stopped")
+
+
+def test_elapsed_time_does_not_depend_on_the_clock(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock that is set back an hour leaves the elapsed time, the phase's and the heartbeat's age as they are."""
+    job = FakeJob(run, steps=10)
+    job.one_step()
+    heartbeat = Heartbeat.read(job.job.heartbeat(0))
+    for record, names in ((job.record, ("started_at",)), (heartbeat, ("time", "phase_since"))):
+        for name in names:
+            record.mark(name)
+            record.stamps[name].seconds -= 90
+    job.record.write(job.job.job_json)
+    heartbeat.write(job.job.heartbeat(0))
+    now = time.time()
+    monkeypatch.setattr(time, "time", lambda: now - 3600)
+    snapshot = RunView(run).snapshot()
+    found = [snapshot["job"]["elapsed_seconds"], snapshot["progress"]["phase_seconds"]]
+    found += [snapshot["progress"]["heartbeat_age_seconds"], snapshot["ranks"][0]["heartbeat_age_seconds"]]
+    assert all(90 <= seconds < 3600 for seconds in found), found
+    assert " min " in dict(snapshot["shown"]["line"])["elapsed"]

@@ -21,7 +21,8 @@ from nbtrain.lab.widgets.mime import bundle
 from nbtrain.lab.widgets.script import panel_script
 from nbtrain.lab.widgets.static import run_html, run_text
 from nbtrain.lab.widgets.watched import is_watched
-from nbtrain.monitor.run_view import NO_JOB, RunView
+from nbtrain.monitor.run_view import RunView
+from nbtrain.monitor.runs import NO_JOB
 
 PUSH_SECONDS = 1.0
 

@@ -13,6 +13,7 @@ from .durations import Durations
 
 if TYPE_CHECKING:
     from nbtrain.jobs.twin.fork_client import ForkServer
+    from tests.train.launch import ForkedRuns
 
 REPOSITORY = Path(__file__).parent.parent
 SHARED = REPOSITORY.parent / "shared"
@@ -107,6 +108,24 @@ def fork_server() -> Iterator["ForkServer"]:
 
     with ForkServer() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def data_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data home with the dataset `test`: 400 documents of about 50 tokens, vocabulary 500."""
+    from tests.train import launch
+
+    home = tmp_path_factory.mktemp("data home")
+    launch.make_dataset(home)
+    return home
+
+
+@pytest.fixture(scope="session")
+def forked(fork_server: "ForkServer", data_home: Path) -> "ForkedRuns":
+    """Trains runs on the data of `data_home` with forked ranks."""
+    from tests.train.launch import ForkedRuns
+
+    return ForkedRuns(fork_server, data_home)
 
 
 @pytest.fixture

@@ -38,13 +38,13 @@ class Ranks:
         job = run.newest_job()
         return self.server.start(
             ranks,
-            "slow_disk_rank:main" if arguments else "nbtrain.train.__main__:main",
+            "tests.train.slow_disk_rank:main" if arguments else "nbtrain.train.__main__:main",
             [str(run.path), *arguments],
             log=job.path / "logs" / "{rank}.0.log",
             environment={
                 "NBTRAIN_DATA": str(self.data_home), "NBTRAIN_JOB": job.job_id
             },
-            sys_path=[str(Path(__file__).parents[1] / "train")],
+            sys_path=[launch.REPOSITORY],
             timeout_seconds=900,
         )  # fmt: skip
 

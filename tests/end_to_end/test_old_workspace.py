@@ -108,11 +108,11 @@ def test_runs_go_on_as_they_would_have(old, name, tmp_path, fork_server):
     run, to = again / "output" / name, tmp_path / "resaved"
     ended = fork_server.run(
         ranks,
-        "resaving_rank:main",
+        "tests.train.resaving_rank:main",
         [str(run), str(to)],
         log=tmp_path / "{rank}.log",
         environment={"NBTRAIN_DATA": str(again / "data"), "NBTRAIN_JOB": "resave"},
-        sys_path=[str(TESTS / "train")],
+        sys_path=[TESTS.parent],
         timeout_seconds=900,
     )
     assert ended.succeeded, ended.last_words(40)

@@ -1,12 +1,8 @@
-"""Makes the modules of this folder, tests/parity and tests/train importable, and gives tests a runner."""
+"""A runner that trains cases on forked ranks."""
 
-import sys
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-
-sys.path[:0] = [str(Path(__file__).parents[1] / folder) for folder in ("guards", "parity", "train")]
 
 if TYPE_CHECKING:
     from nbtrain.jobs.twin.fork_client import ForkServer

@@ -34,7 +34,7 @@ from tests.parity.reshaping import chained
 from tests.parity.runner import values
 from tests.train import launch
 
-HERE = Path(__file__).parent
+REPOSITORY = Path(__file__).parents[2]
 REPOSITORY = Path(__file__).parents[2]
 STEPS = 2
 
@@ -45,9 +45,9 @@ def facts(runner, tmp_path_factory) -> dict:
     folder = tmp_path_factory.mktemp("facts")
     ended = runner.server.run(
         1,
-        "unguarded:facts",
+        "tests.guards.unguarded:facts",
         [str(folder / "facts.json")],
-        sys_path=[HERE],
+        sys_path=[REPOSITORY],
         log=folder / "{rank}.log",
         timeout_seconds=600,
     )
@@ -72,7 +72,7 @@ def first_steps(runner, case: Case, guard: str | None = None) -> np.ndarray:
         if guard is None:
             yield from runner.train(run, case)
             return
-        ended = yield runner.start(run, case.ranks, "unguarded:train", guard, more_path=[HERE])
+        ended = yield runner.start(run, case.ranks, "tests.guards.unguarded:train", guard)
         assert ended.succeeded, ended.last_words(30)
 
     runner.run(job())
@@ -353,9 +353,9 @@ def test_t13_a_rank_on_cpu_compiles_nothing_to_start(runner, tmp_path):
     """
     ended = runner.server.run(
         1,
-        "unguarded:compiled_ops",
+        "tests.guards.unguarded:compiled_ops",
         [str(tmp_path / "answer")],
-        sys_path=[HERE],
+        sys_path=[REPOSITORY],
         log=tmp_path / "{rank}.log",
         environment={"TORCH_EXTENSIONS_DIR": str(tmp_path / "extensions")},
         timeout_seconds=600,

@@ -1,7 +1,6 @@
 """A tiny prepared run, a rank program that trains nothing, and a fixture that leaves no process behind."""
 
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,8 +16,6 @@ from nbtrain.dataset.prepare.prepare import prepare
 from nbtrain.jobs.submit import submit
 from nbtrain.jobs.supervisor import processes
 from nbtrain.monitor.runs import list_runs
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 FAKE_RANK = str(Path(__file__).parent / "fake_rank.py")
 

@@ -10,14 +10,14 @@ Each other fault by itself: faults_table.py, which writes docs/faults.md.
 
 import re
 
-import faults_table
 import pytest
-from faults_table import BEGIN, DOCUMENT, END, FAULTS, Fault, at, suffer
 
 from nbtrain.base import files
 from nbtrain.base.events import read_events
 from nbtrain.base.records import Rollback
 from nbtrain.jobs import control
+from tests.jobs import faults_table
+from tests.jobs.faults_table import BEGIN, DOCUMENT, END, FAULTS, Fault, at, suffer
 
 
 def leave_one_device(suffered, note):

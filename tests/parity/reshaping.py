@@ -64,7 +64,7 @@ def reshaped(runner: Runner, first: RunDir, case: Case) -> Job[Reshaped]:
 def _continue(runner: Runner, run: RunDir, copy: RunDir, case: Case, step: int) -> Job[int]:
     """Load, save in `copy` what was loaded, train; how many parameters are byte-equal in both."""
     before = contents(run.checkpoint(step))
-    ended = yield runner.start(run, case.ranks, "suffering:reshaped", str(copy.path))
+    ended = yield runner.start(run, case.ranks, "tests.parity.suffering:reshaped", str(copy.path))
     if not ended.succeeded:
         raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_words(30)}")
     after = contents(copy.checkpoint(step))

@@ -53,7 +53,14 @@ def resumed(runner: Runner, case: Case) -> Job[Resumed]:
 
     rank, step, beats = draw.randrange(case.ranks), draw.randint(1, 2), draw.randint(1, 3)
     ended = yield runner.start(
-        cut, case.ranks, "suffering:hit", int(signal.SIGTERM), rank, step, beats, linger_seconds=60.0
+        cut,
+        case.ranks,
+        "tests.parity.suffering:hit",
+        int(signal.SIGTERM),
+        rank,
+        step,
+        beats,
+        linger_seconds=60.0,
     )
     _expect(ended, [0] * case.ranks)
     stopped_at = max(cut.checkpoint_steps())
@@ -64,7 +71,14 @@ def resumed(runner: Runner, case: Case) -> Job[Resumed]:
     rank, step, beats = draw.randrange(case.ranks), draw.randint(newest, 6), draw.randint(1, 3)
     launch.new_job(cut)
     ended = yield runner.start(
-        cut, case.ranks, "suffering:hit", int(signal.SIGKILL), rank, step, beats, linger_seconds=1.0
+        cut,
+        case.ranks,
+        "tests.parity.suffering:hit",
+        int(signal.SIGKILL),
+        rank,
+        step,
+        beats,
+        linger_seconds=1.0,
     )
     _expect_killed(ended, rank)
     told.append(f"kill -9 of rank {rank} behind step {step}")
@@ -78,7 +92,7 @@ def resumed(runner: Runner, case: Case) -> Job[Resumed]:
     file = draw.randint(1, 3 if case.zero else 2) if rank == 0 else 1
     launch.new_job(cut)
     ended = yield runner.start(
-        cut, case.ranks, "suffering:killed_in_save", rank, torn, file, linger_seconds=1.0
+        cut, case.ranks, "tests.parity.suffering:killed_in_save", rank, torn, file, linger_seconds=1.0
     )
     _expect_killed(ended, rank)
     told.append(f"kill -9 of rank {rank} in file {file} of step {torn}'s checkpoint")

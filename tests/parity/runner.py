@@ -8,7 +8,7 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,6 @@ from tests.parity.oracle import Curve, curve
 from tests.train import launch
 
 TRAIN = "nbtrain.train.__main__:main"
-SYS_PATH = [Path(__file__).parent, Path(__file__).parents[1] / "train"]
 TIMEOUT_SECONDS = 900.0
 # Of a run: fields.Name.
 NAME_LENGTH = 53
@@ -97,7 +96,6 @@ class Runner:
         ranks: int,
         function: str = TRAIN,
         *arguments: Any,
-        more_path: Sequence[Path] = (),
         **options: Any,
     ) -> Launch:
         """Ranks over the run's newest job."""
@@ -109,7 +107,7 @@ class Runner:
             [str(run.path), *arguments],
             log=job.path / "logs" / "{rank}.0.log",
             environment={"NBTRAIN_DATA": str(self.home), "NBTRAIN_JOB": job.job_id},
-            sys_path=[*more_path, *SYS_PATH],
+            sys_path=[launch.REPOSITORY],
             timeout_seconds=TIMEOUT_SECONDS,
             **options,
         )
@@ -117,7 +115,7 @@ class Runner:
     def train(self, run: RunDir, case: Case) -> Job[None]:
         """To the end. Raises RunFailed with the log's end."""
         # Which processors can compute in fp16 is DeepSpeed's guess; torch computes without their help, slowly.
-        function = "worker:main" if case.precision == "fp16" else TRAIN
+        function = "tests.parity.worker:main" if case.precision == "fp16" else TRAIN
         ended = yield self.start(run, case.ranks, function)
         if not ended.succeeded:
             raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_words(30)}")
@@ -183,7 +181,7 @@ class Runner:
         """
         run = self.make_run(case, f"{case.name}-autotp")
         answer = run.path / "autotp.json"
-        ended = yield self.start(run, case.ranks, "autotp:main", str(answer))
+        ended = yield self.start(run, case.ranks, "tests.parity.autotp:main", str(answer))
         if not ended.succeeded:
             raise RunFailed(f"{run.name}: exit codes {ended.exit_codes}\n{ended.last_words(30)}")
         theirs = np.array(json.loads(answer.read_text()))

@@ -1,4 +1,8 @@
-"""Runs for tests: a run directory as submit makes it, a dataset of random tokens, ranks under torchrun."""
+"""Runs for tests: a run directory as submit makes it, a dataset of random tokens, and ranks that train it.
+
+Under torchrun they start as a user's do (start, train); forked from the suite's server (ForkedRuns) they skip the
+imports of torch and DeepSpeed, which take longer than the steps of a small model.
+"""
 
 import json
 import os
@@ -9,7 +13,7 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,7 +27,13 @@ from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed_writer import IndexedWriter
 from nbtrain.dataset.manifest import DatasetManifest
 
+if TYPE_CHECKING:
+    from nbtrain.jobs.twin.fork_client import Ended, ForkServer
+
+REPOSITORY = Path(__file__).parents[2]
 VOCAB_SIZE = 500
+# A machine that is busy with other work needs minutes for what takes seconds.
+TIMEOUT_SECONDS = 800.0
 
 TINY = f"""
 name: tiny
@@ -164,7 +174,7 @@ def _torchrun(
         )
 
 
-def wait(process: subprocess.Popen, run: RunDir, timeout_seconds: float = 240) -> str:
+def wait(process: subprocess.Popen, run: RunDir, timeout_seconds: float = TIMEOUT_SECONDS) -> str:
     """The log once the ranks are gone; fails the test where they did not end well."""
     code = end(process, timeout_seconds)
     text = log_of(run)
@@ -172,7 +182,7 @@ def wait(process: subprocess.Popen, run: RunDir, timeout_seconds: float = 240) -
     return text
 
 
-def end(process: subprocess.Popen, timeout_seconds: float = 240) -> int:
+def end(process: subprocess.Popen, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
     """The exit code, with nothing left behind whatever happened."""
     try:
         return process.wait(timeout_seconds)
@@ -185,6 +195,38 @@ def end(process: subprocess.Popen, timeout_seconds: float = 240) -> int:
 def train(run: RunDir, data_home: Path, ranks: int = 1, **environment: str) -> str:
     """Train to the end; the log."""
     return wait(start(run, data_home, ranks, **environment), run)
+
+
+class ForkedRuns:
+    """Trains runs with ranks that are forked from a process with torch and DeepSpeed loaded, without torchrun."""
+
+    def __init__(self, server: "ForkServer", data_home: Path):
+        self.server, self.data_home = server, data_home
+
+    def end(self, run: RunDir, ranks: int = 1, data_home: Path | None = None) -> "Ended":
+        """How the ranks of the run's newest job end."""
+        job = run.newest_job()
+        assert job is not None
+        return self.server.run(
+            ranks,
+            "nbtrain.train.__main__:main",
+            [str(run.path)],
+            log=job.path / "logs" / "{rank}.0.log",
+            environment={"NBTRAIN_DATA": str(data_home or self.data_home), "NBTRAIN_JOB": job.job_id},
+            timeout_seconds=TIMEOUT_SECONDS,
+        )
+
+    def train(self, run: RunDir, ranks: int = 1, data_home: Path | None = None) -> str:
+        """Train to the end; the log of rank 0."""
+        ended = self.end(run, ranks, data_home)
+        assert ended.succeeded, ended.last_words(40)
+        return log_of(run)
+
+    def stop_at(self, run: RunDir, step: int, ranks: int = 1) -> int:
+        """Train until rank 0 gets a SIGTERM during `step`; the step of the newest checkpoint."""
+        order_faults(run, {"step": step, "do": "kill", "rank": 0, "signal": int(signal.SIGTERM)})
+        self.train(run, ranks)
+        return max(run.checkpoint_steps())
 
 
 def log_of(run: RunDir) -> str:

@@ -73,13 +73,13 @@ class Place:
         return run
 
     def train(self, run: RunDir, ranks: int) -> None:
-        self._run(run, ranks, "resaving_rank:train", str(run.path))
+        self._run(run, ranks, "tests.train.resaving_rank:train", str(run.path))
 
     def resave(self, run: RunDir, ranks: int, universal: Path | None = None) -> Path:
         """The checkpoint that the run's layout makes of what it loads, untrained; of `universal`, where that is given."""
         to = run.path / "resaved"
         more = [str(universal)] if universal is not None else []
-        self._run(run, ranks, "resaving_rank:main", str(run.path), str(to), *more)
+        self._run(run, ranks, "tests.train.resaving_rank:main", str(run.path), str(to), *more)
         return RunDir(to).checkpoint(HALF)
 
     def _name(self, words: str) -> str:
@@ -96,7 +96,7 @@ class Place:
             environment={
                 "NBTRAIN_DATA": str(self.data_home), "NBTRAIN_JOB": job.job_id
             },
-            sys_path=[str(Path(__file__).parent)],
+            sys_path=[launch.REPOSITORY],
             timeout_seconds=900,
         )  # fmt: skip
         assert ended.succeeded, ended.last_words(40)

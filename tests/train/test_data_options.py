@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from test_training import assert_same_state, stop_at
 
 from nbtrain.base import files
 from nbtrain.dataset.files import DatasetFiles
@@ -12,6 +11,7 @@ from nbtrain.dataset.indexed_writer import IndexedWriter
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.monitor.run_view import RunView
 from tests.train import launch
+from tests.train.test_training import assert_same_state
 
 pytestmark = pytest.mark.slow
 
@@ -35,17 +35,16 @@ def home(data_home) -> Path:
     return data_home
 
 
-def test_a_blend_with_documents_apart_resumes_bitwise(tmp_path, home):
+def test_a_blend_with_documents_apart_resumes_bitwise(tmp_path, home, forked):
     """Per epoch, one rank: every loss and norm, and the last checkpoint, are those of a run that was not stopped."""
-    # Long enough that a stop reaches it on a busy machine.
-    steps = 60
-    overrides = {**BLEND, "data.shuffle": "per_epoch", "batch.train_tokens": steps * 4 * 32}
+    steps = STEPS
+    overrides = {**BLEND, "data.shuffle": "per_epoch"}
     straight = launch.make_run(tmp_path, overrides, "straight")
-    launch.train(straight, home)
+    forked.train(straight)
     cut = launch.make_run(tmp_path, overrides, "cut")
-    assert 3 <= stop_at(cut, home, 3, 1) < steps
+    assert 3 <= forked.stop_at(cut, 3) < steps
     launch.new_job(cut)
-    launch.train(cut, home)
+    forked.train(cut)
     assert sorted(launch.trace(straight)) == list(range(1, steps + 1))
     assert launch.trace(cut) == launch.trace(straight)
     assert_same_state(straight.checkpoint(steps), cut.checkpoint(steps))
@@ -90,27 +89,26 @@ def make_packed(home: Path) -> None:
     files.write_json(target.manifest_json, manifest.to_dict())
 
 
-def test_packed_examples_resume_bitwise_on_two_ranks(tmp_path, home):
+def test_packed_examples_resume_bitwise_on_two_ranks(tmp_path, home, forked):
     """Best fit, two sources: as a straight run, and each source's loss by the name of its source."""
     make_packed(home)
     overrides = {
         **{key: value for key, value in BLEND.items() if not key.startswith("data.")},
         "data.name": "packed",
         "data.packing": "best_fit",
-        "batch.train_tokens": 60 * 4 * 32,
         "parallel.data_parallel_size": 2,
     }
     straight = launch.make_run(tmp_path, overrides, "straight")
-    launch.train(straight, home, 2)
+    forked.train(straight, 2)
     cut = launch.make_run(tmp_path, overrides, "cut")
-    assert 3 <= stop_at(cut, home, 3, 2) < 60
+    assert 3 <= forked.stop_at(cut, 3, 2) < STEPS
     launch.new_job(cut)
-    launch.train(cut, home, 2)
+    forked.train(cut, 2)
     assert launch.trace(cut) == launch.trace(straight)
-    assert launch.manifest(cut, 60)["data_state"]["packing"] == "best_fit"
+    assert launch.manifest(cut, STEPS)["data_state"]["packing"] == "best_fit"
     view = RunView(cut)
     assert view.scalar_names()[-2:] == ["loss/alpaca", "loss/talk"]
-    assert len(view.scalars("loss/talk")) > 50
+    assert len(view.scalars("loss/talk")) == STEPS
 
 
 # Ranks, micro batch, ZeRO stage: all of a step in one micro batch; the same step in four, and over two ranks.
@@ -118,7 +116,7 @@ LAYOUTS = {"whole": (1, 4, 1), "accumulated": (1, 1, 0), "two-ranks": (2, 1, 1),
 
 
 @pytest.fixture(scope="module")
-def layouts(tmp_path_factory, home):
+def layouts(tmp_path_factory, home, forked):
     root = tmp_path_factory.mktemp("layouts")
     runs = {
         name: launch.make_run(
@@ -135,10 +133,8 @@ def layouts(tmp_path_factory, home):
         )
         for name, (ranks, micro, stage) in LAYOUTS.items()
     }
-    worker = Path(__file__).parents[1] / "parity" / "worker.py"
-    for ranks in (1, 2):
-        group = [runs[name] for name in LAYOUTS if LAYOUTS[name][0] == ranks]
-        launch.wait(launch.start_worker(worker, group, home, ranks), group[0])
+    for name, (ranks, _, _) in LAYOUTS.items():
+        forked.train(runs[name], ranks)
     return runs
 
 

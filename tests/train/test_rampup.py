@@ -82,7 +82,7 @@ def bare_loop(config):
 
 
 @pytest.mark.slow
-def test_a_ramp_follows_a_bare_loop(tmp_path, data_home, monkeypatch):
+def test_a_ramp_follows_a_bare_loop(tmp_path, data_home, forked, monkeypatch):
     """On 2 ranks with ZeRO 2, micro batches 1, 1, 2, 3, 4: losses and norms to fp32's last bits, and all counts."""
     run = launch.make_run(
         tmp_path,
@@ -94,7 +94,7 @@ def test_a_ramp_follows_a_bare_loop(tmp_path, data_home, monkeypatch):
             "model.attention_dropout": 0.0,
         },
     )
-    launch.train(run, data_home, ranks=2)
+    forked.train(run, 2)
     monkeypatch.setenv("NBTRAIN_DATA", str(data_home))
     config = load_resolved(run.config_yaml)
     assert config.train_steps == len(SIZES)
@@ -109,21 +109,21 @@ def test_a_ramp_follows_a_bare_loop(tmp_path, data_home, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_run_cut_in_the_middle_of_the_ramp_is_bitwise_the_same(tmp_path, data_home):
+def test_a_run_cut_in_the_middle_of_the_ramp_is_bitwise_the_same(tmp_path, forked):
     """Stopped after 3 of 9 steps and resumed, with dropout: the very losses and norms of a straight run.
 
     The cut run names its batch sizes one by one; they are the same.
     """
     straight = launch.make_run(tmp_path, RAMP, "straight")
-    launch.train(straight, data_home)
+    forked.train(straight)
     named = {"batch.rampup": None, "batch.step_batch_size_schedule": "0:4 256:8 512:12 768:16"}
     cut = launch.make_run(tmp_path, {**RAMP, **named, "batch.max_steps": 3}, "cut")
-    launch.train(cut, data_home)
+    forked.train(cut)
     assert cut.checkpoint_steps() == [3]
     config = load_resolved(cut.config_yaml)
     whole = config.model_copy(update={"batch": config.batch.model_copy(update={"max_steps": None})})
     files.write_text(cut.config_yaml, to_yaml(whole))
     launch.new_job(cut)
-    launch.train(cut, data_home)
+    forked.train(cut)
     assert sorted(launch.trace(straight)) == list(range(1, len(SIZES) + 1))
     assert launch.trace(cut) == launch.trace(straight)

@@ -16,6 +16,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.config.load import load_resolved, to_yaml
+from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.model.gpt import build_model
 from tests.train import launch
 
@@ -58,12 +59,10 @@ def _compare(one, other, path: str) -> int:
     return 0
 
 
-def stop_at(run: RunDir, data_home: Path, step: int, ranks: int) -> int:
-    """Start, SIGTERM once `step` is done, wait for the end; the step that it stopped at."""
+def stop_under_torchrun(run: RunDir, data_home: Path, step: int, ranks: int) -> int:
+    """Start as a user does, SIGTERM to torchrun once `step` is done, wait for the end; the step that was saved."""
     process = launch.start(run, data_home, ranks)
-    deadline = time.monotonic() + 120
-    while len(launch.trace(run)) < step and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: len(launch.trace(run)) >= step, process)
     process.send_signal(signal.SIGTERM)
     launch.end(process)
     return max(run.checkpoint_steps())
@@ -77,18 +76,21 @@ def stop_at(run: RunDir, data_home: Path, step: int, ranks: int) -> int:
              "batch.global_batch_size": 8, "data.num_workers": 1}),
     ],
 )  # fmt: skip
-def test_a_stopped_and_resumed_run_is_bitwise_the_same(tmp_path, data_home, ranks, overrides):
+def test_a_stopped_and_resumed_run_is_bitwise_the_same(tmp_path, data_home, forked, ranks, overrides):
     """SIGTERM between two checkpoints, on from where it stopped, with one more evaluation and save in between:
     loss and gradient norm of each step, and all that is in the last checkpoint, are those of a straight run."""
     overrides = {**RUN, **overrides}
     steps = overrides["batch.train_tokens"] // 32 // overrides.get("batch.global_batch_size", 4)
     straight = launch.make_run(tmp_path, overrides, "straight")
-    launch.train(straight, data_home, ranks)
+    forked.train(straight, ranks)
     cut = launch.make_run(tmp_path, overrides, "cut")
-    stopped = stop_at(cut, data_home, 3, ranks)
+    if ranks == 1:
+        stopped = forked.stop_at(cut, 3)
+    else:
+        stopped = stop_under_torchrun(cut, data_home, 3, ranks)
     assert 3 <= stopped < steps
     launch.new_job(cut)
-    launch.train(cut, data_home, ranks)
+    forked.train(cut, ranks)
 
     expected = launch.trace(straight)
     assert sorted(expected) == list(range(1, steps + 1))
@@ -105,10 +107,10 @@ def test_a_stopped_and_resumed_run_is_bitwise_the_same(tmp_path, data_home, rank
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory, data_home) -> RunDir:
+def finished(tmp_path_factory, forked) -> RunDir:
     """A run of 24 steps with checkpoints at 10, 20 and 24; copy it before you break it."""
     run = launch.make_run(tmp_path_factory.mktemp("finished"), RUN)
-    launch.train(run, data_home)
+    forked.train(run)
     return run
 
 
@@ -149,8 +151,6 @@ def test_a_finished_run_has_what_readers_expect(finished):
 
 def test_the_newest_checkpoints_weights_load_without_a_process_group(finished, data_home):
     """By canonical name, into a model that then gives the validation loss that the run reported."""
-    import nbtrain.dataset.samples.gpt_dataset as gpt_dataset
-
     config = load_resolved(finished.config_yaml)
     weights = load_model_weights(finished.path)
     model = build_model(config)
@@ -158,7 +158,7 @@ def test_the_newest_checkpoints_weights_load_without_a_process_group(finished, d
     model.load_state_dict(weights)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_DATA", str(data_home))
-        valid = gpt_dataset.build(config).valid
+        valid = build_datasets(config).valid
     sequences = torch.from_numpy(valid.batch(range(4)))
     with torch.no_grad():
         loss = model.eval()(sequences[:, :-1], sequences[:, 1:]).item()
@@ -179,7 +179,7 @@ class RunsCode:
         return os.mkdir, (self.folder,)
 
 
-def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, data_home):
+def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, forked):
     """One with code that its manifest vouches for, one with a flipped byte; the run goes on from step 10 and ends the same."""
     expected = launch.trace(copy)
     torch.save({"module": RunsCode(copy.path / "made")}, copy.checkpoint(24) / "mp_rank_00_model_states.pt")
@@ -192,7 +192,7 @@ def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, data_home):
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
     launch.new_job(copy)
-    log = launch.train(copy, data_home)
+    log = forked.train(copy)
     said = [event["message"] for event in events(copy, "warning")]
     assert said == [
         f"checkpoint global_step24 is not used: mp_rank_00_model_states.pt holds code ({os.mkdir.__module__}.mkdir); "
@@ -209,7 +209,7 @@ def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, data_home):
     assert copy.checkpoint_steps() == [10, 20, 24]
 
 
-def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, data_home):
+def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, forked):
     """Another vocabulary and another order of the data: refused, each named, nothing overwritten."""
     config = load_resolved(copy.config_yaml)
     other = config.model_copy(
@@ -220,8 +220,7 @@ def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, data_ho
     )
     files.write_text(copy.config_yaml, to_yaml(other))
     launch.new_job(copy)
-    process = launch.start(copy, data_home)
-    assert launch.end(process) != 0
+    assert not forked.end(copy).succeeded
     log = launch.log_of(copy)
     folder = copy.checkpoint(24)
     assert (
@@ -249,19 +248,19 @@ def test_a_save_request_is_carried_out_and_the_run_goes_on(tmp_path, data_home):
         wait_for(lambda: max(launch.trace(run)) > step, process)
         ControlRequest(2, "stop", "a test", time.time()).write(job.control_request)
     finally:
-        code = launch.end(process, 60)
+        code = launch.end(process)
     assert code == 0
     assert max(run.checkpoint_steps()) == max(launch.trace(run))
 
 
-def wait_for(condition, process, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
+def wait_for(condition, process) -> None:
+    deadline = time.monotonic() + launch.TIMEOUT_SECONDS
     while not condition():
         assert process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
 
 
-def test_one_batch_is_learned_by_heart(tmp_path):
+def test_one_batch_is_learned_by_heart(tmp_path, forked):
     """127 tokens and their end are exactly four samples of 32: every step sees the same batch. No dropout."""
     launch.make_dataset(tmp_path / "data", documents=1, document_tokens=(127, 128))
     overrides = {
@@ -275,13 +274,13 @@ def test_one_batch_is_learned_by_heart(tmp_path):
         "precision.dtype": "bf16",
     }
     run = launch.make_run(tmp_path, overrides)
-    launch.train(run, tmp_path / "data")
+    forked.train(run, data_home=tmp_path / "data")
     losses = launch.losses(run)
     assert losses[0] > 6.0
     assert losses[-1] < 0.02
 
 
-def test_gpt_125m_trains_two_steps_at_full_size_saves_and_resumes(tmp_path, data_home):
+def test_gpt_125m_trains_two_steps_at_full_size_saves_and_resumes(tmp_path, forked):
     """The upstream file's model, 126 million parameters, with a small batch and sequence; the second step is made
     after a stop and a resume. Its optimizer state alone is 1.5 GB."""
     overrides = {
@@ -300,9 +299,9 @@ def test_gpt_125m_trains_two_steps_at_full_size_saves_and_resumes(tmp_path, data
         "checkpoint.keep_last": 1,
     }
     run = launch.make_run(tmp_path, overrides, "gpt-125m", source="gpt-125m")
-    assert stop_at(run, data_home, 1, ranks=1) == 1
+    assert forked.stop_at(run, 1) == 1
     launch.new_job(run)
-    launch.train(run, data_home)
+    forked.train(run)
     assert run.checkpoint_steps() == [2]
     manifest = launch.manifest(run, 2)
     assert manifest["consumed_tokens"] == 2 * 2 * 32

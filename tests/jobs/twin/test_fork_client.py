@@ -12,16 +12,16 @@ from nbtrain.jobs.twin.fork_client import ForkServer
 
 pytestmark = pytest.mark.slow
 
-HERE = str(Path(__file__).parents[1])
+REPOSITORY = Path(__file__).parents[3]
 
 
 def test_each_rank_has_its_environment_its_log_and_its_exit_code(fork_server, tmp_path):
     log = tmp_path / "log of {rank}"
     ended = fork_server.run(
         3,
-        "forked_rank:note",
+        "tests.jobs.forked_rank:note",
         [str(tmp_path)],
-        sys_path=[HERE],
+        sys_path=[REPOSITORY],
         log=log,
         environment={"OWN": "mine"},
         linger_seconds=60,
@@ -39,9 +39,9 @@ def test_two_launches_at_one_time_have_groups_of_their_own(fork_server, tmp_path
     launches = [
         fork_server.start(
             ranks,
-            "forked_rank:reduce",
+            "tests.jobs.forked_rank:reduce",
             [],
-            sys_path=[HERE],
+            sys_path=[REPOSITORY],
             log=tmp_path / f"{ranks}.{{rank}}",
             linger_seconds=60,
         )
@@ -55,9 +55,9 @@ def test_the_others_do_not_outlive_a_failed_rank(fork_server, tmp_path):
     """Its traceback is told; they are killed after a while."""
     ended = fork_server.run(
         3,
-        "forked_rank:fail_or_sleep",
+        "tests.jobs.forked_rank:fail_or_sleep",
         [],
-        sys_path=[HERE],
+        sys_path=[REPOSITORY],
         log=tmp_path / "{rank}",
         linger_seconds=0.2,
         timeout_seconds=50,
@@ -69,10 +69,20 @@ def test_the_others_do_not_outlive_a_failed_rank(fork_server, tmp_path):
 
 def test_a_launch_ends_at_its_time_limit_or_by_a_signal(fork_server, tmp_path):
     late = fork_server.start(
-        2, "forked_rank:sleep", [], sys_path=[HERE], log=tmp_path / "late.{rank}", timeout_seconds=0.3
+        2,
+        "tests.jobs.forked_rank:sleep",
+        [],
+        sys_path=[REPOSITORY],
+        log=tmp_path / "late.{rank}",
+        timeout_seconds=0.3,
     )
     hit = fork_server.start(
-        2, "forked_rank:sleep", [], sys_path=[HERE], log=tmp_path / "hit.{rank}", linger_seconds=0.1
+        2,
+        "tests.jobs.forked_rank:sleep",
+        [],
+        sys_path=[REPOSITORY],
+        log=tmp_path / "hit.{rank}",
+        linger_seconds=0.1,
     )
     fork_server.signal(hit, signal.SIGTERM, rank=1)
     assert fork_server.wait(hit).exit_codes == [-signal.SIGKILL, -signal.SIGTERM]
@@ -81,7 +91,9 @@ def test_a_launch_ends_at_its_time_limit_or_by_a_signal(fork_server, tmp_path):
 
 
 def test_a_function_that_is_not_there_is_said_by_its_ranks(fork_server, tmp_path):
-    ended = fork_server.run(1, "forked_rank:nothing", [], sys_path=[HERE], log=tmp_path / "{rank}")
+    ended = fork_server.run(
+        1, "tests.jobs.forked_rank:nothing", [], sys_path=[REPOSITORY], log=tmp_path / "{rank}"
+    )
     assert ended.exit_codes == [1]
     assert "has no attribute 'nothing'" in ended.last_words()
 
@@ -93,7 +105,9 @@ def test_it_says_what_can_be_trained_here(fork_server):
 def test_no_rank_outlives_the_server(tmp_path):
     """Nor does the server outlive who asked for it; a module that cannot be imported is named."""
     with ForkServer() as server:
-        launch = server.start(2, "forked_rank:sleep", [], sys_path=[HERE], log=tmp_path / "{rank}")
+        launch = server.start(
+            2, "tests.jobs.forked_rank:sleep", [], sys_path=[REPOSITORY], log=tmp_path / "{rank}"
+        )
         identities = [ProcessIdentity.of(pid) for pid in launch.pids]
         assert None not in identities
     deadline = time.monotonic() + 10
@@ -101,4 +115,4 @@ def test_no_rank_outlives_the_server(tmp_path):
         time.sleep(0.02)
     assert not any(identity.alive() for identity in identities)
     with ForkServer(modules=["no_such_module"]) as server, pytest.raises(JobError, match="no_such_module"):
-        server.start(1, "forked_rank:sleep", [], sys_path=[HERE], log=tmp_path / "{rank}")
+        server.start(1, "tests.jobs.forked_rank:sleep", [], sys_path=[REPOSITORY], log=tmp_path / "{rank}")

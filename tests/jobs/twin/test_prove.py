@@ -206,12 +206,12 @@ def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, m
     """Its ranks fail; what comes after is skipped, the report names the cause and the logs, the notebook's cell fails."""
     from nbtrain.jobs.twin import prove as module
 
-    monkeypatch.setattr(module, "TRAINER", "forked_rank:nothing")
+    monkeypatch.setattr(module, "TRAINER", "no_such_module:nothing")
     report = run_twin(tiny, server=fork_server)
     outcomes = {check.name: check.outcome for check in report.checks}
     assert outcomes.pop("data") == "passed" and outcomes.pop("train") == "failed"
     assert set(outcomes.values()) == {"skipped"}
-    assert "rank 0 ended with code 1: ModuleNotFoundError: No module named 'forked_rank'" in str(report)
+    assert "rank 0 ended with code 1: ModuleNotFoundError: No module named 'no_such_module'" in str(report)
     assert f"output/{report.twin}/jobs/" in str(report)
     with pytest.raises(JobFailed, match="Twin of tiny: FAILED"):
         api.TwinRun(report).wait_if("no")

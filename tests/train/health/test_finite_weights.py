@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError, StabilityError
 from nbtrain.parallel.startup import World
 from nbtrain.train.health.finite_weights import bad_weights
 from tests.train import launch
@@ -28,12 +29,12 @@ def test_one_value_is_found_by_name(dtype, value):
 
 
 @pytest.mark.slow
-def test_no_checkpoint_is_made_of_them_and_none_is_gone_on_from(tmp_path, data_home):
+def test_no_checkpoint_is_made_of_them_and_none_is_gone_on_from(tmp_path, forked):
     """Step 8 is good, and a weight behind it is no number: the checkpoint of step 4 stays. Spoilt, it is refused."""
     settings = {"checkpoint.save_interval_steps": 4, "checkpoint.keep_last": 1, "evaluation.eval_iters": 0}
     run = launch.make_run(tmp_path, settings)
     launch.order_faults(run, {"step": 8, "do": "weights"})
-    assert launch.end(launch.start(run, data_home)) == 1
+    assert forked.end(run).exit_codes == [StabilityError.exit_code]
     name = "word_embeddings.weight"
     assert f"step 8: weights behind it are no numbers ({name}), so no checkpoint" in launch.log_of(run)
     assert run.checkpoint_steps() == [4]
@@ -52,7 +53,7 @@ def test_no_checkpoint_is_made_of_them_and_none_is_gone_on_from(tmp_path, data_h
         manifest["files"][path.name] |= {"bytes": path.stat().st_size, "sha256": files.sha256_of(path)}
     files.write_json(run.checkpoint_manifest(4), manifest)
     launch.new_job(run)
-    assert launch.end(launch.start(run, data_home)) == 1
+    assert forked.end(run).exit_codes == [CheckpointError.exit_code]
     assert "global_step4: its weights are no numbers (" in launch.log_of(run)
     assert "Remove that folder: then `nbtrain resume` goes on from the start." in launch.log_of(run)
     assert launch.trace(run).keys() == set(range(1, 9))

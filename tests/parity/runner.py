@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from test_data_options import make_packed
 
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.events import read_events
@@ -46,7 +45,7 @@ def make_datasets(home: Path) -> None:
     """Those that cases name: `test`, `short` with several documents in a sequence, and `packed`."""
     launch.make_dataset(home)
     launch.make_dataset(home, "short", document_tokens=(3, 20))
-    make_packed(home)
+    launch.make_packed(home)
 
 
 @dataclass(frozen=True)

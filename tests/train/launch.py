@@ -88,6 +88,30 @@ def make_dataset(
     files.write_json(target.manifest_json, manifest.to_dict())
 
 
+def make_packed(home: Path) -> None:
+    """The dataset `packed`: 300 examples of 6 to 30 tokens of two sources, of which the second half is learnt."""
+    target = DatasetFiles(home / "dataset" / "packed")
+    target.directory.mkdir(parents=True)
+    generator = np.random.default_rng(3)
+    with (
+        IndexedWriter(target.prefix, VOCAB_SIZE, None) as tokens,
+        IndexedWriter(target.loss_mask.prefix, None, None, dtype="u1") as mask,
+    ):
+        for _ in range(300):
+            ids = generator.integers(1, VOCAB_SIZE, size=generator.integers(6, 30))
+            tokens.add_document(ids)
+            mask.add_document(np.arange(len(ids)) >= len(ids) // 2)
+    assert tokens.written is not None and mask.written is not None
+    sources = [
+        {"kind": "chat", "name": "talk", "sequences": [0, 100], "weight": 1.0},
+        {"kind": "alpaca", "sequences": [100, 300], "weight": 0.5},
+    ]
+    counts = {"documents": 300, "tokens": tokens.written.num_tokens, "bytes": None, "dropped": {}}
+    written = tokens.written.files | mask.written.files
+    manifest = DatasetManifest("text", sources, counts, VOCAB_SIZE, tokens.dtype.name, 0, "0" * 64, written)
+    files.write_json(target.manifest_json, manifest.to_dict())
+
+
 def make_run(
     root: Path,
     overrides: dict[str, Any] | None = None,

@@ -5,10 +5,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nbtrain.base import files
-from nbtrain.dataset.files import DatasetFiles
-from nbtrain.dataset.indexed_writer import IndexedWriter
-from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.monitor.run_view import RunView
 from tests.train import launch
 from tests.train.test_training import assert_same_state
@@ -63,35 +59,9 @@ def test_a_blend_with_documents_apart_resumes_bitwise(tmp_path, home, forked):
         assert low - 1e-5 <= loss <= high + 1e-5
 
 
-def make_packed(home: Path) -> None:
-    """The dataset `packed`: 300 examples of 6 to 30 tokens of two sources, of which the second half is learnt."""
-    target = DatasetFiles(home / "dataset" / "packed")
-    target.directory.mkdir(parents=True)
-    generator = np.random.default_rng(3)
-    with (
-        IndexedWriter(target.prefix, launch.VOCAB_SIZE, None) as tokens,
-        IndexedWriter(target.loss_mask.prefix, None, None, dtype="u1") as mask,
-    ):
-        for _ in range(300):
-            ids = generator.integers(1, launch.VOCAB_SIZE, size=generator.integers(6, 30))
-            tokens.add_document(ids)
-            mask.add_document(np.arange(len(ids)) >= len(ids) // 2)
-    assert tokens.written is not None and mask.written is not None
-    sources = [
-        {"kind": "chat", "name": "talk", "sequences": [0, 100], "weight": 1.0},
-        {"kind": "alpaca", "sequences": [100, 300], "weight": 0.5},
-    ]
-    counts = {"documents": 300, "tokens": tokens.written.num_tokens, "bytes": None, "dropped": {}}
-    written = tokens.written.files | mask.written.files
-    manifest = DatasetManifest(
-        "text", sources, counts, launch.VOCAB_SIZE, tokens.dtype.name, 0, "0" * 64, written
-    )
-    files.write_json(target.manifest_json, manifest.to_dict())
-
-
 def test_packed_examples_resume_bitwise_on_two_ranks(tmp_path, home, forked):
     """Best fit, two sources: as a straight run, and each source's loss by the name of its source."""
-    make_packed(home)
+    launch.make_packed(home)
     overrides = {
         **{key: value for key, value in BLEND.items() if not key.startswith("data.")},
         "data.name": "packed",

@@ -110,7 +110,7 @@ def test_no_rank_outlives_the_server(tmp_path):
         )
         identities = [ProcessIdentity.of(pid) for pid in launch.pids]
         assert None not in identities
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 600
     while any(identity.alive() for identity in identities) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(identity.alive() for identity in identities)

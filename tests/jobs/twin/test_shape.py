@@ -33,7 +33,8 @@ def product(values: dict[str, int]) -> int:
     )
 
 
-# --- folding ----------------------------------------------------------------------------------------------------
+# --- folding
+# ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,8 @@ def test_too_many_kinds_for_the_ranks_are_refused():
         fold(sizes(2, pipeline=2), max_ranks=2)
 
 
-# --- twins ------------------------------------------------------------------------------------------------------
+# --- twins
+# ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
@@ -109,7 +111,9 @@ def config_of(settings: dict):
 
 @pytest.mark.slow
 def test_every_pair_of_kinds_that_goes_together_has_its_twin():
-    """The table of combinations.py, cell by cell: what is taken out or replaced is said, everything else is there."""
+    """The table of combinations.py, cell by cell: what is taken out or replaced is said, everything else is
+    there.
+    """
     seen = 0
     for first, second in itertools.combinations_with_replacement(KINDS, 2):
         told = pairing(first, second) if first is not second else None
@@ -148,7 +152,8 @@ def test_what_a_machine_lacks_is_replaced_and_said():
     assert (able.precision.dtype, able.model.compile) == ("fp16", True)
 
 
-# --- schedules --------------------------------------------------------------------------------------------------
+# --- schedules
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_ramp_is_crossed_by_the_stop():
@@ -179,7 +184,10 @@ def test_step_sizes_are_kept():
 
 @pytest.mark.parametrize("unit, length", [("tokens", 10**9), ("samples", 10**6), ("steps", 10**4)])
 def test_amounts_keep_their_unit_and_their_share(unit, length):
-    """A warm-up of a fifth, a decay of half, a WSD end of a quarter of the run; whatever they are counted in."""
+    """A warm-up of a fifth, a decay of half, a WSD end of a quarter of the run.
+
+    Whatever they are counted in.
+    """
     config = load(
         EXAMPLES / "gpt-tiny.yaml",
         {
@@ -202,7 +210,8 @@ def test_amounts_keep_their_unit_and_their_share(unit, length):
     assert twin.lr_wsd_decay_tokens / twin.train_tokens == pytest.approx(0.25, abs=1 / STEPS)
 
 
-# --- data and model ---------------------------------------------------------------------------------------------
+# --- data and model
+# ---------------------------------------------------------------------------------------------
 
 
 def test_examples_with_prompts_stay_such():

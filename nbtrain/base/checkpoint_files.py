@@ -19,7 +19,7 @@ MANIFEST_VERSIONS = (1, 2)
 
 
 def checkpoint_problem(folder: Path) -> str | None:
-    """Why a checkpoint is not whole, as far as names and sizes tell; None where they are right. Cheap."""
+    """Why a checkpoint is not whole, as far as names and sizes show; None if they are right. Cheap."""
     if not folder.is_dir():
         return "there is no such checkpoint"
     try:
@@ -57,8 +57,8 @@ def newest_whole(
 ) -> tuple[int | None, list[tuple[int, str]]]:
     """(step of the newest whole checkpoint or None, [(step, reason) of each newer one, newest first]).
 
-    `check` says why a folder is not whole, or None. The default compares names and sizes; readers of checkpoints pass
-    one that reads the contents. `steps`: the run's, if another rank has listed them already.
+    `check` says why a folder is not whole, or None. The default compares names and sizes; readers of
+    checkpoints pass one that reads the contents. `steps`: the run's, if another rank has listed them already.
     """
     skipped: list[tuple[int, str]] = []
     for step in reversed(run.checkpoint_steps() if steps is None else steps):

@@ -2,7 +2,7 @@
 
     NbtrainError
       ConfigError        change the run YAML or the override
-      DataError          mend or prepare the data
+      DataError          repair or prepare the data
       CheckpointError    choose another checkpoint, or free space
       RecordError        restore or remove a damaged file of a run
       JobError           look at the job
@@ -20,7 +20,7 @@ from nbtrain.base.terminal import printable
 
 
 class NbtrainError(Exception):
-    """Base of every error that is the user's to mend."""
+    """Base of every error that the user can fix."""
 
     exit_code = 1
 
@@ -74,13 +74,17 @@ class JobFailed(JobError):
 
 
 class StabilityError(NbtrainError):
-    """A step went wrong in a way that stability.* does not pass over: a loss or gradient that is no number, a jump."""
+    """A step went wrong in a way that stability.* does not pass over: a loss or gradient of NaN or Inf, or a
+    jump.
+    """
 
     exit_code = 8
 
 
 class RollbackError(StabilityError):
-    """A step went wrong and the ranks leave, to go on from the newest checkpoint behind its samples."""
+    """A step went wrong and the ranks leave, to go on from the newest checkpoint, after the samples of that
+    step.
+    """
 
     exit_code = 0
 

@@ -84,9 +84,9 @@ def write_json_unsynced(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any | None:
-    """The JSON value of a file, or None where there is no such file.
+    """The JSON value of a file, or None if it does not exist.
 
-    Raises RecordError (a ValueError), naming the file, where the content is not JSON.
+    Raises RecordError (a ValueError), naming the file, if the content is not JSON.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")

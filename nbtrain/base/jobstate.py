@@ -39,14 +39,15 @@ FINAL = frozenset({SUCCEEDED, FAILED, CANCELLED, LOST})
 QUEUED_GRACE_SECONDS = 30.0
 # A supervisor renews the time stamp of its job.json this often.
 SIGN_OF_LIFE_SECONDS = 5.0
-# A supervisor on another host whose job.json is older than this is dead; clocks of two hosts may differ by minutes.
+# A supervisor on another host whose job.json is older than this is dead; clocks of two hosts may differ by
+# minutes.
 SILENCE_SECONDS = 900.0
 
 
 def observed_state(record: JobRecord, now: float, written_at: float | None = None) -> tuple[str, str | None]:
     """(state, cause) as a reader must see them: what was written, or LOST if its writer is dead.
 
-    Of a supervisor on another host only its silence tells: `written_at` is the time stamp of job.json.
+    A supervisor on another host is judged by its silence alone: `written_at` is the time stamp of job.json.
     """
     supervisor = record.supervisor
     if record.state not in ACTIVE:
@@ -71,7 +72,7 @@ def observed_state(record: JobRecord, now: float, written_at: float | None = Non
 
 
 def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
-    """observed_state of a job on disk. A folder without job.json is a submission that never finished: LOST."""
+    """observed_state of a job on disk. LOST without job.json: its submission never finished."""
     record = JobRecord.read(job.job_json)
     if record is None:
         return LOST, "the submission was cut off before job.json was written"

@@ -1,7 +1,8 @@
 """The end of a job whose run directory takes no more: its job.json, in a folder of the user's own that does.
 
-<temporary folder>/nbtrain-<user id>/ is made for the user alone (mode 700). One that is anybody else's, that others may
-read or write, or that is a link, is not used: in a folder that all may write to, names can be taken in advance.
+<temporary folder>/nbtrain-<user id>/ is made for the user alone (mode 700). One that is anybody else's, that
+others may read or write, or that is a link, is not used: in a folder that all may write to, names can be
+taken in advance.
 """
 
 import contextlib

@@ -15,7 +15,7 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def locked_directory(directory: Path) -> Iterator[None]:
-    """Hold a folder: flock on the folder itself, so that no lock file stays behind. Says so where it has to wait."""
+    """Hold a folder: flock on the folder itself, so that no lock file is left. Says so if it has to wait."""
     descriptor = _lock(directory)
     # Whoever held it may have removed it as it left: then the lock is on a folder that is no more.
     while not _is_at(descriptor, directory):
@@ -33,7 +33,8 @@ def _lock(directory: Path) -> int:
         descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
         raise DataError(
-            f"{display(directory)}: cannot be made or opened: {error.strerror}. Set NBTRAIN_DATA to a folder that "
+            f"{display(directory)}: cannot be made or opened: {error.strerror}. Set NBTRAIN_DATA to a folder "
+            "that "
             "can be written."
         ) from error
     try:

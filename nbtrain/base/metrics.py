@@ -2,7 +2,7 @@
 
 The trainer writes from this table, the monitor reads by it, the widgets label with it and
 docs/metrics.md is generated from it. Tags in the first block are Megatron-DeepSpeed's, letter for letter,
-so that its users' dashboards keep working; those marked `by_tokens` are also written as
+so that its users' dashboards keep working; scalars marked `by_tokens` are also written as
 "<tag> vs tokens" and "<tag> vs samples", with that count in place of the step.
 """
 
@@ -65,7 +65,7 @@ SCALARS: tuple[Scalar, ...] = (
         "mfu",
         "throughput/MFU",
         "",
-        "Model FLOPs over the device's datasheet peak; absent where none is known.",
+        "Model FLOPs over the device's datasheet peak; absent if none is known.",
     ),
     Scalar(
         "hfu",
@@ -79,7 +79,7 @@ SCALARS: tuple[Scalar, ...] = (
         "",
         "Model FLOPs over the matrix rate measured on this device at start.",
     ),
-    # ours: where the step's time goes
+    # ours: how the step's time is spent
     Scalar("data_seconds", "time/data wait", "s", "Waiting for the next batch."),
     Scalar("forward_seconds", "time/forward", "s", "Forward passes."),
     Scalar("backward_seconds", "time/backward", "s", "Backward passes, gradient reduction included."),
@@ -94,7 +94,8 @@ SCALARS: tuple[Scalar, ...] = (
         "communication_seconds",
         "time/communication",
         "s",
-        "Collectives of one step, measured one by one without overlap; on logged steps of several ranks. Part of the times above.",
+        "Collectives of one step, measured one by one without overlap; on logged steps of several ranks. "
+        "Part of the times above.",
     ),
     Scalar("evaluation_seconds", "time/evaluation", "s", "One validation pass."),
     Scalar("checkpoint_seconds", "time/checkpoint", "s", "One checkpoint, as the training loop feels it."),
@@ -130,7 +131,12 @@ SCALARS: tuple[Scalar, ...] = (
     ),
     Scalar("compute_median_seconds", "ranks/compute median", "s", "The same: the median over the ranks."),
     Scalar("compute_max_seconds", "ranks/compute max", "s", "The same: the slowest rank."),
-    Scalar("slowest_rank", "ranks/slowest rank", "", "The rank furthest behind those of its pipeline stage."),
+    Scalar(
+        "slowest_rank",
+        "ranks/slowest rank",
+        "",
+        "The rank that is slowest, compared with the other ranks of its pipeline stage.",
+    ),
     Scalar(
         "rank_slowdown",
         "ranks/slowdown of the slowest",
@@ -158,7 +164,8 @@ FAMILIES: tuple[Scalar, ...] = (
         "loss/<dataset>",
         "lm-loss-training/lm loss/<dataset>",
         "nats",
-        "Training loss of one named dataset of a blend or a mixture: mean over its learnt tokens in the global batch.",
+        "Training loss of one named dataset of a blend or a mixture: mean over its learnt tokens in the "
+        "global batch.",
         True,
     ),
 )
@@ -181,7 +188,7 @@ def scalar(name: str) -> Scalar:
 
 
 def name_of(tag: str) -> str | None:
-    """The name of the scalar with this tag, one of a family's too; None where it is none of ours."""
+    """The name of the scalar with this tag, one of a family's too; None if it is none of nbtrain's."""
     if tag in BY_TAG:
         return BY_TAG[tag].name
     for family in FAMILIES:

@@ -1,7 +1,7 @@
 """What the NVIDIA driver says about this machine's GPUs, through nvidia-ml-py (its module is `pynvml`).
 
-The package is a thin layer over libnvidia-ml.so.1, which comes with the NVIDIA driver. It is imported on use, and a
-machine without the driver needs neither.
+The package is a thin layer over libnvidia-ml.so.1, which comes with the NVIDIA driver. It is imported on use,
+and a machine without the driver needs neither.
 """
 
 import functools
@@ -36,7 +36,8 @@ def gpus() -> list[GpuUse]:
 
 
 def utilization_fraction(uuid: str) -> float | None:
-    """Share of the last sample period in which a kernel ran on the GPU with this UUID; None if it is not reported.
+    """Share of the last sample period in which a kernel ran on the GPU with this UUID; None if it is not
+    reported.
 
     `uuid` is CUDA's, as torch.cuda.get_device_properties(device).uuid prints it: the same GPU, however
     CUDA_VISIBLE_DEVICES numbers it.

@@ -14,7 +14,7 @@ LOG_INTERVAL_SECONDS = 5.0
 
 
 class Progress:
-    """A bar over `total` units (None where unknown). Use as a context manager; call update(n, **figures)."""
+    """A bar over `total` units (None if unknown). Use as a context manager; call update(n, **figures)."""
 
     def __init__(self, description: str, total: float | None, unit: str, stream: TextIO | None = None):
         self.description = description
@@ -46,7 +46,7 @@ class Progress:
             self._write_line(final=True)
 
     def update(self, amount: float = 1, **figures: str) -> None:
-        """Add `amount`; `figures` (name=text) are shown behind the rate."""
+        """Add `amount`; `figures` (name=text) are shown after the rate."""
         self.done += amount
         if figures:
             self.figures = ", ".join(f"{name} {text}" for name, text in figures.items())
@@ -57,7 +57,7 @@ class Progress:
             self._write_line()
 
     def say(self, text: str) -> None:
-        """A line of its own behind the description, above the bar."""
+        """A line of its own, after the description and above the bar."""
         line = f"{self.description}: {text}"
         if self._bar is not None:
             self._bar.write(line, file=self._stream)

@@ -21,7 +21,7 @@ class Record:
 
     @classmethod
     def of_json(cls, value: Any, where: object = "") -> Self:
-        """From a JSON object. Raises RecordError, beginning with `where`, for anything that is no such record."""
+        """From a JSON object. Raises RecordError, beginning with `where`, if it is no such record."""
         try:
             known = {one.name: one.type for one in fields(cls)}  # type: ignore[arg-type]
             return cls(**{name: _nested(known[name], value[name], where) for name in value if name in known})
@@ -40,7 +40,9 @@ class Record:
 
 
 def _nested(kind: Any, value: Any, where: object) -> Any:
-    """A field's value; records within a record by the field's type, such as `TrainingProgress | None` or `list[TrainingProgress]`."""
+    """A field's value; records within a record by the field's type, such as `TrainingProgress | None` or
+    `list[TrainingProgress]`.
+    """
     if value is None:
         return None
     for inner in (kind, *get_args(kind)):
@@ -55,7 +57,9 @@ def _nested(kind: Any, value: Any, where: object) -> Any:
 
 @dataclass
 class Stamp(Record):
-    """A moment by the kernel's clock since boot, which nobody sets: between two of one boot lies the true duration."""
+    """A moment by the kernel's clock since boot, which nobody sets: between two of one boot lies the true
+    duration.
+    """
 
     boot_id: str
     seconds: float
@@ -68,7 +72,10 @@ class Stamp(Record):
 
 @dataclass
 class Stamped(Record):
-    """A record whose moments, seconds since the epoch by name, have a Stamp each; records of nbtrain 0.1 have none."""
+    """A record whose moments, seconds since the epoch by name, have a Stamp each.
+
+    Records of nbtrain 0.1 have none.
+    """
 
     stamps: dict[str, Stamp] = field(default_factory=dict, kw_only=True, compare=False)
 
@@ -78,14 +85,14 @@ class Stamped(Record):
         self.stamps[name] = Stamp.now()
 
     def seconds_between(self, begin: str, end: str) -> float:
-        """Between two moments that are set: by their stamps if they are of one boot, else by the wall clock."""
+        """Between two moments: by their stamps if they are of one boot, else by the wall clock."""
         first, last = self.stamps.get(begin), self.stamps.get(end)
         if first and last and first.boot_id == last.boot_id:
             return last.seconds - first.seconds
         return max(0.0, getattr(self, end) - getattr(self, begin))
 
     def seconds_since(self, begin: str, now: float | None = None) -> float:
-        """Since a moment that is set: by its stamp if it is of this boot, else until `now` by the wall clock."""
+        """Since a moment: by its stamp if it is of this boot, else until `now` by the wall clock."""
         first = self.stamps.get(begin)
         if first and first.boot_id == boot_id():
             return Stamp.now().seconds - first.seconds
@@ -100,7 +107,10 @@ class ProcessIdentity(Record):
     start_ticks: int
     boot_id: str
     host: str = field(default="", compare=False)
-    """The host that it runs on; "" in records of nbtrain 0.1, which knew none. A host may be renamed meanwhile."""
+    """The host that it runs on; "" in records of nbtrain 0.1, which knew none.
+
+    A host may be renamed meanwhile.
+    """
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
@@ -147,16 +157,16 @@ class AttemptRecord(Record):
     world_size: int
     data_parallel_size: int
     first_step: int | None = None
-    """Of the newest whole checkpoint when it began, which it is to load; None where there was none."""
+    """The step of the checkpoint that it is to load; None if there was none when it began."""
     first_tokens: int = 0
-    """Trained until then."""
+    """Tokens that were trained when it began."""
     running_at: float | None = None
     """When rank 0 was past loading."""
     resumed_from_step: int | None = None
     ended_at: float | None = None
     reached_step: int | None = None
     cause: str | None = None
-    """Of its end, where it failed or was rolled back."""
+    """Why it ended, if it failed or was rolled back."""
     faults: list[dict[str, Any]] = field(default_factory=list)
     """Faults on order (config/fault_orders.py)."""
     trace: bool = False
@@ -181,7 +191,7 @@ class JobRecord(Stamped):
     attempt: int = 0
     restarts: int = 0
     resumed_from_step: int | None = None
-    """The checkpoint that the newest attempt went on from; None where it began at step 0."""
+    """The checkpoint that the newest attempt went on from; None if it began at step 0."""
     supervisor: ProcessIdentity | None = None
     backend: str = "local"
     command: list[str] = field(default_factory=list)
@@ -196,11 +206,13 @@ class JobRecord(Stamped):
 
     @property
     def first_step(self) -> int | None:
-        """Of the checkpoint that the newest attempt is to load; None where there is none."""
+        """The step of the checkpoint that the newest attempt is to load; None if there is none."""
         return self.attempts[-1].first_step if self.attempts else None
 
     def placed(self, beat: "Heartbeat") -> "Heartbeat":
-        """`beat` at the checkpoint's step and tokens, until its rank has loaded that and tells of its own."""
+        """`beat` at the checkpoint's step and tokens, until its rank has loaded the checkpoint and reports
+        its own.
+        """
         newest = self.attempts[-1] if self.attempts else None
         if newest is None or not newest.first_step or (beat.step and beat.attempt == newest.attempt):
             return beat
@@ -227,7 +239,7 @@ class TrainingProgress(Record):
     best_validation_loss: float | None = None
     test_loss: float | None = None
     overflow_steps: int | None = None
-    """Of the run so far, that fp16's loss scaling left out."""
+    """Steps of the run so far that fp16's loss scaling left out."""
     checkpoint_step: int | None = None
     num_parameters: int | None = None
 
@@ -239,7 +251,7 @@ class Collective(Record):
     name: str
     """As torch.distributed names it; send and recv with the other rank's number."""
     kind: str
-    """The kind of its group, such as data_parallel; "" where it has no name."""
+    """The kind of its group, such as data_parallel; "" if it has no name."""
     ranks: list[int]
     number: int
     """How many collectives this rank has called in this group, this one counted."""
@@ -254,8 +266,8 @@ class Collective(Record):
 class Heartbeat(Stamped):
     """heartbeat/<rank>.json, renewed at every change of phase and once a second in between.
 
-    A thread of the rank renews it, so that it is fresh while the rank hangs: whether a rank goes on is told by
-    everything but `time`.
+    A thread of the rank renews it, so it is fresh even while the rank hangs: whether a rank goes on shows in
+    every field but `time`.
     """
 
     rank: int
@@ -293,30 +305,31 @@ class ExitRecord(Record):
     attempt: int
     time: float
     exit_code: int | None
-    """None where a signal ended it."""
+    """None if a signal ended it."""
     signal: int | None
     outcome: str
-    """finished: all tokens done; stopped: saved and left on request; rollback: left in order, to go on from the newest
-    checkpoint; failed: an error; killed: by a signal."""
+    """finished: all tokens done; stopped: saved and left on request; rollback: left in order, to go on from
+    the newest checkpoint; failed: an error; killed: by a signal."""
     step: int | None = None
     message: str = ""
     """One line: what the rank said last."""
     detail: str = ""
-    """The traceback of a failure, where there is one; of a stop the limit that made it, such as exit_interval_steps; of a
-    rollback {"step", "first", "last"} as JSON: the bad step and the positions [first, last) that it has read."""
+    """For a failure, its traceback, if there is one. For a stop, the limit that caused it, such as
+    exit_interval_steps. For a rollback, {"step", "first", "last"} as JSON: the bad step and the positions
+    [first, last) that it has read."""
 
 
 @dataclass
 class Rollback(Record):
-    """One entry of rollbacks.json, a list: every attempt that loads a checkpoint passes over these samples."""
+    """One entry of rollbacks.json: every attempt that loads a checkpoint passes over these samples."""
 
     job_id: str
     attempt: int
     time: float
     step: int
-    """The bad one."""
+    """The bad step."""
     checkpoint_step: int
-    """The newest checkpoint then; 0 where there was none."""
+    """The step of the newest checkpoint at that time; 0 if there was none."""
     first: int
     """[first, last) positions of the training order: from that checkpoint to the end of the bad step."""
     last: int
@@ -337,11 +350,11 @@ class ResumeCertificate(Record):
     kind: str
     """bit-exact: as if never interrupted; data-exact: the same batches, other rounding; changed: neither."""
     reasons: list[str]
-    """What is not as it was, the weightiest first; empty where bit-exact."""
+    """What is not as it was, the weightiest first; empty if bit-exact."""
     step: int
-    """Of the checkpoint."""
+    """The step of the checkpoint."""
     next_batch_sha256: str | None
-    """Over positions and tokens of the next global batch; None where there is none."""
+    """Over positions and tokens of the next global batch; None if there is none."""
     checked_at: float
 
     def __str__(self) -> str:

@@ -10,7 +10,8 @@
         job.json                submit, then the supervisor from its first act on
         environment.json        submit      commit, versions, devices, hashes
         deepspeed.json          submit      the derived DeepSpeed configuration
-        resume.json             rank 0      what its newest attempt kept of the checkpoint that it went on from
+        resume.json             rank 0      what its newest attempt kept of the checkpoint that it went on
+        from
         control/request.json    supervisor  what the ranks are asked to do at the next step boundary
         control/ack.json        rank 0      the last request it carried out
         control/devices.json    an operator how many devices the next attempt may take (backend.elastic)
@@ -20,14 +21,15 @@
         logs/supervisor.log     supervisor  its own words and torchrun's
         events/<writer>.jsonl   that writer (submit, supervisor, rank0, ...)
       tensorboard/              rank 0      event files
-      model/global_step<N>/     the ranks   a checkpoint; counts when its manifest.json (rank 0, last) is whole
+      model/global_step<N>/     the ranks   a checkpoint; counts when its manifest.json (rank 0, last) is
+      whole
       model/latest              rank 0      a hint, never the truth
       universal/global_step<N>/ `nbtrain checkpoint universal`: a checkpoint in DeepSpeed's universal form
       profiling/  export/  notebooks/
 
 One writer per file; every JSON file appears by rename; nothing inside holds an absolute path, so the
-folder can be moved. Times are seconds since the epoch, UTC. Readers tolerate a missing file, never a torn one.
-This module is the standard library only: the trainer, the supervisor and the panel all meet here.
+folder can be moved. Times are seconds since the epoch, UTC. Readers tolerate a missing file, never a torn
+one. This module is the standard library only: the trainer, the supervisor and the panel all meet here.
 """
 
 import contextlib
@@ -46,7 +48,7 @@ from nbtrain.base.workspace import check_name, output_root
 
 SCHEMA_VERSION = 1
 JOB_ID_PATTERN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
-# In rank 0's event about a checkpoint that a resume passes over, behind its name and before the reason.
+# In rank 0's event about a checkpoint that a resume passes over, after its name and before the reason.
 NOT_USED = "is not used"
 CHECKPOINT_PATTERN = re.compile(r"global_step(\d+)")
 
@@ -156,7 +158,7 @@ class RunDir:
 
     @contextlib.contextmanager
     def locked(self, blocking: bool = True) -> Iterator[bool]:
-        """Hold the run's lock: flock on the directory itself, so that no lock file can be left behind.
+        """Hold the run's lock: flock on the directory itself, so that no lock file can be left.
 
         Yields whether it was taken (always, if blocking). The kernel frees it when the holder dies.
         """

@@ -1,7 +1,8 @@
 """Text of others on its way to a terminal: made printable, and cut if it is long.
 
-An escape sequence in a document or in the name of a file would colour, move or rename the terminal, and a mark of
-direction would show what follows backwards. A page in HTML and a file in JSON have escapes of their own.
+An escape sequence in a document or in the name of a file would colour, move or rename the terminal, and a
+mark of direction would show what follows backwards. A page in HTML and a file in JSON have escapes of their
+own.
 """
 
 import re
@@ -19,7 +20,10 @@ def shortened(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with \\x1b for an escape, \\u202e for a change of direction, and so on; line ends and tabs stay."""
+    """The text with \\x1b for an escape, \\u202e for a change of direction, and so on.
+
+    Line ends and tabs stay.
+    """
     if text.isprintable():
         return text
     return "".join(

@@ -3,8 +3,8 @@
     global rank = (pipeline * data_parallel_size + data) * tensor_parallel_size + tensor
 
 Pipeline outermost, tensor innermost: DeepSpeed's PipeModelDataParallelTopology, so that tensor-parallel
-ranks are neighbours on one node. The data axis counts the ranks that share sequences (Ulysses) too; those that
-share one are neighbours on it. *size* is how many ranks along a kind of parallelism, *rank* which one.
+ranks are neighbours on one node. The data axis counts the ranks that share sequences (Ulysses) too; those
+that share one are neighbours on it. *size* is how many ranks along a kind of parallelism, *rank* which one.
 """
 
 from dataclasses import dataclass

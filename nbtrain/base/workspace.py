@@ -31,7 +31,7 @@ def valid_name(name: str) -> bool:
 
 
 def check_name(name: str, what: str) -> str:
-    """`name` itself. Raises ConfigError where it may not become a path."""
+    """`name` itself. Raises ConfigError if it may not become a path."""
     if not valid_name(name):
         raise ConfigError(f"{what} = {name!r} {NAME_RULE}.")
     return name
@@ -77,7 +77,7 @@ def resolve(path: str | os.PathLike) -> Path:
 def bundled(part: str) -> Path:
     """notebooks or examples/megatron-gpt as shipped: inside the wheel, or beside the package in a clone.
 
-    Raises ConfigError where an installation carries neither.
+    Raises ConfigError if an installation carries neither.
     """
     for candidate in (PACKAGE / "_bundled" / part, PACKAGE.parent / part):
         if candidate.is_dir():
@@ -86,7 +86,7 @@ def bundled(part: str) -> Path:
 
 
 def display(path: Path) -> str:
-    """A path as a person reads it: relative to the workspace where it lies inside."""
+    """A path as a person reads it: relative to the workspace if it lies inside."""
     try:
         return str(Path(path).relative_to(workspace()))
     except ValueError:

@@ -27,11 +27,11 @@ SUPERVISOR_SECONDS = 60.0
 def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) -> tuple[str, str | None]:
     """Stop a job and wait until nothing of it is left; returns its (state, cause).
 
-    The ranks save a checkpoint and leave; those that have not after `backend.shutdown_timeout_seconds` are
+    The ranks save a checkpoint and leave; ranks that are left after `backend.shutdown_timeout_seconds` are
     killed. `now` kills them at once. A job that has ended is left as it is. What is left of a LOST job, whose
     supervisor is gone, is ended. `wait_seconds` None waits as long as the supervisor may take.
 
-    Raises JobError where the job is still there after `wait_seconds`.
+    Raises JobError if the job is still there after `wait_seconds`.
     """
     backend = backend_of_job(job)
     state, cause = backend.status(job)
@@ -66,7 +66,7 @@ def ask_devices(job: JobDir, devices: int | None) -> None:
 
 
 def asked_devices(job: JobDir) -> int | None:
-    """What ask_devices() said last; None where nothing holds."""
+    """What ask_devices() said last; None if it asked for nothing, or took it back."""
     asked = files.read_json(job.control_devices)
     return asked["devices"] if asked else None
 
@@ -74,7 +74,7 @@ def asked_devices(job: JobDir) -> int | None:
 def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     """Ask a running job for a checkpoint at its next step; it goes on.
 
-    With `wait_seconds` the answer is waited for and its step returned. Raises JobError where the job is not
+    With `wait_seconds` the answer is waited for and its step returned. Raises JobError if the job is not
     active, saves nothing (mode: perf, eval), or has not saved in that time.
     """
     backend = backend_of_job(job)
@@ -85,7 +85,9 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
             f"{display(job.run.path)}: job {job.job_id} runs with mode: {mode}, which saves nothing."
         )
     if state in ACTIVE and not backend.capabilities.save:
-        raise JobError(f"{display(job.run.path)}: job {job.job_id} runs where it cannot be asked to save.")
+        raise JobError(
+            f"{display(job.run.path)}: job {job.job_id} runs on a backend that cannot ask it to save."
+        )
     if state not in ACTIVE or not backend.save(job):
         raise JobError(
             f"{display(job.run.path)}: job {job.job_id} is {state}; only an active job can save. "
@@ -129,7 +131,7 @@ def wait(
         elapsed = time.monotonic() - started
         if state not in ACTIVE or (timeout_seconds is not None and elapsed >= timeout_seconds):
             return state, cause
-        # Quick at first, for those who wait for a start; slow later, for those who wait for days.
+        # Quick at first, for a job that is starting; slow later, for a job that runs for days.
         pause = POLL_SECONDS if elapsed < 60 else SLOW_POLL_SECONDS
         left = pause if timeout_seconds is None else timeout_seconds - elapsed
         time.sleep(max(0.01, min(pause, left)))
@@ -167,7 +169,9 @@ def clean(run: RunDir, dry_run: bool = False) -> list[str]:
 
 
 def _patience(job: JobDir) -> float:
-    """The longest an orderly stop takes: the ranks' time to save, and the supervisor's to kill and tell."""
+    """The longest an orderly stop takes: the ranks' time to save, and the supervisor's time to kill and
+    report.
+    """
     return load_resolved(job.run.config_yaml).backend.shutdown_timeout_seconds + SUPERVISOR_SECONDS
 
 

@@ -66,7 +66,8 @@ DROPPED_VARIABLES = (
 )
 
 
-# --- the variables of every rank -----------------------------------------------------------------------------
+# --- the variables of every rank
+# -----------------------------------------------------------------------------
 
 
 def supervisor_environment() -> dict[str, str]:
@@ -88,7 +89,7 @@ def supervisor_environment() -> dict[str, str]:
 
 
 def threads_per_rank(config: RunConfig, cores: int) -> int:
-    """Cores over ranks, at least 1; resources.cpus_per_node counts where it is less than the machine has."""
+    """Cores over ranks, at least 1; resources.cpus_per_node counts if it is less than the machine has."""
     return max(1, min(cores, config.resources.cpus_per_node or cores) // config.world_size)
 
 
@@ -104,7 +105,8 @@ def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> 
         "OMP_NUM_THREADS": str(threads_per_rank(config, cores)),
         # Logs are read while the rank runs.
         "PYTHONUNBUFFERED": "1",
-        # All ranks are on this machine, and gloo else looks the host's name up, which may wait for a DNS server.
+        # All ranks are on this machine, and gloo else looks the host's name up, which may wait for a DNS
+        # server.
         "GLOO_SOCKET_IFNAME": "lo",
     }
     if config.resources.device == "cpu":
@@ -120,7 +122,8 @@ def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> 
     return {**variables, **own}
 
 
-# --- environment.json ----------------------------------------------------------------------------------------
+# --- environment.json
+# ----------------------------------------------------------------------------------------
 
 
 def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:
@@ -151,7 +154,7 @@ def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:
 
 
 def recorded_variables(environment: dict[str, str]) -> dict[str, str]:
-    """Those variables that decide how a rank computes, by name; never one whose name speaks of a secret."""
+    """The variables that decide how a rank computes, by name; never one whose name suggests a secret."""
     return {
         name: value
         for name, value in sorted(environment.items())
@@ -161,7 +164,7 @@ def recorded_variables(environment: dict[str, str]) -> dict[str, str]:
 
 
 def hidden(name: str, value: str) -> str:
-    """The value without passwords of addresses, or a note in its place where the name speaks of a secret."""
+    """The value without passwords of addresses, or a note in its place if the name suggests a secret."""
     return "(hidden)" if SECRET_WORDS.search(name) else text_without_secrets(value)
 
 
@@ -174,7 +177,10 @@ def package_version(name: str) -> str | None:
 
 
 def source_commit() -> str | None:
-    """The git commit of nbtrain's source, with "+changes" where the tree differs; None for an installed wheel."""
+    """The git commit of nbtrain's source, with "+changes" if the tree differs.
+
+    None for an installed wheel.
+    """
     source = PACKAGE
     git = shutil.which("git")
     if git is None or not (source.parent / ".git").exists():
@@ -195,7 +201,7 @@ def source_commit() -> str | None:
 
 
 def dataset_sha256(config: RunConfig) -> str | None:
-    """The hash that checkpoints refer to the dataset by; None where it is not there or cannot be read."""
+    """The hash that checkpoints refer to the dataset by; None if it is missing or cannot be read."""
     try:
         manifest = dataset_of(config).manifest()
     except DataError:
@@ -204,7 +210,7 @@ def dataset_sha256(config: RunConfig) -> str | None:
 
 
 def tokenizer_sha256(config: RunConfig) -> str | None:
-    """The hash that checkpoints refer to the tokenizer by; None where it is not there or cannot be read."""
+    """The hash that checkpoints refer to the tokenizer by; None if it is missing or cannot be read."""
     try:
         manifest = read_manifest(tokenizer_dir(config.tokenizer.name))
     except DataError:

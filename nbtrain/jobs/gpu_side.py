@@ -26,7 +26,7 @@ def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
     Lines that are no JSON object are libraries talking, and are passed over. Closing the iterator ends the
     process. Raises the NbtrainError that the process names in {"kind": "error", "error", "message"}, and
-    NbtrainError with its last words where it dies without one.
+    NbtrainError with its last words if it dies without one.
     """
     # A file, not a pipe: nobody reads it meanwhile, and a full pipe would stop the process.
     with tempfile.TemporaryFile() as said:
@@ -87,7 +87,7 @@ def _last_words(module: str, code: int, said: IO[bytes]) -> str:
 
 
 def _end(process: subprocess.Popen) -> None:
-    """No process stays behind, whoever stops reading."""
+    """No process is left, even if the caller stops reading."""
     if process.poll() is None:
         process.terminate()
         try:

@@ -37,7 +37,7 @@ class Machine:
 
 
 def this_machine() -> Machine:
-    """Look at the machine now. Costs milliseconds, or one call of nvidia-smi where there is a GPU."""
+    """Look at the machine now. Costs milliseconds, or one call of nvidia-smi if there is a GPU."""
     cpu, flags = _cpu()
     memory = psutil.virtual_memory()
     limit, used = _memory_limit()
@@ -125,7 +125,7 @@ def cgroup_file(controller: str, v2_name: str, v1_name: str) -> Path | None:
 
 
 def oom_kills() -> int | None:
-    """Processes that the kernel's out-of-memory killer has ended in this cgroup, or None where unreadable."""
+    """Processes that the kernel's out-of-memory killer has ended in this cgroup, or None if unreadable."""
     path = cgroup_file("memory", "memory.events", "memory.oom_control")
     if path is None:
         return None

@@ -11,7 +11,7 @@ class Obstacle:
     """One reason not to launch."""
 
     kind: str
-    """error: a mistake to mend; data: prepare or mend the data; resource: this machine does not suffice."""
+    """error: a mistake to fix; data: prepare or repair the data; resource: this machine does not suffice."""
     message: str
     """What was found, with the rule's numbers."""
     fix: str

@@ -1,7 +1,7 @@
 """Everything about this machine that can be known before launch: data, folders, disk, memory, devices.
 
-What the configuration alone decides stands in config/rules/check.py. Every problem is told at once, and each says
-whether it is a mistake to mend or a machine that does not suffice.
+What the configuration alone decides stands in config/rules/check.py. Every problem is reported at once, and
+each says whether it is a mistake to fix or a machine that does not suffice.
 """
 
 import os
@@ -43,12 +43,13 @@ CPU_FLAGS = {
 
 
 def preflight(config: RunConfig, machine: Machine | None = None) -> list[Obstacle]:
-    """Every problem that would stop this run on this machine; empty where it can start."""
+    """Every problem that would stop this run on this machine; empty if it can start."""
     machine = this_machine() if machine is None else machine
     return [problem for check in CHECKS for problem in check(config, machine)]
 
 
-# --- devices -------------------------------------------------------------------------------------------------
+# --- devices
+# -------------------------------------------------------------------------------------------------
 
 
 def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
@@ -57,7 +58,8 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
     if resources.nodes > 1:
         yield Obstacle(
             "resource",
-            f"{config.where('resources.nodes')}: the run needs {resources.nodes} machines; backend `local` has 1.",
+            f"{config.where('resources.nodes')}: the run needs {resources.nodes} machines; backend `local` "
+            "has 1.",
             "Run it on a cluster, or set resources.nodes=1 and a layout that fits.",
         )
     if resources.device == "gpu":
@@ -77,7 +79,8 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
         if not machine.cpu_flags.intersection(wanted):
             yield Obstacle(
                 "resource",
-                f"{config.where('precision.dtype')}: precision.dtype = {config.precision.dtype} on a CPU needs one of "
+                f"{config.where('precision.dtype')}: precision.dtype = {config.precision.dtype} on a CPU "
+                "needs one of "
                 f"{', '.join(wanted)}; {machine.cpu} has none of them.",
                 "Set precision.dtype=bf16 or fp32.",
             )
@@ -85,14 +88,16 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
     if ranks > 4 * machine.cores:
         yield Obstacle(
             "resource",
-            f"the run starts {ranks} ranks; {machine.host} has {machine.cores} cores, and more than 4 ranks on a core "
+            f"the run starts {ranks} ranks; {machine.host} has {machine.cores} cores, and more than 4 ranks "
+            "on a core "
             "wait for each other.",
             "Use a machine with more cores, or a smaller parallel.data_parallel_size.",
         )
 
 
 def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Obstacles:
-    """The GPUs that are there serve the format and the attention that are asked for; check.py has looked at gpu_type.
+    """The GPUs that are there serve the format and the attention that are asked for; check.py has looked at
+    gpu_type.
 
     A GPU that no table knows is left to the rank's own look at it.
     """
@@ -105,19 +110,22 @@ def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Obstacles:
         if config.precision.fp8 and device.compute_capability < FP8_CAPABILITY:
             yield Obstacle(
                 "resource",
-                f"{config.where('precision.fp8')}: precision.fp8 = true needs a GPU from Hopper on (9.0); {has}.",
+                f"{config.where('precision.fp8')}: precision.fp8 = true needs a GPU from Hopper on (9.0); "
+                f"{has}.",
                 "Set precision.fp8=false.",
             )
         if config.precision.dtype == "bf16" and device.peak("bf16") is None:
             yield Obstacle(
                 "resource",
-                f"{config.where('precision.dtype')}: precision.dtype = bf16 needs a GPU from Ampere on (8.0); {has}.",
+                f"{config.where('precision.dtype')}: precision.dtype = bf16 needs a GPU from Ampere on "
+                f"(8.0); {has}.",
                 "Set precision.dtype=fp16 or fp32.",
             )
         if config.model.attention_backend == "flash" and device.compute_capability < FLASH_CAPABILITY:
             yield Obstacle(
                 "resource",
-                f"{config.where('model.attention_backend')}: model.attention_backend = flash needs a GPU from Ampere on "
+                f"{config.where('model.attention_backend')}: model.attention_backend = flash needs a GPU "
+                "from Ampere on "
                 f"(8.0); {has}.",
                 "Set model.attention_backend=auto.",
             )
@@ -141,7 +149,8 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
             "resource",
             f"{where} will need about {gib(needed)} of memory and there is {gib(present)}"
             + (f" (per rank: {parts})." if parts else "."),
-            "Lower batch.micro_batch_size or model.seq_length, set parallel.activation_checkpointing.granularity=full "
+            "Lower batch.micro_batch_size or model.seq_length, set "
+            "parallel.activation_checkpointing.granularity=full "
             "or a higher parallel.zero_stage with more ranks, or use a larger machine.",
         )
 
@@ -154,14 +163,17 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
         parts = ", ".join(f"{name} {gib(size)}" for name, size in estimate.host_parts.items() if size)
         yield Obstacle(
             "resource",
-            f"{config.ranks_per_node} rank(s) on {machine.host} will need about {gib(needed)} of host memory and there is "
+            f"{config.ranks_per_node} rank(s) on {machine.host} will need about {gib(needed)} of host memory "
+            "and there is "
             f"{gib(machine.memory_bytes)} (per rank: {parts}).",
-            "Offload less (parallel.offload_optimizer, parallel.offload_param), set checkpoint.async_save=false, or use "
+            "Offload less (parallel.offload_optimizer, parallel.offload_param), set "
+            "checkpoint.async_save=false, or use "
             "device=nvme with zero_stage=3.",
         )
 
 
-# --- faults on order -----------------------------------------------------------------------------------------
+# --- faults on order
+# -----------------------------------------------------------------------------------------
 
 
 def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacles:
@@ -169,7 +181,7 @@ def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacle
     if (text := config.backend.env.get(VARIABLE)) is None:
         return
     where = f"{config.where(f'backend.env.{VARIABLE}')}: backend.env.{VARIABLE}"
-    fix = "Mend it, or leave it out to train without faults; docs/faults.md lists what may be ordered."
+    fix = "Correct it, or leave it out to train without faults; docs/faults.md lists what may be ordered."
     try:
         orders = read_orders(text)
     except ValueError as error:
@@ -184,7 +196,8 @@ def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacle
         )
 
 
-# --- folders and disk ----------------------------------------------------------------------------------------
+# --- folders and disk
+# ----------------------------------------------------------------------------------------
 
 
 def output_is_writable(config: RunConfig, machine: Machine) -> Obstacles:
@@ -199,7 +212,7 @@ def output_is_writable(config: RunConfig, machine: Machine) -> Obstacles:
         yield Obstacle(
             "error",
             f"{display(run.path)} cannot be written: {display(folder)} gives no right to.",
-            "Set NBTRAIN_OUTPUT to a folder that can be written, or mend the rights.",
+            "Set NBTRAIN_OUTPUT to a folder that can be written, or change its permissions.",
         )
 
 
@@ -221,7 +234,8 @@ def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Obstacles:
         there = f", {size(present)} of them there already" if present else ""
         yield Obstacle(
             "resource",
-            f"{display(output_root())}: the disk has {size(free)} free, but {estimate.num_checkpoints} checkpoints of "
+            f"{display(output_root())}: the disk has {size(free)} free, but {estimate.num_checkpoints} "
+            "checkpoints of "
             f"{size(estimate.checkpoint_bytes)} (keep_last and the one being written{there}) and logs need "
             f"{size(needed)}.",
             "Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a larger disk.",
@@ -232,11 +246,14 @@ def _existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-# --- data ----------------------------------------------------------------------------------------------------
+# --- data
+# ----------------------------------------------------------------------------------------------------
 
 
 def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
-    """The .bin/.idx are there, of the size their index counts, hold this vocabulary and what their manifest says."""
+    """The .bin/.idx are there, of the size their index counts, hold this vocabulary and what their manifest
+    says.
+    """
     tokenizer = manifest = None
     prepare = f"`nbtrain prepare {shlex.join(config.as_arguments)}` makes what is missing."
     try:
@@ -255,16 +272,19 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
     if tokenizer and tokenizer.vocab_size > config.tokenizer.vocab_size:
         yield Obstacle(
             "error",
-            f"{config.where('tokenizer.vocab_size')}: tokenizer.vocab_size = {config.tokenizer.vocab_size:,}, but "
+            f"{config.where('tokenizer.vocab_size')}: tokenizer.vocab_size = "
+            f"{config.tokenizer.vocab_size:,}, but "
             f"{display(tokenizer.directory)} has {tokenizer.vocab_size:,} entries.",
             f"Set tokenizer.vocab_size={tokenizer.vocab_size} or more, or name another tokenizer.",
         )
     if tokenizer and manifest and manifest.tokenizer_sha256 not in (None, tokenizer.sha256):
         yield Obstacle(
             "error",
-            f"dataset {config.data.name} was encoded with the tokenizer {manifest.tokenizer_sha256[:12]}..., but "
+            f"dataset {config.data.name} was encoded with the tokenizer {manifest.tokenizer_sha256[:12]}..., "
+            "but "
             f"{display(tokenizer.directory)} is {tokenizer.sha256[:12]}...: ids would mean other text.",
-            f"Name the tokenizer it was made with, or make the data again: `nbtrain prepare {shlex.join(config.as_arguments)} --force`.",
+            f"Name the tokenizer it was made with, or make the data again: `nbtrain prepare "
+            f"{shlex.join(config.as_arguments)} --force`.",
         )
 
 

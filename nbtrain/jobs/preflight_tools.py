@@ -1,5 +1,5 @@
-"""What a run needs of this machine beside its data and its memory: compilers for what is built on first use, and the disk
-of NVMe offloading. Each check is one of preflight.py's.
+"""What a run needs of this machine beside its data and its memory: compilers for what is built on first use,
+and the disk of NVMe offloading. Each check is one of preflight.py's.
 """
 
 import importlib.util
@@ -19,7 +19,10 @@ from nbtrain.planner.memory import estimate_memory
 
 
 def compiler_is_there(config: RunConfig, machine: Machine) -> Obstacles:
-    """torch.compile calls a C++ compiler on CPU, and for GPUs Triton a C compiler; ranks inherit this environment."""
+    """torch.compile calls a C++ compiler on CPU, and for GPUs Triton a C compiler.
+
+    Ranks inherit this environment.
+    """
     if not config.model.compile:
         return
     on_cpu = config.resources.device == "cpu"
@@ -73,20 +76,22 @@ def nvme_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
             )
     if folders := [Path(str(value_of(config, key))) for key in keys]:
         needed = estimate_memory(config).nvme_bytes * min(config.ranks_per_node, config.world_size)
-        # Both may lie on one disk: each is asked for all of it, which is too much by at most the smaller part.
+        # Both may lie on one disk: each is asked for all of it, which is too much by at most the smaller
+        # part.
         for folder in dict.fromkeys(folder for folder in folders if folder.is_dir()):
             free = shutil.disk_usage(folder).free
             if free < needed:
                 yield Obstacle(
                     "resource",
-                    f"{folder}: the disk has {size(free)} free, and the state that is offloaded to NVMe needs "
+                    f"{folder}: the disk has {size(free)} free, and the state that is offloaded to NVMe "
+                    "needs "
                     f"{size(needed)}.",
                     "Free space, or name a folder on a larger disk.",
                 )
 
 
 def _file_system(folder: Path) -> str | None:
-    """The kind of file system that a folder lies on; None where /proc/mounts does not say."""
+    """The kind of file system that a folder lies on; None if /proc/mounts does not say."""
     try:
         lines = Path("/proc/mounts").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -140,7 +145,8 @@ def extensions_can_be_built(config: RunConfig, machine: Machine) -> Obstacles:
         if lacking := [what for what, lacks in missing.items() if lacks]:
             yield Obstacle(
                 "error",
-                f"{config.where(key)}: {key} = {show(value_of(config, key))} makes DeepSpeed compile an extension, and "
+                f"{config.where(key)}: {key} = {show(value_of(config, key))} makes DeepSpeed compile an "
+                "extension, and "
                 f"this is missing: {', '.join(lacking)}.",
                 "Install it, or leave the field at its default.",
             )

@@ -20,7 +20,7 @@ HARMLESS_ENTRIES = frozenset({"notebooks"})
 
 
 def refuse_foreign(run: RunDir) -> None:
-    """Raises SubmitError where the folder is something else than a run of this name."""
+    """Raises SubmitError if the folder is anything but a run of this name."""
     where = display(run.path)
     if run.path.exists() and not run.path.is_dir():
         raise SubmitError(f"{where} is a file, not a run directory. Choose another name, or move it away.")
@@ -28,14 +28,15 @@ def refuse_foreign(run: RunDir) -> None:
         identity = run.record()
     except (ValueError, OSError) as error:
         raise SubmitError(
-            f"{where}/run.json cannot be read: {error}. Mend it, or choose another name."
+            f"{where}/run.json cannot be read: {error}. Correct it, or choose another name."
         ) from error
     if identity is None:
         entries = set(os.listdir(run.path)) - HARMLESS_ENTRIES if run.path.is_dir() else set()
         if entries:
             shown = ", ".join(sorted(entries)[:5]) + (", ..." if len(entries) > 5 else "")
             raise SubmitError(
-                f"{where} is not a run directory of nbtrain: it has no run.json but holds {shown}. Nothing was "
+                f"{where} is not a run directory of nbtrain: it has no run.json but holds {shown}. Nothing "
+                "was "
                 "written. Choose another `name:`, or move that folder away."
             )
         return
@@ -47,19 +48,20 @@ def refuse_foreign(run: RunDir) -> None:
     if identity.get("name") != run.name:
         raise SubmitError(
             f"{where} is the directory of another run, {identity.get('name')!r} (run.json). "
-            f"`nbtrain resume` continues a run under its own name: rename the folder to {identity.get('name')!r}. "
+            f"`nbtrain resume` continues a run under its own name: rename the folder to "
+            f"{identity.get('name')!r}. "
             f"`nbtrain clone {run.name} NEWNAME` makes a new one from it."
         )
 
 
 def active_job(run: RunDir) -> JobDir | None:
-    """The run's newest job where it is active."""
+    """The run's newest job, if it is active."""
     newest = run.newest_job()
     return newest if newest and status_of(newest)[0] in ACTIVE else None
 
 
 def refuse_finished(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError where the run has been trained to its end and `config` asks for that again."""
+    """Raises SubmitError if the run has been trained to its end and `config` asks for that again."""
     newest = run.newest_job()
     if newest is None or status_of(newest)[0] != SUCCEEDED:
         return
@@ -82,9 +84,9 @@ def more_to_train(run: RunDir, config: RunConfig) -> str:
 
 
 def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
-    """The changes against the run's own configuration; raises SubmitError where one makes it another run.
+    """The changes against the run's own configuration; raises SubmitError if one makes it another run.
 
-    Before anything was trained there is nothing to be bound to, and every change is allowed.
+    Before anything was trained, every change is allowed.
     """
     if not run.config_yaml.is_file():
         return []
@@ -101,7 +103,7 @@ def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
 
 
 def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError where the newest checkpoint lies beyond the run's last step."""
+    """Raises SubmitError if the newest checkpoint lies beyond the run's last step."""
     step = newest_checkpoint_step(run)
     if step is None and config.mode == "eval":
         raise SubmitError(
@@ -117,13 +119,17 @@ def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
         unit, _ = config.batch.train_amount
         key = "batch.max_steps" if config.train_steps < config.scheduled_steps else f"batch.train_{unit}"
         raise SubmitError(
-            f"{config.where(key)}: {key} ends the run after {amounts.counted(config.train_steps, 'step')}, but "
-            f"{display(run.path)} has come to step {step:,}. Ask for more, or train anew under another `name:`."
+            f"{config.where(key)}: {key} ends the run after {amounts.counted(config.train_steps, 'step')}, "
+            "but "
+            f"{display(run.path)} has come to step {step:,}. Ask for more, or train anew under another "
+            "`name:`."
         )
 
 
 def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError where there are checkpoints and none is whole by names and sizes: the ranks would refuse them."""
+    """Raises SubmitError if there are checkpoints and none is whole by names and sizes: the ranks would
+    refuse them.
+    """
     if config.mode == "perf" or newest_checkpoint_step(run) is not None:
         return
     torn = [
@@ -132,13 +138,16 @@ def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
     ]
     if torn:
         raise SubmitError(
-            f"{display(run.model)}: no checkpoint is whole: {'; '.join(reversed(torn))}. Remove the folder to train from "
+            f"{display(run.model)}: no checkpoint is whole: {'; '.join(reversed(torn))}. Remove the folder "
+            "to train from "
             "the start, or put a good copy there."
         )
 
 
 def refuse_other_data(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError where the dataset was made anew since the newest checkpoint: its order means other text."""
+    """Raises SubmitError if the dataset was made anew since the newest checkpoint: its order means other
+    text.
+    """
     step, now = newest_checkpoint_step(run), dataset_sha256(config)
     if step is None or now is None:
         return
@@ -146,8 +155,10 @@ def refuse_other_data(run: RunDir, config: RunConfig) -> None:
     then = manifest.get("data_state", {}).get("dataset_sha256")
     if then not in (None, now):
         raise SubmitError(
-            f"{display(run.path)} was trained on dataset {config.data.name} {then[:12]}..., which has been made anew "
-            f"since and is {now[:12]}...: the checkpoint of step {step:,} does not go on with it. Restore the "
+            f"{display(run.path)} was trained on dataset {config.data.name} {then[:12]}..., which has been "
+            "made anew "
+            f"since and is {now[:12]}...: the checkpoint of step {step:,} does not go on with it. Restore "
+            "the "
             "dataset, or train on the new one under another `name:`."
         )
 

@@ -1,6 +1,7 @@
 """Starting a run: everything that can be known is checked, then the run directory is written, then it starts.
 
-    check -> preflight -> plan -> [run's lock: decide -> config.yaml plan.json run.json jobs/<id>/ -> supervisor]
+    check -> preflight -> plan -> [run's lock: decide -> config.yaml plan.json run.json jobs/<id>/ ->
+    supervisor]
 
 What the decision finds under output/<run>/, and what it does:
 
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# What a rank runs: arguments of Python, the run directory is added. Tests put another program here.
+# What a rank runs: arguments of Python, to which the run directory is added. Tests run another program.
 TRAINER = ("-m", "nbtrain.train")
 LOCK_SECONDS = 10.0
 
@@ -60,7 +61,7 @@ LOCK_SECONDS = 10.0
 def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, ...] = TRAINER) -> JobDir:
     """Start a run as a detached job, or join it, or resume it; see the table above.
 
-    `parent` is the run id of the run this one was made from. Raises ConfigError where the configuration breaks
+    `parent` is the run id of the run this one was made from. Raises ConfigError if the configuration breaks
     a rule, and SubmitError, with every problem found, where it cannot start here or may not start there.
     """
     check_config(config)
@@ -74,8 +75,8 @@ def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, 
 
 
 def refuse_hopeless(config: RunConfig) -> None:
-    """Raise what `submit` will raise whatever the data is: asked before data is prepared for a run, so that a run that
-    cannot start leaves no file. Raises ConfigError and SubmitError.
+    """Raise what `submit` will raise whatever the data is: asked before data is prepared for a run, so that a
+    run that cannot start leaves no file. Raises ConfigError and SubmitError.
     """
     check_config(config)
     run = RunDir.named(config.name)
@@ -89,8 +90,9 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
     """Go on from the newest whole checkpoint as a new job, with `overrides` over its own configuration.
 
     An active run gives its job. A run that has succeeded needs more to train: batch.train_tokens (or what
-    says its length), or batch.max_steps after a trial. To go on is to train: after a job with mode: eval it is mode: full
-    again, and after one with mode: perf the mode must be said. Raises ConfigError and SubmitError as submit does.
+    says its length), or batch.max_steps after a trial. To go on is to train: after a job with mode: eval it
+    is mode: full again, and after one with mode: perf the mode must be said. Raises ConfigError and
+    SubmitError as submit does.
     """
     refuse_foreign(run)
     if not run.exists():
@@ -122,15 +124,21 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
 
 
 def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunConfig:
-    """`config` with the mode that is meant where none is said, after a job that did not train. Raises SubmitError."""
+    """`config` with the mode that is meant if none is given, after a job that did not train.
+
+    Raises SubmitError.
+    """
     if before.mode == "perf":
         raise SubmitError(
-            f"{display(run.path)}: its last job only measured (mode: perf), and left no checkpoint to go on from. "
-            f"`nbtrain resume {run.name} mode=full` trains it from the beginning; `nbtrain resume {run.name} mode=perf` "
+            f"{display(run.path)}: its last job only measured (mode: perf), and left no checkpoint to go on "
+            "from. "
+            f"`nbtrain resume {run.name} mode=full` trains it from the beginning; `nbtrain resume {run.name} "
+            "mode=perf` "
             "measures again."
         )
     logger.info(
-        "%s: its last job evaluated (mode: eval); this one trains on, with mode: full. `nbtrain resume %s mode=eval` "
+        "%s: its last job evaluated (mode: eval); this one trains on, with mode: full. `nbtrain resume %s "
+        "mode=eval` "
         "evaluates again.",
         run.name,
         run.name,
@@ -146,8 +154,8 @@ def _steps_done(run: RunDir, before: RunConfig) -> int:
 def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
     """A new run directory `name` with the configuration of `run` and `overrides`; nothing is started.
 
-    It trains from the beginning; its run.json names `run` as parent. Returns the configuration, to be submitted.
-    Raises SubmitError where the name is taken, ConfigError where the overrides break a rule.
+    It trains from the beginning; its run.json names `run` as parent. Returns the configuration, to be
+    submitted. Raises SubmitError if the name is taken, ConfigError if the overrides break a rule.
     """
     refuse_foreign(run)
     if not run.exists():
@@ -167,7 +175,8 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
     return config
 
 
-# --- what is found there -------------------------------------------------------------------------------------
+# --- what is found there
+# -------------------------------------------------------------------------------------
 
 
 def _tell_ignored_changes(run: RunDir, config: RunConfig) -> None:
@@ -175,7 +184,8 @@ def _tell_ignored_changes(run: RunDir, config: RunConfig) -> None:
         logger.warning("%s is active; this change is not applied: %s", run.name, change)
 
 
-# --- writing and starting ------------------------------------------------------------------------------------
+# --- writing and starting
+# ------------------------------------------------------------------------------------
 
 
 def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[str, ...]) -> JobDir:
@@ -199,7 +209,8 @@ def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[s
                 return job
         if time.monotonic() > deadline:
             raise SubmitError(
-                f"{display(run.path)}: another process has held this run for {LOCK_SECONDS:g} s, and no job of it "
+                f"{display(run.path)}: another process has held this run for {LOCK_SECONDS:g} s, and no job "
+                "of it "
                 f"is active. Look for it with `fuser {run.path}`, and submit again."
             )
         time.sleep(0.1)
@@ -224,7 +235,8 @@ def _make_folder(run: RunDir) -> None:
         run.path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise SubmitError(
-            f"{display(run.path)} cannot be made: {error.strerror}. Set NBTRAIN_OUTPUT to a folder that can be "
+            f"{display(run.path)} cannot be made: {error.strerror}. Set NBTRAIN_OUTPUT to a folder that can "
+            "be "
             "written."
         ) from error
 
@@ -255,7 +267,7 @@ def _write_job(
     command: tuple[str, ...],
     changes: list[Change],
 ) -> JobDir:
-    """Everything a supervisor needs; job.json last, because a job folder without one is a cut-off submission."""
+    """Everything a supervisor needs; job.json last: a job folder without it is a cut-off submission."""
     try:
         run_id = _write_identity(run, config, parent)
         files.write_text(run.config_yaml, to_yaml(config))
@@ -278,12 +290,13 @@ def _write_job(
         if step and given_unit(config.lr_schedule, "lr_decay") is None:
             for change in changes:
                 unit = change.key.removeprefix("batch.train_")
-                # Where the unit changed too, two fields did: the one that was set tells the length before.
+                # If the unit changed, two fields changed: the field that was set holds the length before.
                 if unit not in UNITS or change.before is None:
                     continue
                 events.write(
                     "warning",
-                    f"lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate now falls over "
+                    f"lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate now "
+                    "falls over "
                     f"{config.train_tokens:,} tokens, {config.in_tokens(unit, change.before):,} before",
                 )
         record = JobRecord(
@@ -300,8 +313,9 @@ def _write_job(
         record.write(job.job_json)
     except OSError as error:
         raise SubmitError(
-            f"{display(run.path)} cannot be written: {error.strerror}. Nothing was started. Free space or mend the "
-            "rights, or set NBTRAIN_OUTPUT to another folder."
+            f"{display(run.path)} cannot be written: {error.strerror}. Nothing was started. Free space or "
+            "change the "
+            "permissions, or set NBTRAIN_OUTPUT to another folder."
         ) from error
     return job
 

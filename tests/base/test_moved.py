@@ -40,7 +40,8 @@ OLD_NOTEBOOKS = {
         "nb.check_parameters and nb.load(run, overrides, source, dataset)."
     ),
     "from nbtrain.data.baselines import baselines": (
-        "nbtrain.data.baselines is now nbtrain.dataset.look.baselines: change the import, or call nb.baselines."
+        "nbtrain.data.baselines is now nbtrain.dataset.look.baselines: change the import, or call "
+        "nb.baselines."
     ),
     "from nbtrain.data.inspect import verify": (
         "nbtrain.data.inspect is now nbtrain.dataset.look.inspect: change the import, or call nb.verify."
@@ -49,7 +50,8 @@ OLD_NOTEBOOKS = {
     "from nbtrain.config.deepspeed import deepspeed_config": None,
     "from nbtrain.monitor.pictures import scalars_table, training_curves": None,
 }
-"""Every import of nbtrain's modules in the six notebooks that `nbtrain init` copied before the modules moved."""
+"""Every import of nbtrain's modules in the six notebooks that `nbtrain init` copied before the modules moved.
+"""
 
 
 @pytest.mark.parametrize(("line", "sentence"), OLD_NOTEBOOKS.items())

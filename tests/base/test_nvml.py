@@ -78,7 +78,10 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
 
 
 def test_figures_have_units_and_what_is_not_told_is_none(driver: Driver) -> None:
-    """Per cent becomes a fraction and milliwatts watts; an error leaves a gap and not a zero, a lost GPU no row."""
+    """Per cent becomes a fraction and milliwatts watts.
+
+    An error leaves a gap and not a zero, a lost GPU no row.
+    """
     expected = [
         GpuUse(0, NAME, 0.87, 31 << 30, 40 << 30, 61, 312.5, 1410),
         GpuUse(1, NAME, None, None, None, None, None, None),

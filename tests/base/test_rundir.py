@@ -104,7 +104,10 @@ def test_states_of_a_dead_supervisor(job):
 
 
 def test_a_process_of_another_host_is_neither_alive_nor_gone():
-    """Its pid means nothing here; a record without a host is of this one; a host that was renamed keeps its processes."""
+    """Its pid means nothing here; a record without a host is of this one.
+
+    A host that was renamed keeps its processes.
+    """
     other = ProcessIdentity(2**22 + 1, 1, "its boot", "other")
     assert (other.alive(), other.elsewhere(), other.gone()) == (False, True, False)
     old = ProcessIdentity(2**22 + 1, 1, boot_id())

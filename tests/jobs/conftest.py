@@ -86,7 +86,10 @@ def nothing_left(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def wait_until() -> Callable[..., Any]:
-    """wait_until(condition, what): its first true value; fails after four minutes, for a very busy machine."""
+    """wait_until(condition, what): its first true value.
+
+    Fails after four minutes, for a very busy machine.
+    """
 
     def wait(condition: Callable[[], Any], what: str, seconds: float = 240.0) -> Any:
         deadline = time.monotonic() + seconds

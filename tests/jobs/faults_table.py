@@ -1,5 +1,5 @@
-"""Faults on a tiny run of two CPU processes: each is made to happen, and what the user reads, how long it takes to run
-again and what is lost are written into docs/faults.md.
+"""Faults on a tiny run of two CPU processes: each is made to happen, and what the user reads, how long it
+takes to run again and what is lost are written into docs/faults.md.
 
     python -m tests.jobs.faults_table [NAME ...]       only these; their rows alone are renewed
 
@@ -99,7 +99,8 @@ class Fault:
     """For NBTRAIN_FAULTS."""
     settings: dict[str, Any] = field(default_factory=dict)
     act: Callable[["Suffered", Callable[[], float]], None] | None = None
-    """Done by hand while the job runs; called with the job and a function that notes the time of the fault."""
+    """Done by hand while the job runs; called with the job and a function that notes the time of the fault.
+    """
     told: str = "restart"
     """Kind of the event that the user reads; "end": the job's cause; "lost": what a reader derives."""
     prepare: Callable[[Path], contextlib.AbstractContextManager] | None = None
@@ -350,7 +351,8 @@ def told(name: str, suffered: Suffered) -> str:
     return str(event.get("cause") or event["message"])
 
 
-# --- the table -----------------------------------------------------------------------------------------------
+# --- the table
+# -----------------------------------------------------------------------------------------------
 
 
 def row(name: str, suffered: Suffered | None, why_not: str = "") -> str:

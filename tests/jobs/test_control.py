@@ -46,7 +46,10 @@ def leftover(job, wait_until):
 
 
 def test_clean_lists_and_removes(job, leftover):
-    """Processes, temporary files, torn checkpoints and cut-off submissions go; logs and whole checkpoints stay."""
+    """Processes, temporary files, torn checkpoints and cut-off submissions go.
+
+    Logs and whole checkpoints stay.
+    """
     run = job.run
     (job.path / "heartbeat" / ".0.json.12.tmp").write_text("{")
     run.checkpoint(4).mkdir(parents=True)

@@ -62,7 +62,10 @@ def test_it_comes_to_its_end(suffered):
 
 @pytest.mark.slow
 def test_the_rank_that_sleeps_is_named(suffered):
-    """Not the one that waits: with step, phase, and the collective of the other; its stack is told and in its log."""
+    """Not the one that waits: with step, phase, and the collective of the other.
+
+    Its stack is told and in its log.
+    """
     restart = next(event for event in suffered.events if event["kind"] == "restart")
     assert re.fullmatch(
         rf"no progress for {faults_table.HANG_SECONDS} s: rank 1 stopped: last heard of at step 6, \d+ s ago, in phase train, outside "
@@ -84,8 +87,10 @@ def test_the_bad_steps_samples_are_passed_over(suffered):
         event for event in suffered.events if event["kind"] == "rollback" and event["writer"] == "supervisor"
     )
     assert re.fullmatch(
-        r"step 10: the (loss is nan on rank 1 of 2|gradient is not finite)[^;]*; samples 72 to 79 of the order; goes back "
-        r"to step 8 and passes over samples 64 to 79; 2 steps \(256 tokens\) since the checkpoint of step 8 are lost",
+        r"step 10: the (loss is nan on rank 1 of 2|gradient is not finite)[^;]*; samples 72 to 79 of the "
+        r"order; goes back "
+        r"to step 8 and passes over samples 64 to 79; 2 steps \(256 tokens\) since the checkpoint of step 8 "
+        r"are lost",
         told["message"],
     )
     manifest = files.read_json(suffered.job.run.checkpoint_manifest(20))
@@ -95,7 +100,10 @@ def test_the_bad_steps_samples_are_passed_over(suffered):
 
 @pytest.mark.slow
 def test_one_device_takes_over_the_whole_batch(suffered):
-    """data_parallel_size 2 -> 1 with the global batch of 8; the steps that were made again are the same, to rounding."""
+    """data_parallel_size 2 -> 1 with the global batch of 8.
+
+    The steps that were made again are the same, to rounding.
+    """
     (told,) = [event for event in suffered.events if event.get("data_parallel_size") == 1]
     assert told["message"] == (
         "1 devices are usable: data_parallel_size 2 -> 1, 1 ranks; the global batch of 8 stays"

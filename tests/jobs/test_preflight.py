@@ -60,7 +60,7 @@ def test_a_fault_that_no_rank_would_understand_is_refused(tiny):
     assert told('[{"step": 6, "do": "raise", "message": "boom"}]') == []
     [raises] = told('[{"step": 6, "do": "raise"}]')
     assert "backend.env.NBTRAIN_FAULTS order 0" in raises
-    assert "do: raise needs the text of its error, message. Mend it, or leave it out" in raises
+    assert "do: raise needs the text of its error, message. Correct it, or leave it out" in raises
     assert raises.startswith("override backend.env")
     [garbage] = told("garbage")
     assert "is not JSON" in garbage
@@ -94,25 +94,31 @@ ON_GPU = {"resources.device": "gpu", "resources.gpus_per_node": 1}
         (
             "NVIDIA A100-SXM4-80GB",
             {"precision.fp8": True, "precision.dtype": "bf16"},
-            "override precision.fp8=true: precision.fp8 = true needs a GPU from Hopper on (9.0); NVIDIA A100-SXM4-80GB has "
+            "override precision.fp8=true: precision.fp8 = true needs a GPU from Hopper on (9.0); NVIDIA "
+            "A100-SXM4-80GB has "
             "compute capability 8.0. Set precision.fp8=false.",
         ),
         (
             "Tesla T4",
             {"precision.dtype": "bf16"},
-            "override precision.dtype=bf16: precision.dtype = bf16 needs a GPU from Ampere on (8.0); Tesla T4 has compute "
+            "override precision.dtype=bf16: precision.dtype = bf16 needs a GPU from Ampere on (8.0); Tesla "
+            "T4 has compute "
             "capability 7.5. Set precision.dtype=fp16 or fp32.",
         ),
         (
             "Tesla T4",
             {"model.attention_backend": "flash", "precision.dtype": "fp16"},
-            "override model.attention_backend=flash: model.attention_backend = flash needs a GPU from Ampere on (8.0); "
+            "override model.attention_backend=flash: model.attention_backend = flash needs a GPU from Ampere "
+            "on (8.0); "
             "Tesla T4 has compute capability 7.5. Set model.attention_backend=auto.",
         ),
     ],
 )
 def test_a_gpu_without_the_kernels(tiny, name, overrides, expected):
-    """Whatever resources.gpu_type says, the GPU that is there decides; one that no table knows is left to the rank."""
+    """Whatever resources.gpu_type says, the GPU that is there decides.
+
+    One that no table knows is left to the rank.
+    """
     config = tiny(**ON_GPU, **overrides)
     assert found(config, replace(MACHINE, gpus=(Gpu(name, 16 * GIB),))) == [("resource", expected)]
     for fine in ("NVIDIA H200", "NVIDIA Something New"):
@@ -139,7 +145,8 @@ def host_memory(problems: list[tuple[str, str]]) -> list[str]:
     return [told for kind, told in problems if kind == "resource" and "of host memory" in told]
 
 
-# --- NVMe and what is built on first use ------------------------------------------------------------------------
+# --- NVMe and what is built on first use
+# ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -354,7 +361,8 @@ def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
     [(kind, told)] = found(tiny())
     assert kind == "resource"
     assert told == (
-        "output: the disk has 3.00 MB free, but 3 checkpoints of 0.65 MB (keep_last and the one being written) and "
+        "output: the disk has 3.00 MB free, but 3 checkpoints of 0.65 MB (keep_last and the one being "
+        "written) and "
         "logs need 0.07 GB. Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a larger disk."
     )
 
@@ -390,7 +398,8 @@ def test_compile_without_a_compiler(tiny, monkeypatch):
     [(kind, told)] = found(tiny(**{"model.compile": True}))
     assert (kind, told) == (
         "error",
-        "override model.compile=true: model.compile = true needs a C++ compiler on CPU, and neither $CXX nor g++ nor "
+        "override model.compile=true: model.compile = true needs a C++ compiler on CPU, and neither $CXX nor "
+        "g++ nor "
         "clang++ was found. Install one (Debian: apt-get install g++), or set model.compile=false.",
     )
     monkeypatch.setattr(checks.shutil, "which", lambda name: name if name == "/opt/c++" else None)

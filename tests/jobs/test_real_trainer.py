@@ -88,7 +88,10 @@ def test_interrupted_in_every_way_is_bitwise_the_same(tiny, wait_until):
 
 
 def test_a_job_ends_itself_by_its_limits(tiny):
-    """At a step that the interval divides, and once it is too old; saved, with the cause told, and resumed."""
+    """At a step that the interval divides, and once it is too old.
+
+    Saved, with the cause told, and resumed.
+    """
     first = submit(tiny(**{"batch.exit_interval_steps": 3}))
     assert control.wait(first, 300) == (
         "CANCELLED",
@@ -106,7 +109,9 @@ def test_a_job_ends_itself_by_its_limits(tiny):
 
 
 def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
-    """No evaluation and no test either; the summary has the figures without the warm-up, and mode=full trains."""
+    """No evaluation and no test either; the summary has the figures without the warm-up, and mode=full
+    trains.
+    """
     job = submit(tiny(mode="perf"))
     assert control.wait(job, 300) == ("SUCCEEDED", "all steps are measured, none is saved: 10 steps")
     assert job.run.checkpoint_steps() == []
@@ -123,7 +128,10 @@ def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
 
 
 def test_an_evaluation_tells_what_the_training_told(tiny):
-    """Of the last checkpoint: the very losses of the training's end; nothing is trained, and more may be after it."""
+    """Of the last checkpoint: the very losses of the training's end.
+
+    Nothing is trained, and more may be after it.
+    """
     trained = submit(tiny())
     assert control.wait(trained, 300)[0] == "SUCCEEDED"
     run = trained.run

@@ -163,13 +163,15 @@ def test_out_of_memory_is_told_from_a_kill(fake, memory_group, workspace, tiny_d
     )
     job = RunDir.named(config.name).job(answer.stdout.strip())
     state, cause = control.wait(job, 300)
-    # Cancelling what has ended waits for its supervisor to be gone, and with it the last process in the cgroup.
+    # Cancelling what has ended waits for its supervisor to be gone, and with it the last process in the
+    # cgroup.
     assert control.cancel(job) == (state, cause)
     assert state == "FAILED"
     # By its log, where that may be read, else by the cgroup's count.
     cause = re.sub(r"its log names process \d+", "counted by its cgroup", cause)
     assert cause == (
-        "rank 0 was killed: out of host memory: the kernel ended it (SIGKILL, counted by its cgroup; at most 0.39 of "
+        "rank 0 was killed: out of host memory: the kernel ended it (SIGKILL, counted by its cgroup; at most "
+        "0.39 of "
         "0.39 GiB were used). Lower data.num_workers or batch.micro_batch_size, or give the job more memory; "
         "not tried again: backend.max_restarts = 0 is used up"
     )

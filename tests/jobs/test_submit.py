@@ -109,7 +109,9 @@ def test_a_password_stands_in_the_configuration_alone(tiny):
 
 
 def test_a_longer_run_stretches_its_decay(tiny):
-    """More tokens with lr_decay_tokens null move the learning rate: said as a warning, once there is a checkpoint."""
+    """More tokens with lr_decay_tokens null move the learning rate: said as a warning, once there is a
+    checkpoint.
+    """
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)
@@ -118,7 +120,8 @@ def test_a_longer_run_stretches_its_decay(tiny):
     assert [event["message"] for event in read_events(second)] == [
         "submitted; trains from the checkpoint of step 5",
         "changed on resume: batch.train_tokens: 1280 -> 2560",
-        "lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate now falls over 2,560 tokens, "
+        "lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate now falls over "
+        "2,560 tokens, "
         "1,280 before",
     ]
 
@@ -134,8 +137,10 @@ def test_no_whole_checkpoint_is_refused_before_launch(tiny):
     with pytest.raises(SubmitError) as refused:
         resume(job.run)
     assert str(refused.value) == (
-        "output/tiny/model: no checkpoint is whole: global_step8: it has no manifest.json: its writing was cut off; "
-        "global_step4: manifest.json is not JSON. Remove the folder to train from the start, or put a good copy there."
+        "output/tiny/model: no checkpoint is whole: global_step8: it has no manifest.json: its writing was "
+        "cut off; "
+        "global_step4: manifest.json is not JSON. Remove the folder to train from the start, or put a good "
+        "copy there."
     )
     assert job.run.job_ids() == [job.job_id]
 
@@ -164,7 +169,8 @@ def test_less_than_what_is_done_is_refused(tiny):
     with pytest.raises(SubmitError) as refused:
         resume(job.run, ["batch.max_steps=3"])
     assert str(refused.value) == (
-        "override batch.max_steps=3: batch.max_steps ends the run after 3 steps, but output/tiny has come to step 5. "
+        "override batch.max_steps=3: batch.max_steps ends the run after 3 steps, but output/tiny has come to "
+        "step 5. "
         "Ask for more, or train anew under another `name:`."
     )
 
@@ -178,7 +184,8 @@ def test_perf_is_not_measured_within_a_training(tiny):
     with pytest.raises(SubmitError) as refused:
         resume(job.run, ["mode=perf"])
     assert str(refused.value) == (
-        "override mode=perf: mode = perf measures from the first step and saves nothing, but output/tiny has been "
+        "override mode=perf: mode = perf measures from the first step and saves nothing, but output/tiny has "
+        "been "
         "trained to step 5. Measure under another `name:`."
     )
 
@@ -204,7 +211,8 @@ def test_to_go_on_after_an_evaluation_is_to_train(tiny, caplog):
         "changed on resume: mode: eval -> full"
     ]
     assert (
-        "tiny: its last job evaluated (mode: eval); this one trains on, with mode: full. `nbtrain resume tiny mode=eval` "
+        "tiny: its last job evaluated (mode: eval); this one trains on, with mode: full. `nbtrain resume "
+        "tiny mode=eval` "
         "evaluates again."
     ) in caplog.messages
     end(third, "CANCELLED", step=5)
@@ -237,7 +245,8 @@ def test_after_a_measurement_the_mode_must_be_said(tiny):
     with pytest.raises(SubmitError) as refused:
         resume(job.run)
     assert str(refused.value) == (
-        "output/tiny: its last job only measured (mode: perf), and left no checkpoint to go on from. `nbtrain resume tiny "
+        "output/tiny: its last job only measured (mode: perf), and left no checkpoint to go on from. "
+        "`nbtrain resume tiny "
         "mode=full` trains it from the beginning; `nbtrain resume tiny mode=perf` measures again."
     )
     end(resume(job.run, ["mode=perf"]))
@@ -249,7 +258,8 @@ def test_an_evaluation_needs_a_checkpoint(tiny):
     with pytest.raises(SubmitError) as refused:
         submit(tiny(mode="eval"))
     assert str(refused.value) == (
-        "override mode=eval: mode = eval needs a checkpoint, and output/tiny has none. Train the run first, with "
+        "override mode=eval: mode = eval needs a checkpoint, and output/tiny has none. Train the run first, "
+        "with "
         "mode: full."
     )
 
@@ -265,8 +275,10 @@ def test_data_made_anew_is_refused(tiny):
         resume(job.run)
     now = dataset_sha256(tiny())
     assert str(refused.value) == (
-        f"output/tiny was trained on dataset mock 000000000000..., which has been made anew since and is {now[:12]}...: "
-        "the checkpoint of step 5 does not go on with it. Restore the dataset, or train on the new one under another "
+        f"output/tiny was trained on dataset mock 000000000000..., which has been made anew since and is "
+        f"{now[:12]}...: "
+        "the checkpoint of step 5 does not go on with it. Restore the dataset, or train on the new one under "
+        "another "
         "`name:`."
     )
     assert job.run.job_ids() == [job.job_id]
@@ -315,7 +327,10 @@ def test_a_finished_trial_names_its_own_limit(tiny):
 
 
 def test_another_training_is_refused_by_name(tiny):
-    """Architecture, tokenizer and data are bound by what was trained; each is told with its place. The layout is not."""
+    """Architecture, tokenizer and data are bound by what was trained; each is told with its place.
+
+    The layout is not.
+    """
     job = submit(tiny())
     end(job, "FAILED", step=5)
     before = job.run.config_yaml.read_text()
@@ -435,7 +450,10 @@ def test_every_problem_is_told_at_once(tiny, monkeypatch):
 
 
 def test_clone_makes_a_run_with_a_parent(tiny):
-    """A clone is a run directory of its own that names its parent; submitted, it trains from the beginning."""
+    """A clone is a run directory of its own that names its parent.
+
+    Submitted, it trains from the beginning.
+    """
     job = submit(tiny())
     config = clone(job.run, "sibling", ["lr_schedule.lr=2e-3"])
     assert (config.name, config.lr_schedule.lr) == ("sibling", 0.002)

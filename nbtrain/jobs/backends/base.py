@@ -1,7 +1,8 @@
 """The seam for engines, in two layers.
 
-A user chooses a Backend by `backend.kind`: where the job runs. The supervisor of a job uses a Launcher: how the ranks of
-an attempt are started and reached. To add a backend, write a module with both and a line in BACKENDS.
+A user chooses a Backend by `backend.kind`: where the job runs. The supervisor of a job uses a Launcher: how
+the ranks of an attempt are started and reached. To add a backend, write a module with both and a line in
+BACKENDS.
 """
 
 import importlib
@@ -17,7 +18,8 @@ from nbtrain.jobs.supervisor.host_memory import HostMemory
 
 
 class Launcher(Protocol):
-    """How the ranks of a job are started and reached, one attempt after the other. A wrapper stands above each rank.
+    """How the ranks of a job are started and reached, one attempt after the other. A wrapper stands above
+    each rank.
 
     The supervisor's attempt (jobs/supervisor/attempt.py) decides what to do and when; a launcher knows how.
     """
@@ -60,11 +62,16 @@ class Capabilities:
     save: bool
     """Ask it for a checkpoint without ending it."""
     stop_in_order: bool
-    """End it after a checkpoint; otherwise `cancel` kills it, and the steps since the newest checkpoint are lost."""
+    """End it after a checkpoint; otherwise `cancel` kills it, and the steps since the newest checkpoint are
+    lost.
+    """
 
 
 class Backend(Protocol):
-    """Where jobs run, as a user chooses it. Whatever it is, the job's records come to lie in the run directory."""
+    """Where jobs run, as a user chooses it.
+
+    Whatever it is, the job's records come to lie in the run directory.
+    """
 
     capabilities: Capabilities
 
@@ -81,7 +88,10 @@ class Backend(Protocol):
         """Ask the job for a checkpoint; False if there is nobody left to ask."""
 
     def finish(self, job: JobDir, now: bool) -> None:
-        """See to it that nothing of a job is left that has ended or is LOST; `now` gives it no time to save."""
+        """See to it that nothing of a job is left that has ended or is LOST.
+
+        `now` gives it no time to save.
+        """
 
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
         """The last lines of a rank's log, or of "supervisor"."""
@@ -90,7 +100,10 @@ class Backend(Protocol):
         """All events of the job, by time."""
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """What the job's supervisor starts its ranks with; `command` is what a rank runs: arguments of Python."""
+        """What the job's supervisor starts its ranks with.
+
+        `command` is what a rank runs: arguments of Python.
+        """
 
 
 BACKENDS = {"local": "nbtrain.jobs.backends.local"}

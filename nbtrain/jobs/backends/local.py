@@ -1,12 +1,13 @@
-"""This machine as a backend: a detached supervisor, torchrun on the loopback interface, one wrapper for each rank.
+"""This machine as a backend: a detached supervisor, torchrun on the loopback interface, one wrapper for each
+rank.
 
     supervisor (own session)
       torchrun (own session, no restarts of its own, a new port)
         rank_wrapper 0 .. W-1 -> exit/<rank>.<attempt>.json
           rank 0 .. W-1       -> heartbeat/<rank>.json
 
-A supervisor is reached by signals to its identity (pid, start time, boot, host) in job.json, so that a recycled pid
-never gets one. What a supervisor that is gone has left is found by the job's marker.
+A supervisor is reached by signals to its identity (pid, start time, boot, host) in job.json, so that a
+recycled pid never gets one. What a supervisor that is gone has left is found by the job's marker.
 
 Ranks are killed before their wrappers, so that the wrappers still write down how they ended.
 """

@@ -1,8 +1,9 @@
 """One attempt of a job: its ranks, watched from the first process to the last.
 
-It ends when the launcher has ended and no process with the job's marker is left. It ends early if a rank is gone (its
-peers get a short grace: without it they can save nothing), if a rank makes no progress for too long (hang.py says
-which), or if a stop was asked for and the ranks did not leave in time. What is due when: phases.py.
+It ends when the launcher has ended and no process with the job's marker is left. It ends early if a rank is
+gone (its peers get a short grace: without it they can save nothing), if a rank makes no progress for too long
+(hang.py says which), or if a stop was asked for and the ranks did not leave in time. What is due when:
+phases.py.
 """
 
 import signal
@@ -44,7 +45,7 @@ class Attempt:
         self._stop_now = False
         self._signalled_at: float | None = None
         self._failed_at: float | None = None
-        self._asked_whom = False
+        self._asked_about_peers = False
         self._launcher_ended = False
         self._launcher_killed_at: float | None = None
         self._launcher_signal: int | None = None
@@ -122,7 +123,7 @@ class Attempt:
             self.ranks.note_gone(now)
         if not self._launcher_ended and not self.stop_asked and self.ranks.failed(now):
             self._failed_at = now if self._failed_at is None else self._failed_at
-            self._ask_whom(now)
+            self._ask_about_peers(now)
         watched = not self._launcher_ended and not self.stop_asked and self._failed_at is None
         return Observed(
             shutdown_timeout_seconds=self._config.backend.shutdown_timeout_seconds,
@@ -143,19 +144,19 @@ class Attempt:
         return self._config.backend.heartbeat_timeout_seconds
 
     def _note_launcher_end(self, code: int, now: float) -> None:
-        """A launcher that was killed, and not by the supervisor, has told its ranks to save and leave."""
+        """If the launcher was killed, and not by the supervisor, its death made the ranks save and leave."""
         if self._launcher_ended:
             return
         self._launcher_ended = True
         if code < 0 and self.killed_at is None and self._signalled_at is None:
             self._launcher_signal, self._launcher_killed_at = -code, now
 
-    def _ask_whom(self, now: float) -> None:
-        """Once: if all ranks that failed gave up waiting for others, find out whom they had waited for."""
+    def _ask_about_peers(self, now: float) -> None:
+        """Once: if every failed rank gave up waiting for others, find out which ranks it had waited for."""
         # A rank that is gone is the one they waited for, or it waited too and its record is about to come.
-        if self._asked_whom or self.ranks.gone:
+        if self._asked_about_peers or self.ranks.gone:
             return
-        self._asked_whom = True
+        self._asked_about_peers = True
         live = self.ranks.standstills(now)
         if live and lost_a_peer(self.ranks.records):
             self.stuck = report(live)
@@ -168,7 +169,7 @@ class Attempt:
         self.hang = f"no progress for {self._limit:g} s: {report(live)}"
 
     def _dump_stacks(self, live: list[Standstill]) -> None:
-        """Have every rank that can write the stacks of its threads to its log; keep those of the culprits."""
+        """Have every rank that can write the stacks of its threads to its log; keep the culprits' stacks."""
         able = {one.rank: one.beat for one in live if one.beat and one.beat.dumps_stack and not one.stopped}
         sizes = {rank: _size(self._job.log(rank, self._number)) for rank in able}
         if able:

@@ -1,8 +1,8 @@
-"""Which rank stopped, when none goes on: told from where each of them stands.
+"""Which rank stopped when no rank goes on, judged by the place where each of them stands.
 
-One rank that stops makes all others wait for it, a moment later, in their next collective. So the culprit is not who
-was silent first, but whom the others wait for: a rank that waits in a collective waits for those of the collective's
-ranks that are not in it. Followed to its end that leads to ranks that wait for nobody.
+One rank that stops makes all others wait for it, a moment later, in their next collective. So the culprit is
+not who was silent first, but the rank that the others wait for: a rank in a collective waits for the
+collective's other ranks that are not in it. Followed to the end, this leads to ranks that wait for nobody.
 """
 
 from collections.abc import Iterable
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from nbtrain.base.records import Collective, Heartbeat
 from nbtrain.jobs.supervisor import processes
 
-# A heartbeat's thread writes every second: a file that is older than this is of a rank that cannot even do that.
+# A heartbeat's thread writes every second: a file that is older than this is of a rank that cannot even do
+# that.
 FROZEN_SECONDS = 10.0
 
 
@@ -21,7 +22,7 @@ class Standstill:
 
     rank: int
     beat: Heartbeat | None
-    """None where it never spoke."""
+    """None if nothing was heard of it."""
     still_seconds: float
     """Since anything but the time changed in its heartbeat."""
     unwritten_seconds: float
@@ -41,13 +42,13 @@ class Standstill:
 
     @property
     def collective(self) -> Collective | None:
-        """The one it waits in; None where it is in none."""
+        """The one it waits in; None if it is in none."""
         known = self.beat.collective if self.beat else None
         return known if known and known.waiting else None
 
 
 def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
-    """Those that the others wait for; all of them where that cannot be told."""
+    """The ranks that the others wait for; all ranks if that cannot be decided."""
     ranks = list(ranks)
     longest = max((one.still_seconds for one in ranks), default=0.0)
     # Who still went on when others had long stopped is not to blame.
@@ -67,7 +68,9 @@ def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
 
 
 def _awaited(ranks: list[Standstill]) -> list[Standstill]:
-    """Ends of "waits for": ranks that others wait for, and that wait for no rank that is not in the same collective."""
+    """Ends of "waits for": ranks that others wait for, and that wait for no rank that is not in the same
+    collective.
+    """
     waits_for: dict[int, set[int]] = {}
     for one in ranks:
         here = one.collective
@@ -92,7 +95,10 @@ def _together(one: Collective, other: Collective | None) -> bool:
 
 
 def _behind(ranks: list[Standstill]) -> list[Standstill]:
-    """On a GPU a call returns before its collective is done: who has called fewer of a group's, or stands a step back."""
+    """The ranks that have called fewer collectives of a group, or are a step behind.
+
+    On a GPU, calls return at once.
+    """
     numbers: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     for one in ranks:
         last = one.beat.collective if one.beat else None
@@ -107,7 +113,7 @@ def _behind(ranks: list[Standstill]) -> list[Standstill]:
 
 
 def report(ranks: Iterable[Standstill]) -> str:
-    """One sentence: who stopped, where, since when; and where the others wait."""
+    """One sentence: which ranks stopped, where and since when, and where the others wait."""
     ranks = sorted(ranks, key=lambda one: one.rank)
     guilty = culprits(ranks)
     if gone := _gone_host(ranks, guilty):
@@ -131,10 +137,11 @@ def report(ranks: Iterable[Standstill]) -> str:
 
 
 def whereabouts(one: Standstill) -> str:
-    """`last heard of at step 6, 30 s ago, in phase train, outside any collective (last: all_reduce no. 12 of ranks 0-3)`.
+    """`last heard of at step 6, 30 s ago, in phase train, outside any collective (last: all_reduce no. 12 of
+    ranks 0-3)`.
 
-    Heard of, not stopped: a heartbeat is written every second, and what came between the last one and the end is not
-    in it.
+    Heard of, not stopped: a heartbeat is written every second, and what came between the last one and the end
+    is not in it.
     """
     if one.beat is None:
         return f"never heard of, for {one.still_seconds:.0f} s"
@@ -148,7 +155,7 @@ def whereabouts(one: Standstill) -> str:
 
 
 def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
-    """A node that is gone: every rank of one host is frozen, and those of another are not."""
+    """A node that is gone: every rank of one host is frozen, and a rank of another host is not."""
     hosts: dict[str, list[Standstill]] = {}
     for one in ranks:
         if one.beat is not None:
@@ -183,7 +190,10 @@ def _numbers(ranks: list[int]) -> str:
 
 
 def main_stack(log: str, frames: int = 8) -> list[str]:
-    """The innermost frames of the main thread, from what faulthandler wrote to a rank's log; [] where it wrote nothing."""
+    """The innermost frames of the main thread, from what faulthandler wrote to a rank's log.
+
+    [] if it wrote nothing.
+    """
     heads = [line for line in log.splitlines() if line.startswith(("Thread 0x", "Current thread 0x"))]
     if not heads:
         return []

@@ -1,7 +1,9 @@
-"""What the kernel tells of host memory: who was ended for want of it, how much there was and how much was used.
+"""What the kernel reports about host memory: which processes it killed for lack of it, the limit, and the
+peak.
 
-Sure is what its log says of a process by number, and what the cgroup counts that holds the job alone. The machine's
-own count rises for any other program's processes too: it is told as a possibility and decides nothing.
+Two things are evidence: the kernel's log, which names processes, and the count of a cgroup that holds the job
+alone. The machine's own count also rises for other programs: it is reported as a possibility and decides
+nothing.
 """
 
 import contextlib
@@ -23,12 +25,12 @@ KILLED = re.compile(rb"^[0-7],(\d+),[^;]*;.*?\bKilled process (\d+) ")
 
 @dataclass(frozen=True)
 class HostMemory:
-    """The kernel's counters at one moment; None where it does not show one."""
+    """The kernel's counters at one moment; None if it does not show one."""
 
     oom_kills: int | None = None
     """Processes of this cgroup that the out-of-memory killer has ended."""
     machine_oom_kills: int | None = None
-    """Those of the whole machine, other containers' too."""
+    """Processes of the whole machine that it has ended, in other containers too."""
     limit_bytes: int | None = None
     """Of this cgroup."""
     peak_bytes: int | None = None
@@ -57,16 +59,16 @@ class HostMemory:
         )
 
     def evidence(self, pid: int | None = None) -> str:
-        """Why the SIGKILL of process `pid` was the out-of-memory killer's; "" where that is not sure."""
+        """Why the SIGKILL of process `pid` was the out-of-memory killer's; "" if that is not certain."""
         if pid is not None and self.killed:
-            # Where it names others, the cgroup's count is of them.
+            # If the log names other processes, the cgroup's count is about them.
             named = any(killed == pid for _, killed in self.killed)
             return f"its log names process {pid}{self._used()}" if named else ""
         return "counted by its cgroup" + self._used() if self.oom_kills else ""
 
     @property
     def possibility(self) -> str:
-        """Without evidence: what makes it possible all the same; "" where nothing does."""
+        """What makes it possible although there is no evidence; "" if nothing does."""
         if not self.machine_oom_kills:
             return ""
         times = "once" if self.machine_oom_kills == 1 else f"{self.machine_oom_kills} times"
@@ -75,7 +77,7 @@ class HostMemory:
 
     @property
     def no_evidence(self) -> str:
-        """What is known where nothing says so."""
+        """What is known if there is neither evidence nor possibility."""
         if self.oom_kills == 0 or self.machine_oom_kills == 0:
             return f"the kernel counts no such kill{self._used()}"
         return "the kernel's counters are not readable"
@@ -89,7 +91,8 @@ class HostMemory:
 def killed_processes() -> frozenset[tuple[int, int]]:
     """Whom the out-of-memory killer has ended, by the kernel's log: (number of the entry, process).
 
-    Empty where the log is not readable, as in most containers, or where it counts other numbers than os.getpid().
+    Empty if the log cannot be read, as in most containers, or if its process numbers are not those of
+    os.getpid().
     """
     found = set()
     with contextlib.suppress(OSError):
@@ -132,5 +135,5 @@ def _number(path: Path | None) -> int | None:
         text = path.read_text().strip() if path else ""
     except OSError:
         return None
-    # Version 1 of cgroups tells "no limit" as a number near 2**63.
+    # Version 1 of cgroups reports "no limit" as a number near 2**63.
     return int(text) if text.isdigit() and int(text) < 2**60 else None

@@ -1,7 +1,8 @@
 """The story of a job, as its supervisor writes it: job.json, events, rollbacks.json and the last words.
 
-A full or read-only disk must not end the watch over the ranks, so a record that finds no room is passed over; the
-last words are tried again, have a reserve, and lie in another place if all that was in vain (base/last_words.py).
+A full or read-only disk must not end the watch over the ranks, so a record that finds no room is passed over;
+the last words are tried again, have a reserve, and lie in another place if all that was in vain
+(base/last_words.py).
 """
 
 import contextlib
@@ -36,7 +37,9 @@ LAST_WORD_PAUSE_SECONDS = 0.5
 
 
 class Journal:
-    """Owner of job.json and of the supervisor's events from the moment that the supervisor takes the job over."""
+    """Owner of job.json and of the supervisor's events from the moment that the supervisor takes the job
+    over.
+    """
 
     def __init__(self, job: JobDir):
         self.job = job
@@ -55,7 +58,7 @@ class Journal:
         self._signed_at = 0.0
 
     def take_over(self) -> None:
-        """Own the job from here on. Whoever reads this identity may send it signals, so listen to them first."""
+        """Own the job from here on. Readers of this identity may send signals, so listen to them first."""
         self.record.supervisor = ProcessIdentity.of(os.getpid())
         self.record.mark("started_at")
         self.record.write(self.job.job_json)
@@ -103,7 +106,7 @@ class Journal:
         self._try_write(lambda: asked.write(self.job.control_request))
 
     def note_rollback(self, rollback: Rollback) -> None:
-        """Every later attempt, of this job or another, passes over these samples: this one must be written."""
+        """Have every later attempt, of this job or another, pass over these samples."""
         assert self.reserve is not None
         self.reserve.write(lambda: rollback.append(self.job.run.rollbacks_json))
 
@@ -120,7 +123,10 @@ class Journal:
     # --- attempts -----------------------------------------------------------------------------------------
 
     def attempt_starts(self, config: RunConfig) -> AttemptRecord:
-        """STARTING: the ranks read in job.json what their attempt is. Raises OSError if the disk has no room for it."""
+        """STARTING: the ranks read in job.json what their attempt is.
+
+        Raises OSError if the disk has no room for it.
+        """
         self.record.world_size = config.world_size
         found = newest_checkpoint_step(self.job.run)
         attempt = attempt_record(config, self.record.attempt, found, self._tokens_between(0, found or 0))
@@ -131,7 +137,9 @@ class Journal:
         return attempt
 
     def attempt_trains(self, beat: Heartbeat | None) -> None:
-        """RUNNING, with the step that the attempt goes on from: an older one if the newest checkpoint was torn."""
+        """RUNNING, with the step that the attempt goes on from: an older one if the newest checkpoint was
+        torn.
+        """
         found = self.record.first_step
         loaded = beat.progress.checkpoint_step if beat and beat.progress else None
         steps = [step for step in (found, loaded) if step is not None]
@@ -146,7 +154,7 @@ class Journal:
     def attempt_heard(
         self, beat: Heartbeat | None, reached_step: int | None, stacks: dict[int, list[str]]
     ) -> None:
-        """Keep how far the ranks came, and tell where those that hung stood."""
+        """Keep how far the ranks came, and report where the ranks that hung stood."""
         self.last_beat = beat or self.last_beat
         self.reached_step = reached_step
         for rank, stack in sorted(stacks.items()):
@@ -155,7 +163,10 @@ class Journal:
             self.event("hang", said, rank=rank, stack=stack)
 
     def attempt_ended(self, verdict: Verdict) -> str:
-        """Complete the attempt's record; returns what a failure costs, in words. The next state writes it down."""
+        """Complete the attempt's record; returns what a failure costs, in words.
+
+        The next state writes it down.
+        """
         lost, tokens = self._tell_lost(verdict) if verdict.retry else ("", None)
         if self.record.attempts:
             newest = self.record.attempts[-1]
@@ -175,7 +186,8 @@ class Journal:
         reached = max(filter(None, (verdict.step, self.reached_step, 0)), default=0)
         tokens = self._tokens_between(saved, reached)
         lost = amounts.counted(max(0, reached - saved), "step")
-        text = f"{lost} ({tokens:,} tokens) since the checkpoint of step {saved} {'is' if reached - saved == 1 else 'are'} lost"
+        verb = "is" if reached - saved == 1 else "are"
+        text = f"{lost} ({tokens:,} tokens) since the checkpoint of step {saved} {verb} lost"
         if not saved:
             text = f"no checkpoint yet: {lost} ({tokens:,} tokens) {'is' if reached == 1 else 'are'} lost"
         self.event(

@@ -36,7 +36,7 @@ def cut_off_submissions(run: RunDir) -> list[Path]:
 def sweep(run: RunDir, killed_since: float | None, keep: Path | None = None) -> list[str]:
     """Remove temporary files and checkpoints that were being written when their ranks were killed.
 
-    `killed_since` is the time from which ranks may have been killed, None where none was. An older torn
+    `killed_since` is the time from which ranks may have been killed, None if none was. An older torn
     checkpoint stays, as evidence. `keep` is the caller's own. Returns what was removed, relative to the run
     directory.
     """

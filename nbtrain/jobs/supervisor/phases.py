@@ -1,8 +1,10 @@
 """The phases of an attempt, and what is due in each of them: pure, from what was observed and the time.
 
-    RUNNING -> LOSING_PEERS -> ENDED        a rank failed; the others wait for it in a collective that cannot end
+    RUNNING -> LOSING_PEERS -> ENDED        a rank failed; the others wait for it in a collective that cannot
+    end
        |            |
-       +-> STOPPING +-> ENDED               asked to stop, or the launcher was killed, which tells the ranks to stop
+       +-> STOPPING +-> ENDED               asked to stop, or the launcher was killed, which tells the ranks
+       to stop
 
 All times are the supervisor's own monotonic clock.
 """

@@ -3,7 +3,8 @@
 How the tree of a job ends, whoever dies first:
 
     supervisor  dies -> torchrun gets TERM   (PR_SET_PDEATHSIG) -> it passes TERM on to the wrappers
-    torchrun    dies -> the wrappers get TERM                   -> they pass TERM on to their ranks: save, leave
+    torchrun    dies -> the wrappers get TERM                   -> they pass TERM on to their ranks: save,
+    leave
     wrapper     dies -> its rank gets KILL: nobody would write down how it ended
     any rank         -> carries NBTRAIN_JOB=<job id> in its environment, so that what is left can be found
 
@@ -30,7 +31,7 @@ def adopt_orphans() -> None:
 
 
 def child_setup(death_signal: int) -> Callable[[], None]:
-    """A preexec_fn: the child gets `death_signal` when the calling process dies, even if that is right now."""
+    """A preexec_fn: the child gets `death_signal` when the calling process dies, even before the exec."""
     parent = os.getpid()
 
     def setup() -> None:
@@ -42,7 +43,7 @@ def child_setup(death_signal: int) -> Callable[[], None]:
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; the number where it has no name."""
+    """SIGKILL for 9; the number if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -52,7 +53,7 @@ def signal_name(number: int) -> str:
 def marked_pids(job_ids: Iterable[str], with_variable: str | None = None) -> list[int]:
     """Live processes that carry the marker of one of these jobs, this one left out.
 
-    `with_variable` keeps those whose environment has that variable too.
+    `with_variable` keeps only processes whose environment has that variable too.
     """
     wanted = {f"{JOB_MARKER}={job_id}".encode() for job_id in job_ids}
     also = f"{with_variable}=".encode() if with_variable else None
@@ -73,7 +74,7 @@ def marked_pids(job_ids: Iterable[str], with_variable: str | None = None) -> lis
 
 
 def children(pid: int) -> list[int]:
-    """Children that the main thread of a process started or adopted; none where it is gone."""
+    """Children that the main thread of a process started or adopted; none if it is gone."""
     try:
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     except OSError:
@@ -81,7 +82,7 @@ def children(pid: int) -> list[int]:
 
 
 def process_state(pid: int) -> str:
-    """The kernel's letter: R running, S sleeping, D waiting for a device, T stopped, Z ended; X where gone."""
+    """The kernel's letter: R running, S sleeping, D waiting for a device, T stopped, Z ended; X if gone."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:
@@ -89,7 +90,7 @@ def process_state(pid: int) -> str:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Signal each process; those already gone are passed over."""
+    """Signal each process; processes that are gone are passed over."""
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -98,9 +99,10 @@ def send(pids: Iterable[int], number: int) -> None:
 
 
 def end_marked(job_ids: Iterable[str], grace_seconds: float, timeout_seconds: float = 10.0) -> list[int]:
-    """End every process with the marker: wait `grace_seconds` for them to leave, then kill. Returns the killed.
+    """End every process with the marker: wait `grace_seconds` for them to leave, then kill. Returns the
+    killed.
 
-    Raises TimeoutError where a killed process stays, as one that waits for a dead disk does.
+    Raises TimeoutError if a killed process does not end: it may be waiting for a dead disk.
     """
     job_ids = list(job_ids)
     deadline = time.monotonic() + grace_seconds

@@ -6,10 +6,10 @@
                    |         |
                    |<--pipe--+           the rank's own word: one JSON object {outcome, step, message, detail}
                    v
-              exit/<rank>.<attempt>.json  that word, with the exit code or signal that the kernel tells
+              exit/<rank>.<attempt>.json  that word, with the exit code or signal that the kernel reports
 
-The job's final state comes from these records alone: torchrun's own code is 1 whatever happened. Where the
-two disagree, the kernel wins: a rank that said "finished" and then died by a signal was killed.
+The job's final state comes from these records alone: torchrun's own code is 1 whatever happened. If the rank
+and the kernel disagree, the kernel wins: a rank that said "finished" and then died by a signal was killed.
 Standard library only, because every rank starts one; it keeps nothing in memory while the rank trains.
 """
 
@@ -33,16 +33,16 @@ EXIT_FD = "NBTRAIN_EXIT_FD"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 IN_ORDER = ("finished", "stopped", "rollback")
 OUTCOMES = (*IN_ORDER, "failed")
-# In the message of a rank that ended without telling why.
+# In the message of a rank that ended without saying why.
 WITHOUT_WORD = "without a word"
-# The rank's word holds a traceback at most; more than this is no word of ours.
+# The rank's word holds a traceback at most; anything longer was not written by nbtrain.
 MAX_WORD_BYTES = 1 << 20
 # The end of a traceback says most, and the record must fit into its reserve.
 MAX_DETAIL_CHARACTERS = 12_000
 
 
 def main(command: list[str]) -> int:
-    """Run `command` as this rank. Returns 0 where it left in order, else 1."""
+    """Run `command` as this rank. Returns 0 if it left in order, else 1."""
     die_with_parent(signal.SIGTERM)
     rank, attempt = int(os.environ["RANK"]), int(os.environ["NBTRAIN_ATTEMPT"])
     job = JobDir(RunDir(os.environ["NBTRAIN_RUN_DIR"]), os.environ["NBTRAIN_JOB"])
@@ -62,7 +62,8 @@ def main(command: list[str]) -> int:
                 env={**os.environ, EXIT_FD: str(writer)},
                 pass_fds=(writer,),
                 preexec_fn=child_setup(signal.SIGKILL),
-                # torchrun signals the wrapper's whole group; in its own group the rank hears it once, from us.
+                # torchrun signals the wrapper's whole group; in its own group the rank hears it once, from
+                # us.
                 process_group=0,
             )
         except OSError as error:
@@ -84,7 +85,7 @@ def main(command: list[str]) -> int:
 
 
 def read_until_exit(child: subprocess.Popen, reader: int) -> dict:
-    """Wait for the rank and return its word, {} where it gave none.
+    """Wait for the rank and return its word, {} if it gave none.
 
     The pipe is read while the rank runs, so that a long word cannot block it; its end is not waited for,
     because a forked data worker may hold the pipe open after the rank is gone.
@@ -163,6 +164,7 @@ def write_record(
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit(
-            f"usage: python -m nbtrain.jobs.supervisor.rank_wrapper COMMAND ...   (found {Path(sys.argv[0]).name} alone)"
+            f"usage: python -m nbtrain.jobs.supervisor.rank_wrapper COMMAND ...   (found "
+            f"{Path(sys.argv[0]).name} alone)"
         )
     sys.exit(main(sys.argv[1:]))

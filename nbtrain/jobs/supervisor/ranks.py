@@ -1,4 +1,6 @@
-"""What the supervisor has heard of the ranks of an attempt, by its own clock: heartbeats, exit records, silence."""
+"""What the supervisor has heard of the ranks of an attempt, by its own clock: heartbeats, exit records,
+silence.
+"""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +9,8 @@ from nbtrain.jobs.backends.base import Launcher
 from nbtrain.jobs.supervisor.hang import Standstill
 from nbtrain.jobs.supervisor.phases import RECORD_SECONDS
 
-# Until it has loaded, a rank waits for torchrun and imports torch, which a cold disk makes long; at its end it unloads.
+# Until it has loaded, a rank waits for torchrun and imports torch, which a cold disk makes long; at its end
+# it unloads.
 BIRTH_SECONDS = 120.0
 # A look that comes so much too late: the supervisor itself stood still (a busy or suspended machine).
 PAUSE_SECONDS = 5.0
@@ -28,7 +31,8 @@ class RankWatch:
     record: ExitRecord | None = None
     """How it ended."""
     gone_at: float | None = None
-    """Since when it is gone without a record: that is still being written, or its wrapper was taken away too."""
+    """Since when it is gone without a record: that is still being written, or its wrapper was taken away too.
+    """
 
     def hear(self, beat: Heartbeat | None, now: float) -> None:
         """Note a heartbeat. Contents are compared, never clocks: the time in a heartbeat may jump."""
@@ -73,7 +77,7 @@ class Ranks:
 
     @property
     def records(self) -> dict[int, ExitRecord]:
-        """{rank: how it ended} of those that have ended."""
+        """{rank: how it ended}, of the ranks that have ended."""
         return {rank: watch.record for rank, watch in self.watches.items() if watch.record}
 
     @property
@@ -83,7 +87,7 @@ class Ranks:
 
     @property
     def pids(self) -> dict[int, int]:
-        """{rank: its process}, of those that were heard of."""
+        """{rank: its process}, of the ranks that were heard of."""
         return {rank: watch.beat.process.pid for rank, watch in self.watches.items() if watch.beat}
 
     def failed(self, now: float) -> bool:
@@ -125,6 +129,6 @@ class Ranks:
 
 
 def overdue(one: Standstill, limit_seconds: float) -> bool:
-    """Whether a rank has made no progress for longer than it may, where it stands."""
+    """Whether a rank has made no progress for longer than its phase allows."""
     quiet = one.beat is None or one.beat.phase in QUIET_PHASES
     return one.still_seconds > limit_seconds + (BIRTH_SECONDS if quiet else 0.0)

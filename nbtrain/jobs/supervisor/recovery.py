@@ -2,7 +2,8 @@
 
 rollback     at once: the samples from the checkpoint to the bad step are passed over for good
 disk         after there is room, for at most backend.disk_wait_seconds
-GPU, rank    with backend.elastic the devices are counted, and the next attempt has as many data-parallel ranks
+GPU, rank    with backend.elastic the devices are counted, and the next attempt has as many data-parallel
+ranks
              as they hold; the global batch stays
 the rest     after a wait that doubles, at most backend.max_restarts times
 """
@@ -80,20 +81,22 @@ def _after_rollback(config: RunConfig, rollbacks: Sequence[Rollback]) -> Recover
     if len(near) > stability.max_skipped_steps:
         return Recovery(
             f"{len(near)} rollbacks within {amounts.counted(window, 'step')} are more than "
-            f"stability.max_skipped_steps = {stability.max_skipped_steps} allows; lower lr_schedule.lr or look at "
+            f"stability.max_skipped_steps = {stability.max_skipped_steps} allows; lower lr_schedule.lr or "
+            "look at "
             "the data"
         )
     if in_vain(rollbacks) >= VAIN_ROLLBACKS:
         older = ", or remove that checkpoint to go on from an older one" if newest.checkpoint_step else ""
         return Recovery(
-            f"{VAIN_ROLLBACKS} attempts from {starting_point(newest)} came no further, with other samples each time, "
+            f"{VAIN_ROLLBACKS} attempts from {starting_point(newest)} came no further, with other samples "
+            "each time, "
             f"so it is not the data; lower lr_schedule.lr{older}"
         )
     return Recovery(rollback=newest)
 
 
 def in_vain(rollbacks: Sequence[Rollback]) -> int:
-    """How many of the newest rollbacks of one job to one checkpoint came no further than the first of them."""
+    """How many of the newest rollbacks, of one job to one checkpoint, came no further than their first."""
     newest = rollbacks[-1]
     place = (newest.job_id, newest.checkpoint_step)
     same = list(
@@ -109,7 +112,7 @@ def starting_point(rollback: Rollback) -> str:
 
 
 def rollback_of(verdict: Verdict, job: JobDir, attempt: int) -> Rollback:
-    """Which samples every later attempt passes over: from the newest checkpoint to the end of the bad step."""
+    """What every later attempt passes over: samples from the newest checkpoint to the bad step's end."""
     assert verdict.bad_samples is not None and verdict.step is not None
     step = newest_checkpoint_step(job.run) or 0
     manifest = files.read_json(job.run.checkpoint_manifest(step)) if step else None
@@ -130,7 +133,8 @@ def rollback_of(verdict: Verdict, job: JobDir, attempt: int) -> Rollback:
 
 
 def with_the_disk(verdict: Verdict, free_bytes: int, read_only: bool = False) -> Verdict:
-    """The verdict in view of the disk: a rank that left no word or no record beside a full disk could not write it.
+    """The verdict in view of the disk: a rank that left no word or no record beside a full disk could not
+    write it.
 
     On a disk that has turned read-only no other attempt could save anything.
     """

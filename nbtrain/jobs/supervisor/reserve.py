@@ -1,4 +1,4 @@
-"""A little of the disk, kept for last words: how something ended must be written even when the disk is full."""
+"""A little of the disk, kept for last words: an end must be written even if the disk is full."""
 
 import contextlib
 import errno
@@ -13,18 +13,24 @@ READ_ONLY_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EST
 
 
 class Reserve:
-    """A hidden file of zeros, given up when a write finds no room. Leaves nothing behind after release()."""
+    """A hidden file of zeros that is removed when a write finds no room.
+
+    Leaves nothing behind after release().
+    """
 
     def __init__(self, folder: Path, owner: str):
         self.path = folder / f".{owner}.reserve.tmp"
-        # Nothing to keep where there is no room even now; the write may still find some later.
+        # If there is no room even now, nothing is kept; a later write may still find room.
         with contextlib.suppress(OSError), self.path.open("wb") as stream:
             stream.write(bytes(RESERVED_BYTES))
             stream.flush()
             os.fsync(stream.fileno())
 
     def write(self, write: Callable[[], object]) -> None:
-        """Call `write`; where the disk is full, free the reserve and call it again. Raises what that raises."""
+        """Call `write`; if the disk is full, remove the reserve and call it again.
+
+        Raises what the second call raises.
+        """
         try:
             write()
         except OSError as error:

@@ -1,7 +1,7 @@
 """summary.json: the run in figures, written at every end of a job.
 
-Figures come from rank 0's last heartbeat, totals from job.json, the newest checkpoint from the disk. What a short-lived
-job cannot know (one that failed before its first validation) is kept from the summary before.
+Figures come from rank 0's last heartbeat, totals from job.json, the newest checkpoint from the disk. What a
+short-lived job cannot know (one that failed before its first validation) is kept from the summary before.
 """
 
 import math
@@ -87,7 +87,7 @@ def summarize(
 
 
 def perplexity(loss: float | None) -> float | None:
-    """exp(loss); None where it is unknown or too large for a float."""
+    """exp(loss); None if it is unknown or too large for a float."""
     if loss is None:
         return None
     try:

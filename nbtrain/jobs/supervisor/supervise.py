@@ -6,12 +6,12 @@
                  ^           |
                  +-RESTARTING+     from the newest whole checkpoint
 
-The main path: supervise -> run_attempts -> run_attempt (attempt.py) -> its verdict (verdict.py) -> recover, by the
-policy of recovery.py. journal.py writes everything down.
+The main path: supervise -> run_attempts -> run_attempt (attempt.py) -> its verdict (verdict.py) -> recover,
+by the policy of recovery.py. journal.py writes everything down.
 
 It has its own session, so a kernel, a server or a shell may end around it, and it holds the run's lock while
-it lives. Signals: signals.py. If it is killed itself, the kernel tells the launcher (PR_SET_PDEATHSIG), the ranks
-save and leave, and readers see the job as LOST.
+it lives. Signals: signals.py. If it is killed itself, the kernel tells the launcher (PR_SET_PDEATHSIG), the
+ranks save and leave, and readers see the job as LOST.
 """
 
 import os
@@ -161,7 +161,8 @@ def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str
     return fit_devices(it, verdict) if recovery.counts_devices else None
 
 
-# --- during an attempt ---------------------------------------------------------------------------------------
+# --- during an attempt
+# ---------------------------------------------------------------------------------------
 
 
 def obey(it: Supervision, attempt: Attempt) -> None:
@@ -186,14 +187,16 @@ def tell_training(it: Supervision, attempt: Attempt) -> None:
         it.journal.attempt_trains(attempt.lead())
 
 
-# --- between two attempts ------------------------------------------------------------------------------------
+# --- between two attempts
+# ------------------------------------------------------------------------------------
 
 
 def tell_rollback(journal: Journal, rollback: Rollback, lost: str) -> None:
     """The event of a rollback."""
     journal.event(
         "rollback",
-        f"{rollback.cause}; goes back to {starting_point(rollback)} and passes over samples {rollback.first:,} to "
+        f"{rollback.cause}; goes back to {starting_point(rollback)} and passes over samples "
+        f"{rollback.first:,} to "
         f"{rollback.last - 1:,}; {lost}",
         step=rollback.step,
         positions=[rollback.first, rollback.last],
@@ -247,7 +250,8 @@ def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
         it.config = resized(it.config, size)
         it.journal.event(
             "warning",
-            f"{devices} devices are usable: data_parallel_size {known} -> {size}, {it.config.world_size} ranks; the "
+            f"{devices} devices are usable: data_parallel_size {known} -> {size}, {it.config.world_size} "
+            "ranks; the "
             f"global batch of {it.config.batch.global_batch_size} stays",
             devices=devices,
             data_parallel_size=size,
@@ -255,7 +259,8 @@ def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
     return None
 
 
-# --- what others have left -----------------------------------------------------------------------------------
+# --- what others have left
+# -----------------------------------------------------------------------------------
 
 
 def wait_for_predecessors(journal: Journal, seconds: float) -> None:

@@ -3,8 +3,8 @@
 The records are the only witnesses. torchrun's own code is 1 whatever happened, and silence is a failure too:
 a rank without a record was taken away together with its wrapper.
 
-One rank fails, and with it all that wait for it: of several failures the cause is the first that is not of losing a
-peer. Its kind says what the supervisor does: wait for room on the disk, count the devices, go back.
+When one rank fails, the ranks that wait for it fail too: the cause is the first failure that is not the loss
+of a peer. Its kind decides what the supervisor does: wait for room on the disk, count the devices, go back.
 """
 
 import json
@@ -41,16 +41,17 @@ LOST_DEVICE = re.compile(
 )
 # What a rank says that only lost a peer: gloo, NCCL, torch's store.
 LOST_PEER = re.compile(
-    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket (?:closed|timeout)|application timeout|"
+    r"connection (?:was )?(?:closed|reset|refused|aborted)|broken pipe|socket (?:closed|timeout)|application "
+    r"timeout|"
     r"timed out|wait timeout|ncclRemoteError|ncclSystemError|communicator was aborted|remote process|"
     r"DistNetworkError|DistBackendError|TCPStore|connectFullMesh|Watchdog caught",
     re.IGNORECASE,
 )
-# Steps after which running out of memory is no matter of the configuration alone.
+# After so many good steps, running out of memory is not the configuration's fault alone.
 STEADY_STEPS = 20
-# Of an error that names the step it happened in, which is the one behind the last that the rank had done.
+# An error that names the step it happened in: one more than the last step that the rank has finished.
 NAMES_STEP = re.compile(r"step [\d,]+: ")
-# Errors that the user mends; the same configuration fails the same way again.
+# Errors that the user must fix; the same configuration fails the same way again.
 USER_ERROR = re.compile(r"\b(ConfigError|DataError|CheckpointError|NbtrainError|SubmitError)\b")
 
 
@@ -63,21 +64,21 @@ class Circumstances:
     killed_by_us: bool = False
     """The supervisor killed ranks that did not leave in time."""
     hang: str | None = None
-    """Which ranks hung and since when, where that is why they were killed."""
+    """Which ranks hung and since when, if that is why they were killed."""
     stuck: str | None = None
     """Where the ranks stood when the first of them gave up waiting for a peer."""
     memory: HostMemory = field(default_factory=HostMemory)
     """What the kernel counted during the attempt."""
     pids: Mapping[int, int] = field(default_factory=dict)
-    """{rank: its process}, as far as the ranks have told."""
+    """{rank: its process}, of the ranks that were heard of."""
     killed_at: float | None = None
     """Since when SIGKILL was the supervisor's own; seconds since the epoch."""
     first_step: int = 0
-    """The step that the attempt began behind."""
+    """The step of the checkpoint that the attempt began with."""
     gone: tuple[int, ...] = ()
     """Ranks without a record that were seen to be gone before the supervisor killed any."""
     launcher_signal: int | None = None
-    """The signal that killed torchrun, where one did and it was not the supervisor's."""
+    """The signal that killed torchrun, if it was not the supervisor's."""
     mode: str = "full"
     """The run's mode: only full trains to the end and saves."""
     launcher_message: str = ""
@@ -95,7 +96,7 @@ class Verdict:
     retry: bool = False
     """Whether another attempt can help."""
     signature: tuple | None = None
-    """Equal for two failures in the same place for the same reason; None where that cannot be told."""
+    """Equal for two failures in the same place for the same reason; None if they cannot be compared."""
     step: int | None = None
     kind: str = ""
     """rollback, hang, disk, device memory, host memory, device, killed, no record; "" for any other end."""
@@ -119,7 +120,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
         if around.stop_requested:
             return Verdict(CANCELLED, f"stopped on request{_at(step)}; {saved}", step=step)
         if around.launcher_signal is not None:
-            # Its death tells the ranks to stop, and they save; nobody wanted the run to end.
+            # Its death makes the ranks stop and save; nobody wanted the run to end.
             return Verdict(
                 FAILED,
                 f"{_launcher_killed(around.launcher_signal)}, so its ranks stopped{_at(step)}; {saved}",
@@ -142,7 +143,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     if around.hang:
         return Verdict(FAILED, around.hang, retry=True, step=step, kind="hang")
     first = _first_failure(records, around)
-    # Who lost a peer, or was ended by another, tells nothing of the cause.
+    # A rank that lost a peer, or was ended by another process, says nothing about the cause.
     if first is None or _distance(first, around):
         if around.launcher_signal is not None:
             said = f"{_launcher_killed(around.launcher_signal)}; its ranks ended{_at(step)}"
@@ -216,7 +217,8 @@ def _by_whom(around: Circumstances) -> str:
 
 MEND = {
     "device memory": (
-        "Lower batch.micro_batch_size (the global batch stays), set parallel.activation_checkpointing.granularity: "
+        "Lower batch.micro_batch_size (the global batch stays), set "
+        "parallel.activation_checkpointing.granularity: "
         "full, or raise parallel.zero_stage"
     ),
     "host memory": "Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
@@ -226,7 +228,7 @@ MEND = {
 def _out_of_memory(
     record: ExitRecord, where: str, around: Circumstances, step: int | None, kind: str
 ) -> Verdict:
-    """Tried again only where it had gone well for a while: then it may be fragmentation, or another program."""
+    """Tried again only if it had gone well for a while: then it may be fragmentation, or another program."""
     made = (record.step or 0) - around.first_step
     title = "GPU memory" if kind == "device memory" else "host memory"
     said = f"{where}: out of {title}: {record.message.removeprefix('OutOfMemoryError: ')}"
@@ -248,7 +250,7 @@ def _lost_peers(first: ExitRecord, around: Circumstances, step: int | None) -> V
 
 
 def user_error(record: ExitRecord) -> bool:
-    """Whether a rank failed by an error that only the user can mend: told in words, without a traceback."""
+    """Whether a rank failed by an error that only the user can fix: it has words and no traceback."""
     detail = record.detail.strip()
     if detail and not detail.startswith("Traceback"):
         return True
@@ -261,7 +263,10 @@ def _launcher_killed(number: int) -> str:
 
 
 def _without_witness(missing: list[int], around: Circumstances, step: int | None) -> Verdict:
-    """A rank without a record went together with its wrapper; those that were seen to go are told, as the first."""
+    """A rank without a record was killed with its wrapper.
+
+    If some were seen to go first, only they are named.
+    """
     gone = [rank for rank in missing if rank in around.gone] or missing
     if len(gone) == around.world_size and not around.gone:
         words = f": {around.launcher_message}" if around.launcher_message else ""
@@ -282,13 +287,16 @@ def _without_witness(missing: list[int], around: Circumstances, step: int | None
 
 
 def _first_failure(records: Mapping[int, ExitRecord], around: Circumstances) -> ExitRecord | None:
-    """The failure that the others follow from: their peers vanish, the launcher ends them, or the supervisor does."""
+    """The failure that caused the others: they lost a peer, or launcher or supervisor ended them."""
     bad = [record for record in records.values() if record.outcome in ("failed", "killed")]
     return min(bad, key=lambda record: (_distance(record, around), record.time), default=None)
 
 
 def _distance(record: ExitRecord, around: Circumstances) -> int:
-    """0: an end of its own; 1: it lost a peer; 2: a signal that follows from another's end; 3: killed by us."""
+    """0: an end of its own; 1: it lost a peer.
+
+    2: a signal sent because another rank ended; 3: killed by the supervisor.
+    """
     if record.signal == SIGKILL and around.killed_at is not None and record.time >= around.killed_at:
         return 3
     if record.signal in (SIGABRT, SIGTERM):
@@ -301,7 +309,7 @@ def _lost_peer(record: ExitRecord) -> bool:
 
 
 def lost_a_peer(records: Mapping[int, ExitRecord]) -> bool:
-    """Whether all failures so far are of ranks that gave up waiting for another one, which may hang."""
+    """Whether all ranks that failed so far gave up waiting for another rank, which may hang."""
     bad = [record for record in records.values() if record.outcome in ("failed", "killed")]
     return bool(bad) and all(_lost_peer(record) for record in bad)
 

@@ -1,10 +1,11 @@
-"""The run directories of a twin: its own, made anew every time, and those of the runs that it is compared with.
+"""The run directories of a twin: its own, made anew every time, and one for each run that it is compared
+with.
 
     output/<run>-twin/            a run directory as any other; run.json says whose twin it is
-      twin.json                   the report (twin_report.py)
+      twin.json                   the report (report.py)
       proof/<name>/               run directories too: resumed, exact, rounded, reference, reshaped
 
-Where ranks are forked there is no supervisor: the process that asks for them writes job.json.
+Forked ranks have no supervisor: the process that asks for them writes job.json.
 """
 
 import json
@@ -33,19 +34,24 @@ PROMPTS = 2
 
 
 def renew(run: RunDir, twin_of: str) -> None:
-    """An empty folder for a twin, with its run.json. Raises SubmitError where there is something else, or a job runs."""
+    """An empty folder for a twin, with its run.json.
+
+    Raises SubmitError if there is something else, or a job runs.
+    """
     refuse_foreign(run)
     record = run.record()
     if record is not None and TWIN_OF not in record:
         raise SubmitError(
-            f"{display(run.path)} is a run of its own, not a twin: it has been submitted. Rename that run's folder, or "
+            f"{display(run.path)} is a run of its own, not a twin: it has been submitted. Rename that run's "
+            "folder, or "
             f"give {twin_of} another name."
         )
     run.path.mkdir(parents=True, exist_ok=True)
     with run.locked(blocking=False) as taken:
         if not taken or active_job(run):
             raise SubmitError(
-                f"{display(run.path)}: a job of this twin is active. Wait for it, or end it: `nbtrain cancel {run.name} --now`."
+                f"{display(run.path)}: a job of this twin is active. Wait for it, or end it: `nbtrain cancel "
+                f"{run.name} --now`."
             )
         for entry in run.path.iterdir():
             if entry.name in HARMLESS_ENTRIES:
@@ -95,7 +101,7 @@ def new_job(run: RunDir, config: RunConfig, twin_of: str) -> JobDir:
 
 
 def end_job(job: JobDir, cause: str | None) -> None:
-    """Write down how the ranks of new_job ended; `cause` where it was bad."""
+    """Write down how the ranks of new_job ended; `cause` if they failed."""
     record = JobRecord.read(job.job_json)
     assert record is not None
     record.state = SUCCEEDED if cause is None else FAILED

@@ -5,8 +5,8 @@
         ended = server.wait(first)                 # several may run at one time
         assert ended.exit_codes == [0, 0, 0, 0]
 
-The other side, and when forking is safe: train/twin/fork_server.py. For runs that somebody waits for there is no supervisor
-in between; runs that matter go through jobs/submit.py.
+The other side, and when forking is safe: train/twin/fork_server.py. For runs that somebody waits for there is
+no supervisor in between; runs that matter go through jobs/submit.py.
 """
 
 import json
@@ -53,7 +53,7 @@ class Ended:
 
     launch: Launch
     exit_codes: list[int]
-    """By rank; minus the signal where one ended it."""
+    """By rank; minus the signal if one ended it."""
     timed_out: bool
     seconds: float
     cpu_seconds: float
@@ -138,8 +138,9 @@ class ForkServer:
     ) -> Launch:
         """Fork ranks that call `function` ("package.module:name") with `arguments`, which JSON can hold.
 
-        What the function returns (None is 0) is the rank's exit code. `log` is a path with {rank} in it; `sys_path`
-        goes before the ranks' own. After `timeout_seconds` all of them are killed, and `linger_seconds` after one ended badly the others are.
+        What the function returns (None is 0) is the rank's exit code. `log` is a path with {rank} in it;
+        `sys_path` goes before the ranks' own. After `timeout_seconds` all of them are killed, and
+        `linger_seconds` after one ended badly the others are.
         """
         assert self.abilities is not None
         self._next_id += 1

@@ -1,4 +1,5 @@
-"""`nbtrain twin`: a small run of the same shape goes the whole way on this machine's CPU, before a cluster is taken.
+"""`nbtrain twin`: a small run of the same shape goes the whole way on this machine's CPU, before a cluster is
+taken.
 
     data       made-up documents -> tokenizer -> .bin/.idx -> indices, by `prepare`
     train      the twin, straight                                          output/<run>-twin/
@@ -8,9 +9,9 @@
     reshape    a checkpoint of the fp32 run goes on in one process: the curve goes on
     export     the checkpoint's weights in one file give one process the run's validation loss
 
-Ranks are forked from one process that has torch loaded (fork_server.py), so that all of it takes about a minute; with
-`submit` the straight run goes the ordinary way instead: preflight, supervisor, torchrun, wrappers. What comes out is
-output/<run>-twin/twin.json. The twin's folder is made anew every time.
+Ranks are forked from one process that has torch loaded (fork_server.py), so that all of it takes about a
+minute; with `submit` the straight run goes the ordinary way instead: preflight, supervisor, torchrun,
+wrappers. What comes out is output/<run>-twin/twin.json. The twin's folder is made anew every time.
 """
 
 import os
@@ -55,9 +56,9 @@ POLL_SECONDS = 0.2
 def run_twin(config: RunConfig, submitted: bool = False, server: ForkServer | None = None) -> TwinReport:
     """Make the twin of a run, train it, and say what was proven; the report is in its run directory too.
 
-    `submitted` sends the straight run the ordinary way. `server` is used where one is given, else one is started. Raises
-    ConfigError where no twin can be made, SubmitError where its folder is something else or in use, DataError where its
-    data cannot be made. What goes wrong while training is in the report.
+    `submitted` sends the straight run the ordinary way. If no `server` is given, one is started. Raises
+    ConfigError if no twin can be made, SubmitError if its folder is something else or in use, DataError if
+    its data cannot be made. What goes wrong while training is in the report.
     """
     if server is not None:
         return _Proof(config, server).report(submitted)
@@ -81,7 +82,7 @@ class _Proof:
         self.serving: dict[str, str] = {}
         """By run: the one that is made for it, or the same."""
         self.errors: dict[str, str] = {}
-        """By run: how it ended badly, and where to look."""
+        """By run: how it failed, and the place to look."""
         self.seconds: dict[str, float] = {}
         self.cpu_seconds: dict[str, float] = {}
         """By run, its ranks together: what it costs on cores that others share."""
@@ -119,7 +120,8 @@ class _Proof:
         made.write(self.run)
         return made
 
-    # --- making -------------------------------------------------------------------------------------------------
+    # --- making
+    # -------------------------------------------------------------------------------------------------
 
     def _prepare(self, twin: Twin) -> None:
         started = time.monotonic()
@@ -135,7 +137,10 @@ class _Proof:
         )
 
     def _train(self, submitted: bool) -> None:
-        """All runs, those that need nothing of another first. Where the twin itself cannot train, nothing else."""
+        """All runs; runs that need nothing of another come first.
+
+        If the twin itself cannot train, no other run is made.
+        """
         twin = self.twin
         job = submit(twin.config) if submitted else None
         different = self._different()
@@ -176,7 +181,7 @@ class _Proof:
         return different
 
     def _error(self, name: str) -> str | None:
-        """How what `name` stands for ended badly; None where it did not."""
+        """How the run or check `name` failed; None if it did not."""
         return self.errors.get(self.serving.get(name, name))
 
     def _proof(self, name: str) -> RunDir:
@@ -193,7 +198,7 @@ class _Proof:
         return True
 
     def _launch(self, wanted: dict[str, RunConfig]) -> None:
-        """A job of each run; several at one time where their ranks are together no more than the largest run's."""
+        """A job of each run; several at a time if together they have no more ranks than the largest run."""
         waiting, running = deque(wanted.items()), deque[tuple[str, int, JobDir, Launch]]()
         room = max((config.world_size for config in wanted.values()), default=0)
         while waiting or running:
@@ -215,7 +220,7 @@ class _Proof:
                 self._note(name, job, self.server.wait(launch))
 
     def _note(self, name: str, job: JobDir, ended: Ended) -> None:
-        """How one launch ended: in its job.json, and here where it was bad."""
+        """Note how one launch ended: in its job.json, and here if it failed."""
         self._add_time(name, ended)
         cause = None if ended.succeeded else cause_of(ended)
         end_job(job, cause)
@@ -245,7 +250,8 @@ class _Proof:
         if not ended.succeeded:
             self.errors[f"export of {name}"] = f"{cause_of(ended)}; log: {display(log)}"
 
-    # --- comparing ----------------------------------------------------------------------------------------------
+    # --- comparing
+    # ----------------------------------------------------------------------------------------------
 
     def _compare(self, curves: dict[str, Curve]) -> None:
         number_format, config = format_of(self.twin.config), self.twin.config
@@ -284,7 +290,7 @@ class _Proof:
                 )
 
     def _add(self, name: str, needs: list[str], check: Callable[[], Check]) -> None:
-        """A check of the runs `needs`, the first of which it is about."""
+        """A check of the runs `needs`; it is about the first of them."""
         own, *others = needs
         made = self.seconds.get(self.serving.get(own, own))
         if error := self._error(own):
@@ -300,7 +306,8 @@ class _Proof:
         found.values["cpu_seconds"] = self.cpu_seconds.get(self.serving.get(own, own), 0.0)
 
 
-# --- words ------------------------------------------------------------------------------------------------------
+# --- words
+# ------------------------------------------------------------------------------------------------------
 
 
 def layout_of(config: RunConfig) -> str:
@@ -328,7 +335,7 @@ def format_of(config: RunConfig) -> str:
 
 
 def cause_of(ended: Ended) -> str:
-    """How a launch ended badly, in one line: codes, and what the first rank that failed by itself said last."""
+    """How a launch failed, in one line: codes, and the last words of the first rank that failed by itself."""
     if ended.timed_out:
         return f"not done after {LAUNCH_SECONDS:g} s"
     codes = {rank: code for rank, code in enumerate(ended.exit_codes) if code}

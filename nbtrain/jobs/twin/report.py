@@ -1,9 +1,11 @@
-"""What a twin has shown: curves compared, checks with their figures, and the report that is written and printed.
+"""What a twin has shown: curves compared, checks with their figures, and the report that is written and
+printed.
 
-Tolerances. fp32: sums are taken in another order, which moves last bits; a loss of 6 has steps of 5e-7, and a few steps
-of training carry some of them on. 16-bit formats round each weight and activation to 2^-9 (bf16) or 2^-12 (fp16) of
-itself, and gradients too. A wrong scale, a gradient that was missed or an activation that came from the wrong place
-shows as 1e-2 and more (ZeRO 0 in bf16: 4.6e-2; sequence parallelism with the pipeline's defaults: 1.2e-1).
+Tolerances. fp32: sums are taken in another order, which moves last bits; a loss of 6 has steps of 5e-7, and a
+few steps of training carry some of them on. 16-bit formats round each weight and activation to 2^-9 (bf16) or
+2^-12 (fp16) of itself, and gradients too. A wrong scale, a gradient that was missed or an activation that
+came from the wrong place shows as 1e-2 and more (ZeRO 0 in bf16: 4.6e-2; sequence parallelism with the
+pipeline's defaults: 1.2e-1).
 """
 
 import math
@@ -33,7 +35,7 @@ class Check:
     name: str
     outcome: Outcome
     message: str
-    """What was found, with its figures; of a failure also where to look."""
+    """What was found, with its figures; for a failure, also the place to look."""
     values: dict[str, float] = field(default_factory=dict)
     """The figures by name: differences, tolerances, counts, seconds."""
 
@@ -85,7 +87,7 @@ def check_trained(curve: Curve, steps: int) -> Check:
     if sorted(curve.losses) != list(range(1, steps + 1)):
         return Check("train", "failed", f"{len(curve.losses)} of {steps} steps were made", values)
     if odd:
-        return Check("train", "failed", f"loss or gradient norm of step {odd[0]} is no number", values)
+        return Check("train", "failed", f"loss or gradient norm of step {odd[0]} is NaN or Inf", values)
     first, last = curve.losses[1], curve.losses[steps]
     return Check(
         "train", "passed", f"{amounts.counted(steps, 'step')}, loss {first:.4f} -> {last:.4f}", values
@@ -135,13 +137,14 @@ def check_close(name: str, ours: Curve, reference: Curve, number_format: str, wo
     }
     figures = ", ".join(f"{key.replace('_', ' ')} {value:.1e}" for key, value in worst.items())
     values = worst | {f"{key}_tolerance": limit for key, limit in limits.items()}
-    # `not <=`: a difference that is no number is too large.
+    # `not <=`: a difference of NaN is too large.
     broken = [key for key, value in worst.items() if not value <= limits[key]]
     if broken:
         key = broken[0]
         by_step = {"loss": losses, "validation_loss": validation, "relative_grad_norm": norms}[key]
         step = next(step for step in sorted(by_step) if not by_step[step] <= limits[key])
-        message = f"{words}: {key.replace('_', ' ')} differs by {by_step[step]:.1e} at step {step}, {limits[key]:.0e} is allowed ({figures})"
+        found = f"{key.replace('_', ' ')} differs by {by_step[step]:.1e} at step {step}"
+        message = f"{words}: {found}, {limits[key]:.0e} is allowed ({figures})"
         return Check(name, "failed", message, values)
     return Check(
         name, "passed", f"{words}: {figures}; allowed {loss_tolerance:.0e} and {norm_tolerance:.0e}", values
@@ -149,7 +152,7 @@ def check_close(name: str, ours: Curve, reference: Curve, number_format: str, wo
 
 
 def _largest(differences: Mapping[int, float]) -> float:
-    """What is no number is larger than all that are one; max() would pass it over."""
+    """NaN counts as larger than every number; max() would pass it over."""
     return max(differences.values(), key=lambda value: math.inf if math.isnan(value) else value, default=0.0)
 
 
@@ -161,7 +164,10 @@ def check_export(name: str, answer: Mapping[str, Any] | None, curve: Curve, numb
     ours, theirs = answer["validation_loss"], curve.validation[curve.last_step]
     difference = abs(ours - theirs)
     size = f"{answer['num_tensors']} tensors, {answer['num_parameters']:,} parameters in one file"
-    message = f"{size}; loss {ours:.6f} in one process, {theirs:.6f} in the run: {difference:.1e}, allowed {tolerance:.0e}"
+    message = (
+        f"{size}; loss {ours:.6f} in one process, {theirs:.6f} in the run: {difference:.1e}, "
+        f"allowed {tolerance:.0e}"
+    )
     values = {"difference": difference, "tolerance": tolerance, "bytes": answer["bytes"]}
     return Check(name, "passed" if difference <= tolerance else "failed", message, values)
 

@@ -72,7 +72,7 @@ class Twin:
     def exact(self) -> RunConfig:
         """The twin in fp32 and without dropout: it differs from one process by the order of sums alone.
 
-        The twin itself, where it is that already.
+        The twin itself, if it is that already.
         """
         if self._is_plain and self.config.precision.dtype == "fp32":
             return self.config
@@ -81,8 +81,10 @@ class Twin:
 
     @property
     def rounded(self) -> RunConfig:
-        """The twin in its own number format and without dropout; the twin itself or `exact`, where that is
-        one."""
+        """The twin in its own number format and without dropout.
+
+        The twin itself or `exact`, if one of them is that.
+        """
         if self.config.precision.dtype == "fp32":
             return self.exact
         return self.config if self._is_plain else self._changed("rounded", {"model": NO_DROPOUT})
@@ -124,7 +126,7 @@ def fold(sizes: Mapping[str, int], max_ranks: int = MAX_RANKS) -> dict[str, int]
     """`sizes` by their fields, so small that their product is at most max_ranks; every kind that is there
     stays.
 
-    Raises ConfigError where there are too many kinds for so few ranks.
+    Raises ConfigError if there are too many kinds for so few ranks.
     """
     folded = dict(sizes)
     while _product(folded) > max_ranks:
@@ -148,8 +150,8 @@ def make_twin(
 ) -> Twin:
     """The twin of a run that check.py accepts.
 
-    `folder`, relative to the workspace, is where the examples of a fine-tuning run's twin will lie. Raises
-    ConfigError where the run cannot have a twin.
+    `folder`, relative to the workspace, will hold the examples of a fine-tuning run's twin. Raises
+    ConfigError if the run cannot have a twin.
     """
     missing: list[NotProven] = []
     sizes = {key: getattr(config.parallel, key) for key in FOLDED_FIRST}
@@ -178,7 +180,7 @@ def make_twin(
     # One thread, as forked ranks have: products in 16 bits are summed in another order by more.
     values["backend"]["env"] = config.backend.env | {"NBTRAIN_TRACE": "1", "OMP_NUM_THREADS": "1"}
     datasets = _data(config, values, folder, missing)
-    # The schedules need the twin's batches, and those stand in the values made so far.
+    # The schedules need the twin's batch sizes, which are in the values made so far.
     small = RunConfig.model_validate({**values, "lr_schedule": {"lr": LEARNING_RATE}})
     values["lr_schedule"] = _lr_schedule(config, small)
     twin = _validated(values)

@@ -17,7 +17,7 @@ from nbtrain.config.sources import FineTuningSourceModel
 
 STEPS = 7
 
-# All checkpoints stay: those of steps 3, 6 and 7, and where the run is stopped the one of step 4.
+# All checkpoints stay: steps 3, 6 and 7, and step 4 if the run is stopped there.
 SAVE_INTERVAL_STEPS = 3
 
 KEEP_LAST = 4
@@ -25,7 +25,7 @@ KEEP_LAST = 4
 EVAL_INTERVAL_STEPS = 2
 
 STOP_STEP = 4
-"""Behind a checkpoint and a validation, and inside a ramp-up, where there is one."""
+"""After a checkpoint and a validation, and within the ramp-up, if there is one."""
 
 # Of a schedule of step sizes: steps before the whole batch.
 RAMP_STEPS = 5
@@ -104,7 +104,7 @@ def _model(
         "make_vocab_size_divisible_by": min(model.make_vocab_size_divisible_by, 128),
         # A wide model's small deviation leaves a narrow one's gradients in the noise.
         "init_method_std": max(model.init_method_std, 0.02),
-        # Chunks that do not come out even, where there are chunks.
+        # If there are chunks, their sizes are uneven.
         "cross_entropy_chunk_tokens": 48 if model.cross_entropy_chunk_tokens else 0,
         "attention_backend": backend,
         "compile": compiled,
@@ -124,7 +124,7 @@ def _interval(config: RunConfig) -> int:
 
 
 def _stage_layers(config: RunConfig, stages: int) -> list[int]:
-    """Blocks of each of the twin's stages: as even or uneven as the run's are told to be."""
+    """Blocks of each of the twin's stages: as even or uneven as the run's configuration asks for."""
     per_stage = 2 if stages <= 2 or _interval(config) > 1 else 1
     cut = config.parallel.pipeline_stage_layers
     if cut is None or len(set(cut)) == 1:
@@ -177,7 +177,9 @@ def _validated_batch(config: RunConfig, values: dict[str, Any]) -> dict[str, int
 
 
 def _lr_schedule(config: RunConfig, small: RunConfig) -> dict[str, Any]:
-    """The run's schedule at LEARNING_RATE, each amount the same share of a run, but no warm-up shorter than a step."""
+    """The run's schedule at LEARNING_RATE, each amount the same share of a run, but no warm-up shorter than a
+    step.
+    """
     schedule = config.lr_schedule
     scale = LEARNING_RATE / schedule.lr
 
@@ -270,7 +272,8 @@ def _parallel(config: RunConfig, folded: dict[str, int], missing: list[NotProven
             values[name]["pin_memory"] = False
     if parallel.zero_hpz:
         ranks = folded["data_parallel_size"] * folded["ds_sequence_parallel_size"]
-        # A second copy cut over fewer ranks than the first one is what the run has, where that can still be.
+        # The run has a second copy that is cut over fewer ranks than the first; the twin has one too, if it
+        # has the ranks.
         whole = config.zero_hpz_partition_size >= parallel.data_axis_size or ranks < 4 or ranks % 2
         values["zero_hpz_partition_size"] = ranks if whole else ranks // 2
     values["activation_checkpointing"]["interval_layers"] = _interval(config)
@@ -317,7 +320,9 @@ def _data(
 
 
 def _sources(config: RunConfig, folder: str) -> list[dict[str, Any]]:
-    """A small source for each of the run's first two: made-up words, or prompts with completions that are learnt."""
+    """A small source for each of the run's first two: made-up words, or prompts with completions that are
+    learnt.
+    """
     sources: list[dict[str, Any]] = []
     for number, source in enumerate(config.data.sources[:2]):
         if isinstance(source, FineTuningSourceModel):

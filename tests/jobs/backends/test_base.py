@@ -73,7 +73,7 @@ def test_a_job_is_asked_through_its_backend(job, elsewhere):
 
 
 def test_what_a_backend_cannot_do_is_not_asked_for(job, elsewhere):
-    with pytest.raises(JobError, match="runs where it cannot be asked to save"):
+    with pytest.raises(JobError, match="runs on a backend that cannot ask it to save"):
         control.request_save(job)
     assert elsewhere.asked == []
 

@@ -100,7 +100,10 @@ def test_coming_and_going_may_take_longer(watched, phase):
 
 
 def test_a_rank_that_is_gone_without_a_record_ends_the_attempt(watched):
-    """Its wrapper went with it, so nobody tells; the peers that wait for it do not count as hanging, and have their grace."""
+    """Its wrapper went with it, so nobody tells.
+
+    The peers that wait for it do not count as hanging, and have their grace.
+    """
     watched.beat(0, 6)
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
     Heartbeat(1, 0, gone, watched.now, 6, "train", 0.0).write(watched.job.heartbeat(1))
@@ -141,7 +144,10 @@ def test_a_pause_of_the_supervisor_is_not_held_against_the_ranks(watched):
 
 
 def test_a_stop_before_the_first_step_is_a_signal_at_once(watched):
-    """A rank that is importing does not look at control/; one that trains does, and is signalled when its time is over."""
+    """A rank that is importing does not look at control/.
+
+    One that trains does, and is signalled when its time is over.
+    """
     watched.look()
     watched.attempt.ask_stop()
     watched.look()

@@ -32,13 +32,16 @@ def test_the_rank_outside_the_collective_is_named():
     ]
     assert [one.rank for one in culprits(everyone)] == [2]
     assert report(everyone) == (
-        "rank 2 stopped: last heard of at step 6, 30 s ago, in phase train, outside any collective (last: all_reduce no. 12 of "
+        "rank 2 stopped: last heard of at step 6, 30 s ago, in phase train, outside any collective (last: "
+        "all_reduce no. 12 of "
         "data_parallel ranks 0-3); ranks 0, 1, 3 wait in all_reduce no. 13 of data_parallel ranks 0-3"
     )
 
 
 def test_waiting_is_followed_to_its_end():
-    """Pipeline of 2 by data of 2: 0 waits for 2 to send, 2 waits in its data group for 3, which is gone astray."""
+    """Pipeline of 2 by data of 2: 0 waits for 2 to send, 2 waits in its data group for 3, which is gone
+    astray.
+    """
     everyone = [
         rank(0, inside([0, 2], name="recv (from rank 2)", kind="pipeline_model_parallel")),
         rank(1, inside([1, 3], name="recv (from rank 3)", kind="pipeline_model_parallel")),
@@ -64,7 +67,9 @@ def test_a_sender_and_its_receiver_are_together():
 
 
 def test_on_a_gpu_the_count_tells():
-    """Calls return before their collectives are done: who has called fewer is behind; then who made fewer steps."""
+    """Calls return before their collectives are done: who has called fewer is behind; then who made fewer
+    steps.
+    """
     everyone = [rank(0, inside(range(3), 40, waiting=False)), rank(1, inside(range(3), 39, waiting=False))]
     everyone.append(rank(2, inside(range(3), 40, waiting=False)))
     assert [one.rank for one in culprits(everyone)] == [1]
@@ -86,13 +91,15 @@ def test_a_stopped_process_is_told(monkeypatch):
     """SIGSTOP: whatever the others do, that is it."""
     monkeypatch.setattr(processes, "process_state", lambda pid: "T")
     assert report([rank(0)]) == (
-        "rank 0 stopped: last heard of at step 6, 30 s ago, in phase train; its process is stopped by a signal"
+        "rank 0 stopped: last heard of at step 6, 30 s ago, in phase train; its process is stopped by a "
+        "signal"
     )
 
 
 def test_a_rank_that_never_spoke_is_told():
     assert report([rank(0, inside([0, 1])), rank(1, spoke=False, still=130)]) == (
-        "rank 1 stopped: never heard of, for 130 s; rank 0 waits in all_reduce no. 13 of data_parallel ranks 0, 1"
+        "rank 1 stopped: never heard of, for 130 s; rank 0 waits in all_reduce no. 13 of data_parallel ranks "
+        "0, 1"
     )
 
 
@@ -106,7 +113,9 @@ def test_a_rank_that_cannot_even_write_is_told():
 
 
 def test_a_node_that_is_gone_is_told():
-    """Every rank of one host is silent, those of the other still write: the node is named, not its first rank."""
+    """Every rank of one host is silent, those of the other still write: the node is named, not its first
+    rank.
+    """
     everyone = [rank(number, inside(range(4))) for number in (0, 1)]
     everyone += [rank(number, inside(range(4), 12), host="b", unwritten=40 + number) for number in (2, 3)]
     assert report(everyone) == "node b is gone: nothing was heard of its ranks 2, 3 for 42 s"

@@ -112,7 +112,8 @@ def test_a_long_traceback_fits_through_the_pipe(job, wrap):
     """The pipe holds 64 KiB; a longer word is read while the rank still writes it."""
     code = (
         "import json, os; pipe = os.fdopen(int(os.environ['NBTRAIN_EXIT_FD']), 'w'); "
-        "pipe.write(json.dumps({'outcome': 'failed', 'message': 'no room', 'detail': 'x' * 300_000})); pipe.close()"
+        "pipe.write(json.dumps({'outcome': 'failed', 'message': 'no room', 'detail': 'x' * 300_000})); "
+        "pipe.close()"
     )
     _, record = end_of(job, wrap(*python(code)))
     assert (record.outcome, record.message, len(record.detail)) == ("failed", "no room", 12_000)
@@ -127,7 +128,10 @@ def test_a_command_that_does_not_exist(job, wrap):
 
 
 def test_a_worker_that_holds_the_pipe_does_not_hold_the_record(job, wrap):
-    """A forked child that outlives the rank keeps its end of the pipe open; the record appears all the same."""
+    """A forked child that outlives the rank keeps its end of the pipe open.
+
+    The record appears all the same.
+    """
     code = "import os, time; time.sleep(30) if os.fork() == 0 else None"
     began = time.monotonic()
     _, record = end_of(job, wrap(*python(code)))
@@ -177,7 +181,8 @@ def test_a_dead_parent_ends_the_rank_in_order(job, wait_until):
     rank = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(5)); time.sleep(60)"
     launcher = (
         "import subprocess, sys\n"
-        f"subprocess.run([sys.executable, '-m', 'nbtrain.jobs.supervisor.rank_wrapper', sys.executable, '-c', {rank!r}])\n"
+        f"subprocess.run([sys.executable, '-m', 'nbtrain.jobs.supervisor.rank_wrapper', sys.executable, "
+        f"'-c', {rank!r}])\n"
     )
     process = subprocess.Popen([sys.executable, "-c", launcher], env=environment)
     wait_until(lambda: processes.marked_pids([job.job_id], "NBTRAIN_EXIT_FD"), "the rank")
@@ -192,7 +197,8 @@ def test_it_starts_without_the_notebook_side():
     """Every rank starts one, so it imports neither pydantic nor anything outside the standard library."""
     code = (
         "import sys, json, nbtrain.jobs.supervisor.rank_wrapper\n"
-        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules} - set(sys.stdlib_module_names))))"
+        "print(json.dumps(sorted({name.partition('.')[0] for name in sys.modules} - "
+        "set(sys.stdlib_module_names))))"
     )
     answer = subprocess.run(
         [sys.executable, "-S", "-c", code],

@@ -124,7 +124,8 @@ def test_a_full_disk_does_not_end_the_watch(supervised, monkeypatch):
     assert supervised.journal.record.state == "RUNNING"
 
 
-# --- going back ----------------------------------------------------------------------------------------------
+# --- going back
+# ----------------------------------------------------------------------------------------------
 
 
 def bad_step(step, first, last, stopped=False):
@@ -153,7 +154,9 @@ def checkpoint(run, step, consumed, skipped=()):
 
 
 def test_a_rollback_restarts_at_once_and_is_no_restart(supervised):
-    """No wait, no count; the samples from the checkpoint on are written down, with those passed over before counted."""
+    """No wait, no count; the samples from the checkpoint on are written down, with those passed over before
+    counted.
+    """
     checkpoint(supervised.job.run, 4, 32, ((8, 16),))
     supervised.verdicts = [bad_step(6, 48, 56), Verdict("SUCCEEDED", "done")]
     supervised.journal.reached_step = 6
@@ -164,7 +167,8 @@ def test_a_rollback_restarts_at_once_and_is_no_restart(supervised):
     assert (entry.step, entry.checkpoint_step, entry.first, entry.last) == (6, 4, 40, 56)
     (told,) = supervised.events("rollback")
     assert told["message"] == (
-        "step 6: the loss is nan; goes back to step 4 and passes over samples 40 to 55; 2 steps (256 tokens) since the "
+        "step 6: the loss is nan; goes back to step 4 and passes over samples 40 to 55; 2 steps (256 tokens) "
+        "since the "
         "checkpoint of step 4 are lost"
     )
 
@@ -192,12 +196,15 @@ def test_rollbacks_have_a_limit_of_their_own(supervised):
 
 
 def test_a_rollback_in_vain_is_not_made_over_and_over(supervised):
-    """Thrice at one step, or before it, from one checkpoint, other samples each time: no need of ten more starts."""
+    """Thrice at one step, or before it, from one checkpoint, other samples each time: no need of ten more
+    starts.
+    """
     checkpoint(supervised.job.run, 4, 32)
     supervised.verdicts = [bad_step(step, 8 * step, 8 * step + 8) for step in (6, 8, 8, 7, 8)]
     verdict = supervised.run()
     assert verdict.cause == (
-        "step 7: the loss is nan; not tried again: 3 attempts from step 4 came no further, with other samples each time, "
+        "step 7: the loss is nan; not tried again: 3 attempts from step 4 came no further, with other "
+        "samples each time, "
         "so it is not the data; lower lr_schedule.lr, or remove that checkpoint to go on from an older one"
     )
     assert len(supervised.verdicts) == 1
@@ -222,7 +229,8 @@ def test_a_stop_does_not_forget_the_bad_samples(supervised):
     assert len(Rollback.read_all(supervised.job.run.rollbacks_json)) == 1
 
 
-# --- a full disk ---------------------------------------------------------------------------------------------
+# --- a full disk
+# ---------------------------------------------------------------------------------------------
 
 
 class Disk:
@@ -266,7 +274,10 @@ def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it():
 
 
 def test_a_read_only_disk_is_the_cause_and_ends_the_job():
-    """Whatever the ranks said: no other attempt could save. What was cancelled or has succeeded stays that."""
+    """Whatever the ranks said: no other attempt could save.
+
+    What was cancelled or has succeeded stays that.
+    """
     verdict = with_the_disk(failure(), 1 << 30, read_only=True)
     assert (verdict.cause, verdict.retry) == (
         "the run directory is on a read-only disk; rank 0 failed",
@@ -281,7 +292,9 @@ def test_a_read_only_disk_is_the_cause_and_ends_the_job():
 
 
 def test_last_words_on_a_read_only_disk_lie_elsewhere(supervised, tmp_path, monkeypatch, capfd):
-    """job.json stays RUNNING; the journal says in its log where the end is, and whoever asks for the state gets it."""
+    """job.json stays RUNNING; the journal says in its log where the end is, and whoever asks for the state
+    gets it.
+    """
     supervised.journal.set_state("RUNNING")
 
     def refuse(*arguments, **more):
@@ -303,13 +316,15 @@ def test_it_does_not_wait_for_ever(supervised, monkeypatch):
     monkeypatch.setattr(supervise, "shutil", Disk(0))
     supervised.verdicts = [full_disk()]
     assert supervised.run().cause == (
-        "rank 0 failed: the disk is full; not tried again: there was no room within backend.disk_wait_seconds = 0 "
+        "rank 0 failed: the disk is full; not tried again: there was no room within "
+        "backend.disk_wait_seconds = 0 "
         "(0.08 GiB are needed, 0.00 GiB are free)"
     )
     assert supervised.journal.record.restarts == 0, "it was given up before one was made"
 
 
-# --- fewer or more devices -----------------------------------------------------------------------------------
+# --- fewer or more devices
+# -----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -321,7 +336,10 @@ def elastic(supervised):
 
 
 def test_a_restart_takes_as_many_devices_as_there_are(elastic):
-    """4 -> 2 if 3 are left, since the batch of 8 does not divide by 3; and back to 4 when they are there again."""
+    """4 -> 2 if 3 are left, since the batch of 8 does not divide by 3.
+
+    And back to 4 when they are there again.
+    """
     sizes = []
 
     def run(it):
@@ -353,7 +371,8 @@ def test_nobody_asked_on_a_cpu(elastic):
     assert elastic.it.config.parallel.data_parallel_size == 4
 
 
-# --- what is known of each attempt ---------------------------------------------------------------------------
+# --- what is known of each attempt
+# ---------------------------------------------------------------------------
 
 
 def test_what_was_lost_is_known_once_the_next_one_goes_on(supervised):

@@ -11,7 +11,10 @@ from nbtrain.jobs.supervisor.summary import write_summary
 
 
 def test_the_checkpoint_is_the_one_on_the_disk(tmp_path):
-    """The job failed before it had saved one; it has gone on from that of step 40, which is whole, that of 44 is not."""
+    """The job failed before it had saved one.
+
+    It has gone on from that of step 40, which is whole, that of 44 is not.
+    """
     run, config = RunDir(tmp_path / "run"), load("gpt-tiny")
     for step, size in ((40, 1), (44, 2)):
         run.checkpoint(step).mkdir(parents=True)

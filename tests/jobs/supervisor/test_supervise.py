@@ -102,7 +102,10 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
 
 
 def test_a_killed_wrapper_and_a_killed_torchrun_are_told_as_such(fake, start, wait_until):
-    """kill -9 of rank 1's wrapper: restarted, and named. Of torchrun: its ranks have the time of a stop to save."""
+    """kill -9 of rank 1's wrapper: restarted, and named.
+
+    Of torchrun: its ranks have the time of a stop to save.
+    """
     job = start(fake(ranks=2, steps=4, step_seconds=5, backend={"max_restarts": 1}))
 
     def training(attempt):
@@ -122,7 +125,8 @@ def test_a_killed_wrapper_and_a_killed_torchrun_are_told_as_such(fake, start, wa
     assert first.startswith("rank 1's wrapper was killed, and rank 1 with it, not by nbtrain: by hand, ")
     assert state == "FAILED"
     assert re.fullmatch(
-        r"torchrun was killed by SIGKILL, not by nbtrain, so its ranks stopped at step \d; saved; not tried again: "
+        r"torchrun was killed by SIGKILL, not by nbtrain, so its ranks stopped at step \d; saved; not tried "
+        r"again: "
         r"backend.max_restarts = 1 is used up",
         cause,
     )
@@ -151,7 +155,8 @@ def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
     assert control.wait(job, 300)[0] == "SUCCEEDED"
     cause = next(event for event in read_events(job) if event["kind"] == "restart")["cause"]
     assert re.fullmatch(
-        r"no progress for 2.5 s: rank 1 stopped: last heard of at step 6, \d+ s ago, in phase train; its process is stopped by a "
+        r"no progress for 2.5 s: rank 1 stopped: last heard of at step 6, \d+ s ago, in phase train; its "
+        r"process is stopped by a "
         r"signal; rank 0 is in phase train after step 6",
         cause,
     )
@@ -217,7 +222,10 @@ def test_cancel_now_and_cancel_while_starting(fake, start, wait_until):
 
 
 def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
-    """kill -9 of the supervisor: LOST with a cause; the ranks save and leave, and the next job waits for that."""
+    """kill -9 of the supervisor: LOST with a cause.
+
+    The ranks save and leave, and the next job waits for that.
+    """
     job = start(fake(ranks=2, steps=1000, step_seconds=0.5))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 1, "step 1")
     wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "RUNNING")

@@ -35,7 +35,10 @@ def test_success_needs_every_rank():
 
 
 def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
-    """The peers tell of closed connections, or were ended by the supervisor; the one without a record made them."""
+    """The peers tell of closed connections, or were ended by the supervisor.
+
+    The one without a record made them.
+    """
     others = (record(0, "failed", message=GLOO), record(1, "killed", signal=9, code=None, time=9.0))
     verdict = judged(*others, world_size=3, stuck="rank 2 stopped 60 s ago", killed_at=5.0, gone=(2,))
     assert verdict.cause.startswith("rank 2's wrapper was killed, and rank 2 with it, not by nbtrain")
@@ -71,7 +74,10 @@ def test_stopped_is_cancelled(asked, cause):
 
 
 def test_a_limit_of_the_run_is_the_cause():
-    """One rank's word is enough: only that of the clock that ran out knows it. A request still comes first."""
+    """One rank's word is enough: only that of the clock that ran out knows it.
+
+    A request still comes first.
+    """
     records = (record(0, "stopped", detail="batch.exit_duration_minutes = 5 are over"), record(1, "stopped"))
     verdict = judged(*records)
     assert (verdict.state, verdict.retry) == ("CANCELLED", False)
@@ -147,7 +153,8 @@ GIB = 1 << 30
     [
         (
             HostMemory(1, 1, 8 * GIB, 8 * GIB),
-            "out of host memory: the kernel ended it (SIGKILL, counted by its cgroup; at most 8.00 of 8.00 GiB were used). "
+            "out of host memory: the kernel ended it (SIGKILL, counted by its cgroup; at most 8.00 of 8.00 "
+            "GiB were used). "
             "Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
         ),
         (
@@ -156,24 +163,30 @@ GIB = 1 << 30
         ),
         (
             HostMemory(1, 2, killed=frozenset({(7, 41), (8, 42)})),
-            "killed by SIGKILL, not by nbtrain: by hand, by another program, or perhaps out of host memory: the machine's "
+            "killed by SIGKILL, not by nbtrain: by hand, by another program, or perhaps out of host memory: "
+            "the machine's "
             "out-of-memory killer acted 2 times meanwhile",
         ),
         (
             HostMemory(0, 1),
-            "perhaps out of host memory: the machine's out-of-memory killer acted once meanwhile, though its cgroup counts "
+            "perhaps out of host memory: the machine's out-of-memory killer acted once meanwhile, though its "
+            "cgroup counts "
             "none",
         ),
         (
             HostMemory(0, 0, 8 * GIB, 2 * GIB),
-            "killed by SIGKILL, not by nbtrain: by hand, by another program, or out of host memory (the kernel counts no "
+            "killed by SIGKILL, not by nbtrain: by hand, by another program, or out of host memory (the "
+            "kernel counts no "
             "such kill; at most 2.00 of 8.00 GiB were used)",
         ),
         (HostMemory(), "or out of host memory (the kernel's counters are not readable)"),
     ],
 )
 def test_signal_9_tells_memory_from_a_person(memory, words):
-    """Out of memory where its cgroup counted it or the log names it; the machine's count may be another program's."""
+    """Out of memory where its cgroup counted it or the log names it.
+
+    The machine's count may be another program's.
+    """
     entry = record(1, "killed", code=None, signal=9, step=None, message="killed by SIGKILL")
     verdict = judged(record(0, "failed", time=1.0, code=1), entry, memory=memory, pids={0: 42, 1: 43})
     assert verdict.cause.startswith("rank 1 was killed: ")
@@ -191,7 +204,8 @@ def test_exit_code_137_is_a_sigkill_behind_a_shell():
         0, "failed", code=137, message="exit code 137 without a word; the end of its log says more"
     )
     assert judged(entry, memory=HostMemory(1)).cause == (
-        "rank 0 was killed at step 7: out of host memory: the kernel ended it (exit code 137, counted by its cgroup). "
+        "rank 0 was killed at step 7: out of host memory: the kernel ended it (exit code 137, counted by its "
+        "cgroup). "
         "Lower data.num_workers or batch.micro_batch_size, or give the job more memory"
     )
     assert "exit code 137, which stands for SIGKILL, not by nbtrain" in judged(entry).cause
@@ -213,19 +227,24 @@ CUDA = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 def test_out_of_gpu_memory_is_tried_again_only_after_good_steps():
-    """In the first steps it is the configuration, which is told how to shrink; later it may be fragmentation."""
+    """In the first steps it is the configuration, which is told how to shrink.
+
+    Later it may be fragmentation.
+    """
     early = judged(
         record(0, "failed", code=1, step=3, message=CUDA, detail=f"{TRACEBACK}torch.{CUDA}"), first_step=2
     )
     assert early.cause == (
         "rank 0 failed at step 3: out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB. Lower "
-        "batch.micro_batch_size (the global batch stays), set parallel.activation_checkpointing.granularity: full, or "
+        "batch.micro_batch_size (the global batch stays), set parallel.activation_checkpointing.granularity: "
+        "full, or "
         "raise parallel.zero_stage"
     )
     assert (early.retry, early.kind) == (False, "device memory")
     late = judged(record(0, "failed", code=1, step=90, message=CUDA, detail=TRACEBACK), first_step=50)
     assert late.cause == (
-        "rank 0 failed at step 90: out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB. (after 40 good steps)"
+        "rank 0 failed at step 90: out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB. (after "
+        "40 good steps)"
     )
     assert late.retry and late.signature == ("device memory", 90)
 
@@ -279,7 +298,10 @@ def test_what_follows_from_the_end_of_others_is_no_cause():
 
 
 def test_a_rollback_carries_what_is_passed_over():
-    """Every rank left in order: tried again with the bad step's samples; a stop still wins, and they are not forgotten."""
+    """Every rank left in order: tried again with the bad step's samples.
+
+    A stop still wins, and they are not forgotten.
+    """
     told = '{"step": 12, "first": 88, "last": 96}'
     ranks = [record(rank, "rollback", message="step 12: the loss is nan", detail=told) for rank in (0, 1)]
     verdict = judged(*ranks)
@@ -312,7 +334,8 @@ def test_a_launcher_that_never_started_a_rank():
         {}, Circumstances(2, launcher_message="torchrun ended with code 1; see logs/supervisor.log")
     )
     assert verdict.cause == (
-        "the launcher ended before any rank had left a record: torchrun ended with code 1; see logs/supervisor.log"
+        "the launcher ended before any rank had left a record: torchrun ended with code 1; see "
+        "logs/supervisor.log"
     )
     assert verdict.retry
 

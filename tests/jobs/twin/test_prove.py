@@ -28,7 +28,8 @@ def tiny(workspace):
     return load(path)
 
 
-# --- folders ----------------------------------------------------------------------------------------------------
+# --- folders
+# ----------------------------------------------------------------------------------------------------
 
 
 def test_a_twins_folder_is_made_anew_but_not_what_is_in_notebooks(workspace):
@@ -84,7 +85,8 @@ def test_prompts_are_the_same_every_time(tmp_path):
         assert set(json.loads(content.splitlines()[0])) == {"prompt", "completion"}
 
 
-# --- words ------------------------------------------------------------------------------------------------------
+# --- words
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_how_a_layout_is_called():
@@ -117,7 +119,8 @@ def test_why_a_launch_ended(tmp_path, codes, late, words):
     assert cause_of(Ended(launch, codes, late, 1.0, 1.0)) == words
 
 
-# --- whole twins ------------------------------------------------------------------------------------------------
+# --- whole twins
+# ------------------------------------------------------------------------------------------------
 
 # What stands for what no example has.
 OWN = {
@@ -203,7 +206,9 @@ def test_every_shape_goes_the_whole_way(home, fork_server, run):
 
 @pytest.mark.slow
 def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, monkeypatch):
-    """Its ranks fail; what comes after is skipped, the report names the cause and the logs, the notebook's cell fails."""
+    """Its ranks fail; what comes after is skipped, the report names the cause and the logs, the notebook's
+    cell fails.
+    """
     from nbtrain.jobs.twin import prove as module
 
     monkeypatch.setattr(module, "TRAINER", "no_such_module:nothing")
@@ -219,7 +224,9 @@ def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, m
 
 @pytest.mark.slow
 def test_a_resume_that_is_not_exact_is_seen(home, fork_server, tiny, monkeypatch):
-    """A resumed part with another seed of dropout: the first step behind the stop differs, and nothing else fails."""
+    """A resumed part with another seed of dropout: the first step behind the stop differs, and nothing else
+    fails.
+    """
     from nbtrain.jobs.twin import prove as module
 
     start = module.new_job
@@ -240,7 +247,9 @@ def test_a_resume_that_is_not_exact_is_seen(home, fork_server, tiny, monkeypatch
 
 @pytest.mark.slow
 def test_the_command_line_says_it_in_its_exit_code(workspace, tiny, capsys, tmp_path):
-    """By itself, with a server of its own: the table, the report's place, a picture; the twin is a run as any other."""
+    """By itself, with a server of its own: the table, the report's place, a picture; the twin is a run as any
+    other.
+    """
     picture = tmp_path / "twin.png"
     assert cli.main(["twin", str(workspace / "tiny.yaml"), "--picture", str(picture)]) == 0
     shown = capsys.readouterr().out

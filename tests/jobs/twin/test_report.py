@@ -61,7 +61,7 @@ def test_a_run_is_trained_when_every_step_has_its_number():
     missing = check_trained(without(curve(), 3), STEPS)
     assert (missing.outcome, missing.message) == ("failed", "6 of 7 steps were made")
     odd = check_trained(curve(norm4=math.nan), STEPS)
-    assert odd.message == "loss or gradient norm of step 4 is no number"
+    assert odd.message == "loss or gradient norm of step 4 is NaN or Inf"
 
 
 @pytest.mark.parametrize("change", ["loss5", "norm5", "validation6"])

@@ -26,7 +26,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.sample import Sample
 from nbtrain.dataset.samples.state import DataState
 
-# Of a layout (checkpoint/checkpointer.py), what is said to people: by the key of the YAML that decides it.
+# The key of the YAML that decides each entry of a layout (describe.py): what messages name.
 LAYOUT_KEYS = {
     "data_parallel_size": "parallel.data_parallel_size",
     "tensor_parallel_size": "parallel.tensor_parallel_size",

@@ -1,9 +1,16 @@
-"""What a checkpoint says of its model and its layout."""
+"""What a checkpoint says of itself: its manifest, and what DeepSpeed's files carry beside the tensors."""
 
+import time
 from typing import Any
 
+from nbtrain.checkpoint import certificate, reshape
+from nbtrain.checkpoint.live_run import LiveRun
+from nbtrain.checkpoint.manifest import SCHEMA_VERSION
+from nbtrain.checkpoint.state import TrainState
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
+from nbtrain.model.names import optimizer_group
+from nbtrain.parallel.agreement import gather_objects
 
 # DeepSpeed's constant for the layout of universal_checkpoint_info (deepspeed/checkpoint/constants.py).
 UNIVERSAL_CHECKPOINT_VERSION = 0.2
@@ -41,3 +48,81 @@ def layout(config: RunConfig) -> dict[str, Any]:
         if (place := getattr(parallel, key).device) != "none":
             found[key] = place
     return found
+
+
+def manifest_of(live: LiveRun, state: TrainState, parameters: dict[str, Any]) -> dict[str, Any]:
+    """The manifest of a checkpoint of `state`, but for its files. `parameters`: of described_parameters()."""
+    config = live.config
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "run_id": (live.run.record() or {}).get("run_id"),
+        "step": state.step,
+        "consumed_samples": state.data.consumed_samples,
+        "consumed_tokens": state.data.consumed_samples * config.model.seq_length,
+        "created_at": time.time(),
+        "layout": layout(config),
+        "architecture": architecture(config),
+        "vocab_size": config.tokenizer.vocab_size,
+        "padded_vocab_size": config.padded_vocab_size,
+        "tokenizer_sha256": live.tokenizer_sha256,
+        "data_state": state.data.to_dict(),
+        "next_batch_sha256": live.next_batch_sha256(state.data),
+        "validation_loss": state.validation_loss,
+        "evaluated_step": state.evaluated_step,
+        "versions": certificate.software(),
+        "device": certificate.device(live.world.device),
+        "settings": certificate.settings(config),
+        "parameters": parameters,
+    }
+
+
+def described_parameters(live: LiveRun) -> dict[str, Any]:
+    """{canonical name: {shape, partition_dim, group, stage}} of the whole model. Called by all ranks together."""
+    stage, data, tensor = live.config.topology.coordinate(live.world.rank)
+    held = {}
+    if data == tensor == 0:
+        named = reshape.canonical_parameters(live.engine, live.config.model.num_layers)
+        for name, parameter in named.items():
+            shape, dim = list(reshape.live_shape(parameter)), reshape.partition_dim(parameter)
+            if dim is not None:
+                shape[dim] *= live.config.parallel.tensor_parallel_size
+            held[name] = {
+                "shape": shape, "partition_dim": dim, "group": optimizer_group(name), "stage": stage
+            }  # fmt: skip
+    found: dict[str, Any] = {}
+    for described in gather_objects(held):
+        for name, entry in described.items():
+            # The tied word embedding is on the last stage too.
+            found.setdefault(name, entry)
+    return found
+
+
+def optimizer_names(live: LiveRun) -> list[list[str]] | None:
+    """ZeRO 0: the names that the numbers in torch's optimizer state stand for; None for the other stages."""
+    if live.config.parallel.zero_stage:
+        return None
+    named = reshape.canonical_parameters(live.engine, live.config.model.num_layers)
+    names = {id(parameter): name for name, parameter in named.items()}
+    return [
+        [names[id(parameter)] for parameter in group["params"]]
+        for group in live.engine.optimizer.param_groups
+    ]
+
+
+def universal_checkpoint_info(config: RunConfig) -> dict[str, Any]:
+    """What DeepSpeed's own converter (ds_to_universal) needs to know of the parameters."""
+    info: dict[str, Any] = {
+        "universal_checkpoint_version": UNIVERSAL_CHECKPOINT_VERSION,
+        "original_vocab_size": config.tokenizer.vocab_size,
+        "vocabulary_parameter_patterns": [r"word_embeddings\.weight"],
+    }
+    # A pattern that matches nothing is an error to DeepSpeed's converter.
+    if config.parallel.pipeline_parallel_size > 1:
+        info["pipeline_replicated_parameter_patterns"] = [r"word_embeddings\.weight"]
+    if config.parallel.tensor_parallel_size > 1:
+        info["parameter_with_row_parallelism_patterns"] = [r"dense\.weight", r"dense_4h_to_h\.weight"]
+        info["tp_replicated_parameter_patterns"] = [
+            r"layernorm\.(weight|bias)", r"dense\.bias", r"dense_4h_to_h\.bias",
+            r"(position_embeddings|^1)\.weight",
+        ]  # fmt: skip
+    return info

@@ -30,14 +30,12 @@ from nbtrain.base.errors import CheckpointError, NbtrainError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint import manifest as manifests
+from nbtrain.checkpoint.describe import UNIVERSAL_CHECKPOINT_VERSION
 from nbtrain.checkpoint.reshape import WORD_EMBEDDINGS
 from nbtrain.checkpoint.store import STATES, CheckpointStore
 from nbtrain.checkpoint.torch_files import write_file
 from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 from nbtrain.model.names import piped_name
-
-# deepspeed/checkpoint/constants.py
-UNIVERSAL_CHECKPOINT_VERSION = 0.2
 
 
 def main() -> int:

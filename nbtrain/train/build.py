@@ -1,6 +1,6 @@
 """Everything a trainer needs, built in one fixed order.
 
-refusals -> newest whole checkpoint -> data -> process groups -> model -> engine -> the checkpoint's state
+refusals -> newest whole checkpoint -> data -> process groups -> model -> engine -> patches -> the checkpoint's state
 """
 
 import contextlib
@@ -15,9 +15,11 @@ import torch.distributed as dist
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.rundir import RunDir
-from nbtrain.checkpoint.checkpointer import Checkpointer
 from nbtrain.checkpoint.choose import choose
+from nbtrain.checkpoint.live_run import LiveRun
+from nbtrain.checkpoint.load import load
 from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
+from nbtrain.checkpoint.save import Saver
 from nbtrain.checkpoint.state import TrainState
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.deepspeed import deepspeed_config
@@ -32,9 +34,9 @@ from nbtrain.parallel.random import TensorParallelStream, seed_rank
 from nbtrain.parallel.startup import World, quiet
 from nbtrain.train.engine.engine import TrainEngine
 from nbtrain.train.engine.optimizer import build_optimizer
+from nbtrain.train.engine.patches import Patched, install_patches
 from nbtrain.train.engine.pipeline_engine import PipelineEngine
 from nbtrain.train.engine.plain_engine import PlainEngine
-from nbtrain.train.engine.run_ahead import let_run_ahead, may_run_ahead
 from nbtrain.train.figures.throughput import compute_dtype
 from nbtrain.train.health.stability import StepGuard
 
@@ -47,7 +49,7 @@ class Built:
     events: EventWriter | None
     engine: TrainEngine
     datasets: GPTDatasets
-    checkpointer: Checkpointer
+    saver: Saver
     guard: StepGuard
     state: TrainState
     manifest: dict[str, Any] | None
@@ -56,7 +58,7 @@ class Built:
     def load(self) -> None:
         """Go on from the checkpoint, where there is one. Called by all ranks together."""
         if self.manifest is not None:
-            self.state = self.checkpointer.load(self.manifest, self.state.data)
+            self.state = load(self.saver.live, self.manifest, self.state.data)
             self.guard.load_state_dict(self.state.stability)
         self.state.data = pass_bad_samples(self.run, self.state.data, self.events)
 
@@ -132,7 +134,7 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
     )
     stream = _tensor_parallel_stream(config, groups)
     engine = _build_engine(config, groups, stream)
-    checkpointer = Checkpointer(
+    live = LiveRun(
         run,
         config,
         engine.deepspeed,
@@ -144,9 +146,10 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
     )
     # Stages and places on the data axis drop apart; tensor-parallel ranks alike what they hold alike.
     seed_rank(config.model.seed, world.rank // config.parallel.tensor_parallel_size)
-    guard = StepGuard(config, engine.deepspeed, world, events, run)
+    guard, saver = StepGuard(config, engine.deepspeed, world, events, run), Saver(live)
+    install_patches(Patched(engine.deepspeed, config, saver, guard))
     state = TrainState(0, datasets.state)
-    return Built(run, events, engine, datasets, checkpointer, guard, state, manifest)
+    return Built(run, events, engine, datasets, saver, guard, state, manifest)
 
 
 def _tensor_parallel_stream(config: RunConfig, groups: ParallelGroups) -> TensorParallelStream | None:
@@ -196,8 +199,6 @@ def _build_engine(
             dist_init_required=False,
         )
     engine.train()
-    if config.resources.device == "gpu" and may_run_ahead(config):
-        let_run_ahead(engine)
     kind = PipelineEngine if is_piped else PlainEngine
     return kind(engine, optimizer, groups, parallel.zero_stage)
 

@@ -14,7 +14,7 @@ from typing import Any
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
-from nbtrain.checkpoint.checkpointer import Saved
+from nbtrain.checkpoint.save import Saved, add_validation
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.agreement import Agreement
 from nbtrain.parallel.startup import World
@@ -93,7 +93,7 @@ class Trainer:
         self.world = world
         self.engine = built.engine
         self.datasets = built.datasets
-        self.checkpointer = built.checkpointer
+        self.saver = built.saver
         self.guard = built.guard
         self.state = built.state
         self.requests = requests
@@ -115,7 +115,7 @@ class Trainer:
             return self._evaluate_checkpoint()
         if self._evaluation_due():
             self._evaluate()
-            self.checkpointer.add_validation(self.state)
+            add_validation(self.saver.live, self.state)
         with self.heartbeat.phase("train"), self._training_batches() as batches:
             self._clock()
             while self.state.step < self.config.train_steps:
@@ -169,10 +169,10 @@ class Trainer:
                 self.report.add_spread(result.step, spread, self.state)
         if self.report is not None:
             self.report.add_step(result, self.state)
-        self._tell_written(self.checkpointer.poll())
+        self._tell_written(self.saver.poll())
 
     def _wish(self) -> int:
-        return max(self.requests.wish(), self.limits.wish(), self.checkpointer.wish())
+        return max(self.requests.wish(), self.limits.wish(), self.saver.wish())
 
     def _tell_leaving(self) -> None:
         if self.requests.wish() != STOP:
@@ -228,17 +228,17 @@ class Trainer:
         self.guard.check_weights()
         self.state.stability = self.guard.state_dict()
         with self.heartbeat.phase("save"):
-            stall_seconds = self.checkpointer.save(self.state)
+            stall_seconds = self.saver.save(self.state)
         if self.report is not None:
             self.report.add_checkpoint(self.state, stall_seconds)
-        self._tell_written(self.checkpointer.poll())
+        self._tell_written(self.saver.poll())
 
     def _finish_saving(self) -> None:
         """Until what is still being written in the background is there."""
         if self.config.checkpoint.async_save:
             with self.heartbeat.phase("save"):
-                self.checkpointer.finish()
-            self._tell_written(self.checkpointer.poll())
+                self.saver.finish()
+            self._tell_written(self.saver.poll())
 
     def _tell_written(self, saved: Saved | None) -> None:
         if saved is not None and self.report is not None:

@@ -50,10 +50,11 @@ def reshaped(path: str, copy: str) -> int:
 
     def load_and_save(self):
         load(self)
-        own, self.checkpointer.run = self.checkpointer.run, RunDir(copy)
-        self.checkpointer.save(self.state)
-        self.checkpointer.finish()
-        self.checkpointer.run = own
+        live = self.saver.live
+        own, live.run = live.run, RunDir(copy)
+        self.saver.save(self.state)
+        self.saver.finish()
+        live.run = own
 
     Built.load = load_and_save
     return trainer.main(path)

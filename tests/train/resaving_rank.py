@@ -42,8 +42,8 @@ def main(path: str, to: str, universal: str | None = None) -> int:
         )
         saved = client_state["nbtrain"]["state"]
         built.state = TrainState(**{**saved, "data": DataState.from_dict(saved["data"])})
-    built.checkpointer.run = RunDir(to)
-    built.checkpointer.save(built.state)
-    built.checkpointer.finish()
+    built.saver.live.run = RunDir(to)
+    built.saver.save(built.state)
+    built.saver.finish()
     startup.finish()
     return 0

@@ -106,6 +106,8 @@ def train(case: dict[str, Any], world: startup.World, steps: tuple, how: str) ->
     config = load(sys.argv[2], {"stability.on_nan": "skip", "precision.dtype": case["dtype"]}, check=False)
     guard = StepGuard(config, engine, world, None) if how != "call" else None
     take = engine._take_model_step
+    if guard is not None:
+        guard.install()
     verdicts = []
     for number, step in enumerate(steps, start=1):
         if guard is None and step == "bad":

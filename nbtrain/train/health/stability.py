@@ -105,8 +105,11 @@ class StepGuard:
         self._found = ""
         self._told_loss: float | None = None
         self._local_loss: Callable[[], torch.Tensor | None] = lambda: None
-        self._take_model_step = engine._take_model_step
-        engine._take_model_step = self._guarded
+        self._take_model_step: Callable[..., None] = engine._take_model_step
+
+    def install(self) -> None:
+        """Stand between the last backward pass and the optimizer from now on (train/engine/patches.py)."""
+        self._engine._take_model_step = self._guarded
 
     # --- a step ----------------------------------------------------------------------------------------------
 

@@ -68,6 +68,7 @@ class Run:
         self.config = load(yaml, settings, check=False)
         self.engine = Engine()
         self.guard = StepGuard(self.config, self.engine, WORLD, EventWriter(job, "rank0"))
+        self.guard.install()
         self.steps = 0
 
     def step(self, loss, gradient=1.0):

@@ -1,0 +1,137 @@
+"""Loading a checkpoint into a live engine.
+
+choose  the newest whole folder; torn ones are skipped, with an event (choose.py)
+load    does it fit the run? -> same layout: DeepSpeed's own load, bit for bit; another layout: reshape.py
+        -> random state -> the certificate of what the resume keeps (certificate.py)
+"""
+
+import dataclasses
+import logging
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import CheckpointError
+from nbtrain.checkpoint import certificate, random_state, reshape
+from nbtrain.checkpoint.describe import architecture, layout
+from nbtrain.checkpoint.live_run import LiveRun
+from nbtrain.checkpoint.state import TrainState
+from nbtrain.checkpoint.store import CheckpointStore
+from nbtrain.config.resume import misfits
+from nbtrain.dataset.samples.state import DataState
+from nbtrain.parallel.startup import quiet
+
+logger = logging.getLogger(__name__)
+
+
+def load(live: LiveRun, manifest: dict[str, Any], data: DataState) -> TrainState:
+    """Put the checkpoint of `manifest` into the engine, and report what the resume keeps. Called by all ranks together.
+
+    `data` is the data state of a fresh run on the dataset that is there. Raises CheckpointError if the checkpoint does
+    not fit the run.
+    """
+    step, config = manifest["step"], live.config
+    folder = live.run.checkpoint(step)
+    check_fits(live, folder, manifest, data)
+    changes = layout_changes(live, manifest)
+    saved = _load_reshaped(live, folder) if changes else _load_native(live, folder)
+    state = _train_state(saved["state"], manifest)
+    message = f"resumed from the checkpoint of step {step}"
+    if changes:
+        random_state.reseed(live, step)
+        message += f", which another layout saved ({', '.join(changes)})"
+        if live.events is not None:
+            logger.info("%s", message)
+    else:
+        random_state.restore(live, saved["random"][live.world.rank])
+    live.tell("checkpoint", message, step=step, saved_layout=manifest["layout"], layout=layout(config))
+    if live.world.rank == 0:
+        _certify(live, manifest, state, reseeded=bool(changes))
+    return state
+
+
+def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: DataState) -> None:
+    """Raises CheckpointError that names every bound field (config/resume.py) of another value in the checkpoint."""
+    config = live.config
+    vocab_size, saved_vocab_size = config.tokenizer.vocab_size, manifest["vocab_size"]
+    if saved_vocab_size is None:
+        # Version 1 recorded the padded size only, and the padding depends on the layout.
+        multiple = config.model.make_vocab_size_divisible_by * manifest["layout"]["tensor_parallel_size"]
+        saved_vocab_size, vocab_size = manifest["padded_vocab_size"], -(-vocab_size // multiple) * multiple
+    saved = DataState.from_dict(manifest["data_state"]).to_dict()
+    found = misfits(
+        {**manifest, "vocab_size": saved_vocab_size, "data_state": saved},
+        {
+            "architecture": architecture(config),
+            "vocab_size": vocab_size,
+            "tokenizer_sha256": live.tokenizer_sha256,
+            "data_state": data.to_dict(),
+        },
+    )
+    if found:
+        raise CheckpointError(
+            # One line: the first line of a rank's error is the cause of its job's end.
+            f"{folder}: does not fit this run: {'; '.join(found)}. "
+            "Restore the setting, or train the new one as another run."
+        )
+
+
+def layout_changes(live: LiveRun, manifest: dict[str, Any]) -> list[str]:
+    """What differs between the checkpoint's layout and the run's, in words; [] if DeepSpeed itself can load it."""
+    words = certificate.layout_words(manifest["layout"], layout(live.config))
+    before, now = manifest["padded_vocab_size"], live.config.padded_vocab_size
+    return words + ([f"padded vocabulary: {before:,} -> {now:,}"] if before != now else [])
+
+
+def _train_state(saved: dict[str, Any], manifest: dict[str, Any]) -> TrainState:
+    known = {field.name for field in dataclasses.fields(TrainState)}
+    values = {key: value for key, value in saved.items() if key in known}
+    state = TrainState(**{**values, "data": DataState.from_dict(values["data"])})
+    if manifest["evaluated_step"] == manifest["step"] != state.evaluated_step:
+        # The validation came after the save.
+        state.validated(manifest["validation_loss"])
+    return state
+
+
+def _load_native(live: LiveRun, folder: Path) -> dict[str, Any]:
+    """DeepSpeed's own load. What the configuration decides stays: DeepSpeed would restore the checkpoint's values."""
+    optimizer = live.engine.optimizer
+    groups = [
+        {key: value for key, value in group.items() if key not in ("params", "step")}
+        for group in optimizer.param_groups
+    ]
+    clip_grad = getattr(optimizer, "clip_grad", None)
+    with quiet():
+        _, client_state = live.engine.load_checkpoint(
+            str(live.run.model), tag=folder.name, load_lr_scheduler_states=False
+        )
+    for group, own in zip(optimizer.param_groups, groups, strict=True):
+        group.update(own)
+    if clip_grad is not None:
+        optimizer.clip_grad = clip_grad
+    return client_state["nbtrain"]
+
+
+def _load_reshaped(live: LiveRun, folder: Path) -> dict[str, Any]:
+    store = CheckpointStore(folder)
+    _, _, tensor = live.config.topology.coordinate(live.world.rank)
+    size = live.config.parallel.tensor_parallel_size
+    reshape.load_into(live.engine, store, (tensor, size), live.config.padded_vocab_size)
+    return store.client_state
+
+
+def _certify(live: LiveRun, manifest: dict[str, Any], state: TrainState, reseeded: bool) -> None:
+    # It imports DeepSpeed, which reading a checkpoint's weights must not do first.
+    from nbtrain.checkpoint.rollbacks import pass_bad_samples
+
+    # What a rollback passes over changes the next batch.
+    data = pass_bad_samples(live.run, state.data)
+    made = certificate.certify(
+        manifest, live.config, layout(live.config), live.world.device, live.next_batch_sha256(data), reseeded
+    )
+    logger.info("%s", made)
+    live.tell(
+        "certificate", str(made), step=made.step, resume=made.kind, reasons=made.reasons,
+        next_batch_sha256=made.next_batch_sha256,
+    )  # fmt: skip
+    if (job := live.run.newest_job()) is not None:
+        made.write(job.resume_json)

@@ -1,0 +1,233 @@
+"""Saving a checkpoint: DeepSpeed makes the state of the engine, we decide what makes it count.
+
+    room on the disk? -> DeepSpeed's files, hashed while they are written -> manifest.json -> latest -> prune
+
+With checkpoint.async_save the state is copied to host memory; files and manifest follow in the background (writer.py).
+With the engine's state go the data state, the random state of every rank and universal_checkpoint_info, so that a
+resumed run makes the same steps, bit for bit, and that DeepSpeed can convert the checkpoint to another layout.
+"""
+
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import CheckpointError
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint import describe
+from nbtrain.checkpoint import manifest as manifests
+from nbtrain.checkpoint.live_run import LiveRun
+from nbtrain.checkpoint.random_state import random_state
+from nbtrain.checkpoint.state import TrainState
+from nbtrain.checkpoint.writer import SHARES, BackgroundSave, CheckpointWriter, Described
+from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
+from nbtrain.config.schema import RunConfig
+from nbtrain.parallel.agreement import broadcast_object, gather_objects
+from nbtrain.parallel.startup import quiet
+from nbtrain.parallel.wishes import NOTHING, SAVE
+
+# Where DeepSpeed copies the swap files of state that is offloaded to NVMe.
+SWAPPED = "offloaded_tensors"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint that counts."""
+
+    step: int
+    bytes: int
+    stall_seconds: float
+    """How long training stood still for it."""
+    write_seconds: float
+    """How long it took until it counted, training or not."""
+    removed_steps: list[int]
+    """Older checkpoints that were removed."""
+
+
+class Saver:
+    """Saves the checkpoints of one run, one after the other: the one in flight, and what has come to count."""
+
+    def __init__(self, live: LiveRun):
+        self.live = live
+        self.writer = CheckpointWriter(background=live.config.checkpoint.async_save)
+        """What DeepSpeed hands its files to (train/engine/patches.py)."""
+        self._in_flight: BackgroundSave | None = None
+        self._saved: Saved | None = None
+        self._told: Saved | None = None
+        self._parameters: dict[str, Any] | None = None
+
+    # --- at a step boundary, each rank for itself ------------------------------------------------------------
+
+    def wish(self) -> int:
+        """SAVE if this rank's part of a background save has failed, so that all ranks hear of it; else NOTHING."""
+        return SAVE if self._in_flight is not None and self._in_flight.error else NOTHING
+
+    def poll(self) -> Saved | None:
+        """Rank 0: the checkpoint that has come to count since the last call. Costs nothing."""
+        self._tell_saved()
+        told, self._told = self._told, None
+        return told
+
+    # --- all ranks together ----------------------------------------------------------------------------------
+
+    def save(self, state: TrainState) -> float:
+        """Write the checkpoint of `state.step`, or begin to; the seconds that training stood still for it.
+
+        Raises CheckpointError, on all ranks, if the disk is too small or the save before this one has failed.
+        """
+        started = time.monotonic()
+        self.finish()
+        live, step = self.live, state.step
+        folder = live.run.checkpoint(step)
+        problem = make_room(live.run, live.config, folder) if live.world.rank == 0 else None
+        if agreed := broadcast_object(problem):
+            raise CheckpointError(str(agreed))
+        if is_whole(folder):
+            return time.monotonic() - started
+        write_state(live, state, folder)
+        manifest = self._manifest(state)
+        if self.writer.background:
+            self.writer.wait_for_copies()
+            stall = time.monotonic() - started
+
+            def publish_shares(shares: dict[int, Described]) -> None:
+                # In the background thread. `state` goes on with the training by now; events have one writer, the main thread.
+                self._saved = publish(live, step, manifest, shares, started, stall)
+
+            world = live.world
+            self._in_flight = BackgroundSave(self.writer, folder, world.rank, world.size, publish_shares)
+            return stall
+        shares = dict(enumerate(gather_objects(self.writer.described)))
+        if live.world.rank == 0:
+            self._saved = publish(live, step, manifest, shares, started, None)
+            self._tell_saved()
+        return time.monotonic() - started
+
+    def finish(self) -> None:
+        """Wait until the checkpoint in flight counts; nothing if there is none.
+
+        Raises CheckpointError, on all ranks, if it could not be written; its folder is removed.
+        """
+        saving, self._in_flight = self._in_flight, None
+        if saving is None:
+            return
+        is_first = self.live.world.rank == 0
+        errors = [error for error in gather_objects(saving.wait_written()) if error]
+        if errors:
+            saving.cancel()
+        elif error := broadcast_object(saving.wait_published() if is_first else None):
+            errors.append(error)
+        if errors:
+            if is_first:
+                shutil.rmtree(saving.folder, ignore_errors=True)
+            raise CheckpointError(
+                f"{saving.folder}: the checkpoint could not be written: {errors[0]}. The one before it still counts."
+            )
+        self._tell_saved()
+
+    def _manifest(self, state: TrainState) -> dict[str, Any]:
+        """All but the files; {} on other ranks than rank 0."""
+        if self._parameters is None:
+            self._parameters = describe.described_parameters(self.live)
+        return describe.manifest_of(self.live, state, self._parameters) if self.live.world.rank == 0 else {}
+
+    def _tell_saved(self) -> None:
+        saved, self._saved = self._saved, None
+        if saved is None:
+            return
+        self._told = saved
+        self.live.tell(
+            "checkpoint",
+            f"checkpoint of step {saved.step} saved",
+            step=saved.step,
+            bytes=saved.bytes,
+            seconds=saved.write_seconds,
+            stall_seconds=saved.stall_seconds,
+            removed_steps=saved.removed_steps,
+        )
+
+
+def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
+    """Rank 0: remove a torn folder of the same step; a message if the disk cannot hold the checkpoint."""
+    run.model.mkdir(parents=True, exist_ok=True)
+    if folder.exists() and manifests.size_problem(folder) is not None:
+        shutil.rmtree(folder)
+    if folder.exists():
+        return None
+    needed, free = checkpoint_room_bytes(config), shutil.disk_usage(run.model).free
+    if free >= needed:
+        return None
+    return (
+        f"{run.model}: a checkpoint needs {needed / 1e9:,.2f} GB and {free / 1e9:,.2f} GB are free. "
+        "Free space, or lower checkpoint.keep_last; then resume the run."
+    )
+
+
+def is_whole(folder: Path) -> bool:
+    """Whether the checkpoint is there already, on all ranks alike."""
+    return bool(broadcast_object(folder.exists() and manifests.size_problem(folder) is None))
+
+
+def write_state(live: LiveRun, state: TrainState, folder: Path) -> None:
+    """DeepSpeed's files, or their copies in memory. Called by all ranks together. Raises CheckpointError."""
+    client_state = {
+        "nbtrain": {
+            "state": {**vars(state), "data": state.data.to_dict()},
+            "random": gather_objects(random_state(live)),
+            "optimizer_names": describe.optimizer_names(live),
+        },
+        "universal_checkpoint_info": describe.universal_checkpoint_info(live.config),
+    }
+    try:
+        with quiet():
+            live.engine.save_checkpoint(
+                str(live.run.model), tag=folder.name, client_state=client_state, save_latest=False
+            )
+    except (OSError, RuntimeError) as error:
+        raise CheckpointError(f"{folder}: the checkpoint could not be written: {error}") from error
+
+
+def publish(
+    live: LiveRun,
+    step: int,
+    manifest: dict[str, Any],
+    shares: dict[int, Described],
+    started: float,
+    stall_seconds: float | None,
+) -> Saved:
+    """Rank 0: write the manifest, from which on the checkpoint counts, and remove older ones.
+
+    `shares`: what each rank has written. stall_seconds None: training stood still all the time since `started`.
+    """
+    folder, options = live.run.checkpoint(step), live.config.checkpoint
+    coordinate = live.config.topology.coordinate
+    described = {
+        name: {**entry, "rank": list(coordinate(rank))}
+        for rank, share in sorted(shares.items())
+        for name, entry in share.items()
+    }
+    swapped = [name for name in manifests.payload(folder) if name.parts[0] == SWAPPED]
+    for name, entry in manifests.describe(folder, swapped).items():
+        described[name] = {**entry, "rank": None}
+    files.write_json(folder / manifests.MANIFEST, {**manifest, "files": dict(sorted(described.items()))})
+    files.write_text(live.run.latest, folder.name)
+    shutil.rmtree(folder / SHARES, ignore_errors=True)
+    removed = manifests.prune(live.run, step, options.keep_last, options.keep_every_steps, options.keep_best)
+    seconds = time.monotonic() - started
+    size = sum(entry["bytes"] for entry in described.values())
+    return Saved(step, size, seconds if stall_seconds is None else stall_seconds, seconds, removed)
+
+
+def add_validation(live: LiveRun, state: TrainState) -> None:
+    """Put the loss of a validation after the save into the manifest, where keep_best and a resume look. Rank 0 writes."""
+    if live.world.rank != 0:
+        return
+    step, options = state.step, live.config.checkpoint
+    manifests.add_validation(live.run, step, state.validation_loss)
+    removed = []
+    if options.keep_best:
+        removed = manifests.prune(live.run, step, options.keep_last, options.keep_every_steps, True)
+    message = f"the checkpoint of step {step} has its validation loss now"
+    live.tell("checkpoint", message, step=step, removed_steps=removed)

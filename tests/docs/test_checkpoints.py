@@ -1,0 +1,75 @@
+"""docs/checkpoints.md: its code computes our loss from a checkpoint's files, and its names are those of the files."""
+
+import re
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from nbtrain.base import files
+from nbtrain.base.rundir import RunDir
+from nbtrain.checkpoint.manifest import payload
+from nbtrain.checkpoint.weights import load_model_weights
+from nbtrain.config.load import load_resolved
+from nbtrain.model.gpt import build_model
+
+TESTS = Path(__file__).parents[1]
+PAGE = (TESTS.parent / "docs" / "checkpoints.md").read_text(encoding="utf-8")
+(CODE,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> Path:
+    """Three trained runs: ZeRO 0, 2 and 3 (tests/fixtures/make_old_workspace.py)."""
+    place = tmp_path_factory.mktemp("old")
+    with tarfile.open(TESTS / "fixtures" / "old_workspace.tar.gz") as archive:
+        archive.extractall(place, filter="data")
+    return place / "workspace" / "output"
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_the_code_block_computes_our_loss(runs, name):
+    """With torch alone: nothing of nbtrain or DeepSpeed is named in it."""
+    assert "nbtrain" not in CODE and "deepspeed" not in CODE
+    run = RunDir(runs / name)
+    (step,) = run.checkpoint_steps()
+    names = {"folder": run.checkpoint(step)}
+    exec(CODE, names)
+    config = load_resolved(run.config_yaml)
+    model = build_model(config).eval()
+    model.load_state_dict({key: value.float() for key, value in load_model_weights(run.path).items()})
+    generator = torch.Generator().manual_seed(1)
+    tokens = torch.randint(config.tokenizer.vocab_size, (config.model.seq_length + 1,), generator=generator)
+    with torch.no_grad():
+        expected = model(tokens[None, :-1], tokens[None, 1:]).item()
+    assert names["nats"](tokens) == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_table_has_every_parameter(runs):
+    """Name and cut dimension of each one in a manifest."""
+    manifest = files.read_json(next(runs.glob("one/model/*/manifest.json")))
+    rows = re.findall(r"^\| `([\w.<>]+)`(?:, `\.(bias)`)? \| (.*?) \| (.*?) \|$", PAGE, re.MULTILINE)
+    said = {}
+    for name, bias, _, cut in rows:
+        cuts = (cut.split(", ") * 2)[:2]
+        said[name] = cuts[0]
+        if bias:
+            said[name.replace(".weight", ".bias")] = cuts[1]
+    for name, entry in manifest["parameters"].items():
+        cut = said.pop(re.sub(r"layers\.\d+", "layers.<i>", name), None)
+        if cut is not None:
+            assert cut == ("none" if entry["partition_dim"] is None else str(entry["partition_dim"])), name
+    assert said == {}
+
+
+@pytest.mark.parametrize("name", ["one", "two", "three"])
+def test_files_are_named_as_the_page_says(runs, name):
+    (folder,) = (runs / name / "model").glob("global_step*")
+    patterns = [
+        r"mp_rank_\d\d_model_states\.pt",
+        r"(bf16_)?zero_pp_rank_\d+_mp_rank_\d\d_optim_states\.pt",
+        r"zero_pp_rank_\d+_mp_rank_\d\d_model_states\.pt",
+    ]
+    for path in payload(folder):
+        assert any(re.fullmatch(pattern, path.name) for pattern in patterns), path

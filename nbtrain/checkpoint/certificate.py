@@ -13,7 +13,7 @@ import platform
 import time
 from collections.abc import Mapping
 from importlib.metadata import version
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from nbtrain.base.records import ResumeCertificate
 from nbtrain.base.version import __version__
 from nbtrain.config.resume import SAME_MATHEMATICS, WITHOUT_EFFECT, leaves, within
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.samples.sample import Sample
+from nbtrain.dataset.samples.sample import Samples
 from nbtrain.dataset.samples.state import DataState
 
 # The key of the YAML that decides each entry of a layout (describe.py): what messages name.
@@ -41,12 +41,6 @@ LAYOUT_KEYS = {
 }
 # What comes, goes and changes with another of them, and is said where it changes alone.
 FOLLOWS = {"stage_layers": "pipeline_parallel_size", "sub_group_size": "zero_stage"}
-
-
-class Samples(Protocol):
-    """What the hash needs of a training split."""
-
-    def sample(self, position: int) -> Sample: ...
 
 
 def next_batch_sha256(samples: Samples, data: DataState, batch_size: int) -> str | None:

@@ -7,6 +7,7 @@ from nbtrain.base.events import EventWriter
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint import certificate
 from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.samples.sample import Samples
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.parallel.random import TensorParallelStream
 from nbtrain.parallel.startup import World
@@ -23,7 +24,7 @@ class LiveRun:
     world: World
     tokenizer_sha256: str | None
     events: EventWriter | None
-    samples: certificate.Samples | None = None
+    samples: Samples | None = None
     """The training split, for the hash of the next batch."""
     stream: TensorParallelStream | None = None
     """The random stream of the tensor-parallel dropout."""

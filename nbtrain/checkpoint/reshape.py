@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.checkpoint.store import MASTER, MOMENTS, CheckpointStore, Part
+from nbtrain.checkpoint.store import MASTER, MOMENTS, CheckpointStore, TensorPart
 from nbtrain.model.names import canonical_name
 
 WORD_EMBEDDINGS = "word_embeddings.weight"
@@ -60,7 +60,7 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
     with torch.no_grad():
         for target in targets(engine, parameters, store):
             rows = padded_vocab_size if target.name == WORD_EMBEDDINGS else None
-            part = Part(*tensor, partition_dim(parameters[target.name]))
+            part = TensorPart(*tensor, partition_dim(parameters[target.name]))
             for state, live in target.states.items():
                 found = store.read(target.name, state, part, target.start, target.count, rows)
                 live[: len(found)].copy_(found)

@@ -2,7 +2,7 @@
 
     store = CheckpointStore(folder)
     store.full("layers.0.mlp.dense_h_to_4h.weight", "fp32")         the whole tensor
-    store.read(name, "exp_avg", Part(1, 4, dim=0), 0, 1000)         1,000 elements of the second of four tensor ranks' parts
+    store.read(name, "exp_avg", TensorPart(1, 4, dim=0), 0, 1000)         1,000 elements of the second of four tensor ranks' parts
 
 State is what Adam and ZeRO keep of each parameter: fp32 (the master weight), exp_avg, exp_avg_sq, and its step. DeepSpeed
 cuts it for each (pipeline, tensor) rank over the data ranks:
@@ -62,7 +62,7 @@ class StoredParameter:
         return torch.Size(self.shape).numel()
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """The part of a parameter that one of the reader's tensor ranks holds."""
 
     rank: int = 0
@@ -71,7 +71,7 @@ class Part(NamedTuple):
     """Along which they share it, whatever the checkpoint's ranks did; None: each holds all of it."""
 
 
-WHOLE = Part()
+WHOLE = TensorPart()
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class CheckpointStore:
         self,
         name: str,
         state: str,
-        part: Part = WHOLE,
+        part: TensorPart = WHOLE,
         start: int = 0,
         count: int | None = None,
         rows: int | None = None,

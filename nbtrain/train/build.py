@@ -173,7 +173,7 @@ def _build_engine(
     is_piped = parallel.pipeline_parallel_size > 1
     model: Any
     # A pipeline makes its own from its topology.
-    units = None if is_piped else _deepspeed_units(groups)
+    units = None if is_piped else deepspeed_units(groups)
     if is_piped:
         model = build_pipeline(config, layout, config.topology, stage_layers(config))
     else:
@@ -203,7 +203,7 @@ def _build_engine(
     return kind(engine, optimizer, groups, parallel.zero_stage)
 
 
-def _deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
+def deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
     """What DeepSpeed is told of the layout. Ulysses ranks are data-parallel ones to it: each has the gradient of its own
     tokens, and the mean over all of them is meant. (Where it knows of them, its stages 1 and 2 scale gradients
     otherwise than its stage 3.)

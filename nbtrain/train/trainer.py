@@ -22,16 +22,14 @@ from nbtrain.parallel.wishes import LEAVE, NOTHING, STOP
 from nbtrain.train.attempt import this_attempt
 from nbtrain.train.batches import Batches, evaluation_rows, training_rows
 from nbtrain.train.build import Built, build
-from nbtrain.train.exit_limits import ExitLimits, job_age_seconds
 from nbtrain.train.figures.perf import PerfClock
 from nbtrain.train.figures.report import Report, make_report
 from nbtrain.train.figures.stragglers import Stragglers
 from nbtrain.train.health.finite_weights import bad_weights
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.profile.profiler import profiling
-from nbtrain.train.requests import Requests
-from nbtrain.train.step_result import StepResult
-from nbtrain.train.training_step import TrainingStep
+from nbtrain.train.requests import ExitLimits, Requests, job_age_seconds
+from nbtrain.train.training_step import StepResult, TrainingStep
 
 logger = logging.getLogger(__name__)
 

@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -12,15 +13,38 @@ from nbtrain.config.arithmetic.lr_schedule import LrSchedule
 from nbtrain.config.arithmetic.weight_decay import WeightDecaySchedule
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.startup import World
-from nbtrain.train.batches import Batches
+from nbtrain.train.batches import Batches, DatasetLosses
 from nbtrain.train.build import Built
-from nbtrain.train.dataset_losses import DatasetLosses
 from nbtrain.train.engine.engine import MicroBatch
 from nbtrain.train.engine.optimizer import set_batch_size, set_rates
 from nbtrain.train.figures.communication import CommunicationTimer
 from nbtrain.train.figures.throughput import StepTimer
 from nbtrain.train.health.heartbeat import HeartbeatWriter
-from nbtrain.train.step_result import StepResult
+
+
+@dataclass
+class StepResult:
+    """What one step leaves for the report; tensors may still be on their way."""
+
+    step: int
+    batch_size: int
+    """Sequences of this step."""
+    consumed_samples: int
+    """Sequences trained on, this step's included."""
+    learning_rate: float
+    loss: torch.Tensor
+    """Mean over this step's tokens, those that bear a loss, of all micro batches and ranks."""
+    grad_norm: torch.Tensor | float | None
+    loss_scale: float
+    """Behind this step."""
+    timer: StepTimer = field(repr=False)
+    wall_seconds: float = 0.0
+    dataset_losses: torch.Tensor | None = None
+    """[named datasets, 2], over all ranks: the sum of its learnt tokens' losses, and their number."""
+    overflowed_scale: float | None = None
+    """The loss scale with which fp16 overflowed, so that the weights did not move; None where it did not."""
+    stability_counts: dict[str, int] = field(default_factory=dict)
+    """Bad steps of the run so far, by their names in metrics.py; empty while there are none."""
 
 
 class TrainingStep:
@@ -127,7 +151,7 @@ def smallest_scale_explained(config: RunConfig, step: int) -> Iterator[None]:
         smallest = config.precision.fp16.min_loss_scale
         raise StabilityError(
             f"step {step:,}: the gradient overflowed in fp16 at the smallest loss scale; "
-            f"{config.where('precision.fp16.min_loss_scale')}: precision.fp16.min_loss_scale = {smallest:,}. Gradients "
-            "this large are no matter of the scale: `nbtrain resume` goes on from the newest checkpoint; lower "
-            "lr_schedule.lr first, or train in precision.dtype = bf16."
+            f"{config.where('precision.fp16.min_loss_scale')}: precision.fp16.min_loss_scale = {smallest:,}. No loss "
+            "scale holds gradients this large. Lower lr_schedule.lr, or train in precision.dtype = bf16; then `nbtrain "
+            "resume` goes on from the newest checkpoint."
         ) from error

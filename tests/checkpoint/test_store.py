@@ -5,7 +5,7 @@ import torch
 
 from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint import store as checkpoint_store
-from nbtrain.checkpoint.store import CheckpointStore, Part, StoredParameter, _Piece
+from nbtrain.checkpoint.store import CheckpointStore, StoredParameter, TensorPart, _Piece
 
 ROWS, COLUMNS = 12, 8
 WHOLE = torch.arange(ROWS * COLUMNS, dtype=torch.float32).view(ROWS, COLUMNS)
@@ -47,22 +47,22 @@ def test_any_range_of_any_part_of_any_cut(partition_dim, ranks, cuts):
                 for start in range(0, len(flat), 5):
                     for count in (1, 7, len(flat) - start):
                         count = min(count, len(flat) - start)
-                        found = read.read("w", "fp32", Part(rank, size, dim), start, count)
+                        found = read.read("w", "fp32", TensorPart(rank, size, dim), start, count)
                         assert torch.equal(found, flat[start : start + count])
 
 
 def test_more_rows_than_are_stored_end_with_the_stored_ones():
     """A vocabulary that is padded to 16 rows instead of 12, over two ranks: the second has 4 of its 8."""
     read = store(0, 1, 3)
-    assert torch.equal(read.read("w", "fp32", Part(0, 2, 0), rows=16), WHOLE[:8].reshape(-1))
-    assert torch.equal(read.read("w", "fp32", Part(1, 2, 0), rows=16), WHOLE[8:].reshape(-1))
+    assert torch.equal(read.read("w", "fp32", TensorPart(0, 2, 0), rows=16), WHOLE[:8].reshape(-1))
+    assert torch.equal(read.read("w", "fp32", TensorPart(1, 2, 0), rows=16), WHOLE[8:].reshape(-1))
     assert torch.equal(
-        read.read("w", "fp32", Part(1, 2, 0), start=5, count=40, rows=16), WHOLE[8:].reshape(-1)[5:]
+        read.read("w", "fp32", TensorPart(1, 2, 0), start=5, count=40, rows=16), WHOLE[8:].reshape(-1)[5:]
     )
     # All of this range is new.
-    assert len(read.read("w", "fp32", Part(1, 2, 0), start=40, count=20, rows=16)) == 0
+    assert len(read.read("w", "fp32", TensorPart(1, 2, 0), start=40, count=20, rows=16)) == 0
     # Fewer rows drop the rest.
-    assert torch.equal(read.read("w", "fp32", Part(1, 2, 0), rows=10), WHOLE[5:10].reshape(-1))
+    assert torch.equal(read.read("w", "fp32", TensorPart(1, 2, 0), rows=10), WHOLE[5:10].reshape(-1))
 
 
 def test_what_is_missing_is_named():
@@ -88,5 +88,5 @@ def test_nothing_is_read_that_is_not_asked_for(monkeypatch):
         return local(self, parameter, state, rank, first, end)
 
     monkeypatch.setattr(checkpoint_store.CheckpointStore, "_local", noting)
-    read.read("w", "fp32", Part(1, 4, 1), start=2, count=2)
+    read.read("w", "fp32", TensorPart(1, 4, 1), start=2, count=2)
     assert touched == [(0, 4, 8)]

@@ -27,7 +27,7 @@ from nbtrain.model.names import canonical_name, optimizer_group
 from nbtrain.parallel import stale_locks, startup
 from nbtrain.parallel.groups import Group, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
-from nbtrain.train.build import _deepspeed_units
+from nbtrain.train.build import deepspeed_units
 from nbtrain.train.engine.optimizer import build_optimizer, parameter_groups
 from tests.parity.cases import Case
 from tests.parity.reshaping import chained
@@ -196,7 +196,7 @@ def test_t7_what_deepspeed_is_told():
     """Seen: with the groups given as they are, the answers are 2 and 2."""
     pairs = {"tensor_model_parallel": (0,), "pipeline_model_parallel": (0,), "model_parallel": (0,)}
     pairs |= {"data_parallel": (0, 2), "sequence_parallel": (0, 1), "sequence_data_parallel": (0, 1, 2, 3)}
-    told = _deepspeed_units(ParallelGroups(**{kind: Group(ranks, 0) for kind, ranks in pairs.items()}))
+    told = deepspeed_units(ParallelGroups(**{kind: Group(ranks, 0) for kind, ranks in pairs.items()}))
     assert told is not None
     assert (told.get_data_parallel_world_size(), told.get_sequence_parallel_world_size()) == (4, 1)
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.rundir import RunDir
-from nbtrain.jobs.twin import fork_client as fork_server
+from nbtrain.jobs.twin import fork_client
 from nbtrain.jobs.twin.fork_client import ForkServer
 from tests.parity import page
 from tests.parity.cases import Case, parity_cases
@@ -135,7 +135,7 @@ def main() -> int:
     parser.add_argument("--match", default="", help="a part of the name")
     options = parser.parse_args()
     # A busy machine is no error.
-    fork_server.START_SECONDS = 1200.0
+    fork_client.START_SECONDS = 1200.0
     results = Results(options.folder)
     runs = options.folder / "runs"
     shutil.rmtree(runs, ignore_errors=True)

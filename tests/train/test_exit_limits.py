@@ -8,7 +8,7 @@ from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load
 from nbtrain.parallel.wishes import LEAVE, NOTHING
-from nbtrain.train.exit_limits import ExitLimits, job_age_seconds
+from nbtrain.train.requests import ExitLimits, job_age_seconds
 
 
 def limits(age_seconds: float, **batch) -> ExitLimits:

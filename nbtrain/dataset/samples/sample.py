@@ -1,6 +1,6 @@
 """One training sequence, as a dataset gives it and a batch stacks it."""
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -28,3 +28,9 @@ class Sample(NamedTuple):
 
     Where loss_mask is 0 (padding) it means nothing and is 0, so that it can index a table of losses.
     """
+
+
+class Samples(Protocol):
+    """A split, as the reader of its samples sees it."""
+
+    def sample(self, position: int) -> Sample: ...

@@ -15,8 +15,7 @@ import torch
 import torch.distributed as dist
 
 from nbtrain.parallel.groups import ParallelGroups
-from nbtrain.train.batches import Batch, Batches
-from nbtrain.train.dataset_losses import DatasetLosses
+from nbtrain.train.batches import Batch, Batches, DatasetLosses
 from nbtrain.train.figures.throughput import StepTimer
 
 

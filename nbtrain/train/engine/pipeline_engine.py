@@ -11,8 +11,7 @@ from typing import Any
 import torch
 
 from nbtrain.model.gpt_pipe import pipeline_inputs
-from nbtrain.train.batches import Batch, Batches
-from nbtrain.train.dataset_losses import DatasetLosses
+from nbtrain.train.batches import Batch, Batches, DatasetLosses
 from nbtrain.train.engine.engine import MicroBatch, StepLoss, TrainEngine
 from nbtrain.train.engine.pipeline_timers import pipeline_timers
 from nbtrain.train.figures.throughput import StepTimer

@@ -5,8 +5,7 @@ from collections.abc import Callable, Iterator
 import torch
 
 from nbtrain.parallel.random import preserved
-from nbtrain.train.batches import Batch, Batches
-from nbtrain.train.dataset_losses import DatasetLosses
+from nbtrain.train.batches import Batch, Batches, DatasetLosses
 from nbtrain.train.engine.engine import MicroBatch, StepLoss, TrainEngine
 from nbtrain.train.figures.throughput import StepTimer
 

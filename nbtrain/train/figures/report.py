@@ -29,7 +29,7 @@ from nbtrain.train.figures.stragglers import Spread
 from nbtrain.train.figures.throughput import Rate, Speedometer, Speeds, host_memory
 from nbtrain.train.figures.time_split import TimeSplit
 from nbtrain.train.health.heartbeat import HeartbeatWriter
-from nbtrain.train.step_result import StepResult
+from nbtrain.train.training_step import StepResult
 
 SLOW_INTERVALS = 3
 # fp16: of so many steps in a row more than half must have moved the weights.

@@ -47,10 +47,10 @@ def _discard_stage_1_and_2(optimizer: DeepSpeedZeroOptimizer) -> None:
     optimizer._release_preflattened_grad_buffers()
     if optimizer.cpu_offload:
         optimizer.reset_cpu_buffers()
-    _finish_own_skip(optimizer)
+    finish_own_skip(optimizer)
 
 
-def _finish_own_skip(optimizer: Any) -> None:
+def finish_own_skip(optimizer: Any) -> None:
     """What DeepSpeed 0.19 forgets when it leaves out a step by itself.
 
     With 16-bit weights, fp32 accumulation and offload to the CPU the sums keep what was no number, so that every step

@@ -38,7 +38,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.parallel.startup import World
 from nbtrain.train.attempt import this_attempt, this_attempt_number
-from nbtrain.train.health.discard import _finish_own_skip, discard_gradients
+from nbtrain.train.health.discard import discard_gradients, finish_own_skip
 from nbtrain.train.health.faults import Faults
 from nbtrain.train.health.finite_weights import bad_weights, local_part
 
@@ -205,7 +205,7 @@ class StepGuard:
                 return
         self._take_model_step(lr_kwargs)
         if getattr(self._engine.optimizer, "overflow", False):
-            _finish_own_skip(self._engine.optimizer)
+            finish_own_skip(self._engine.optimizer)
 
     def _over_ranks(self, own_loss: torch.Tensor | None) -> tuple[float, bool]:
         """The mean loss of all ranks that have one; whether all gradients are finite, where DeepSpeed does not see to it."""

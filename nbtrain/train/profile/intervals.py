@@ -6,7 +6,7 @@ from collections.abc import Iterable
 Interval = tuple[float, float]
 
 
-def _union(intervals: Iterable[Interval]) -> list[Interval]:
+def union(intervals: Iterable[Interval]) -> list[Interval]:
     joined: list[Interval] = []
     for begin, end in sorted(intervals):
         if joined and begin <= joined[-1][1]:
@@ -17,7 +17,7 @@ def _union(intervals: Iterable[Interval]) -> list[Interval]:
     return joined
 
 
-def _without(intervals: list[Interval], taken: list[Interval]) -> list[Interval]:
+def without(intervals: list[Interval], taken: list[Interval]) -> list[Interval]:
     """What of `intervals` is not in `taken`; both sorted and disjoint."""
     left: list[Interval] = []
     at = 0
@@ -35,15 +35,15 @@ def _without(intervals: list[Interval], taken: list[Interval]) -> list[Interval]
     return left
 
 
-def _length(intervals: list[Interval]) -> float:
+def length(intervals: list[Interval]) -> float:
     return sum(end - begin for begin, end in intervals)
 
 
-def _overlap(interval: Interval, window: Interval) -> float:
+def overlap(interval: Interval, window: Interval) -> float:
     return max(0.0, min(interval[1], window[1]) - max(interval[0], window[0]))
 
 
-def _is_in(moment: float, intervals: list[Interval]) -> bool:
+def is_in(moment: float, intervals: list[Interval]) -> bool:
     """Whether it lies in one of sorted, disjoint intervals."""
     at = bisect.bisect_right(intervals, (moment, float("inf"))) - 1
     return at >= 0 and intervals[at][0] <= moment <= intervals[at][1]

@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import amounts, files
-from nbtrain.train.profile.intervals import Interval, _length, _overlap, _union, _without
+from nbtrain.train.profile.intervals import Interval, length, overlap, union, without
 from nbtrain.train.profile.picture import picture
-from nbtrain.train.profile.trace import CATEGORIES, _is_step, _on_device, _on_host, _parts
+from nbtrain.train.profile.trace import CATEGORIES, is_step, on_device, on_host, parts_of
 
 TOP_OPERATORS = 25
 TIMELINE_POINTS = 400
@@ -119,13 +119,13 @@ def write_summary(trace_path: Path, title: str) -> Path:
 def summarize(trace: dict[str, Any], title: str = "profile") -> ProfileSummary:
     """The summary of a chrome trace. Raises ValueError where no whole step is in it."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
-    steps = [event for event in events if _is_step(event) and event.get("cat") == "user_annotation"]
+    steps = [event for event in events if is_step(event) and event.get("cat") == "user_annotation"]
     if not steps:
         raise ValueError("no step is in this profile: profile.active_steps were never reached")
     window = min(step["ts"] for step in steps), max(step["ts"] + step["dur"] for step in steps)
-    parts = _parts(events)
+    parts = parts_of(events)
     kernels = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
-    of_operators = _on_device(events, kernels, parts) if kernels else _on_host(events, steps[0]["tid"], parts)
+    of_operators = on_device(events, kernels, parts) if kernels else on_host(events, steps[0]["tid"], parts)
     stretches: dict[str, list[Interval]] = {name: [] for name in CATEGORIES}
     operators: dict[tuple[str, str], Operator] = {}
     for name, category, interval, flops, is_call in of_operators:
@@ -149,7 +149,7 @@ def summarize(trace: dict[str, Any], title: str = "profile") -> ProfileSummary:
         categories=categories,
         hidden_communication_seconds=hidden,
         parts={
-            name: sum(_overlap(interval, window) for interval in intervals) / 1e6
+            name: sum(overlap(interval, window) for interval in intervals) / 1e6
             for name, intervals in parts.items()
         },
         operators=costliest[:TOP_OPERATORS],
@@ -171,13 +171,13 @@ def _shares(stretches: dict[str, list[Interval]], window: Interval) -> tuple[dic
     covered: list[Interval] = []
     shares, hidden = {}, 0.0
     for name in CATEGORIES[:-1]:
-        own = _union(stretches[name])
-        free = _without(own, covered)
-        shares[name] = _length(free) / 1e6
+        own = union(stretches[name])
+        free = without(own, covered)
+        shares[name] = length(free) / 1e6
         if name == "communication":
-            hidden = (_length(own) - _length(free)) / 1e6
-        covered = _union([*covered, *free])
-    shares["idle"] = (window[1] - window[0] - _length(covered)) / 1e6
+            hidden = (length(own) - length(free)) / 1e6
+        covered = union([*covered, *free])
+    shares["idle"] = (window[1] - window[0] - length(covered)) / 1e6
     return shares, hidden
 
 

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from nbtrain.train.profile.intervals import Interval, _is_in, _union, _without
+from nbtrain.train.profile.intervals import Interval, is_in, union, without
 
 CATEGORIES = (
     "matmul",
@@ -60,9 +60,7 @@ Stretch = tuple[str, str, Interval, float, bool]
 """(name, category, when, FLOPs, whether a call begins with it)."""
 
 
-def _on_host(
-    events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Interval]]
-) -> Iterator[Stretch]:
+def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Interval]]) -> Iterator[Stretch]:
     """The innermost operators of the training's thread, and the collectives on the others."""
     for event in events:
         if event["tid"] != thread and category_of(event["name"]) == "communication":
@@ -72,7 +70,7 @@ def _on_host(
         for event in events
         if event["tid"] == thread and event.get("cat") in ("cpu_op", "user_annotation")
     ]
-    own = [event for event in own if not _is_step(event) and not event["name"].startswith(PART_PREFIX)]
+    own = [event for event in own if not is_step(event) and not event["name"].startswith(PART_PREFIX)]
     # Outer before inner.
     own.sort(key=lambda event: (event["ts"], -event["dur"]))
     open_events: list[tuple[dict[str, Any], str, str, float]] = []
@@ -88,7 +86,7 @@ def _on_host(
         if event["name"]:
             outer = open_events[-1][2] if open_events else ""
             category = outer if outer in _LASTING else category_of(event["name"])
-            if category != "communication" and _is_in(event["ts"], parts.get("optimizer", [])):
+            if category != "communication" and is_in(event["ts"], parts.get("optimizer", [])):
                 category = "optimizer"
             end = event["ts"] + event["dur"]
             if open_events:
@@ -107,7 +105,7 @@ def _on_host(
             reached = min(end, event["ts"] + 1e-3)
 
 
-def _on_device(
+def on_device(
     events: list[dict[str, Any]], kernels: list[dict[str, Any]], parts: dict[str, list[Interval]]
 ) -> Iterator[Stretch]:
     """Kernels and copies, named by the operator that launched them."""
@@ -130,7 +128,7 @@ def _on_device(
             by_operator = category_of(operator["name"])
             category = by_operator if by_operator in _LASTING or category == "other" else category
         moment = launched_at.get(arguments.get("correlation"))
-        if category != "communication" and moment is not None and _is_in(moment, parts.get("optimizer", [])):
+        if category != "communication" and moment is not None and is_in(moment, parts.get("optimizer", [])):
             category = "optimizer"
         flops = 0.0
         if operator is not None and arguments["External id"] not in told:
@@ -168,7 +166,7 @@ def product_flops(event: dict[str, Any]) -> float:
     return 0.0
 
 
-def _parts(events: list[dict[str, Any]]) -> dict[str, list[Interval]]:
+def parts_of(events: list[dict[str, Any]]) -> dict[str, list[Interval]]:
     """Own stretches of the step's parts: a part inside another is taken out of it."""
     marked = [
         event
@@ -179,19 +177,19 @@ def _parts(events: list[dict[str, Any]]) -> dict[str, list[Interval]]:
     for event in sorted(marked, key=lambda event: event["ts"]):
         found[event["name"].removeprefix(PART_PREFIX)].append((event["ts"], event["ts"] + event["dur"]))
     return {
-        name: _without(_union(intervals), _union(_inner(name, intervals, found)))
+        name: without(union(intervals), union(_inner(name, intervals, found)))
         for name, intervals in found.items()
     }
 
 
 def _inner(name: str, intervals: list[Interval], found: dict[str, list[Interval]]) -> Iterator[Interval]:
-    outer = _union(intervals)
+    outer = union(intervals)
     for other, theirs in found.items():
         if other != name:
-            yield from (one for one in theirs if _is_in(one[0], outer) and _is_in(one[1], outer))
+            yield from (one for one in theirs if is_in(one[0], outer) and is_in(one[1], outer))
 
 
-def _is_step(event: dict[str, Any]) -> bool:
+def is_step(event: dict[str, Any]) -> bool:
     return event["name"].startswith("ProfilerStep#")
 
 

@@ -21,7 +21,7 @@ from nbtrain.train.figures.report import Report
 from nbtrain.train.figures.stragglers import Spread
 from nbtrain.train.figures.throughput import StepTimer
 from nbtrain.train.figures.time_split import TimeSplit
-from nbtrain.train.step_result import StepResult
+from nbtrain.train.training_step import StepResult
 
 CPU = torch.device("cpu")
 

@@ -1,11 +1,11 @@
-"""What a resume keeps of the run that it goes on with: stated after each one, and proven where that can be.
+"""What a resume keeps of the run that it goes on with: stated after each resume, and proven as far as possible.
 
     bit-exact    same layout, settings, versions and device: every number from here on is what it would have been
     data-exact   the next batch is the same, to the token; sums are taken in another order, or random numbers drawn anew
     changed      the run goes on another way, and reasons say which
 
-The next batch is compared by its hash: over the positions of its samples in the training order, and over their tokens as
-they are read from the dataset now.
+The next batch is compared by a hash over the positions of its samples in the training order and over their
+tokens, as the dataset gives them now.
 """
 
 import hashlib
@@ -39,12 +39,12 @@ LAYOUT_KEYS = {
     "offload_optimizer": "parallel.offload_optimizer.device",
     "offload_param": "parallel.offload_param.device",
 }
-# What comes, goes and changes with another of them, and is said where it changes alone.
+# Entries that follow from another one, and are only named if they change alone.
 FOLLOWS = {"stage_layers": "pipeline_parallel_size", "sub_group_size": "zero_stage"}
 
 
 def next_batch_sha256(samples: Samples, data: DataState, batch_size: int) -> str | None:
-    """Hex SHA-256 of the global batch behind `data`; None where the order ends before it does."""
+    """Hex SHA-256 of the global batch after `data`; None if the order ends before it does."""
     positions = data.step_positions(batch_size)
     digest = hashlib.sha256(positions.astype("<i8").tobytes())
     for position in positions.tolist():
@@ -57,7 +57,7 @@ def next_batch_sha256(samples: Samples, data: DataState, batch_size: int) -> str
 
 
 def software() -> dict[str, str]:
-    """Versions that decide the numbers, and Python's."""
+    """Versions of the libraries that decide the numbers, and of Python."""
     return {
         "nbtrain": __version__,
         "torch": torch.__version__,
@@ -67,7 +67,7 @@ def software() -> dict[str, str]:
 
 
 def device(kind: torch.device) -> dict[str, Any]:
-    """What decides which kernels run."""
+    """What decides which kernels run: the kind of device and its name."""
     if kind.type == "cuda":
         return {"kind": "gpu", "name": torch.cuda.get_device_name(kind)}
     return {
@@ -86,7 +86,7 @@ def certify(
     manifest: Mapping[str, Any],
     config: RunConfig,
     layout: Mapping[str, Any],
-    where: torch.device,
+    now_on: torch.device,
     next_batch: str | None,
     random_reseeded: bool,
 ) -> ResumeCertificate:
@@ -105,7 +105,7 @@ def certify(
         inexact += layout_words(manifest["layout"], layout)
     for title, before_all, now_all in (
         ("version of", manifest["versions"], software()),
-        ("device", manifest["device"] or {}, device(where)),
+        ("device", manifest["device"] or {}, device(now_on)),
     ):
         for key, before, now in _differences(before_all, now_all):
             if key != "python":

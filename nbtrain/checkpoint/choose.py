@@ -18,15 +18,15 @@ logger = logging.getLogger(__name__)
 def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, Any] | None:
     """The manifest of the newest checkpoint that is whole; None where there is no checkpoint at all.
 
-    Called by all ranks together, each reads a share. A torn one is passed over, with an event and a log line; one of
-    other contents than its manifest says does not count from then on.
-    Raises CheckpointError where there are checkpoints and none is whole.
+    Called by all ranks together; each reads a share of the files. A torn checkpoint is passed over, with an
+    event and a log line. One whose contents are not what its manifest says, or that holds code, is rejected
+    for good. Raises CheckpointError if there are checkpoints and none is whole.
     """
     steps = broadcast_object(run.checkpoint_steps())
     assert isinstance(steps, list)
 
     def problem(folder: Path) -> str | None:
-        """Agreed on by all ranks."""
+        """Why a folder is not whole, agreed on by all ranks."""
         reason = broadcast_object(manifests.size_problem(folder) if world.rank == 0 else None)
         if reason is None:
             shares = gather_objects(manifests.content_problem(folder, world.rank, world.size))

@@ -77,7 +77,10 @@ def manifest_of(live: LiveRun, state: TrainState, parameters: dict[str, Any]) ->
 
 
 def described_parameters(live: LiveRun) -> dict[str, Any]:
-    """{canonical name: {shape, partition_dim, group, stage}} of the whole model. Called by all ranks together."""
+    """{canonical name: {shape, partition_dim, group, stage}} of the whole model.
+
+    Called by all ranks together.
+    """
     stage, data, tensor = live.config.topology.coordinate(live.world.rank)
     held = {}
     if data == tensor == 0:

@@ -26,8 +26,8 @@ logger = logging.getLogger(__name__)
 def load(live: LiveRun, manifest: dict[str, Any], data: DataState) -> TrainState:
     """Put the checkpoint of `manifest` into the engine, and report what the resume keeps. Called by all ranks together.
 
-    `data` is the data state of a fresh run on the dataset that is there. Raises CheckpointError if the checkpoint does
-    not fit the run.
+    `data` is the data state of a fresh run on the dataset that is there. Raises CheckpointError if the
+    checkpoint does not fit the run.
     """
     step, config = manifest["step"], live.config
     folder = live.run.checkpoint(step)

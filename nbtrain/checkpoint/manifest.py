@@ -4,9 +4,10 @@
       mp_rank_00_model_states.pt, *_optim_states.pt, ...    DeepSpeed's
       manifest.json                                         ours, by rename, when all of them are on disk
 
-A folder without a manifest, or whose files are not what the manifest says, does not count: it is skipped, with
-the reason, and the next older one is used. Where the contents were read and found to be others, the manifest goes into
-rejected.json, so that nobody counts on that checkpoint without reading it again.
+A folder without a manifest, or whose files are not what the manifest says, does not count: it is skipped,
+with the reason, and the next older one is used. If the trainer has read the contents and refused them, the
+manifest moves into rejected.json, so that readers that compare sizes alone do not take the checkpoint for
+whole.
 
 schema_version 2 says what reading into another layout needs, version 1 (data parallelism only) did not:
 
@@ -37,7 +38,10 @@ DATA_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_00")
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of a whole checkpoint, in the newest form. Raises CheckpointError where there is none to read."""
+    """The manifest of a whole checkpoint, in the newest form.
+
+    Raises CheckpointError if there is none to read.
+    """
     if reason := size_problem(folder):
         raise CheckpointError(f"{folder}: {reason}.")
     manifest = files.read_json(folder / MANIFEST)
@@ -46,7 +50,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def _migrated(manifest: dict[str, Any]) -> dict[str, Any]:
-    """Version 1 as version 2: data parallelism alone, so that names of files tell the ranks."""
+    """Version 1 as version 2. It knew data parallelism alone, so the names of its files give the ranks."""
     architecture = dict(manifest["architecture"])
     described = {}
     for name, entry in manifest["files"].items():
@@ -93,7 +97,8 @@ def describe(folder: Path, names: list[Path]) -> dict[str, dict[str, Any]]:
 def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
     """What is wrong with the contents of the part-th of `parts` shares of the files, or None.
 
-    A file whose SHA-256 is not the manifest's, or that holds code: a manifest may come from whoever wrote the code.
+    A file whose SHA-256 is not the manifest's, or that holds code: a manifest may come from whoever wrote the
+    code.
     """
     manifest = files.read_json(folder / MANIFEST)
     assert manifest is not None
@@ -106,7 +111,7 @@ def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
 
 
 def add_validation(run: RunDir, step: int, loss: float | None) -> None:
-    """Write the validation loss behind `step` into the manifest of its checkpoint, by rename; its files stay as they are."""
+    """Write the validation loss after `step` into the manifest of its checkpoint, by rename; its files stay as they are."""
     path = run.checkpoint_manifest(step)
     manifest = files.read_json(path)
     assert manifest is not None
@@ -114,7 +119,7 @@ def add_validation(run: RunDir, step: int, loss: float | None) -> None:
 
 
 def reject(folder: Path, reason: str) -> None:
-    """Let a checkpoint count no more, its files kept: its manifest goes into rejected.json, with the reason."""
+    """Let a checkpoint count no more: its manifest moves into rejected.json, with the reason; its files stay."""
     manifest = files.read_json(folder / MANIFEST)
     files.write_json(folder / REJECTED, {"reason": reason, "manifest": manifest})
     (folder / MANIFEST).unlink()
@@ -128,7 +133,7 @@ def problem(folder: Path) -> str | None:
 def prune(
     run: RunDir, newest: int, keep_last: int, keep_every_steps: int | None, keep_best: bool = False
 ) -> list[int]:
-    """Remove what need not stay: the removed steps. Torn folders behind the newest checkpoint go too."""
+    """Remove checkpoints that need not stay, and torn folders older than the newest; returns the removed steps."""
     whole = [step for step in run.checkpoint_steps() if size_problem(run.checkpoint(step)) is None]
     keep = set(whole[-keep_last:]) | {newest}
     if keep_every_steps:
@@ -142,12 +147,12 @@ def prune(
 
 
 def best_step(run: RunDir, steps: list[int]) -> int | None:
-    """The one of `steps` with the lowest validation loss; None where none was validated at its own step."""
+    """The step with the lowest validation loss; None if no checkpoint was validated at its own step."""
     losses = {}
     for step in steps:
         manifest = files.read_json(run.checkpoint_manifest(step)) or {}
         loss = manifest.get("validation_loss")
-        # A loss that is no number is unequal to itself.
+        # NaN is unequal to itself.
         if loss is not None and loss == loss and manifest.get("evaluated_step") == step:
             losses[step] = loss
     return min(losses, key=lambda step: (losses[step], -step), default=None)

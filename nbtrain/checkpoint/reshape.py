@@ -1,12 +1,13 @@
 """Loads a checkpoint of any layout into a live DeepSpeed engine of any other.
 
-For each parameter that this rank steps, only its own elements are read from the store: masters and moments, byte for
-byte, then the step. The weights that the model computes with are rounded from the masters, as DeepSpeed does after each
-step. What is not loaded is what the run's configuration decides: the hyperparameters of both groups, and clipping.
+For each parameter that this rank steps, only the rank's own elements are read from the store: masters and
+moments, byte for byte, then the step. The weights that the model computes with are rounded from the masters,
+as DeepSpeed does after each step. The hyperparameters of both groups and clipping are not loaded: the run's
+configuration decides them.
 
-Rows of the word embedding that stand for no token depend on the number of tensor ranks (config.padded_vocab_size), and
-the loss leaves them out. A layout with more of them gives the new ones its initial weights, with moments of 0; one with
-fewer drops the rest.
+The number of padding rows of the word embedding depends on the number of tensor ranks
+(config.padded_vocab_size); the loss leaves them out. A layout with more padding rows gives the new rows its
+initial weights, with moments of 0; a layout with fewer drops the rest.
 """
 
 from collections.abc import Iterator
@@ -48,8 +49,8 @@ def canonical_parameters(engine: Any, num_layers: int) -> dict[str, nn.Parameter
 def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padded_vocab_size: int) -> None:
     """Put masters, moments, steps, weights, loss scale and counters of `store` into `engine`.
 
-    `tensor`: this rank among the tensor-parallel ranks, and how many there are. Called by all ranks together. Raises
-    CheckpointError where the checkpoint lacks a parameter of the model, or holds it in another shape.
+    `tensor`: this rank among the tensor-parallel ranks, and how many there are. Called by all ranks together.
+    Raises CheckpointError where the checkpoint lacks a parameter of the model, or holds it in another shape.
     """
     parameters = canonical_parameters(engine, store.num_layers)
     _check_shapes(store, parameters, tensor, padded_vocab_size)
@@ -98,7 +99,7 @@ def _check_shapes(
 
 
 def partition_dim(parameter: nn.Parameter) -> int | None:
-    """Along which tensor ranks share it; None where each holds all of it (parallel/tensor.py)."""
+    """The dimension along which tensor ranks share it; None if each holds all of it (parallel/tensor.py)."""
     if not getattr(parameter, "tensor_model_parallel", False):
         return None
     return parameter.partition_dim  # type: ignore[attr-defined]
@@ -109,7 +110,7 @@ def live_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-# --- where a live engine keeps its state ---------------------------------------------------------------------
+# --- where a live engine keeps its state ------------------------------------------------------------------
 
 
 def targets(engine: Any, parameters: dict[str, nn.Parameter], store: CheckpointStore) -> Iterator[Target]:
@@ -151,7 +152,7 @@ def _flat_targets(optimizer: Any, names: dict[int, str], store: CheckpointStore)
 
 
 def _partitioned_targets(optimizer: Any, names: dict[int, str], store: CheckpointStore) -> Iterator[Target]:
-    """ZeRO 3: this rank's part of each parameter, those of a sub-group end to end."""
+    """ZeRO 3: this rank's part of each parameter; the parts of a sub-group lie end to end."""
     if optimizer.swap_optimizer or optimizer.params_in_nvme_and_cpu:
         raise CheckpointError(
             "a checkpoint of another layout is not loaded into state that is offloaded to NVMe. Resume with "
@@ -178,7 +179,7 @@ def _partitioned_targets(optimizer: Any, names: dict[int, str], store: Checkpoin
 
 
 def _common_step(store: CheckpointStore, names: list[str]) -> float:
-    """The step of parameters that lie in one flat tensor, which has one. A rank may hold nothing but padding."""
+    """The one step of parameters that lie in one flat tensor. A rank may hold nothing but padding."""
     steps = {store.step(name) for name in names}
     if len(steps) > 1:
         raise CheckpointError(
@@ -190,10 +191,10 @@ def _common_step(store: CheckpointStore, names: list[str]) -> float:
 def _moments(
     optimizer: Any, group: dict[str, Any], parameter: torch.Tensor, step: float
 ) -> dict[str, torch.Tensor]:
-    """exp_avg and exp_avg_sq of one tensor of the optimizer, made where Adam has not made them, and its step.
+    """exp_avg and exp_avg_sq of one tensor of the optimizer, made if Adam has not made them yet; sets its step.
 
-    The step is a tensor of its own: torch counts it up in place, and one shared by all parameters would advance once
-    for each of them.
+    The step is a tensor of its own: torch counts it up in place, and one shared by all parameters would
+    advance once for each of them.
     """
     state = optimizer.state[parameter]
     for key in MOMENTS:

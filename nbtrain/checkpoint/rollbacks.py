@@ -14,7 +14,8 @@ logger = logging.getLogger(__name__)
 def pass_bad_samples(run: RunDir, data: DataState, events: EventWriter | None = None) -> DataState:
     """The data state that a checkpoint gave, or a fresh one, without the samples of the run's rollbacks.
 
-    What lies behind, or is passed over already, changes nothing: so it may be asked again at every load.
+    Samples that are trained on or passed over already change nothing, so this may be called again at every
+    load.
     """
     for entry in Rollback.read_all(run.rollbacks_json):
         reached = data.position(data.consumed_samples)
@@ -28,7 +29,7 @@ def pass_bad_samples(run: RunDir, data: DataState, events: EventWriter | None = 
 
 
 def skipped_samples(run: RunDir, manifest: dict[str, Any] | None) -> int:
-    """At most so many samples are passed over on the way to the run's end; `manifest` is that of its checkpoint."""
+    """How many samples, at most, are passed over on the way to the run's end; `manifest`: of its checkpoint."""
     ranges = [(entry.first, entry.last) for entry in Rollback.read_all(run.rollbacks_json)]
     if manifest is not None:
         ranges += DataState.from_dict(manifest["data_state"]).skipped_sample_ranges
@@ -36,7 +37,7 @@ def skipped_samples(run: RunDir, manifest: dict[str, Any] | None) -> int:
 
 
 def _outside(first: int, last: int, ranges: tuple[tuple[int, int], ...]) -> list[tuple[int, int]]:
-    """What of [first, last) none of the ascending ranges holds."""
+    """The pieces of [first, last) that none of the ascending ranges holds."""
     pieces = []
     for begin, end in ranges:
         if first < min(begin, last):

@@ -2,9 +2,10 @@
 
     room on the disk? -> DeepSpeed's files, hashed while they are written -> manifest.json -> latest -> prune
 
-With checkpoint.async_save the state is copied to host memory; files and manifest follow in the background (writer.py).
-With the engine's state go the data state, the random state of every rank and universal_checkpoint_info, so that a
-resumed run makes the same steps, bit for bit, and that DeepSpeed can convert the checkpoint to another layout.
+With checkpoint.async_save the state is copied to host memory; files and manifest follow in the background
+(writer.py). With the engine's state go the data state, the random state of every rank and
+universal_checkpoint_info, so that a resumed run makes the same steps, bit for bit, and that DeepSpeed can
+convert the checkpoint to another layout.
 """
 
 import shutil
@@ -58,7 +59,7 @@ class Saver:
         self._told: Saved | None = None
         self._parameters: dict[str, Any] | None = None
 
-    # --- at a step boundary, each rank for itself ------------------------------------------------------------
+    # --- at a step boundary, each rank for itself ---------------------------------------------------------
 
     def wish(self) -> int:
         """SAVE if this rank's part of a background save has failed, so that all ranks hear of it; else NOTHING."""
@@ -70,7 +71,7 @@ class Saver:
         told, self._told = self._told, None
         return told
 
-    # --- all ranks together ----------------------------------------------------------------------------------
+    # --- all ranks together -------------------------------------------------------------------------------
 
     def save(self, state: TrainState) -> float:
         """Write the checkpoint of `state.step`, or begin to; the seconds that training stood still for it.
@@ -93,7 +94,8 @@ class Saver:
             stall = time.monotonic() - started
 
             def publish_shares(shares: dict[int, Described]) -> None:
-                # In the background thread. `state` goes on with the training by now; events have one writer, the main thread.
+                # In the background thread. `state` goes on with the training by now; events have one writer,
+                # the main thread.
                 self._saved = publish(live, step, manifest, shares, started, stall)
 
             world = live.world
@@ -199,7 +201,8 @@ def publish(
 ) -> Saved:
     """Rank 0: write the manifest, from which on the checkpoint counts, and remove older ones.
 
-    `shares`: what each rank has written. stall_seconds None: training stood still all the time since `started`.
+    `shares`: what each rank has written. stall_seconds None: training stood still all the time since
+    `started`.
     """
     folder, options = live.run.checkpoint(step), live.config.checkpoint
     coordinate = live.config.topology.coordinate
@@ -221,7 +224,10 @@ def publish(
 
 
 def add_validation(live: LiveRun, state: TrainState) -> None:
-    """Put the loss of a validation after the save into the manifest, where keep_best and a resume look. Rank 0 writes."""
+    """Put the loss of a validation after the save into the manifest, where keep_best and a resume look.
+
+    Rank 0 writes.
+    """
     if live.world.rank != 0:
         return
     step, options = state.step, live.config.checkpoint

@@ -17,12 +17,12 @@ class TrainState:
     validation_loss: float | None = None
     best_validation_loss: float | None = None
     stability: dict[str, Any] | None = None
-    """Of the guard against steps that go wrong; None in older checkpoints."""
+    """State of the guard against bad steps (StepGuard); None in older checkpoints."""
 
     def validated(self, loss: float) -> None:
-        """`loss` is the validation's behind the step that is reached."""
+        """Note the validation loss after the step that is reached."""
         self.evaluated_step, self.validation_loss = self.step, loss
         if math.isfinite(loss):
             best = self.best_validation_loss
-            # An older checkpoint may have kept a best one that is no number.
+            # An older checkpoint may have kept a NaN as its best loss.
             self.best_validation_loss = min(loss, best) if best is not None and math.isfinite(best) else loss

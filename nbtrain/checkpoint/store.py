@@ -4,16 +4,17 @@
     store.full("layers.0.mlp.dense_h_to_4h.weight", "fp32")         the whole tensor
     store.read(name, "exp_avg", TensorPart(1, 4, dim=0), 0, 1000)         1,000 elements of the second of four tensor ranks' parts
 
-State is what Adam and ZeRO keep of each parameter: fp32 (the master weight), exp_avg, exp_avg_sq, and its step. DeepSpeed
-cuts it for each (pipeline, tensor) rank over the data ranks:
+State is what Adam and ZeRO keep of each parameter: fp32 (the master weight), exp_avg, exp_avg_sq, and its
+step. DeepSpeed cuts it for each (pipeline, tensor) rank over the data ranks:
 
     ZeRO 0      not at all: the model's file holds torch's own optimizer state
     ZeRO 1, 2   all parameters of a group end to end, cut into equal parts; each file says which of them it has
     (and BF16_Optimizer)                                                           a piece of (param_slice_mappings)
     ZeRO 3      each parameter cut into equal, padded parts, which lie end to end in the order of param_shapes
 
-Over tensor ranks a parameter is joined along its partition_dim; over stages names do not meet, but for the tied
-word embedding, of which the first stage's copy is read. Files are memory-mapped: what is not asked for is not read.
+Over tensor ranks a parameter is joined along its partition_dim. No two stages hold the same parameter except
+the tied word embedding, of which the first stage's copy is read. Files are memory-mapped: only what is asked
+for is read.
 """
 
 import re
@@ -49,7 +50,7 @@ class StoredParameter:
     shape: tuple[int, ...]
     """Of the whole tensor, vocabulary padding included."""
     partition_dim: int | None
-    """Along which tensor ranks share it, where there are several; None where each holds all of it."""
+    """The dimension along which several tensor ranks share it; None if each holds all of it."""
     stage: int
     """The first pipeline stage that has it."""
 
@@ -68,7 +69,7 @@ class TensorPart(NamedTuple):
     rank: int = 0
     size: int = 1
     dim: int | None = None
-    """Along which they share it, whatever the checkpoint's ranks did; None: each holds all of it."""
+    """The dimension along which the reader's ranks share it, whatever the checkpoint's did; None: each holds all of it."""
 
 
 WHOLE = TensorPart()
@@ -86,7 +87,10 @@ class _Piece:
 
 
 class CheckpointStore:
-    """One checkpoint folder, opened for reading. Raises CheckpointError where it cannot be read into another layout."""
+    """One checkpoint folder, opened for reading.
+
+    Raises CheckpointError if it cannot be read into another layout.
+    """
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -106,7 +110,7 @@ class CheckpointStore:
                 "reads. Resume with that layout and parallel.offload_optimizer.device: cpu from a save of it."
             )
 
-    # --- what there is ---------------------------------------------------------------------------------------
+    # --- what there is ------------------------------------------------------------------------------------
 
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
@@ -160,10 +164,10 @@ class CheckpointStore:
         return known or self._model_file(0, 0)["universal_checkpoint_info"]["original_vocab_size"]
 
     def partition_dim(self, name: str) -> int | None:
-        """Along which tensor ranks share a parameter; None where each holds all of it."""
+        """The dimension along which tensor ranks share a parameter; None if each holds all of it."""
         return self._parameter(name).partition_dim
 
-    # --- state of the optimizer ------------------------------------------------------------------------------
+    # --- state of the optimizer ---------------------------------------------------------------------------
 
     def step(self, name: str) -> float:
         """Adam's step of one parameter."""
@@ -184,10 +188,10 @@ class CheckpointStore:
     ) -> torch.Tensor:
         """Elements [start, start + count) of a part of a parameter, flat, fp32.
 
-        `rows`: how many the whole tensor has in the reader's layout, for the word embedding, whose padding depends on the
-        number of tensor ranks. Where that is more than are stored, the answer ends with the stored ones. No more is
-        copied than is asked for, and than the columns that an old part and a new one do not share. Raises
-        CheckpointError for an unknown name.
+        `rows`: how many the whole tensor has in the reader's layout, for the word embedding, whose padding
+        depends on the number of tensor ranks. Where that is more than are stored, the answer ends with the
+        stored ones. No more is copied than is asked for, and than the columns that an old part and a new one
+        do not share. Raises CheckpointError for an unknown name.
         """
         parameter = self._parameter(name)
         rank, size, dim = part if part.dim is not None else WHOLE
@@ -214,7 +218,7 @@ class CheckpointStore:
     def _columns(
         self, parameter: StoredParameter, state: str, rank: int, size: int, start: int, count: int
     ) -> torch.Tensor:
-        """The same for a matrix whose columns are shared out."""
+        """Elements [start, start + count) of a rank's part of a matrix whose columns are shared out."""
         columns = parameter.shape[1]
         ours, theirs = columns // size, columns // self.tensor_parallel_size
         left = rank * ours
@@ -246,7 +250,7 @@ class CheckpointStore:
             )
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    # --- weights as the model holds them ---------------------------------------------------------------------
+    # --- weights as the model holds them ------------------------------------------------------------------
 
     def weights(self, name: str) -> torch.Tensor:
         """The whole weight in the format it was trained in; of ZeRO 3, which keeps no other, the rounded master."""
@@ -282,7 +286,7 @@ class CheckpointStore:
                 found[entry["rank"][2]].setdefault(name, weight)
         return found
 
-    # --- files -----------------------------------------------------------------------------------------------
+    # --- files --------------------------------------------------------------------------------------------
 
     def _parameter(self, name: str) -> StoredParameter:
         try:

@@ -23,7 +23,7 @@ REFUSED = re.compile(r"GLOBAL ([\w.]+)")
 def write_file(path: Path, state: Any) -> dict[str, Any]:
     """torch.save, appearing by rename when it is on the disk; its size and SHA-256, taken while writing.
 
-    Raises CheckpointError where the file cannot be written.
+    Raises CheckpointError if the file cannot be written.
     """
     stream = None
     try:
@@ -32,7 +32,7 @@ def write_file(path: Path, state: Any) -> dict[str, Any]:
             torch.save(state, stream)  # type: ignore[arg-type]
             stream.raise_failure()
     except (OSError, RuntimeError) as error:
-        # torch hides what the system says of a full disk behind words of its own.
+        # torch replaces the system's message about a full disk by its own.
         cause = stream.failure if stream is not None and stream.failure is not None else error
         raise CheckpointError(f"{path}: could not be written: {cause}") from error
     return {"bytes": stream.size, "sha256": stream.sha256.hexdigest()}
@@ -41,8 +41,8 @@ def write_file(path: Path, state: Any) -> dict[str, Any]:
 def load_file(path: Path, mmap: bool = False) -> Any:
     """A file of a checkpoint, on the CPU; with `mmap` its tensors are read from the file when they are looked at.
 
-    Raises CheckpointError if the file holds code, or anything else than tensors, plain values and the classes of
-    DeepSpeed that are named here. No code of the file runs.
+    Raises CheckpointError if the file holds code, or anything else than tensors, plain values and the classes
+    of DeepSpeed that are named here. No code of the file runs.
     """
     try:
         with torch.serialization.safe_globals(_deepspeed_types()), warnings.catch_warnings():

@@ -5,11 +5,11 @@
     <to>/zero/optimizer_state.pt, <to>/mp_rank_00_model_states.pt   what else the loader reads
     <to>/../latest_universal                                        the folder's name
 
-DeepSpeed's converter (ds_to_universal) joins the files of each layout by its own rules; this one reads what our
-store gives, one tensor after the other, so that every layout comes out right, and its result is the same whatever
-layout it came from. To resume with nbtrain no conversion is needed (reshape.py). DeepSpeed loads it with
-{"checkpoint": {"load_universal": true}} for ZeRO 1 and 2; its loader for ZeRO 3 (0.19.8) counts Adam's step once for
-each parameter and gives all groups the first one's weight decay.
+DeepSpeed's converter (ds_to_universal) joins the files of each layout by rules of its own. This one reads our
+store, one tensor after the other: every layout comes out right, and the result does not depend on the layout.
+To resume with nbtrain no conversion is needed (reshape.py). DeepSpeed loads it with {"checkpoint":
+{"load_universal": true}} for ZeRO 1 and 2; its loader for ZeRO 3 (0.19.8) counts Adam's step once for each
+parameter and gives all groups the first one's weight decay.
 
     python -m nbtrain.checkpoint.universal < {"run_dir": ..., "step": null, "to": null}     answers as JSON lines
 """
@@ -79,7 +79,8 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int]]:
     """Write `store` to the folder `to`, which appears when it is whole; (elements done, elements) as it goes.
 
-    One tensor is in memory at a time. Raises CheckpointError where `to` is there already or does not fit on its disk.
+    One tensor is in memory at a time. Raises CheckpointError if `to` is there already or does not fit on its
+    disk.
     """
     if to.exists():
         raise CheckpointError(
@@ -131,7 +132,7 @@ def _write_parameter(store: CheckpointStore, folder: Path, name: str) -> None:
 
 
 def _optimizer_state(store: CheckpointStore) -> dict[str, Any]:
-    """What all ranks share: hyperparameters by group, loss scale, and where Adam stands."""
+    """What all ranks share: hyperparameters by group, loss scale, and Adam's step."""
     groups = [{**group, "params": [number]} for number, group in enumerate(store.hyperparameters)]
     step = torch.tensor(store.step(next(iter(store.parameters))))
     shared = {
@@ -150,7 +151,7 @@ def _optimizer_state(store: CheckpointStore) -> dict[str, Any]:
 
 
 def _model_state(store: CheckpointStore) -> dict[str, Any]:
-    """The trainer's own state and DeepSpeed's counters, without weights: those are in zero/."""
+    """The trainer's own state and DeepSpeed's counters, without the weights, which are in zero/."""
     return {
         "module": {},
         "optimizer": None,

@@ -22,9 +22,10 @@ def load_model_weights(
 ) -> dict[str, torch.Tensor]:
     """The weights of a checkpoint of any layout, whole, by canonical name, on the CPU; no process group is needed.
 
-    In the format they were trained in, or with `masters` the fp32 ones that the optimizer keeps. step None is the newest
-    whole checkpoint. The word embedding has the rows of the layout that saved it; with `unpadded` those of tokens
-    alone, with padded_vocab_size so many, new ones being 0. Raises CheckpointError where there is none or where it is not whole.
+    In the format they were trained in, or with `masters` the fp32 masters of the optimizer. step None is the
+    newest whole checkpoint. The word embedding has as many rows as in the layout that saved it; with
+    `unpadded` only the rows of tokens; with padded_vocab_size that many rows, new rows being 0. Raises
+    CheckpointError if there is none or it is not whole.
     """
     run = RunDir(run_dir)
     if step is None:

@@ -5,9 +5,9 @@
     every rank                         says in shares/<rank>.json what it wrote, or why it could not
     rank 0                             when all have said so: publish (the manifest, by rename)
 
-The copies hold nothing of the live state: the next step may move every weight while its file is being written.
-Their memory is kept for the next save, page-locked where the state is on a GPU. Nothing here is collective, so a rank
-that is still writing holds up no step; what is published is decided by files alone.
+The copies hold nothing of the live state: the next step may move every weight while its file is being
+written. Their memory is kept for the next save, page-locked if the state is on a GPU. Nothing here is
+collective, so a rank that is still writing holds up no step; what is published is decided by files alone.
 """
 
 import copy
@@ -33,7 +33,8 @@ Described = dict[str, dict[str, Any]]
 class CheckpointWriter:
     """What engine.checkpoint_engine is set to: all that DeepSpeed asks of its CheckpointEngine (0.19).
 
-    Not derived from it: DeepSpeed must not be imported before the accelerator is chosen (parallel/startup.py).
+    Not derived from it: DeepSpeed must not be imported before the accelerator is chosen
+    (parallel/startup.py).
     """
 
     name = "nbtrain"
@@ -58,7 +59,10 @@ class CheckpointWriter:
             self.described[Path(path).name] = write_file(Path(path), _mapped(state_dict, _apart))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """DeepSpeed reads one file. To the CPU whatever is asked for: what is to be on the GPU is copied there."""
+        """DeepSpeed reads one file.
+
+        To the CPU whatever is asked for: what is to be on the GPU is copied there.
+        """
         return load_file(Path(path))
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -69,11 +73,11 @@ class CheckpointWriter:
         return True
 
     def is_data_parallel_writer(self, rank: int) -> bool:
-        """Which of the ranks with the same weights writes them."""
+        """Whether `rank`, of the ranks with the same weights, writes them."""
         return rank == 0
 
     def is_decoupled(self) -> bool:
-        """False: what is left to do behind save_checkpoint() is ours."""
+        """False: what is left to do after save_checkpoint() is done by Saver."""
         return False
 
     def preserves_storage_sharing(self) -> bool:
@@ -81,7 +85,7 @@ class CheckpointWriter:
         return False
 
     def wait_for_copies(self) -> None:
-        """The copies are whole: copying from a GPU goes on behind the caller's back until then."""
+        """Wait until the copies are whole: copying from a GPU goes on in the background until then."""
         self._host.synchronize()
 
     def write_copies(self) -> None:
@@ -92,7 +96,10 @@ class CheckpointWriter:
 
 
 class BackgroundSave:
-    """One checkpoint on its way to the disk. `publish(described by all ranks)` is called on rank 0, in its thread."""
+    """One checkpoint on its way to the disk.
+
+    `publish(described by all ranks)` is called on rank 0, in its thread.
+    """
 
     def __init__(
         self,
@@ -145,13 +152,13 @@ class BackgroundSave:
             if self._rank == 0 and (shares := self._all_shares()) is not None:
                 self._publish(shares)
                 self.write_seconds = time.monotonic() - self._started
-        except Exception as error:  # told at the next step boundary, on all ranks
+        except Exception as error:  # reported at the next step boundary, on all ranks
             self.error = " ".join(f"{error}".split()) or type(error).__name__
         finally:
             self._written.set()
 
     def _all_shares(self) -> dict[int, Described] | None:
-        """What every rank has written, once all have said so; None where one has failed."""
+        """What every rank has written, once all have said so; None if one has failed."""
         shares: dict[int, Described] = {}
         while len(shares) < self._size:
             for rank in range(self._size):
@@ -196,7 +203,8 @@ class _HostMemory:
 def _apart(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor without the rest of the buffer that it is a view of, which torch.save would write too."""
     tensor = tensor.detach()
-    # The part of a rank in ZeRO's flat buffers is short of its storage by the padding alone: not worth a copy.
+    # The part of a rank in ZeRO's flat buffers is short of its storage by the padding alone: not worth a
+    # copy.
     if tensor.untyped_storage().nbytes() <= tensor.nbytes * 1.01 + 4096:
         return tensor
     return tensor.cpu() if tensor.is_cuda else tensor.clone()

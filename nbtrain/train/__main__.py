@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 -m nbtrain.train output/<run>
 
-The job and the attempt come from NBTRAIN_JOB and NBTRAIN_ATTEMPT; by hand it is the run's newest job, attempt 0.
-Exit code 0: finished, or left in order: stopped on request or by a limit, or to be rolled back.
+The job and the attempt come from NBTRAIN_JOB and NBTRAIN_ATTEMPT; without them they are the run's newest job
+and attempt 0. Exit code 0: finished, stopped on request or by a limit, or left to be rolled back.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ def main(run_path: str) -> int:
         known = isinstance(error, NbtrainError)
         message = str(error) if known else f"{type(error).__name__}: {error}"
         detail = traceback.format_exc()
-        # The supervisor first: on a full disk the log takes no word any more, and the error would be that one.
+        # The supervisor first: on a full disk writing to the log fails, and that error would hide this one.
         outcome.report("failed", step, message.partition("\n")[0], message if known else detail)
         with contextlib.suppress(OSError):
             print(f"{type(error).__name__}: {error}" if known else detail, file=sys.stderr, flush=True)
@@ -58,7 +58,7 @@ def main(run_path: str) -> int:
 
 
 def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, str]:
-    """The whole story of a rank: "finished" or "stopped", and the limit that stopped it, "" where none did."""
+    """All that a rank does: returns "finished" or "stopped", and the limit that stopped it ("" if none did)."""
     config = attempt_config(load_resolved(run.config_yaml), this_attempt(run))
     requests = Requests(job, heartbeat.rank)
     level = logging.INFO if heartbeat.rank == 0 else logging.WARNING

@@ -1,6 +1,6 @@
 """The micro batches of one rank, in the global order of dataset/samples/state.py.
 
-    step        the next positions behind the data state, as many as the batch schedule says there
+    step        the next positions after the data state, as many as the batch schedule says there
     micro batch a row of micro_batch_size x data_parallel_size of them
     rank r      the r-th of data_parallel_size equal parts of that row
 
@@ -25,7 +25,10 @@ from nbtrain.dataset.samples.state import DataState, rank_positions
 
 
 class Batch(NamedTuple):
-    """One micro batch of b samples, on the device. None stands for what a plain one is, as in dataset/samples/sample.py."""
+    """One micro batch of b samples, on the device.
+
+    None means as in a plain sample (dataset/samples/sample.py).
+    """
 
     tokens: torch.Tensor
     """int64 [b, seq_length]."""
@@ -40,11 +43,11 @@ class Batch(NamedTuple):
     max_seqlen: int = 0
     """The longest of these documents."""
     dataset_ids: torch.Tensor | None = None
-    """int64 [b, seq_length]: which named dataset each label is of; in batches that are asked for it."""
+    """int64 [b, seq_length]: which named dataset each label belongs to, if `named`."""
 
     @property
     def bounds(self) -> dict[str, Any]:
-        """What the model is told besides tokens and labels; nothing for a plain batch."""
+        """What the model takes besides tokens and labels; nothing for a plain batch."""
         told: dict[str, Any] = {}
         if self.position_ids is not None:
             told["position_ids"] = self.position_ids
@@ -53,7 +56,7 @@ class Batch(NamedTuple):
         return told
 
     def to(self, device: torch.device) -> "Batch":
-        """The same on another device, without waiting for it."""
+        """This batch on another device, without waiting for the copy."""
         return Batch._make(
             part.to(device, non_blocking=True) if isinstance(part, torch.Tensor) else part for part in self
         )
@@ -71,14 +74,15 @@ def training_rows(
 
 
 def evaluation_rows(num_samples: int, micro_batch_size: int, rank: int, size: int) -> Iterator[list[int]]:
-    """The same for the first `num_samples` samples of a split."""
+    """Positions of each micro batch of a data-parallel rank, for the first `num_samples` samples of a split."""
     yield from rank_positions(np.arange(num_samples), micro_batch_size, rank, size).tolist()
 
 
 class Batches:
-    """Iterates over Batch on `device`; `rows` say which samples.
+    """Iterates over the micro batches of `rows`, on `device`.
 
-    `masked`: every batch has a loss_mask; `named`: every batch has dataset_ids.
+    `rows`: positions of the samples of each micro batch. `masked`: every batch has a loss_mask. `named`:
+    every batch has dataset_ids.
     """
 
     def __init__(
@@ -109,9 +113,9 @@ class Batches:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End the workers, whoever still holds this one: DeepSpeed's pipeline keeps the iterator it was given.
+        """End the workers, even if somebody still holds this iterator, as DeepSpeed's pipeline does.
 
-        They ignore SIGTERM, so that Python's own end would wait for them for ever.
+        The workers ignore SIGTERM, so that Python would wait for them for ever at its end.
         """
         self._loader = iter(())
 
@@ -158,7 +162,7 @@ class DatasetLosses:
 
 
 class _Readable(Dataset):
-    """Shows the loader one method of a dataset; the length is not its business."""
+    """Shows the loader a dataset without its length."""
 
     def __init__(self, dataset: Samples):
         self._dataset = dataset
@@ -182,7 +186,10 @@ def _start_worker(number: int) -> None:
 
 
 def _stack(samples: list[Sample], masked: bool, named: bool) -> Batch:
-    """What some samples of a batch carry and others do not is filled in with what None stands for."""
+    """One batch of some samples.
+
+    What only some samples carry is filled in for the others with what None means.
+    """
     length = len(samples[0].tokens)
     tokens, labels = (
         _tensor([sample.tokens for sample in samples]),

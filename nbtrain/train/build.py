@@ -1,6 +1,7 @@
 """Everything a trainer needs, built in one fixed order.
 
-refusals -> newest whole checkpoint -> data -> process groups -> model -> engine -> patches -> the checkpoint's state
+refusals -> newest whole checkpoint -> data -> process groups -> model -> engine -> patches -> the
+checkpoint's state
 """
 
 import contextlib
@@ -56,7 +57,7 @@ class Built:
     """Of the checkpoint to go on from; None at a fresh start."""
 
     def load(self) -> None:
-        """Go on from the checkpoint, where there is one. Called by all ranks together."""
+        """Load the checkpoint, if there is one. Called by all ranks together."""
         if self.manifest is not None:
             self.state = load(self.saver.live, self.manifest, self.state.data)
             self.guard.load_state_dict(self.state.stability)
@@ -96,7 +97,7 @@ def _refuse_format(config: RunConfig) -> None:
 
 
 def refuse_backend(config: RunConfig, world: World) -> None:
-    """Raises ConfigError where the attention backend that was asked for cannot serve this device."""
+    """Raises ConfigError if the attention backend of the configuration cannot serve this device."""
     model, data = config.model, config.data
     problem = backend_problem(
         world.device,
@@ -144,7 +145,8 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
         datasets.train,
         stream,
     )
-    # Stages and places on the data axis drop apart; tensor-parallel ranks alike what they hold alike.
+    # Stages and places on the data axis draw different dropout; tensor-parallel ranks draw the same for what
+    # they hold alike.
     seed_rank(config.model.seed, world.rank // config.parallel.tensor_parallel_size)
     guard, saver = StepGuard(config, engine.deepspeed, world, events, run), Saver(live)
     install_patches(Patched(engine.deepspeed, config, saver, guard))
@@ -204,9 +206,11 @@ def _build_engine(
 
 
 def deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
-    """What DeepSpeed is told of the layout. Ulysses ranks are data-parallel ones to it: each has the gradient of its own
-    tokens, and the mean over all of them is meant. (Where it knows of them, its stages 1 and 2 scale gradients
-    otherwise than its stage 3.)
+    """The groups that DeepSpeed is given; None if it can find them itself.
+
+    Ulysses ranks are given as data-parallel ones: each has the gradient of its own tokens, and the mean over
+    all of them is meant. (If DeepSpeed knows of Ulysses ranks, its stages 1 and 2 scale gradients otherwise
+    than its stage 3.)
     """
     if groups.tensor_model_parallel.size * groups.sequence_parallel.size == 1:
         return None

@@ -5,9 +5,9 @@ import os
 
 
 def report(outcome: str, step: int | None, message: str, detail: str = "") -> None:
-    """outcome, step, message and detail are those of rundir.ExitRecord; killed is not the rank's to say.
+    """outcome, step, message and detail as in records.ExitRecord; a rank cannot report that it was killed.
 
-    Without a wrapper the message has been logged, and that is all.
+    Without a wrapper this does nothing: the message is in the log.
     """
     number = os.environ.get("NBTRAIN_EXIT_FD")
     if number is None:

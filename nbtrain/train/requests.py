@@ -1,7 +1,7 @@
 """Why a run ends or saves before it is done: what it is asked from outside, and the limits of its job.
 
-Requests     SIGTERM, and control/request.json on rank 0
-ExitLimits   after so many minutes, or at every so many steps: as Megatron's --exit-duration-in-mins, --exit-interval
+Requests     SIGTERM, and control/request.json on rank 0 ExitLimits   after so many minutes, or at every so
+many steps: as Megatron's --exit-duration-in-mins, --exit-interval
 """
 
 import os
@@ -19,7 +19,7 @@ ACTIONS = {"save": SAVE, "stop": STOP}
 
 
 class Requests:
-    """The strongest open wish of this rank; the ranks agree on the strongest of all."""
+    """The strongest open wish of this rank; the ranks agree on the strongest of all their wishes."""
 
     def __init__(self, job: JobDir, rank: int):
         self.reason = ""
@@ -48,7 +48,7 @@ class Requests:
         return wanted
 
     def acknowledge(self, step: int) -> None:
-        """Rank 0: the request seen last has been carried out."""
+        """Rank 0: record that the request seen last has been carried out."""
         if self._request is None or self._request.request_id <= self._done_id:
             return
         self._done_id = self._request.request_id
@@ -69,8 +69,8 @@ class Requests:
 class ExitLimits:
     """The limits of one job, which is `age_seconds` old.
 
-    At a limit the job validates if that is due, saves and stops, and another job goes on from there: for queues that lend
-    machines for a while, and for looking at a run now and then.
+    At a limit the job validates if that is due, saves and stops, and another job goes on from there: for
+    queues that lend machines for a while, and for looking at a run now and then.
     """
 
     def __init__(self, batch: BatchConfig, age_seconds: float):
@@ -79,7 +79,7 @@ class ExitLimits:
         self._began = time.monotonic() - age_seconds
 
     def wish(self) -> int:
-        """LEAVE once the time is over. Clocks differ, so that the ranks must agree on it."""
+        """LEAVE once the time is over. The ranks' clocks differ: they have to agree on it."""
         over = self._minutes is not None and time.monotonic() - self._began >= 60 * self._minutes
         return LEAVE if over else NOTHING
 
@@ -88,13 +88,13 @@ class ExitLimits:
         return self._interval_steps is not None and step % self._interval_steps == 0
 
     def cause(self, step: int) -> str:
-        """Which limit ends the job after `step`, or "" where none does."""
+        """Which limit ends the job after `step`; "" if none does."""
         if self.ends_at(step):
             return f"batch.exit_interval_steps = {self._interval_steps} is reached"
         return f"batch.exit_duration_minutes = {self._minutes:g} are over" if self.wish() == LEAVE else ""
 
 
 def job_age_seconds(job: JobDir) -> float:
-    """Since the job began, which may be some attempts ago; 0 for a rank that is started by hand."""
+    """Seconds since the job began, maybe some attempts ago; 0 for a rank that was started by hand."""
     record = JobRecord.read(job.job_json) if "NBTRAIN_JOB" in os.environ else None
     return record.seconds_since("started_at") if record and record.started_at else 0.0

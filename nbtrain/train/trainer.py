@@ -2,7 +2,7 @@
 
     begin the vote -> step -> hear the vote -> every N: evaluate, save, log -> next, or stop
 
-Every rank makes every step, evaluation and save together; rank 0 alone logs, writes scalars and events.
+All ranks make every step, evaluation and save together; rank 0 alone logs and writes scalars and events.
 """
 
 import logging
@@ -63,13 +63,13 @@ def train_run(
 
 
 def refuse_bad_weights(run: RunDir, built: Built, world: World) -> None:
-    """Raises CheckpointError where the weights that were loaded are no numbers: every step from there would go wrong."""
+    """Raises CheckpointError if the loaded weights are NaN or Inf: every step from there would go wrong."""
     step = built.state.step
     if not step or not (names := bad_weights(built.engine.deepspeed.module, world)):
         return
     older = max((known for known in run.checkpoint_steps() if known < step), default=0)
     raise CheckpointError(
-        f"{display(run.checkpoint(step))}: its weights are no numbers ({names}). Remove that folder: then `nbtrain resume` "
+        f"{display(run.checkpoint(step))}: its weights are NaN or Inf ({names}). Remove that folder: then `nbtrain resume` "
         f"goes on from {f'step {older:,}' if older else 'the start'}."
     )
 
@@ -105,9 +105,10 @@ class Trainer:
         self.limits = ExitLimits(config.batch, job_age_seconds(requests.job))
 
     def run(self) -> str:
-        """ "finished" or "stopped". On a stop, and at the end, the last step is in a checkpoint, but for mode: perf.
+        """ "finished" or "stopped". On a stop, and at the end, the last step is in a checkpoint, except in mode: perf.
 
-        A STOP on a step to validate leaves that to the job that goes on: its run is not finished, on the last step too.
+        If a STOP comes on a step that is to be validated, the job that goes on validates it: until then the
+        run is not finished, even at its last step.
         """
         if self.config.mode == "eval":
             return self._evaluate_checkpoint()
@@ -144,7 +145,7 @@ class Trainer:
         return "finished"
 
     def _evaluate_checkpoint(self) -> str:
-        """mode: eval: what the newest checkpoint is worth; nothing is trained or saved."""
+        """mode: eval: the losses of the newest checkpoint; nothing is trained or saved."""
         if self.state.step == 0:
             raise CheckpointError(
                 f"{self.config.where('mode')}: mode = eval needs a checkpoint, and the run has none."
@@ -154,7 +155,7 @@ class Trainer:
         self._test()
         return "finished"
 
-    # --- after each step -------------------------------------------------------------------------------------
+    # --- after each step ----------------------------------------------------------------------------------
 
     def _clock(self) -> None:
         if self.perf is not None:
@@ -182,7 +183,7 @@ class Trainer:
     def _log_due(self, step: int) -> bool:
         return step % self.config.logging.log_interval_steps == 0 or step == self.config.train_steps
 
-    # --- every N steps ---------------------------------------------------------------------------------------
+    # --- every N steps ------------------------------------------------------------------------------------
 
     def _evaluation_due(self) -> bool:
         step, evaluation = self.state.step, self.config.evaluation
@@ -216,9 +217,9 @@ class Trainer:
         return self.state.step % self.config.checkpoint.save_interval_steps == 0
 
     def _save(self) -> None:
-        """A checkpoint of this step. None where its loss or gradient was no number and it was made, or a weight is none.
+        """Save a checkpoint of this step, unless the step or a weight is NaN or Inf, which raises.
 
-        A step that was skipped has left the weights as they were: they may be saved.
+        A skipped step has left the weights as they were: they may be saved.
         """
         if self.perf is not None:
             return
@@ -232,7 +233,7 @@ class Trainer:
         self._tell_written(self.saver.poll())
 
     def _finish_saving(self) -> None:
-        """Until what is still being written in the background is there."""
+        """Wait until the checkpoint that is being written in the background counts."""
         if self.config.checkpoint.async_save:
             with self.heartbeat.phase("save"):
                 self.saver.finish()
@@ -242,7 +243,7 @@ class Trainer:
         if saved is not None and self.report is not None:
             self.report.add_checkpoint_written(self.state, saved.step, saved.write_seconds, saved.bytes)
 
-    # --- data ------------------------------------------------------------------------------------------------
+    # --- data ---------------------------------------------------------------------------------------------
 
     def _training_batches(self) -> Batches:
         data = self.engine.groups.data_parallel

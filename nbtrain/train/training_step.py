@@ -33,22 +33,22 @@ class StepResult:
     """Sequences trained on, this step's included."""
     learning_rate: float
     loss: torch.Tensor
-    """Mean over this step's tokens, those that bear a loss, of all micro batches and ranks."""
+    """Mean over this step's learnt tokens, of all micro batches and ranks."""
     grad_norm: torch.Tensor | float | None
     loss_scale: float
-    """Behind this step."""
+    """After this step."""
     timer: StepTimer = field(repr=False)
     wall_seconds: float = 0.0
     dataset_losses: torch.Tensor | None = None
-    """[named datasets, 2], over all ranks: the sum of its learnt tokens' losses, and their number."""
+    """[named datasets, 2], over all ranks: the sum of the losses of a dataset's learnt tokens, and their number."""
     overflowed_scale: float | None = None
-    """The loss scale with which fp16 overflowed, so that the weights did not move; None where it did not."""
+    """The loss scale at which fp16 overflowed, so that the weights did not move; None if it did not."""
     stability_counts: dict[str, int] = field(default_factory=dict)
     """Bad steps of the run so far, by their names in metrics.py; empty while there are none."""
 
 
 class TrainingStep:
-    """Makes the steps of one run, each from where built.state stands; all ranks together."""
+    """Makes the steps of one run, each from where built.state stands. Called by all ranks together."""
 
     def __init__(self, config: RunConfig, world: World, built: Built, heartbeat: HeartbeatWriter):
         self.config = config
@@ -64,9 +64,9 @@ class TrainingStep:
         self.communication = CommunicationTimer()
 
     def make(self, batches: Batches, logged: bool) -> StepResult:
-        """The next step. Raises StabilityError where it went wrong and the policy is to stop or to go back.
+        """The next step. Raises StabilityError if it went wrong and the policy is to stop or to go back.
 
-        On a step that is `logged` the collectives are waited for and timed.
+        If the step is `logged`, its collectives are waited for and timed.
         """
         started, loss_scale = time.perf_counter(), self.engine.loss_scale
         engine, state, timer = self.engine, self.state, StepTimer(self.world.device)
@@ -118,8 +118,9 @@ class TrainingStep:
     def _micro_batches(self, batches: Batches, steps: int, timer: StepTimer) -> Iterator[MicroBatch]:
         """The `steps` micro batches of a step.
 
-        The engine takes the mean over micro batches and ranks. Where only some tokens bear a loss, the mean over those
-        of the whole step is meant, so that their number is needed first: the step's batches are read ahead.
+        The engine takes the mean over micro batches and ranks. If only some tokens bear a loss, the mean has
+        to be over the learnt tokens of the whole step: to count them first, the step's batches are read
+        ahead.
         """
         if not self.datasets.is_masked:
             for _ in range(steps):
@@ -142,7 +143,7 @@ class TrainingStep:
 
 @contextlib.contextmanager
 def smallest_scale_explained(config: RunConfig, step: int) -> Iterator[None]:
-    """DeepSpeed ends a run whose gradients overflow at the smallest loss scale by a bare Exception, on every rank."""
+    """DeepSpeed raises a bare Exception on every rank if gradients overflow at the smallest loss scale; say more."""
     try:
         yield
     except Exception as error:

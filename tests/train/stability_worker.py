@@ -179,7 +179,7 @@ def state_of(engine: Any) -> dict[str, torch.Tensor]:
 
 
 def weights_told(engine: Any, world: startup.World) -> dict[str, str]:
-    """What is said of the weights as they are, and after one value of rank 1 is no number."""
+    """What is said of the weights as they are, and after one value of rank 1 became NaN."""
     sound = bad_weights(engine.module, world)
     held = [(name, local_part(parameter)) for name, parameter in engine.module.named_parameters()]
     name, part = [(name, part) for name, part in held if part.numel()][-1]

@@ -1,11 +1,11 @@
-"""What the training loop needs of an engine: one optimizer step, one evaluation; whatever the layout.
+"""What the training loop needs of an engine, in every layout: one optimizer step, one evaluation.
 
     PlainEngine      every rank runs all layers (or its tensor-parallel or Ulysses part of each) on its own micro batches
     PipelineEngine   the ranks of a pipeline run their stages of the same micro batches, one forward, one backward (1F1B)
 
-Both take micro batches as train/batches.py makes them, and both answer with the mean loss over the whole step on every
-rank. A rank reads the samples of its place on the data axis, so that all stages and tensor-parallel ranks of a model
-read the same ones.
+Both take micro batches as train/batches.py makes them, and both return the mean loss over the whole step on
+every rank. A rank reads the samples of its place on the data axis, so all stages and tensor-parallel ranks of
+a model read the same samples.
 """
 
 from collections.abc import Callable, Iterator
@@ -24,14 +24,14 @@ class MicroBatch(NamedTuple):
 
     batch: Batch
     loss_denominator: torch.Tensor | None
-    """Where there is a loss mask: what a micro batch's sum of losses is divided by (parallel/cross_entropy.py)."""
+    """With a loss mask: what a micro batch's sum of losses is divided by (parallel/cross_entropy.py)."""
 
 
 class StepLoss(NamedTuple):
-    """What a step says of itself, on every rank the same; tensors may still be on their way."""
+    """What a step reports, the same on every rank; tensors may still be on their way."""
 
     loss: torch.Tensor
-    """fp32 scalar: mean over the step's tokens, those that bear a loss, of all micro batches and ranks."""
+    """fp32 scalar: mean over the step's learnt tokens, of all micro batches and ranks."""
     grad_norm: torch.Tensor | float | None
     """Before clipping, over all parameters."""
 
@@ -64,7 +64,7 @@ class TrainEngine:
 
     @property
     def has_loss(self) -> bool:
-        """Whether this rank computes losses: those of the last stage do."""
+        """Whether this rank computes losses: only the ranks of the last stage do."""
         pipeline = self.groups.pipeline_model_parallel
         return pipeline.rank == pipeline.size - 1
 
@@ -79,7 +79,7 @@ class TrainEngine:
     ) -> StepLoss:
         """Forward, backward and one step of the optimizer. Called by all ranks together.
 
-        `beat` is called once a micro batch; `losses` is left the loss of each token, where it is wanted;
+        `beat` is called once a micro batch. `losses`, if given, receives the loss of each token.
         `loss_factor` is for tests that need a bad step.
         """
         raise NotImplementedError
@@ -110,7 +110,7 @@ class TrainEngine:
     def _mean_loss(
         self, losses: list[torch.Tensor], tokens: list[float] | None, device: torch.device
     ) -> float:
-        """Of an evaluation: the mean of micro batches' means, or of sums where `tokens` counts what bore a loss."""
+        """Of an evaluation: the mean of the micro batches' means, or the sum over `tokens`, the learnt tokens, if that is given."""
         total = torch.zeros(2, dtype=torch.float64)
         if self.has_loss:
             total[0] = sum(loss.item() for loss in losses)

@@ -39,7 +39,7 @@ def build_optimizer(
 
 
 def set_rates(optimizer: torch.optim.Optimizer, learning_rate: float, weight_decay: float) -> None:
-    """Those of the coming step; only the group `decay` has a decay."""
+    """Set learning rate and decay of the coming step; only the group `decay` has a decay."""
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
         group["weight_decay"] = weight_decay if group["name"] == DECAY else 0.0
@@ -48,13 +48,13 @@ def set_rates(optimizer: torch.optim.Optimizer, learning_rate: float, weight_dec
 def set_batch_size(engine: TrainEngine, batch_size: int) -> int:
     """The sequences of the coming step; returns the micro batches that each rank makes of them.
 
-    DeepSpeed takes the mean over them, but finds the last one by counting all micro batches since it was built,
-    modulo those of a step. That count is right only where no step ever had another number of them: after a change of
-    batch the weights would move in mid-step. So the plain engine tells it which micro batch ends a step; a pipeline's
-    schedule knows it.
+    DeepSpeed takes the mean over the micro batches, but finds the last one by counting all micro batches
+    since it was built, modulo the number in a step. If that number ever changed, the weights would move in
+    the middle of a step. So the plain engine says which micro batch ends a step; a pipeline's schedule knows
+    it.
     """
     deepspeed = engine.deepspeed
-    # Ulysses ranks are data-parallel ones to DeepSpeed: they count each sequence once more.
+    # To DeepSpeed, Ulysses ranks are data-parallel ranks: each of them counts the sequence again.
     counted = batch_size * engine.groups.sequence_parallel.size
     if deepspeed.train_batch_size() != counted:
         deepspeed.set_train_batch_size(counted)

@@ -1,7 +1,7 @@
 """Everything of DeepSpeed that nbtrain replaces: one list, installed in one place (train/build.py).
 
-A row that has no `install` is in force by inheritance or for a moment only; `where` names the file. When DeepSpeed is
-updated, each row is looked at: without it, its test must fail, or the row goes.
+A row that has no `install` is in force by inheritance or for a moment only; `where` names the file. When
+DeepSpeed is updated, each row is looked at: without it, its test must fail, or the row goes.
 """
 
 from collections.abc import Callable

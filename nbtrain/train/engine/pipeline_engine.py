@@ -1,7 +1,7 @@
 """Steps of a model that is cut into stages: DeepSpeed's PipelineEngine runs its schedule (1F1B, arXiv:2104.04473).
 
-The engine takes micro batches from an iterator at the first stage (tokens) and at the last (labels); the stages
-between take none. The loss of the last stage is told to all.
+The first stage takes tokens and the last stage labels from an iterator of micro batches; the stages between
+take none. The last stage sends its loss to all.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from nbtrain.train.figures.throughput import StepTimer
 
 
 class PipelineEngine(TrainEngine):
-    """All micro batches of a step go through the stages one behind the other; then the optimizer steps."""
+    """All micro batches of a step go through the stages one after the other; then the optimizer steps."""
 
     def train_step(
         self,
@@ -70,7 +70,7 @@ class PipelineEngine(TrainEngine):
 
     @staticmethod
     def _one(batch: Batch, tokens: list[float]) -> torch.Tensor | None:
-        """A denominator of 1, so that sums come back, where some tokens bear no loss; `tokens` counts those that do."""
+        """With a loss mask, a denominator of 1, so that the loss is a sum; `tokens` receives the number of learnt tokens."""
         if batch.loss_mask is None:
             return None
         tokens.append(batch.loss_mask.sum(dtype=torch.float64).item())

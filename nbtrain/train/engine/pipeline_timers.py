@@ -5,8 +5,8 @@
     OptimizerStep                                     optimizer
     SendActivation, RecvActivation, SendGrad, RecvGrad   pipeline: the transfer, and the wait for the neighbouring stage
 
-A stage that has nothing to do waits in a receive, so that "pipeline" is the bubble (arXiv:2104.04473, section 2.2) and the
-transfers together. LoadMicroBatch is not timed here: the batches it asks for are timed where they are read.
+A stage that has nothing to do waits in a receive, so that "pipeline" is the bubble (arXiv:2104.04473, section
+2.2) and the transfers together. LoadMicroBatch is not timed here: its batches are timed by their reader.
 """
 
 import contextlib

@@ -11,7 +11,7 @@ from nbtrain.train.figures.throughput import StepTimer
 
 
 class PlainEngine(TrainEngine):
-    """One micro batch after the other: forward, backward; behind the last one the optimizer."""
+    """One micro batch after the other: forward, backward; after the last one the optimizer."""
 
     def train_step(
         self,
@@ -42,7 +42,7 @@ class PlainEngine(TrainEngine):
             total += loss.detach()
             with timer.part("optimizer"):
                 if number == accumulation_steps and not self.zero_stage:
-                    # Without ZeRO the engine clips but does not tell the norm.
+                    # Without ZeRO the engine clips but does not report the norm.
                     gradients = [parameter.grad for parameter in engine.module.parameters()]
                     norm = torch.nn.utils.get_total_norm([grad for grad in gradients if grad is not None])
                 engine.step()

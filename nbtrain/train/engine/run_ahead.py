@@ -1,13 +1,13 @@
-"""Lets the host run ahead of a GPU: DeepSpeed's waits for the device in its optimizer's step are left out.
+"""Lets the host run ahead of a GPU: DeepSpeed's optimizer step does not wait for the device.
 
-In every step its ZeRO 1 and 2 look, on the host, whether the gradients' norm is a number, to leave the step out where it
-is none, and BF16_Optimizer whether there is anything to clip. Each look waits for the whole backward pass, and then the
-device waits for the host to launch the rest. StepGuard (stability.py) looks at loss and norm anyway, from a copy and one
-step later, so where its policy is to stop or to go back these looks decide nothing: the weights that a bad step leaves
-are never saved. They stay for fp16, whose loss scale lives by them, for `skip`, which must know before the weights
-move, and in ZeRO 3.
+In every step DeepSpeed's ZeRO 1 and 2 check on the host whether the gradients' norm is finite, to skip the
+step if it is not, and its BF16_Optimizer checks whether there is anything to clip. Each check waits for the
+whole backward pass, and then the device waits for the host to launch the rest. StepGuard (stability.py)
+checks loss and norm anyway, from a copy and one step later. If its policy is to stop or to go back,
+DeepSpeed's checks decide nothing: the weights after a bad step are never saved. The checks stay for fp16,
+whose loss scale depends on them, for `skip`, which must know before the weights move, and in ZeRO 3.
 
-The arithmetic is the same, bit by bit: what need not be clipped is multiplied by 1.
+The arithmetic is bit for bit the same: gradients that need no clipping are multiplied by 1.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ def may_run_ahead(config: RunConfig) -> bool:
 
 
 def let_run_ahead(engine: Any) -> None:
-    """Make the steps of an engine's optimizer without a wait; nothing for an optimizer that is none of those above."""
+    """Make the steps of an engine's optimizer without a wait; nothing if it is neither ZeRO 1 or 2 nor BF16_Optimizer."""
     optimizer = engine.optimizer
     if not isinstance(optimizer, BF16_Optimizer | DeepSpeedZeroOptimizer):
         return
@@ -75,7 +75,7 @@ def _clip(
     mpu: Any = None,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """deepspeed.runtime.utils.clip_tensors_by_global_norm, with 1 for the factor where there is nothing to clip."""
+    """deepspeed.runtime.utils.clip_tensors_by_global_norm, with a factor of 1 if there is nothing to clip."""
     assert global_norm is not None
     factor = (max_norm / (global_norm + eps)).clamp(max=1.0)
     for tensor in input_tensors:

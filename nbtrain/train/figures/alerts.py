@@ -11,12 +11,13 @@ from nbtrain.config.schema import RunConfig
 logger = logging.getLogger(__name__)
 
 
-# Figures of single steps flap about their threshold: an alert is told again only after so many looks without it.
+# Figures of single steps flutter around their threshold: an alert is repeated only after so many checks below
+# it.
 CLEAR_INTERVALS = 10
 
 
 class Alerts:
-    """An event and a log line when a threshold is crossed; the same one again only after it was kept for a while."""
+    """An event and a log line when a threshold is crossed; repeated only after the figure was good for a while."""
 
     def __init__(self, config: RunConfig, events: EventWriter):
         self._limits = config.logging.alerts
@@ -25,11 +26,11 @@ class Alerts:
         self._raised: dict[str, int] = {}
 
     def is_raised(self, name: str) -> bool:
-        """Whether it was told and not clear for CLEAR_INTERVALS checks since."""
+        """Whether the alert was reported and has not been clear for CLEAR_INTERVALS checks since."""
         return name in self._raised
 
     def check(self, name: str, crossed: bool, message: str, step: int) -> None:
-        """Tell `message` where it is news. Called at every look at the figure."""
+        """Report `message` if it is news. Called at every check of the figure."""
         if crossed:
             if name not in self._raised:
                 logger.warning("alert: %s", message)

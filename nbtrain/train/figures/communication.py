@@ -1,12 +1,13 @@
-"""How long a step's collectives take: each of them waited for and timed, on the steps that are logged anyway.
+"""How long a step's collectives take: on the steps that are logged, each collective is waited for and timed.
 
 DeepSpeed makes its collectives through one backend object, our tensor-parallel and Ulysses layers through
-torch.distributed; while a step is measured, these functions wait for the end of what they start. So nothing overlaps
-in such a step, and the figure is an upper bound. Nothing is computed differently. (DeepSpeed's own communication log
-counts a collective inside another twice.)
+torch.distributed; while a step is measured, these functions wait for the end of what they start. So nothing
+overlaps in such a step, and the figure is an upper bound. Nothing is computed differently. (DeepSpeed's own
+communication log counts a collective inside another twice.)
 
-A rank that comes early waits in a collective for the others: that is communication here. Sending between pipeline
-stages is not: pipeline_timers.py counts it, as it cannot be told from waiting for the neighbour.
+A rank that comes early waits in a collective for the others: that is communication here. Sending between
+pipeline stages is not: pipeline_timers.py counts it, since it cannot be distinguished from waiting for the
+neighbour.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ class CommunicationTimer:
 
     @contextlib.contextmanager
     def measured(self, world: World, wanted: bool, timer: StepTimer) -> Iterator[None]:
-        """Fill in timer.communication with what happens inside, where there are several ranks and it is wanted."""
+        """Fill in timer.communication with the collectives of the body, if there are several ranks and it is wanted."""
         if not wanted or world.size == 1:
             yield
             return

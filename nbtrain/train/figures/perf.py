@@ -1,7 +1,8 @@
 """mode: perf: the throughput of a few steps, without evaluation and checkpoints.
 
-The first steps are left out: they allocate memory, compile and choose kernels. The clock runs from their end to the
-end of the last step, with the device waited for at both, so that what a step left under way on a GPU is counted.
+The first steps are left out: they allocate memory, compile and choose kernels. The clock runs from their end
+to the end of the last step, with the device waited for at both, so that what a step left under way on a GPU
+is counted.
 """
 
 import time
@@ -26,7 +27,7 @@ class Throughput:
 
 
 class PerfClock:
-    """Told of each step that is done, and of where the run begins; rank 0's is the one that is read."""
+    """Notes the time of each step that is done and of the beginning of the run; only rank 0's is read."""
 
     def __init__(self, train_steps: int, device: torch.device):
         self._first, self._last = train_steps // WARMUP_FRACTION, train_steps

@@ -1,7 +1,7 @@
-"""What rank 0 tells the world: log lines, scalars, events, alerts and the progress in its heartbeat.
+"""What rank 0 reports: log lines, scalars, events, alerts and the progress in its heartbeat.
 
-Nothing here waits for the device on the step's path: on a GPU a step's loss and norm are read when a log line is due, and
-that is written while the device is at the next step.
+Nothing here makes a step wait for the device: on a GPU a step's loss and norm are read when a log line is
+due, and the line is written while the device computes the next step.
 """
 
 import json
@@ -82,7 +82,7 @@ class Report:
         if self.world.device.type == "cpu":
             self.flush()
         elif any(self._is_logged(earlier) for earlier in self._pending[:-1]):
-            # Behind the next step's launch: the device computes that one while the host writes.
+            # After the next step is launched: the device computes it while the host writes.
             self._write_pending(keep=1)
 
     def flush(self) -> None:
@@ -130,7 +130,7 @@ class Report:
         self.events.write("test", f"step {state.step}: {text}", step=state.step, loss=loss)
 
     def add_throughput(self, state: TrainState, measured: Throughput) -> None:
-        """mode: perf is done: its figures are those of the steps behind the warm-up, also in the summary."""
+        """mode: perf is done: write the figures of the steps after the warm-up, into the summary too."""
         self.flush()
         seq_length = self.config.model.seq_length
         tokens_per_second = measured.samples_per_second * seq_length
@@ -161,7 +161,7 @@ class Report:
         )
 
     def add_checkpoint(self, state: TrainState, seconds: float) -> None:
-        """A checkpoint that the training loop was held up for by `seconds`."""
+        """A checkpoint that held up the training loop for `seconds`."""
         self.flush()
         self._time_split.add(checkpoint=seconds)
         self.progress.checkpoint_step = state.step
@@ -199,7 +199,7 @@ class Report:
                 f"(logging.alerts.max_rank_slowdown {limit:.0%})"
             )
             name = f"max_rank_slowdown of rank {rank}"
-            # Slow once more is not clear, though it takes three times in a row to be told.
+            # Being slow once more keeps the alert up, though it takes three times in a row to raise it.
             if times == 0 or times >= SLOW_INTERVALS or self.alerts.is_raised(name):
                 self.alerts.check(name, times > 0, message, step)
 
@@ -213,7 +213,7 @@ class Report:
             self.events.write("time", text, seconds=seconds, steps=self._time_split.steps)
         self.writer.close()
 
-    # --- one step --------------------------------------------------------------------------------------------
+    # --- one step -----------------------------------------------------------------------------------------
 
     def _write(self, result: StepResult) -> None:
         loss = float(result.loss)
@@ -227,7 +227,7 @@ class Report:
                 grad_norm=norm.hex() if norm is not None else None,
             )
         if result.overflowed_scale is not None:
-            # Of a step that moved nothing, infinite: it would only spoil curves and progress.
+            # The norm of a step that moved nothing is infinite: it would only spoil curves and progress.
             norm = None
         seconds = result.timer.seconds()
         # On a GPU the host is ahead of the device: its clock says little about one step.
@@ -294,7 +294,7 @@ class Report:
         self.alerts.check("overflow_steps", count > OVERFLOW_WINDOW_STEPS // 2, message, result.step)
 
     def _dataset_losses(self, result: StepResult) -> dict[str, float | None]:
-        """By name in metrics.py; None for a dataset that no learnt token of this step is of."""
+        """By name in metrics.py; None for a dataset without a learnt token in this step."""
         if result.dataset_losses is None:
             return {}
         rows = result.dataset_losses.tolist()
@@ -330,7 +330,7 @@ class Report:
             self.world.device,
         )
 
-    # --- state -----------------------------------------------------------------------------------------------
+    # --- state --------------------------------------------------------------------------------------------
 
     def _follow(self, state: TrainState) -> None:
         progress = self.progress
@@ -389,7 +389,7 @@ def make_report(
 
 
 def _overflow(result: StepResult) -> str:
-    """ "overflow, loss scale 2^31 -> 2^30", without the second where fp16.hysteresis keeps it; "" for a good step."""
+    """ "overflow, loss scale 2^31 -> 2^30", without "-> 2^30" if fp16.hysteresis keeps the scale; "" for a good step."""
     if result.overflowed_scale is None:
         return ""
     before, now = _power(result.overflowed_scale), _power(result.loss_scale)

@@ -1,8 +1,8 @@
 """Which rank holds the others up: every rank's own seconds, side by side, on the steps that are logged.
 
-All ranks wait for the slowest one, and in each of their clocks that is communication. So what is compared is a rank's
-own work: forward and backward pass without the collectives inside (StepTimer.compute_seconds). It is compared among the
-ranks of one pipeline stage, which do the same work; stages may differ in theirs.
+All ranks wait for the slowest one, and their clocks count the wait as communication. So each rank's own work
+is compared: forward and backward pass without the collectives inside (StepTimer.compute_seconds). It is
+compared among the ranks of one pipeline stage, which do the same work; the work of stages may differ.
 
 One small gather over gloo, so that NCCL's streams never see it.
 """
@@ -26,14 +26,14 @@ class Spread:
     seconds: tuple[float, ...]
     """By rank."""
     slowdowns: tuple[float, ...]
-    """By rank: how much longer than the median of the ranks of its stage, as a fraction; below 0 where it is faster."""
+    """By rank: how much longer than the median of the ranks of its stage, as a fraction; below 0 if it is faster."""
     hosts: tuple[str, ...]
     """By rank."""
 
     @classmethod
     def of(cls, seconds: list[float], stages: list[int], hosts: list[str]) -> "Spread":
         """Of all ranks' seconds, pipeline stages and host names, by rank."""
-        # The lower of two middle ones: with two ranks, one of which is slow, the other is the measure.
+        # The lower of two middle values: of two ranks the faster one is the measure.
         medians = {
             stage: statistics.median_low(
                 own for own, other in zip(seconds, stages, strict=True) if other == stage
@@ -51,7 +51,7 @@ class Spread:
 
     @property
     def slowest_rank(self) -> int:
-        """The one that is furthest behind the ranks of its stage."""
+        """The rank that is furthest behind the others of its stage."""
         return max(range(len(self.slowdowns)), key=self.slowdowns.__getitem__)
 
     @property

@@ -1,12 +1,13 @@
 """How fast the training goes, and where a step's time goes.
 
-Three figures of speed, never mixed up; the FLOPs are those of config/arithmetic/flops.py, an equal share for each device:
+Three figures of speed, never mixed up; the FLOPs are those of config/arithmetic/flops.py, an equal share for
+each device:
 
     MFU                                  model FLOPs / datasheet peak: what training gets out of the hardware
     HFU                                  hardware FLOPs, recomputation counted / datasheet peak: how busy the units are
     fraction of the measured matrix rate model FLOPs / one large matrix product on this very device at start
 
-MFU and HFU are absent where no peak is known, as on CPUs; the third says what is left to gain where no datasheet does.
+MFU and HFU are absent if no peak is known, as on CPUs; the third figure says what is left to gain there too.
 """
 
 import collections
@@ -34,8 +35,8 @@ Mark = float | torch.cuda.Event
 class StepTimer:
     """Seconds of each part of one step. On a GPU by events, read when the step is long over: no host waits.
 
-    A part inside another stops the outer one's clock: no second counts twice. On a GPU the seconds are the device's,
-    so that waiting for data counts as far as the device ran dry.
+    A part inside another stops the outer one's clock: no second counts twice. On a GPU the seconds are the
+    device's, so that waiting for data counts as far as the device ran dry.
     """
 
     def __init__(self, device: torch.device):
@@ -48,7 +49,7 @@ class StepTimer:
         self.part_now: str | None = None
         """The part that is being timed."""
         self.communication: dict[str | None, float] | None = None
-        """Seconds of collectives by the part they are in; None where they are not measured (communication.py)."""
+        """Seconds of collectives by the part they are in; None if they are not measured (communication.py)."""
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -79,13 +80,13 @@ class StepTimer:
         return None if self._end is None else self._between(self._begin, self._end)
 
     def compute_seconds(self) -> float:
-        """This rank's own work: forward and backward pass without the collectives inside, where those are measured."""
+        """This rank's own work: forward and backward pass, without the collectives inside if they are measured."""
         seconds, waited = self.seconds(), self.communication or {}
         return sum(seconds[name] - waited.get(name, 0.0) for name in ("forward", "backward"))
 
     @property
     def communication_seconds(self) -> float | None:
-        """All collectives of the step; None where they are not measured."""
+        """All collectives of the step; None if they are not measured."""
         return None if self.communication is None else sum(self.communication.values())
 
     def _switch(self, name: str | None) -> None:
@@ -139,7 +140,7 @@ class Speeds:
     model_flops: float
     """FLOP/s of forward and backward pass."""
     mfu: float | None
-    """Over the datasheet peak; None where none is known."""
+    """Over the datasheet peak; None if no peak is known."""
     hfu: float | None
     """The same with what is computed a second time."""
     matmul_fraction: float
@@ -151,7 +152,8 @@ class Speedometer:
 
     def __init__(self, config: RunConfig, device: torch.device):
         """Measures the matrix rate: some milliseconds on a GPU, a second on a slow CPU."""
-        # Whatever the layout, the ranks share the products of all tokens equally; none is made twice but by recomputation.
+        # In every layout the ranks share the products of all tokens equally, and only recomputation makes one
+        # twice.
         self._model_flops = model_flops_per_token(config) / config.world_size
         self._hardware_flops = hardware_flops_per_token(config) / config.world_size
         self.peak_flops = peak_flops(device, config)
@@ -169,9 +171,10 @@ class Speedometer:
 
 
 def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
-    """FLOP/s of large square products in `dtype`, the best of a few goes: what the device can do here and now.
+    """FLOP/s of large square products in `dtype`, the best of a few attempts: what the device can do now.
 
-    On a GPU a go is ten products in a row, long enough for the clock that training gets under load.
+    On a GPU an attempt is ten products in a row, long enough for the clock rate that training gets under
+    load.
     """
     on_gpu = device.type == "cuda"
     size, products = (8192, 10) if on_gpu else (1024, 1)

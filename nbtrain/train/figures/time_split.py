@@ -16,7 +16,7 @@ class TimeSplit:
     def add_step(
         self, wall_seconds: float, parts: dict[str, float], communication_seconds: float | None
     ) -> None:
-        """One step: the whole of it, its parts and, where they were measured, its collectives."""
+        """One step: its seconds, their parts and, if they were measured, its collectives."""
         self.steps += 1
         self.add(**parts, other=max(wall_seconds - sum(parts.values()), 0.0))
         if communication_seconds is not None:
@@ -29,7 +29,7 @@ class TimeSplit:
             self._sums[name] += more
 
     def seconds(self) -> dict[str, float]:
-        """By name; "communication" is estimated from the steps where it was measured, and is a part of the others."""
+        """By name; "communication" is estimated from the steps in which it was measured, and is contained in the other parts."""
         share = self._communication_seconds / self._measured_seconds if self._measured_seconds else 0.0
         in_steps = sum(self._sums.values()) - self._sums["checkpoint"] - self._sums["evaluation"]
         return {**self._sums, "communication": share * in_steps}

@@ -1,8 +1,9 @@
-"""Which collective this rank is in: noted as it is called, told by the heartbeat, read when a rank hangs.
+"""Which collective this rank is in: noted as it is called, reported by the heartbeat, read when a rank hangs.
 
-torch.distributed's functions are replaced, once, by ones that note name, group and number before they go on; DeepSpeed
-and nbtrain call them by that module, so that nothing passes by. A note is a counter and a tuple: two microseconds beside
-a collective of at least fifty. Waiting for an asynchronous one (Work.wait) is noted too.
+install() replaces the functions of torch.distributed, once, by ones that note the collective's name, group
+and number before they call the original. DeepSpeed and nbtrain both call collectives through that module, so
+none is missed. A note costs about two microseconds, a collective at least fifty. Waiting for an asynchronous
+collective (Work.wait) is noted too.
 """
 
 import functools
@@ -40,7 +41,7 @@ GROUPED = (
     "scatter",
     "scatter_object_list",
 )
-# With one other rank, which is their second argument or has this name.
+# Calls between two ranks: the other rank is the second argument, or the argument of this name.
 PAIRED = {"send": "dst", "recv": "src", "isend": "dst", "irecv": "src"}
 
 
@@ -56,7 +57,7 @@ class CollectiveWatch:
         self._groups: dict[Any, tuple[str, list[int], str]] = {}
 
     def install(self) -> None:
-        """Replace the functions; called once in a process, when its process group is there."""
+        """Replace the functions; called once in a process, after its process group was made."""
         for name in [name for name in GROUPED if hasattr(dist, name)]:
             setattr(dist, name, self._noted(name, getattr(dist, name)))
         for name, peer in PAIRED.items():
@@ -64,11 +65,14 @@ class CollectiveWatch:
         dist.Work.wait = self._waited(dist.Work.wait)  # type: ignore[method-assign]
 
     def name_group(self, kind: str, group: dist.ProcessGroup | None) -> None:
-        """Tell what a group is for; reports then say so."""
+        """Say what a group is for, so that reports can name its kind."""
         self._groups[group] = (kind, *_ranks_and_name(group))
 
     def current(self) -> Collective | None:
-        """The collective that this rank is in, or the last one; None before the first. Asked by another thread."""
+        """The collective that this rank is in, or the last one; None before the first.
+
+        Asked by another thread.
+        """
         last, waiting = self._last, self._waiting
         if last is None:
             return None

@@ -9,13 +9,13 @@ from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID, DeepSpee
 
 
 def discard_gradients(engine: Any) -> None:
-    """Throw away the gradients that were accumulated for the step that is due, as if it had never been begun.
+    """Throw away the gradients that were accumulated for the coming step, as if the step had never begun.
 
-    Weights, masters, moments and the optimizer's step count stay; DeepSpeed's counters are those behind one of its own
-    skips. It does what DeepSpeed does with an fp16 overflow, for every optimizer that nbtrain builds; the loss scale
-    stays. Called on all ranks, in place of engine._take_model_step (deepspeed/runtime/engine.py; the branches on
-    `overflow` in zero/stage_1_and_2.py, zero/stage3.py and bf16_optimizer.py, 0.19). Raises TypeError for an optimizer
-    that it does not know.
+    Weights, masters, moments and the optimizer's step count stay; DeepSpeed's counters are as after one of
+    its own skips. For every optimizer that nbtrain builds this does what DeepSpeed does after an fp16
+    overflow, except that the loss scale stays. Called on all ranks, in place of engine._take_model_step
+    (deepspeed/runtime/engine.py; the branches on `overflow` in zero/stage_1_and_2.py, zero/stage3.py and
+    bf16_optimizer.py, 0.19). Raises TypeError for an optimizer that it does not know.
     """
     optimizer = engine.optimizer
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
@@ -30,7 +30,7 @@ def discard_gradients(engine: Any) -> None:
     else:
         raise TypeError(f"no way is known to throw away the gradients of {type(optimizer).__name__}")
     engine._step_applied = False
-    # Else the norm of an earlier step would be told for this one.
+    # Otherwise the norm of an earlier step would be reported for this one.
     engine._global_grad_norm = None
     engine.losses = None
     engine.skipped_steps += 1
@@ -53,8 +53,8 @@ def _discard_stage_1_and_2(optimizer: DeepSpeedZeroOptimizer) -> None:
 def finish_own_skip(optimizer: Any) -> None:
     """What DeepSpeed 0.19 forgets when it leaves out a step by itself.
 
-    With 16-bit weights, fp32 accumulation and offload to the CPU the sums keep what was no number, so that every step
-    after the first overflow would be one too.
+    With 16-bit weights, fp32 accumulation and offload to the CPU the sums keep their NaN or Inf, so that
+    every step after the first overflow would overflow too.
     """
     if not isinstance(optimizer, DeepSpeedZeroOptimizer):
         return

@@ -1,18 +1,19 @@
-"""Faults on order, so that what is done about them can be seen on a healthy run: tests and docs/faults.md.
+"""Faults on order, so that their handling can be seen on a healthy run: for tests and docs/faults.md.
 
     NBTRAIN_FAULTS='[{"rank": 1, "attempt": 0, "step": 6, "do": "nan"}]'     in backend.env, which the supervisor
                                                                             takes over into the attempt's record
 
-`rank` and `attempt` may be left out: every one. `do` is one of
-    nan, spike       the step's loss, and with it its gradient, is not a number; is multiplied by `factor` (100)
-    weights          a weight of this rank is not a number any more behind the step
+Without `rank` or `attempt` the fault is for every rank or attempt. `do` is one of
+    nan              the step's loss, and with it its gradient, becomes NaN
+    spike            the step's loss, and with it its gradient, is multiplied by `factor` (100)
+    weights          a weight of this rank becomes NaN after the step
     kill             the rank sends itself the signal `signal` (9)
     stop, sleep      the rank is stopped (SIGSTOP); does nothing for ever, before the step's first collective
     raise            a RuntimeError with `message`
     oom              torch.OutOfMemoryError, as the allocator of a GPU raises it
     memory           the rank takes host memory until somebody stops it
     full             an OSError: no space left on device
-Without orders nothing here does anything.
+Without orders this module does nothing.
 """
 
 import errno
@@ -36,7 +37,7 @@ class Faults:
         ]
 
     def loss_factor(self, step: int) -> float | None:
-        """What the loss of `step` is multiplied by; None: it is left alone."""
+        """What the loss of `step` is multiplied by; None leaves it alone."""
         for fault in self._mine:
             if fault["step"] == step and fault["do"] in ("nan", "spike"):
                 _announce(fault)
@@ -44,14 +45,14 @@ class Faults:
         return None
 
     def spoils_weights(self, step: int) -> bool:
-        """Whether the weights behind `step` are to be no numbers."""
+        """Whether a weight is to become NaN after `step`."""
         ordered = [fault for fault in self._mine if fault["step"] == step and fault["do"] == "weights"]
         for fault in ordered:
             _announce(fault)
         return bool(ordered)
 
     def at(self, step: int) -> None:
-        """Suffer what is ordered for the begin of `step`."""
+        """Suffer what is ordered for the beginning of `step`."""
         for fault in self._mine:
             if fault["step"] == step and fault["do"] not in ("nan", "spike", "weights"):
                 _announce(fault)
@@ -59,7 +60,7 @@ class Faults:
 
 
 def _announce(fault: dict[str, Any]) -> None:
-    """To the rank's log, with the time: how long it took to run again is counted from here."""
+    """Write the fault into the rank's log with the time, from which the time to recovery is counted."""
     print(f"fault on order: {fault['do']} at step {fault['step']}, time {time.time():.3f}", flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Whether all weights are numbers: what is not may be no checkpoint, and no skipped step mends it."""
+"""Whether all weights are finite: weights that are not may not be saved, and skipping steps does not fix them."""
 
 import math
 from typing import Any
@@ -13,10 +13,10 @@ NAMES_SHOWN = 3
 
 
 def bad_weights(module: torch.nn.Module, world: World) -> str:
-    """Names of parameters that hold a NaN or an infinity on any rank; "" where none does.
+    """Names of parameters that hold a NaN or an Inf on any rank; "" if none does.
 
-    All ranks together. Reads each rank's own part of the weights once and waits for the device; parts that lie on NVMe
-    are not read.
+    All ranks together. Reads each rank's own part of the weights once and waits for the device; parts that
+    lie on NVMe are not read.
     """
     parts = {name: local_part(parameter) for name, parameter in module.named_parameters()}
     parts = {name: part for name, part in parts.items() if part.numel()}
@@ -34,7 +34,7 @@ def bad_weights(module: torch.nn.Module, world: World) -> str:
 
 
 def local_part(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The parameter; under ZeRO 3 this rank's part of it, without the padding, which is whatever the memory held."""
+    """The parameter; under ZeRO 3 this rank's part of it, without the padding, whose memory nobody has set."""
     if not hasattr(parameter, "ds_tensor"):
         return parameter.detach()
     zero: Any = parameter

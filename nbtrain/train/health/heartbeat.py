@@ -1,9 +1,9 @@
 """A rank's sign of life: its phase, its step, its collective and, on rank 0, the progress of the training.
 
-The file is renewed at every change of phase, and once a second by a thread, also while the rank waits in a collective
-that nobody else enters: so it tells where the rank hangs. That it is fresh says nothing about the rank itself; that the
-count of its progress rises does. Phases nest (a save inside the training); the time of an inner phase does not count
-for the outer one.
+The file is renewed at every change of phase, and once a second by a thread. The thread goes on while the rank
+waits in a collective that nobody else enters, so the file shows where the rank hangs. A fresh file therefore
+does not prove that the rank goes on; a rising count of progress does. Phases nest (a save inside the
+training); the time of an inner phase does not count for the outer one.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)
 
 
 class HeartbeatWriter:
-    """Writes heartbeat/<rank>.json, and a phase event where `events` is set."""
+    """Writes heartbeat/<rank>.json, and an event for each phase if `events` is set."""
 
     events: EventWriter | None = None
     """Where phase events go; rank 0 only."""
@@ -75,7 +75,7 @@ class HeartbeatWriter:
         self._thread.start()
 
     def stop(self) -> None:
-        """End the thread and renew the file once more, so that it tells the very step that the exit record tells."""
+        """End the thread and renew the file once more, so that it shows the same step as the exit record."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
@@ -83,7 +83,10 @@ class HeartbeatWriter:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Be in a phase; its event, with its own seconds, is written when it ends without an error."""
+        """Run the body as a phase.
+
+        Its event, with the phase's own seconds, is written if the body ends without an error.
+        """
         assert name in PHASES
         outer, outer_inner = self._phase, self._inner_seconds
         started = time.monotonic()
@@ -100,7 +103,8 @@ class HeartbeatWriter:
         finally:
             self._inner_seconds = outer_inner + time.monotonic() - started
             self._depth -= 1
-            # Behind an outermost phase stands the next one, or nothing: the last word stays "end".
+            # After an outermost phase comes the next one or nothing, so that the last phase reported stays
+            # "end".
             if self._depth:
                 self._enter(outer)
 
@@ -113,7 +117,7 @@ class HeartbeatWriter:
             self.write()
 
     def write(self) -> None:
-        """Renew the file now. A disk that takes nothing does not end the rank: what it must keep is written elsewhere."""
+        """Renew the file now. A disk that takes nothing does not end the rank: what has to be kept is elsewhere."""
         with self._lock:
             self._written = time.monotonic()
             try:

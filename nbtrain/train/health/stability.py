@@ -1,23 +1,23 @@
-"""Steps that go wrong: a loss or gradient that is no number, or a loss that jumps; and what stability.* says to do.
+"""Steps that go wrong: a loss or gradient that is NaN or Inf, or a loss that jumps; and what stability.* says to do.
 
     stop      the job fails and says which step, loss, norm, ranks and samples
     skip      the step's gradients are thrown away before the weights move; weights, moments and Adam's step count
-              stay, the next step is the one that would have been made without it, bit for bit
-              A step that is bad because the weights are no numbers any more cannot be mended so: it ends the job.
+              stay, so the next step is bit for bit the one that would have been made without the bad one
+              If the step is bad because the weights are NaN or Inf, skipping cannot help: the job ends.
     rollback  the ranks leave in order; the supervisor starts them again from the newest checkpoint, and the samples
               from there to the bad step are passed over (rollbacks.json, DataState.skipped_sample_ranges)
 
-Where a step is looked at:
+When a step is looked at:
 
     skip             inside DeepSpeed's _take_model_step, which both of its engines call at the end of accumulation: one
                      all-reduce of three numbers and one wait for the device in every step
-    stop, rollback   behind the step: its averaged loss and norm are looked at once they have come; on a GPU that is in
-                     the next step, from a pinned copy, and before anything is saved (settle). No wait.
+    stop, rollback   after the step, once its averaged loss and norm have arrived: on a GPU during the next step, from a
+                     pinned copy, and always before anything is saved (settle). No wait.
 
-Every rank sees the same numbers, since they are averages over all of them, so every rank decides alike. DeepSpeed
-itself leaves out a step whose gradient norm is no number (not with ZeRO 0) and says so to nobody: that counts as a bad
-step here, except for fp16 with a dynamic loss scale, whose overflows are its way to find the scale; they are counted
-apart.
+The numbers are averages over all ranks, so every rank sees the same ones and decides alike. With ZeRO 1 to 3
+DeepSpeed itself leaves out a step whose gradient norm is NaN or Inf, and reports it to nobody: here that
+counts as a bad step. The exception is fp16 with a dynamic loss scale, which finds its scale by such
+overflows: they are counted apart.
 """
 
 import logging
@@ -82,13 +82,13 @@ class StepGuard:
         events: EventWriter | None,
         run: RunDir | None = None,
     ):
-        """`run`: where rollbacks were written down, so that they are counted."""
+        """`run`: its record of rollbacks is counted."""
         stability = config.stability
         self.config = config
         self.world = world
         self.events = events
         self.loss_factor: float | None = None
-        """A fault on order (faults.py): what the loss of this step is multiplied by. None: nothing is."""
+        """A fault on order (faults.py): what the loss of this step is multiplied by; None leaves it alone."""
         rollbacks = len(Rollback.read_all(run.rollbacks_json)) if run is not None else 0
         self.counts = {"skipped_steps": 0, "overflow_steps": 0, "loss_spikes": 0, "rollbacks": rollbacks}
         """Of the run so far, by their names in metrics.py."""
@@ -111,15 +111,15 @@ class StepGuard:
         """Stand between the last backward pass and the optimizer from now on (train/engine/patches.py)."""
         self._engine._take_model_step = self._guarded
 
-    # --- a step ----------------------------------------------------------------------------------------------
+    # --- a step -------------------------------------------------------------------------------------------
 
     def begin_step(
         self, step: int, positions: tuple[int, int], local_loss: Callable[[], torch.Tensor | None]
     ) -> None:
         """Before the first forward pass of `step`, which reads the positions [first, last) of the order.
 
-        `local_loss` is asked once, when all micro batches are done: this rank's own mean loss (fp32 scalar on the
-        device), None where it has none because another pipeline stage computes it.
+        `local_loss` is called once, after all micro batches: this rank's own mean loss (fp32 scalar on the
+        device), or None if another pipeline stage computes the loss.
         """
         self._step, self._local_loss = _Step(step, positions), local_loss
         self._found, self._told_loss = "", None
@@ -129,8 +129,8 @@ class StepGuard:
     def end_step(self, loss: torch.Tensor, grad_norm: torch.Tensor | float | None) -> StepVerdict:
         """After the step; `loss` and `grad_norm` are those of all ranks, maybe still on their way.
 
-        Raises StabilityError where the step, or on a GPU the one before it, ends the job, and RollbackError where
-        the job goes back.
+        Raises StabilityError if the step, or on a GPU the one before it, ends the job, and RollbackError if
+        the job goes back to a checkpoint.
         """
         step = self._step
         if self._faults.spoils_weights(step.number):
@@ -155,16 +155,16 @@ class StepGuard:
         self._look(keep=0)
 
     def check_weights(self) -> None:
-        """Before a save: raises, by the policy for what is no number, where a weight is none. Waits for the device.
+        """Before a save: raises, by the policy for NaN, if a weight is NaN or Inf. Waits for the device.
 
-        Good losses do not tell: the last update itself may have spoilt them, or the memory.
+        A good loss proves nothing: the last update, or faulty memory, may have spoilt the weights after it.
         """
         if not (names := bad_weights(self._engine.module, self.world)):
             return
         step = self._step
         first, last = step.positions
         said = (
-            f"step {step.number}: weights behind it are no numbers ({names}), so no checkpoint of them is saved; "
+            f"step {step.number}: weights after it are NaN or Inf ({names}), so no checkpoint of them is saved; "
             f"samples {first:,} to {last - 1:,} of the order"
         )
         policy = "rollback" if self._policy["nan"] == "rollback" else "stop"
@@ -178,20 +178,20 @@ class StepGuard:
             "stability.on_nan = rollback, which passes over the samples since."
         )
 
-    # --- what outlives a process -----------------------------------------------------------------------------
+    # --- what outlives a process --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint: the losses behind the next step, the skipped steps, the counts. As JSON."""
+        """For the checkpoint, as JSON: the window of losses before the next step, the skipped steps, the counts."""
         return {"losses": list(self._window), "skipped": list(self._skipped), "counts": dict(self.counts)}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """What state_dict() gave; None, from a checkpoint without it, changes nothing."""
+        """Restore what state_dict() gave; None, from a checkpoint without it, changes nothing."""
         if state is not None:
             self._window.extend(state["losses"])
             self._skipped.extend(state["skipped"])
             self.counts |= {**state["counts"], "rollbacks": self.counts["rollbacks"]}
 
-    # --- before the weights move -----------------------------------------------------------------------------
+    # --- before the weights move --------------------------------------------------------------------------
 
     def _guarded(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """DeepSpeed's _take_model_step, unless the step is bad and may still be thrown away."""
@@ -208,7 +208,7 @@ class StepGuard:
             finish_own_skip(self._engine.optimizer)
 
     def _over_ranks(self, own_loss: torch.Tensor | None) -> tuple[float, bool]:
-        """The mean loss of all ranks that have one; whether all gradients are finite, where DeepSpeed does not see to it."""
+        """The mean loss of all ranks that have one; whether all gradients are finite, if DeepSpeed does not check that itself."""
         told = torch.zeros(3, dtype=torch.float32, device=self.world.device)
         if own_loss is not None:
             told[0], told[1] = own_loss, 1.0
@@ -221,7 +221,7 @@ class StepGuard:
         total, count, bad = told.tolist()
         return total / max(count, 1.0), bad == 0
 
-    # --- behind the step -------------------------------------------------------------------------------------
+    # --- after the step -----------------------------------------------------------------------------------
 
     def _copy(self, step: _Step, loss: torch.Tensor, norm: torch.Tensor | float | None) -> None:
         step.loss, step.norm = loss.detach(), None if norm is None else torch.as_tensor(norm).detach()
@@ -244,7 +244,7 @@ class StepGuard:
             self._window.append(loss)
 
     def _kind(self, loss: float, norm: float | None) -> str:
-        """nan, spike, or "" for a good step. DeepSpeed tells a norm that is no number as -1 too."""
+        """ "nan", "spike", or "" for a good step. DeepSpeed reports a NaN norm as -1 too."""
         if not math.isfinite(loss) or (norm is not None and (not math.isfinite(norm) or norm < 0)):
             return "nan"
         stability = self.config.stability
@@ -255,18 +255,18 @@ class StepGuard:
     def _mean(self) -> float:
         return sum(self._window) / len(self._window)
 
-    # --- what is done ----------------------------------------------------------------------------------------
+    # --- what is done -------------------------------------------------------------------------------------
 
     def _act(
         self, step: _Step, kind: str, loss: float | None, norm: float | None, overflowed: bool = False
     ) -> StepVerdict:
-        """Carry out the policy for a bad step. Returns for skip, raises for the others.
+        """Carry out the policy for a bad step: return for skip, raise for the others.
 
         `overflowed`: DeepSpeed found it in the scaled gradients.
         """
         said = self._said(step, kind, loss, norm)
         precision = self.config.precision
-        # A scale of 1 or less is not what makes a good loss's gradient infinite.
+        # A scale of 1 or less does not make the gradient of a good loss infinite.
         is_scale = (
             overflowed and precision.dtype == "fp16" and precision.fp16.loss_scale > 1 and _is_finite(loss)
         )
@@ -301,7 +301,7 @@ class StepGuard:
             )
         if kind == "nan" and (names := bad_weights(self._engine.module, self.world)):
             raise StabilityError(
-                f"{said}; the weights themselves are no numbers ({names}), and skipping steps does not mend them. "
+                f"{said}; the weights themselves are NaN or Inf ({names}), and skipping steps does not fix them. "
                 "`nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first."
             )
         self.counts["skipped_steps"] += 1
@@ -370,11 +370,5 @@ def _is_finite(value: float | None) -> bool:
 
 
 def _as_json(value: float | None) -> float | str | None:
-    # JSON has no nan: the word is told.
+    # JSON has no NaN: its name is written instead.
     return value if value is None or math.isfinite(value) else str(value)
-
-
-# --- gradients that are thrown away --------------------------------------------------------------------------
-
-
-# --- samples that are passed over ----------------------------------------------------------------------------

@@ -4,8 +4,8 @@
     rank0.step<N>.txt, .json, .svg  what it says, in a page, as data and as a picture (profile_summary.py)
     rank0.step<N>.memory.pickle     on a GPU, with profile.memory_snapshot: every allocation, for pytorch.org/memory_viz
 
-N is the last step of the cycle. The cycle is profile.wait_steps, warmup_steps, active_steps, `repeat` times: by default
-steps 2 to 4 and 7 to 9 of the job are kept, counted from 0, as the upstream example does.
+N is the last step of the cycle. The cycle is profile.wait_steps, warmup_steps, active_steps, `repeat` times:
+by default steps 2 to 4 and 7 to 9 of the job are kept, counted from 0, as the upstream example does.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ def profiling(
 ) -> Iterator[Callable[[], None]]:
     """Profile what happens inside; the caller calls the yielded function after each step.
 
-    It does nothing where profiling is off, and on ranks other than 0 without profile.all_ranks.
+    It does nothing if profiling is off, and on ranks other than 0 without profile.all_ranks.
     """
     if not settings.enabled or (rank != 0 and not settings.all_ranks):
         yield lambda: None
@@ -116,7 +116,7 @@ class Snapshots:
         self._recording = False
 
     def begin(self) -> None:
-        """Record from now on; nothing where it does already or is not wanted."""
+        """Record from now on; nothing if it does already or is not wanted."""
         if self._wanted and not self._recording:
             torch.cuda.memory._record_memory_history(max_entries=SNAPSHOT_ENTRIES)
             self._recording = True

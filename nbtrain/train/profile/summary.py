@@ -7,9 +7,10 @@ Every moment of the profiled steps goes to one category, so that the shares add 
     on a GPU   to what a kernel does that runs then; of several at once to the first in CATEGORIES, so that
                communication is only what no computation hides; idle is when nothing runs
     on a CPU   to the innermost operator of the training's thread; idle is Python between the operators, but
-               communication where a collective is under way on gloo's threads
+               communication while a collective is under way on gloo's threads
 
-What runs inside attention or the optimizer's step counts for these. Times are own times: an operator's without those it calls.
+What runs inside attention or the optimizer's step counts as attention or optimizer. Times are own times: an
+operator's without the operators that it calls.
 """
 
 import gzip
@@ -36,7 +37,7 @@ class Operator:
     calls: int
     seconds: float
     flops: float = 0.0
-    """Of all calls; 0 where it is no matrix product or the shapes were not recorded."""
+    """Of all calls; 0 if it is no matrix product or the shapes were not recorded."""
 
 
 @dataclass
@@ -52,7 +53,7 @@ class ProfileSummary:
     categories: dict[str, float]
     """Seconds by name in CATEGORIES; they add up to `seconds`."""
     hidden_communication_seconds: float
-    """Communication behind computation, on a GPU."""
+    """Communication hidden by computation, on a GPU."""
     parts: dict[str, float]
     """Seconds by part of the step, on the host's clock; what is in none is left out."""
     operators: list[Operator]
@@ -74,7 +75,7 @@ class ProfileSummary:
         ]
         if self.hidden_communication_seconds:
             lines.append(
-                f"  and {self.hidden_communication_seconds:.4g} s of communication behind computation"
+                f"  and {self.hidden_communication_seconds:.4g} s of communication hidden by computation"
             )
         if self.parts:
             lines += ["", *_table("parts of the step, by the host's clock", self.parts, self.seconds)]
@@ -117,7 +118,7 @@ def write_summary(trace_path: Path, title: str) -> Path:
 
 
 def summarize(trace: dict[str, Any], title: str = "profile") -> ProfileSummary:
-    """The summary of a chrome trace. Raises ValueError where no whole step is in it."""
+    """The summary of a chrome trace. Raises ValueError if no whole step is in it."""
     events = [event for event in trace["traceEvents"] if event.get("ph") == "X" and "dur" in event]
     steps = [event for event in events if is_step(event) and event.get("cat") == "user_annotation"]
     if not steps:
@@ -160,10 +161,10 @@ def summarize(trace: dict[str, Any], title: str = "profile") -> ProfileSummary:
     )
 
 
-# --- what ran when ------------------------------------------------------------------------------------------------
+# --- what ran when ----------------------------------------------------------------------------------------
 
 
-# --- intervals ----------------------------------------------------------------------------------------------------
+# --- intervals --------------------------------------------------------------------------------------------
 
 
 def _shares(stretches: dict[str, list[Interval]], window: Interval) -> tuple[dict[str, float], float]:
@@ -181,7 +182,7 @@ def _shares(stretches: dict[str, list[Interval]], window: Interval) -> tuple[dic
     return shares, hidden
 
 
-# --- memory -------------------------------------------------------------------------------------------------------
+# --- memory -----------------------------------------------------------------------------------------------
 
 
 def _memory(events: list[dict[str, Any]], window: Interval, device: str) -> list[tuple[float, int]]:

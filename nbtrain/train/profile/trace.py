@@ -90,11 +90,12 @@ def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Int
                 category = "optimizer"
             end = event["ts"] + event["dur"]
             if open_events:
-                # Clocks are rounded: an inner event may seem to end behind its outer one.
+                # Clocks are rounded: an inner event may seem to end after its outer one.
                 end = min(end, open_events[-1][3])
             reached = event["ts"]
             open_events.append((event, _name(event), category, end))
-            # A stretch without length carries what counts once a call; summarize() wants some, so a nanosecond is given.
+            # A stretch without length carries what counts once a call; summarize() wants some, so a
+            # nanosecond is given.
             yield (
                 _name(event),
                 category,
@@ -153,7 +154,7 @@ def product_flops(event: dict[str, Any]) -> float:
         if name in ("aten::bmm", "aten::baddbmm"):
             (b, m, k), (_, _, n) = dims[-2:] if name == "aten::bmm" else dims[1:3]
             return 2.0 * b * m * k * n
-        # What torch's plain attention multiplies, it has torch multiply: those products count for themselves.
+        # torch's plain attention calls torch's products, which are counted by themselves.
         if name.startswith("aten::_scaled_dot_product") and not name.endswith("_math"):
             backward = "backward" in name
             *batch, queries, size = dims[1 if backward else 0]

@@ -26,8 +26,8 @@ ANSWER = "export.json"
 def main(trained: str, whole: str) -> int:
     """Put the newest weights of the run `trained` into one file of its export/, and evaluate them as the run `whole`.
 
-    `whole` has the configuration of one process for the same model. The answer is export/export.json of `trained`:
-    {"validation_loss", "num_parameters", "num_tensors", "bytes"}.
+    `whole` has the configuration of one process for the same model. The answer is export/export.json of
+    `trained`: {"validation_loss", "num_parameters", "num_tensors", "bytes"}.
     """
     run, config = RunDir(trained), load_resolved(RunDir(whole).config_yaml)
     run.export.mkdir(exist_ok=True)

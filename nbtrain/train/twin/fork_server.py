@@ -8,13 +8,13 @@
     {"id": 1, "signal": 15, "rank": 0}
       -> the signal, to one rank or (rank null) to all that are left
 
-For proofs and tests of many ranks on few cores, on CPU only: importing costs a rank more than a few steps of a
-small model. A fork is safe before there is a second thread, a process group or a parallel region, and the server has
-none of them: it imports, forks and waits. Where there is a second thread all the same, it refuses. Every launch
-begins as if the ranks had just been started: their own environment, their own log, a new port.
+For proofs and tests of many ranks on few cores, on CPU only: importing costs a rank more than a few steps of
+a small model. A fork is safe before there is a second thread, a process group or a parallel region, and the
+server has none of them: it imports, forks and waits. Where there is a second thread all the same, it refuses.
+Every launch begins as if the ranks had just been started: their own environment, their own log, a new port.
 
-A rank that dies leaves the others waiting for it in a collective: they are killed `linger_seconds` later. The server
-ends, and its ranks with it, when its standard input is closed or the process that holds it dies.
+A rank that dies leaves the others waiting for it in a collective: they are killed `linger_seconds` later. The
+server ends, and its ranks with it, when its standard input is closed or the process that holds it dies.
 """
 
 import contextlib
@@ -43,7 +43,8 @@ PRELOADED = (
     "deepspeed.runtime.zero.stage3",
     "deepspeed.runtime.zero.stage_1_and_2",
     "deepspeed.runtime.bf16_optimizer",
-    # DeepSpeed compiles its Muon optimizer, and torch loads its compiler for any optimizer: half of a rank's start.
+    # DeepSpeed compiles its Muon optimizer, and torch loads its compiler for any optimizer: half of a rank's
+    # start.
     "deepspeed.runtime.zero.muon.muon_optimizer",
     "torch._dynamo",
     "torch.utils.tensorboard",
@@ -243,7 +244,8 @@ def main(modules: list[str]) -> None:
     prepare_deepspeed("cpu")
     for module in (*modules, *PRELOADED):
         importlib.import_module(module)
-    # Objects made so far are never looked at again by the collector: a look would copy their pages in every rank.
+    # Objects made so far are never looked at again by the collector: a look would copy their pages in every
+    # rank.
     gc.collect()
     gc.freeze()
     Server(0, answers).serve()

@@ -1,4 +1,4 @@
-"""Weights that are no numbers: never in a checkpoint, and never trained on from one."""
+"""Weights that are NaN or Inf are never saved in a checkpoint, and never loaded from one."""
 
 import math
 
@@ -30,13 +30,13 @@ def test_one_value_is_found_by_name(dtype, value):
 
 @pytest.mark.slow
 def test_no_checkpoint_is_made_of_them_and_none_is_gone_on_from(tmp_path, forked):
-    """Step 8 is good, and a weight behind it is no number: the checkpoint of step 4 stays. Spoilt, it is refused."""
+    """Step 8 is good, and a weight after it is NaN: the checkpoint of step 4 stays. With a NaN, it is refused."""
     settings = {"checkpoint.save_interval_steps": 4, "checkpoint.keep_last": 1, "evaluation.eval_iters": 0}
     run = launch.make_run(tmp_path, settings)
     launch.order_faults(run, {"step": 8, "do": "weights"})
     assert forked.end(run).exit_codes == [StabilityError.exit_code]
     name = "word_embeddings.weight"
-    assert f"step 8: weights behind it are no numbers ({name}), so no checkpoint" in launch.log_of(run)
+    assert f"step 8: weights after it are NaN or Inf ({name}), so no checkpoint" in launch.log_of(run)
     assert run.checkpoint_steps() == [4]
 
     folder = run.checkpoint(4)
@@ -54,6 +54,6 @@ def test_no_checkpoint_is_made_of_them_and_none_is_gone_on_from(tmp_path, forked
     files.write_json(run.checkpoint_manifest(4), manifest)
     launch.new_job(run)
     assert forked.end(run).exit_codes == [CheckpointError.exit_code]
-    assert "global_step4: its weights are no numbers (" in launch.log_of(run)
+    assert "global_step4: its weights are NaN or Inf (" in launch.log_of(run)
     assert "Remove that folder: then `nbtrain resume` goes on from the start." in launch.log_of(run)
     assert launch.trace(run).keys() == set(range(1, 9))

@@ -85,7 +85,7 @@ class Run:
 
 
 def test_stop_says_step_loss_norm_rank_and_samples(yaml, job):
-    """The default for a loss that is no number; the field is named where it was written."""
+    """The default for a loss that is NaN; the field is named where it was written."""
     run = Run(yaml, job)
     run.step(2.0)
     with pytest.raises(StabilityError) as caught:
@@ -139,11 +139,11 @@ def test_too_many_skips_end_the_job(yaml, job):
 
 
 def test_skipping_does_not_mend_weights(yaml, job):
-    """The loss is no number because the weight is none: the first such step ends the job, not the eleventh."""
+    """The loss is NaN because the weight is: the first such step ends the job, not the eleventh."""
     run = Run(yaml, job, on_nan="skip")
     run.step(2.0)
     run.engine.module.weight.data.fill_(math.nan)
-    with pytest.raises(StabilityError, match=r"step 2: .*; the weights themselves are no numbers \(weight\)"):
+    with pytest.raises(StabilityError, match=r"step 2: .*; the weights themselves are NaN or Inf \(weight\)"):
         run.step(math.nan)
 
 
@@ -158,7 +158,7 @@ def test_weights_that_are_no_numbers_are_not_saved(yaml, job, policy, value):
     with pytest.raises(StabilityError) as caught:
         run.guard.check_weights()
     assert isinstance(caught.value, RollbackError) == (policy == "rollback")
-    said = "step 1: weights behind it are no numbers (weight), so no checkpoint of them is saved; samples 0 to 3 of the order"
+    said = "step 1: weights after it are NaN or Inf (weight), so no checkpoint of them is saved; samples 0 to 3 of the order"
     assert str(caught.value).startswith(said)
     (event,) = read_events(job)
     assert event["message"].startswith(said)
@@ -197,7 +197,7 @@ def test_a_rollback_carries_step_and_samples(yaml, job):
 
 
 def test_one_policy_for_each_kind(yaml, job):
-    """A loss that is no number stops although spikes are skipped, and its weights have not moved either."""
+    """A NaN loss stops the job although spikes are skipped, and the weights have not moved either."""
     run = Run(yaml, job, on_nan="stop", on_loss_spike="skip")
     weight = run.weight
     with pytest.raises(StabilityError, match="on_nan = stop"):
@@ -230,7 +230,7 @@ def test_an_overflow_of_a_scale_that_adapts_is_no_bad_step(yaml, job):
 
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_an_overflow_of_a_fixed_scale_names_the_scale(yaml, job, policy):
-    """Not where the loss itself is no number, or the scale makes nothing larger."""
+    """Not if the loss itself is NaN, or if the scale makes nothing larger."""
     run = Run(yaml, job, on_nan=policy, max_skipped_steps=1)
     run.engine.optimizer.overflow = True
     advice = "precision.fp16.loss_scale = 4,294,967,296 is fixed, and likely too high: lower it, or set 0 for a dynamic one"
@@ -371,7 +371,7 @@ def test_every_rank_hears_of_one_weight_that_is_no_number(discarded):
 
 @pytest.mark.slow
 def test_every_rank_decides_alike_and_names_the_culprit(discarded):
-    """The loss of rank 0 alone is no number; both skip that step and no other. fp16's overflow is its own affair."""
+    """The loss of rank 0 alone is NaN; both ranks skip that step and no other. fp16's overflow is counted apart."""
     for line in discarded:
         first, second = line["answers"]
         assert (first["verdicts"], first["overflowed"]) == (second["verdicts"], second["overflowed"])

@@ -151,7 +151,7 @@ def test_the_page():
     page = summarize(on_gpu(), "a run, rank 0, steps 3 to 4").text().splitlines()
     assert page[0] == "a run, rank 0, steps 3 to 4 | cuda | 2 steps, 0.001 s, 0.5 ms a step"
     assert page[3] == "  matmul                 0.0002 s   20.0%  ########"
-    assert "  and 0.0001 s of communication behind computation" in page
+    assert "  and 0.0001 s of communication hidden by computation" in page
     assert "matrix products: 0.002 TFLOP, 2 TFLOP/s over the steps" in page
     assert page[-1] == "memory: peak 1.9 GiB, 0.2 ms after the first step's start"
 

@@ -119,7 +119,7 @@ class ScalarReader:
         at = 0
         while len(content) - at >= _LENGTH.size:
             length, check = _LENGTH.unpack_from(content, at)
-            if check != _masked_crc32c(content[at : at + 8]) or length > _LARGEST_RECORD_BYTES:
+            if check != masked_crc32c(content[at : at + 8]) or length > _LARGEST_RECORD_BYTES:
                 self._give_up(path, state, "the length of a record fails its check")
                 return
             start, end = at + _LENGTH.size, at + _LENGTH.size + length
@@ -243,7 +243,7 @@ def _crc_table() -> list[int]:
 _CRC32C = _crc_table()
 
 
-def _masked_crc32c(content: bytes) -> int:
+def masked_crc32c(content: bytes) -> int:
     """CRC-32C as TFRecord masks it (tensorflow/core/lib/hash/crc32c.h)."""
     crc = 0xFFFFFFFF
     for byte in content:

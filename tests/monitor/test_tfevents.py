@@ -11,7 +11,7 @@ from tensorboard.compat.tensorflow_stub import pywrap_tensorflow
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
 from nbtrain.base.errors import DataError
-from nbtrain.monitor.tfevents import ScalarReader, Series, _masked_crc32c, read_scalars
+from nbtrain.monitor.tfevents import ScalarReader, Series, masked_crc32c, read_scalars
 
 LOSS = "lm-loss-training/lm loss"
 
@@ -205,7 +205,7 @@ def test_check_is_tensorboards() -> None:
     """The length's check is the one that TensorBoard computes."""
     for length in (0, 1, 97, 2**33):
         content = struct.pack("<Q", length)
-        assert _masked_crc32c(content) == pywrap_tensorflow.masked_crc32c(content)
+        assert masked_crc32c(content) == pywrap_tensorflow.masked_crc32c(content)
 
 
 def test_reading_loads_neither_torch_nor_tensorflow_and_says_nothing(tmp_path: Path) -> None:

@@ -55,7 +55,7 @@ class Launcher(widgets.VBox):
         self.draft = Draft(run, overrides)
         self.view: RunView | None = None
         self.assessment: Assessment = self.draft.assess()
-        self._controls: dict[str, tuple[Field, Any]] = {}
+        self.controls: dict[str, tuple[Field, Any]] = {}
         self._filling = False
         self._unreadable: set[str] = set()
 
@@ -154,7 +154,7 @@ class Launcher(widgets.VBox):
     def refresh(self) -> None:
         """Check and plan the draft and show what comes of it."""
         self.assessment = self.draft.assess()
-        for key, (_, control) in self._controls.items():
+        for key, (_, control) in self.controls.items():
             changed = key in self.draft.overrides
             (control.add_class if changed else control.remove_class)("nbf-changed")
         self.side.value = assessment_html(self.assessment)
@@ -199,7 +199,7 @@ class Launcher(widgets.VBox):
         self._filling = True
         try:
             self.name.value = self.draft.base.name
-            for one, control in self._controls.values():
+            for one, control in self.controls.values():
                 control.value = (
                     self.draft.value(one.key) if one.kind in ("switch", "choice") else self.draft.text(one)
                 )
@@ -236,7 +236,7 @@ class Launcher(widgets.VBox):
         else:
             control = widgets.Text(value=self.draft.text(one), continuous_update=False, **common)
             control.observe(lambda change: self._typed(one, change["new"]), names="value")
-        self._controls[one.key] = (one, control)
+        self.controls[one.key] = (one, control)
         return control
 
     def _typed(self, one: Field, text: str) -> None:

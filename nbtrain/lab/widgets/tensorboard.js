@@ -27,7 +27,8 @@ export default {
     const frame = document.createElement("iframe");
     frame.title = "TensorBoard";
     frame.className = "nbtrain-tensorboard";
-    frame.style.cssText = `width:100%;height:${model.get("height")}px;border:1px solid var(--jp-border-color2,#d8dce1);border-radius:8px`;
+    const border = "border:1px solid var(--jp-border-color2,#d8dce1);border-radius:8px";
+    frame.style.cssText = `width:100%;height:${model.get("height")}px;${border}`;
     frame.src = `${address}${filter ? `?runFilter=${encodeURIComponent(filter)}` : ""}#timeseries`;
     el.replaceChildren(frame);
     // A frame that is gone must not go on asking for points.

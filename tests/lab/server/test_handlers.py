@@ -46,7 +46,7 @@ class Server:
         request = urllib.request.Request(self.base + path, method=method, headers=headers)
         opener = opener or urllib.request.build_opener()
         try:
-            with opener.open(request, timeout=20) as response:
+            with opener.open(request, timeout=120) as response:
                 status, content = response.status, response.read()
         except urllib.error.HTTPError as error:
             status, content = error.code, error.read()
@@ -188,7 +188,7 @@ def test_stop_needs_the_xsrf_token_with_a_cookie(server: Server, run: RunDir) ->
     """A foreign page that rides on the cookie is refused; the panel's own header is accepted."""
     cookies = CookieJar()
     opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(cookies))
-    opener.open(f"{server.base}login?token={TOKEN}", timeout=20).close()
+    opener.open(f"{server.base}login?token={TOKEN}", timeout=120).close()
     xsrf = next(cookie.value for cookie in cookies if cookie.name == "_xsrf")
     path = "nbtrain/run/gpt-done/stop"
     assert server.request(path, "POST", token=None, opener=opener)[0] == 403

@@ -25,7 +25,7 @@ def form(workspace: Path) -> Iterator[Launcher]:
 
 
 def control(form: Launcher, key: str) -> Any:
-    return form._controls[key][1]
+    return form.controls[key][1]
 
 
 def test_form_has_the_pages_of_the_schema(form: Launcher) -> None:

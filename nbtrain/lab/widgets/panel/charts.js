@@ -1,4 +1,4 @@
-// One chart of a snapshot: its range, ticks and labels come from monitor/charts.py; here they are placed on the page.
+// One chart of a snapshot. Its range, ticks and labels come from monitor/charts.py; here they are placed.
 
 import { element, known } from "./words.js";
 
@@ -83,7 +83,8 @@ export class Chart {
     const style = `fill:none;stroke:${stroke(line)};stroke-width:1.6;stroke-linejoin:round`;
     const parts = [svg("polyline", { points: path, style })];
     if (line.dots && points.length < 80)
-      for (const [cx, cy] of points) parts.push(svg("circle", { cx, cy, r: 2.4, style: `fill:${stroke(line)}` }));
+      for (const [cx, cy] of points)
+        parts.push(svg("circle", { cx, cy, r: 2.4, style: `fill:${stroke(line)}` }));
     return parts;
   }
 

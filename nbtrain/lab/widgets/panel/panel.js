@@ -14,7 +14,7 @@ import { element } from "./words.js";
 const POLL_MS = 1000;
 const POLL_FINAL_MS = 5000;
 
-/** Keep `root` showing the run `name`. Returns a function that ends it. `model` is the anywidget model, if any. */
+/** Keep `root` showing the run `name`; `model` is the anywidget model or null. Returns what ends it. */
 export function mount(root, { name, runId = "", snap = null, model = null }) {
   const config = pageConfig();
   let server = config && new Server(config);
@@ -102,7 +102,8 @@ export function mount(root, { name, runId = "", snap = null, model = null }) {
   watcher.observe(root);
   document.addEventListener("visibilitychange", wake);
   if (model) model.on("change:snap", onSnap);
-  if (!server && model) panel.say("No Jupyter server is in reach of this page: the figures come from the kernel.");
+  if (!server && model)
+    panel.say("No Jupyter server is in reach of this page: the figures come from the kernel.");
   show(snap);
 
   return () => {
@@ -123,7 +124,8 @@ export function rescue(place) {
   function look() {
     const area = place.closest(".jp-OutputArea") || place.parentElement.parentElement;
     if (place.isConnected && area) {
-      const living = [...area.querySelectorAll(".nbtrain-panel")].some((node) => node !== own && node.dataset.run === name);
+      const panels = [...area.querySelectorAll(".nbtrain-panel")];
+      const living = panels.some((node) => node !== own && node.dataset.run === name);
       if (living && own) {
         end();
         own.remove();
@@ -150,6 +152,7 @@ export default {
   render({ model, el }) {
     const root = element("div");
     el.append(root);
-    return mount(root, { name: model.get("name"), runId: model.get("run_id"), snap: model.get("snap"), model });
+    const [name, runId, snap] = ["name", "run_id", "snap"].map((trait) => model.get(trait));
+    return mount(root, { name, runId, snap, model });
   },
 };

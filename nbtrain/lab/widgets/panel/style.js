@@ -4,11 +4,15 @@ export const STYLE_ID = "nbtrain-panel-style";
 
 export const CSS = `
 .nbtrain-panel{--nbt-fg:var(--jp-ui-font-color1,#1f2328);--nbt-dim:var(--jp-ui-font-color2,#6b7280);
- --nbt-line:var(--jp-border-color2,#d8dce1);--nbt-soft:var(--jp-layout-color2,#f3f4f6);--nbt-bg:var(--jp-layout-color1,#fff);
- --nbt-a:var(--jp-brand-color1,#1976d2);--nbt-b:var(--jp-warn-color1,#e8710a);--nbt-good:var(--jp-success-color1,#2e9e4f);
+ --nbt-line:var(--jp-border-color2,#d8dce1);--nbt-soft:var(--jp-layout-color2,#f3f4f6);
+ --nbt-bg:var(--jp-layout-color1,#fff);
+ --nbt-a:var(--jp-brand-color1,#1976d2);--nbt-b:var(--jp-warn-color1,#e8710a);
+ --nbt-good:var(--jp-success-color1,#2e9e4f);
  --nbt-bad:var(--jp-error-color1,#d32f2f);--nbt-mono:var(--jp-code-font-family,ui-monospace,monospace);
- box-sizing:border-box;width:100%;max-width:1120px;container-type:inline-size;color:var(--nbt-fg);background:var(--nbt-bg);
- border:1px solid var(--nbt-line);border-radius:8px;font:13px/1.45 var(--jp-ui-font-family,system-ui,sans-serif);
+ box-sizing:border-box;width:100%;max-width:1120px;container-type:inline-size;color:var(--nbt-fg);
+ background:var(--nbt-bg);
+ border:1px solid var(--nbt-line);border-radius:8px;font:13px/1.45 var(--jp-ui-font-family,
+ system-ui,sans-serif);
  font-variant-numeric:tabular-nums;overflow:hidden}
 .nbtrain-panel *{box-sizing:border-box}
 .nbtrain-panel .nbt-head{display:flex;align-items:center;gap:10px;padding:10px 14px 8px}
@@ -17,13 +21,16 @@ export const CSS = `
 .nbtrain-panel[data-state=SUCCEEDED] .nbt-light{background:var(--nbt-good)}
 .nbtrain-panel[data-state=QUEUED] .nbt-light,.nbtrain-panel[data-state=STARTING] .nbt-light,
 .nbtrain-panel[data-state=RESTARTING] .nbt-light{background:var(--nbt-b);animation:nbt-pulse 1s infinite}
-.nbtrain-panel[data-state=FAILED] .nbt-light,.nbtrain-panel[data-state=LOST] .nbt-light{background:var(--nbt-bad)}
+.nbtrain-panel[data-state=FAILED] .nbt-light,.nbtrain-panel[data-state=LOST] .nbt-light{
+ background:var(--nbt-bad)}
 @keyframes nbt-pulse{50%{opacity:.35}}
 @media(prefers-reduced-motion:reduce){.nbtrain-panel .nbt-light{animation:none!important}}
 .nbtrain-panel .nbt-name{font-weight:600;font-size:15px}
 .nbtrain-panel .nbt-state{font-weight:600;font-size:12px}
-.nbtrain-panel .nbt-sub{color:var(--nbt-dim);font-size:12px;flex:1;min-width:0;overflow:hidden;text-overflow:ellipsis;white-space:nowrap}
-.nbtrain-panel button{font:inherit;font-size:12px;color:var(--nbt-fg);background:transparent;border:1px solid var(--nbt-line);
+.nbtrain-panel .nbt-sub{color:var(--nbt-dim);font-size:12px;flex:1;min-width:0;overflow:hidden;
+ text-overflow:ellipsis;white-space:nowrap}
+.nbtrain-panel button{font:inherit;font-size:12px;color:var(--nbt-fg);background:transparent;
+ border:1px solid var(--nbt-line);
  border-radius:5px;padding:2px 10px;cursor:pointer}
 .nbtrain-panel button:hover:not(:disabled){background:var(--nbt-soft)}
 .nbtrain-panel button:disabled{opacity:.45;cursor:default}
@@ -35,39 +42,52 @@ export const CSS = `
 .nbtrain-panel .nbt-bar{height:6px;margin:0 14px;border-radius:3px;background:var(--nbt-soft);overflow:hidden}
 .nbtrain-panel .nbt-fill{height:100%;width:0;border-radius:3px;background:var(--nbt-a);transition:width .6s}
 .nbtrain-panel[data-state=SUCCEEDED] .nbt-fill{background:var(--nbt-good)}
-.nbtrain-panel[data-state=FAILED] .nbt-fill,.nbtrain-panel[data-state=LOST] .nbt-fill{background:var(--nbt-bad)}
+.nbtrain-panel[data-state=FAILED] .nbt-fill,.nbtrain-panel[data-state=LOST] .nbt-fill{
+ background:var(--nbt-bad)}
 .nbtrain-panel[data-state=CANCELLED] .nbt-fill{background:var(--nbt-dim)}
-.nbtrain-panel .nbt-steps{display:flex;flex-wrap:wrap;gap:2px 18px;padding:5px 14px 10px;font-size:12px;color:var(--nbt-dim)}
+.nbtrain-panel .nbt-steps{display:flex;flex-wrap:wrap;gap:2px 18px;padding:5px 14px 10px;font-size:12px;
+ color:var(--nbt-dim)}
 .nbtrain-panel .nbt-steps b{color:var(--nbt-fg);font-weight:600}
 .nbtrain-panel .nbt-steps .nbt-eta{margin-left:auto}
-.nbtrain-panel .nbt-tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(126px,1fr));border-top:1px solid var(--nbt-line);overflow:hidden}
-.nbtrain-panel .nbt-tile{padding:7px 14px 8px;min-width:0;margin:0 -1px -1px 0;border:solid var(--nbt-line);border-width:0 1px 1px 0}
+.nbtrain-panel .nbt-tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(126px,1fr));
+ border-top:1px solid var(--nbt-line);overflow:hidden}
+.nbtrain-panel .nbt-tile{padding:7px 14px 8px;min-width:0;margin:0 -1px -1px 0;border:solid var(--nbt-line);
+ border-width:0 1px 1px 0}
 .nbtrain-panel .nbt-tile span{display:block;font-size:11px;color:var(--nbt-dim);white-space:nowrap}
 .nbtrain-panel .nbt-tile strong{font-size:16px;font-weight:600;white-space:nowrap}
 .nbtrain-panel .nbt-tile small{font-size:11px;color:var(--nbt-dim);margin-left:3px;font-weight:400}
-.nbtrain-panel .nbt-charts{display:grid;grid-template-columns:minmax(0,2fr) minmax(0,1fr);gap:1px;background:var(--nbt-line);
+.nbtrain-panel .nbt-charts{display:grid;grid-template-columns:minmax(0,2fr) minmax(0,1fr);gap:1px;
+ background:var(--nbt-line);
  position:relative;border-top:1px solid var(--nbt-line)}
 .nbtrain-panel .nbt-chart{background:var(--nbt-bg);padding:8px 10px 4px 14px;min-width:0;position:relative}
 .nbtrain-panel .nbt-chart:first-child{grid-row:span 2}
 .nbtrain-panel .nbt-chart header{display:flex;gap:12px;font-size:11px;color:var(--nbt-dim)}
 .nbtrain-panel .nbt-chart header i{font-style:normal}
-.nbtrain-panel .nbt-chart header i::before{content:"";display:inline-block;width:10px;height:2px;margin-right:5px;vertical-align:middle;background:var(--c)}
+.nbtrain-panel .nbt-chart header i::before{content:"";display:inline-block;width:10px;height:2px;
+ margin-right:5px;vertical-align:middle;background:var(--c)}
 .nbtrain-panel .nbt-chart header output{margin-left:auto;color:var(--nbt-fg)}
 .nbtrain-panel svg{display:block;width:100%;overflow:visible}
 .nbtrain-panel svg text{fill:var(--nbt-dim);font-size:10px;font-family:inherit}
 .nbtrain-panel .nbt-grid{stroke:var(--nbt-line);stroke-width:1;opacity:.7}
-.nbtrain-panel .nbt-tabs{display:flex;gap:2px;align-items:center;padding:6px 10px 0;border-top:1px solid var(--nbt-line)}
-.nbtrain-panel .nbt-tabs button{border:0;border-radius:0;border-bottom:2px solid transparent;padding:3px 8px;color:var(--nbt-dim)}
+.nbtrain-panel .nbt-tabs{display:flex;gap:2px;align-items:center;padding:6px 10px 0;
+ border-top:1px solid var(--nbt-line)}
+.nbtrain-panel .nbt-tabs button{border:0;border-radius:0;border-bottom:2px solid transparent;padding:3px 8px;
+ color:var(--nbt-dim)}
 .nbtrain-panel .nbt-tabs button[aria-selected=true]{color:var(--nbt-fg);border-bottom-color:var(--nbt-a)}
-.nbtrain-panel .nbt-tabs select{margin-left:auto;font:inherit;font-size:12px;color:var(--nbt-fg);background:var(--nbt-bg);
+.nbtrain-panel .nbt-tabs select{margin-left:auto;font:inherit;font-size:12px;color:var(--nbt-fg);
+ background:var(--nbt-bg);
  border:1px solid var(--nbt-line);border-radius:4px}
-.nbtrain-panel .nbt-page{height:172px;overflow:auto;padding:6px 14px 10px;border-top:1px solid var(--nbt-line)}
-.nbtrain-panel pre{margin:0;font:11.5px/1.5 var(--nbt-mono);color:var(--nbt-fg);background:transparent;white-space:pre}
+.nbtrain-panel .nbt-page{height:172px;overflow:auto;padding:6px 14px 10px;
+ border-top:1px solid var(--nbt-line)}
+.nbtrain-panel pre{margin:0;font:11.5px/1.5 var(--nbt-mono);color:var(--nbt-fg);background:transparent;
+ white-space:pre}
 .nbtrain-panel table{border-collapse:collapse;width:100%;font-size:12px;margin:0;table-layout:auto}
-.nbtrain-panel th,.nbtrain-panel td{text-align:left;padding:2px 12px 2px 0;vertical-align:top;background:transparent;color:var(--nbt-fg);white-space:nowrap;border:0}
+.nbtrain-panel th,.nbtrain-panel td{text-align:left;padding:2px 12px 2px 0;vertical-align:top;
+ background:transparent;color:var(--nbt-fg);white-space:nowrap;border:0}
 .nbtrain-panel th{color:var(--nbt-dim);font-weight:500;font-size:11px}
 .nbtrain-panel td.nbt-wide{white-space:normal;width:100%}
 .nbtrain-panel tr[data-kind=alert] td{color:var(--nbt-b)}
 .nbtrain-panel tr[data-kind=error] td,.nbtrain-panel tr[data-kind=stale] td{color:var(--nbt-bad)}
-@container (max-width:620px){.nbtrain-panel .nbt-charts{grid-template-columns:minmax(0,1fr)}.nbtrain-panel .nbt-chart:first-child{grid-row:auto}}
+@container (max-width:620px){.nbtrain-panel .nbt-charts{grid-template-columns:minmax(0,1fr)}
+ .nbtrain-panel .nbt-chart:first-child{grid-row:auto}}
 `;

@@ -52,7 +52,8 @@ export class Panel {
     this.logChoice.setAttribute("aria-label", "whose log");
     this.logChoice.addEventListener("change", () => this.drawPage());
     tabs.append(this.logChoice);
-    root.replaceChildren(head, this.note, this.message, this.bar, this.steps, this.tiles, charts, tabs, this.page);
+    const rows = [head, this.note, this.message, this.bar, this.steps, this.tiles, charts, tabs, this.page];
+    root.replaceChildren(...rows);
     this.tab = "log";
     this.select("log");
     this.resized = new ResizeObserver(() => this.charts.forEach((chart) => chart.draw()));
@@ -65,7 +66,8 @@ export class Panel {
 
   select(key) {
     this.tab = key;
-    for (const [name, tab] of Object.entries(this.tabs)) tab.setAttribute("aria-selected", String(name === key));
+    for (const [name, tab] of Object.entries(this.tabs))
+      tab.setAttribute("aria-selected", String(name === key));
     this.logChoice.hidden = key !== "log";
     this.page.replaceChildren();
     if (this.snap) this.drawPage();
@@ -118,7 +120,10 @@ export class Panel {
         cells: [clock(event.time), event.kind, event.writer, event.message],
       })));
     else if (this.tab === "ranks")
-      this.table(shown.ranks.heads, shown.ranks.rows.map(({ bad, cells }) => ({ kind: bad ? "stale" : "", cells })));
+      this.table(
+        shown.ranks.heads,
+        shown.ranks.rows.map(({ bad, cells }) => ({ kind: bad ? "stale" : "", cells })),
+      );
     else this.table(["", ""], shown.job.map((cells) => ({ kind: "", cells })));
   }
 
@@ -141,7 +146,8 @@ export class Panel {
     if (this.logChoice.options.length !== choices.length) {
       this.logChoice.replaceChildren(
         ...choices.map((value) => {
-          const option = element("option", "", value === "" ? "newest lines" : value === "supervisor" ? value : `rank ${value}`);
+          const title = { "": "newest lines", supervisor: value }[value] || `rank ${value}`;
+          const option = element("option", "", title);
           option.value = value;
           return option;
         }),
@@ -152,7 +158,10 @@ export class Panel {
     if (wanted === "") this.showLog(snap.log.lines.length ? snap.log.lines : ["(nothing was logged yet)"]);
     else
       this.fetchLog(wanted).then(
-        (part) => this.logChoice.value === wanted && this.tab === "log" && this.showLog(part.text.split("\n").slice(-400)),
+        (part) => {
+          const shown = this.logChoice.value === wanted && this.tab === "log";
+          if (shown) this.showLog(part.text.split("\n").slice(-400));
+        },
         (error) => this.say(`The log of ${wanted} could not be read: ${error.message}`, "error"),
       );
   }
@@ -165,7 +174,8 @@ export class Panel {
       this.page.replaceChildren(pre);
     }
     if (pre.textContent === text) return;
-    const follows = this.page.scrollHeight - this.page.scrollTop - this.page.clientHeight < 24 || !pre.textContent;
+    const below = this.page.scrollHeight - this.page.scrollTop - this.page.clientHeight;
+    const follows = below < 24 || !pre.textContent;
     pre.textContent = text;
     if (follows) this.page.scrollTop = this.page.scrollHeight;
   }

@@ -20,7 +20,7 @@ def test_a_failed_write_leaves_the_old_file_and_no_temporary(tmp_path):
 
 
 def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
-    """ENOSPC at fsync: the error is passed on, the old content stays, nothing is left behind."""
+    """ENOSPC at fsync: the error is passed on, the old content stays, no file is left."""
     target = tmp_path / "a.json"
     files.write_json(target, {"step": 1})
 

@@ -106,7 +106,7 @@ def test_zero_is_told_as_zero(driver: Driver, monkeypatch: pytest.MonkeyPatch) -
 def test_a_name_that_is_no_text_or_not_told_is_the_index(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The package decodes the driver's bytes and raises where it cannot."""
+    """The package decodes the driver's bytes and raises if it cannot."""
 
     def name(handle: str) -> str:
         if handle == "handle 0":

@@ -1,4 +1,4 @@
-"""A tiny prepared run, a rank program that trains nothing, and a fixture that leaves no process behind."""
+"""A tiny prepared run, a rank program that trains nothing, and a fixture that leaves no process."""
 
 import json
 import time
@@ -104,7 +104,7 @@ def wait_until() -> Callable[..., Any]:
 
 @pytest.fixture
 def states_of() -> Callable[[JobDir], list[str]]:
-    """The states of a job in the order they were told."""
+    """The states of a job in the order of its events."""
     return lambda job: [
         event["state"] for event in read_events(job) if event["kind"] == "state" and "state" in event
     ]

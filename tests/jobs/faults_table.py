@@ -81,7 +81,7 @@ class Suffered:
 
     @property
     def seconds(self) -> float | None:
-        """From the fault to training again; None where it does not train again by itself."""
+        """From the fault to training again; None if it does not train again by itself."""
         again = [attempt.running_at for attempt in self.record.attempts[1:] if attempt.running_at]
         return again[0] - self.fault_at if again and self.fault_at else None
 
@@ -253,7 +253,7 @@ FAULTS = {
 
 
 def suffer(name: str, folder: Path, data_home: Path) -> Suffered:
-    """Make the fault happen to a run in `folder`. Raises Impossible where this machine cannot."""
+    """Make the fault happen to a run in `folder`. Raises Impossible if this machine cannot."""
     fault = FAULTS[name]
     (folder / "tiny.yaml").write_text(RUN)
     with fault.prepare(folder) if fault.prepare else contextlib.nullcontext({}) as around:

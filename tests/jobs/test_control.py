@@ -108,7 +108,7 @@ def test_clean_leaves_an_active_run_alone(job):
 
 
 def test_cancel_of_a_lost_job_ends_its_processes(job, leftover):
-    """Nobody is left to ask, so the marker finds them; TERM first, KILL where that is not heard."""
+    """Nobody is left to ask, so the marker finds them; TERM first, KILL if that has no effect."""
     state, cause = control.cancel(job, now=True)
     assert state == "LOST"
     assert "died without a word while the job was RUNNING" in cause

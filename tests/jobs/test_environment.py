@@ -45,7 +45,7 @@ def test_the_yaml_has_the_last_word(tiny, job):
     ("cores", "ranks", "asked", "threads"), [(8, 2, None, 4), (2, 4, None, 1), (8, 2, 4, 2)]
 )
 def test_threads_are_cores_over_ranks(tiny, cores, ranks, asked, threads):
-    """At least one; resources.cpus_per_node counts where it is less than the machine has."""
+    """At least one; resources.cpus_per_node counts if it is less than the machine has."""
     config = tiny(
         **{
             "parallel.data_parallel_size": ranks,
@@ -124,7 +124,7 @@ def test_visible_gpus_follow_cuda(monkeypatch):
 
 
 def test_cgroup_files_of_both_versions(tmp_path, monkeypatch):
-    """The kernel's out-of-memory counter is read where the cgroup shows one, and None is no zero."""
+    """The kernel's out-of-memory counter is read if the cgroup shows one, and None is not zero."""
     counter = tmp_path / "memory.events"
     counter.write_text("low 0\noom 3\noom_kill 2\noom_group_kill 0\n")
     monkeypatch.setattr(machine, "cgroup_file", lambda *names: counter)

@@ -1,4 +1,4 @@
-"""What stops a run on this machine, told with numbers, kind and fix; machines are described, not needed."""
+"""What stops a run on this machine, reported with numbers, kind and fix; machines are described, not needed."""
 
 import os
 import re
@@ -69,7 +69,7 @@ def test_a_fault_that_no_rank_would_understand_is_refused(tiny):
 
 
 def test_hidden_gpus_are_explained(tiny, monkeypatch):
-    """CUDA_VISIBLE_DEVICES is named where it may be the reason."""
+    """CUDA_VISIBLE_DEVICES is named if it may be the reason."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     [(_, told)] = found(tiny(**{"resources.device": "gpu"}))
     assert "box has 0 (CUDA_VISIBLE_DEVICES=)." in told
@@ -347,7 +347,7 @@ def test_fp16_needs_the_instructions(tiny):
 
 
 def test_memory_is_estimated(tiny):
-    """A model that cannot fit is told by parts before it is started."""
+    """A model that cannot fit is reported by parts before it is started."""
     config = tiny(**{"model.hidden_size": 4096, "model.num_layers": 24, "model.num_attention_heads": 32})
     told = next(message for kind, message in found(config) if "memory" in message)
     assert told.startswith("1 rank(s) on box will need about ")
@@ -368,7 +368,7 @@ def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
 
 
 def test_an_output_that_cannot_be_written(tiny, monkeypatch):
-    """No right to write: told before anything starts. (access() is asked, because root may write anywhere.)"""
+    """No right to write: reported before anything starts. (access() is asked, because root may write anywhere.)"""
     monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
     [(kind, told)] = found(tiny())
     assert kind == "error"
@@ -392,7 +392,7 @@ def own_data(tiny_data, tmp_path, monkeypatch):
 
 
 def test_compile_without_a_compiler(tiny, monkeypatch):
-    """Refused before a job starts; $CXX counts where it is set."""
+    """Refused before a job starts; $CXX counts if it is set."""
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(checks.shutil, "which", lambda name: None)
     [(kind, told)] = found(tiny(**{"model.compile": True}))
@@ -408,7 +408,7 @@ def test_compile_without_a_compiler(tiny, monkeypatch):
 
 
 def test_missing_data(tiny, own_data):
-    """Nothing prepared: both halves are told, with the command."""
+    """Nothing prepared: both halves are reported, with the command."""
     config = tiny(**{"batch.max_steps": 3})
     shutil.rmtree(own_data / "dataset")
     shutil.rmtree(own_data / "tokenizer")

@@ -32,7 +32,7 @@ SETTINGS = {
 
 
 def trace(run: RunDir) -> dict[int, set[tuple[str, str]]]:
-    """{step: every (loss, grad norm) that any job of the run has told of it}."""
+    """{step: every (loss, grad norm) that any job of the run has written}."""
     told: dict[int, set[tuple[str, str]]] = {}
     for job_id in run.job_ids():
         for event in read_events(run.job(job_id)):

@@ -32,7 +32,7 @@ def no_supervisor(monkeypatch):
 
 
 def end(job, state="SUCCEEDED", step=0):
-    """The job's end, and a heartbeat where it had come to `step`."""
+    """The job's end, and a heartbeat at `step`."""
     record = JobRecord.read(job.job_json)
     record.state, record.cause, record.ended_at = state, "it ended", time.time()
     record.write(job.job_json)
@@ -81,7 +81,7 @@ def test_an_active_run_gives_its_job(tiny, caplog):
 
 @pytest.mark.parametrize("state", ["FAILED", "CANCELLED"])
 def test_an_ended_run_is_resumed_as_a_new_job(tiny, state):
-    """The same run id, a new job that sorts after the old one, and what changed told as an event."""
+    """The same run id, a new job that sorts after the old one, and what changed reported as an event."""
     job = submit(tiny())
     end(job, state, step=5)
     second = submit(tiny(**{"batch.train_tokens": 2560, "logging.log_interval_steps": 1}))
@@ -202,7 +202,7 @@ def trained_then_evaluated(tiny, step):
 
 
 def test_to_go_on_after_an_evaluation_is_to_train(tiny, caplog):
-    """The mode was that of one job: said, and told as a change of the new job."""
+    """The mode was that of one job: said, and reported as a change of the new job."""
     caplog.set_level("INFO", "nbtrain")
     run = trained_then_evaluated(tiny, 4)
     third = resume(run)
@@ -327,7 +327,7 @@ def test_a_finished_trial_names_its_own_limit(tiny):
 
 
 def test_another_training_is_refused_by_name(tiny):
-    """Architecture, tokenizer and data are bound by what was trained; each is told with its place.
+    """Architecture, tokenizer and data are bound by what was trained; each is reported with its place.
 
     The layout is not.
     """

@@ -62,7 +62,7 @@ def job(workspace):
 
 
 def test_a_job_is_asked_through_its_backend(job, elsewhere):
-    """Its state, logs and events too; a backend that cannot stop in order is told to kill."""
+    """Its state, logs and events too; a backend that cannot stop in order is asked to kill."""
     assert active_job(job.run).job_id == job.job_id
     run = Run(job.run)
     assert run.log(5) == ["rank 0"]

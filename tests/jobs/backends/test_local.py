@@ -1,4 +1,4 @@
-"""Jobs of this machine, and what is not done to those of another."""
+"""Jobs of this machine, and what is not done to jobs of another machine."""
 
 import os
 import time

@@ -16,7 +16,7 @@ from nbtrain.jobs.supervisor.ranks import BIRTH_SECONDS
 
 
 class HandLauncher(LocalLauncher):
-    """Reads the run directory as ever; what it is told to do is noted, and its end is set by hand."""
+    """Reads the run directory as ever; what it is asked to do is noted, and its end is set by hand."""
 
     def __init__(self, job):
         super().__init__(job, [])
@@ -179,7 +179,7 @@ def test_an_attempt_ends_with_its_launcher(watched):
 
 
 def test_ranks_of_a_killed_launcher_may_save(watched):
-    """Its death told them to stop: they have the time of a stop, and are killed after it."""
+    """Its death made them stop: they have the time of a stop, and are killed after it."""
     for rank in (0, 1):
         watched.beat(rank, 6)
     watched.look()

@@ -1,4 +1,4 @@
-"""Whom the others wait for: told from where each rank stands."""
+"""Which rank the others wait for, judged by the place where each of them stands."""
 
 import os
 
@@ -52,7 +52,7 @@ def test_waiting_is_followed_to_its_end():
 
 
 def test_another_collective_of_the_same_group_is_another_place():
-    """Rank 1 is one call further on than rank 0, so that neither can end; the one that is behind is named."""
+    """Rank 1 is one call further on than rank 0, so that neither can end; the rank that is behind is named."""
     everyone = [rank(0, inside([0, 1], 12)), rank(1, inside([0, 1], 13, name="broadcast"))]
     assert [one.rank for one in culprits(everyone)] == [0]
 
@@ -113,7 +113,7 @@ def test_a_rank_that_cannot_even_write_is_told():
 
 
 def test_a_node_that_is_gone_is_told():
-    """Every rank of one host is silent, those of the other still write: the node is named, not its first
+    """Every rank of one host is silent, the ranks of the other still write: the node is named, not its first
     rank.
     """
     everyone = [rank(number, inside(range(4))) for number in (0, 1)]

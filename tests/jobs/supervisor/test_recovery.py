@@ -154,7 +154,7 @@ def checkpoint(run, step, consumed, skipped=()):
 
 
 def test_a_rollback_restarts_at_once_and_is_no_restart(supervised):
-    """No wait, no count; the samples from the checkpoint on are written down, with those passed over before
+    """No wait, no count; the samples from the checkpoint on are written down, with the samples passed over before
     counted.
     """
     checkpoint(supervised.job.run, 4, 32, ((8, 16),))
@@ -183,7 +183,7 @@ def test_a_rollback_without_a_checkpoint_goes_to_the_start(supervised):
 
 
 def test_rollbacks_have_a_limit_of_their_own(supervised):
-    """max_skipped_steps within the window; those of far away steps do not count."""
+    """max_skipped_steps within the window; rollbacks of steps far away do not count."""
     supervised.change("stability", max_skipped_steps=2, loss_spike_window_steps=10)
     supervised.verdicts = [bad_step(step, 8 * step, 8 * step + 8) for step in (5, 30, 31, 33, 34)]
     verdict = supervised.run()

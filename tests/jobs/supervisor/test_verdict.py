@@ -68,7 +68,7 @@ def test_a_killed_wrapper_is_the_cause_and_not_its_peers_words():
     ],
 )
 def test_stopped_is_cancelled(asked, cause):
-    """Ranks that saved and left: CANCELLED, and who asked is told apart."""
+    """Ranks that saved and left: CANCELLED, and the cause says who asked."""
     verdict = judged(record(0, "stopped"), record(1, "stopped"), stop_requested=asked)
     assert (verdict.state, verdict.cause) == ("CANCELLED", cause)
 
@@ -183,7 +183,7 @@ GIB = 1 << 30
     ],
 )
 def test_signal_9_tells_memory_from_a_person(memory, words):
-    """Out of memory where its cgroup counted it or the log names it.
+    """Out of memory if its cgroup counted it or the log names it.
 
     The machine's count may be another program's.
     """
@@ -227,7 +227,7 @@ CUDA = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
 
 
 def test_out_of_gpu_memory_is_tried_again_only_after_good_steps():
-    """In the first steps it is the configuration, which is told how to shrink.
+    """In the first steps it is the configuration, and the message says how to shrink it.
 
     Later it may be fragmentation.
     """
@@ -271,7 +271,7 @@ NCCL = "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, remote process
 
 @pytest.mark.parametrize("said", [GLOO, NCCL])
 def test_a_rank_that_lost_its_peer_is_no_cause(said):
-    """Even where its record is the earlier one: the error of its own names the cause, and so does a death."""
+    """Even if its record is the earlier one: an error of a rank's own names the cause, and so does a death."""
     follower = record(0, "failed", time=1.0, code=1, message=said, detail=TRACEBACK + said)
     boom = record(1, "failed", time=2.0, code=1, message="ValueError: boom", detail=TRACEBACK)
     assert judged(follower, boom).cause == "rank 1 failed at step 7: ValueError: boom"
@@ -313,7 +313,7 @@ def test_a_rollback_carries_what_is_passed_over():
 
 
 def test_a_step_that_stops_the_run_is_not_tried_again():
-    """StabilityError is told in words: the same data would do the same."""
+    """StabilityError has words alone: the same data would do the same."""
     said = "step 12: the loss is nan on rank 1 of 2; a.yaml:3: stability.on_nan = stop ends the job."
     verdict = judged(record(0, "failed", code=8, message=said, detail=said))
     # It says its step itself: the last one that was done would be a second, other number.
@@ -351,5 +351,5 @@ def test_a_launcher_that_never_started_a_rank():
     ],
 )
 def test_errors_of_the_user_are_known(message, detail, expected):
-    """An nbtrain error, told in words or at a traceback's end; nothing else."""
+    """An nbtrain error, in words or at a traceback's end; nothing else."""
     assert user_error(record(0, "failed", code=1, message=message, detail=detail)) is expected

@@ -1,4 +1,4 @@
-"""Ranks forked from one preloaded process: their environment, their ends, and that none stays behind."""
+"""Ranks forked from one preloaded process: their environment, their ends, and that none is left."""
 
 import signal
 import time
@@ -52,7 +52,7 @@ def test_two_launches_at_one_time_have_groups_of_their_own(fork_server, tmp_path
 
 
 def test_the_others_do_not_outlive_a_failed_rank(fork_server, tmp_path):
-    """Its traceback is told; they are killed after a while."""
+    """Its traceback is reported; its peers are killed after a while."""
     ended = fork_server.run(
         3,
         "tests.jobs.forked_rank:fail_or_sleep",

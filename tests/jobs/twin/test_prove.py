@@ -157,7 +157,7 @@ def shape(config):
 
 
 def different_runs() -> list[str]:
-    """Examples whose twins differ, those that test_notebooks.py launches left out; finetuning among them."""
+    """Examples whose twins differ, finetuning among them, without the examples that test_notebooks.py launches."""
     from tests.config.conftest import EXAMPLES, UPSTREAM
 
     seen = {shape(load(name)) for name in UPSTREAM}
@@ -224,7 +224,7 @@ def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, m
 
 @pytest.mark.slow
 def test_a_resume_that_is_not_exact_is_seen(home, fork_server, tiny, monkeypatch):
-    """A resumed part with another seed of dropout: the first step behind the stop differs, and nothing else
+    """A resumed part with another seed of dropout: the first step after the stop differs, and nothing else
     fails.
     """
     from nbtrain.jobs.twin import prove as module

@@ -1,4 +1,4 @@
-"""What a twin's checks say of curves: equal, close, or not, and where."""
+"""What a twin's checks say of curves: equal, close, or different, and at which step."""
 
 import math
 

@@ -226,7 +226,7 @@ def test_examples_with_prompts_stay_such():
 
 
 def test_a_blend_is_one_of_two():
-    """Its parts are told, to be prepared before."""
+    """Its parts are named, to be prepared before."""
     config = load(
         EXAMPLES / "gpt-tiny.yaml",
         {
@@ -261,7 +261,7 @@ def test_what_is_done_to_text_is_not_proven():
 
 
 def test_a_profile_is_not_proven():
-    """The profiler stays away, and the report says so where the run has one."""
+    """The profiler stays away, and the report says so if the run has one."""
     whats = [entry.what for entry in make_twin(config_of({"profile.enabled": True})).not_proven]
     assert "profile.enabled: true" in whats
     assert not any(entry.what.startswith("profile") for entry in make_twin(config_of({})).not_proven)

@@ -130,7 +130,7 @@ SPLIT = {
     ),
     "nbtrain.data.sources.jsonl": "nbtrain.corpus.sources.wikiextractor",
     "nbtrain.data.tokenizer": "nbtrain.corpus.tokenizer.folder",
-    "nbtrain.data.wiki.download": "nbtrain.corpus.http",
+    "nbtrain.data.wiki.download": "nbtrain.corpus.http nbtrain.corpus.partial_file",
     "nbtrain.jobs.environment": "nbtrain.jobs.machine",
     "nbtrain.jobs.submit": "nbtrain.jobs.refusals",
     "nbtrain.monitor.run_view": "nbtrain.monitor.lines nbtrain.monitor.snapshot",

@@ -16,7 +16,7 @@ from nbtrain.corpus.asked import FORCE, origin, place, same_sources, settings, s
 from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import Corpus, empty_error
 from nbtrain.corpus.records import NAMED_PROBLEMS, Tally
-from nbtrain.corpus.tokenizer import training as tokenizer_training
+from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, EOD_TOKEN, adopt, read_manifest, save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
@@ -237,26 +237,26 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str
     total = corpus.total_bytes()
     sample_bytes = min(total, train_bytes) if total else train_bytes
     tally = Tally()
-    sample = tokenizer_training.sample_texts(
+    sample = training.sample_texts(
         corpus.readers, train_bytes, config.tokenizer.train_seed, Cleaner(config.data.cleaning), tally
     )
-    first, sample = tokenizer_training.peek(sample)
+    first, sample = training.peek(sample)
     if not first:
         named = [problem.shown() for problem in tally.problems[:NAMED_PROBLEMS]]
         raise empty_error(corpus.where, tally.dropped, "; ".join(named))
     where = place(config, "tokenizer.train_bytes")
-    estimate = tokenizer_training.check_memory(sample_bytes, config.tokenizer.trainer, where, first)
+    estimate = training.check_memory(sample_bytes, config.tokenizer.trainer, where, first)
     with Progress(f"tokenizer {config.tokenizer.name}", sample_bytes, "B") as progress:
         progress.say(f"training on {amounts.size(sample_bytes)} of text: {estimate}")
         texts = _Counted(sample, progress)
-        trained = tokenizer_training.train(
+        trained = training.train(
             iter(texts), wanted["vocab_size"], config.tokenizer.trainer, wanted["eod_token"]
         )
     record = {
         **wanted,
         "sample_bytes": texts.bytes,
         "sources": settings(config)["sources"],
-        "software": {**software(), **tokenizer_training.software(config.tokenizer.trainer)},
+        "software": {**software(), **training.software(config.tokenizer.trainer)},
     }
     made = directory.with_name(f".{directory.name}.new.tmp")
     manifest = save(trained, made, {"trained": record, "eod_token": wanted["eod_token"]})

@@ -28,7 +28,7 @@ import orjson
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
-from nbtrain.corpus.tokenizer import exactness as tokenizer_exactness
+from nbtrain.corpus.tokenizer import exactness
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, ONE_FILE, read_manifest
 from nbtrain.corpus.tokenizer.unfinished import decode_finished
 from nbtrain.corpus.tokenizer.unknown import unknown_id
@@ -211,7 +211,7 @@ class Tokenizer:
         """
         if self.engine != "fastokens":
             return None
-        difference = tokenizer_exactness.first_difference(
+        difference = exactness.first_difference(
             self._encode,
             lambda texts: Tokenizer(self.directory, self.manifest, "tokenizers")._encode(texts),
             sample_texts,

@@ -20,7 +20,8 @@ from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.progress import Progress
 from nbtrain.base.workspace import display
-from nbtrain.corpus.http import READ_BYTES, Downloaded, MirrorClient, folder
+from nbtrain.corpus.http import Downloaded, MirrorClient, folder
+from nbtrain.corpus.partial_file import READ_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ def download(language: str, date: str, mirror: str, sha1: str | None, where: str
     """
     try:
         folder().mkdir(parents=True, exist_ok=True)
-        with _locked(folder() / f".{database(language)}.lock", where):
+        with locked(folder() / f".{database(language)}.lock", where):
             found = find(language, date)
             if found is not None and sha1 in (None, found.sha1):
                 return found, False
@@ -121,7 +122,8 @@ def check_sha1(path: Path, sha1: str, where: str) -> bool:
 
 
 @contextlib.contextmanager
-def _locked(path: Path, where: str) -> Iterator[None]:
+def locked(path: Path, where: str) -> Iterator[None]:
+    """Hold the lock of one Wikipedia's downloads. Raises DataError if another process holds it."""
     with path.open("a") as stream:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,7 +17,7 @@ from urllib3.util import retry
 
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
-from nbtrain.corpus import http
+from nbtrain.corpus import http, partial_file
 from nbtrain.corpus.wiki import download as downloads
 
 CONTENT = random.Random(1).randbytes(300_000)
@@ -28,7 +28,7 @@ WHERE = "run.yaml:7: data.sources[0]"
 def quick(workspace, monkeypatch):
     """Waits are counted, not waited for; small reads, so that there is something to break between."""
     waits: list[float] = []
-    monkeypatch.setattr(http, "READ_BYTES", 10_000)
+    monkeypatch.setattr(partial_file, "READ_BYTES", 10_000)
     monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=waits.append, time=time.time))
     return waits
 
@@ -337,7 +337,7 @@ def test_two_at_once(mirror):
     """The second is told to wait."""
     mirror.add_dump(CONTENT)
     downloads.folder().mkdir(parents=True)
-    with downloads._locked(downloads.folder() / ".testwiki.lock", WHERE):
+    with downloads.locked(downloads.folder() / ".testwiki.lock", WHERE):
         assert refusal(mirror) == (
             f"{WHERE}: another process is downloading this Wikipedia into data/download. Wait for it."
         )

@@ -1,0 +1,119 @@
+"""What has come of a download: <name>.part, the ETag that it belongs to, and its SHA-1 so far."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from urllib3.exceptions import ProtocolError
+
+from nbtrain.base import files
+
+READ_BYTES = 1 << 20
+
+
+class PartialFile:
+    """A file that grows by answers, here or in a later process; `sha1` is that of the whole file, which names it.
+
+    `total` is its size in bytes once a server has said it.
+    """
+
+    def __init__(self, path: Path, sha1: str):
+        self.path = path
+        self._json = path.with_name(path.name + ".json")
+        self.total: int | None = None
+        self.bytes = 0
+        self._digest = hashlib.sha1(usedforsecurity=False)
+        self._validator: str | None = None
+        note = _note(self._json)
+        if note is not None and note.get("sha1") == sha1 and path.is_file():
+            self._validator, self.total = note["validator"], note["total"]
+            with path.open("rb") as stream:
+                while content := stream.read(READ_BYTES):
+                    self._digest.update(content)
+                    self.bytes += len(content)
+        self._sha1 = sha1
+
+    @property
+    def complete(self) -> bool:
+        return self.total is not None and self.bytes == self.total
+
+    def range_headers(self) -> dict[str, str]:
+        """Ask for the rest, provided that the file is still the same."""
+        if not self.bytes:
+            return {}
+        headers = {"Range": f"bytes={self.bytes}-"}
+        if self._validator:
+            headers["If-Range"] = self._validator
+        return headers
+
+    def begin(self, response: Any) -> None:
+        """Read the answer's headers: the rest, or everything."""
+        # Only a strong ETag promises the same bytes.
+        tag = response.headers.get("ETag", "")
+        validator = tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
+        if response.status == 206:
+            match = re.fullmatch(
+                r"bytes ([0-9]+)-([0-9]+)/([0-9]+)", response.headers.get("Content-Range", "")
+            )
+            same = self._validator is None or validator in (None, self._validator)
+            if (
+                not match
+                or int(match[1]) != self.bytes
+                or not same
+                or self.total not in (None, int(match[3]))
+            ):
+                # It answered another range than was asked for, or of another file.
+                self.restart()
+                raise ProtocolError("the file has changed on the server; it starts from nothing")
+            self.total = int(match[3])
+            return
+        self.restart()
+        length = response.headers.get("Content-Length", "")
+        self.total = int(length) if length.isdigit() else None
+        self._validator = validator
+        files.write_json(self._json, {"sha1": self._sha1, "validator": self._validator, "total": self.total})
+
+    def receive(self, response: Any) -> Iterator[int]:
+        """Append what comes; yields amounts. If the length is unknown, the end of the answer is that of the file."""
+        with self.path.open("r+b" if self.path.exists() else "wb") as stream:
+            stream.seek(self.bytes)
+            stream.truncate()
+            while content := response.read(READ_BYTES, decode_content=False):
+                stream.write(content)
+                stream.flush()
+                self._digest.update(content)
+                self.bytes += len(content)
+                yield len(content)
+            files.fsync_file(stream)
+        if self.total is None:
+            self.total = self.bytes
+
+    def restart(self) -> None:
+        """From nothing."""
+        self.remove()
+        self.bytes, self.total, self._validator = 0, None, None
+        self._digest = hashlib.sha1(usedforsecurity=False)
+
+    def sha1(self) -> str:
+        return self._digest.hexdigest()
+
+    def remove(self) -> None:
+        self.path.unlink(missing_ok=True)
+        self._json.unlink(missing_ok=True)
+
+    def finish(self, path: Path) -> None:
+        """Give the whole file its name."""
+        self.path.replace(path)
+        self._json.unlink(missing_ok=True)
+        files.fsync_directory(path.parent)
+
+
+def _note(path: Path) -> dict[str, Any] | None:
+    try:
+        note = json.loads(path.read_text())
+        return note if {"sha1", "validator", "total"} <= note.keys() else None
+    except (OSError, ValueError, AttributeError):
+        return None

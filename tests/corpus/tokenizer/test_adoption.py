@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 
 from nbtrain.base.errors import DataError
-from nbtrain.corpus.tokenizer import training as tokenizer_training
+from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt, save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
@@ -386,7 +386,7 @@ def test_in_place(gpt2_files, workspace):
 
 def test_a_folder_that_nbtrain_made(workspace, texts):
     """Its identity is of the two files, so a copy of it is the same tokenizer; of others tokenizer.json counts."""
-    made = save(tokenizer_training.train(texts, 300), workspace / "made", {"trained": {"x": 1}})
+    made = save(training.train(texts, 300), workspace / "made", {"trained": {"x": 1}})
     copied = adopt(workspace / "made", EOD_TOKEN, workspace / "copy")
     assert (copied["sha256"], copied["vocab_size"]) == (made["sha256"], 300)
     (workspace / "made" / "manifest.json").unlink()

@@ -7,8 +7,7 @@ import random
 import numpy as np
 import pytest
 
-from nbtrain.corpus.tokenizer import exactness as tokenizer_exactness
-from nbtrain.corpus.tokenizer import training as tokenizer_training
+from nbtrain.corpus.tokenizer import exactness, training
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, adopt
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from tests.corpus import made
@@ -146,11 +145,11 @@ def assert_as_tiktoken(folder, texts, ids: np.ndarray) -> None:
     """tiktoken gives these ids, with the ranks of vocab.json and GPT-2's published pattern."""
     tiktoken = pytest.importorskip("tiktoken")
     vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
-    byte_of = {letter: byte for byte, letter in enumerate(tokenizer_training.byte_letters())}
+    byte_of = {letter: byte for byte, letter in enumerate(training.byte_letters())}
     eod = vocab.pop(EOD_TOKEN)
     oracle = tiktoken.Encoding(
         "gpt2-from-files",
-        pat_str=tokenizer_training.GPT2_PATTERN,
+        pat_str=training.GPT2_PATTERN,
         mergeable_ranks={bytes(byte_of[letter] for letter in entry): rank for entry, rank in vocab.items()},
         special_tokens={EOD_TOKEN: eod},
     )
@@ -159,7 +158,7 @@ def assert_as_tiktoken(folder, texts, ids: np.ndarray) -> None:
 
 def test_a_thousand_adversarial_texts(gpt2):
     """The quick part of the test below: round trips too."""
-    texts = [*adversarial(1000), *tokenizer_exactness.HARD_TEXTS]
+    texts = [*adversarial(1000), *exactness.HARD_TEXTS]
     assert_same(gpt2, texts)
     fast = Tokenizer.load(gpt2)
     assert [fast.decode(fast.encode(text)) for text in texts[::7]] == texts[::7]
@@ -207,7 +206,7 @@ def test_pathological_runs(gpt2):
 
 def test_hard_texts_are_of_every_kind():
     """What check_exact always looks at holds each of the things engines differ on."""
-    together = "\n".join(tokenizer_exactness.HARD_TEXTS)
+    together = "\n".join(exactness.HARD_TEXTS)
     for piece in (
         " " * 2000,
         "'ll",
@@ -221,4 +220,4 @@ def test_hard_texts_are_of_every_kind():
         "\U0010ffff",
     ):
         assert piece in together
-    assert "" in tokenizer_exactness.HARD_TEXTS
+    assert "" in exactness.HARD_TEXTS

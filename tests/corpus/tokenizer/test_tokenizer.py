@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from nbtrain.base.errors import DataError
-from nbtrain.corpus.tokenizer import exactness as tokenizer_exactness
-from nbtrain.corpus.tokenizer import tokenizer
-from nbtrain.corpus.tokenizer import training as tokenizer_training
+from nbtrain.corpus.tokenizer import exactness, tokenizer, training
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 
@@ -34,7 +32,7 @@ HARD_TEXTS = [
 @pytest.fixture
 def folder(workspace, texts):
     folder = workspace / "tokenizer"
-    save(tokenizer_training.train(texts, 320), folder, {"trained": None})
+    save(training.train(texts, 320), folder, {"trained": None})
     return folder
 
 
@@ -175,7 +173,7 @@ def test_a_folder_of_before_still_loads(folder):
 
 def test_another_eod(workspace, texts):
     """The manifest carries it, and its letters in a text are text."""
-    built = tokenizer_training.train(texts, 300, eod_token="</s>")
+    built = training.train(texts, 300, eod_token="</s>")
     save(built, workspace / "t", {"trained": None, "eod_token": "</s>"})
     for engine in ("fastokens", "tokenizers"):
         loaded = Tokenizer.load(workspace / "t", engine)
@@ -237,13 +235,8 @@ def test_check_exact_looks_at_the_beginnings_only(folder, monkeypatch):
     encode = Tokenizer._encode
     monkeypatch.setattr(Tokenizer, "_encode", lambda self, texts: seen.append(texts) or encode(self, texts))
     loaded.check_exact(["the model " * 100_000] * 300)
-    assert [len(texts) - len(tokenizer_exactness.HARD_TEXTS) - 5 for texts in seen] == [
-        tokenizer_exactness.SAMPLE_TEXTS
-    ] * 2
-    assert (
-        max(len(text) for text in seen[0][-tokenizer_exactness.SAMPLE_TEXTS :])
-        == tokenizer_exactness.SAMPLE_CHARS
-    )
+    assert [len(texts) - len(exactness.HARD_TEXTS) - 5 for texts in seen] == [exactness.SAMPLE_TEXTS] * 2
+    assert max(len(text) for text in seen[0][-exactness.SAMPLE_TEXTS :]) == exactness.SAMPLE_CHARS
 
 
 @pytest.mark.parametrize("text", ["", "x" * 3])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from nbtrain.base.errors import DataError
-from nbtrain.corpus.tokenizer import training as tokenizer_training
+from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.corpus.tokenizer.training import train
@@ -43,7 +43,7 @@ def test_the_vocabulary_has_one_form(trainer, texts, workspace):
     assert (manifest["vocab_size"], manifest["eod_id"], manifest["eod_token"]) == (400, 0, "<|stop|>")
     vocab = json.loads((workspace / "made" / "vocab.json").read_text())
     in_order = sorted(vocab, key=vocab.get)
-    assert in_order[:257] == ["<|stop|>", *sorted(tokenizer_training.byte_letters())]
+    assert in_order[:257] == ["<|stop|>", *sorted(training.byte_letters())]
     merges = (workspace / "made" / "merges.txt").read_text().splitlines()[1:]
     assert [merge.replace(" ", "") for merge in merges] == in_order[257:]
     loaded = Tokenizer.load(workspace / "made")
@@ -93,7 +93,7 @@ def test_no_text(trainer):
 
 def test_software(trainer):
     """Whoever trained is recorded, and who wrote the files."""
-    assert set(tokenizer_training.software(trainer)) == {"tokenizers", trainer}
+    assert set(training.software(trainer)) == {"tokenizers", trainer}
 
 
 # --- tokenizers ---------------------------------------------------------------------------------------------
@@ -115,11 +115,11 @@ def test_rustbpe_encodes_as_itself(workspace):
     """What is exported gives the ids that rustbpe's own encoding gives, entry for entry."""
     rustbpe = pytest.importorskip("rustbpe")
     learnt = rustbpe.Tokenizer()
-    learnt.train_from_iterator(iter(MIXED), 449, pattern=tokenizer_training.GPT2_PATTERN)
+    learnt.train_from_iterator(iter(MIXED), 449, pattern=training.GPT2_PATTERN)
     built = train(MIXED, 450, "rustbpe")
     save(built, workspace / "made", {"trained": {}})
     bytes_of = {rank: bytes(token) for token, rank in learnt.get_mergeable_ranks()}
-    letters = tokenizer_training.byte_letters()
+    letters = training.byte_letters()
     byte_of = {letter: byte for byte, letter in enumerate(letters)}
     entries = {number: entry for entry, number in built.get_vocab().items()}
     assert built.get_vocab_size() == learnt.vocab_size + 1 > 390
@@ -145,7 +145,7 @@ def test_merges_from_ranks():
         (b" \xc3", 260),
         (b" \xc3\xa9", 261),
     ]
-    vocab, merges = tokenizer_training.vocabulary_of(ranks, EOD_TOKEN)
+    vocab, merges = training.vocabulary_of(ranks, EOD_TOKEN)
     assert merges == [("a", "b"), ("ab", "a"), ("b", "ab"), ("ab", "ab"), ("Ġ", "Ã"), ("ĠÃ", "©")]
     assert [vocab[left + right] for left, right in merges] == list(range(257, 263))
 
@@ -154,10 +154,10 @@ def test_merges_from_the_ranks_of_a_vocabulary(gpt2_files):
     """From GPT-2's 50,257 entries alone all of its 50,000 merges come back, in order; of a made one likewise."""
     vocab = json.loads((gpt2_files / "vocab.json").read_text(encoding="utf-8"))
     lines = (gpt2_files / "merges.txt").read_text(encoding="utf-8").splitlines()
-    byte_of = {letter: byte for byte, letter in enumerate(tokenizer_training.byte_letters())}
+    byte_of = {letter: byte for byte, letter in enumerate(training.byte_letters())}
     del vocab[EOD_TOKEN]
     ranks = [(bytes(byte_of[letter] for letter in entry), rank) for entry, rank in vocab.items()]
-    _, merges = tokenizer_training.vocabulary_of(ranks, EOD_TOKEN)
+    _, merges = training.vocabulary_of(ranks, EOD_TOKEN)
     assert [" ".join(merge) for merge in merges] == [
         line for line in lines if not line.startswith("#version")
     ]
@@ -192,45 +192,45 @@ def test_rustbpe_missing(monkeypatch):
 )
 def test_memory_estimate_covers_what_was_measured(trainer, train_bytes, unspaced, measured_mib):
     """Never below the measured peak, and at most 0.25 GiB above it."""
-    estimate = tokenizer_training.memory_estimate_bytes(train_bytes, trainer, unspaced) / 2**20
+    estimate = training.memory_estimate_bytes(train_bytes, trainer, unspaced) / 2**20
     assert measured_mib <= estimate <= measured_mib + 256
 
 
 def test_unspaced_fraction():
     """Of bytes, not characters; punctuation aside."""
-    assert tokenizer_training.unspaced_fraction(["中文", "abcdef"]) == 0.5
-    assert tokenizer_training.unspaced_fraction(["中a\u3002", "é"]) == 3 / 9
-    assert tokenizer_training.unspaced_fraction([]) == 0
+    assert training.unspaced_fraction(["中文", "abcdef"]) == 0.5
+    assert training.unspaced_fraction(["中a\u3002", "é"]) == 3 / 9
+    assert training.unspaced_fraction([]) == 0
 
 
 def test_peek():
     """The beginning, and then everything from the beginning."""
-    first, everything = tokenizer_training.peek(iter(["é" * 3, "b" * 5, "c"]), 8)
+    first, everything = training.peek(iter(["é" * 3, "b" * 5, "c"]), 8)
     assert first == ["é" * 3, "b" * 5]
     assert list(everything) == ["é" * 3, "b" * 5, "c"]
-    assert [list(part) for part in tokenizer_training.peek([])] == [[], []]
+    assert [list(part) for part in training.peek([])] == [[], []]
 
 
 def test_check_memory(monkeypatch):
     """Shown when it fits; refused with the setting, both sizes and what would fit when it does not."""
     monkeypatch.setattr(tokenizer_training, "available_memory_bytes", lambda: 2**30)
-    assert tokenizer_training.check_memory(100_000_000, "tokenizers") == (
+    assert training.check_memory(100_000_000, "tokenizers") == (
         "about 458.4 MiB of memory needed, 1.0 GiB available"
     )
     with pytest.raises(DataError) as caught:
-        tokenizer_training.check_memory(1_000_000_000, "tokenizers", "run.yaml:9: tokenizer.train_bytes")
+        training.check_memory(1_000_000_000, "tokenizers", "run.yaml:9: tokenizer.train_bytes")
     assert str(caught.value) == (
         "run.yaml:9: tokenizer.train_bytes = 1,000,000,000: training with tokenizers takes about 2.5 GiB of memory, "
         "and 1.0 GiB are available: set at most 337,222,041."
     )
-    tokenizer_training.check_memory(337_000_000, "tokenizers")
+    training.check_memory(337_000_000, "tokenizers")
     with pytest.raises(DataError, match=r"100,000,000: training with rustbpe takes about 5\.1 GiB"):
-        tokenizer_training.check_memory(100_000_000, "rustbpe", first_texts=["中文"])
+        training.check_memory(100_000_000, "rustbpe", first_texts=["中文"])
     monkeypatch.setattr(tokenizer_training, "available_memory_bytes", lambda: 10**6)
     with pytest.raises(DataError, match=r"available: free some memory\.$"):
-        tokenizer_training.check_memory(1000, "rustbpe")
+        training.check_memory(1000, "rustbpe")
     monkeypatch.setattr(tokenizer_training, "available_memory_bytes", lambda: None)
-    assert tokenizer_training.check_memory(1000, "rustbpe") == "about 140.0 MiB of memory needed"
+    assert training.check_memory(1000, "rustbpe") == "about 140.0 MiB of memory needed"
 
 
 def test_available_memory(monkeypatch, tmp_path):
@@ -238,17 +238,17 @@ def test_available_memory(monkeypatch, tmp_path):
     meminfo, group = tmp_path / "meminfo", tmp_path / "cgroup"
     monkeypatch.setattr(tokenizer_training, "MEMINFO", meminfo)
     monkeypatch.setattr(tokenizer_training, "CGROUP", group)
-    assert tokenizer_training.available_memory_bytes() is None
+    assert training.available_memory_bytes() is None
     meminfo.write_text("MemTotal:  900 kB\nMemAvailable:  800 kB\n")
-    assert tokenizer_training.available_memory_bytes() == 800 * 1024
+    assert training.available_memory_bytes() == 800 * 1024
     group.mkdir()
     (group / "memory.max").write_text("max\n")
     (group / "memory.current").write_text("500\n")
-    assert tokenizer_training.available_memory_bytes() == 800 * 1024
+    assert training.available_memory_bytes() == 800 * 1024
     (group / "memory.max").write_text("1000\n")
     (group / "memory.stat").write_text("anon 300\ninactive_file 200\n")
-    assert tokenizer_training.available_memory_bytes() == 700
+    assert training.available_memory_bytes() == 700
     (group / "memory").mkdir()
     (group / "memory" / "memory.limit_in_bytes").write_text("400\n")
     (group / "memory" / "memory.usage_in_bytes").write_text("500\n")
-    assert tokenizer_training.available_memory_bytes() == 0
+    assert training.available_memory_bytes() == 0

@@ -213,7 +213,7 @@ def test_peek():
 
 def test_check_memory(monkeypatch):
     """Shown when it fits; refused with the setting, both sizes and what would fit when it does not."""
-    monkeypatch.setattr(tokenizer_training, "available_memory_bytes", lambda: 2**30)
+    monkeypatch.setattr(training, "available_memory_bytes", lambda: 2**30)
     assert training.check_memory(100_000_000, "tokenizers") == (
         "about 458.4 MiB of memory needed, 1.0 GiB available"
     )
@@ -226,18 +226,18 @@ def test_check_memory(monkeypatch):
     training.check_memory(337_000_000, "tokenizers")
     with pytest.raises(DataError, match=r"100,000,000: training with rustbpe takes about 5\.1 GiB"):
         training.check_memory(100_000_000, "rustbpe", first_texts=["中文"])
-    monkeypatch.setattr(tokenizer_training, "available_memory_bytes", lambda: 10**6)
+    monkeypatch.setattr(training, "available_memory_bytes", lambda: 10**6)
     with pytest.raises(DataError, match=r"available: free some memory\.$"):
         training.check_memory(1000, "rustbpe")
-    monkeypatch.setattr(tokenizer_training, "available_memory_bytes", lambda: None)
+    monkeypatch.setattr(training, "available_memory_bytes", lambda: None)
     assert training.check_memory(1000, "rustbpe") == "about 140.0 MiB of memory needed"
 
 
 def test_available_memory(monkeypatch, tmp_path):
     """The least of the machine and both kinds of control group, cached pages given back; "max" sets no limit."""
     meminfo, group = tmp_path / "meminfo", tmp_path / "cgroup"
-    monkeypatch.setattr(tokenizer_training, "MEMINFO", meminfo)
-    monkeypatch.setattr(tokenizer_training, "CGROUP", group)
+    monkeypatch.setattr(training, "MEMINFO", meminfo)
+    monkeypatch.setattr(training, "CGROUP", group)
     assert training.available_memory_bytes() is None
     meminfo.write_text("MemTotal:  900 kB\nMemAvailable:  800 kB\n")
     assert training.available_memory_bytes() == 800 * 1024

@@ -15,8 +15,8 @@ from nbtrain.config.sources import Source
 
 FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
 
-# What a source is called, who may use it, how often it is gone through, from where the same bytes are fetched (an
-# address may hold a password): none of it changes the text.
+# The name of a source, its licence, its weight and the address that its bytes are fetched from (which may hold a
+# password) do not change its text.
 BESIDE_THE_TEXT = ("name", "licence", "attribution", "weight", "max_broken_fraction", "mirror")
 
 
@@ -46,7 +46,7 @@ def with_defaults(there: dict[str, Any]) -> dict[str, Any]:
         **there,
     }
     filled["cleaning"] = {**data.cleaning.model_dump(), **filled["cleaning"]}
-    # What a version wrote that knew other kinds stays as it is: the comparison will name it.
+    # The sources of a version that knew other kinds stay as they are: the comparison names them.
     with contextlib.suppress(KeyError, ValidationError):
         sources: TypeAdapter[list[Any]] = TypeAdapter(list[Source])
         filled["sources"] = [source_settings(source) for source in sources.validate_python(there["sources"])]
@@ -65,13 +65,13 @@ def software(*distributions: str) -> dict[str, str]:
 
 
 def origin(config: RunConfig, key: str) -> str:
-    """Where a key was set: 'gpt.yaml:12', or 'this run' where no file set it."""
+    """Where a key was set: 'gpt.yaml:12', or 'this run' if no file set it."""
     where = config.where(key)
     return "this run" if where == "default" else where
 
 
 def place(config: RunConfig, key: str) -> str:
-    """'gpt.yaml:12: data.sources', or the key alone where no file set it."""
+    """'gpt.yaml:12: data.sources', or the key alone if no file set it."""
     where = config.where(key)
     return key if where == "default" else f"{where}: {key}"
 
@@ -94,7 +94,7 @@ def differences(there: Any, here: Any, key: str = "") -> list[tuple[str, str, st
 
 
 def _entries(values: list[Any]) -> str:
-    """A list by its length where the entries are long, as sources are."""
+    """A list by its length if its entries are long, as those of sources are."""
     if not any(isinstance(value, dict) for value in values):
         return repr(values)
     return "1 entry" if len(values) == 1 else f"{len(values)} entries"

@@ -7,7 +7,7 @@
     space       what str.isspace says                   punctuation
     symbol      all the rest: + = < > | $ ^ `, emoji, drawing, control, private, unassigned, U+FFFD
 
-A word is a run of letters, digits and numbers; where words are not written apart, each character is one. That
+A word is a run of letters, digits and numbers; if words are not written apart, each character is a word. That
 is no dictionary's word, but counts and shingles of it mean the same in every language.
 
 By the Unicode of this Python: a later one knows more letters, so a threshold may fall otherwise there.

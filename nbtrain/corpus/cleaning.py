@@ -1,4 +1,4 @@
-"""What is mended and what is dropped before encoding: rules that know no language.
+"""What is fixed and what is dropped before encoding: rules that need to know no language.
 
     text -> ftfy, when asked -> length -> characters -> lines -> words -> (text, None), or the reason of its drop
 
@@ -30,7 +30,7 @@ REASONS = (EMPTY, TOO_SHORT, TOO_LONG, SYMBOLS, DIGITS, DUPLICATE_LINES, TOP_WOR
 class Cleaner:
     """The rules of one run, applied document by document; picklable, and without memory of earlier documents.
 
-    Raises DataError where ftfy is asked for and not installed.
+    Raises DataError if ftfy is asked for but not installed.
     """
 
     def __init__(self, config: CleaningConfig):
@@ -53,14 +53,14 @@ class Cleaner:
             or config.max_duplicate_line_fraction is not None
             or config.max_top_word_fraction is not None
         )
-        """Whether nothing but empty documents is dropped and nothing is mended."""
+        """Whether only empty documents are dropped and nothing is fixed."""
 
     def __call__(self, text: str) -> tuple[str, str | None]:
         """(text, None) for a document that stays; (text, reason) for one that goes, reason one of REASONS."""
         if self.is_trivial:
             return text, EMPTY if not text or text.isspace() else None
         if self.config.ftfy:
-            text = mended(text)
+            text = fixed(text)
         return text, self._reason(text)
 
     def _reason(self, text: str) -> str | None:
@@ -95,8 +95,8 @@ class Cleaner:
         return None
 
 
-def mended(text: str) -> str:
-    """The text with wrongly decoded characters and HTML entities mended, and nothing else changed.
+def fixed(text: str) -> str:
+    """The text with wrongly decoded characters and HTML entities fixed, and nothing else changed.
 
     ftfy's further habits (straight quotes, ligatures, full width letters, line ends, Unicode normalization,
     control characters) are off: they change text that is right, and Chinese punctuation with it.
@@ -123,7 +123,7 @@ def _mending():
 
 
 def _has_bytes(text: str, num_bytes: int) -> bool:
-    """Whether a text has at least so many UTF-8 bytes; encodes it only where its length leaves that open."""
+    """Whether a text has at least so many UTF-8 bytes; encodes the text only if its length leaves that open."""
     if len(text) >= num_bytes:
         return True
     if text.isascii() or 4 * len(text) < num_bytes:
@@ -140,7 +140,7 @@ def duplicate_line_fraction(text: str) -> float:
 def top_word_fraction(text: str) -> float:
     """The share of the most frequent word, upper and lower case alike.
 
-    A word that stands once is no repetition, so a document of one word has 0.
+    A word that occurs once is no repetition, so a document of one word has 0.
     """
     words = characters.words(text.lower())
     most = max(Counter(words).values(), default=0)

@@ -62,7 +62,7 @@ class Corpus:
         extra_keys: tuple[str, ...] = (),
         gone: Collection[int] = (),
     ) -> "Corpus":
-        """The corpus of a run. Raises DataError where an optional package or a key is not to be had."""
+        """The corpus of a run. Raises DataError if an optional package is not installed or a key is not to be found."""
         readers = [
             open_source(source, f"{where}[{index}]", extra_keys) for index, source in enumerate(sources)
         ]
@@ -78,7 +78,7 @@ class Corpus:
         return cls(readers, where, gone)
 
     def tasks(self) -> Iterator[Task]:
-        """Every part, numbered. Raises DataError where a source cannot be read."""
+        """Every part, numbered. Raises DataError if a source cannot be read."""
         number = 0
         for source, reader in enumerate(self.readers):
             for part in reader.parts():
@@ -93,7 +93,7 @@ class Corpus:
         ]
 
     def total_bytes(self) -> int | None:
-        """The sum of all parts' sizes, for a progress bar; None where a source cannot say."""
+        """The sum of all parts' sizes, for a progress bar; None if a source cannot say."""
         sizes = [reader.total_bytes() for reader in self.readers]
         return None if None in sizes else sum(size for size in sizes if size is not None)
 
@@ -111,7 +111,7 @@ def cleaned(
 
 
 def _stays(cleaner: Cleaner, tally: Tally, is_unicode: bool, record: Record) -> Record | None:
-    # Plain text first: there are a million documents of it where there is one of the others.
+    # Plain text first: most documents are plain text.
     if type(record) is str or isinstance(record, Texts):
         text = record if type(record) is str else record.text  # type: ignore[union-attr]
         if not text or text.isspace():
@@ -152,7 +152,7 @@ def length_of(record: Record) -> int:
 def identities(records: Sequence[Record]) -> tuple[list[int], bytes]:
     """(bytes of text, 0 for token ids, of each; what tells each from others: DIGEST_BYTES of each, one after the other)."""
     if set(map(type, records)) == {str}:
-        # A string that was encoded in C keeps its UTF-8: behind the tokenizer this costs a copy.
+        # A string that was encoded in C keeps its UTF-8: after the tokenizer this costs only a copy.
         contents = list(map(str.encode, records))  # type: ignore[arg-type]
         return list(map(len, contents)), digests(contents)
     pairs = [_identity(record) for record in records]
@@ -162,14 +162,14 @@ def identities(records: Sequence[Record]) -> tuple[list[int], bytes]:
 def _identity(record: Record) -> tuple[int, bytes]:
     if isinstance(record, TokenIds):
         told = digest(record.ids.tobytes())
-        # Equal ids of which others are learnt teach something else; a mask that names all of them says nothing.
+        # Equal ids with another mask teach something else; a mask of all tokens says nothing.
         if record.learnt is not None and not record.learnt.all():
             told = digest(told + record.learnt.tobytes())
         return 0, told
     content = text_of(record).encode()
     told = digest(content)
     if isinstance(record, Example):
-        # Equal pieces of which others are learnt teach something else.
+        # Equal pieces with another choice of learnt ones teach something else.
         told = digest(told + bytes(learn for _, learn in record.pieces))
     return len(content), told
 
@@ -196,8 +196,8 @@ class SourceCounts:
     """The first broken records: place and reason."""
     listed: list[Problem] = field(default_factory=list)
     """The first LISTED_PROBLEMS of them, with the lines of their files."""
-    told_before: bool = False
-    """Whether an earlier step has told them: then they are not told again."""
+    logged_before: bool = False
+    """Whether an earlier step has logged them: then they are not logged again."""
     _lines: Counter[str] = field(default_factory=Counter)
 
     def absorb(self, tally: Tally, path: str | None) -> None:
@@ -208,7 +208,7 @@ class SourceCounts:
             self.listed.append(problem)
             if len(self.named) < NAMED_PROBLEMS:
                 self.named.append(problem.shown())
-                if not self.told_before:
+                if not self.logged_before:
                     logger.warning("%s; the record is left out.", printable(self.named[-1]))
         if path is not None:
             self._lines[path] += tally.lines
@@ -222,14 +222,14 @@ class SourceCounts:
         return f"{'; '.join(self.named)}{more}{f'; listed in {listed}' if listed else ''}"
 
     def check_broken(self, reader: SourceReader, listed: str = "") -> None:
-        """Raises DataError where more records are broken than the source allows; `listed` as for `first`."""
+        """Raises DataError if more records are broken than the source allows; `listed` as for `first`."""
         limit = getattr(reader.config, "max_broken_fraction", None)
         if limit is None or not self.records or self.broken / self.records <= limit:
             return
         raise DataError(
             f"{reader.where}: {self.broken:,} of {self.records:,} records ({self.broken / self.records:.2%}) cannot be "
             f"read, at most max_broken_fraction = {limit:.2%} may be. First: {self.first(listed)}. "
-            "Mend the source, or set its keys or max_broken_fraction."
+            "Fix the source, or set its keys or max_broken_fraction."
         )
 
 
@@ -260,14 +260,14 @@ LOOSENED_BY = {
 
 
 def empty_error(where: str, dropped: Mapping[str, int], first: str = "") -> DataError:
-    """The error for a corpus of which nothing is left; `first` are the first broken records."""
+    """The error for a corpus without a document left; `first` are the first broken records."""
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in sorted(dropped.items())) or "nothing read"
     most = max(dropped, key=lambda reason: dropped[reason], default="")
     advice = "The sources hold no record: name others."
     if most in LOOSENED_BY:
         advice = f"The rule {most} drops most: loosen {LOOSENED_BY[most]}, or name other sources."
     elif first:
-        advice = f"First: {first}. Mend the source, or set its keys."
+        advice = f"First: {first}. Fix the source, or set its keys."
     elif most == cleaning.EMPTY:
         advice = "Most records have no text: set the key that holds it, or name other sources."
     elif dropped:

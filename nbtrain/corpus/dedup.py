@@ -127,7 +127,7 @@ class NearIndex:
     their Jaccard similarity is estimated at `threshold` or more. Documents too short for one shingle have a
     single shingle of all their words; one without any word is never a near duplicate.
 
-    `signature` may be called in workers, `add` in one process. Raises DataError where rensa is not installed.
+    `signature` may be called in workers, `add` in one process. Raises DataError if rensa is not installed.
     """
 
     def __init__(self, config: NearDedupConfig):
@@ -186,7 +186,7 @@ class NearIndex:
         return (agreeing - 1 / 256) / (1 - 1 / 256) >= self.config.threshold - 1e-9
 
     def _band_keys(self, signatures: np.ndarray) -> np.ndarray:
-        """uint64 [n, bands]: one number for what stands in each band, and for the band."""
+        """uint64 [n, bands]: one number for the values of each band and for its place."""
         used = signatures[:, : self.num_bands * self.band_rows].astype(np.uint64)
         rows = used.reshape(len(signatures), self.num_bands, self.band_rows)
         keys = np.broadcast_to(np.arange(1, self.num_bands + 1, dtype=np.uint64), rows.shape[:2]).copy()
@@ -232,14 +232,14 @@ class _SignatureRows:
 
 
 def signature(text: str, config: NearDedupConfig) -> np.ndarray:
-    """MinHash of a text's shingles, uint32 [num_permutations]. Raises DataError where rensa is not installed."""
+    """MinHash of a text's shingles, uint32 [num_permutations]. Raises DataError if rensa is not installed."""
     sketch = _rensa().RMinHash(config.num_permutations, config.seed)
     sketch.update(shingles(text, config.shingle_words))
     return np.array(sketch.digest(), np.uint32)
 
 
 def shingles(text: str, shingle_words: int) -> list[str]:
-    """Every run of so many neighbouring words, in lower case; all words at once where there are fewer.
+    """Every run of so many neighbouring words, in lower case; all words at once if there are fewer.
 
     Words are those of characters.py: punctuation and blanks do not count, and in scripts without blanks (Han,
     Thai) each character is a word, so that a shingle of 5 is 5 characters.

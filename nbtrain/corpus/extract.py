@@ -3,7 +3,7 @@
     data/corpus/<source>-<hash of its settings and fingerprint>/
       000012.jsonl    {"text": ...} per document
       000012.json     the tally of its part; written last: without it the part does not count
-      broken-records.jsonl  broken_records.py; where there are any
+      broken-records.jsonl  the records that could not be read, if any
       manifest.json   what it was made from; written when every part is there
 
 A killed extraction goes on with the parts that are there. The folder may be removed: it is made again when it
@@ -35,7 +35,7 @@ MANIFEST = "manifest.json"
 
 
 class ExtractedReader(SourceReader):
-    """The documents of another reader, from where they were put. Names, licence and fingerprint are that one's."""
+    """The documents of another reader, read from data/corpus/. Name, licence and fingerprint are the other reader's."""
 
     kind = "extracted"
 
@@ -78,8 +78,8 @@ def extracted(
 ) -> tuple[ExtractedReader, str, str]:
     """(reader of what was extracted, "made" or "kept", why). Makes what is missing.
 
-    `num_workers` is asked with the source's total_bytes. Raises DataError where the source cannot be read, or
-    more of it is broken than it allows.
+    `num_workers` is asked with the source's total_bytes. Raises DataError if the source cannot be read, or
+    if more of it is broken than it allows.
     """
     inputs = {
         "schema_version": SCHEMA_VERSION,
@@ -142,7 +142,7 @@ def _extract(reader: SourceReader, folder: Path, num_workers: int) -> tuple[int,
 
 
 class _Extractor:
-    """Makes one part. With `progress`, in the process of the caller, it is told of each document."""
+    """Makes one part. `progress`, given in the process of the caller, advances with each document."""
 
     def __init__(self, reader: SourceReader, folder: Path, progress: Progress | None = None):
         self.reader, self.folder, self.progress = reader, folder, progress
@@ -150,7 +150,7 @@ class _Extractor:
     def __call__(self, task: tuple[int, SourcePart]) -> tuple[SourcePart, Tally, int]:
         number, part = task
         path = self.folder / f"{number:06d}.jsonl"
-        # What was handed over is not handed back.
+        # The content of a part came from the caller, who needs it no more.
         bare = SourcePart(part.name, part.path, part.start, part.stop, part.size_bytes)
         record = files.read_json(path.with_suffix(".json"))
         if record is not None and path.is_file() and path.stat().st_size == record["bytes"]:

@@ -15,7 +15,7 @@ class Texts(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A document of which only a part is learnt: pieces of text, and whether each bears loss.
+    """A document that is learnt in part: pieces of text, and whether each bears loss.
 
     Each piece is encoded by itself, so that a boundary of text is a boundary of tokens.
     """
@@ -24,9 +24,9 @@ class Example(NamedTuple):
 
 
 class TokenIds(NamedTuple):
-    """A document that is token ids already; `learnt` is bool [tokens], None where every token is.
+    """A document that is token ids already; `learnt` is bool [tokens], None if every token is.
 
-    `path` and `line` are those of its Problem, were it found to be broken once the vocabulary is known.
+    `path` and `line` say where it was read, for the Problem if an id turns out to be outside the vocabulary.
     """
 
     ids: np.ndarray
@@ -60,7 +60,7 @@ class SourcePart:
 
 
 class Problem(NamedTuple):
-    """A record that cannot be read. `line` counts from 1, in a tally inside its part; None where there are no lines."""
+    """A record that cannot be read. `line` counts from 1, in a tally inside its part; None if there are no lines."""
 
     path: str
     line: int | None

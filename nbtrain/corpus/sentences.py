@@ -8,14 +8,14 @@ from nbtrain.base.errors import DataError
 
 
 def check_dependencies() -> None:
-    """Raises DataError, with the pip command, where sentencex is not installed."""
+    """Raises DataError, with the pip command, if sentencex is not installed."""
     _segment()
 
 
 def sentences(text: str, language: str) -> list[str]:
     """The sentences of a text in order, without the blanks around them; none is empty.
 
-    `language` is an ISO 639 code, e.g. "en". Raises DataError where sentencex is not installed.
+    `language` is an ISO 639 code, e.g. "en". Raises DataError if sentencex is not installed.
     """
     return [sentence for piece in _segment()(language, text) if (sentence := piece.strip())]
 

@@ -9,7 +9,7 @@ order; of a larger one are taken
     from parts of compressed files            seeded documents of every part, by its size; no bias, but all of the
                                               file is decompressed and a part's texts are in memory
     from a source of unknown size             its beginning, up to the share of a source as large as the sample:
-                                              what stands late in it is not seen
+                                              its later texts are not seen
 
 Where a byte of a source holds more than one of text (compressed columns), so do the pieces, and the share is what
 ends them. A document that would pass the end of its piece is cut there. Empty texts, such as are no Unicode
@@ -38,16 +38,16 @@ def sample_texts(
 ) -> Iterator[str]:
     """About `num_bytes` of UTF-8 text spread over all sources; the same for the same sources, size and seed.
 
-    `clean` mends texts and drops some, as cleaning.Cleaner does. Examples are their pieces joined, records of
+    `clean` fixes texts and drops some, as cleaning.Cleaner does. Examples are their pieces joined, records of
     several keys their main text; token ids are passed over. What was left out of what was read is counted in
-    `tally`. Raises DataError where a source cannot be read.
+    `tally`. Raises DataError if a source cannot be read.
     """
     sizes = [reader.total_bytes() for reader in readers]
     weights = [num_bytes if size is None else size for size in sizes]
     admit = _Admission(clean, Tally() if tally is None else tally)
     left, weight_left = num_bytes, sum(weights)
     for number, (reader, size, weight) in enumerate(zip(readers, sizes, weights, strict=True)):
-        # What a source lacked is for those behind it.
+        # What a source lacked is shared by the sources after it.
         share = left * weight // max(1, weight_left)
         weight_left -= weight
         for text in _sample_source(reader, size, share, f"{seed}:{number}", admit):

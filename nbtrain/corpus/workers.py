@@ -99,7 +99,7 @@ def _pooled(
             under_way.popleft()
             yield result
     finally:
-        # Also where the caller has had enough or an error came: nobody waits for work that nobody reads.
+        # Also if the caller stops early or an error came: nobody waits for work whose result is not read.
         executor.shutdown(kill_workers=bool(under_way))
 
 

@@ -79,7 +79,7 @@ def test_too_many_broken_records(make_config, workspace):
     with pytest.raises(DataError) as caught:
         prepare(config, force=True)
     path = "data/dataset/small/.encode/broken-records.jsonl"
-    assert f"; and {len(lines) - 2:,} more; listed in {path}. Mend the source" in str(caught.value)
+    assert f"; and {len(lines) - 2:,} more; listed in {path}. Fix the source" in str(caught.value)
     assert len((workspace / path).read_text().splitlines()) == len(lines) + 1
     assert dataset.broken_records.read_bytes() == before
 
@@ -91,7 +91,7 @@ def test_a_corpus_of_broken_records_alone(make_config, workspace):
     with pytest.raises(DataError) as caught:
         prepare(make_config(data={**tolerant("broken.jsonl"), "name": "broken"}))
     assert str(caught.value).endswith(
-        "; and 2 more; listed in data/dataset/broken/.encode/broken-records.jsonl. Mend the source, or set its keys."
+        "; and 2 more; listed in data/dataset/broken/.encode/broken-records.jsonl. Fix the source, or set its keys."
     )
 
 

@@ -178,7 +178,7 @@ def test_ftfy_mends_the_encoding_and_nothing_else():
     right = "“q” ﬁ ，ＡＢ e\u0301 a\r\nb\x0c\x1b[1m 中文 हिन्दी"
     assert cleaner(right) == (right, None)
     assert cleaner("<p>&amp;</p>") == ("<p>&amp;</p>", None)  # markup keeps its entities
-    # What was mended is what is judged.
+    # The rules judge the fixed text.
     assert Cleaner(CleaningConfig(ftfy=True, min_bytes=3))("Ã©") == ("é", "too_short")
 
 
@@ -195,7 +195,7 @@ def test_ftfy_missing(monkeypatch):
 
 
 def test_a_cleaner_can_be_sent_to_a_worker():
-    """Pickled, it does the same, and ftfy is loaded only where text is mended."""
+    """Pickled, it does the same, and ftfy is loaded only if text is fixed."""
     cleaner = pickle.loads(pickle.dumps(Cleaner(CleaningConfig(max_digit_fraction=0.5))))
     assert cleaner("12") == ("12", "digits")
     sys.modules.pop("ftfy", None)

@@ -130,7 +130,7 @@ def test_too_many_broken_records(workspace):
         counts.check_broken(reader)
     assert str(caught.value) == (
         "data.sources[0]: 3 of 200 records (1.50%) cannot be read, at most max_broken_fraction = 1.00% may be. First: "
-        "a.jsonl:1: not JSON; and 2 more. Mend the source, or set its keys or max_broken_fraction."
+        "a.jsonl:1: not JSON; and 2 more. Fix the source, or set its keys or max_broken_fraction."
     )
     free = Corpus.open([JsonlSource(kind="jsonl", path="a.jsonl", max_broken_fraction=None)]).readers[0]
     counts.check_broken(free)
@@ -147,7 +147,7 @@ def test_too_many_broken_records(workspace):
         (
             {"broken_record": 1, "empty": 2},
             "a.jsonl:1: not JSON",
-            "(broken_record 1, empty 2). First: a.jsonl:1: not JSON. Mend the source, or set its keys.",
+            "(broken_record 1, empty 2). First: a.jsonl:1: not JSON. Fix the source, or set its keys.",
         ),
         (
             {"empty": 2},

@@ -139,7 +139,7 @@ def test_a_long_document_is_cut():
 
 
 def test_what_encoding_drops_is_no_sample():
-    """Empty, not Unicode, seen before, and what the cleaning drops; what it mends is mended."""
+    """Empty, not Unicode, seen before, and what the cleaning drops; what it fixes is fixed."""
     given = ["one", "", " \n", "\ud800", "one", "two ", "three"]
     tally = Tally()
     assert list(sample_texts([Reader(given)], 10**6, 1, tally=tally)) == ["one", "two ", "three"]

@@ -9,7 +9,7 @@ from nbtrain.corpus.sources.json_line import not_utf8
 
 
 def check_columns(schema: Any, columns: Mapping[str, str], where: str) -> None:
-    """Raises DataError where a column, here with the setting that names it, is not in the schema."""
+    """Raises DataError if a column, here with the setting that names it, is not in the schema."""
     for name, setting in columns.items():
         if name not in schema.names:
             there = ", ".join(map(repr, schema.names[:20])) or "none"
@@ -17,7 +17,7 @@ def check_columns(schema: Any, columns: Mapping[str, str], where: str) -> None:
 
 
 def check_texts(schema: Any, columns: Mapping[str, str], where: str) -> None:
-    """Raises DataError where one of `columns` is not there or holds no text."""
+    """Raises DataError if one of `columns` is not there or holds no text."""
     check_columns(schema, columns, where)
     for name, setting in columns.items():
         if not holds_text(schema.field(name).type):
@@ -43,7 +43,7 @@ def holds_text(kind: Any) -> bool:
 def text_rows(
     batches: Iterable[Any], keys: tuple[str, ...], path: str, tally: Tally, count_lines: bool
 ) -> Iterator[str | Texts]:
-    """The rows of record batches: text where there is one key, else Texts. Null and what is no UTF-8 is broken."""
+    """The rows of record batches: text if there is one key, else Texts. Null and bytes that are not UTF-8 are broken."""
     number = 0
     try:
         for batch in batches:

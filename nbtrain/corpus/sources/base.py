@@ -53,13 +53,13 @@ class SourceReader(ABC):
 
     @abstractmethod
     def parts(self) -> Iterator[SourcePart]:
-        """The source in pieces of about PART_BYTES, in order. Raises DataError where it cannot be read."""
+        """The source in pieces of about PART_BYTES, in order. Raises DataError if it cannot be read."""
 
     @abstractmethod
     def read(self, part: SourcePart, tally: Tally) -> Iterator[Record]:
         """The records of one part, streamed; what is left out is counted in `tally`.
 
-        A broken record is counted and named and never ends the reading. Raises DataError where the rest of the
+        A broken record is counted and named, and the next one is read. Raises DataError if the rest of the
         part cannot be read (a damaged file).
         """
 
@@ -68,18 +68,18 @@ class SourceReader(ABC):
         """JSON values that change when the records would: versions, or sizes and times of files."""
 
     def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
-        """Whether a dataset stays good although its fingerprint `then` has become `now`: nobody asked for the change."""
+        """Whether a dataset stays good although its fingerprint has changed from `then` to `now` without being asked to."""
         return False
 
     def download(self) -> str | None:
-        """Fetch what is not on this disk yet; a sentence on what was done, None where there is nothing to fetch."""
+        """Fetch what is not on this disk yet; a sentence on what was done; None if there is nothing to fetch."""
         return None
 
     def check_dependencies(self) -> None:  # noqa: B027  (most need none)
-        """Raises DataError, with the pip command, where an optional package is missing."""
+        """Raises DataError, with the pip command, if an optional package is missing."""
 
     def licence(self) -> Any:
-        """Of the text, as far as the source itself knows it; None where it does not."""
+        """The licence of the text; None if the source itself does not know it."""
         return None
 
     def attribution(self) -> str | None:
@@ -96,7 +96,7 @@ class SourceReader(ABC):
         }
 
     def total_bytes(self) -> int | None:
-        """The sum of all parts' size_bytes, for a progress bar; None where unknown."""
+        """The sum of all parts' size_bytes, for a progress bar; None if unknown."""
         return None
 
     def documents(self, tally: Tally | None = None) -> Iterator[Record]:

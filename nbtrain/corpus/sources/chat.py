@@ -56,7 +56,7 @@ SHOWN_CHARS = 40
 
 
 class Node(NamedTuple):
-    """A message of a tree, and where it stands."""
+    """A message of a tree, its place for messages, and its replies."""
 
     message: dict[str, Any]
     place: str

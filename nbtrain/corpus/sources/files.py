@@ -2,9 +2,9 @@
 
     files in the order of relative paths
       -> small files in groups of about PART_BYTES     SourcePart.details = their paths; SourcePart.path is None
-      -> a large file in pieces of about PART_BYTES    SourcePart.path; bytes start to stop, or content where compressed
+      -> a large file in pieces of about PART_BYTES    SourcePart.path; bytes start to stop, or content if compressed
 
-Pieces end at line ends, or behind a separator line, and at the same bytes of the text whether the file is compressed or
+Pieces end at line ends, or after a separator line, and at the same bytes of the text whether the file is compressed or
 not. Lines of a piece are numbered from its first one (Problem.line), those of a file in a group from the file's.
 """
 
@@ -42,7 +42,7 @@ class FileReader(base.SourceReader):
     suffixes: ClassVar[tuple[str, ...]]
 
     def files(self) -> list[Path]:
-        """The files, in reading order. Raises DataError where there is none."""
+        """The files, in reading order. Raises DataError if there is none."""
         path = resolve(self.config.path)
         if folder.is_file(path, self.where):
             folder.check_name(path, self.where)
@@ -125,7 +125,7 @@ class FileReader(base.SourceReader):
     def opened(self, part: SourcePart) -> Iterator[tuple[str, Iterator[bytes]]]:
         """(file as messages show it, its lines with their ends) for each file of a part of lines.
 
-        Raises DataError where a file is damaged or has become shorter.
+        Raises DataError if a file is damaged or has become shorter.
         """
         if part.content is not None:
             yield part.path or part.name, io.BytesIO(part.content)
@@ -147,7 +147,7 @@ class FileReader(base.SourceReader):
 
 
 class _PartBytes(io.RawIOBase):
-    """The bytes of a part. Reading raises DataError where the file ends before it."""
+    """The bytes of a part. Reading raises DataError if the file ends before it."""
 
     def __init__(self, stream: io.BufferedReader, part: SourcePart, where: str):
         assert part.stop is not None
@@ -171,7 +171,7 @@ class _PartBytes(io.RawIOBase):
 
 
 def open_lines(path: Path, where: str) -> io.BufferedReader:
-    """open_bytes of a file of lines. Raises DataError too where it is UTF-16, of which no line could be read."""
+    """open_bytes of a file of lines. Raises DataError too also if it is UTF-16, whose lines could not be read."""
     stream = open_bytes(path, where)
     try:
         begun = stream.peek(2)
@@ -187,9 +187,9 @@ def open_lines(path: Path, where: str) -> io.BufferedReader:
 
 
 def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[SourcePart]:
-    """A file of lines in parts of about PART_BYTES, which end behind a line, or behind a line that is `separator`.
+    """A file of lines in parts of about PART_BYTES, which end after a line, or after a line that is `separator`.
 
-    A compressed file is unpacked here, in order; its parts bring their content, which may be larger where a line is.
+    A compressed file is unpacked here, in order; its parts bring their content, which may be larger if a line is.
     """
     if is_compressed(path):
         with open_lines(path, where) as stream:
@@ -209,7 +209,7 @@ def is_separator(line: bytes, separator: bytes) -> bool:
 
 
 def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | None) -> int:
-    """The first place at or behind `at` where a part may end."""
+    """The first place from `at` on at which a part may end."""
     if at >= num_bytes:
         return num_bytes
     at -= 1

@@ -1,4 +1,4 @@
-"""The files of a folder, whatever stands in the way: links, loops of them, missing rights, names and kinds of files.
+"""The files of a folder, whatever is in the way: links, loops of them, missing rights, names and kinds of files.
 
 Nothing that may hold text is passed over in silence: what cannot be read is a DataError that names it.
 """
@@ -24,7 +24,7 @@ IRREGULAR = {
 def wanted_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> list[Path]:
     """The files below `root` whose name is wanted, in the order of their relative paths; hidden ones are left out.
 
-    Links are followed. Each folder is read once: by its own name where it lies below `root`, else by the first of
+    Links are followed. Each folder is read once: by its own name if it lies below `root`, else by the first of
     the links to it. Raises DataError for what cannot be entered, for links that lead nowhere, for what is no regular
     file and for names that are not UTF-8.
     """
@@ -59,7 +59,7 @@ def wanted_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> li
 
 
 def status(path: Path, where: str) -> os.stat_result | None:
-    """What a path leads to; None where there is nothing. Raises DataError where that cannot be told."""
+    """What a path leads to; None if there is nothing. Raises DataError if that cannot be found out."""
     try:
         return path.stat()
     except ValueError:  # a null byte
@@ -71,13 +71,13 @@ def status(path: Path, where: str) -> os.stat_result | None:
 
 
 def is_folder(path: Path, where: str) -> bool:
-    """Whether it is a folder. Raises DataError where that cannot be told."""
+    """Whether it is a folder. Raises DataError if that cannot be found out."""
     found = status(path, where)
     return found is not None and stat.S_ISDIR(found.st_mode)
 
 
 def is_file(path: Path, where: str) -> bool:
-    """Whether it is a regular file. Raises DataError where it is a pipe, a socket or a device, or cannot be told."""
+    """Whether it is a regular file. Raises DataError if it is a pipe, a socket or a device, or cannot be asked."""
     found = status(path, where)
     if found is None:
         return False
@@ -91,7 +91,7 @@ def is_file(path: Path, where: str) -> bool:
 
 
 def check_name(path: Path, where: str) -> None:
-    """Raises DataError where a name is not UTF-8: records and manifests hold it."""
+    """Raises DataError if a name is not UTF-8: records and manifests hold it."""
     if shown(path) != display(path):
         raise DataError(
             f"{where}: {shown(path)}: a name that is not UTF-8; the names of a source's files are kept in records that "
@@ -141,7 +141,7 @@ def _entries(path: Path, where: str) -> list[os.DirEntry[str]]:
 
 
 def _leads_to_folder(link: Path, is_wanted: bool, where: str) -> bool:
-    """Whether a link leads to a folder. Raises DataError where a wanted one leads nowhere or to what is no file."""
+    """Whether a link leads to a folder. Raises DataError if a wanted one leads nowhere or to something that is no file."""
     found = status(link, where)
     if found is None:
         if is_wanted:

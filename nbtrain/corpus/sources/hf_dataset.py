@@ -1,6 +1,6 @@
 """A Hugging Face dataset on disk, as save_to_disk writes it: Arrow streams read batch by batch, by pyarrow alone.
 
-dataset_dict.json {"splits": [...]}     only where there are splits, each a folder of its own
+dataset_dict.json {"splits": [...]}     only if there are splits, each a folder of its own
 state.json        {"_data_files": [{"filename": "data-00000-of-00002.arrow"}, ...]}
 dataset_info.json license, citation, homepage
 """
@@ -29,7 +29,7 @@ class HfDatasetReader(FileReader):
     suffixes = (".arrow",)
 
     def folder(self) -> Path:
-        """The folder that holds state.json. Raises DataError where the dataset or the split is not there."""
+        """The folder that holds state.json. Raises DataError if the dataset or the split is not there."""
         root, split = resolve(self.config.path), self.config.split
         where = f"{self.where}: path = {self.config.path!r}"
         if not is_folder(root, self.where):
@@ -129,7 +129,7 @@ class HfDatasetReader(FileReader):
 
 
 class OpenArrow:
-    """An Arrow stream mapped into memory: pages are read when their batch is. Raises DataError where it is damaged."""
+    """An Arrow stream mapped into memory: pages are read when their batch is. Raises DataError if it is damaged."""
 
     def __init__(self, path: Path, where: str):
         self.path, self._where = path, where

@@ -1,7 +1,7 @@
 """JSON as Python writes it: what orjson refuses and is no reason to lose a document.
 
-NaN, Infinity and numbers beyond float64 stand in keys that nobody reads, and lone surrogates come from json.dumps. A
-reader asks orjson first, and comes here with the lines that it refuses.
+NaN, Infinity and numbers beyond float64 occur under keys that are not read, and lone surrogates come from json.dumps. A
+reader asks orjson first, and comes here with the lines that orjson refuses.
 """
 
 import json
@@ -11,7 +11,7 @@ import orjson
 
 
 def loads(content: bytes) -> Any:
-    """The value, strings with lone surrogates among it. Raises json.JSONDecodeError where neither parser reads it."""
+    """The value; its strings may hold lone surrogates. Raises json.JSONDecodeError if neither parser reads it."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -19,7 +19,7 @@ def loads(content: bytes) -> Any:
     try:
         return json.loads(content.decode(), parse_int=_integer)
     except json.JSONDecodeError:
-        raise  # what orjson refused may be read, and the mistake stand behind it
+        raise  # what orjson refused may be readable, and the mistake come later
     except (ValueError, RecursionError):
         raise refusal from None
 
@@ -30,7 +30,7 @@ def problem_of(content: bytes, error: json.JSONDecodeError) -> str:
 
 
 def no_object(value: Any, content: bytes = b"") -> str:
-    """What is wrong with a value, and with the line that it is, where it is no object."""
+    """What is wrong with a value that is no object, and with its line."""
     return _with_rule(f"not an object but {kind_of(value)}", content)
 
 
@@ -59,7 +59,7 @@ def is_unicode(text: str) -> bool:
 
 
 def not_utf8(content: bytes) -> str | None:
-    """What is wrong with bytes that are no UTF-8; None where they are."""
+    """What is wrong with bytes that are no UTF-8; None if they are."""
     try:
         content.decode()
     except UnicodeDecodeError as error:

@@ -7,7 +7,7 @@ from nbtrain.base.errors import DataError
 
 
 def optional(package: str, where: str, what: str) -> Any:
-    """The module `package`. Raises DataError, with the pip command, where it is missing: `what` needs it."""
+    """The module `package`. Raises DataError, with the pip command, if it is missing: `what` needs it."""
     try:
         return import_module(package)
     except ImportError as error:

@@ -1,6 +1,6 @@
 """Parquet: row groups streamed in batches, and of them only the columns that are asked for.
 
-Rows stand for lines: a problem names the number of its row.
+A problem names the number of its row in place of a line.
 """
 
 from collections.abc import Iterator, Mapping
@@ -91,7 +91,7 @@ def parquet_pieces(path: Path, where: str, columns: Mapping[str, str] | None = N
 
 
 class OpenParquet:
-    """An open file. Raises DataError where it is no Parquet file or a page is damaged."""
+    """An open file. Raises DataError if it is no Parquet file or a page is damaged."""
 
     def __init__(self, path: Path, where: str):
         self._path, self._where = path, where

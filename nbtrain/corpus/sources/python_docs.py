@@ -3,7 +3,7 @@
     list the .py files of each package -> one order that mixes all packages evenly -> parse with ast (nothing is
     ever imported) -> each docstring one document -> stop at max_bytes
 
-In the order, file k of a package's n stands at (k + 1/2) / n, files of one package sorted by a hash of
+In the order, file k of a package's n has the place (k + 1/2) / n, files of one package sorted by a hash of
 their path: any stretch of the order, so also any split and any cap, holds each package in proportion.
 Price: about 0.5 CPU seconds for each MB of text.
 """
@@ -143,7 +143,7 @@ class PythonDocsReader(SourceReader):
 def docstrings(source: bytes) -> Iterator[str]:
     """The docstrings of a module's text in its order: module, classes, methods, functions.
 
-    Raises SyntaxError or ValueError where it is not Python.
+    Raises SyntaxError or ValueError if it is not Python.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's files

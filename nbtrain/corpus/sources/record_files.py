@@ -75,7 +75,7 @@ class RecordFileReader(FileReader):
         return open_records(path, self.where)
 
     def rows(self, part: SourcePart, tally: Tally) -> Iterator[Row]:
-        """The objects of one part. Raises DataError where a file is damaged."""
+        """The objects of one part. Raises DataError if a file is damaged."""
         if part.content is not None:
             yield from self._lines(part, tally)
             return

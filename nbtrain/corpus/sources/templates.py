@@ -41,11 +41,11 @@ class Template:
         return "".join(parts)
 
     def before(self, field: str) -> "Template":
-        """What stands in front of the first `field`."""
+        """The template before the first `field`."""
         return self._slice(0, self._fields.index(field))
 
     def from_on(self, field: str) -> "Template":
-        """The first `field` and what stands behind it."""
+        """The first `field` and what follows it."""
         place = self._fields.index(field)
         rest = self._slice(place, len(self._fields))
         rest._texts[0] = ""

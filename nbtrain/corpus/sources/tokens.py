@@ -1,7 +1,7 @@
 """Documents that are token ids already, with labels as Hugging Face aligns them: labels[i] belongs to input_ids[i].
 
-A token is learnt where its label is its id and not where it is -100. Any other label cannot be kept in a .bin, and
-is most often a list that was shifted by one: such a record is broken. So is one of which nothing is learnt.
+A token is learnt if its label is its id, and not learnt if its label is -100. Any other label cannot be kept in a .bin, and
+mostly means that the list was shifted by one: such a record is broken. So is a record without a learnt token.
 """
 
 from collections.abc import Iterator
@@ -52,7 +52,7 @@ class TokensReader(RecordFileReader):
 
 
 def _lists(column: Any) -> list[Any]:
-    """The rows of a column: NumPy arrays where it holds lists of integers and no null among them."""
+    """The rows of a column: NumPy arrays if it holds lists of integers without a null."""
     import pyarrow.types as types
 
     kind = column.type

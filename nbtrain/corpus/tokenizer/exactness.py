@@ -1,4 +1,4 @@
-"""Whether two engines give the same ids, looked at where engines are known to differ."""
+"""Whether two engines give the same ids, compared on texts on which engines are known to differ."""
 
 import importlib.metadata
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ HARD_TEXTS = (
 def first_difference(
     encode: Encode, reference: Encode, sample_texts: Sequence[str], eod_token: str
 ) -> str | None:
-    """What the first text is for which fastokens gives other ids than HF tokenizers, None where there is none.
+    """What the first text is for which fastokens gives other ids than HF tokenizers, None if there is none.
 
     Looks at HARD_TEXTS, at `eod_token` in several places, and at the beginnings of the first SAMPLE_TEXTS texts.
     """

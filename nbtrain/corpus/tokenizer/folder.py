@@ -29,7 +29,7 @@ OTHER_FORMATS = {
 
 FORMAT_BYTES = 1 << 10
 
-# What others call their end of a document or an answer; offered where the configured one is not there.
+# What others call their end of a document or an answer; offered if the configured one is not there.
 EOD_CANDIDATES = (
     "<|endoftext|>",
     "</s>",
@@ -46,7 +46,7 @@ EOD_CANDIDATES = (
 
 
 def read_manifest(directory: Path) -> dict[str, Any] | None:
-    """manifest.json of a tokenizer folder, or None. Raises DataError where it is damaged."""
+    """manifest.json of a tokenizer folder, or None. Raises DataError if it is damaged."""
     try:
         return files.read_json(directory / "manifest.json")
     except ValueError as error:
@@ -57,8 +57,8 @@ def adopt(path: str | Path, eod_token: str, directory: str | Path) -> dict[str, 
     """Take over a tokenizer into `directory`, the manifest written last, and return it.
 
     `path` is a tokenizer.json, a folder that holds one, or a folder of GPT-2's vocab.json and merges.txt; it may
-    be `directory` itself. tokenizer.json wins where a folder has both, for it alone says how words are cut,
-    unless nbtrain made the folder. Raises DataError where there is none, where it cannot be read, and where it
+    be `directory` itself. tokenizer.json wins if a folder has both, for it alone says how words are cut,
+    unless nbtrain made the folder. Raises DataError if there is none, if it cannot be read, and if it
     lacks `eod_token`.
     """
     path, directory = Path(path), Path(directory)
@@ -125,7 +125,7 @@ def _adopt_one_file(path: Path, eod_token: str, directory: Path) -> dict[str, An
     entries = built.get_vocab(with_added_tokens=True)
     _require_eod(entries, eod_token, path)
     eod_id = entries[eod_token]
-    if _mend(document, eod_token, eod_id):
+    if _fix(document, eod_token, eod_id):
         content = (json.dumps(document, indent=2, ensure_ascii=False) + "\n").encode()
     directory.mkdir(parents=True, exist_ok=True)
     files.write_bytes(directory / ONE_FILE, content)
@@ -147,8 +147,8 @@ def _adopt_one_file(path: Path, eod_token: str, directory: Path) -> dict[str, An
     return manifest
 
 
-def _mend(document: dict[str, Any], eod_token: str, eod_id: int) -> bool:
-    """Change what would lose text or make EOD of it; whether anything had to be changed.
+def _fix(document: dict[str, Any], eod_token: str, eod_id: int) -> bool:
+    """Change what would lose text or turn text into EOD. Returns whether anything had to be changed.
 
     Truncation and padding belong to inference; dropout would give other ids at each run; an EOD that is not
     marked special is found in texts.
@@ -190,7 +190,7 @@ def _require_eod(vocab: Iterable[str], eod_token: str, path: Path) -> None:
 
 
 def from_vocabulary(vocab: Path, merges: Path, eod_token: str = EOD_TOKEN) -> Any:
-    """A tokenizers.Tokenizer from GPT-2's two files. Raises DataError where they are not such a pair."""
+    """A tokenizers.Tokenizer from GPT-2's two files. Raises DataError if they are not such a pair."""
     import tokenizers
     from tokenizers.models import BPE
     from tokenizers.pre_tokenizers import ByteLevel
@@ -224,7 +224,7 @@ def byte_level(tokenizer: Any) -> Any:
 def save(tokenizer: Any, directory: Path, made: dict[str, Any]) -> dict[str, Any]:
     """Write the four files into `directory`, the manifest last, and return it.
 
-    `made` says how it was made and goes into the manifest; its eod_token is EOD_TOKEN where it names none. Files
+    `made` says how it was made and goes into the manifest; its eod_token is EOD_TOKEN if it names none. Files
     that are there already (a vocabulary that somebody brought) are left as they are.
     """
     eod_token = made.get("eod_token", EOD_TOKEN)

@@ -34,7 +34,7 @@ def is_trained(config: RunConfig) -> bool:
 
 
 def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Tokenizer | None:
-    """The tokenizer of a run; None where nothing needs one and there is none. Raises DataError."""
+    """The tokenizer of a run; None if nothing needs one and there is none. Raises DataError."""
     directory = tokenizer_dir(config.tokenizer.name)
     with locked_directory(directory.parent):
         for leftover in directory.parent.glob(f".{directory.name}.*.tmp"):
@@ -65,7 +65,7 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
         if trained:
             how = f"trained on {'these' if same_sources(trained['sources'], config) else 'other'} sources"
             if others:
-                how += f"; not made anew, since {', '.join(others)} {'is' if len(others) == 1 else 'are'} encoded with it"
+                how += f"; not made again, since {', '.join(others)} {'is' if len(others) == 1 else 'are'} encoded with it"
         say("kept" if trained else "used", f"{display(directory)}: {loaded.vocab_size:,} entries, {how}")
         return loaded
     if not config.data.sources:

@@ -5,11 +5,11 @@
       tokenizer.json           what is loaded; HF's one file, which may describe any tokenizer
       manifest.json            vocab_size, eod_id, eod_token, sha256, how it was made; written last
 
-Two engines encode: fastokens where it is installed, knows this tokenizer and gives the same ids, else HF
+Two engines encode: fastokens if it is installed, knows this tokenizer and gives the same ids, else HF
 tokenizers. `check_exact` compares them.
 
-The letters of the end-of-document token in a text are text, never that token, which only the writer puts; so
-are those of every other special token. Added tokens that are not special (runs of blanks in some vocabularies)
+The letters of the end-of-document token in a text are text, never that token, which only the writer appends. The same
+holds for every other special token. Added tokens that are not special (runs of blanks in some vocabularies)
 are part of the vocabulary and stay.
 """
 
@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 LONG_TEXT_CHARS = 2 << 20
 # A longer word or run of blanks in such a text may be cut: engines take 50 bytes for each of its characters.
 LONG_WORD_CHARS = 1 << 18
-# In front of a blank behind a letter or digit; and, in scripts without blanks, of a comma or stop behind a letter.
+# After a letter or digit that a blank follows; and, in scripts without blanks, after a letter that a comma or stop follows.
 SAFE_CUT = re.compile(
     "[^\\W_](?=[ \n])|[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff](?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
 )
@@ -47,7 +47,7 @@ SAFE_CUT = re.compile(
 class Tokenizer:
     """A tokenizer folder, loaded; picklable. Engines load when they are first needed.
 
-    `engine` is "fastokens", "tokenizers" or None: the first that is installed. It changes to "tokenizers" where
+    `engine` is "fastokens", "tokenizers" or None: the first that is installed. It changes to "tokenizers" if
     fastokens cannot load the folder or check_exact finds a difference.
     """
 
@@ -111,7 +111,7 @@ class Tokenizer:
         return self._encode_whole(texts)
 
     def _encode_in_pieces(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """The same for texts of which one is so long that an engine's copies of it would count."""
+        """The ids of texts, one of which is so long that the engine's copies of it would take much memory."""
         rows, offsets = [], np.zeros(len(texts) + 1, np.int64)
         for number, text in enumerate(texts):
             own = list(self.encode_long(text))
@@ -120,7 +120,7 @@ class Tokenizer:
         return np.concatenate(rows), offsets
 
     def encode_long(self, text: str) -> Iterator[np.ndarray]:
-        """The ids of a text piece by piece, together those of encode. Only where cuts_safely."""
+        """The ids of a text piece by piece, together those of encode. Only if cuts_safely."""
         for piece in pieces_of_long(text):
             yield self._encode_whole([piece])[0]
 
@@ -128,7 +128,7 @@ class Tokenizer:
     def cuts_safely(self) -> bool:
         """Whether a text may be encoded in pieces that are cut at SAFE_CUT.
 
-        True where words are cut by GPT-2's rule alone: no token of it spans such a place. A word or a run of blanks of
+        True if words are cut by GPT-2's rule alone: no token of it spans such a place. A word or a run of blanks of
         LONG_WORD_CHARS and more in a text of LONG_TEXT_CHARS may be cut too; its tokens are then those of its two halves.
         """
         document = orjson.loads((self.directory / ONE_FILE).read_bytes())
@@ -206,7 +206,7 @@ class Tokenizer:
     def check_exact(self, sample_texts: Sequence[str] = ()) -> str | None:
         """Compare fastokens with HF tokenizers on the beginning of a sample and on hard texts of every kind.
 
-        None where they agree or tokenizers is the engine already. Else `engine` becomes "tokenizers", and the
+        None if they agree or tokenizers is the engine already. Else `engine` becomes "tokenizers", and the
         answer is one sentence on why. Takes under 0.3 s besides loading.
         """
         if self.engine != "fastokens":

@@ -50,7 +50,7 @@ def train(
     """A byte-level BPE of at most `vocab_size` entries, a tokenizers.Tokenizer for tokenizer.save.
 
     `eod_token` is entry 0. The texts are read no further than `train_bytes`, where the last one is cut. Raises
-    DataError for a vocabulary that cannot hold every byte, for no text, and where rustbpe is not installed.
+    DataError for a vocabulary that cannot hold every byte, for no text, and if rustbpe is not installed.
     """
     if vocab_size < NUM_BYTES + 1:
         raise DataError(
@@ -134,14 +134,14 @@ def _two_pieces(token: bytes, rank_of: dict[bytes, int]) -> list[bytes]:
 
 
 def byte_letters() -> list[str]:
-    """The letter that stands for each byte in GPT-2's files: itself where it is visible, else one from 256 on."""
+    """The letter that stands for each byte in GPT-2's files: itself if it is visible, else one from 256 on."""
     visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
     return [chr(byte) if byte in visible else chr(next(others)) for byte in range(NUM_BYTES)]
 
 
 def _some(batches: Iterator[list[str]]) -> Iterator[list[str]]:
-    """The same batches. Raises DataError where there is none."""
+    """The batches unchanged. Raises DataError if there is none."""
     first = next(batches, None)
     if first is None:
         raise DataError("the corpus is empty: there is no text to train a tokenizer on.")
@@ -150,7 +150,7 @@ def _some(batches: Iterator[list[str]]) -> Iterator[list[str]]:
 
 
 def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str]]:
-    """Lists of texts of `train_bytes` in all; the last text is cut where it would pass them.
+    """Lists of texts of `train_bytes` in all; the last text is cut if it would exceed them.
 
     Training a BPE is quadratic in the length of a word: one word of 3 MB (base64, a sequence of genes) would
     take an hour. So longer words are cut, for training only; they are encoded whole.
@@ -234,7 +234,7 @@ def check_memory(
 ) -> str:
     """One sentence on what training will take and what there is, to be shown before it.
 
-    `first_texts` is what the sample begins with (`peek`): by it the scripts are known. Raises DataError where
+    `first_texts` is what the sample begins with (`peek`): by it the scripts are known. Raises DataError if
     training would not fit; `where` names the setting in it.
     """
     fraction = unspaced_fraction(first_texts)
@@ -254,7 +254,7 @@ def check_memory(
 
 
 def available_memory_bytes() -> int | None:
-    """What this process may still take: of the machine and of its control group; None where neither says."""
+    """What this process may still take: of the machine and of its control group; None if neither sets a limit."""
     found = []
     fields = _key_values(MEMINFO)
     if "MemAvailable:" in fields:

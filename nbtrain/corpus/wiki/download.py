@@ -2,10 +2,10 @@
 
     <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt     names the files of a dump; "latest" names dated ones too
     <name>.part, <name>.part.json                         what has come, and the ETag that it belongs to
-    <name>, <name>.json                                   whole, its SHA-1 as listed; and where it is from
+    <name>, <name>.json                                   the whole file, its SHA-1 as listed; and its source
 
-A cut connection is taken up again where it broke (Range, If-Range), a few times in one call and at any time in a
-later one. What has changed on the server in the meantime starts from nothing.
+After a cut connection the download goes on at the byte it had reached (Range, If-Range), a few times in one call and at
+any time in a later call. If the file has changed on the server, it starts from nothing.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from nbtrain.corpus.partial_file import READ_BYTES
 
 logger = logging.getLogger(__name__)
 
-# Streams of a hundred pages each are read in parallel: chosen where there is a choice.
+# Streams of a hundred pages each are read in parallel: chosen if there is a choice.
 KINDS = ("pages-articles-multistream", "pages-articles")
 
 # Codes of languages that are not how the wiki's database is called.
@@ -66,7 +66,7 @@ def known(language: str, date: str) -> Downloaded | None:
 
 
 def find(language: str, date: str) -> Downloaded | None:
-    """The same where its file is on this disk, whole."""
+    """What `known` gives, if its file is on this disk and whole."""
     record = known(language, date)
     if record is not None:
         whole = folder() / record.file
@@ -100,7 +100,7 @@ def download(language: str, date: str, mirror: str, sha1: str | None, where: str
 
 
 def check_sha1(path: Path, sha1: str, where: str) -> bool:
-    """Compare a brought file with the source's sha1; False where that was done before. Raises DataError."""
+    """Compare a brought file with the source's sha1; False if that was done before. Raises DataError."""
     stat = path.stat()
     note = folder() / f"{path.name}.checked.json"
     checked = {"path": str(path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha1": sha1}

@@ -43,7 +43,7 @@ class Page(NamedTuple):
     namespace: int
     is_redirect: bool
     model: str
-    """Content model; "wikitext" where the dump names none."""
+    """Content model; "wikitext" if the dump names none."""
     text: str
     """Of its newest revision."""
     older_revisions: int = 0
@@ -67,7 +67,7 @@ class Dump:
     encoding: str
     """utf-8, utf-16-le or utf-16-be."""
     namespaces: dict[int, str] = field(default_factory=dict)
-    """{key: name} of <siteinfo>; empty where there is none."""
+    """{key: name} of <siteinfo>; empty if there is none."""
     site: dict[str, str] = field(default_factory=dict)
     """sitename, dbname, base of <siteinfo>."""
 
@@ -80,7 +80,7 @@ class Piece(NamedTuple):
 
 
 def open_dump(path: Path) -> Dump:
-    """Look at the beginning. Raises DataError where it is no dump, naming what it is."""
+    """Look at the beginning. Raises DataError, which names what the file is, if it is no dump."""
     try:
         with path.open("rb") as stream:
             begin = stream.read(compression.MAGIC_BYTES)
@@ -175,7 +175,7 @@ def pieces(
 ) -> Iterator[Piece]:
     """The pages that begin in [start, stop) of the file, in pieces of about piece_bytes of XML.
 
-    `start` and `stop` are entry points; stop None is the end of the file. Raises DataError where the file is cut
+    `start` and `stop` are entry points; stop None is the end of the file. Raises DataError if the file is cut
     short or damaged, after the whole pages before that have been given.
     """
     buffer = bytearray()  # from a page's beginning on, once `started`
@@ -244,7 +244,7 @@ def pages(xml: bytes) -> Iterator[Page | BrokenPage]:
 
 
 def pages_with_ends(xml: bytes) -> Iterator[tuple[Page | BrokenPage, int]]:
-    """The same, each with the place in `xml` where it ends."""
+    """The pages of one piece, each with the place in `xml` at which it ends."""
     position = 0
     while match := PAGE_BEGINS.search(xml, position):
         end = xml.find(PAGE_ENDS, match.start())
@@ -297,7 +297,7 @@ def _parse(xml: bytes) -> Any:
 
 
 def _whole(buffer: bytearray) -> int:
-    """Where the last whole page of `buffer` ends; 0 where there is none."""
+    """The place after the last whole page of `buffer`; 0 if there is none."""
     end = buffer.rfind(PAGE_ENDS)
     return 0 if end < 0 else end + len(PAGE_ENDS)
 
@@ -397,5 +397,5 @@ def _bz2_blocks(path: Path, start: int) -> Iterator[_Block]:
                 raw = decompressor.unused_data
                 begin = read - len(raw)
                 if raw and not b"BZh".startswith(raw[:3]):
-                    return  # bz2 ignores what stands behind its last stream; so do we
+                    return  # bzip2 ignores what follows the last stream; so do we
                 decompressor = bz2.BZ2Decompressor()

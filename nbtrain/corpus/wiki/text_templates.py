@@ -34,7 +34,7 @@ def _fraction(arguments: list[str]) -> str:
 
 
 def _formula(arguments: list[str]) -> str:
-    """chem|SO|4|2-: SO, 4 below, 2- above; the charge is the last where it bears a sign."""
+    """chem|SO|4|2-: SO, 4 below, 2- above; the last is the charge if it bears a sign."""
     above = arguments.pop().translate(SUPERSCRIPTS) if arguments and arguments[-1][-1] in "+-−" else ""
     return "".join(part.translate(SUBSCRIPTS) if part.isdigit() else part for part in arguments) + above
 

@@ -144,7 +144,7 @@ def _run(match: re.Match[str]) -> str:
 
 
 def _line(raw: str) -> str | None:
-    """A line with single blanks, empty for a paragraph's end; None where it is a leftover."""
+    """A line with single blanks, empty for a paragraph's end; None if it is a leftover."""
     line = DOUBLE_BLANK.sub(" ", raw).strip()
     if not line or line.startswith(f"{ASIDE}H"):
         return line

@@ -147,7 +147,7 @@ class _Encoding:
             unknown_id=loaded.unknown_id if loaded else None,
         )
         self.counts = [
-            SourceCounts(told_before=isinstance(reader, ExtractedReader)) for reader in corpus.readers
+            SourceCounts(logged_before=isinstance(reader, ExtractedReader)) for reader in corpus.readers
         ]
         self.num_kept = 0
         """Shards that an earlier run has left."""

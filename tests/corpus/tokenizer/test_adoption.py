@@ -225,7 +225,7 @@ def test_added_tokens(bring, workspace):
         assert 0 not in Tokenizer.load(workspace / "other", engine).encode("<|begin_of_text|>x")
 
 
-def test_what_would_lose_text_is_mended(bring, workspace):
+def test_what_would_lose_text_is_fixed(bring, workspace):
     """Truncation, padding, dropout and an EOD that is not special: the ids are of whole texts, and always the same."""
 
     def change(document):

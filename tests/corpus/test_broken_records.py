@@ -137,4 +137,4 @@ def test_what_an_extraction_has_met(workspace):
     with pytest.raises(DataError) as caught:
         extracted(strict, lambda total: 1)
     (path,) = (workspace / "data" / "corpus").glob("strict-*/broken-records.jsonl")
-    assert f"; listed in {path.relative_to(workspace)}. Mend" in str(caught.value)
+    assert f"; listed in {path.relative_to(workspace)}. Fix" in str(caught.value)

@@ -32,6 +32,7 @@ NETWORK_MODULES = re.compile(
 )
 MAY_CONTACT = {
     "corpus/http.py": {"urllib.request", "urllib3", "ssl"},
+    "corpus/partial_file.py": {"urllib3"},  # the errors of an answer
     "jobs/backends/local.py": {"socket"},  # a free port of 127.0.0.1
     "jobs/machine.py": {"socket"},  # the host's own name
     "jobs/supervisor/rank_wrapper.py": {"socket"},  # a pair inside the process

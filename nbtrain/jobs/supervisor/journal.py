@@ -10,6 +10,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from nbtrain.base import amounts, last_words
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
@@ -211,7 +212,7 @@ class Journal:
             cause += f": {amounts.counted(steps, 'step')}"
             cause += f" of {scheduled:,} ({by} ends it here)" if by else ""
         if verdict.state == FAILED:
-            cause += self._disk_note()
+            cause += disk_note(self.job.run.path)
         previous, self.record.state, self.record.cause = self.record.state, verdict.state, cause
         self.record.mark("ended_at")
         if self.reserve is not None:
@@ -233,9 +234,10 @@ class Journal:
         if self.config is not None:
             write_summary(self.job.run, self.config, self.record, self.last_beat)
 
-    def _disk_note(self) -> str:
-        """A hint if the disk of the run is as good as full."""
-        usage = shutil.disk_usage(self.job.run.path)
-        if usage.free > max(64 * 2**20, usage.total // 1000):
-            return ""
-        return f" (the run's disk has {usage.free / 2**20:.0f} MiB of {usage.total / 2**30:.2f} GiB free)"
+
+def disk_note(folder: Path) -> str:
+    """A hint if the disk of a folder is as good as full."""
+    usage = shutil.disk_usage(folder)
+    if usage.free > max(64 * 2**20, usage.total // 1000):
+        return ""
+    return f" (the run's disk has {usage.free / 2**20:.0f} MiB of {usage.total / 2**30:.2f} GiB free)"

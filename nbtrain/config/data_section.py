@@ -22,9 +22,10 @@ from nbtrain.config.fields import (
 )
 from nbtrain.config.sources import Source
 
-# The languages of data.split_sentences, known without importing sentencex, which cuts. It has rules of its own for some
-# thirty languages. For most others it takes the rules of a related language (its table of fallbacks,
-# src/languages/fallbacks.rs), and English rules for the rest, even if the code is no language at all.
+# The languages of data.split_sentences, known without importing sentencex, which cuts. It has rules of its
+# own for some thirty languages. For most others it takes the rules of a related language (its table of
+# fallbacks, src/languages/fallbacks.rs), and English rules for the rest, even if the code is no language at
+# all.
 LANGUAGE_CODE = "^[a-z]{2,3}$"
 # ISO 639-1, the codes of two letters.
 ISO_639_1 = """
@@ -67,8 +68,8 @@ class TokenizerConfig(ConfigModel):
     train_seed: WideSeed = 1234
     """Seed of the text sample that the tokenizer is trained on."""
     max_unknown_fraction: Fraction | None = 0.1
-    """Stop with an error when more than this share of a source's tokens is the unknown token, whose text is lost; null sets
-    no limit."""
+    """Stop with an error when more than this share of a source's tokens is the unknown token, whose text is
+    lost; null sets no limit."""
 
 
 class NearDedupConfig(ConfigModel):

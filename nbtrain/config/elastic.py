@@ -2,8 +2,8 @@
 
     backend.elastic: a restart counts the devices -> elastic_size -> job.json -> attempt_config (attempt.py)
 
-Only data_parallel_size changes. Each step takes the same samples in the same order (dataset/samples/state.py); fewer
-ranks take more micro batches one after the other.
+Only data_parallel_size changes. Each step takes the same samples in the same order
+(dataset/samples/state.py); fewer ranks take more micro batches one after the other.
 """
 
 from nbtrain.config.rules.check import find_problems

@@ -1,8 +1,8 @@
-"""One decision on all ranks at each step boundary, at no cost to the step.
+"""One decision of all ranks at each step boundary, which costs the step nothing.
 
-Each rank has a wish (0: nothing, larger: stronger); the decision is the largest. The all-reduce of that one
-integer goes through a gloo group of its own and is started with the step and awaited at its end, so the
-training never waits for it and NCCL's streams never see it. One process agrees with itself.
+Each rank has a wish (0 is none, a larger number a stronger wish); the decision is the largest. The all-reduce
+of this one integer has a gloo group of its own. It is started with the step and awaited at its end, so that
+training never waits for it and NCCL's streams never see it. A single process agrees with itself.
 """
 
 from collections.abc import Callable
@@ -20,13 +20,13 @@ class Agreement:
         self._work: dist.Work | None = None
 
     def begin(self, wish: Callable[[], int]) -> None:
-        """Start the vote with what is wished now."""
+        """Start the vote with this rank's current wish."""
         if self._group is not None:
             self._wish.fill_(wish())
             self._work = dist.all_reduce(self._wish, dist.ReduceOp.MAX, group=self._group, async_op=True)
 
     def finish(self, wish: Callable[[], int]) -> int:
-        """The largest wish of all ranks; alone, what is wished now."""
+        """The largest wish of all ranks; a single process's own wish."""
         if self._work is None:
             return wish()
         self._work.wait()
@@ -40,7 +40,7 @@ class Agreement:
 
 
 def broadcast_object(value: object, source: int = 0) -> object:
-    """`value` of rank `source` on every rank; small things only."""
+    """`value` of rank `source`, on every rank; for small objects only."""
     if dist.get_world_size() == 1:
         return value
     box = [value]
@@ -49,7 +49,7 @@ def broadcast_object(value: object, source: int = 0) -> object:
 
 
 def gather_objects(value: object) -> list:
-    """The values of all ranks, by rank, on every rank; small things only."""
+    """The values of all ranks, by rank, on every rank; for small objects only."""
     if dist.get_world_size() == 1:
         return [value]
     values: list = [None] * dist.get_world_size()

@@ -4,8 +4,8 @@
     pipeline_model_parallel   hold the stages of one model
     model_parallel            tensor times pipeline: the ranks that hold one whole model
     data_parallel             hold the same weights and take different samples
-    sequence_parallel         Ulysses: take parts of the same sequences; neighbours along the topology's data axis
-    sequence_data_parallel    data times sequence, the topology's whole data axis: what ZeRO cuts the optimizer over
+    sequence_parallel         Ulysses: take parts of the same sequences; neighbours on the data axis
+    sequence_data_parallel    data times sequence, the whole data axis: ZeRO cuts the optimizer over it
 
 The names are Megatron's and DeepSpeed's. Megatron's sequence parallelism has no group of its own: it cuts the
 sequence inside the tensor group.
@@ -22,14 +22,14 @@ from nbtrain.base.topology import Topology
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks that work together along one kind of parallelism, and which of them this process is."""
+    """Ranks that work together in one kind of parallelism, and the place of this process among them."""
 
     ranks: tuple[int, ...] = (0,)
     """Global ranks, in the order of their places."""
     rank: int = 0
-    """This process's place among them, not its global rank."""
+    """This process's place in the group, not its global rank."""
     process_group: dist.ProcessGroup | None = None
-    """None only in ALONE: to torch, None means all ranks of the world."""
+    """None in ALONE only: torch takes None for all ranks of the world."""
 
     @property
     def size(self) -> int:
@@ -37,7 +37,7 @@ class Group:
 
 
 ALONE = Group()
-"""One process: layers that are given it never communicate, and need no process group."""
+"""The group of a single process: its layers never communicate and need no process group."""
 
 KINDS = (
     "tensor_model_parallel",
@@ -53,7 +53,7 @@ def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str
     """{kind: all its groups, each as global ranks}; every rank is in exactly one group of each kind.
 
     The topology's data axis counts the Ulysses ranks too: runs of `sequence_parallel_size` neighbours on it
-    share their sequences. Raises ValueError where the axis is no multiple of it.
+    share their sequences. Raises ValueError unless the axis is a multiple of that size.
     """
     axis = topology.data_parallel_size
     if sequence_parallel_size < 1 or axis % sequence_parallel_size:
@@ -105,9 +105,9 @@ class ParallelGroups:
     ) -> "ParallelGroups":
         """Make the groups; called by all ranks together, once. Nothing is sent until a group is used.
 
-        Groups of the same ranks share a process group, one of all ranks is the world's, and a group of one
-        rank is a real one, never None. `timeout_seconds` is that of each collective; torch does not take over
-        the world's. Raises ValueError where the layout needs another number of ranks than there are.
+        Groups with the same ranks share a process group, a group of all ranks is the world's, and a group of
+        one rank is a real group, never None. `timeout_seconds` holds for each collective, because torch does
+        not inherit the world's. Raises ValueError if the layout needs another number of ranks than there are.
         """
         world, me = dist.get_world_size(), dist.get_rank()
         if topology.world_size != world:
@@ -136,9 +136,9 @@ class ParallelGroups:
 
 
 class MegatronUnits:
-    """What deepspeed.initialize takes as `mpu`, and deepspeed.zero.Init too; its method names are Megatron's.
+    """The `mpu` of deepspeed.initialize and deepspeed.zero.Init; its method names are Megatron's.
 
-    For engines without a pipeline: a PipelineModule makes its own from its topology, and takes none.
+    For engines without a pipeline; a PipelineModule makes its own mpu from its topology.
     """
 
     def __init__(self, groups: ParallelGroups):
@@ -147,8 +147,8 @@ class MegatronUnits:
     def __getattr__(self, name: str):
         """get_<kind>_{group,rank,world_size,group_ranks,src_rank}, of any kind of ParallelGroups.
 
-        Looked up, not spelled out thirty times; a name that is none raises AttributeError, so that hasattr
-        works, by which DeepSpeed tells one mpu from another.
+        Methods are looked up by name, which saves thirty of them. An unknown name raises AttributeError, so
+        that hasattr works, by which DeepSpeed recognizes kinds of mpu.
         """
         asked = name.removeprefix("get_")
         if asked != name:

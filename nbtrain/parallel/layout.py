@@ -1,4 +1,4 @@
-"""What a model is told of the layout: the groups that its layers talk in, and the numbers they draw apart."""
+"""What a model knows of the layout: the groups in which its layers communicate, and their dropout streams."""
 
 from dataclasses import dataclass
 
@@ -13,20 +13,21 @@ class ModelParallel:
     tensor: Group = ALONE
     """Ranks that share each layer's matrices."""
     sequence_parallel: bool = False
-    """Megatron's: between the regions of `tensor` each rank holds s/t tokens."""
+    """Megatron's sequence parallelism: between the regions of `tensor` each rank holds s/t tokens."""
     ulysses: Group = ALONE
     """Ranks that share each sequence: each holds s/u tokens, and inside attention n/u heads of all tokens."""
     stream: TensorParallelStream | None = None
-    """For dropout on what the ranks of `tensor` hold apart; None where there is nothing apart."""
+    """Random stream for dropout on activations that differ between the ranks of `tensor`; None if none
+    differ."""
 
     @property
     def cuts_tokens(self) -> bool:
-        """Whether each rank of `tensor` holds other tokens of the residual stream."""
+        """Whether each rank of `tensor` holds different tokens of the residual stream."""
         return self.sequence_parallel and self.tensor.size > 1
 
     @property
     def hidden_stream(self) -> TensorParallelStream | None:
-        """For dropout on the residual stream, which the ranks of `tensor` hold alike unless its tokens are
+        """Random stream for dropout on the residual stream, which is equal on the ranks of `tensor` unless
         cut."""
         return self.stream if self.cuts_tokens else None
 

@@ -1,4 +1,4 @@
-"""What crosses the border of a tensor-parallel region: a collective forward, its conjugate backward.
+"""Borders of a tensor-parallel region: a collective in the forward pass, its conjugate in the backward pass.
 
     function                                        forward            backward
     copy_to_tensor_model_parallel_region            as it is           sum
@@ -11,8 +11,9 @@
     copy_parameters_to_sequence_parallel_region     as they are        sum
 
 Names and pairs: Megatron-LM (arXiv:1909.08053, figure 3; arXiv:2205.05198, section 4.2.2). Activations are
-[b, s, h], so tokens are dimension 1 and columns the last. Inputs are never changed. A group of one rank does
-nothing. Collectives run on tensors whose first dimension is the rank's, which NCCL and gloo both serve.
+[b, s, h]: tokens are dimension 1 and columns the last one. Inputs are never changed. With a group of one rank
+nothing happens. Collectives run on tensors whose first dimension is cut by rank, which NCCL and gloo both
+support.
 
 Shapes: b sequences, s tokens, h hidden, t ranks of the group
 """
@@ -29,10 +30,10 @@ TOKENS, COLUMNS = 1, -1
 
 
 def uncompiled(function: Callable) -> Callable:
-    """`function`, at which a compiler ends its graph: it would have to follow collectives in flight.
+    """`function`, left out of compiled graphs: the compiler would have to follow collectives in flight.
 
-    torch.compiler.disable, made on the first call: making it imports the compiler, a second that a process
-    without parallel layers need not spend.
+    torch.compiler.disable is called at the first call: it imports the compiler, which takes a second that a
+    process without parallel layers need not spend.
     """
     made: list[Callable] = []
 
@@ -52,7 +53,7 @@ def all_reduce(x: torch.Tensor, group: Group) -> torch.Tensor:
 
 
 def own_part(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
-    """This rank's of t equal parts, a view. Raises ValueError where there is no such cut."""
+    """This rank's of t equal parts, as a view. Raises ValueError if t does not divide the dimension."""
     if x.shape[dim] % group.size:
         raise ValueError(
             f"dimension {dim} of {tuple(x.shape)} cannot be cut into {group.size} equal parts: "
@@ -73,7 +74,7 @@ def reduce_scatter(x: torch.Tensor, dim: int, group: Group) -> torch.Tensor:
 
 
 class Gathering:
-    """An all_gather on its way; wait() returns it."""
+    """An all_gather that has been started; wait() returns its result."""
 
     def __init__(self, x: torch.Tensor, dim: int, group: Group):
         self._x, self._dim, self._size = x.contiguous(), dim, group.size
@@ -88,13 +89,13 @@ class Gathering:
             return self._x
         self._work.wait()
         dim = self._dim % self._x.dim()
-        # [t b, ..] -> [t, b, ..] -> the ranks beside what they cut. No copy where all before it is 1 (b = 1).
+        # [t b, ..] -> [t, b, ..] -> the ranks beside what they cut. Nothing is copied if b = 1.
         parts = self._parts.unflatten(0, (self._size, -1))
         return parts.movedim(0, dim).flatten(dim, dim + 1)
 
 
 class Scattering:
-    """A reduce_scatter on its way; wait() returns it."""
+    """A reduce_scatter that has been started; wait() returns its result."""
 
     def __init__(self, x: torch.Tensor, dim: int, group: Group):
         self._own = own_part(x, dim, group)
@@ -102,7 +103,7 @@ class Scattering:
         if group.size > 1:
             dim %= x.dim()
             parts = x.unflatten(dim, (group.size, -1)).movedim(dim, 0).flatten(0, 1)
-            # The work holds what is sent until it is done.
+            # The handle keeps the sent tensor alive until the collective is done.
             self._sent = parts.contiguous()
             self._own = x.new_empty(self._own.shape)
             self._work = dist.reduce_scatter_tensor(
@@ -116,7 +117,7 @@ class Scattering:
 
 
 def _summed(x: torch.Tensor, group: Group) -> torch.Tensor:
-    # A gradient may be shared with another branch, an activation with another reader: never in place.
+    # Never in place: another branch may share the gradient, and another reader the activation.
     return all_reduce(x.clone(memory_format=torch.contiguous_format), group)
 
 
@@ -183,7 +184,7 @@ class _CopyParameters(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, *grads):
-        # One message for all of them: they are small, and each would cost a start.
+        # One message for all parameters: they are small, and each message costs a launch.
         flat = all_reduce(torch.cat([grad.flatten() for grad in grads]), ctx.group)
         parts = flat.split([grad.numel() for grad in grads])
         return None, *(part.view_as(grad) for part, grad in zip(parts, grads))
@@ -193,7 +194,7 @@ _apply = uncompiled(lambda function, *arguments: function.apply(*arguments))
 
 
 def copy_to_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """Into a region where each rank reads all of x for its own columns: its gradients are summed."""
+    """The way into a region whose ranks all read x for their own columns: gradients are summed."""
     return _apply(_CopyTo, x, group) if group.size > 1 else x
 
 
@@ -208,7 +209,7 @@ def scatter_to_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> to
 
 
 def gather_from_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """[.., h/t] -> [.., h], for what every rank then does alike."""
+    """[.., h/t] -> [.., h], for computations that all ranks repeat."""
     return _apply(_Gather, x, COLUMNS, group, False) if group.size > 1 else x
 
 
@@ -222,8 +223,8 @@ def gather_from_sequence_parallel_region(
 ) -> torch.Tensor:
     """[b, s/t, ..] -> [b, s, ..].
 
-    `tensor_parallel_output_grad`: each rank goes on with its own columns, so that its gradient is a part and
-    the parts are summed. False where all ranks go on alike and each has the whole gradient already.
+    `tensor_parallel_output_grad`: each rank goes on with its own columns, so that its gradient is one part of
+    a sum. False if all ranks compute the same and each has the whole gradient already.
     """
     return _apply(_Gather, x, TOKENS, group, tensor_parallel_output_grad) if group.size > 1 else x
 
@@ -236,9 +237,10 @@ def reduce_scatter_to_sequence_parallel_region(x: torch.Tensor, group: Group) ->
 def copy_parameters_to_sequence_parallel_region(
     *parameters: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, ...]:
-    """Parameters that all ranks hold alike and that see only this rank's tokens: LayerNorms, biases of rows.
+    """Parameters that are equal on all ranks and see only this rank's tokens: LayerNorms, biases of row
+    layers.
 
-    Each rank's gradient is that of its tokens; without the sum the copies would drift apart, without an
-    error.
+    Each rank has the gradient of its own tokens. Without the sum the copies would drift apart, and no error
+    would show it.
     """
     return _apply(_CopyParameters, group, *parameters) if group.size > 1 else parameters

@@ -1,13 +1,14 @@
-"""A list of layers cut into the stages of a pipeline, on DeepSpeed's PipelineModule, with what that leaves
-open.
+"""Any list of layers, cut into the stages of a pipeline on DeepSpeed's PipelineModule.
 
-- The cut is given, not found: PipelineModule would build every layer to count its parameters.
-- What the layers need besides the activations travels beside them, from stage to stage: a Program says how.
-- Recomputation is of the repeated layers alone, in pieces within the stage, and not reentrant. DeepSpeed's own
-  would take the embedding too, whose input has no gradient, and fails there by default.
+This module knows no model: model/gpt_pipe.py gives it the GPT's layers. What it adds to PipelineModule:
 
-DeepSpeed sends a stage's output, a tensor or a tuple of tensors, to the next one, and the gradients of those
-of floating point back. Shapes and formats are those of the first micro batch.
+- The cut is given: PipelineModule would build every layer to count its parameters.
+- What layers need besides the activations is sent along from stage to stage; a Program says how.
+- Only the repeated layers are recomputed, in pieces inside the stage, and not reentrantly. DeepSpeed's own
+  recomputation includes the embedding, whose input has no gradient, and fails there by default.
+
+DeepSpeed sends a stage's output, a tensor or a tuple of tensors, to the next stage, and the gradients of its
+floating-point tensors back. Shapes and formats are those of the first micro batch.
 """
 
 from collections.abc import Callable, Sequence
@@ -25,26 +26,29 @@ __all__ = ["LayerSpec", "Pipeline", "Program", "TiedLayerSpec"]
 
 
 class Program(Protocol):
-    """How a stage is run. `beside` is whatever enter() makes of what came along; it stays as it is."""
+    """How a stage runs.
+
+    `beside` is what enter() makes of the inputs besides the activations; no layer changes it.
+    """
 
     def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, Any]:
         """(what the first layer takes, beside), from a micro batch's inputs or what the stage before sent."""
 
     def run(self, layers: Sequence[Callable], x: torch.Tensor, beside: Any) -> Any:
-        """Layers one behind the other."""
+        """Run the layers in order."""
 
     def run_again(self, layers: Sequence[Callable], x: torch.Tensor, beside: Any) -> Any:
-        """The same, with nothing kept but x: the backward pass runs them again."""
+        """Run the layers in order and keep only x: the backward pass runs them again."""
 
     def leave(self, x: Any, beside: Any) -> torch.Tensor | tuple:
-        """What the next stage is sent, or the loss is taken of."""
+        """What is sent to the next stage, or what the last stage computes the loss of."""
 
 
 class Pipeline(PipelineModule):
-    """This rank's stage of `specs`, LayerSpecs that are built where they belong only.
+    """This rank's stage of `specs`: each LayerSpec is built on its own stage only.
 
-    bounds[i] is the first layer of stage i, and the last of them the number of layers. `repeated`: indices of
-    the layers that are alike, which alone are recomputed, `interval_layers` at a time; 0 keeps all
+    bounds[i] is the first layer of stage i; the last bound is the number of layers. `repeated` are the
+    indices of the identical layers: only these are recomputed, `interval_layers` at a time; 0 keeps all
     activations.
     """
 
@@ -75,14 +79,14 @@ class Pipeline(PipelineModule):
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
     def _synchronize_tied_weights(self) -> None:
-        # DeepSpeed 0.19.8 overwrites a leaf of the graph in place here, which is no part of any training
-        # step: autograd would watch it all the same, and warn of a broadcast without a gradient in the first
-        # backward pass.
+        # DeepSpeed 0.19.8 overwrites a leaf of the graph in place here, outside of any training step.
+        # Autograd would record that, and warn of a broadcast without a gradient in the first backward pass.
         with torch.no_grad():
             super()._synchronize_tied_weights()
 
     def get_tied_weights_and_groups(self) -> list[tuple[Any, Any]]:
-        """What the engine sums over the stages that share a parameter: its gradient, wherever ZeRO keeps it.
+        """The gradient of a shared parameter, wherever ZeRO keeps it: the engine sums it over the stages that
+        share it.
 
         DeepSpeed 0.19.8 sums `grad` (of its BF16_Optimizer `_hp_grad`). Under ZeRO 1 with fp16 weights, whose
         gradients are accumulated in fp32, they are in `grad_accum` by then and `grad` is None: the copies
@@ -92,7 +96,7 @@ class Pipeline(PipelineModule):
 
     @property
     def own_repeated(self) -> range:
-        """Those of the repeated layers that are on this stage."""
+        """Indices of the repeated layers on this stage."""
         return range(max(self._local_start, self.repeated.start), min(self._local_stop, self.repeated.stop))
 
     @property
@@ -101,7 +105,7 @@ class Pipeline(PipelineModule):
         return [self.forward_funcs[index - self._local_start] for index in self.own_repeated]
 
     def forward(self, forward_input: torch.Tensor | tuple) -> torch.Tensor | tuple:
-        """This stage of one micro batch; called by DeepSpeed's schedule."""
+        """Run this stage on one micro batch; DeepSpeed's schedule calls it."""
         program, layers = self.program, self.forward_funcs
         x, beside = program.enter(forward_input)
         if not self.interval_layers or not torch.is_grad_enabled():
@@ -115,7 +119,7 @@ class Pipeline(PipelineModule):
 
 
 class _TiedGradient:
-    """A tied parameter as the engine looks at it."""
+    """A tied parameter, as DeepSpeed's engine reads it."""
 
     def __init__(self, weight: nn.Parameter):
         self._weight: Any = weight

@@ -1,17 +1,16 @@
-"""Locks that a killed build of a compiled op has left behind, which every later run would wait for without a
-word.
+"""Locks that a killed build of a compiled op left behind: every later run would wait for them silently.
 
 torch builds an extension (DeepSpeed's async_io for NVMe, its CPU Adam) under a file named `lock` beside it.
-Whoever finds the file waits until it is gone: for ever, where the process that made it was killed. That
-process holds the file open while it builds, so a lock that no process holds is nobody's. Processes of other
-machines cannot be seen: on a file system that may be shared with some, a lock has to be old as well.
+Other processes wait until the file is gone: forever, if the process that made it was killed. The builder
+keeps the file open, so a lock that no process has open is stale. Processes of other machines cannot be seen:
+on a file system that may be shared, a stale lock has to be old as well.
 """
 
 import os
 import time
 from pathlib import Path
 
-# A lock that is taken between a look at the processes and a look at the file is new.
+# A lock that was taken between looking at the processes and looking at the file is new.
 LOCAL_SECONDS = 5.0
 # The longest build that was seen, on a busy machine.
 SHARED_SECONDS = 1800.0
@@ -28,7 +27,7 @@ def extensions_root() -> Path:
 
 
 def remove_stale_locks(root: Path | None = None) -> list[Path]:
-    """Remove those that are nobody's; which they were."""
+    """Remove the stale locks and return their paths."""
     root = root or extensions_root()
     # The ops lie there, or below a folder for each version of Python and CUDA.
     locks = {path.resolve() for pattern in ("*/lock", "*/*/lock") for path in root.glob(pattern)}
@@ -41,13 +40,13 @@ def remove_stale_locks(root: Path | None = None) -> list[Path]:
             if time.time() - lock.stat().st_mtime >= oldest:
                 lock.unlink()
                 removed.append(lock)
-        except FileNotFoundError:  # its holder was done meanwhile
+        except FileNotFoundError:  # its holder has finished
             continue
     return removed
 
 
 def _held_open() -> set[Path]:
-    """Files that some process of this machine, as far as we may look, has open."""
+    """Files that are open in any process of this machine that we may look at."""
     held = set()
     for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
         try:
@@ -58,7 +57,7 @@ def _held_open() -> set[Path]:
 
 
 def _file_system(path: Path) -> str:
-    """The kind of file system that `path` lies on, as /proc/mounts names it; "" where that is not known."""
+    """The type of the file system of `path`, as in /proc/mounts; "" if it is not known."""
     try:
         mounts = [line.split(" ") for line in Path("/proc/mounts").read_text().splitlines()]
     except OSError:

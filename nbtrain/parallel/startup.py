@@ -1,4 +1,4 @@
-"""A rank's life around the training: environment, process group, orderly end.
+"""What surrounds training on a rank: environment, process group, orderly end.
 
 torchrun (or anything that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT) starts the ranks.
 DeepSpeed is kept from compiling anything on CPU: its shared-memory all-reduce, which every init_distributed
@@ -36,7 +36,7 @@ class World:
 def start(device: str, timeout_seconds: float) -> World:
     """Join the process group.  `device` is cpu (gloo) or gpu (NCCL).
 
-    Raises RuntimeError where the environment of torchrun or a GPU is missing.
+    Raises RuntimeError if torchrun's environment or a GPU is missing.
     """
     missing = [
         name
@@ -74,8 +74,7 @@ def start(device: str, timeout_seconds: float) -> World:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """Keep what DeepSpeed prints (memory figures at each turn) out of the rank's log; debug level shows
-    it."""
+    """Keep DeepSpeed's frequent memory figures out of the rank's log; at debug level they are shown."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         yield
@@ -95,7 +94,7 @@ def finish() -> None:
 
 def prepare_deepspeed(device: str) -> None:
     """Import DeepSpeed without its noise and, on cpu, without its probing for compilers."""
-    # Deprecations of DeepSpeed's own calls into torch: nothing a user can mend.
+    # Deprecations of DeepSpeed's own calls into torch: a user can do nothing about them.
     warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed|deepspeed")
     warnings.filterwarnings("ignore", category=UserWarning, module=r"deepspeed")
     if device == "cpu":
@@ -104,7 +103,7 @@ def prepare_deepspeed(device: str) -> None:
     from deepspeed.utils import logger as deepspeed_logger
 
     deepspeed_logger.setLevel(logging.WARNING)
-    # DeepSpeed logs to stdout; its handler keeps that stream from before any redirection.
+    # DeepSpeed logs to the stdout that it found on import, before any redirection.
     for handler in deepspeed_logger.handlers:
         if isinstance(handler, logging.StreamHandler) and handler.stream is sys.stdout:
             handler.setStream(sys.stderr)

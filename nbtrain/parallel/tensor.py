@@ -1,18 +1,17 @@
-"""Layers whose weights are cut over the tensor-parallel ranks; one rank alone computes what torch's layers
-do.
+"""Layers whose weights are cut over the tensor-parallel ranks; on one rank they compute what torch's do.
 
-    ColumnParallelLinear     rows of the weight, so columns of the output: each rank its own heads or MLP columns
-    RowParallelLinear        columns of the weight, fed by those of a ColumnParallelLinear; outputs are summed
+        ColumnParallelLinear     rows of the weight, so columns of the output: heads, or columns of the MLP
+    RowParallelLinear        columns of the weight, fed by a ColumnParallelLinear; outputs are summed
     VocabParallelEmbedding   rows of the vocabulary
 
-With sequence_parallel the activations between the regions are cut along the sequence: the input of a column
-and the output of a row or embedding layer are [b, s/t, h], at no more communication (a sum is a
-reduce-scatter and a gather), and dropout, LayerNorm and residual stream take 1/t of the memory.
+With sequence_parallel, activations between the cut regions are cut along the sequence: the input of a column
+layer and the output of a row or embedding layer are [b, s/t, h]. Communication stays the same (a sum is a
+reduce-scatter and a gather); dropout, LayerNorm and the residual stream take 1/t of the memory.
 
-Every weight is cut from the whole one that a single process draws, so that no layout changes the initial
-model. A cut parameter says so, in Megatron's attributes: `tensor_model_parallel` (DeepSpeed counts the
-gradient norm of those without it on one rank only) and `partition_dim`. `sequence_parallel` marks whole ones
-that see only a part of the tokens.
+Every weight is cut from the whole weight that a single process draws, so that no layout changes the initial
+model. A cut parameter has Megatron's attributes `tensor_model_parallel` and `partition_dim`; DeepSpeed counts
+parameters without them in the gradient norm of one rank only. `sequence_parallel` marks whole parameters that
+see only a part of the tokens.
 
 Shapes: b sequences, s tokens, i inputs, o outputs, h hidden, v padded vocabulary, t ranks of the group
 """
@@ -31,7 +30,7 @@ from nbtrain.parallel.mappings import TOKENS
 
 
 class WholeParameters(Protocol):
-    """Draws whole parameters by name; model/initialization.py has one."""
+    """What draws whole parameters by name, such as the Initializer of model/initialization.py."""
 
     def normal(self, name: str, *shape: int, residual: bool = False) -> nn.Parameter: ...
 
@@ -59,7 +58,7 @@ FP8 = Products(fp8.linear, fp8.input_gradient, fp8.weight_gradient)
 
 def shard(whole: nn.Parameter, dim: int, group: Group) -> nn.Parameter:
     """This rank's part of `whole`, marked as cut along `dim`."""
-    # A copy: a view would keep the whole alive.
+    # A copy, because a view would keep the whole weight in memory.
     part = whole if group.size == 1 else nn.Parameter(mappings.own_part(whole.detach(), dim, group).clone())
     part.tensor_model_parallel = True  # type: ignore[attr-defined]
     part.partition_dim = dim  # type: ignore[attr-defined]
@@ -67,17 +66,17 @@ def shard(whole: nn.Parameter, dim: int, group: Group) -> nn.Parameter:
 
 
 def is_sharded(parameter: torch.Tensor) -> bool:
-    """Whether each tensor-parallel rank holds another part of it."""
+    """Whether each tensor-parallel rank holds a different part of the parameter."""
     return getattr(parameter, "tensor_model_parallel", False)
 
 
 class ColumnParallelLinear(nn.Module):
     """y = x W^T + b, this rank's columns of y.  [b, s, i] -> [b, s, o/t], weight [o/t, i], bias [o/t].
 
-    With sequence_parallel x is [b, s/t, i]; it is gathered, and gathered again in the backward pass, so that
-    only the part is kept. `unit`: rows that belong together and are never cut, such as the 3 d of one head in
-    packed query-key-value. `products`: their format. Raises ValueError where the units cannot be dealt out
-    evenly.
+    With sequence_parallel x is [b, s/t, i]. It is gathered, and gathered again in the backward pass, so that
+    only the part is kept. `unit` rows belong together and are never cut, such as the 3 d rows of one head in
+    packed query-key-value. `products` is the format of the products. Raises ValueError if the ranks cannot
+    have equally many units.
     """
 
     def __init__(
@@ -112,10 +111,10 @@ class ColumnParallelLinear(nn.Module):
 
 
 class RowParallelLinear(nn.Module):
-    """y = x W^T + b, x in this rank's columns.  [b, s, i/t] -> [b, s, o], weight [o, i/t], bias [o].
+    """y = x W^T + b, with this rank's columns of x.  [b, s, i/t] -> [b, s, o], weight [o, i/t], bias [o].
 
-    With sequence_parallel y is [b, s/t, o]. The bias is added once, behind the sum. Raises ValueError where
-    the inputs cannot be dealt out evenly.
+    With sequence_parallel y is [b, s/t, o]. The bias is added once, after the sum. Raises ValueError if the
+    ranks cannot have equally many inputs.
     """
 
     def __init__(
@@ -156,8 +155,8 @@ class RowParallelLinear(nn.Module):
 class VocabParallelEmbedding(nn.Module):
     """Token ids [b, s] -> [b, s, h] (sequence_parallel: [b, s/t, h]), weight [v/t, h].
 
-    The weight serves as the output matrix too (cross_entropy.py). Raises ValueError where the vocabulary is
-    not padded to a multiple of the ranks.
+    The weight is the output matrix too (cross_entropy.py). Raises ValueError unless the vocabulary is padded
+    to a multiple of the ranks.
     """
 
     def __init__(
@@ -182,7 +181,7 @@ class VocabParallelEmbedding(nn.Module):
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         if self.group.size == 1:
             return F.embedding(tokens, self.weight)
-        # Under ZeRO 3 the weight's own shape is known only while it is gathered, as now.
+        # Under ZeRO 3 the weight has its own shape only while it is gathered, as it is here.
         rows = len(self.weight)
         here = tokens - self.group.rank * rows
         elsewhere = (here < 0) | (here >= rows)
@@ -194,7 +193,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 def _as_products(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """In the dtype of autocast, where it is on: inside an autograd function it would not reach the
+    """`tensors` in autocast's dtype if autocast is on; inside an autograd function it would not reach
     backward."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
@@ -204,12 +203,12 @@ def _as_products(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def _products(wanted: Products, x: torch.Tensor) -> Products:
-    # What is trained in FP8 may be read in fp32, to generate text.
+    # A model trained in FP8 may be loaded in fp32, to generate text.
     return wanted if x.dtype == torch.bfloat16 else PLAIN
 
 
 class _ColumnLinear(torch.autograd.Function):
-    """Backward: the sum of x's gradient travels while the weight's is computed."""
+    """Backward: the sum of x's gradient is communicated while the weight's gradient is computed."""
 
     @staticmethod
     def forward(ctx, x, weight, bias, group, sequence_parallel, products):
@@ -246,7 +245,7 @@ class _ColumnLinear(torch.autograd.Function):
 
 
 class _RowLinear(torch.autograd.Function):
-    """The product and its sum in one, so that the sum needs no second buffer."""
+    """The product and its sum in one function, so that the sum needs no second buffer."""
 
     @staticmethod
     def forward(ctx, x, weight, group, sequence_parallel, products):

@@ -1,8 +1,7 @@
-"""Ulysses (arXiv:2309.14509): ranks that hold parts of the tokens trade them for parts of the heads, and
-back.
+"""Ulysses (arXiv:2309.14509): ranks trade parts of the tokens for parts of the heads, and back.
 
-Outside of attention every rank holds s/u tokens of all heads; inside it, all tokens of n/u heads, so that
-attention needs no change. Query, key and value travel packed, in one all-to-all; the gradient takes the way
+Outside of attention each rank holds s/u tokens of all heads; inside it, all tokens of n/u heads, so that
+attention needs no change. Query, key and value are packed into one all-to-all; gradients go the same way
 back.
 
 Shapes: b sequences, s tokens, n heads, d head size, u ranks of the group
@@ -20,7 +19,7 @@ TOKENS, HEADS = 1, 2
 def heads_for_tokens(x: torch.Tensor, group: Group) -> torch.Tensor:
     """[b, s/u, n, ..] -> this rank's heads of all tokens, [b, s, n/u, ..].
 
-    Raises ValueError where the heads cannot be dealt out evenly.
+    Raises ValueError unless u divides the heads.
     """
     return _trade(x, HEADS, TOKENS, group) if group.size > 1 else x
 
@@ -33,14 +32,14 @@ def tokens_for_heads(x: torch.Tensor, group: Group) -> torch.Tensor:
 def own_tokens(x: torch.Tensor, group: Group, chunk_tokens: int = 0) -> torch.Tensor:
     """This rank's tokens of what all ranks hold whole: [b, s] -> [b, s/u], the r-th of u equal parts.
 
-    With chunk_tokens (FPDT) the r-th part of every chunk of so many. Raises ValueError where they cannot be
-    dealt out evenly.
+    With chunk_tokens (FPDT), the r-th part of every chunk of that many tokens. Raises ValueError if the parts
+    would not be equal.
     """
     return _own_pieces(x, group, chunk_tokens).flatten(TOKENS)
 
 
 def set_own_tokens(x: torch.Tensor, group: Group, own: torch.Tensor, chunk_tokens: int = 0) -> None:
-    """Put what own_tokens takes out back in its place, and zeros everywhere else."""
+    """The inverse of own_tokens: its result back in place, and zeros everywhere else."""
     x.zero_()
     pieces = _own_pieces(x, group, chunk_tokens)
     pieces.copy_(own.view_as(pieces))
@@ -64,7 +63,7 @@ def _all_to_all(x: torch.Tensor, cut: int, join: int, group: Group) -> torch.Ten
             f"{x.shape[cut]} {what} cannot be dealt out to {group.size} Ulysses ranks: "
             f"must be a multiple of {group.size}."
         )
-    # The parts of the ranks lie one behind the other in what is sent and in what comes.
+    # The ranks' parts follow one another, both in what is sent and in what is received.
     sent = x.unflatten(cut, (group.size, -1)).movedim(cut, 0).contiguous()
     came = torch.empty_like(sent)
     dist.all_to_all_single(came, sent, group=group.process_group)

@@ -1,5 +1,5 @@
-"""What ranks agree on at a step boundary: nothing, save, stop or leave."""
+"""The wishes that ranks vote on at a step boundary: nothing, save, leave or stop."""
 
 NOTHING, SAVE, LEAVE, STOP = 0, 1, 2, 3
-"""The stronger the larger. LEAVE: end the job in no hurry, so that a validation that is due comes first
-(train/requests.py). STOP: at once, as a batch system's grace may be seconds."""
+"""A larger number is a stronger wish. LEAVE ends the job after a validation that is due (train/requests.py).
+STOP ends it at once, because a batch system may leave seconds only."""

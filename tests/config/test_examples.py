@@ -110,7 +110,8 @@ def test_size_initialization_and_rate_are_the_published_ones(name, model):
     assert config.model.seq_length == config.model.resolved_max_position_embeddings == 2048
 
 
-# name: tensor, pipeline, data, layers, hidden, heads, sequence, micro, global, micro batches a step, rate, least rate
+# name: tensor, pipeline, data, layers, hidden, heads, sequence, micro, global, micro batches a step, rate,
+# least rate
 GOLDEN_ASCEND = {
     "gpt-345m-4xdp-2xpp": (1, 2, 4, 24, 1024, 16, 1024, 4, 16, 1, 1.5e-4, 1.5e-5),
     "gpt-345m-8xdp": (1, 1, 8, 24, 1024, 16, 1024, 4, 32, 1, 1.5e-4, 1.5e-5),
@@ -160,7 +161,8 @@ def test_layout_and_schedule_are_ascends(name):
     ],
 )
 def test_the_sizes_of_gpt3_are_the_published_ones(name, golden):
-    """Layers, hidden size, heads, initial deviation, peak rate and batch; 20 tokens per parameter, 1 % warm-up."""
+    """Layers, hidden size, heads, initial deviation, peak rate and batch; 20 tokens per parameter, 1 %
+    warm-up."""
     config = load(name)
     model = config.model
     assert golden == (
@@ -206,7 +208,8 @@ def test_gpt_175b_counts_the_ramp():
     assert config.lr_warmup_tokens == config.lr_decay_tokens // 1000
 
 
-# --- golden parameter counts: layers, hidden, heads, sequence, vocabulary, tensor, count -------------------------
+# --- golden parameter counts: layers, hidden, heads, sequence, vocabulary, tensor, count
+# -------------------------
 
 SIZES = {
     "125M": (12, 768, 12, 2048, 52_000, 1, 126_638_592),
@@ -260,7 +263,8 @@ def test_the_ranks_together_hold_the_model_and_the_copies(name):
     assert held == count_parameters(config).total + copies + repeated
 
 
-# --- golden FLOPs -------------------------------------------------------------------------------------------------
+# --- golden FLOPs
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -309,7 +313,8 @@ def test_recomputation_adds_one_forward_pass_of_the_layers():
     )
 
 
-# --- golden learning rates ----------------------------------------------------------------------------------------
+# --- golden learning rates
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("step", "logged"), [(3920, 4.7586175149639084e-05), (3930, 4.652419139289811e-05)])

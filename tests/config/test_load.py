@@ -51,14 +51,12 @@ REFUSED = {
     "the name of a language": (
         "data:\n  split_sentences: klingon\n",
         "my-run.yaml:3: data.split_sentences = klingon: must be a language code of two or three small "
-        "letters, such as "
-        "en, de or zh.",
+        "letters, such as en, de or zh.",
     ),
     "the name of a Wikipedia": (
         "data:\n  sources:\n    - kind: wiki\n      language: English\n",
         "my-run.yaml:5: data.sources.0.language = English: must be the code of a Wikipedia as its address "
-        "has it, such as "
-        "en, simple or zh-yue.",
+        "has it, such as en, simple or zh-yue.",
     ),
     "a day with dashes": (
         "data:\n  sources:\n    - kind: wiki\n      date: '2026-11-01'\n",

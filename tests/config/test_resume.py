@@ -1,4 +1,5 @@
-"""What a resume may change; that submit and trainer refuse the rest: tests/jobs/test_submit.py, tests/train/test_training.py."""
+"""What a resume may change; that submit and trainer refuse the rest: tests/jobs/test_submit.py,
+tests/train/test_training.py."""
 
 import pytest
 

@@ -88,17 +88,22 @@ def test_what_is_no_run_yaml_is_told_with_its_line(text, expected):
 MISLEADING = {
     "1:30": "YAML reads this as 90, a number in base 60. Write 90, or '1:30' with the quotes for text.",
     "-1:30": "YAML reads this as -90, a number in base 60. Write -90, or '-1:30' with the quotes for text.",
-    "1:30.5": "YAML reads this as 90.5, a number in base 60. Write 90.5, or '1:30.5' with the quotes for text.",
+    "1:30.5": "YAML reads this as 90.5, a number in base 60. Write 90.5, or '1:30.5' with the quotes for "
+    "text.",
     "010": "YAML reads this as 8, an octal number. Write 8 or 10, or '010' with the quotes for text.",
-    "-0_17": "YAML reads this as -15, an octal number. Write -15 or -17, or '-0_17' with the quotes for text.",
-    "0o10": "YAML 1.1 reads this as text and YAML 1.2 as 8, an octal number. Write 8, or '0o10' with the quotes for text.",
+    "-0_17": "YAML reads this as -15, an octal number. Write -15 or -17, or '-0_17' with the quotes for "
+    "text.",
+    "0o10": "YAML 1.1 reads this as text and YAML 1.2 as 8, an octal number. Write 8, or '0o10' with the "
+    "quotes for text.",
     "0b11": "YAML reads this as 3, a binary number. Write 3, or '0b11' with the quotes for text.",
     "yes": "YAML reads this as true. Write true, or 'yes' with the quotes for text.",
     "On": "YAML reads this as true. Write true, or 'On' with the quotes for text.",
     "NO": "YAML reads this as false. Write false, or 'NO' with the quotes for text.",
     "off": "YAML reads this as false. Write false, or 'off' with the quotes for text.",
-    "2024-01-01": "YAML reads this as a date, which no field takes. Write '2024-01-01' with the quotes for text.",
-    "2024-13-45": "YAML reads this as a date, which no field takes. Write '2024-13-45' with the quotes for text.",
+    "2024-01-01": "YAML reads this as a date, which no field takes. Write '2024-01-01' with the quotes for "
+    "text.",
+    "2024-13-45": "YAML reads this as a date, which no field takes. Write '2024-13-45' with the quotes for "
+    "text.",
     "9" * 101: "has 101 digits; a number may have at most 100.",
 }
 

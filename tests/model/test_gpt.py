@@ -170,7 +170,8 @@ def test_attention_backends_agree(tokens, backend):
 
 
 def test_packed_rows_lie_head_by_head(tokens):
-    """The rows of half of the heads, with their columns of the projection, are half of a tensor-parallel pair."""
+    """The rows of half of the heads, with their columns of the projection, are half of a tensor-parallel
+    pair."""
     whole = GPT(CONFIG).layers[0].attention
     x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(0))
     halves = []
@@ -185,7 +186,8 @@ def test_packed_rows_lie_head_by_head(tokens):
     torch.testing.assert_close(halves[0] + halves[1], whole(x))
 
 
-# --- documents apart ------------------------------------------------------------------------------------------
+# --- documents apart
+# ------------------------------------------------------------------------------------------
 
 # Two sequences of 16: documents of 6 and 10 tokens, and of 16.
 APART = {"cu_seqlens": torch.tensor([0, 6, 16, 32], dtype=torch.int32), "max_seqlen": 16}
@@ -221,7 +223,8 @@ def test_resetting_positions_alone_does_not_keep_documents_apart(tokens):
 
 
 def test_a_document_apart_is_a_document_alone(tokens):
-    """Bounds and positions together: the logits of the second document are those of a sequence that it is alone."""
+    """Bounds and positions together: the logits of the second document are those of a sequence that it is
+    alone."""
     model = GPT(CONFIG).eval()
     with torch.no_grad():
         packed = model(tokens[:, :16], **APART, **RESET)[0, 6:]
@@ -239,7 +242,8 @@ def gradients_of(model, tokens, **options):
 
 
 def test_gradients_do_not_know_of_other_documents(tokens):
-    """What the second document teaches is bit for bit the same whatever stands before it; without bounds it is not."""
+    """What the second document teaches is bit for bit the same whatever stands before it; without bounds it
+    is not."""
     model = GPT(CONFIG)
     changed = torch.cat([changed_first_document(tokens), tokens[:, 16:]], dim=1)
     for options, same in ((APART | RESET, True), (RESET, False)):

@@ -1,8 +1,8 @@
 """Checks that need several ranks: many in one launch, since the launch costs more than they do.
 
-A test file holds functions check_<what>(); each runs on every rank of one gloo process group, in the order of the
-file, and a failure on any rank is that check's. The ranks are forked from a process that has torch and DeepSpeed
-loaded but has computed nothing (the fixture fork_server).
+A test file holds functions check_<what>(); each runs on every rank of one gloo process group, in the order of
+the file, and a failure on any rank is that check's. The ranks are forked from a process that has torch and
+DeepSpeed loaded but has computed nothing (the fixture fork_server).
 """
 
 import importlib

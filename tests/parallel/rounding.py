@@ -1,9 +1,11 @@
-"""How far two fp32 results of the same additions may be apart, taken in another order: by another cut, kernel or CPU.
+"""How far two fp32 results of the same additions may be apart, taken in another order: by another cut, kernel
+or CPU.
 
-A sum of n terms is off by at most 3 sqrt(n) u of the sum of their magnitudes, for u = 2**-24: the bound of Higham and
-Mary (A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41, 2019, theorem 2.4) for lambda = 3.
-A rounding error spread evenly over +-u has a deviation of u / sqrt(3), so that this is five of its deviations. Sums of
-sums are off as one sum of all their lengths. Both results are off, which makes it twice as much.
+A sum of n terms is off by at most 3 sqrt(n) u of the sum of their magnitudes, for u = 2**-24: the bound of
+Higham and Mary (A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41, 2019,
+theorem 2.4) for lambda = 3. A rounding error spread evenly over +-u has a deviation of u / sqrt(3), so that
+this is five of its deviations. Sums of sums are off as one sum of all their lengths. Both results are off,
+which makes it twice as much.
 """
 
 from math import sqrt
@@ -14,7 +16,8 @@ UNIT_ROUNDOFF = 2**-24
 
 
 def rounding(terms: float) -> float:
-    """The largest difference, relative to the largest number, that sums with `terms` terms one after the other may leave."""
+    """The largest difference, relative to the largest number, that sums with `terms` terms one after the
+    other may leave."""
     return 2 * 3 * sqrt(terms) * UNIT_ROUNDOFF
 
 
@@ -26,7 +29,8 @@ def forward_terms(num_layers: int = 2, hidden: int = H, ffn: int = FFN, tokens: 
 
 
 def training_terms(steps: int = 1, num_layers: int = 2) -> int:
-    """Of a gradient: forward, back through the transposed products, then over the tokens; of each step, one after the other."""
+    """Of a gradient: forward, back through the transposed products, then over the tokens; of each step, one
+    after the other."""
     return steps * (2 * forward_terms(num_layers) + B * S)
 
 

@@ -25,7 +25,8 @@ def inputs(dtype: torch.dtype = torch.float32):
 
 
 def on_this_rank(hidden, weight, labels, chunk_tokens=5, sequence_parallel=False, **keywords):
-    """(loss, gradient of the hidden states that this rank has, gradient of its rows); the loss is scaled by 8."""
+    """(loss, gradient of the hidden states that this rank has, gradient of its rows); the loss is scaled by
+    8."""
     group = world()
     own = own_part(hidden.detach(), 1, group) if sequence_parallel else hidden.detach()
     hidden, weight = (
@@ -64,7 +65,8 @@ def check_loss_and_gradients_are_those_of_cross_entropy():
 
 
 def check_padding_takes_no_part():
-    """The softmax is over the true rows; those of padding have no gradient, on ranks that hold nothing else too."""
+    """The softmax is over the true rows; those of padding have no gradient, on ranks that hold nothing else
+    too."""
     for sequence_parallel in (False, True):
         for vocabulary in (VOCAB, PADDED // world().size, PADDED):
             hidden, weight, labels = inputs()

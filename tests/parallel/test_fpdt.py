@@ -40,7 +40,8 @@ def backward(grad, query, key, value, output, log_sums, dq, dk, dv, dropout, sca
 
 
 def check_a_gpt_in_chunks_is_that_of_one_process():
-    """Two and four chunks of the whole sequence, of which each rank has a piece: losses, gradients, their order."""
+    """Two and four chunks of the whole sequence, of which each rank has a piece: losses, gradients, their
+    order."""
     import deepspeed
     from deepspeed.sequence import fpdt_layer
 
@@ -94,7 +95,8 @@ def test_documents_are_refused():
 
 
 def test_the_mlp_of_a_chunk_at_a_time_is_the_same():
-    """Up to the order of sums in the weights' gradients; and a chunk's inner activations are all that is made."""
+    """Up to the order of sums in the weights' gradients; and a chunk's inner activations are all that is
+    made."""
     mlps = [GPT(gpt_config(fpdt_chunk_tokens=chunk)).layers[0].mlp for chunk in (0, 2)]
     x = torch.randn(2, S, H, generator=torch.Generator().manual_seed(0))
     outputs = [mlp(x) for mlp in mlps]

@@ -33,7 +33,8 @@ def test_loss_and_gradients_are_those_of_cross_entropy(chunk_tokens):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_loss_is_fp32_with_16_bit_weights(dtype):
-    """The softmax is taken in fp32; logits and gradients carry the rounding of the products, 2^-8 or 2^-11."""
+    """The softmax is taken in fp32; logits and gradients carry the rounding of the products, 2^-8 or
+    2^-11."""
     hidden, weight, labels = tensors(dtype)
     loss = linear_cross_entropy(hidden, weight, labels, 7)
     assert loss.dtype == torch.float32

@@ -1,4 +1,5 @@
-"""DeepSpeed's pipeline over our layer list trains as one process trains the model: losses, norms, weights, evaluation."""
+"""DeepSpeed's pipeline over our layer list trains as one process trains the model: losses, norms, weights,
+evaluation."""
 
 import contextlib
 import functools

@@ -108,7 +108,8 @@ def test_making_a_stream_leaves_the_generators_alone():
 
 @pytest.mark.parametrize("recomputed", [True, False])
 def test_recomputation_repeats_the_dropped(recomputed):
-    """Two checkpointed pieces, dropout inside and outside of forks, and the stream where it would be without."""
+    """Two checkpointed pieces, dropout inside and outside of forks, and the stream where it would be
+    without."""
 
     def piece(x):
         with stream.fork():

@@ -191,7 +191,8 @@ def test_cut_weights_are_those_of_one_process(size):
 
 
 def test_each_rank_holds_whole_heads():
-    """Rank r of 2 has query, key and value of heads 2 r and 2 r + 1, as the packed rows of one process lie."""
+    """Rank r of 2 has query, key and value of heads 2 r and 2 r + 1, as the packed rows of one process
+    lie."""
     size = H // HEADS
     packed = INIT.normal("qkv.weight", 3 * H, H).view(HEADS, 3, size, H)
     for rank in range(2):
@@ -203,7 +204,8 @@ def test_a_head_is_never_split():
     """6 ranks would cut 48 rows evenly, and through the heads."""
     with pytest.raises(
         ValueError,
-        match="qkv: 48 outputs in units of 12 cannot be cut over 6 tensor-parallel ranks: must be a multiple of 72",
+        match="qkv: 48 outputs in units of 12 cannot be cut over 6 tensor-parallel ranks: must be a multiple "
+        "of 72",
     ):
         ColumnParallelLinear("qkv", H, 3 * H, INIT, Group(tuple(range(6))), unit=12)
 

@@ -1,4 +1,5 @@
-"""DeepSpeed trains the tensor-parallel layers as one process trains the model: losses, gradient norms, clipping."""
+"""DeepSpeed trains the tensor-parallel layers as one process trains the model: losses, gradient norms,
+clipping."""
 
 import contextlib
 import functools

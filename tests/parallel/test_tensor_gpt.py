@@ -1,4 +1,5 @@
-"""The model cut over tensor-parallel ranks is the model of one process: losses, gradients, logits, dropout."""
+"""The model cut over tensor-parallel ranks is the model of one process: losses, gradients, logits,
+dropout."""
 
 import dataclasses
 import shutil

@@ -7,7 +7,10 @@ from nbtrain.parallel.pipeline import _TiedGradient
 
 
 def test_the_accumulated_gradient_is_the_one_that_is_summed():
-    """ZeRO 1 with fp16 weights: `grad` is gone by the end of the backward pass. Summed in place, both ways."""
+    """ZeRO 1 with fp16 weights: `grad` is gone by the end of the backward pass.
+
+    Summed in place, both ways.
+    """
     weight = nn.Parameter(torch.zeros(3, dtype=torch.float16))
     tied = _TiedGradient(weight)
     assert tied.grad is None

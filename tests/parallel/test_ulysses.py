@@ -1,4 +1,5 @@
-"""Ranks that share sequences train as one process does: the mean of their gradients is the gradient of the whole."""
+"""Ranks that share sequences train as one process does: the mean of their gradients is the gradient of the
+whole."""
 
 import contextlib
 import functools

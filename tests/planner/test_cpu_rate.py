@@ -34,7 +34,8 @@ def test_a_measurement_is_short_and_plausible():
 
 
 def test_it_is_measured_with_one_thread(workspace, monkeypatch):
-    """In a process of its own, whatever this one was told: threads that wait would be counted as slow ones."""
+    """In a process of its own, whatever this one was told: threads that wait would be counted as slow
+    ones."""
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
     told, run = [], subprocess.run
 

@@ -1,4 +1,5 @@
-"""Times of small models, by hand: waiting for tensor-parallel sums, the pipeline's bubble, the assumed rate."""
+"""Times of small models, by hand: waiting for tensor-parallel sums, the pipeline's bubble, the assumed
+rate."""
 
 import pytest
 
@@ -48,7 +49,8 @@ def test_a_ring_of_two_sends_each_number_once():
 
 
 def test_ranks_of_several_machines_wait_for_the_slower_link():
-    """25 GB/s of network for NVLink's 231; PCIe's 0.77 * 16 GB/s (V100) is slower than the network and stays."""
+    """25 GB/s of network for NVLink's 231; PCIe's 0.77 * 16 GB/s (V100) is slower than the network and
+    stays."""
     inside = waiting("resources.gpus_per_node=4")
     assert inside == pytest.approx(waiting(), rel=1e-12)
     assert waiting("resources.gpus_per_node=3") == pytest.approx(inside * NVLINK / 25e9, rel=1e-12)

@@ -78,7 +78,8 @@ def test_earlier_stages_hold_more_micro_batches():
     config = load("gpt-13b-4xdp-4xpp")
     held = [activation_bytes(config, stage) for stage in range(4)]
     unit = 2048 * 16 * 5120
-    # Ten layer inputs of two bytes and the stage's output; on the last stage, which sends nothing, the final LayerNorm's input and output.
+    # Ten layer inputs of two bytes and the stage's output; on the last stage, which sends nothing, the final
+    # LayerNorm's input and output.
     assert (held[1] - held[2], held[2] - held[3]) == (2 * 11 * unit, 2 * 12 * unit - 4 * unit)
     few = load("gpt-13b-4xdp-4xpp", ["batch.global_batch_size=64"])
     assert few.accumulation_steps == 1
@@ -132,7 +133,8 @@ def test_chunks_keep_the_logits_small():
 
 
 def test_selective_recomputation_drops_scores_and_the_mlps_activation():
-    """26 of 34 bytes stay, with the scores where the kernel keeps them; of one layer everything is there at a time."""
+    """26 of 34 bytes stay, with the scores where the kernel keeps them; of one layer everything is there at a
+    time."""
     selective = [*SMALL, "parallel.activation_checkpointing.granularity=selective"]
     lse = 4 * 12 / 768
     assert layer_of(selective) == pytest.approx(26, abs=1e-3)
@@ -175,7 +177,8 @@ def test_an_uneven_cut_is_counted_as_it_is():
         assert held[0] - held[1] == more * (4 - stage) * 2 * 2048 * 16 * 5120
 
 
-# --- offloading ---------------------------------------------------------------------------------------------------
+# --- offloading
+# ---------------------------------------------------------------------------------------------------
 
 COUNT = 126_638_592
 QUARTER = COUNT // 4
@@ -208,7 +211,8 @@ def test_offloaded_parameters_leave_what_is_whole_at_one_time():
 
 
 def test_state_on_nvme_passes_through_host_memory():
-    """In files what ZeRO 3 shares out; in host memory four tensors of a sub-group, and five buffers of a parameter."""
+    """In files what ZeRO 3 shares out; in host memory four tensors of a sub-group, and five buffers of a
+    parameter."""
     held, host, nvme = state_of(
         "parallel.zero_stage=3",
         *(f"parallel.offload_{what}.device=nvme" for what in ("optimizer", "param")),
@@ -237,7 +241,8 @@ def test_hpz_keeps_a_second_copy():
 
 
 def test_a_snapshot_is_what_a_rank_writes():
-    """Asynchronous saving holds weights and optimizer state once more in host memory, and says where that is too much."""
+    """Asynchronous saving holds weights and optimizer state once more in host memory, and says where that is
+    too much."""
     config = load("gpt-125m-4xdp", ["checkpoint.async_save=true", "resources.memory_per_node_bytes=1e9"])
     assert host_memory(config, 0)["snapshot"] == 2 * COUNT + 12 * QUARTER
     estimate = estimate_memory(config)
@@ -251,7 +256,8 @@ def test_a_snapshot_is_what_a_rank_writes():
     assert one - other == 14 * COUNT
 
 
-# --- published peaks --------------------------------------------------------------------------------------------
+# --- published peaks
+# --------------------------------------------------------------------------------------------
 
 # Megatron-DeepSpeed holds all logits of a micro batch: fp16, an fp32 copy, and the softmax made from it.
 MEGATRON_LOGIT_BYTES = 2 + 4 + 4
@@ -300,7 +306,8 @@ def test_published_peaks_are_above_the_count_by_the_allocators_share(name, publi
 
 
 def test_the_upstream_runs_fit_the_gpus_they_were_run_on():
-    """A100 40 GB for 125M and 1.3B, 80 GB for 13B: none is planned as too large, and none as trivially small."""
+    """A100 40 GB for 125M and 1.3B, 80 GB for 13B: none is planned as too large, and none as trivially
+    small."""
     for name in ("gpt-125m", "gpt-1-3b-4xdp", "gpt-13b-4xdp-4xpp"):
         memory = estimate_memory(load(name))
         assert memory.fits
@@ -336,7 +343,8 @@ def test_parts_are_named_and_the_fullest_stage_is_told():
 
 
 def test_a_cpu_rank_has_its_share_of_the_host():
-    """memory_per_node_bytes divided by the ranks on the node; this machine's memory where none is asked for."""
+    """memory_per_node_bytes divided by the ranks on the node; this machine's memory where none is asked
+    for."""
     two = load(
         "gpt-tiny",
         [

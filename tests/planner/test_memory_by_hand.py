@@ -34,8 +34,10 @@ def small(*overrides: str) -> RunConfig:
     return load(
         "gpt-125m",
         [
-            "model={num_layers: 4, hidden_size: 8, num_attention_heads: 2, ffn_hidden_size: 24, seq_length: 16}",
-            "model={max_position_embeddings: null, make_vocab_size_divisible_by: 128, attention_backend: auto}",
+            "model={num_layers: 4, hidden_size: 8, num_attention_heads: 2, ffn_hidden_size: 24, seq_length: "
+            "16}",
+            "model={max_position_embeddings: null, make_vocab_size_divisible_by: 128, attention_backend: "
+            "auto}",
             "tokenizer.vocab_size=100",
             "batch={micro_batch_size: 3, global_batch_size: 12}",
             "parallel={zero_stage: 1, overlap_comm: true, contiguous_gradients: true}",
@@ -56,7 +58,8 @@ def test_the_parameters_are_those_of_the_headline():
     assert (counted.total, counted.attention, counted.mlp) == (N, ATTENTION, MLP)
 
 
-# --- model state --------------------------------------------------------------------------------------------------
+# --- model state
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -85,10 +88,11 @@ def test_model_state(overrides, weights, gradients, optimizer):
     assert (found["weights"], found["gradients"], found["optimizer"]) == (weights, gradients, optimizer)
 
 
-# --- activations --------------------------------------------------------------------------------------------------
+# --- activations
+# --------------------------------------------------------------------------------------------------
 
-# In bf16, a token and unit: LayerNorm inputs 2 * 2, product inputs 2 * 2, masks 2; query, key, value, output 4 * 2 and the
-# MLP's two of width f / h = 3.
+# In bf16, a token and unit: LayerNorm inputs 2 * 2, product inputs 2 * 2, masks 2; query, key, value, output
+# 4 * 2 and the MLP's two of width f / h = 3.
 LAYER = TOKENS * 8 * (10 + (4 + 2 * 3) * 2)
 LSE = 4 * 2 * TOKENS
 ENDS = (1 + 4) * TOKENS * 8
@@ -157,7 +161,8 @@ def test_who_keeps_the_scores():
     assert keeps_scores(small(on_cpu, none, "model.attention_backend=math"))
 
 
-# --- logits and workspace -----------------------------------------------------------------------------------------
+# --- logits and workspace
+# -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -176,7 +181,8 @@ def test_who_keeps_the_scores():
     ],
 )
 def test_logits(overrides, held):
-    """A chunk in bf16 and its log-softmax in fp32; fp32 gradients of the embeddings and of the hidden states."""
+    """A chunk in bf16 and its log-softmax in fp32; fp32 gradients of the embeddings and of the hidden
+    states."""
     assert logits_bytes(small(*overrides), 0) == held
 
 
@@ -186,7 +192,8 @@ def test_logits(overrides, held):
         # DeepSpeed's BF16_Optimizer reduces the sums whole.
         ([], 0),
         (["parallel.zero_stage=0", "precision.dtype=fp32"], 0),
-        # The fp32 sums of stage 1, the weights' format of stage 2; two buckets with overlap, and the flat gradient.
+        # The fp32 sums of stage 1, the weights' format of stage 2; two buckets with overlap, and the flat
+        # gradient.
         (["precision.dtype=fp16"], 2 * 4 * BUCKET + 4 * N),
         (["precision.dtype=fp16", "parallel.overlap_comm=false"], 4 * BUCKET + 4 * N),
         (["precision.dtype=fp16", "parallel.contiguous_gradients=false"], 4 * N),
@@ -230,13 +237,15 @@ def test_workspace_of_a_cpu(overrides, buffers):
     assert parts(on_cpu, *overrides)["workspace"] == buffers + CPU_RUNTIME_BYTES
 
 
-# --- beside the device ----------------------------------------------------------------------------------------------
+# --- beside the device
+# ----------------------------------------------------------------------------------------------
 
 ON_NVME = "{device: nvme, nvme_path: /nvme, buffer_count: 6}"
 
 
 def test_state_on_nvme():
-    """ZeRO 3 on 2 ranks: four fp32 tensors of a sub-group, six bf16 buffers of the largest parameter, and the rest."""
+    """ZeRO 3 on 2 ranks: four fp32 tensors of a sub-group, six bf16 buffers of the largest parameter, and the
+    rest."""
     both = f"parallel={{zero_stage: 3, data_parallel_size: 2, offload_optimizer: {ON_NVME}, offload_param: {ON_NVME}}}"
     config = small(both)
     assert nvme_bytes(config, 0) == 2 * N // 2 + 12 * N // 2

@@ -28,7 +28,8 @@ def _examples(workspace, repository):
     (workspace / "examples").symlink_to(repository / "examples")
 
 
-# --- time -------------------------------------------------------------------------------------------------------
+# --- time
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -47,7 +48,8 @@ def test_published_times_come_out(name, published):
 
 
 def test_the_bubble_of_equal_stages_is_p_minus_1_over_m_plus_p_minus_1():
-    """27 % for 4 stages and 8 micro batches where the logits cost next to nothing; none without a pipeline."""
+    """27 % for 4 stages and 8 micro batches where the logits cost next to nothing; none without a
+    pipeline."""
     equal = ["tokenizer.vocab_size=128", "parallel.pipeline_stage_layers=[6, 6, 6, 6]"]
     assert bubble_fraction(load("gpt-1-3b-4xdp-4xpp", equal)) == pytest.approx(3 / 11, abs=1e-3)
     assert bubble_fraction(load("gpt-125m")) == 0
@@ -77,7 +79,8 @@ def test_the_time_grows_by_the_bubble():
 
 
 def test_tensor_ranks_wait_for_each_other():
-    """Six sums of a token's 2 x 5120 bytes for each of ten layers, 1.5 times over the wire, at 77 % of NVLink's half."""
+    """Six sums of a token's 2 x 5120 bytes for each of ten layers, 1.5 times over the wire, at 77 % of
+    NVLink's half."""
     config = load("gpt-13b-4xdp-4xpp-4xtp")
     waiting = 10 * 6 * 1.5 * 2 * 5120 / (0.77 * 300e9)
     assert tensor_communication_seconds(config) == pytest.approx(waiting)
@@ -119,13 +122,14 @@ def test_an_earlier_job_of_the_run_gives_the_rate():
 
 @pytest.mark.parametrize(("dtype", "share", "per_core"), [("fp32", "43%", "86"), ("bf16", "76%", "152")])
 def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, per_core):
-    """A share of this machine's matrix products, and the plan says which; twice as fast a machine takes half as long."""
+    """A share of this machine's matrix products, and the plan says which; twice as fast a machine takes half
+    as long."""
     config = load("gpt-tiny", [f"precision.dtype={dtype}", "resources.cpus_per_node=4"], check=False)
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 200e9)
     estimate = estimate_duration(config)
     assert estimate.basis == (
-        f"assumed {per_core} GFLOP/s on each of 4 cores: {share} of the 200 that this machine reaches in fp32 matrix "
-        f"products, as training in {dtype} did in the benchmarks"
+        f"assumed {per_core} GFLOP/s on each of 4 cores: {share} of the 200 that this machine reaches in "
+        f"fp32 matrix products, as training in {dtype} did in the benchmarks"
     )
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 400e9)
     assert estimate_duration(config).seconds == pytest.approx(estimate.seconds / 2)
@@ -151,7 +155,8 @@ def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, pe
     ],
 )
 def test_the_benchmarks_come_out(monkeypatch, overrides, tokens_per_second):
-    """docs/benchmarks.md: gpt-tiny in fp32 and 14M parameters in bf16, on 2 cores; nothing of this machine counts."""
+    """docs/benchmarks.md: gpt-tiny in fp32 and 14M parameters in bf16, on 2 cores; nothing of this machine
+    counts."""
     monkeypatch.setattr(duration, "matmul_flops_per_core", None)
     config = load("gpt-tiny", [*overrides, "resources.cpus_per_node=2"], check=False)
     rate = estimate_duration(config, use_measured=False).tokens_per_second
@@ -182,7 +187,8 @@ def test_no_peak_no_time(overrides, basis):
     assert (estimate.seconds, estimate.basis) == (None, basis)
 
 
-# --- disk -------------------------------------------------------------------------------------------------------
+# --- disk
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -197,19 +203,22 @@ def test_no_peak_no_time(overrides, basis):
     ],
 )
 def test_checkpoints_on_disk(overrides, checkpoints):
-    """keep_last and one that is being written, the best, those kept for ever, never more than the run writes."""
+    """keep_last and one that is being written, the best, those kept for ever, never more than the run
+    writes."""
     assert num_checkpoints(load("gpt-125m", overrides)) == checkpoints
 
 
 def test_a_checkpoint_has_14_bytes_a_parameter():
-    """16-bit weights, fp32 masters and two moments; in fp32 with ZeRO 0 12, as weights are their own masters."""
+    """16-bit weights, fp32 masters and two moments; in fp32 with ZeRO 0 12, as weights are their own
+    masters."""
     for name, state in (("gpt-125m", 14 * 126_638_592), ("gpt-tiny", 12 * 3_487_232)):
         config = load(name)
         assert estimate_disk(config).checkpoint_bytes == checkpoint_bytes(config)
         assert state < checkpoint_bytes(config) < state + 200_000
 
 
-# --- the whole --------------------------------------------------------------------------------------------------
+# --- the whole
+# --------------------------------------------------------------------------------------------------
 
 
 def a_dataset(tokens: int) -> None:
@@ -280,8 +289,8 @@ def test_a_damaged_manifest_is_no_reason_to_have_no_plan():
         (
             "gpt-1-3b-4xdp-4xpp",
             [],
-            "The pipeline waits 32% of each step: 8 micro batches for 4 stages. A larger global_batch_size or a "
-            "smaller micro_batch_size makes more.",
+            "The pipeline waits 32% of each step: 8 micro batches for 4 stages. A larger global_batch_size "
+            "or a smaller micro_batch_size makes more.",
         ),
         (
             "gpt-125m",
@@ -382,7 +391,8 @@ def test_the_picture_shows_every_part_and_the_schedule():
         ([], "0.0006 after a warm-up of 25M tokens, then cosine to 1e-06 at 2.5B tokens"),
         (
             ["lr_schedule.lr_decay_style=WSD", "lr_schedule.lr_wsd_decay_tokens=250e6"],
-            "0.0006 after a warm-up of 25M tokens, then WSD (exponential over the last 250M) to 1e-06 at 2.5B tokens",
+            "0.0006 after a warm-up of 25M tokens, then WSD (exponential over the last 250M) to 1e-06 at "
+            "2.5B tokens",
         ),
         (
             ["lr_schedule.lr_decay_style=constant", "lr_schedule.lr_warmup_tokens=0"],

@@ -145,8 +145,7 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
         option = "packing: best_fit" if config.data.packing == "best_fit" else "inter_document_masking: true"
         yield (
             f"{told}\n  cannot keep documents apart, but data has {option}. Set fpdt_chunk_tokens: 0, or "
-            "change "
-            f"{option.partition(':')[0]}."
+            f"change {option.partition(':')[0]}."
         )
 
 

@@ -18,7 +18,8 @@ def test_steps_are_rounded_up():
 
 
 def test_the_ramp_rises_in_equal_distances():
-    """16, 32, 48 at thirds of 300 samples, then the full batch; every step begins with the size of its first sample."""
+    """16, 32, 48 at thirds of 300 samples, then the full batch; every step begins with the size of its first
+    sample."""
     schedule = BatchSchedule(64, 1, 1000, Rampup(16, 16, 300))
     sizes, consumed = [], 0
     for _ in range(12):

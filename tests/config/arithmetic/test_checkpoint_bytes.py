@@ -26,7 +26,8 @@ def test_state_is_weights_masters_and_two_moments(dtype, autocast, zero_stage, b
 
 
 def test_ranks_write_what_they_hold_alike_each_for_itself():
-    """4 stages of 4 tensor ranks: LayerNorms, positions and row-parallel biases four times, tied embeddings once more."""
+    """4 stages of 4 tensor ranks: LayerNorms, positions and row-parallel biases four times, tied embeddings
+    once more."""
     config = load("gpt-13b-4xdp-4xpp-4xtp")
     model, hidden = config.model, config.model.hidden_size
     alike = model.resolved_max_position_embeddings * hidden + 2 * hidden + model.num_layers * 6 * hidden

@@ -65,7 +65,8 @@ def test_hardware_flops_count_what_is_computed_again(granularity, backend, again
 
 
 def test_the_formula_of_megatron_deepspeeds_log():
-    """24 f L h^2 (1 + s/6h + V/16Lh) a token, over the ranks: 24 * 3 * 48 * (1 + 5/24 + 128/192), 5 tokens a sample."""
+    """24 f L h^2 (1 + s/6h + V/16Lh) a token, over the ranks: 24 * 3 * 48 * (1 + 5/24 + 128/192), 5 tokens a
+    sample."""
     per_token = 24 * 3 * 48 * (1 + 5 / 24 + 128 / 192)
     assert megatron_deepspeed_tflops(small(), 7.0) == pytest.approx(per_token * 35 / 1e12, rel=1e-12)
     two = load(small(), ["parallel.data_parallel_size=2"], check=False)

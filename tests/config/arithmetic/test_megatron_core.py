@@ -1,7 +1,7 @@
 """megatron-core as the oracle of the schedules: its batch ramp-up and its learning rates, to the last bit.
 
-It is not a dependency. Where it is not installed these tests skip; NBTRAIN_REQUIRE_MEGATRON_CORE=1 makes that a
-failure. Its import takes seconds and warns, so what it gives is computed once, by a process of its own.
+It is not a dependency. Where it is not installed these tests skip; NBTRAIN_REQUIRE_MEGATRON_CORE=1 makes that
+a failure. Its import takes seconds and warns, so what it gives is computed once, by a process of its own.
 """
 
 import importlib.util

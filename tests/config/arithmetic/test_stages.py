@@ -51,7 +51,8 @@ def slowest_of_the_best(stages: int, layers: int, block: float, logits: float) -
 @pytest.mark.parametrize("granularity, passes", [("none", 3), ("selective", 3), ("full", 4)])
 @pytest.mark.parametrize("blocks_of_logits", [0.01, 0.9, 1.1, 1.4, 2.2, 3.5, 9.0])
 def test_no_cut_has_a_faster_slowest_stage(granularity, passes, blocks_of_logits):
-    """Full recomputation makes a block's forward pass twice: four parts in place of three; logits stay three."""
+    """Full recomputation makes a block's forward pass twice: four parts in place of three; logits stay
+    three."""
     vocabulary = round(blocks_of_logits * 1024 / 8)
     for stages, layers in itertools.product((2, 3, 4), range(4, 13)):
         cut = stage_layers(config(stages, layers, vocabulary, granularity))

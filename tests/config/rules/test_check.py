@@ -108,7 +108,8 @@ BROKEN = {
         "gpt-125m",
         ["parallel.sequence_parallel=true"],
         "@: parallel.sequence_parallel = true\n"
-        "  needs tensor_parallel_size > 1, but it is 1. Set sequence_parallel: false, or tensor_parallel_size > 1.",
+        "  needs tensor_parallel_size > 1, but it is 1. Set sequence_parallel: false, or "
+        "tensor_parallel_size > 1.",
     ),
     "a sequence that tensor ranks cannot cut": (
         "gpt-13b-4xdp-4xpp-4xtp",
@@ -144,13 +145,15 @@ BROKEN = {
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", "data.inter_document_masking=true"],
         "@: parallel.fpdt_chunk_tokens = 512\n"
-        "  cannot keep documents apart, but data has inter_document_masking: true. Set fpdt_chunk_tokens: 0, or change inter_document_masking.",
+        "  cannot keep documents apart, but data has inter_document_masking: true. Set fpdt_chunk_tokens: 0, "
+        "or change inter_document_masking.",
     ),
     "chunks in fp32": (
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", "precision.dtype=fp32"],
         "@: parallel.fpdt_chunk_tokens = 512\n"
-        "  needs precision.dtype: bf16 or fp16, but it is fp32. Set fpdt_chunk_tokens: 0, or precision.dtype: bf16 or fp16.",
+        "  needs precision.dtype: bf16 or fp16, but it is fp32. Set fpdt_chunk_tokens: 0, or "
+        "precision.dtype: bf16 or fp16.",
     ),
     "chunks of parameters in parts": (
         "gpt-125m",
@@ -249,7 +252,8 @@ BROKEN = {
         "gpt-125m",
         ["model.attention_backend=flash", "model.num_attention_heads=2"],
         "@: model.attention_backend = flash\n"
-        "  cannot serve this run: flash attention takes heads of at most 256, and this model's heads have 384.\n"
+        "  cannot serve this run: flash attention takes heads of at most 256, and this model's heads have "
+        "384.\n"
         "  Set attention_backend: auto.",
     ),
     "FP8 on a GPU without it": (
@@ -274,7 +278,8 @@ BROKEN = {
     "FP8 beside fp16": (
         "gpt-125m",
         ["precision.fp8=true", "resources.gpu_type=H100"],
-        "@: precision.fp8 = true\n  needs precision.dtype: bf16, but it is fp16. Set fp8: false, or precision.dtype: bf16.",
+        "@: precision.fp8 = true\n  needs precision.dtype: bf16, but it is fp16. Set fp8: false, or "
+        "precision.dtype: bf16.",
     ),
     "FP8 on a CPU": (
         "gpt-125m",
@@ -301,7 +306,8 @@ BROKEN = {
         "gpt-125m",
         ["parallel.zero_quantized_gradients=true"],
         "@: parallel.zero_quantized_gradients = true\n"
-        "  needs parallel.zero_stage: 3, but it is 2. Set zero_quantized_gradients: false, or parallel.zero_stage: 3.",
+        "  needs parallel.zero_stage: 3, but it is 2. Set zero_quantized_gradients: false, or "
+        "parallel.zero_stage: 3.",
     ),
     "quantized gradients that are summed everywhere": (
         "gpt-125m",
@@ -353,7 +359,8 @@ BROKEN = {
         "gpt-tiny",
         ["parallel.offload_optimizer.device=cpu"],
         "@: parallel.offload_optimizer.device = cpu\n"
-        "  needs parallel.zero_stage: 1, 2 or 3, but it is 0. Set device: none, or parallel.zero_stage: 1, 2 or 3.",
+        "  needs parallel.zero_stage: 1, 2 or 3, but it is 0. Set device: none, or parallel.zero_stage: 1, 2 "
+        "or 3.",
     ),
     "NVMe below ZeRO 3": (
         "gpt-125m",

@@ -1,4 +1,5 @@
-"""The table of kinds: each of its cells against the rules, for runs that have just these two kinds and what they need."""
+"""The table of kinds: each of its cells against the rules, for runs that have just these two kinds and what
+they need."""
 
 import itertools
 
@@ -32,7 +33,8 @@ def problems_of(told: Pairing) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_rules_say_what_the_table_says(kind):
-    """A pair is refused by find_problems exactly where the table has a reason; the reason stands in a message."""
+    """A pair is refused by find_problems exactly where the table has a reason; the reason stands in a
+    message."""
     for other in KINDS:
         told = pairing(kind, other)
         if not told.pair:
@@ -62,7 +64,8 @@ def test_the_table_is_symmetric():
 
 
 def test_what_the_reference_measured_as_right_is_allowed():
-    """TP x PP x DP with sequence parallelism and ZeRO 1; Ulysses, tensor ranks and offloading with every higher stage."""
+    """TP x PP x DP with sequence parallelism and ZeRO 1; Ulysses, tensor ranks and offloading with every
+    higher stage."""
     for names in (
         ("tensor", "pipeline"),
         ("sequence", "pipeline"),

@@ -78,7 +78,8 @@ def test_what_just_passes(rule, overrides):
         (
             "hpz_divides",
             [
-                "parallel={zero_hpz: true, data_parallel_size: 2, ds_sequence_parallel_size: 3, zero_hpz_partition_size: 4}"
+                "parallel={zero_hpz: true, data_parallel_size: 2, ds_sequence_parallel_size: 3, "
+                "zero_hpz_partition_size: 4}"
             ],
             "must divide data_parallel_size * ds_sequence_parallel_size = 6; nearest: 3, 6.",
         ),

@@ -1,7 +1,7 @@
-"""What every section of the schema is made of: the frozen base class and the types of single fields.
+"""The base class of every section of the schema, and the types of single fields.
 
 The docstring below a field is its description, in forms, pages and the JSON Schema. It is read from the
-source when one of them asks: reading all of them takes longer than building the models, and a run needs none.
+source on demand: reading all docstrings takes longer than building the models, and a run needs none of them.
 """
 
 import ast

@@ -2,7 +2,7 @@
 
     read the YAML, its `extends:` first -> merge -> overrides -> schema -> rules (check.py)
 
-Every problem of a file is told at once, each with the file and line that set the value.
+All problems of a file are reported together, each with the file and line that set the value.
 """
 
 import difflib
@@ -39,9 +39,9 @@ Overrides: TypeAlias = Mapping[str, Any] | Iterable[str] | None
 def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool = True) -> RunConfig:
     """The configuration of a run.
 
-    `run` is a path to a YAML, or the name of one in examples/megatron-gpt/training/ (`gpt-tiny`).
-    `overrides` is {"batch.micro_batch_size": 4}, the same nested, or ["batch.micro_batch_size=4"],
-    or all of them in one string, split as a shell would.
+    `run` is a path to a YAML, or the name of one in examples/megatron-gpt/training/ (`gpt-tiny`). `overrides`
+    is {"batch.micro_batch_size": 4}, nested dictionaries, ["batch.micro_batch_size=4"], or one string of
+    key=value pairs, split as a shell would split it.
 
     Raises ConfigError with every problem found.
     """
@@ -144,7 +144,7 @@ def read_with_parents(path: Path, seen: tuple[Path, ...] = ()) -> Located:
 def override_layer(overrides: Overrides) -> Located:
     """Overrides as one more layer over the YAML; a later one wins over an earlier one.
 
-    Raises ConfigError where one is not key=value, or sets a key and something inside it.
+    Raises ConfigError if an override is not key=value, or if a key and something inside it are both set.
     """
     layer = Located()
     for key, value in _override_items(overrides):
@@ -199,7 +199,7 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
 
 
 def _typed(text: str) -> str:
-    """In quotes, as it was typed, without passwords, cut if it is long."""
+    """The text as it was typed, in quotes, without passwords, cut if it is long."""
     return repr(shortened(text_without_secrets(text)))
 
 
@@ -212,8 +212,7 @@ def _not_overrides(what: str, found: object) -> ConfigError:
 
 
 def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """{"batch": {"micro_batch_size": 4}} as ("batch.micro_batch_size", 4): every spelling becomes this
-    one."""
+    """{"batch": {"micro_batch_size": 4}} as ("batch.micro_batch_size", 4): one form for all spellings."""
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and dotted not in FREE_FORM:
@@ -280,7 +279,7 @@ def _nearest(dotted: str, known: Iterable[str]) -> str:
         word: key for word, keys in words.items() for key in keys if key.rpartition(".")[0] == section
     }
     candidates = [
-        # The same word in another section is what people mean most often, a typing error comes next.
+        # Most often people mean the same word in another section; a typing error comes next.
         *words.get(last, []),
         *(siblings[word] for word in difflib.get_close_matches(last, siblings, n=1, cutoff=0.7)),
         # A part of a word is a hint only when it is long enough to mean something.
@@ -296,7 +295,7 @@ def validate(located: Located, label: str) -> RunConfig:
     try:
         config = RunConfig.model_validate(located.value)
     except ValidationError as error:
-        # Keys that are unknown outside lists have been told above, with the nearest one.
+        # Unknown keys outside lists have been reported above, with the nearest known one.
         problems += [
             _problem(entry, located, label)
             for entry in error.errors(include_url=False)
@@ -372,7 +371,8 @@ def _problem(entry: Any, located: Located, label: str) -> str:
     if kind == "union_tag_invalid":
         near = difflib.get_close_matches(str(context["tag"]), SOURCES, n=1)
         hint = f" Nearest: {near[0]}." if near else ""
-        return f"{where}: {dotted}.kind = {shortened(str(context['tag']))}: must be one of {', '.join(SOURCES)}.{hint}"
+        tag = shortened(str(context["tag"]))
+        return f"{where}: {dotted}.kind = {tag}: must be one of {', '.join(SOURCES)}.{hint}"
     if kind == "string_pattern_mismatch":
         pattern = context["pattern"]
         rule = _PATTERNS.get(pattern, f"must match {pattern}")

@@ -1,8 +1,9 @@
 """YAML with the place of every key: file and line travel with each value to the error message.
 
 A run YAML is a small, plain document: one mapping, text keys, no anchors and no tags. `extends:` is the way
-to share, and a file that could refer to itself would have to be guarded everywhere below. What YAML 1.1 reads
-as something else than what it looks like (1:30, 010, yes, 2024-01-01) is refused: see MisleadingValue.
+to share, and a file that could refer to itself would have to be guarded everywhere below. Values that YAML
+1.1 reads as something other than what they look like (1:30, 010, yes, 2024-01-01) are refused: see
+MisleadingValue.
 """
 
 import re
@@ -34,7 +35,7 @@ _OCTAL_TAG = "tag:nbtrain,2026:octal"
 
 
 class MisleadingValue(ValueError):
-    """A value that YAML reads as something else than what it looks like.
+    """A value that YAML reads as something other than what it looks like.
 
     The message says what YAML reads and what to write in its place. `text` is the value as it was written.
     """
@@ -138,7 +139,7 @@ class OverridePlace(str):
 
     @classmethod
     def of(cls, key: str, value: Any) -> "OverridePlace":
-        """Of one override. It is told wherever the value matters: without passwords."""
+        """The place of one override. It is shown wherever the value matters, so it holds no passwords."""
         place = cls(f"override {shortened(key)}={show(value)}")
         place.argument = f"{key}={spelled(value)}"
         return place
@@ -202,7 +203,7 @@ def _is_part_of(value: Any, entries: list[Any]) -> bool:
 def read_yaml(path: Path, label: str | None = None) -> Located:
     """A run YAML with origins. `label` is the file's name in messages.
 
-    Raises ConfigError where the file is missing, is not YAML, is no mapping or repeats a key.
+    Raises ConfigError if the file is missing, is not YAML, is not a mapping or repeats a key.
     """
     label = label or path.name
     try:

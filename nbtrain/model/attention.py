@@ -1,8 +1,8 @@
 """Causal self-attention through torch's scaled_dot_product_attention, with a key-value cache for decoding.
 
-A sequence of several documents is kept apart by a boolean mask [b, 1, s, s], causal and block-diagonal, or,
-on CUDA in 16-bit formats without dropout, by torch's kernel for sequences of varying lengths, which never
-looks outside a block.
+Documents of one sequence are kept apart by a boolean mask [b, 1, s, s], causal and block-diagonal. On CUDA,
+in 16-bit formats without dropout, torch's kernel for sequences of varying lengths keeps them apart without a
+mask.
 
 Shapes: b sequences, s tokens of this call, p tokens in the cache before it, n heads, d head size, m documents
 """
@@ -30,20 +30,21 @@ BLOCK_ROWS = 128
 
 
 class Documents(NamedTuple):
-    """Where documents begin and end in b sequences; one of the two forms that attention takes."""
+    """Where documents begin and end in b sequences, in one of the two forms that attention takes."""
 
     mask: torch.Tensor | None
     """bool [b, 1, s, s]: which keys a query sees."""
     cu_seqlens: torch.Tensor | None = None
-    """int32 [m + 1], where there is no mask: cumulative lengths of the documents of all sequences."""
+    """int32 [m + 1], if there is no mask: cumulative lengths of the documents of all sequences."""
     max_seqlen: int = 0
-    """The longest of them."""
+    """Tokens of the longest document."""
 
 
 def documents_of(
     cu_seqlens: torch.Tensor, max_seqlen: int, batch: int, tokens: int, as_lengths: bool
 ) -> Documents:
-    """From cumulative lengths over the b * s tokens, int32 [m + 1]; each sequence begins a document.
+    """Documents from cumulative lengths over the b * s tokens, int32 [m + 1]; each sequence begins a
+    document.
 
     Several equal entries, such as padding at the end, stand for documents without a token.
     """
@@ -53,7 +54,8 @@ def documents_of(
 
 
 def document_numbers(cu_seqlens: torch.Tensor, batch: int, tokens: int) -> torch.Tensor:
-    """Which document each token is of, int32 [b, s], from cumulative lengths as documents_of takes them."""
+    """The number of each token's document, int32 [b, s], from cumulative lengths as documents_of takes
+    them."""
     begins = torch.zeros(batch * tokens + 1, dtype=torch.int32, device=cu_seqlens.device)
     begins.index_fill_(0, cu_seqlens.long(), 1)
     return begins[:-1].cumsum(0, dtype=torch.int32).view(batch, tokens)
@@ -65,7 +67,7 @@ def mask_of(numbers: torch.Tensor) -> torch.Tensor:
 
 
 def takes_lengths(device: str, dtype: torch.dtype, dropout: float, backend: str) -> bool:
-    """Whether torch's kernel for varying lengths can serve; else a mask has to be made."""
+    """Whether torch's kernel for varying lengths can be used; otherwise a mask has to be made."""
     return (
         device == "cuda"
         and dtype in (torch.bfloat16, torch.float16)
@@ -91,11 +93,12 @@ def causal_attention(
     backend: str = "auto",
     documents: Documents | None = None,
 ) -> torch.Tensor:
-    """softmax(q k^T / sqrt(d), causal) v.  query [b, n, s, d], key and value [b, n, p + s, d] -> [b, n, s,
-    d].
+    """softmax(q k^T / sqrt(d), causal) v.
 
-    `backend` is one of auto, flash, efficient, math; torch raises RuntimeError where a named one cannot
-    serve the device, the dtype, a mask or the dropout (no CPU kernel but math knows dropout).
+    query [b, n, s, d], key and value [b, n, p + s, d] -> [b, n, s, d].
+
+    `backend` is auto, flash, efficient or math. torch raises RuntimeError if a named kernel does not support
+    the device, the dtype, a mask or the dropout (on CPU only math has dropout).
     """
     queries, keys = query.shape[-2], key.shape[-2]
     if documents is not None and documents.cu_seqlens is not None:
@@ -108,7 +111,7 @@ def causal_attention(
         and _cpu_bf16_training(query)
     ):
         return _BlockedBackward.apply(query, key, value)
-    # A single query sees the whole cache; several queries behind a cache need the offset triangle.
+    # A single query sees the whole cache; several queries after a cache need the offset triangle.
     mask = documents.mask if documents is not None else None
     if mask is None and 1 < queries < keys:
         mask = torch.ones(queries, keys, dtype=torch.bool, device=query.device).tril(keys - queries)
@@ -127,10 +130,9 @@ def keeps_weights(
     backend: str = "auto",
     documents: Documents | None = None,
 ) -> bool:
-    """Whether causal_attention, called so, keeps the weights [b, n, s, s] for its backward pass: the math
-    kernel does.
+    """Whether causal_attention keeps the weights [b, n, s, s] for its backward pass, as the math kernel does.
 
-    False inside of a compiled layer, where it is not for us to say.
+    False inside a compiled layer, in which the compiler decides.
     """
     if torch.compiler.is_compiling():
         return False
@@ -138,7 +140,7 @@ def keeps_weights(
         return False
     mask = documents.mask if documents is not None else None
     with _kernels(backend):
-        # torch's own choice, by which its function goes.
+        # The kernel that torch's function itself would choose.
         choice = torch._fused_sdp_choice(query, key, value, mask, dropout, mask is None)
     return choice == SDPBackend.MATH.value
 
@@ -151,9 +153,9 @@ def backend_problem(
     documents: bool = False,
     head_size: int = 64,
 ) -> str | None:
-    """Why attention `backend` cannot serve, in torch's words, or None where it can: a tiny trial tells.
+    """Why attention `backend` cannot be used, in torch's words, or None if a tiny trial succeeds.
 
-    dtype: that of the products, so bf16 under autocast. Random generators are left as they were.
+    dtype is that of the products: bf16 under autocast. Random generators are left unchanged.
     """
     if backend == "auto":
         return None
@@ -201,8 +203,8 @@ def _cpu_bf16_training(query: torch.Tensor) -> bool:
 class _BlockedBackward(torch.autograd.Function):
     """torch's flash kernel forward, our own backward: for bf16 on CPU it takes half the time of torch's.
 
-    Rows in blocks, each against the keys up to its end, so that nothing behind the diagonal's block is
-    computed and memory grows with s, not s^2; products are batched matrix products, and the softmax and its
+    Each block of rows is multiplied with the keys up to its own end, so that nothing beyond the diagonal's
+    block is computed and memory grows with s, not s^2. Products are batched matrix products; softmax and its
     gradient are torch's fused kernels. As in torch's math kernel, scores are rounded to bf16.
     """
 
@@ -246,7 +248,7 @@ class LayerCache:
     def extended(
         self, key: torch.Tensor, value: torch.Tensor, start: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Put [b, n, s, d] at `start`; views of everything up to its end."""
+        """Store [b, n, s, d] at `start`; returns views of everything up to its end."""
         end = start + key.shape[-2]
         self.keys[:, :, start:end] = key
         self.values[:, :, start:end] = value
@@ -258,7 +260,7 @@ class KVCache:
     """Keys and values of every layer for `batch_size` sequences of at most `max_tokens`.
 
     Made by GPT.new_cache; forward(tokens, cache=cache) appends the tokens and moves `length`.
-    Set `length` back to forget the newest tokens.
+    Lower `length` to forget the newest tokens.
     """
 
     max_tokens: int

@@ -2,14 +2,14 @@
 
     tokens -> word embedding -> + positions, dropout -> num_layers x layer -> final LayerNorm -> tied output
 
-    build_model(config, parallel)             GPT with the initial weights of a RunConfig, or one rank's part of it
+    build_model(config, parallel)             a GPT with its initial weights, or one rank's part of it
     model(tokens, labels)                     mean loss, fp32; what training calls
-    model(tokens, labels, cu_seqlens=...)     the same, documents apart from each other (train/batches.py: Batch)
+    model(tokens, labels, cu_seqlens=...)     mean loss with documents kept apart (train/batches.py: Batch)
     model(tokens)                             logits of every position
-    model(tokens, cache=model.new_cache(1))   the same, behind the tokens that the cache holds
+    model(tokens, cache=model.new_cache(1))   logits of tokens that follow those in the cache
 
-Every rank is given whole sequences and takes of them what is its own: under Ulysses its tokens, and its loss
-is then the mean over those; the mean over the ranks is that over all.
+Every rank is given whole sequences and takes its own part of them. Under Ulysses the part is a rank's own
+tokens, and its loss is the mean over them; the mean over the ranks is the loss of all tokens.
 
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks, u Ulysses ranks
 """
@@ -35,7 +35,7 @@ from nbtrain.parallel.ulysses import own_tokens, set_own_tokens
 def build_model(config: Any, parallel: ModelParallel = WHOLE) -> "GPT":
     """The GPT of a RunConfig, or this rank's part of it, with its initial weights, in fp32 and training mode.
 
-    On the CPU; under deepspeed.zero.Init where and in what format that says.
+    The weights are on the CPU; under deepspeed.zero.Init they are where, and in the format, that it says.
     """
     return GPT(GPTConfig.of(config), parallel)
 
@@ -79,19 +79,20 @@ class GPT(nn.Module):
         loss_denominator: torch.Tensor | None = None,
         token_losses: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        """Mean loss (fp32 scalar) where labels [b, s] are given, else logits [b, s, v], or [b, 1, v].
+        """Mean loss (fp32 scalar) if labels [b, s] are given, else logits [b, s, v] or [b, 1, v].
 
-        tokens [b, s] stand behind the cache.length tokens that the cache holds, and are added to it. Without
-        a cache: position_ids [b, s] where they are not 0 .. s-1; cu_seqlens, int32 cumulative lengths over
-        the b * s tokens, with the longest of them, to keep documents apart (attention.documents_of).
-        loss_mask [b, s], loss_denominator and token_losses [b, s] as parallel/cross_entropy.py has them;
-        under Ulysses see language_model_loss. Logits of ids that are padding are -inf. Raises ValueError
-        where tokens pass the positions or the cache, or where there are logits under Ulysses.
+        tokens [b, s] follow the cache.length tokens that the cache holds, and are added to it. Without a
+        cache: position_ids [b, s] unless they are 0 .. s-1; cu_seqlens, int32 cumulative lengths over the b *
+        s tokens, with the longest length, to keep documents apart (attention.documents_of). loss_mask [b, s],
+        loss_denominator and token_losses [b, s] are those of parallel/cross_entropy.py; for Ulysses see
+        language_model_loss. Logits of padding ids are -inf. Raises ValueError if tokens exceed the positions
+        or the cache, or if logits are asked for under Ulysses.
         """
         with products_in(self.config, tokens.device.type):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
             hidden = self._hidden(tokens, cache, position_ids, documents)
-            # ZeRO 3 gathers a weight for the module that owns it; the output matrix is used outside of it.
+            # ZeRO 3 gathers a weight for the module that owns it, but the output matrix is used outside of
+            # its module.
             weight = self.word_embeddings.weight
             if labels is None:
                 return self._logits(hidden, weight, last_token_only)
@@ -141,7 +142,7 @@ class GPT(nn.Module):
                 position_ids = own_tokens(position_ids, ulysses, chunk)
             start = ulysses.rank * tokens.shape[1]
         hidden = self.position_embeddings(self.word_embeddings(tokens), start, position_ids)
-        # Said only where there are some: a compiled layer of a plain run is called as ever.
+        # Passed only if there are documents, so that plain runs do not recompile their layers.
         apart = {} if documents is None else {"documents": documents}
         if cache is not None:
             for layer, layer_cache in zip(self.layers, cache.layers, strict=True):
@@ -182,7 +183,7 @@ class GPT(nn.Module):
 
 
 def products_in(config: GPTConfig, device: str) -> contextlib.AbstractContextManager:
-    """The context in which a forward pass is made: autocast, where the configuration asks for it."""
+    """The context of a forward pass: autocast if the configuration asks for it."""
     return torch.autocast(device, dtype=torch.bfloat16) if config.autocast else contextlib.nullcontext()
 
 
@@ -196,12 +197,12 @@ def language_model_loss(
     loss_denominator: torch.Tensor | None = None,
     token_losses: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Mean loss from the last hidden states, as parallel/cross_entropy.py has it.
+    """Mean loss from the last hidden states, computed by parallel/cross_entropy.py.
 
     hidden: this rank's tokens, [b, s/t, h] or [b, s/u, h]; weight [v/t, h]; all others [b, s]. Under Ulysses
-    it is the mean over this rank's tokens; with loss_mask its learnt ones' sum over loss_denominator, or,
-    without one, over 1/u of those of all ranks. token_losses is filled where this rank's tokens are, with
-    zeros elsewhere.
+    the loss is the mean over this rank's tokens; with loss_mask, the sum over its learnt tokens divided by
+    loss_denominator or, without one, by 1/u of the learnt tokens of all ranks. token_losses is filled for
+    this rank's tokens and is 0 elsewhere.
     """
     ulysses, chunk = parallel.ulysses, config.fpdt_chunk_tokens
     if ulysses.size > 1:

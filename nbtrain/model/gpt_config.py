@@ -1,4 +1,4 @@
-"""What decides a GPT's parameters and its arithmetic, apart from the layout."""
+"""What decides a GPT's parameters and arithmetic, without the layout."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -6,8 +6,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class GPTConfig:
-    """Everything that decides a GPT's parameters and its arithmetic; names as in the run's `model`
-    section."""
+    """All that decides a GPT's parameters and arithmetic; names are those of the run's `model` section."""
 
     num_layers: int
     hidden_size: int
@@ -25,16 +24,17 @@ class GPTConfig:
     autocast: bool = False
     """Keep the weights as they are and cast to bf16 inside each product."""
     checkpoint_interval_layers: int = 0
-    """Recompute in the backward pass, this many layers at a time; 0 keeps what they compute."""
+    """Recompute this many layers at a time in the backward pass; 0 keeps their activations."""
     selective_recompute: bool = False
-    """Recompute what is large and cheap in each layer (recompute.py); beside the above it has nothing to
-    do."""
+    """Recompute what is large and cheap in each layer (recompute.py); no effect if whole layers are
+    recomputed."""
     fp8: bool = False
-    """Take the products of the blocks' matrices in FP8 (parallel/fp8.py)."""
+    """Multiply the blocks' matrices in FP8 (parallel/fp8.py)."""
     fpdt_chunk_tokens: int = 0
-    """Attention and MLP in chunks of so many tokens of the whole sequence (parallel/fpdt.py); 0 is off."""
+    """Attention and MLP take chunks of this many tokens of the whole sequence (parallel/fpdt.py); 0 is
+    off."""
     vocab_size: int | None = None
-    """Ids in use; those from here on are padding and take no part. None: all are in use."""
+    """Number of ids in use; ids from here on are padding and ignored. None: all ids are in use."""
 
     @classmethod
     def of(cls, config: Any) -> "GPTConfig":

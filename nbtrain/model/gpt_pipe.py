@@ -1,16 +1,15 @@
-"""The GPT as the layer list of a pipeline: the same layers, in the order of GPT.layer_list, by the same
-names.
+"""The GPT as the layer list of a pipeline: the layers of model/gpt.py, in the order of GPT.layer_list.
 
     0            word embedding (tied)      tokens -> [b, s, h]
     1            positions
     2 .. L + 1   the L blocks
     L + 2        final LayerNorm
-    L + 3        output (tied)              the hidden states and the output matrix, of which the loss function makes the loss
+    L + 3        output (tied)              hidden states and output matrix, for the loss function
 
-Only the word embedding is tied: what else such a module held would be on the last stage too, unused, and
-trained apart. The logits never exist at full size: the loss is linear + cross entropy in one. Documents
-travel beside the activations as numbers, [b, s] and so of one shape whatever their number, and each stage
-makes its mask of them.
+The pipeline itself, for any layer list, is parallel/pipeline.py. Only the word embedding is tied: any other
+parameter of a tied module would be on the last stage too, unused and trained separately. The logits never
+exist at full size, because the loss is linear + cross entropy in one function. Documents are sent along with
+the activations as numbers, [b, s] whatever their count, and each stage makes its mask from them.
 
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks
 """
@@ -41,12 +40,12 @@ Inputs = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 def build_pipeline(
     config: Any, parallel: ModelParallel, topology: Topology, stage_layers: Sequence[int]
 ) -> "Pipeline":
-    """This rank's stage of the GPT of a RunConfig, with the initial weights of build_model, for
-    deepspeed.initialize.
+    """This rank's stage of a RunConfig's GPT, with build_model's initial weights, for deepspeed.initialize.
 
-    `stage_layers`: blocks of each stage (config/arithmetic/stages.py). Called by all ranks together: it makes
-    process groups. Its engine must be told that neither activations nor gradients are cut when they are sent
-    (`pipe_partitioned`, `grad_partitioned`): with sequence parallelism each tensor-parallel rank has its own.
+    `stage_layers`: blocks of each stage (config/arithmetic/stages.py). All ranks call this together, because
+    it makes process groups. The engine must not cut activations or gradients when it sends them
+    (`pipe_partitioned`, `grad_partitioned`: false): with sequence parallelism each tensor-parallel rank has
+    its own.
     """
     return piped(GPTConfig.of(config), parallel, topology, stage_layers)
 
@@ -54,8 +53,8 @@ def build_pipeline(
 def piped(
     config: GPTConfig, parallel: ModelParallel, topology: Topology, stage_layers: Sequence[int]
 ) -> "Pipeline":
-    """The same of a GPTConfig."""
-    # Late: DeepSpeed is prepared first (startup.py), and a process without a pipeline does without.
+    """This rank's stage of the GPT of a GPTConfig."""
+    # A late import: DeepSpeed is prepared first (startup.py), and only pipelines need it.
     from nbtrain.parallel.pipeline import LayerSpec, Pipeline, TiedLayerSpec
 
     init = Initializer(config.seed, config.init_method_std, config.num_layers)
@@ -86,10 +85,10 @@ def piped(
 def pipeline_inputs(
     batch: Any, loss_denominator: torch.Tensor | None = None, token_losses: torch.Tensor | None = None
 ) -> Inputs:
-    """(what the first stage takes, what the loss takes) of a micro batch as train/batches.py makes them.
+    """(inputs of the first stage, inputs of the loss) of a micro batch of train/batches.py.
 
-    loss_denominator and token_losses as GPT.forward has them. A run's micro batches must all have documents
-    or none of them: the stages agree on what they send at the first one.
+    loss_denominator and token_losses are those of GPT.forward. Either all micro batches of a run have
+    documents or none has: the stages agree at the first micro batch on what they send.
     """
     tokens = batch.tokens
     inputs = [tokens, _or_nothing(batch.position_ids)]
@@ -100,13 +99,14 @@ def pipeline_inputs(
 
 
 def canonical_parameters(pipeline: "Pipeline") -> Iterator[tuple[str, nn.Parameter]]:
-    """(canonical name, parameter) of all on this stage; the tied one is on the first and on the last."""
+    """(canonical name, parameter) of all parameters of this stage; the tied one is on the first and the last
+    stage."""
     for name, parameter in pipeline.named_parameters():
         yield canonical_name(name, len(pipeline.repeated)), parameter
 
 
 def _or_nothing(tensor: torch.Tensor | None) -> torch.Tensor:
-    # DeepSpeed passes on tensors only: an empty one stands for None.
+    # DeepSpeed sends tensors only: an empty tensor means None.
     return torch.empty(0) if tensor is None else tensor
 
 
@@ -115,7 +115,7 @@ def _or_none(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def _with_output_matrix(embedding: WordEmbedding, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    # A view: DeepSpeed prepares ZeRO for the backward pass at the first output that has a history.
+    # A view, because DeepSpeed prepares ZeRO for the backward pass at the first output with a grad_fn.
     return hidden, embedding.weight.view_as(embedding.weight)
 
 
@@ -125,11 +125,11 @@ class _Beside(NamedTuple):
     numbers: torch.Tensor | None
     """int32 [b, s]: the document of each token."""
     documents: Documents | None
-    """Made of them."""
+    """The mask or lengths made from document_numbers, for attention."""
 
 
 class _Program:
-    """How the stages of a GPT are run; see parallel/pipeline.py."""
+    """How the stages of a GPT run: a Program of parallel/pipeline.py."""
 
     def __init__(self, config: GPTConfig, stream: TensorParallelStream | None):
         self.config = config
@@ -137,7 +137,7 @@ class _Program:
 
     def enter(self, inputs: torch.Tensor | tuple) -> tuple[torch.Tensor, _Beside]:
         x, *beside = (inputs,) if isinstance(inputs, torch.Tensor) else inputs
-        # Only the first stage has tokens, and positions behind them.
+        # Only the first stage has tokens, followed by positions.
         position_ids = None if x.is_floating_point() else _or_none(beside.pop(0))
         numbers = beside[0] if beside else None
         documents = Documents(mask_of(numbers)) if numbers is not None else None
@@ -158,12 +158,12 @@ class _Program:
         return recomputed(self.stream, self.run, layers, x, beside)
 
     def leave(self, x: Any, beside: _Beside) -> torch.Tensor | tuple:
-        # A tuple is the last stage's, for the loss.
+        # The last stage has a tuple, for the loss.
         return x if isinstance(x, tuple) or beside.numbers is None else (x, beside.numbers)
 
 
 class _Loss:
-    """The loss of what the last layer gives, as DeepSpeed calls it."""
+    """The loss of the last layer's output, with the signature that DeepSpeed calls."""
 
     def __init__(self, config: GPTConfig, parallel: ModelParallel):
         self.config = config

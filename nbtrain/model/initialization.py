@@ -4,8 +4,9 @@
     residual projections        normal(0, std / sqrt(2 num_layers))   GPT-2, section 2.3
     biases 0, LayerNorm weights 1
 
-The generator of a parameter is seeded from the model's seed and the parameter's canonical name: one rank or
-many, plain or cut over stages, a parameter starts with the same numbers, and a slice of it with their slice.
+The generator of a parameter is seeded from the model's seed and the parameter's canonical name. On one rank
+or many, plain or cut over stages, a parameter starts with the same numbers, and a slice of it with the same
+slice of them.
 """
 
 import hashlib
@@ -26,7 +27,7 @@ class Initializer:
         """A matrix or an embedding; `residual` for projections that write to the residual stream."""
         digest = hashlib.sha256(f"{self.seed} {name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:7]))
-        # deepspeed.zero.Init makes torch.empty give the compute dtype: draw in fp32 first, then follow it.
+        # Under deepspeed.zero.Init torch.empty has the compute dtype: draw in fp32 first, then convert.
         weight = torch.empty(shape, device="cpu").float()
         weight.normal_(0.0, self.residual_std if residual else self.std, generator=generator)
         return torch.nn.Parameter(torch.empty(shape).copy_(weight))

@@ -1,12 +1,12 @@
 """The layers of GPT-3 in the order they run: embeddings, pre-LN transformer layers, final LayerNorm.
 
-Each takes and returns the residual stream, so that a pipeline can be cut between any two. It is [b, s, h] in
-one process; of the s tokens a rank holds s/t under Megatron's sequence parallelism and s/u under Ulysses, and
-what is said of s below is said of those. Matrices are parallel/tensor.py's, cut over the tensor-parallel
-ranks: a rank has some of the heads and some columns of the MLP.
+Each layer takes and returns the residual stream, so that a pipeline can be cut between any two of them. The
+stream is [b, s, h], where s counts the tokens of this rank: all of them in one process, 1/t under Megatron's
+sequence parallelism, 1/u under Ulysses. Matrices are those of parallel/tensor.py, cut over the
+tensor-parallel ranks: a rank has some of the heads and some columns of the MLP.
 
-LayerNorms and positions see only this rank's tokens under sequence parallelism, while each rank holds all of
-their weights: such a parameter is marked `sequence_parallel`, and its gradient is summed over the
+Under sequence parallelism each rank holds all weights of LayerNorms and positions, but they see only the
+rank's own tokens. Such a parameter is marked `sequence_parallel`, and its gradient is summed over the
 tensor-parallel ranks.
 
 Shapes: b micro batch, s tokens of this rank, h hidden, n heads of this rank, d head size, f MLP width, p
@@ -40,7 +40,7 @@ from nbtrain.parallel.tensor import (
 class WordEmbedding(VocabParallelEmbedding):
     """Token ids [b, s] -> [b, s, h].
 
-    Its weight [v/t, h] is the output matrix too, so it stands alone (tied).
+    Its weight [v/t, h] is the output matrix too (tied), so the layer has no other parameter.
     """
 
     def __init__(self, config: GPTConfig, init: Initializer, parallel: ModelParallel = WHOLE):
@@ -55,7 +55,7 @@ class WordEmbedding(VocabParallelEmbedding):
 
 
 class _OfOwnTokens(nn.Module):
-    """A layer whose whole weights see this rank's tokens only."""
+    """Base of layers whose uncut weights see this rank's tokens only."""
 
     def __init__(self, parallel: ModelParallel):
         super().__init__()
@@ -102,8 +102,7 @@ class PositionEmbedding(_OfOwnTokens):
     def forward(
         self, x: torch.Tensor, start: int = 0, position_ids: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """`position_ids`, of all tokens of the tensor-parallel ranks, where they are not start, start + 1,
-        ..."""
+        """`position_ids` are of all tensor-parallel ranks' tokens; None means start, start + 1, ..."""
         (weight,) = self._weights(self.weight)
         if position_ids is not None:
             if self.sequence_parallel:
@@ -148,7 +147,7 @@ class Attention(nn.Module):
             return fpdt.attention(
                 x, self.query_key_value, self.dense, self.head_size, self.chunk_tokens, self.ulysses
             )
-        # [b, s, n, 3d]: the heads are what there are here, all or this rank's.
+        # [b, s, n, 3d]: n counts this rank's heads.
         packed = self.query_key_value(x).unflatten(2, (-1, 3 * self.head_size))
         packed = ulysses.heads_for_tokens(packed, self.ulysses).transpose(1, 2)
         query, key, value = packed.split(self.head_size, dim=-1)
@@ -241,7 +240,7 @@ def _gelu(x: torch.Tensor) -> torch.Tensor:
 def dropout(
     x: torch.Tensor, probability: float, training: bool, stream: TensorParallelStream | None
 ) -> torch.Tensor:
-    """F.dropout, by numbers of `stream` where there is one."""
+    """F.dropout, with random numbers from `stream` if there is one."""
     return _drawing(stream if training and probability else None, F.dropout, x, probability, training)
 
 
@@ -251,6 +250,6 @@ def _drawing(stream: TensorParallelStream | None, function: Callable, *arguments
 
 @uncompiled
 def _drawing_from(stream: TensorParallelStream, function: Callable, *arguments) -> torch.Tensor:
-    # A compiler cannot follow a change of the generator's state.
+    # The compiler cannot follow a change of the generator's state.
     with stream.fork():
         return function(*arguments)

@@ -1,4 +1,4 @@
-"""The canonical name of every parameter, the same whatever the layout.
+"""The canonical name of every parameter, which is the same in every layout.
 
     word_embeddings.weight                        [v, h]   also the output matrix (tied)
     position_embeddings.weight                    [p, h]
@@ -34,7 +34,7 @@ def canonical_name(piped: str, num_layers: int) -> str:
 
     "3.mlp.dense_4h_to_h.bias" with 2 layers' offset.
 
-    Raises ValueError where the name is no parameter of a pipeline of `num_layers` blocks.
+    Raises ValueError unless the name is a parameter of a pipeline of `num_layers` blocks.
     """
     first, _, rest = piped.partition(".")
     if first == "tied_modules":
@@ -51,7 +51,7 @@ def canonical_name(piped: str, num_layers: int) -> str:
 
 
 def piped_name(canonical: str, num_layers: int) -> str:
-    """The name of the same parameter in a pipeline module; the inverse of canonical_name."""
+    """A parameter's name in a pipeline module; the inverse of canonical_name."""
     first, _, rest = canonical.partition(".")
     if first == "layers":
         index, _, rest = rest.partition(".")

@@ -1,13 +1,12 @@
-"""What the backward pass computes again, so that it need not be kept.
+"""Activations that the backward pass computes again, so that they need not be kept.
 
-    full         a run of layers: only its input is kept (arXiv:1604.06174)
-    selective    what is large and cheap (arXiv:2205.05198, section 5): the attention weights, [b, n, s, s] and with
-                 dropout three times over, where the kernel keeps them at all (flash and efficient do not); and the
-                 output of the MLP's activation, [b, s, f], which comes from its input, kept anyway
+    full         consecutive layers, of which only the input is kept (arXiv:1604.06174)
+    selective    what is large and cheap (arXiv:2205.05198, section 5): the attention weights, [b, n, s, s],
+                 with dropout three times over, if the kernel keeps them (flash and efficient do not); and the
+                 output of the MLP's activation, [b, s, f], whose input is kept anyway
 
-Either way the second computation draws the first one's dropout and gives the same bits. Inside of a compiled
-layer selective does nothing: the compiler decides there what it keeps, and computes activations again by
-itself.
+In both cases the recomputation draws the same dropout and gives the same bits. Inside a compiled layer
+`selective` does nothing: there the compiler itself decides what to keep and what to compute again.
 
 Shapes: b sequences, s tokens, n heads, f MLP width
 """
@@ -23,7 +22,7 @@ from nbtrain.parallel.random import TensorParallelStream
 def recomputed(stream: TensorParallelStream | None, function: Callable, *arguments):
     """function(*arguments), and again in the backward pass, with the same dropout.
 
-    `stream`, where dropout draws from one: checkpoint restores the generators' own numbers only.
+    Pass `stream` if dropout draws from one: checkpoint restores only the generators' own numbers.
     """
     if stream is None:
         return checkpoint(function, *arguments, use_reentrant=False)
@@ -35,11 +34,11 @@ def without_keeping(
     consumer: Callable[[torch.Tensor], torch.Tensor],
     x: torch.Tensor,
 ) -> torch.Tensor:
-    """consumer(activation(x)), whose backward pass takes activation(x) from x again.
+    """consumer(activation(x)), whose backward pass computes activation(x) again from x.
 
-    checkpoint could not: around the activation it would keep the output for the consumer, around both it
-    would run the consumer twice. Here what the consumer keeps of the output is replaced by a note of its
-    shape.
+    torch's checkpoint cannot do that: around the activation it would keep the output for the consumer, and
+    around both it would run the consumer twice. Here the output that the consumer would keep is replaced by
+    its shape.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return consumer(activation(x))

@@ -1,17 +1,17 @@
-"""Linear + cross entropy in one function: the logits of a chunk of tokens at a time, the loss in fp32.
+"""Linear + cross entropy in one function: the logits of one chunk of tokens at a time, and the loss in fp32.
 
-With vocabulary v and n tokens the logits are n x v numbers, more than all other activations of a small model
-together, three times over (logits, softmax, gradient). Here a chunk's logits become loss and gradients at
-once and are dropped; backward only scales. The price: the gradients of hidden state and weight are computed
-even where backward is never called (not under no_grad). Idea: Liger-Kernel (arXiv:2410.10989, section 3.2).
+With vocabulary v and n tokens the logits are n x v numbers, three times over (logits, softmax, gradient):
+more than all other activations of a small model. Here a chunk's logits become loss and gradients at once and
+are dropped; backward only scales. The price: the gradients of hidden state and weight are computed even if
+backward is never called (except under no_grad). Idea: Liger-Kernel (arXiv:2410.10989, section 3.2).
 
-Where the vocabulary is cut over the tensor-parallel ranks, no logit leaves its rank: each tells the others
-two fp32 numbers per token, the log of its sum of exponentials, and the logit of the label or 0. From those of
-all ranks every rank has the same loss, bit by bit. Log-sums, unlike plain sums, need no agreed maximum first,
-so that a chunk costs one collective.
+If the vocabulary is cut over the tensor-parallel ranks, no logit leaves its rank. Each rank sends two fp32
+numbers for each token: the log of its sum of exponentials, and the logit of the label or 0. All ranks compute
+the same loss from these, bit by bit. Unlike plain sums, log-sums need no common maximum first, so that a
+chunk costs one collective.
 
-The vocabulary's padding depends on the number of ranks; `vocab_size` leaves it out of the softmax, and then
-the loss does not depend on them.
+The vocabulary's padding depends on the number of ranks. `vocab_size` leaves the padding out of the softmax,
+so that the loss does not depend on that number.
 
 Shapes: b sequences, s tokens, n = b s, c tokens of a chunk, h hidden, v padded vocabulary, t ranks of the
 group
@@ -24,7 +24,7 @@ from nbtrain.parallel import mappings
 from nbtrain.parallel.groups import ALONE, Group
 
 CPU_SOFTMAX_ROWS = 32
-"""On a CPU the passes over a block stay in its cache; a GPU wants few, large kernels."""
+"""On a CPU, the passes over one block stay in the cache; a GPU wants few, large kernels."""
 
 
 def linear_cross_entropy(
@@ -40,17 +40,17 @@ def linear_cross_entropy(
     sequence_parallel: bool = False,
     vocab_size: int | None = None,
 ) -> torch.Tensor:
-    """Mean of -log softmax(hidden weight^T)[label] over all tokens, an fp32 scalar, the same on every rank.
+    """Mean of -log softmax(hidden weight^T)[label] over all tokens: an fp32 scalar, equal on all ranks.
 
     hidden [b, s, h] or [n, h], with sequence_parallel this rank's [b, s/t, h]; weight [v/t, h]; labels of all
-    tokens, all valid. The rows of ids from `vocab_size` on are padding and take no part. chunk_tokens 0 takes
-    all tokens at once. Sums hidden's gradient over the ranks, so the caller must not. Under autocast the
-    products are in the autocast dtype, as those of nn.Linear are.
+    tokens, all of them valid ids. Rows of ids from `vocab_size` on are padding and are ignored. chunk_tokens
+    0 takes all tokens at once. hidden's gradient is summed over the ranks here, so the caller must not sum
+    it. Under autocast the products are in the autocast dtype, as in nn.Linear.
 
-    With loss_mask, fp32 of 0 and 1, the sum over the tokens of 1, divided by their number or by the scalar
-    `denominator`: where a step has several micro batches, the mean over all of its learnt tokens is not the
-    mean of theirs. token_losses, fp32, is filled with each token's own loss, whatever the mask. Both of
-    labels' shape.
+    With loss_mask (fp32, 0 or 1): the sum over the tokens with 1, divided by their number or by the scalar
+    `denominator`. If a step has several micro batches, the mean over all of its learnt tokens is not the mean
+    of the micro batches' means. token_losses (fp32) is filled with each token's own loss, whatever the mask.
+    Both have the shape of labels.
     """
     if group.size > 1:
         enter = (
@@ -74,7 +74,7 @@ def linear_cross_entropy(
         torch.is_grad_enabled() and (hidden.requires_grad or weight.requires_grad),
         loss_mask.flatten() if loss_mask is not None else None,
         denominator,
-        # A view: what is filled must be the caller's.
+        # A view, because the caller's own tensor must be filled.
         token_losses.view(-1) if token_losses is not None else None,
         group,
         vocab_size,
@@ -90,7 +90,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_loss):
         hidden_gradient, weight_gradient = ctx.saved_tensors
-        # grad_loss carries 1 / accumulation steps and the fp16 loss scale; 1 / tokens was left for here too.
+        # grad_loss carries 1 / accumulation steps and the fp16 loss scale; 1 / tokens is applied here as
+        # well.
         scale = grad_loss * ctx.mean_factor
         return (
             hidden_gradient.mul_(scale.to(hidden_gradient.dtype)),
@@ -153,7 +154,7 @@ def _blocks(logits: torch.Tensor) -> list[slice]:
 def _softmax(
     logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, needs_gradient: bool, _group: Group
 ) -> torch.Tensor:
-    """The losses of a chunk, fp32 [c]; leaves d loss / d logits = softmax - onehot in `logits`.
+    """The losses of a chunk, fp32 [c]; `logits` becomes d loss / d logits = softmax - onehot.
 
     Not divided by n: in fp16 that would underflow.
     """
@@ -174,7 +175,8 @@ def _softmax(
 def _softmax_over_ranks(
     logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, needs_gradient: bool, group: Group
 ) -> torch.Tensor:
-    """The same where each rank has the logits of its rows; `label` counts from this rank's first."""
+    """The losses of a chunk whose logits are cut by rows over the ranks; `label` counts from this rank's
+    first row."""
     is_here = (label >= 0) & (label < logits.shape[1])
     label = label.where(is_here, 0)
     log_sum, of_label = _statistics(logits, label, is_here, group)
@@ -195,7 +197,7 @@ def _statistics(
     own = torch.empty(2, len(logits), dtype=torch.float32, device=logits.device)
     for rows in _blocks(logits):
         torch.logsumexp(logits[rows].float(), dim=1, out=own[0, rows])
-    # where, not a product: a masked row of padding is -inf, and 0 * -inf is no number.
+    # torch.where, not a product: a masked row of padding is -inf, and 0 * -inf is NaN.
     own[1] = logits.gather(1, label.unsqueeze(1)).squeeze(1).float().where(is_here, 0.0)
     of_ranks = mappings.all_gather(own.unsqueeze(0), 0, group)
     return torch.logsumexp(of_ranks[:, 0], dim=0), of_ranks[:, 1].sum(0)

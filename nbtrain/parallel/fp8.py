@@ -1,17 +1,15 @@
-"""Linear products in FP8, for the matrices of a block (arXiv:2209.05433): on Hopper at twice the rate of
-bf16.
+"""Linear products in FP8 for the matrices of a block (arXiv:2209.05433), twice as fast as bf16 on Hopper.
 
 Inputs and weights are rounded to e4m3 (3 bits of mantissa), gradients to e5m2 (2 bits, more range), each
-tensor by a scale of its own that brings its largest number to the format's, taken anew at every product (the
-"tensorwise dynamic" recipe of torchao and torchtitan). Sums are of fp32 and come out in bf16; weights,
-optimizer, activations between the products, embedding and logits are what they are without FP8. Under tensor
-parallelism each rank scales its own part.
+tensor with a scale of its own that maps its largest number to the format's largest, computed anew for every
+product (the "tensorwise dynamic" recipe of torchao and torchtitan). Sums are made in fp32 and rounded to
+bf16. Weights, optimizer, activations between the products, embedding and logits are the same as without FP8.
+Under tensor parallelism each rank scales its own part.
 
-Not yet seen running on a GPU. torch._scaled_mm, which this rests on, gives the same products on a CPU,
+Not yet run on a GPU. torch._scaled_mm, on which this module rests, gives the same products on a CPU, but
 slowly.
 
-Shapes: n tokens, i inputs, o outputs; cuBLAS wants each of them to be a multiple of 16 where it is summed
-over or put out
+Shapes: n tokens, i inputs, o outputs; cuBLAS requires each size to be a multiple of 16
 """
 
 import torch
@@ -23,7 +21,7 @@ MULTIPLE = 16
 def linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """x weight^T + bias.  [.., i], [o, i], [o] -> [.., o], in bf16.
 
-    Raises ValueError where a size is no multiple of 16.
+    Raises ValueError if a size is not a multiple of 16.
     """
     y = _product(x.flatten(0, -2), weight, INPUT, INPUT, use_fast_accum=True)
     y = y.unflatten(0, x.shape[:-1])
@@ -43,7 +41,8 @@ def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def _product(
     a: torch.Tensor, b: torch.Tensor, of_a: torch.dtype, of_b: torch.dtype, use_fast_accum: bool = False
 ) -> torch.Tensor:
-    """a b^T.  [m, k], [n, k] -> [m, n]; rounded first and laid out after, as one byte an element."""
+    """a b^T.  [m, k], [n, k] -> [m, n]; rounded before the layout is changed, so that one byte an element is
+    moved."""
     if a.shape[1] % MULTIPLE or b.shape[0] % MULTIPLE:
         raise ValueError(
             f"a product of {tuple(a.shape)} and {tuple(b.T.shape)} cannot be taken in FP8: tokens, inputs "
@@ -62,9 +61,9 @@ def _product(
 
 
 def _rounded(x: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x in FP8, and what to multiply it with to have x back, fp32 []."""
+    """x in FP8, and the factor, fp32 [], by which the result is multiplied to give x back."""
     largest = torch.finfo(dtype).max
-    # No number is divided by 0; a tensor of zeros stays one.
+    # Never divide by 0: a tensor of zeros stays zero.
     scale = x.detach().abs().amax().float().clamp(min=1e-12) / largest
-    # The cast does not saturate: what rounding lifts above the largest would be no number.
+    # The cast does not saturate: a number that rounding lifts above the largest one would become NaN.
     return (x.float() / scale).clamp(-largest, largest).to(dtype), scale

@@ -1,11 +1,11 @@
-"""FPDT (arXiv:2408.16978): attention of a sequence of millions of tokens, a chunk of queries, keys and values
-at a time.
+"""FPDT (arXiv:2408.16978): attention over millions of tokens, one chunk of queries, keys and values at a
+time.
 
-What is not at hand waits in host memory. DeepSpeed's layer does it, on flash-attn's kernels, on GPUs only;
-here is what stands between it and our layers. Ulysses is part of it: of every chunk each rank holds an equal
-piece, so that all have the same share of the causal triangle (ulysses.own_tokens).
+The other chunks wait in host memory. DeepSpeed's layer does the work, with flash-attn's kernels and on GPUs
+only; this module connects it to our layers. Ulysses is part of FPDT: each rank holds an equal piece of every
+chunk, so that all ranks have equal shares of the causal triangle (ulysses.own_tokens).
 
-Not yet seen running on a GPU; its CPU test puts plain attention in the place of flash-attn's kernels.
+Not yet run on a GPU; its CPU test replaces flash-attn's kernels by plain attention.
 
 Shapes: b sequences, s tokens, h hidden, n heads, d head size, u Ulysses ranks
 """
@@ -21,8 +21,7 @@ from nbtrain.parallel.tensor import ColumnParallelLinear, RowParallelLinear
 
 
 def problem(device: torch.device | str, dropout: float = 0.0) -> str | None:
-    """Why FPDT cannot run here, or None where it can; of attention's `dropout` its kernels repeat no
-    numbers."""
+    """Why FPDT cannot run here, or None if it can. Its backward pass cannot repeat attention's `dropout`."""
     if torch.device(device).type != "cuda":
         return f"FPDT streams between GPU and host memory, and the device is {torch.device(device).type}"
     if dropout:
@@ -43,8 +42,8 @@ def attention(
 ) -> torch.Tensor:
     """Causal self-attention of [b, s/u, h] -> [b, s/u, h], both projections included.
 
-    `chunk_tokens`: of the whole sequence. `group` must be a real one, of one rank too. Raises RuntimeError
-    where FPDT cannot run here.
+    `chunk_tokens` counts tokens of the whole sequence. `group` must be a real process group, even for one
+    rank. Raises RuntimeError if FPDT cannot run here.
     """
     reason = problem(x.device)
     if reason is not None:
@@ -62,7 +61,7 @@ def _attention(x, query_key_value, dense, head_size, chunk_tokens, group) -> tor
     heads = len(query_key_value.bias) // (3 * head_size)
 
     def unpacked(packed: torch.Tensor) -> torch.Tensor:
-        # Ours are packed head by head, DeepSpeed's are all queries, all keys, all values.
+        # Our rows are packed head by head; DeepSpeed has all queries, then all keys, then all values.
         return packed.to(dtype).unflatten(0, (heads, 3, head_size)).transpose(0, 1).flatten(0, 2)
 
     shape = SimpleNamespace(
@@ -84,7 +83,7 @@ def _attention(x, query_key_value, dense, head_size, chunk_tokens, group) -> tor
         return_bias=False,
         chunk_size=chunk_tokens,
     )
-    # Its own dtypes all through: autocast would not reach its backward pass.
+    # The layer keeps its own dtypes, because autocast would not reach its backward pass.
     with torch.autocast(device, enabled=False):
         # [b, s, h] -> [s, b, h] and back
         attended, _ = layer(

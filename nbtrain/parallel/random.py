@@ -1,8 +1,8 @@
-"""The random state of a rank: seeded apart for dropout, saved, restored and kept from side effects.
+"""The random state of a rank: seeded for dropout, saved, restored, and protected from side effects.
 
-Tensor-parallel ranks have two streams. Outside of their regions they hold the same activations and must drop
-the same ones: seed_rank gives them the same seed. Inside each holds other heads, columns or tokens and must
-drop others: TensorParallelStream.
+Tensor-parallel ranks have two streams. Outside of the cut regions they hold equal activations and must drop
+the same ones: seed_rank gives them the same seed. Inside a cut region each rank holds different heads,
+columns or tokens and must drop different ones: TensorParallelStream.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ import torch
 def seed_rank(seed: int, data_parallel_rank: int) -> None:
     """Seed every generator. Data-parallel ranks drop different activations, so each has its own stream.
 
-    Ranks that share a model's activations, the tensor-parallel ones, must be given the same number.
+    Tensor-parallel ranks, which share a model's activations, must be given the same data_parallel_rank.
     """
     seed = (seed + 1_000_003 * data_parallel_rank) % 2**32
     random.seed(seed)
@@ -50,7 +50,7 @@ def set_state(state: dict) -> None:
 
 @contextlib.contextmanager
 def preserved() -> Iterator[None]:
-    """Leave every generator as it was, whatever happens inside."""
+    """Restore every generator on exit, whatever happens inside."""
     state = get_state()
     try:
         yield
@@ -59,11 +59,12 @@ def preserved() -> Iterator[None]:
 
 
 class TensorParallelStream:
-    """Numbers that differ between tensor-parallel ranks, for dropout on what each of them holds apart.
+    """Random numbers that differ between tensor-parallel ranks, for dropout on activations that differ.
 
-    Attention probabilities (each rank its heads) and, with sequence parallelism, hidden states (each its
-    tokens): `with stream.fork(): F.dropout(...)`. torch's dropout knows the device's generator only, so
-    fork() lends that one the stream's state. Only torch's generators are concerned.
+    These are the attention probabilities (each rank has its own heads) and, with sequence parallelism, the
+    hidden states (each rank has its own tokens): `with stream.fork(): F.dropout(...)`. torch's dropout draws
+    from the device's generator only, so fork() lends the stream's state to that generator. Other libraries'
+    generators are left alone.
     """
 
     def __init__(self, seed: int, data_parallel_rank: int, tensor_parallel_rank: int):
@@ -75,7 +76,7 @@ class TensorParallelStream:
 
     @contextlib.contextmanager
     def fork(self) -> Iterator[None]:
-        """Draw from this stream inside; outside goes on where it was."""
+        """Draw from this stream inside; afterwards the device's generator goes on where it was."""
         outside = _torch_state()
         _set_torch_state(self._state)
         try:
@@ -96,17 +97,19 @@ class TensorParallelStream:
         )
 
     def recompute_contexts(self) -> tuple["_Remembered", "_Remembered"]:
-        """`context_fn` of torch.utils.checkpoint(use_reentrant=False): the recomputation repeats the numbers.
+        """`context_fn` of torch.utils.checkpoint(use_reentrant=False), so that recomputation draws the same
+        numbers.
 
-        checkpoint itself does so for the generators' own stream, and knows nothing of this one: without it
-        the gradient would be that of other masks than the loss, without an error.
+        checkpoint itself restores the generators' own stream only. Without this context, the gradient would
+        belong to other dropout masks than the loss, and no error would show it.
         """
         first = _Remembered(self)
         return first, _Remembered(self, repeats=first)
 
 
 class _Remembered(contextlib.AbstractContextManager):
-    """Notes the stream's state on entry, or repeats from the noted one and leaves the stream where it was."""
+    """Records the stream's state on entry, or replays from the recorded state and then restores the
+    stream."""
 
     def __init__(self, stream: TensorParallelStream, repeats: "_Remembered | None" = None):
         self._stream, self._repeats = stream, repeats

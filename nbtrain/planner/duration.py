@@ -1,17 +1,17 @@
-"""How long a run takes: its FLOPs over an assumed or a measured rate, stretched by the pipeline's bubble and
-by what tensor-parallel ranks wait for each other.
+"""How long a run takes: its FLOPs over a rate, plus the pipeline's bubble and the waits of tensor
+parallelism.
 
-On a GPU the rate is the datasheet peak times an assumed MFU. The assumption is what the upstream example
-reached: 27 % of an A100's peak, for 125M on 1 GPU (2.5B tokens in about 8 h) as for 1.3B on 4 (26B in about 8
-days), evaluation and checkpoints included. On a CPU it is a share of what this machine's cores reach in
+On a GPU the rate is the datasheet peak times an assumed MFU, the one that the upstream example reached: 27 %
+of an A100's peak, for 125M on 1 GPU (2.5B tokens in about 8 h) as well as for 1.3B on 4 (26B in about 8
+days), evaluation and checkpoints included. On a CPU it is a share of the rate of this machine's cores in
 matrix products (cpu_rate.py): the share that training reached in docs/benchmarks.md. A run that has been
-tried before is planned by its own measured rate.
+tried before is planned with its own measured rate.
 
-A pipeline of p stages and m micro batches takes m times its slowest stage and once each other one (1F1B);
-with equal stages its bubble is (p - 1) / (m + p - 1), arXiv:2104.04473, section 2.2. Tensor-parallel ranks
-make four all-reduces of [s, b, h] for each layer, two in each direction (arXiv:1909.08053, section 3), or as
-many bytes of gather and scatter with sequence parallelism; nothing is computed meanwhile. Data parallelism's
-and the pipeline's traffic is not counted: most of it runs beside computation.
+A pipeline of p stages and m micro batches takes m times its slowest stage and each other stage once (1F1B).
+With equal stages its bubble is (p - 1) / (m + p - 1), arXiv:2104.04473, section 2.2. Tensor-parallel ranks
+make four all-reduces of [s, b, h] for each layer, two in each direction (arXiv:1909.08053, section 3), or
+gather and scatter as many bytes with sequence parallelism; meanwhile nothing is computed. Traffic of data
+parallelism and of the pipeline is not counted, because most of it overlaps with computation.
 """
 
 import os
@@ -44,12 +44,12 @@ SHARE_OF_MATMUL = {"fp32": 0.43, "bf16": 0.76, "fp16": 0.43}
 
 @dataclass(frozen=True)
 class DurationEstimate:
-    """Seconds of the whole run, and on what they rest."""
+    """Seconds of the whole run, and where the figure comes from."""
 
     seconds: float | None
-    """None where the device is not known."""
+    """None if the device is not known."""
     tokens_per_second: float | None
-    """All ranks."""
+    """Of all ranks together."""
     bubble_fraction: float
     """Share of a step in which a pipeline stage waits."""
     basis: str
@@ -59,8 +59,8 @@ class DurationEstimate:
 def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationEstimate:
     """Time for the steps this run makes (batch.max_steps counted).
 
-    `use_measured` takes the rate of this run's last job where it has the same model, layout and machine
-    count, and measures this machine's cores for a CPU run that has none. Without it the answer is the same on
+    `use_measured` takes the rate of this run's last job if model, layout and number of machines are the same,
+    and measures this machine's cores for a CPU run without such a job. Without it the answer is the same on
     every machine.
     """
     bubble = bubble_fraction(config)
@@ -85,10 +85,9 @@ def bubble_fraction(config: RunConfig) -> float:
 
 
 def tensor_communication_seconds(config: RunConfig) -> float | None:
-    """Seconds for each token of a step in which a model's ranks wait for sums over their tensor-parallel
-    group.
+    """Seconds per token that the ranks of a model wait for sums over their tensor-parallel group.
 
-    None where the device's link is not known; on a CPU it is not counted.
+    None if the device's link is not known; 0 on a CPU, where waiting is not counted.
     """
     tensor, resources = config.parallel.tensor_parallel_size, config.resources
     if tensor == 1 or resources.device == "cpu":
@@ -142,8 +141,9 @@ def _assumed(config: RunConfig, bubble: float, use_measured: bool) -> tuple[floa
     if not device or not peak:
         reason = f"{device.name} has no {dtype} peak" if device else "resources.gpu_type is not set"
         return None, f"unknown: {reason}"
-    basis = f"assumed {ASSUMED_MFU:.0%} of {device.name}'s {peak / 1e12:g} TFLOP/s, what the upstream example reached"
-    # Of one model: its ranks together, then what they wait for each other.
+    rate = f"{ASSUMED_MFU:.0%} of {device.name}'s {peak / 1e12:g} TFLOP/s"
+    basis = f"assumed {rate}, what the upstream example reached"
+    # One model: the time that its ranks compute together, then the time that they wait for each other.
     ranks = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
     computing = flops / (ranks * peak * ASSUMED_MFU)
     waiting = tensor_communication_seconds(config) or 0.0

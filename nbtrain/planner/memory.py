@@ -1,27 +1,26 @@
-"""Memory of one rank at its peak, by part, for every stage of the pipeline: on its device, in host memory, on
-NVMe.
+"""Peak memory of one rank, by part, for every pipeline stage: on its device, in host memory and on NVMe.
 
-    weights      in the format of the products; under autocast fp32 and a 16-bit copy of the matrices; with hpZ a second
-                 copy, cut inside each machine
-    gradients    fp32 (16-bit micro-batch gradients are summed in fp32; DeepSpeed's BF16_Optimizer, which is bf16
-                 weights with ZeRO 1, keeps both)
+    weights      in the format of the products; under autocast fp32 and a 16-bit copy of the matrices; with
+                 hpZ a second copy, cut inside each machine
+    gradients    fp32 sums of 16-bit micro-batch gradients; DeepSpeed's BF16_Optimizer (bf16 weights with
+                 ZeRO 1) keeps both
     optimizer    fp32 master weights and Adam's two moments: 12 bytes a parameter (fp32 with ZeRO 0: 8)
-    activations  s b h (34 - 2 masks without dropout) per layer in 16 bit, less by tensor and sequence parallelism and
-                 Ulysses, without scores and the MLP's activation with selective recomputation, the layer inputs alone
-                 with full recomputation; times the micro batches in flight
+    activations  s b h (34 - 2 if there is no dropout) per layer in 16 bit, cut by tensor and sequence
+                 parallelism and Ulysses; without scores and the MLP's activation with selective
+                 recomputation, only the layer inputs with full recomputation; times the micro batches in flight
     logits       one chunk of the linear + cross entropy, and its fp32 gradient of the word embeddings
-    workspace    DeepSpeed's communication buffers, and what CUDA and the libraries take for themselves
+    workspace    DeepSpeed's communication buffers, and the memory of CUDA and the libraries
 
-ZeRO divides optimizer (1), gradients (2) and weights (3) by the data-parallel ranks, those of Ulysses
-counted: arXiv:1910.02054, section 5. Offloading moves them to host memory or NVMe; the gradients go with the
-optimizer, whose step is made there. Activations: arXiv:2205.05198, sections 4.1 and 5 (equations 1, 2, 4 and
-5), without the attention scores, which flash attention does not keep. Pipeline: stage k of p holds p - k
-micro batches (1F1B, arXiv:2104.04473, section 2.2), and of each also what it sent on.
+ZeRO divides optimizer (1), gradients (2) and weights (3) by the data-parallel ranks, Ulysses ranks included:
+arXiv:1910.02054, section 5. Offloading moves them to host memory or NVMe; gradients go with the optimizer,
+whose step is made there. Activations: arXiv:2205.05198, sections 4.1 and 5 (equations 1, 2, 4 and 5), without
+the attention scores, which flash attention does not keep. Pipeline: stage k of p holds p - k micro batches
+(1F1B, arXiv:2104.04473, section 2.2), and the output that it has sent on for each of them.
 
-Against published peaks, the same parts counted for the trainer that reached them
-(tests/planner/test_memory.py): 27.95 GiB for 28.07 of allocated memory (125M). Of whole-device peaks the
-count is 90 % (125M, 31 GB), 78 % (1.3B, 39 GB) and 73 % (13B, 70 GB): what torch's allocator keeps free
-between its blocks is not estimated. Neither is what FPDT and FP8 save or take.
+Compared with published peaks, with the same parts counted for the trainer that reached them
+(tests/planner/test_memory.py): 27.95 GiB for 28.07 of allocated memory (125M). The count is 90 % (125M, 31
+GB), 78 % (1.3B, 39 GB) and 73 % (13B, 70 GB) of peaks of the whole device: the free memory that torch's
+allocator keeps between its blocks is not estimated, and neither is the effect of FPDT and FP8.
 """
 
 import os
@@ -56,15 +55,15 @@ class MemoryEstimate:
     stage: int
     """The pipeline stage that needs most."""
     device_bytes: int | None
-    """What one rank may take; None where the device is not known."""
+    """Memory that one rank may take; None if the device is not known."""
     device: str
-    """Where that figure comes from, e.g. "A100-40GB"."""
+    """Where device_bytes comes from, e.g. "A100-40GB"."""
     host_parts: dict[str, int] = field(default_factory=dict)
     """Bytes in host memory for each of HOST_PARTS, on the same rank; on device cpu they are in `parts`."""
     nvme_bytes: int = 0
     """Bytes in files on NVMe, of the same rank."""
     host_bytes: int | None = None
-    """What one rank may take of host memory; None where it is not known."""
+    """Host memory that one rank may take; None if it is not known."""
 
     @property
     def total_bytes(self) -> int:
@@ -76,12 +75,12 @@ class MemoryEstimate:
 
     @property
     def fits_host(self) -> bool | None:
-        """Whether a GPU rank's share of host memory suffices; None where that is not known."""
+        """Whether a GPU rank's share of host memory suffices; None if that is not known."""
         return None if self.host_bytes is None else self.total_host_bytes <= self.host_bytes
 
     @property
     def fits(self) -> bool | None:
-        """None where the device is not known."""
+        """Whether the parts fit the device; None if the device is not known."""
         return None if self.device_bytes is None else self.total_bytes <= self.device_bytes
 
 
@@ -123,8 +122,7 @@ def stage_memory(config: RunConfig, stage: int) -> dict[str, int]:
 
 
 def host_memory(config: RunConfig, stage: int) -> dict[str, int]:
-    """Bytes by part in the host memory of one rank of a pipeline stage, beside its GPU; nothing on device
-    cpu."""
+    """Bytes by part in the host memory of one GPU rank of a pipeline stage; all 0 on device: cpu."""
     if config.resources.device == "cpu":
         return dict.fromkeys(HOST_PARTS, 0)
     state = _model_state(config, stage)
@@ -159,7 +157,7 @@ def _model_state(config: RunConfig, stage: int) -> dict[str, tuple[int, str]]:
         "device" if offload.device == "none" else offload.device
         for offload in (parallel.offload_optimizer, parallel.offload_param)
     )
-    # Stage 1 reduces gradients behind the last micro batch only: until then they are on the device.
+    # Stage 1 reduces gradients after the last micro batch; until then they are on the device.
     gradients_place = "cpu" if optimizer_place != "device" and zero >= 2 else "device"
     return {
         "weights": (weights // (ranks if zero == 3 else 1), weights_place),
@@ -197,8 +195,7 @@ def _nvme_buffers(config: RunConfig, stage: int) -> int:
 
 
 def _snapshot(config: RunConfig, stage: int) -> int:
-    """The copy of a rank's share of a checkpoint that asynchronous saving writes from; rank 0 of a stage has
-    weights."""
+    """The host copy that asynchronous saving writes from: a rank's weights and optimizer state."""
     if not config.checkpoint.async_save or config.mode != "full":
         return 0
     state = _model_state(config, stage)
@@ -216,16 +213,16 @@ def activation_bytes(config: RunConfig, stage: int) -> int:
     in_flight = min(stages - stage, config.accumulation_steps)
     checkpointing = config.parallel.activation_checkpointing
     layer = _layer_bytes(config)
-    # What a stage sent on stays until its gradient comes back.
+    # A stage keeps the output that it sent on until the output's gradient comes back.
     sent = _stream_bytes(config) if stage < stages - 1 else 0
     if checkpointing.granularity == "full":
         pieces = -(-layers // checkpointing.interval_layers)
         kept = pieces * _stream_bytes(config) + sent
-        # While one piece is recomputed its layers are there in full.
+        # While one piece is recomputed, all activations of its layers exist.
         at_once = min(checkpointing.interval_layers, layers)
         return in_flight * kept + at_once * layer + _ends_bytes(config, stage)
     kept = in_flight * (layers * layer + sent + _ends_bytes(config, stage))
-    # While one layer's core or MLP is recomputed, what was dropped of it is there again.
+    # While one layer's core or MLP is recomputed, its dropped activations exist again.
     return kept + max(_layer_bytes(config, whole=True) - layer, 0)
 
 
@@ -331,8 +328,7 @@ def _workspace(config: RunConfig, stage: int) -> int:
     if zero in (1, 2) and not is_bf16_optimizer(config):
         # Read in DeepSpeed 0.19: stage_1_and_2.py, setup_buckets. Stage 1 reduces the fp32 sums.
         element = 4 if zero == 1 else weight_bytes(config)
-        # The buffers are not filled further than there are gradients, and a CPU gives no memory to what is
-        # not.
+        # Buffers are filled only as far as there are gradients, and a CPU gives no memory to the rest.
         bucket = asked if on_gpu else min(asked, count)
         two = parallel.overlap_comm and parallel.pipeline_parallel_size == 1
         if parallel.contiguous_gradients:

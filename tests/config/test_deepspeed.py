@@ -235,7 +235,8 @@ from deepspeed.runtime.config import DeepSpeedConfig
 answers = []
 for derived in json.load(sys.stdin):
     # One process is asked, which is not the run's number of data-parallel ranks.
-    derived["train_batch_size"] = derived["train_micro_batch_size_per_gpu"] * derived["gradient_accumulation_steps"]
+    micro_batch = derived["train_micro_batch_size_per_gpu"]
+    derived["train_batch_size"] = micro_batch * derived["gradient_accumulation_steps"]
     zero = DeepSpeedConfig(derived).zero_config
     answers.append({"stage": int(zero.stage), "reduce_bucket_size": zero.reduce_bucket_size})
 print(json.dumps(answers))

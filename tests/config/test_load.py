@@ -286,7 +286,10 @@ def test_a_child_wins_and_keeps_what_it_does_not_say(run_yaml):
         base.model.hidden_size,
     )
     assert [source.kind for source in config.data.sources] == ["mock"]
-    ramp = "batch:\n  global_batch_size: 32\n  rampup: {start_batch_size: 16, batch_size_increment: 16, ramp_samples: 9}\n"
+    ramp = (
+        "batch:\n  global_batch_size: 32\n"
+        "  rampup: {start_batch_size: 16, batch_size_increment: 16, ramp_samples: 9}\n"
+    )
     grandparent = run_yaml(ramp, name="ramp.yaml")
     child = grandparent.with_name("child.yaml")
     child.write_text("extends: ramp.yaml\nbatch:\n  rampup: null\n")

@@ -246,7 +246,8 @@ ON_NVME = "{device: nvme, nvme_path: /nvme, buffer_count: 6}"
 def test_state_on_nvme():
     """ZeRO 3 on 2 ranks: four fp32 tensors of a sub-group, six bf16 buffers of the largest parameter, and the
     rest."""
-    both = f"parallel={{zero_stage: 3, data_parallel_size: 2, offload_optimizer: {ON_NVME}, offload_param: {ON_NVME}}}"
+    offload = f"offload_optimizer: {ON_NVME}, offload_param: {ON_NVME}"
+    both = f"parallel={{zero_stage: 3, data_parallel_size: 2, {offload}}}"
     config = small(both)
     assert nvme_bytes(config, 0) == 2 * N // 2 + 12 * N // 2
     share, largest = N // 2, WORDS // 2

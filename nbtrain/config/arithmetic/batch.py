@@ -111,7 +111,7 @@ def _stretches(schedule: BatchSchedule) -> tuple[list[int], list[int], list[int]
     """First step, samples consumed before it, and batch size of each stretch of equal steps; the last has no
     end.
 
-    Not an entry for each step: a ramp may be as long as somebody writes it.
+    There is no entry for each step, because a ramp may be arbitrarily long.
     """
     steps, samples, sizes = [0], [0], [schedule.size_at(0)]
     while schedule.rampup and samples[-1] < schedule.rampup.ramp_samples:

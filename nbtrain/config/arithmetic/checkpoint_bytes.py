@@ -1,7 +1,6 @@
-"""How many bytes a checkpoint takes on disk: the one answer that planner, preflight, supervisor and trainer
-share.
+"""How many bytes a checkpoint takes on disk, for planner, preflight, supervisor and trainer alike.
 
-    state         of every (pipeline, tensor) rank: weights, fp32 masters, two moments; data ranks share them out
+    state         of each (pipeline, tensor) rank: weights, fp32 masters, two moments; data ranks divide them
     descriptions  names of tensors in each file, and the random state of every rank in each model file
 
 The state is exact but for the padding of ZeRO's flat buffers (a few elements of each group). The descriptions

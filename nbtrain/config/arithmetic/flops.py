@@ -11,16 +11,17 @@ The backward pass costs twice the forward one. Causality is not deducted, as in 
 
     72 L h^2 (1 + s / 6h + V / 12Lh)   per token, forward and backward
 
-What is computed a second time is no model FLOP. Hardware FLOPs count it: full activation checkpointing makes
-the layers' forward pass twice. Selective makes the scores and their product with the values twice, where the
-attention kernel keeps the scores at all, which is the backend math alone; its other half, the MLP's
-activation, is no product. What flash attention computes again inside its own backward pass is left out, as
-everywhere. A device's share is the whole over world_size: tensor, pipeline and Ulysses ranks share the
-products of the same tokens, data-parallel ranks take other tokens, and no product is made on two ranks.
+Recomputation counts as hardware FLOPs, not as model FLOPs. Full activation checkpointing makes the layers'
+forward pass twice. Selective checkpointing makes the scores and their product with the values twice, if the
+attention kernel keeps the scores, which only the math backend does; recomputing the MLP's activation takes no
+product. What flash attention computes again inside its own backward pass is left out, as is usual. A device's
+share is the whole over world_size: tensor, pipeline and Ulysses ranks share the products of the same tokens,
+data-parallel ranks take other tokens, and no product is made on two ranks.
 
 Megatron-DeepSpeed logs `24 f B s L h^2 (1 + s/6h + V/16Lh)` with f = 3, or 4 with activation checkpointing.
-Its 16 belongs to f = 4; with f = 3 it should be 12, so that the logits are counted a quarter short: for
-GPT 125M 6 % of the whole (84.0 for 89.5 TFLOP/s). With f = 4 it counts recomputation, so that it is no MFU.
+Its 16 fits f = 4. With f = 3 it should be 12: the logits are counted a quarter short, which for GPT 125M is 6
+% of the whole (84.0 in place of 89.5 TFLOP/s). With f = 4 the formula counts recomputation, so that it gives
+no MFU.
 """
 
 from nbtrain.config.schema import RunConfig
@@ -52,7 +53,7 @@ def evaluation_flops_per_token(config: RunConfig) -> float:
 def megatron_deepspeed_tflops(config: RunConfig, samples_per_second: float) -> float:
     """The figure that Megatron-DeepSpeed e7bff5ec logs, per device: to compare with its logs, not as MFU.
 
-    Source: megatron/utils.py, throughput_calculator; the error in it is told at the top of this file.
+    Source: megatron/utils.py, throughput_calculator; the top of this file explains its error.
     """
     model = config.model
     layers, hidden, seq = model.num_layers, model.hidden_size, model.seq_length

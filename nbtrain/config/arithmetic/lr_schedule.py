@@ -8,11 +8,13 @@
                       linear   c = 1 - r,                r = (t - w) / (d - w)
                       cosine   c = (cos(pi r) + 1) / 2
                       WSD      c = 1 up to d - z; then with r = (t - (d - z)) / z
-                               linear, cosine as above;  exponential  c = 2 * 0.5^r - 1;  minus_sqrt  c = 1 - sqrt(r)
+                               linear, cosine as above
+                               exponential  c = 2 * 0.5^r - 1
+                               minus_sqrt   c = 1 - sqrt(r)
 
 t is the number of tokens consumed BEFORE the step (so the first step of a warm-up has rate 0), w the warm-up
 tokens, d the decay tokens, z the tokens of WSD's last part. Every curve is continuous, but for
-inverse-square-root, which falls to min_lr behind d. Sources: megatron/optimizer_param_scheduler.py of
+inverse-square-root, which drops to min_lr after d. Sources: megatron/optimizer_param_scheduler.py of
 Megatron-DeepSpeed, and for the last two styles megatron/core/optimizer_param_scheduler.py of Megatron-LM; the
 order of the operations is kept, so that the rates of their logs come out to the last digit. Their papers:
 arXiv:1706.03762, section 5.3 (inverse square root), arXiv:2404.06395 (WSD), arXiv:2405.18392 (its 1 - sqrt).

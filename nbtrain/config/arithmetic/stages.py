@@ -1,10 +1,10 @@
 """Where a pipeline is cut: how many blocks each stage holds, so that the slowest stage is as fast as can be.
 
 A pipeline runs at the pace of its slowest stage (arXiv:2104.04473, section 2.2). All stages hold blocks, and
-the last one the logits too, which cost as much as several blocks where the vocabulary is large and the model
-narrow: it is given fewer blocks. The embeddings cost next to nothing. Costs are the FLOPs of flops.py. What
-does not come out even goes to later stages: under 1F1B the first ones hold the activations of most micro
-batches.
+the last one computes the logits too, which cost as much as several blocks if the vocabulary is large and the
+model narrow: the last stage then has fewer blocks. The embeddings cost next to nothing. Costs are the FLOPs
+of flops.py. Blocks that do not divide evenly go to later stages, because under 1F1B the first stages hold
+activations of more micro batches.
 """
 
 from nbtrain.config.arithmetic.flops import block_flops_per_token, logits_flops_per_token
@@ -12,7 +12,7 @@ from nbtrain.config.schema import RunConfig
 
 
 def stage_layers(config: RunConfig) -> list[int]:
-    """Blocks of each pipeline stage, by stage; parallel.pipeline_stage_layers where that is set.
+    """Blocks of each pipeline stage, by stage; parallel.pipeline_stage_layers if that is set.
 
     At least one each: check.py refuses a pipeline with more stages than blocks.
     """

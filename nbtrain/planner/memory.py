@@ -7,7 +7,7 @@
     optimizer    fp32 master weights and Adam's two moments: 12 bytes a parameter (fp32 with ZeRO 0: 8)
     activations  s b h (34 - 2 if there is no dropout) per layer in 16 bit, cut by tensor and sequence
                  parallelism and Ulysses; without scores and the MLP's activation with selective
-                 recomputation, only the layer inputs with full recomputation; times the micro batches in flight
+                 recomputation, only layer inputs with full recomputation; times the micro batches in flight
     logits       one chunk of the linear + cross entropy, and its fp32 gradient of the word embeddings
     workspace    DeepSpeed's communication buffers, and the memory of CUDA and the libraries
 

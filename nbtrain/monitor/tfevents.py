@@ -91,9 +91,8 @@ class ScalarReader:
         """What could not be read, one line per file."""
         self._wanted = tags if tags is None or callable(tags) else frozenset(tags).__contains__
         self._files: dict[str, _OpenFile] = {}
-        self._purges: list[
-            tuple[float, int, float]
-        ] = []  # session's wall time, step, first dropped wall time
+        # (wall time of the session that purged, its step, first wall time that it dropped)
+        self._purges: list[tuple[float, int, float]] = []
 
     def refresh(self) -> bool:
         """Read what was appended since the last call; whether there was anything.
@@ -136,7 +135,7 @@ class ScalarReader:
 
     def _give_up(self, path: Path, state: _OpenFile, reason: str) -> None:
         state.broken = reason
-        self.warnings.append(f"{path.name}: {reason} at byte {state.offset}; what stands before it is shown.")
+        self.warnings.append(f"{path.name}: {reason} at byte {state.offset}; everything before it is shown.")
 
     def _take(self, event: Any) -> bool:
         if event.HasField("session_log"):

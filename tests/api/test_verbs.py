@@ -235,7 +235,7 @@ def cancelled(run):
     return run
 
 
-UNFINISHED = "mine is CANCELLED after 11 of 300 steps: figures and texts are those of an unfinished run. `nbtrain resume mine` goes on."
+UNFINISHED = "mine is CANCELLED after 11 of 300 steps: figures and texts are of an unfinished run. `nbtrain resume mine` goes on."
 
 
 @pytest.mark.parametrize("notebook", ["04_monitor", "05_generate"])

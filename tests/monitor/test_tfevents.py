@@ -155,7 +155,7 @@ def test_damaged_file_is_told_and_the_others_are_read(tmp_path: Path) -> None:
     reader.refresh()
     assert points(reader.series[LOSS]) == [(1, 1.0), (2, 2.0)]
     assert reader.warnings == [
-        f"{file.path.name}: the length of a record fails its check at byte {size}; what stands before it is shown."
+        f"{file.path.name}: the length of a record fails its check at byte {size}; everything before it is shown."
     ]
 
 

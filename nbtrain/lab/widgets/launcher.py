@@ -1,4 +1,4 @@
-"""The launch form: pick a YAML, edit its fields by groups, see checks, plan and difference at once, submit.
+"""The launch form: pick a YAML, edit its fields in groups, see checks, plan and changes at once, submit.
 
     +-- run YAML, name ------------------------------------------------------+
     | Distributed  Model  Training  ...    |  messages, what this machine     |
@@ -6,7 +6,7 @@
     +-- nb.submit("gpt-tiny", {...}) ---------------------- [Reset] [Submit] -+
     | the panel of the submitted run                                         |
 
-It does what the line it shows does, and nothing else. Events of the form arrive when the kernel is idle.
+Its button does exactly what the shown line does. The form's events arrive while the kernel is idle.
 """
 
 import html

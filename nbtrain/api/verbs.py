@@ -311,10 +311,10 @@ def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "D
     """
     from nbtrain.dataset.look.card import data_card as make_card
 
-    data = _data_of(data)
+    target = _data_of(data)
     if tokenizer is not None and not isinstance(tokenizer, str | os.PathLike):
         raise misused("tokenizer", tokenizer, "the name or path of a tokenizer, or None")
-    card = make_card(data, tokenizer)
+    card = make_card(target, tokenizer)
     if not is_watched():
         return card
     from nbtrain.lab.widgets.data_browser import live

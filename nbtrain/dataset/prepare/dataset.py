@@ -11,6 +11,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,7 @@ from nbtrain.corpus.corpus import (
     text_of,
 )
 from nbtrain.corpus.extract import ExtractedReader
-from nbtrain.corpus.records import BROKEN_RECORDS, Record, Tally
+from nbtrain.corpus.records import BROKEN_RECORDS, Tally
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.corpus.workers import available_cores, ordered_map
 from nbtrain.dataset.encode.encoder import Encoder
@@ -291,23 +292,23 @@ class _Encoding:
         """Compare the fast engine with the reference on the first documents; the slower one is right."""
         if self.loaded is None:
             return
-        texts: list[str] = []
-        record: Record | None = None
-        size, tally, cleaner = 0, Tally(), Cleaner(self.config.data.cleaning)
-        for task in self.corpus.tasks():
-            reader = self.corpus.readers[task.source]
-            for record in cleaned(reader.read(task.part, tally), cleaner, tally, reader.gives_unicode):
-                texts.append(text_of(record)[:CHECKED_BYTES])
-                size += length_of(record)
-                if size >= CHECKED_BYTES or len(texts) >= CHECKED_DOCUMENTS:
-                    break
-            record = None  # it may be a document of 100 MB
-            break
-        note = self.loaded.check_exact(texts)
+        note = self.loaded.check_exact(self._first_texts())
         heap.give_back()  # what the reference tokenizer took
         if note:
             logger.warning("%s", note)
             self.settings = EncodeSettings(**{**vars(self.settings), "engine": self.loaded.engine})
+
+    def _first_texts(self) -> Iterator[str]:
+        """The beginnings of the first documents, CHECKED_BYTES at most."""
+        size, tally, cleaner = 0, Tally(), Cleaner(self.config.data.cleaning)
+        for task in islice(self.corpus.tasks(), 1):
+            reader = self.corpus.readers[task.source]
+            documents = cleaned(reader.read(task.part, tally), cleaner, tally, reader.gives_unicode)
+            for record in islice(documents, CHECKED_DOCUMENTS):
+                yield text_of(record)[:CHECKED_BYTES]
+                size += length_of(record)
+                if size >= CHECKED_BYTES:
+                    break
 
     def _remove_old(self, old: DatasetManifest | None) -> None:
         dataset = self.dataset

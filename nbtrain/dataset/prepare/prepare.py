@@ -29,7 +29,6 @@ from nbtrain.dataset.of_run import dataset_of, open_dataset
 from nbtrain.dataset.prepare.dataset import choose_workers, prepare_dataset
 from nbtrain.dataset.prepare.inputs import gone_sources
 from nbtrain.dataset.prepare.report import PrepareReport, Step, split_rows
-from nbtrain.dataset.samples.build import build_datasets
 
 logger = logging.getLogger(__name__)
 
@@ -142,6 +141,8 @@ def _extract(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Corpus
 
 
 def _prepare_indices(config: RunConfig, opened: OpenDataset | OpenBlend, say: Say) -> list[dict[str, Any]]:
+    from nbtrain.dataset.samples.build import build_datasets  # not needed to make tokens alone
+
     index_cache = opened.files.index_cache
     before = set(index_cache.glob("*.json"))
     datasets = build_datasets(config, opened=opened)

@@ -7,6 +7,7 @@ from importlib.metadata import version
 
 import numpy as np
 import pytest
+import tokenizers
 
 from nbtrain.base.errors import DataError
 from nbtrain.corpus.tokenizer import exactness, tokenizer, training
@@ -204,7 +205,6 @@ def test_check_exact_where_they_differ(folder, monkeypatch):
         return ids, offsets
 
     monkeypatch.setattr(Tokenizer, "_encode", broken)
-    assert loaded.check_exact(["the model"]) is None
     versions = f"fastokens {version('fastokens')} and tokenizers {version('tokenizers')}"
     assert loaded.check_exact(["the model", "the odd one"]) == (
         f"tokenizer: {versions} differ on 'the odd one': encoding with tokenizers, which is slower."
@@ -237,6 +237,52 @@ def test_check_exact_looks_at_the_beginnings_only(folder, monkeypatch):
     loaded.check_exact(["the model " * 100_000] * 300)
     assert [len(texts) - len(exactness.HARD_TEXTS) - 5 for texts in seen] == [exactness.SAMPLE_TEXTS] * 2
     assert max(len(text) for text in seen[0][-exactness.SAMPLE_TEXTS :]) == exactness.SAMPLE_CHARS
+
+
+def test_what_was_found_is_kept(folder, monkeypatch):
+    """The comparison runs once for a tokenizer and the versions of both engines; then no sample is read."""
+    reference_loads = []
+    from_file = tokenizers.Tokenizer.from_file
+    monkeypatch.setattr(
+        tokenizers.Tokenizer, "from_file", lambda path: reference_loads.append(path) or from_file(path)
+    )
+
+    def sample():
+        pytest.fail("the sample was read again")
+        yield ""
+
+    assert Tokenizer.load(folder, "fastokens").check_exact(["the model"]) is None
+    assert len(reference_loads) == 1
+    assert Tokenizer.load(folder, "fastokens").check_exact(sample()) is None
+    assert len(reference_loads) == 1
+    kept = folder / exactness.REMEMBERED
+    whole = json.loads(kept.read_text())
+    assert sorted(whole["key"]) == ["fastokens", "texts", "tokenizer.json", "tokenizers"]
+    for change in ("fastokens", "tokenizer.json", "texts", "tokenizers"):
+        kept.write_text(json.dumps({**whole, "key": {**whole["key"], change: "another"}}))
+        assert Tokenizer.load(folder, "fastokens").check_exact() is None
+    kept.write_text("{torn")
+    assert Tokenizer.load(folder, "fastokens").check_exact() is None
+    assert len(reference_loads) == 6
+    assert json.loads(kept.read_text()) == whole
+    kept.write_text(json.dumps({**whole, "difference": "they differ on 'x'"}))
+    loaded = Tokenizer.load(folder, "fastokens")
+    assert loaded.check_exact(sample()) == (
+        "tokenizer: they differ on 'x': encoding with tokenizers, which is slower."
+    )
+    assert loaded.engine == "tokenizers"
+
+
+def test_a_folder_that_cannot_be_written_is_compared_each_time(folder, monkeypatch):
+    """A tokenizer of another user is used all the same."""
+
+    def refused(path, value):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(exactness.files, "write_json", refused)
+    for _ in range(2):
+        assert Tokenizer.load(folder, "fastokens").check_exact() is None
+    assert not (folder / exactness.REMEMBERED).exists()
 
 
 @pytest.mark.parametrize("text", ["", "x" * 3])

@@ -63,12 +63,17 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
     return config
 
 
+# Fields that the config.yaml of earlier revisions lacks. They take their default, which changes nothing that such a
+# run has done; a field whose default would change it must be migrated otherwise.
+ADDED_LATER = frozenset({"tokenizer.max_unknown_fraction"})
+
+
 def load_resolved(path: str | Path) -> RunConfig:
-    """The config.yaml of a run directory: strict, and every field must be there."""
+    """The config.yaml of a run directory: strict, and every field must be there, except those of ADDED_LATER."""
     path = Path(path)
     located = read_yaml(path, str(path))
     config = validate(located, str(path))
-    missing = sorted(set(_leaves(config.model_dump())) - set(_leaves(located.value)))
+    missing = sorted(set(_leaves(config.model_dump())) - set(_leaves(located.value)) - ADDED_LATER)
     if missing:
         raise ConfigError(
             f"{path}: {len(missing)} fields are missing, first {missing[0]}. A resolved file holds every "

@@ -68,6 +68,8 @@ WITHOUT_EFFECT = (
     # The certificate compares the device itself.
     "resources",
     "data.num_workers",
+    # Looked at when data is prepared, before any training.
+    "tokenizer.max_unknown_fraction",
     "batch.max_steps",
     "batch.exit_interval_steps",
     "batch.exit_duration_minutes",

@@ -3,9 +3,10 @@
 import pytest
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.config.load import find, load, load_resolved, to_yaml, unknown_keys
+from nbtrain.config.load import ADDED_LATER, field_keys, find, load, load_resolved, to_yaml, unknown_keys
+from nbtrain.config.resume import WITHOUT_EFFECT, is_bound, within
 from nbtrain.config.schema import RunConfig
-from nbtrain.config.yaml_source import Located
+from nbtrain.config.yaml_source import Located, to_text
 
 
 def message_of(run, overrides=None) -> str:
@@ -530,6 +531,19 @@ def test_a_resolved_file_must_say_everything(tmp_path):
     path.write_text(text + "foo: 1\n")
     with pytest.raises(ConfigError, match="a run has no key `foo`"):
         load_resolved(path)
+
+
+def test_a_resolved_file_of_an_earlier_revision_opens(tmp_path):
+    """Fields that came later take their default; each of them is a field, and no resume takes it for a change."""
+    config, path = load("gpt-tiny"), tmp_path / "config.yaml"
+    assert set(ADDED_LATER) <= set(field_keys())
+    values = config.model_dump()
+    for key in ADDED_LATER:
+        section, _, name = key.partition(".")
+        del values[section][name]
+        assert within(key, WITHOUT_EFFECT) and not is_bound(key)
+    path.write_text(to_text(values))
+    assert load_resolved(path) == config
 
 
 def test_text_that_looks_like_a_number_survives_the_round_trip(tmp_path):

@@ -63,13 +63,13 @@ def load(run: str | Path | RunConfig, overrides: Overrides = None, check: bool =
     return config
 
 
-# Fields that the config.yaml of earlier revisions lacks. They take their default, which changes nothing that such a
-# run has done; a field whose default would change it must be migrated otherwise.
+# Fields that the config.yaml of earlier revisions lacks. They take their default, which changes nothing that
+# such a run has done; a field whose default would change it must be migrated otherwise.
 ADDED_LATER = frozenset({"tokenizer.max_unknown_fraction"})
 
 
 def load_resolved(path: str | Path) -> RunConfig:
-    """The config.yaml of a run directory: strict, and every field must be there, except those of ADDED_LATER."""
+    """The config.yaml of a run directory: strict; every field but those of ADDED_LATER must be there."""
     path = Path(path)
     located = read_yaml(path, str(path))
     config = validate(located, str(path))

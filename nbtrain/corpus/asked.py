@@ -15,8 +15,8 @@ from nbtrain.config.sources import Source
 
 FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
 
-# The name of a source, its licence, its weight and the address that its bytes are fetched from (which may hold a
-# password) do not change its text.
+# The name of a source, its licence, its weight and the address that its bytes are fetched from (which may
+# hold a password) do not change its text.
 BESIDE_THE_TEXT = ("name", "licence", "attribution", "weight", "max_broken_fraction", "mirror")
 
 

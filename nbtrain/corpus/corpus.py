@@ -62,7 +62,9 @@ class Corpus:
         extra_keys: tuple[str, ...] = (),
         gone: Collection[int] = (),
     ) -> "Corpus":
-        """The corpus of a run. Raises DataError if an optional package is not installed or a key is not to be found."""
+        """The corpus of a run. Raises DataError if an optional package is not installed or a key is not to be
+        found.
+        """
         readers = [
             open_source(source, f"{where}[{index}]", extra_keys) for index, source in enumerate(sources)
         ]
@@ -72,7 +74,8 @@ class Corpus:
             reader.check_dependencies()
             if extra_keys and not reader.config.has_extra_keys:
                 raise DataError(
-                    f"{reader.where}: data.extra_json_keys = {list(extra_keys)}, but records of kind {reader.kind} have "
+                    f"{reader.where}: data.extra_json_keys = {list(extra_keys)}, but records of kind "
+                    f"{reader.kind} have "
                     "no keys by name. Leave extra_json_keys empty, or use jsonl, parquet or hf-dataset."
                 )
         return cls(readers, where, gone)
@@ -106,7 +109,8 @@ def cleaned(
     Text is cleaned; examples and token ids are taken as they are, since their boundaries mean something.
     `is_unicode` promises that no text holds a lone surrogate; else each is looked at.
     """
-    # map and filter hold nothing while the caller works on a record; a generator's names would hold 100 MB twice.
+    # map and filter hold nothing while the caller works on a record; a generator's names would hold 100 MB
+    # twice.
     return filter(None, map(partial(_stays, cleaner, tally, is_unicode and cleaner.is_trivial), records))
 
 
@@ -150,7 +154,9 @@ def length_of(record: Record) -> int:
 
 
 def identities(records: Sequence[Record]) -> tuple[list[int], bytes]:
-    """(bytes of text, 0 for token ids, of each; what tells each from others: DIGEST_BYTES of each, one after the other)."""
+    """(bytes of text, 0 for token ids, of each; what tells each from others: DIGEST_BYTES of each, one after
+    the other).
+    """
     if set(map(type, records)) == {str}:
         # A string that was encoded in C keeps its UTF-8: after the tokenizer this costs only a copy.
         contents = list(map(str.encode, records))  # type: ignore[arg-type]
@@ -227,7 +233,8 @@ class SourceCounts:
         if limit is None or not self.records or self.broken / self.records <= limit:
             return
         raise DataError(
-            f"{reader.where}: {self.broken:,} of {self.records:,} records ({self.broken / self.records:.2%}) cannot be "
+            f"{reader.where}: {self.broken:,} of {self.records:,} records ({self.broken / self.records:.2%}) "
+            f"cannot be "
             f"read, at most max_broken_fraction = {limit:.2%} may be. First: {self.first(listed)}. "
             "Fix the source, or set its keys or max_broken_fraction."
         )
@@ -241,7 +248,8 @@ def changed_while_read(
     names = [name for name in {**then, **now} if then.get(name) != now.get(name)]
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return DataError(
-        f"{reader.where}: {', '.join(map(printable, names[:3])) or reader.name}{more} changed while it was read. Let nothing "
+        f"{reader.where}: {', '.join(map(printable, names[:3])) or reader.name}{more} changed while it was "
+        f"read. Let nothing "
         "write there, and start again."
     )
 

@@ -27,9 +27,11 @@ PAIRS = 1 << 17  # candidates compared at once: 17 MB at 128 hash functions
 
 
 def digest(content: bytes) -> bytes:
-    """The identity of a document: XXH3 of its UTF-8 bytes, 128 bits: 2 of 10^12 documents meet once in 10^15 corpora.
+    """The identity of a document: XXH3 of its UTF-8 bytes, 128 bits: 2 of 10^12 documents meet once in 10^15
+    corpora.
 
-    It is made for speed, not against an adversary, who could have a document of his own taken for another's double.
+    It is made for speed, not against an adversary, who could have a document of his own taken for another's
+    double.
     """
     return xxhash.xxh3_128_digest(content)
 
@@ -251,10 +253,12 @@ def shingles(text: str, shingle_words: int) -> list[str]:
 
 
 def bands(threshold: float, num_permutations: int) -> tuple[int, int]:
-    """(bands, rows) of the fewest needless comparisons that miss at most 2 % of the pairs at the threshold itself.
+    """(bands, rows) of the fewest needless comparisons that miss at most 2 % of the pairs at the threshold
+    itself.
 
-    A pair of similarity s shares a band with probability 1 - (1 - s^rows)^bands; more similar pairs are missed
-    more rarely. More rows suspect less, so the most rows win for which there are hash functions enough.
+    A pair of similarity s shares a band with probability 1 - (1 - s^rows)^bands; more similar pairs are
+    missed more rarely. More rows suspect less, so the most rows win for which there are hash functions
+    enough.
     """
     choices = []
     for rows in range(1, num_permutations + 1):

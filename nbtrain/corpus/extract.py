@@ -35,7 +35,9 @@ MANIFEST = "manifest.json"
 
 
 class ExtractedReader(SourceReader):
-    """The documents of another reader, read from data/corpus/. Name, licence and fingerprint are the other reader's."""
+    """The documents of another reader, read from data/corpus/. Name, licence and fingerprint are the other
+    reader's.
+    """
 
     kind = "extracted"
 

@@ -1,7 +1,8 @@
 """Downloads over HTTP that go on where they stopped.
 
-urllib3 opens connections, follows redirects, counts tries and waits between them (its Retry, here `Patience`). What is
-ours: where a file that was cut off goes on, which redirects are refused, and that no message or log holds a secret.
+urllib3 opens connections, follows redirects, counts tries and waits between them (its Retry, here
+`Patience`). What is ours: where a file that was cut off goes on, which redirects are refused, and that no
+message or log holds a secret.
 """
 
 import contextlib
@@ -76,10 +77,11 @@ def folder() -> Path:
 
 
 class Patience(Retry):
-    """urllib3's rules of trying again, after busy servers and broken connections: 2, 4, 8 ... seconds, or Retry-After.
+    """urllib3's rules of trying again, after busy servers and broken connections: 2, 4, 8 ... seconds, or
+    Retry-After.
 
-    Redirects are counted apart. They are refused from https to http and to other schemes, and a certificate that is not
-    trusted is refused at once. `shown` is the address in logs.
+    Redirects are counted apart. They are refused from https to http and to other schemes, and a certificate
+    that is not trusted is refused at once. `shown` is the address in logs.
     """
 
     def __init__(self, *arguments: Any, shown: str = "", **settings: Any):
@@ -192,8 +194,10 @@ class MirrorClient:
         if found != sha1:
             part.remove()
             raise DataError(
-                f"{self.where}: {self.shown(address)}: its SHA-1 is {found}, the dump's list says {sha1}. The download is "
-                "removed; run it again, and if it fails again set mirror to another server or date to another dump."
+                f"{self.where}: {self.shown(address)}: its SHA-1 is {found}, the dump's list says {sha1}. "
+                f"The download is "
+                "removed; run it again, and if it fails again set mirror to another server or date to "
+                "another dump."
             )
         record = Downloaded(name, date, self.shown(address), sha1, part.bytes)
         files.write_json(folder() / f"{name}.json", asdict(record))
@@ -269,13 +273,15 @@ class MirrorClient:
         begin = f"{self.where}: {self.shown(address)}: {reason_of(cause)}"
         if isinstance(cause, SSLError) and _is_untrusted(cause):
             return DataError(
-                f"{begin}. Set mirror to a server whose certificate is known here, or have SSL_CERT_FILE name the "
+                f"{begin}. Set mirror to a server whose certificate is known here, or have SSL_CERT_FILE "
+                f"name the "
                 "certificates to trust."
             )
         if isinstance(cause, ResponseError) and "redirect" in str(cause):
             return DataError(f"{begin}. Set mirror.")
         return DataError(
-            f"{begin}; {ATTEMPTS} tries in a row brought nothing. What has come is kept: run it again, or set mirror to "
+            f"{begin}; {ATTEMPTS} tries in a row brought nothing. What has come is kept: run it again, or "
+            f"set mirror to "
             "another server."
         )
 
@@ -284,7 +290,8 @@ class MirrorClient:
         missing = (part.total or 0) - part.bytes
         if free < missing + SPARE_BYTES:
             raise DataError(
-                f"{self.where}: {display(folder())}: {size(missing)} are still to come and {size(SPARE_BYTES)} stay free, but "
+                f"{self.where}: {display(folder())}: {size(missing)} are still to come and "
+                f"{size(SPARE_BYTES)} stay free, but "
                 f"{size(free)} are free. Free space, or set NBTRAIN_DATA to a folder on another disk."
             )
 

@@ -15,7 +15,8 @@ READ_BYTES = 1 << 20
 
 
 class PartialFile:
-    """A file that grows by answers, here or in a later process; `sha1` is that of the whole file, which names it.
+    """A file that grows by answers, here or in a later process; `sha1` is that of the whole file, which names
+    it.
 
     `total` is its size in bytes once a server has said it.
     """
@@ -77,7 +78,9 @@ class PartialFile:
         files.write_json(self._json, {"sha1": self._sha1, "validator": self._validator, "total": self.total})
 
     def receive(self, response: Any) -> Iterator[int]:
-        """Append what comes; yields amounts. If the length is unknown, the end of the answer is that of the file."""
+        """Append what comes; yields amounts. If the length is unknown, the end of the answer is that of the
+        file.
+        """
         with self.path.open("r+b" if self.path.exists() else "wb") as stream:
             stream.seek(self.bytes)
             stream.truncate()

@@ -42,8 +42,9 @@ Record = str | Texts | Example | TokenIds
 class SourcePart:
     """A piece of a source that one worker reads by itself. Where parts begin never depends on the workers.
 
-    `start` and `stop` are the reader's own (bytes, row groups, streams). A reader whose source cannot be entered
-    in the middle (a compressed file) reads it itself, in order, and hands each piece over as `content`.
+    `start` and `stop` are the reader's own (bytes, row groups, streams). A reader whose source cannot be
+    entered in the middle (a compressed file) reads it itself, in order, and hands each piece over as
+    `content`.
     """
 
     name: str
@@ -60,7 +61,9 @@ class SourcePart:
 
 
 class Problem(NamedTuple):
-    """A record that cannot be read. `line` counts from 1, in a tally inside its part; None if there are no lines."""
+    """A record that cannot be read. `line` counts from 1, in a tally inside its part; None if there are no
+    lines.
+    """
 
     path: str
     line: int | None
@@ -102,7 +105,9 @@ class Tally:
         return cls(**{**value, "problems": problems, "dropped": Counter(value["dropped"])})
 
     def add_broken(self, path: str, line: int | None, what: str, reason: str = "broken_record") -> None:
-        """Count a broken record; the first LISTED_PROBLEMS are kept, each in at most PROBLEM_CHARS characters."""
+        """Count a broken record; the first LISTED_PROBLEMS are kept, each in at most PROBLEM_CHARS
+        characters.
+        """
         self.broken += 1
         self.dropped[reason] += 1
         if len(self.problems) < LISTED_PROBLEMS:

@@ -1,8 +1,8 @@
 """A seeded sample of the texts of all sources, of a stated size, read as a stream at constant memory.
 
 Every source gives its share, in proportion to its bytes, and what one lacks the next ones give. A source no
-larger than its share, which is so for all when the corpus is no larger than the sample, gives all of its texts in
-order; of a larger one are taken
+larger than its share, which is so for all when the corpus is no larger than the sample, gives all of its
+texts in order; of a larger one are taken
 
     from parts that can be entered anywhere   up to 2,048 of them in a seeded order, a piece of each by its size:
                                               cheap, for a part is read no further; what ends a part is seen less
@@ -11,9 +11,9 @@ order; of a larger one are taken
     from a source of unknown size             its beginning, up to the share of a source as large as the sample:
                                               its later texts are not seen
 
-Where a byte of a source holds more than one of text (compressed columns), so do the pieces, and the share is what
-ends them. A document that would pass the end of its piece is cut there. Empty texts, such as are no Unicode
-and such as came before are left out, as when encoding.
+Where a byte of a source holds more than one of text (compressed columns), so do the pieces, and the share is
+what ends them. A document that would pass the end of its piece is cut there. Empty texts, such as are no
+Unicode and such as came before are left out, as when encoding.
 """
 
 import random

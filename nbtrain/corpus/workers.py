@@ -2,8 +2,9 @@
 
     tasks, in order -> at most 2 per worker under way -> results, in the order of the tasks
 
-One worker is no pool at all: the work is done in this process. loky, not multiprocessing: its workers do not run
-the caller's main module again (a notebook has none, a script may have no guard), and it says how a worker died.
+One worker is no pool at all: the work is done in this process. loky, not multiprocessing: its workers do not
+run the caller's main module again (a notebook has none, a script may have no guard), and it says how a worker
+died.
 """
 
 import logging
@@ -40,7 +41,8 @@ def ordered_map(
     num_workers: int,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Iterator[Result]:
-    """make()(task) for every task, in order. `make` is called once in each worker, `on_wait` every second of waiting.
+    """make()(task) for every task, in order. `make` is called once in each worker, `on_wait` every second of
+    waiting.
 
     A task during which workers die (out of memory, kill -9) is tried ATTEMPTS times in all, then DataError is
     raised. What a task raises is raised here, as itself.
@@ -87,8 +89,10 @@ def _pooled(
                 failures += 1
                 if failures == ATTEMPTS:
                     raise DataError(
-                        f"a worker process died {ATTEMPTS} times at the same place: {_reason(error)}. Often the machine "
-                        "is out of memory: set data.num_prepare_workers lower. What is done is kept: run it again."
+                        f"a worker process died {ATTEMPTS} times at the same place: {_reason(error)}. Often "
+                        f"the machine "
+                        "is out of memory: set data.num_prepare_workers lower. What is done is kept: run it "
+                        "again."
                     ) from error
                 logger.warning("A worker process died: %s. Its work is done again.", _reason(error))
                 executor.shutdown(kill_workers=True)

@@ -38,7 +38,9 @@ VOCAB_SIZE = 6000
 
 
 def texts(script: str, count: int, sentences: int = 12) -> list[str]:
-    """Documents of made-up words, few of them frequent and most of them rare, with numbers and line ends among them."""
+    """Documents of made-up words, few of them frequent and most of them rare, with numbers and line ends
+    among them.
+    """
     letters, blank, end = SCRIPTS[script]
     chance = random.Random(script)
     short = script in ("han", "hiragana", "hangul")
@@ -59,7 +61,9 @@ def texts(script: str, count: int, sentences: int = 12) -> list[str]:
 
 
 def write_gpt2_files(folder: Path, also: tuple[str, ...] = ()) -> Path:
-    """vocab.json and merges.txt as GPT-2 has them: bytes, then merges in their order, then the EOD; in `folder`."""
+    """vocab.json and merges.txt as GPT-2 has them: bytes, then merges in their order, then the EOD; in
+    `folder`.
+    """
     built = tokenizers.Tokenizer(models.BPE())
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -89,7 +93,8 @@ PARTS = [
         "{2} lies there.",
     ),
     (
-        '{{| class="wikitable sortable"\n|+ {0}\n! a !! b\n|-\n| style="x" | 1\n| {{| \n| {1}\n|}}\n|}}\nAfter {2}.',
+        '{{| class="wikitable sortable"\n|+ {0}\n! a !! b\n|-\n| style="x" | 1\n| {{| \n| '
+        "{1}\n|}}\n|}}\nAfter {2}.",
         "After {2}.",
     ),
     ("[[File:{0}.jpg|thumb|250px|A [[{1}]] with a {{{{nowrap|caption}}}}]]\nBeside {2}.", "Beside {2}."),

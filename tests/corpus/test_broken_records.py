@@ -1,4 +1,4 @@
-"""Records that cannot be read: three are told, all are listed beside the dataset."""
+"""Records that cannot be read: three are logged, all are listed beside the dataset."""
 
 import json
 
@@ -91,7 +91,8 @@ def test_a_corpus_of_broken_records_alone(make_config, workspace):
     with pytest.raises(DataError) as caught:
         prepare(make_config(data={**tolerant("broken.jsonl"), "name": "broken"}))
     assert str(caught.value).endswith(
-        "; and 2 more; listed in data/dataset/broken/.encode/broken-records.jsonl. Fix the source, or set its keys."
+        "; and 2 more; listed in data/dataset/broken/.encode/broken-records.jsonl. Fix the source, or set "
+        "its keys."
     )
 
 
@@ -124,7 +125,7 @@ def test_names_that_are_no_text(tmp_path):
 
 
 def test_what_an_extraction_has_met(workspace):
-    """It is told again by who reads what was extracted, and listed where it was too much."""
+    """It is reported again when the extracted text is read, and listed if there is too much of it."""
     (workspace / "a.jsonl").write_text('{"text": "one"}\n{\n{"text": "two"}\n')
     reader = open_source(JsonlSource(kind="jsonl", path="a.jsonl", max_broken_fraction=None))
     for action in ("made", "kept"):

@@ -49,7 +49,7 @@ def test_ascii_takes_the_same_kinds_and_words():
 
 
 def test_words():
-    """Runs of letters, marks and digits; single characters where words are not written apart."""
+    """Runs of letters, marks and digits; single characters if words are not written apart."""
     assert characters.words("Don't x_1, 3.14 12½!") == ["Don", "t", "x", "1", "3", "14", "12½"]
     assert characters.words("हिन्दी में क्षत्रिय।") == ["हिन्दी", "में", "क्षत्रिय"]
     assert characters.words("الْعَرَبِيَّة می\u200cخواهم") == ["الْعَرَبِيَّة", "می\u200cخواهم"]

@@ -40,7 +40,8 @@ def test_extra_keys_need_keys(workspace):
     with pytest.raises(DataError) as caught:
         Corpus.open([MockSource(kind="mock")], "run.yaml:3: data.sources", ("title",))
     assert str(caught.value) == (
-        "run.yaml:3: data.sources[0]: data.extra_json_keys = ['title'], but records of kind mock have no keys by name. "
+        "run.yaml:3: data.sources[0]: data.extra_json_keys = ['title'], but records of kind mock have no "
+        "keys by name. "
         "Leave extra_json_keys empty, or use jsonl, parquet or hf-dataset."
     )
 
@@ -73,7 +74,7 @@ def test_what_stays_and_what_tells_it_from_others():
 
 
 def test_what_is_learnt_tells_examples_apart():
-    """Equal pieces of which others are learnt are other documents, and the same ones the same."""
+    """Equal pieces are other documents if others of them are learnt, else the same document."""
     flags = [(False, True), (True, True), (False, True)]
     examples = [Example((("question", first), ("answer", second))) for first, second in flags]
     asked, both, again = (identities([record]) for record in cleaned(examples, NO_CLEANING, Tally()))
@@ -129,7 +130,8 @@ def test_too_many_broken_records(workspace):
     with pytest.raises(DataError) as caught:
         counts.check_broken(reader)
     assert str(caught.value) == (
-        "data.sources[0]: 3 of 200 records (1.50%) cannot be read, at most max_broken_fraction = 1.00% may be. First: "
+        "data.sources[0]: 3 of 200 records (1.50%) cannot be read, at most max_broken_fraction = 1.00% may "
+        "be. First: "
         "a.jsonl:1: not JSON; and 2 more. Fix the source, or set its keys or max_broken_fraction."
     )
     free = Corpus.open([JsonlSource(kind="jsonl", path="a.jsonl", max_broken_fraction=None)]).readers[0]
@@ -142,7 +144,8 @@ def test_too_many_broken_records(workspace):
         (
             {"too_short": 5, "empty": 2},
             "",
-            "(empty 2, too_short 5). The rule too_short drops most: loosen data.cleaning.min_bytes, or name other sources.",
+            "(empty 2, too_short 5). The rule too_short drops most: loosen data.cleaning.min_bytes, or name "
+            "other sources.",
         ),
         (
             {"broken_record": 1, "empty": 2},
@@ -159,7 +162,7 @@ def test_too_many_broken_records(workspace):
     ],
 )
 def test_empty_corpus(dropped, first, advice):
-    """Nothing left is an error that says what went where, and what to change."""
+    """If nothing is left, the error says how much was dropped by which rule, and what to change."""
     error = empty_error("run.yaml:3: data.sources", Counter(dropped), first)
     assert str(error) == f"run.yaml:3: data.sources: the corpus is empty: no document is left {advice}"
 

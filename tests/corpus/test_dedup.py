@@ -104,7 +104,7 @@ def signatures(texts, config=NEAR):
 
 
 def test_shingles():
-    """Words in lower case, no punctuation; single characters where words are not written apart."""
+    """Words in lower case, no punctuation; single characters if words are not written apart."""
     assert dedup.shingles("A b, C d. E F", 5) == ["a b c d e", "b c d e f"]
     assert dedup.shingles("中文模型。", 3) == ["中 文 模", "文 模 型"]
     assert dedup.shingles("Two words", 5) == ["two words"]
@@ -232,7 +232,8 @@ def test_signatures_are_the_same_in_every_process():
     pytest.importorskip("rensa")
     text = "The same text in every process, 中文 too, and once more for good measure."
     program = (
-        "import sys, json; from nbtrain.corpus import dedup; from nbtrain.config.data_section import NearDedupConfig;"
+        "import sys, json; from nbtrain.corpus import dedup; from nbtrain.config.data_section import "
+        "NearDedupConfig;"
         f"print(json.dumps(dedup.signature({text!r}, NearDedupConfig()).tolist()))"
     )
     ours = dedup.signature(text, NEAR)

@@ -42,7 +42,7 @@ class Reader(SourceReader):
 
 
 def documents(name: str, count: int, size: int = 100) -> list[str]:
-    """Different texts of `size` bytes that say where they stand."""
+    """Different texts of `size` bytes that say their place."""
     return [f"{name}:{number}:".ljust(size, "x") for number in range(count)]
 
 

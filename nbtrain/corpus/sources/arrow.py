@@ -24,7 +24,8 @@ def check_texts(schema: Any, columns: Mapping[str, str], where: str) -> None:
             others = [field.name for field in schema if holds_text(field.type)]
             there = ", ".join(map(repr, others[:20])) or "none"
             raise DataError(
-                f"{where}: column {name!r} is {schema.field(name).type}, not text; columns of text are {there}. "
+                f"{where}: column {name!r} is {schema.field(name).type}, not text; columns of text are "
+                f"{there}. "
                 f"Set {setting}."
             )
 
@@ -43,7 +44,9 @@ def holds_text(kind: Any) -> bool:
 def text_rows(
     batches: Iterable[Any], keys: tuple[str, ...], path: str, tally: Tally, count_lines: bool
 ) -> Iterator[str | Texts]:
-    """The rows of record batches: text if there is one key, else Texts. Null and bytes that are not UTF-8 are broken."""
+    """The rows of record batches: text if there is one key, else Texts. Null and bytes that are not UTF-8 are
+    broken.
+    """
     number = 0
     try:
         for batch in batches:

@@ -1,16 +1,18 @@
 """What every source of text is: parts, each read by itself as a stream of records.
 
-A kind of source is registered once, as a member of config/sources.py's `Source`. Its reader is found by its name: kind
-"hf-dataset" is read by HfDatasetReader in sources/hf_dataset.py, which is imported when a run uses it.
+A kind of source is registered once, as a member of config/sources.py's `Source`. Its reader is found by its
+name: kind "hf-dataset" is read by HfDatasetReader in sources/hf_dataset.py, which is imported when a run uses
+it.
 
-A reader is made from its entry in data.sources and is picklable: workers get it and a part. `parts()` is cheap
-and gives the same parts as long as the source is the same; `read(part)` gives the same records. `fingerprint()`
-is cheap and changes when the records would. `describe()` goes into the dataset's manifest.
+A reader is made from its entry in data.sources and is picklable: workers get it and a part. `parts()` is
+cheap and gives the same parts as long as the source is the same; `read(part)` gives the same records.
+`fingerprint()` is cheap and changes when the records would. `describe()` goes into the dataset's manifest.
 
-A part may only be cut where a record ends, for it is read without its neighbours. A line end is such a place only if
-no record can hold one: JSON escapes line ends, so JSON lines are cut there (files.line_pieces); a quoted field of CSV may
-hold them, so CSV would have to be cut by a reader that has seen every quote before (as json_array.py does, which hands
-over the `content` of its parts). What belongs together over several rows (the messages of a tree, chat.py) is in one part.
+A part may only be cut where a record ends, for it is read without its neighbours. A line end is such a place
+only if no record can hold one: JSON escapes line ends, so JSON lines are cut there (files.line_pieces); a
+quoted field of CSV may hold them, so CSV would have to be cut by a reader that has seen every quote before
+(as json_array.py does, which hands over the `content` of its parts). What belongs together over several rows
+(the messages of a tree, chat.py) is in one part.
 """
 
 from abc import ABC, abstractmethod
@@ -26,15 +28,17 @@ from nbtrain.corpus.records import Record, SourcePart, Tally
 class SourceReader(ABC):
     """One source of a run.
 
-    `where` names it in messages (e.g. "gpt-tiny.yaml:12: data.sources[0]"); `extra_keys` are data.extra_json_keys,
-    for which readers of several keys give Texts in place of str. Making a reader touches no file.
+    `where` names it in messages (e.g. "gpt-tiny.yaml:12: data.sources[0]"); `extra_keys` are
+    data.extra_json_keys, for which readers of several keys give Texts in place of str. Making a reader
+    touches no file.
     """
 
     kind: ClassVar[str]
     is_extracted: ClassVar[bool] = False
     """Reading costs so much that its text is kept on disk (data/corpus/) once it is read."""
     gives_unicode: ClassVar[bool] = False
-    """Whether no text of it can hold a lone surrogate, which no tokenizer takes; else each text is looked at."""
+    """Whether no text of it can hold a lone surrogate, which no tokenizer takes; else each text is looked at.
+    """
 
     @property
     def is_downloaded(self) -> bool:
@@ -68,7 +72,9 @@ class SourceReader(ABC):
         """JSON values that change when the records would: versions, or sizes and times of files."""
 
     def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
-        """Whether a dataset stays good although its fingerprint has changed from `then` to `now` without being asked to."""
+        """Whether a dataset stays good although its fingerprint has changed from `then` to `now` without
+        being asked to.
+        """
         return False
 
     def download(self) -> str | None:

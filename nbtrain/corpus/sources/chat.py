@@ -5,7 +5,8 @@
     {"prompt": {"role", "text", "replies": [...]}}         a tree of OpenAssistant: each path to a leaf is one
     {"message_id", "parent_id", "role", "text"}            a message of such a tree; the rows of a tree follow each other
 
-Of a tree each answer is learnt once: the part that a path shares with the path before it is read and not learnt.
+Of a tree each answer is learnt once: the part that a path shares with the path before it is read and not
+learnt.
 """
 
 import json
@@ -140,7 +141,9 @@ class ChatReader(ExampleReader):
             tally.dropped[UNANSWERED] += 1
 
     def _conversation(self, messages: list[Node], num_shared: int = 0) -> Example | None:
-        """The example of some messages, of which the first `num_shared` are not learnt; None if none is learnt."""
+        """The example of some messages, of which the first `num_shared` are not learnt; None if none is
+        learnt.
+        """
         pieces: list[tuple[str, bool]] = []
         end = 0
         last = ""
@@ -185,7 +188,8 @@ class ChatReader(ExampleReader):
         known = {**self.config.roles, found[:SHOWN_CHARS]: likely}
         line = ", ".join(f"{_yaml(name)}: {_yaml(role)}" for name, role in known.items())
         return (
-            f"which is no role that is known ({', '.join(sorted({*self._roles, *self._names}))}). If it is the {likely}, "
+            f"which is no role that is known ({', '.join(sorted({*self._roles, *self._names}))}). If it is "
+            f"the {likely}, "
             f"add to this source: roles: {{{line}}}"
         )
 
@@ -216,7 +220,9 @@ class ChatReader(ExampleReader):
 
 
 def threads(root: Node) -> Iterator[tuple[list[Node], int]]:
-    """(messages from the root to a leaf, how many of them the path before has shared) for each leaf, in order."""
+    """(messages from the root to a leaf, how many of them the path before has shared) for each leaf, in
+    order.
+    """
     path: list[Node] = []
     num_shared = 0
     waiting = [(root, 0)]
@@ -237,7 +243,9 @@ def _is_message(record: Any) -> bool:
 
 
 def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
-    """The roots of rows that are messages; one whose parent is not among them is broken, its replies go with it."""
+    """The roots of rows that are messages; one whose parent is not among them is broken, its replies go with
+    it.
+    """
     nodes = {str(row.record["message_id"]): Node(row.record, f"row {row.number}", []) for row in rows}
     roots: list[Node | BrokenExample] = []
     for row in rows:
@@ -249,7 +257,8 @@ def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
         elif str(parent) not in nodes:
             roots.append(
                 BrokenExample(
-                    f"row {row.number}: its parent_id {str(parent)[:SHOWN_CHARS]!r} is not among the rows of its tree; the "
+                    f"row {row.number}: its parent_id {str(parent)[:SHOWN_CHARS]!r} is not among the rows of "
+                    f"its tree; the "
                     "rows of a tree must follow each other: sort the file by message_tree_id"
                 )
             )

@@ -1,8 +1,8 @@
 """Compressed files as streams of bytes: .gz, .zst, .bz2 and .xz, also of several members (frames, streams).
 
-The standard library's readers and zstandard's own disagree about files that are cut short (one raises EOFError,
-one ends quietly), and they do not say how far in the file they are. Here all four behave alike. Archives and other
-compressions are recognised and refused, with the command that unpacks them.
+The standard library's readers and zstandard's own disagree about files that are cut short (one raises
+EOFError, one ends quietly), and they do not say how far in the file they are. Here all four behave alike.
+Archives and other compressions are recognised and refused, with the command that unpacks them.
 """
 
 import bz2
@@ -94,7 +94,8 @@ def advice(path: Path, suffixes: tuple[str, ...]) -> str:
     kind = unread_by_name(path.name, suffixes)
     assert kind is not None
     return (
-        f"{display(path)} is {kind.name} by its name, which is not read; {READ_ARE} files are. Unpack it with "
+        f"{display(path)} is {kind.name} by its name, which is not read; {READ_ARE} files are. Unpack it "
+        f"with "
         f"`{kind.unpack}`."
     )
 
@@ -102,7 +103,8 @@ def advice(path: Path, suffixes: tuple[str, ...]) -> str:
 def refusal(kind: Unread, path: Path, where: str) -> DataError:
     """The error for a file that is an archive or a compression that is not read."""
     return DataError(
-        f"{where and where + ': '}{display(path)}: is {kind.name}, which is not read; {READ_ARE} files are. Unpack it with "
+        f"{where and where + ': '}{display(path)}: is {kind.name}, which is not read; {READ_ARE} files are. "
+        f"Unpack it with "
         f"`{kind.unpack}`, and name what comes out."
     )
 
@@ -115,8 +117,9 @@ def packing_of(begun: bytes) -> str | None:
 def open_bytes(path: Path, where: str) -> io.BufferedReader:
     """The file's bytes, unpacked if its name ends in .gz, .zst, .bz2 or .xz.
 
-    Raises DataError if the file cannot be opened, if it is an archive or compressed in a way that is not read, or if
-    it is compressed and its name does not say so. Reading raises DataError if the file is damaged.
+    Raises DataError if the file cannot be opened, if it is an archive or compressed in a way that is not
+    read, or if it is compressed and its name does not say so. Reading raises DataError if the file is
+    damaged.
     """
     try:
         file = path.open("rb", buffering=0)
@@ -145,7 +148,8 @@ def _check_plain(file: io.FileIO, path: Path, where: str) -> None:
         if path.name.lower().endswith(TAR.suffixes):
             raise refusal(TAR, path, where)
         raise DataError(
-            f"{where}: {display(path)}: is compressed: it begins as a {packing} file does, and only names that end in "
+            f"{where}: {display(path)}: is compressed: it begins as a {packing} file does, and only names "
+            f"that end in "
             f"{packing} are unpacked. Rename it to {path.name}{packing}."
         )
 
@@ -231,7 +235,8 @@ class Unpacked(io.RawIOBase):
     def _damaged(self, reason: str) -> DataError:
         name, check = display(self._path), CHECKS[self._suffix]
         return DataError(
-            f"{self._where and self._where + ': '}{name}: damaged {self._suffix} file: {reason}, after {self.consumed_bytes:,} bytes "
+            f"{self._where and self._where + ': '}{name}: damaged {self._suffix} file: {reason}, after "
+            f"{self.consumed_bytes:,} bytes "
             f"({self._unpacked_bytes:,} unpacked). Copy or download it again; `{check}` checks it."
         )
 

@@ -4,8 +4,9 @@
       -> small files in groups of about PART_BYTES     SourcePart.details = their paths; SourcePart.path is None
       -> a large file in pieces of about PART_BYTES    SourcePart.path; bytes start to stop, or content if compressed
 
-Pieces end at line ends, or after a separator line, and at the same bytes of the text whether the file is compressed or
-not. Lines of a piece are numbered from its first one (Problem.line), those of a file in a group from the file's.
+Pieces end at line ends, or after a separator line, and at the same bytes of the text whether the file is
+compressed or not. Lines of a piece are numbered from its first one (Problem.line), those of a file in a group
+from the file's.
 """
 
 import io
@@ -37,7 +38,9 @@ def with_compressed(*suffixes: str) -> tuple[str, ...]:
 
 
 class FileReader(base.SourceReader):
-    """A source that is a file, or a folder searched for `suffixes`, upper or lower case, in the order of relative paths."""
+    """A source that is a file, or a folder searched for `suffixes`, upper or lower case, in the order of
+    relative paths.
+    """
 
     suffixes: ClassVar[tuple[str, ...]]
 
@@ -51,7 +54,8 @@ class FileReader(base.SourceReader):
             if path.is_symlink():
                 raise folder.dangling(path, self.where)
             raise DataError(
-                f"{self.where}: path = {self.config.path!r}: no such file or folder ({display(path)}). Relative "
+                f"{self.where}: path = {self.config.path!r}: no such file or folder ({display(path)}). "
+                f"Relative "
                 f"paths start at the workspace{'; patterns are not read, name the folder' if '*' in path.name else ''}."
             )
         found = folder.wanted_files(path, self.is_wanted, self.where)
@@ -163,7 +167,8 @@ class _PartBytes(io.RawIOBase):
         num_bytes = self._stream.readinto(memoryview(buffer)[: self._left])
         if not num_bytes:
             raise DataError(
-                f"{self._where}: {self._part.path}: has become shorter while it was read. Let nothing write to it, and "
+                f"{self._where}: {self._part.path}: has become shorter while it was read. Let nothing write "
+                f"to it, and "
                 "start again."
             )
         self._left -= num_bytes
@@ -171,13 +176,16 @@ class _PartBytes(io.RawIOBase):
 
 
 def open_lines(path: Path, where: str) -> io.BufferedReader:
-    """open_bytes of a file of lines. Raises DataError too also if it is UTF-16, whose lines could not be read."""
+    """open_bytes of a file of lines. Raises DataError too also if it is UTF-16, whose lines could not be
+    read.
+    """
     stream = open_bytes(path, where)
     try:
         begun = stream.peek(2)
         if begun.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             raise DataError(
-                f"{where}: {display(path)}: is UTF-16 (it begins with {begun[:2].hex(' ')}), not UTF-8. Convert it, with "
+                f"{where}: {display(path)}: is UTF-16 (it begins with {begun[:2].hex(' ')}), not UTF-8. "
+                f"Convert it, with "
                 "iconv -f UTF-16 -t UTF-8."
             )
     except DataError:
@@ -187,9 +195,11 @@ def open_lines(path: Path, where: str) -> io.BufferedReader:
 
 
 def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[SourcePart]:
-    """A file of lines in parts of about PART_BYTES, which end after a line, or after a line that is `separator`.
+    """A file of lines in parts of about PART_BYTES, which end after a line, or after a line that is
+    `separator`.
 
-    A compressed file is unpacked here, in order; its parts bring their content, which may be larger if a line is.
+    A compressed file is unpacked here, in order; its parts bring their content, which may be larger if a line
+    is.
     """
     if is_compressed(path):
         with open_lines(path, where) as stream:
@@ -232,7 +242,9 @@ def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | 
 def stream_pieces(
     path: Path, stream: io.BufferedReader, separator: bytes | None = None
 ) -> Iterator[SourcePart]:
-    """The lines of a stream in parts that bring their content; its raw stream counts `consumed_bytes` of the file."""
+    """The lines of a stream in parts that bring their content; its raw stream counts `consumed_bytes` of the
+    file.
+    """
     raw: Any = stream.raw
     name, start, attributed = display(path), 0, 0
     num_bytes = path.stat().st_size

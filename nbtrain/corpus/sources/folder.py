@@ -1,4 +1,5 @@
-"""The files of a folder, whatever is in the way: links, loops of them, missing rights, names and kinds of files.
+"""The files of a folder, whatever is in the way: links, loops of them, missing rights, names and kinds of
+files.
 
 Nothing that may hold text is passed over in silence: what cannot be read is a DataError that names it.
 """
@@ -22,11 +23,12 @@ IRREGULAR = {
 
 
 def wanted_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> list[Path]:
-    """The files below `root` whose name is wanted, in the order of their relative paths; hidden ones are left out.
+    """The files below `root` whose name is wanted, in the order of their relative paths; hidden ones are left
+    out.
 
-    Links are followed. Each folder is read once: by its own name if it lies below `root`, else by the first of
-    the links to it. Raises DataError for what cannot be entered, for links that lead nowhere, for what is no regular
-    file and for names that are not UTF-8.
+    Links are followed. Each folder is read once: by its own name if it lies below `root`, else by the first
+    of the links to it. Raises DataError for what cannot be entered, for links that lead nowhere, for what is
+    no regular file and for names that are not UTF-8.
     """
     found: list[tuple[str, Path]] = []
     seen: set[tuple[int, int] | str] = set()
@@ -77,14 +79,17 @@ def is_folder(path: Path, where: str) -> bool:
 
 
 def is_file(path: Path, where: str) -> bool:
-    """Whether it is a regular file. Raises DataError if it is a pipe, a socket or a device, or cannot be asked."""
+    """Whether it is a regular file. Raises DataError if it is a pipe, a socket or a device, or cannot be
+    asked.
+    """
     found = status(path, where)
     if found is None:
         return False
     kind = IRREGULAR.get(stat.S_IFMT(found.st_mode))
     if kind is not None:
         raise DataError(
-            f"{where}: {shown(path)}: is not a regular file but {kind}; sources are read several times and from places "
+            f"{where}: {shown(path)}: is not a regular file but {kind}; sources are read several times and "
+            f"from places "
             "within. Write what it holds to a file, and name that."
         )
     return stat.S_ISREG(found.st_mode)
@@ -94,7 +99,8 @@ def check_name(path: Path, where: str) -> None:
     """Raises DataError if a name is not UTF-8: records and manifests hold it."""
     if shown(path) != display(path):
         raise DataError(
-            f"{where}: {shown(path)}: a name that is not UTF-8; the names of a source's files are kept in records that "
+            f"{where}: {shown(path)}: a name that is not UTF-8; the names of a source's files are kept in "
+            f"records that "
             "are. Rename it."
         )
 
@@ -102,7 +108,8 @@ def check_name(path: Path, where: str) -> None:
 def dangling(path: Path, where: str) -> DataError:
     """The error for a link that leads nowhere."""
     return DataError(
-        f"{where}: {shown(path)}: a link to {str(path.readlink())!a}, which leads nowhere. Put the file there, or "
+        f"{where}: {shown(path)}: a link to {str(path.readlink())!a}, which leads nowhere. Put the file "
+        f"there, or "
         "remove the link."
     )
 
@@ -141,7 +148,9 @@ def _entries(path: Path, where: str) -> list[os.DirEntry[str]]:
 
 
 def _leads_to_folder(link: Path, is_wanted: bool, where: str) -> bool:
-    """Whether a link leads to a folder. Raises DataError if a wanted one leads nowhere or to something that is no file."""
+    """Whether a link leads to a folder. Raises DataError if a wanted one leads nowhere or to something that
+    is no file.
+    """
     found = status(link, where)
     if found is None:
         if is_wanted:

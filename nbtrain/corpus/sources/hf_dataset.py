@@ -1,4 +1,5 @@
-"""A Hugging Face dataset on disk, as save_to_disk writes it: Arrow streams read batch by batch, by pyarrow alone.
+"""A Hugging Face dataset on disk, as save_to_disk writes it: Arrow streams read batch by batch, by pyarrow
+alone.
 
 dataset_dict.json {"splits": [...]}     only if there are splits, each a folder of its own
 state.json        {"_data_files": [{"filename": "data-00000-of-00002.arrow"}, ...]}
@@ -48,7 +49,8 @@ class HfDatasetReader(FileReader):
             return root / split
         if not is_file(root / "state.json", self.where):
             raise DataError(
-                f"{where}: no dataset as save_to_disk writes it: neither dataset_dict.json nor state.json is there. "
+                f"{where}: no dataset as save_to_disk writes it: neither dataset_dict.json nor state.json is "
+                f"there. "
                 "Files of other formats are read with kind: parquet or jsonl."
             )
         if split is not None:
@@ -64,7 +66,8 @@ class HfDatasetReader(FileReader):
         for name in names:
             if Path(name).name != name or not is_file(folder / name, self.where):
                 raise DataError(
-                    f"{self.where}: {display(folder / 'state.json')} names {name!r}, which is not there. Copy the whole "
+                    f"{self.where}: {display(folder / 'state.json')} names {name!r}, which is not there. "
+                    f"Copy the whole "
                     "folder."
                 )
         return [folder / name for name in names]
@@ -116,7 +119,8 @@ class HfDatasetReader(FileReader):
             raise unreadable(path, error, self.where) from error
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
-                f"{self.where}: {display(path)}: cannot be read as a record with {key!r} ({error}). Copy the whole folder."
+                f"{self.where}: {display(path)}: cannot be read as a record with {key!r} ({error}). Copy the "
+                f"whole folder."
             ) from error
         return value if isinstance(value, list) else []
 
@@ -129,7 +133,9 @@ class HfDatasetReader(FileReader):
 
 
 class OpenArrow:
-    """An Arrow stream mapped into memory: pages are read when their batch is. Raises DataError if it is damaged."""
+    """An Arrow stream mapped into memory: pages are read when their batch is. Raises DataError if it is
+    damaged.
+    """
 
     def __init__(self, path: Path, where: str):
         self.path, self._where = path, where
@@ -151,7 +157,9 @@ class OpenArrow:
         self._map.close()
 
     def batches(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """pyarrow.RecordBatch after RecordBatch, start to stop (None: the end). Earlier ones are passed over unread."""
+        """pyarrow.RecordBatch after RecordBatch, start to stop (None: the end). Earlier ones are passed over
+        unread.
+        """
         index = 0
         while stop is None or index < stop:
             try:
@@ -167,7 +175,8 @@ class OpenArrow:
     def _damaged(self, error: Exception) -> DataError:
         first = str(error).splitlines()[0].rstrip(".")
         return DataError(
-            f"{self._where}: {display(self.path)}: no Arrow stream, or damaged: {first}. Copy or download it again."
+            f"{self._where}: {display(self.path)}: no Arrow stream, or damaged: {first}. Copy or download it "
+            f"again."
         )
 
 

@@ -1,10 +1,11 @@
-"""What the sources of examples share, of which only a part is learnt: prompt_completion.py, alpaca.py, chat.py.
+"""What the sources of examples share, of which only a part is learnt: prompt_completion.py, alpaca.py,
+chat.py.
 
     record -> pieces (text, is it learnt) -> records.Example
 
-The encoding takes each piece by itself and puts the end-of-document token after the last piece, learnt if that piece
-is: it is what a model says when it has answered. The pieces of a prompt are joined, so that the prompt is the text that
-the model is asked with later, and has the same tokens.
+The encoding takes each piece by itself and puts the end-of-document token after the last piece, learnt if
+that piece is: it is what a model says when it has answered. The pieces of a prompt are joined, so that the
+prompt is the text that the model is asked with later, and has the same tokens.
 """
 
 from abc import abstractmethod
@@ -39,7 +40,9 @@ class ExampleReader(RecordFileReader):
 
 
 def text_of(value: dict[str, Any], key: str, place: str = "") -> str:
-    """The text under a key, or the joined texts of its parts. Raises BrokenExample; `place` names `value` in it."""
+    """The text under a key, or the joined texts of its parts. Raises BrokenExample; `place` names `value` in
+    it.
+    """
     if key not in value:
         raise BrokenExample(f"{place and place + ' has '}no key {key!r} among {keys_of(value)}")
     found = value[key]

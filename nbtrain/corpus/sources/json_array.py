@@ -3,8 +3,8 @@
     [{"text": "a"},        {"text": "a"}
      {"text": "b"}]   ->   {"text": "b"}
 
-The array is not parsed but cut where a comma stands outside of every string and inner bracket. So a broken element
-costs no other, and each is parsed where lines are. Lines count elements from 1.
+The array is not parsed but cut where a comma stands outside of every string and inner bracket. So a broken
+element costs no other, and each is parsed where lines are. Lines count elements from 1.
 """
 
 import io
@@ -130,11 +130,13 @@ class ArrayLines(io.RawIOBase):
         if rest := (buffer[position:].strip() or self._stream.read(READ_BYTES).strip()):
             raise DataError(
                 f"{self._where}: {self._name}: the array ends after element {self._num_elements:,}, but "
-                f"{rest[:20].decode(errors='replace')!r} follows. Fix the file; JSON lines have one object per line."
+                f"{rest[:20].decode(errors='replace')!r} follows. Fix the file; JSON lines have one object "
+                f"per line."
             )
 
     def _error(self, what: str) -> DataError:
         return DataError(
-            f"{self._where}: {self._name}: element {self._num_elements + 1:,} of the array {what}: the file is cut "
+            f"{self._where}: {self._name}: element {self._num_elements + 1:,} of the array {what}: the file "
+            f"is cut "
             "short, or a quote or bracket is missing. Fix the file, or write one object per line."
         )

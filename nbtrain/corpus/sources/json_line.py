@@ -1,7 +1,7 @@
 """JSON as Python writes it: what orjson refuses and is no reason to lose a document.
 
-NaN, Infinity and numbers beyond float64 occur under keys that are not read, and lone surrogates come from json.dumps. A
-reader asks orjson first, and comes here with the lines that orjson refuses.
+NaN, Infinity and numbers beyond float64 occur under keys that are not read, and lone surrogates come from
+json.dumps. A reader asks orjson first, and comes here with the lines that orjson refuses.
 """
 
 import json
@@ -11,7 +11,9 @@ import orjson
 
 
 def loads(content: bytes) -> Any:
-    """The value; its strings may hold lone surrogates. Raises json.JSONDecodeError if neither parser reads it."""
+    """The value; its strings may hold lone surrogates. Raises json.JSONDecodeError if neither parser reads
+    it.
+    """
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:

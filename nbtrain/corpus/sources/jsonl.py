@@ -15,7 +15,9 @@ from nbtrain.corpus.sources.json_array import array_pieces, is_array, open_recor
 
 
 class JsonlReader(FileReader):
-    """.jsonl files, compressed ones too. Broken lines are left out and counted; text with a lone surrogate is dropped."""
+    """.jsonl files, compressed ones too. Broken lines are left out and counted; text with a lone surrogate is
+    dropped.
+    """
 
     kind = "jsonl"
     suffixes = with_compressed(".jsonl")
@@ -69,7 +71,9 @@ class JsonlReader(FileReader):
 
 
 def texts_of(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """The text under each of `keys`. Raises ValueError, with what is wrong, where the line is no object with them."""
+    """The text under each of `keys`. Raises ValueError, with what is wrong, where the line is no object with
+    them.
+    """
     try:
         value = json_line.loads(line)
     except json.JSONDecodeError as error:

@@ -128,7 +128,9 @@ class OpenParquet:
         return [sum(group.column(index).total_uncompressed_size for index in wanted) for group in groups]
 
     def batches(self, columns: tuple[str, ...] | None, start: int, stop: int | None) -> Iterator[Any]:
-        """pyarrow.RecordBatch after RecordBatch of row groups start to stop (None: the end), each about BATCH_BYTES."""
+        """pyarrow.RecordBatch after RecordBatch of row groups start to stop (None: the end), each about
+        BATCH_BYTES.
+        """
         metadata = self._file.metadata
         stop = metadata.num_row_groups if stop is None else stop
         wanted = None if columns is None else dict.fromkeys(columns, "")
@@ -146,5 +148,6 @@ class OpenParquet:
     def _damaged(self, error: Exception) -> DataError:
         first = str(error).splitlines()[0].rstrip(".")
         return DataError(
-            f"{self._where}: {display(self._path)}: no Parquet file, or damaged: {first}. Copy or download it again."
+            f"{self._where}: {display(self._path)}: no Parquet file, or damaged: {first}. Copy or download "
+            f"it again."
         )

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources.base import SourceReader
 
-# Packages of nbtrain's dependency tree with much English in their docstrings; fixed and sorted. distribution -> import.
+# Packages of nbtrain's dependency tree with much English in their docstrings; fixed and sorted. distribution
+# -> import.
 PACKAGES = {
     "deepspeed": "deepspeed",
     "huggingface-hub": "huggingface_hub",

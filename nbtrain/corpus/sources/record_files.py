@@ -39,8 +39,8 @@ class RecordFileReader(FileReader):
                 else:
                     yield Example(...)
 
-    `rows` counts tally.records and tally.lines, and counts as broken what is no object at all. Lines, the elements of
-    an array and row groups are streamed.
+    `rows` counts tally.records and tally.lines, and counts as broken what is no object at all. Lines, the
+    elements of an array and row groups are streamed.
     """
 
     suffixes = (*with_compressed(".jsonl"), ".json", SUFFIX)

@@ -1,7 +1,7 @@
 """Templates of fine-tuning text: fields in braces are replaced, every other brace is text.
 
-A template is cut at its fields once; values are put between the pieces and never looked into. So a value may hold
-braces, and no field reaches an attribute or an index, as str.format would.
+A template is cut at its fields once; values are put between the pieces and never looked into. So a value may
+hold braces, and no field reaches an attribute or an index, as str.format would.
 """
 
 import re

@@ -1,7 +1,9 @@
-"""Documents that are token ids already, with labels as Hugging Face aligns them: labels[i] belongs to input_ids[i].
+"""Documents that are token ids already, with labels as Hugging Face aligns them: labels[i] belongs to
+input_ids[i].
 
-A token is learnt if its label is its id, and not learnt if its label is -100. Any other label cannot be kept in a .bin, and
-mostly means that the list was shifted by one: such a record is broken. So is a record without a learnt token.
+A token is learnt if its label is its id, and not learnt if its label is -100. Any other label cannot be kept
+in a .bin, and mostly means that the list was shifted by one: such a record is broken. So is a record without
+a learnt token.
 """
 
 from collections.abc import Iterator
@@ -95,7 +97,8 @@ def _token_ids(ids: np.ndarray, labels: np.ndarray | None, ids_key: str, labels_
         if (other := np.flatnonzero(learnt & (labels != ids))).size:
             at = int(other[0])
             raise ValueError(
-                f"{labels_key}[{at}] = {labels[at]} is neither {IGNORED_LABEL} nor {ids_key}[{at}] = {ids[at]}; labels "
+                f"{labels_key}[{at}] = {labels[at]} is neither {IGNORED_LABEL} nor {ids_key}[{at}] = "
+                f"{ids[at]}; labels "
                 "stand at their own tokens, not shifted"
             )
         if len(learnt) and not learnt.any():

@@ -2,9 +2,9 @@
 
     title, an empty line, text        one document an article (walker.py says what the text keeps)
 
-Redirects, other namespaces and pages that are not wikitext are dropped by rule, pages without a word as empty.
-A multistream .bz2 and an .xml are read in parallel; a .bz2 of one stream, UTF-16, and max_articles take reading
-in order, where the workers only turn wikitext into text.
+Redirects, other namespaces and pages that are not wikitext are dropped by rule, pages without a word as
+empty. A multistream .bz2 and an .xml are read in parallel; a .bz2 of one stream, UTF-16, and max_articles
+take reading in order, where the workers only turn wikitext into text.
 """
 
 from collections.abc import Iterator
@@ -23,7 +23,8 @@ from nbtrain.corpus.sources.optional import optional
 from nbtrain.corpus.wiki import download, dump
 from nbtrain.corpus.wiki.walker import Walker
 
-# Raised when the same dump gives other text: it is then extracted again. Datasets made before stay as they are.
+# Raised when the same dump gives other text: it is then extracted again. Datasets made before stay as they
+# are.
 EXTRACTION = 2
 OLDER_REVISION = "older_revision"
 
@@ -138,7 +139,9 @@ class WikiReader(SourceReader):
         return None
 
     def _first_articles(self, xml: bytes, kept: int) -> tuple[bytes, int]:
-        """`xml` up to the article that makes max_articles, and how many there are now. Counted by rule, in order."""
+        """`xml` up to the article that makes max_articles, and how many there are now. Counted by rule, in
+        order.
+        """
         position = 0
         for page, end in dump.pages_with_ends(xml):
             position = end
@@ -155,7 +158,8 @@ class WikiReader(SourceReader):
             path = resolve(self.config.path)
             if not is_file(path, self.where):
                 raise DataError(
-                    f"{self.where}: path = {self.config.path!r}: no such file ({display(path)}). Relative paths start at "
+                    f"{self.where}: path = {self.config.path!r}: no such file ({display(path)}). Relative "
+                    f"paths start at "
                     "the workspace; leave path out to download a dump."
                 )
             return path
@@ -166,7 +170,8 @@ class WikiReader(SourceReader):
         found = look(self.config.language, self.config.date)
         if found is None or self.config.sha1 not in (None, found.sha1):
             raise DataError(
-                f"{self.where}: {download.database(self.config.language)} of date {self.config.date} is not in "
+                f"{self.where}: {download.database(self.config.language)} of date {self.config.date} is not "
+                f"in "
                 f"{display(download.folder())}. `nbtrain data download` fetches it."
             )
         return found

@@ -56,10 +56,10 @@ def read_manifest(directory: Path) -> dict[str, Any] | None:
 def adopt(path: str | Path, eod_token: str, directory: str | Path) -> dict[str, Any]:
     """Take over a tokenizer into `directory`, the manifest written last, and return it.
 
-    `path` is a tokenizer.json, a folder that holds one, or a folder of GPT-2's vocab.json and merges.txt; it may
-    be `directory` itself. tokenizer.json wins if a folder has both, for it alone says how words are cut,
-    unless nbtrain made the folder. Raises DataError if there is none, if it cannot be read, and if it
-    lacks `eod_token`.
+    `path` is a tokenizer.json, a folder that holds one, or a folder of GPT-2's vocab.json and merges.txt; it
+    may be `directory` itself. tokenizer.json wins if a folder has both, for it alone says how words are cut,
+    unless nbtrain made the folder. Raises DataError if there is none, if it cannot be read, and if it lacks
+    `eod_token`.
     """
     path, directory = Path(path), Path(directory)
     one_file = path if path.is_file() else path / ONE_FILE
@@ -72,7 +72,8 @@ def adopt(path: str | Path, eod_token: str, directory: str | Path) -> dict[str, 
             with other.open("rb") as stream:
                 _refuse_other_formats(other, stream.read(FORMAT_BYTES))
         raise DataError(
-            f"{display(path)}: no tokenizer there. Name a tokenizer.json, a folder that holds one, or a folder with "
+            f"{display(path)}: no tokenizer there. Name a tokenizer.json, a folder that holds one, or a "
+            f"folder with "
             "vocab.json and merges.txt."
         )
     built = from_vocabulary(vocab, merges, eod_token)
@@ -84,7 +85,9 @@ def adopt(path: str | Path, eod_token: str, directory: str | Path) -> dict[str, 
 
 
 def _spelled(document: dict[str, Any]) -> str:
-    """tokenizer.json with merges as "a b" in place of ["a", "b"]: both engines load it in two thirds of the time."""
+    """tokenizer.json with merges as "a b" in place of ["a", "b"]: both engines load it in two thirds of the
+    time.
+    """
     model = document["model"]
     # A blank inside a piece would cut it elsewhere; a byte-level BPE has another letter for it.
     if model["type"] == "BPE" and not any(" " in piece for merge in model["merges"] for piece in merge):
@@ -104,9 +107,12 @@ def _refuse_other_formats(path: Path, content: bytes) -> None:
         return
     folder = display(path.parent)
     raise DataError(
-        f"{display(path)}: is {kind}; a tokenizer.json is needed. Most models have one beside it. Else convert it once, "
-        'where the packages transformers, sentencepiece and tiktoken are installed: python -c "from transformers import '
-        f"AutoTokenizer; AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')\", with the model's own "
+        f"{display(path)}: is {kind}; a tokenizer.json is needed. Most models have one beside it. Else "
+        f"convert it once, "
+        'where the packages transformers, sentencepiece and tiktoken are installed: python -c "from '
+        "transformers import "
+        f"AutoTokenizer; AutoTokenizer.from_pretrained('{folder}').save_pretrained('{folder}')\", with the "
+        f"model's own "
         f"tokenizer_config.json in that folder; then set tokenizer.path to {display(path.parent / ONE_FILE)}."
     )
 
@@ -204,7 +210,8 @@ def from_vocabulary(vocab: Path, merges: Path, eod_token: str = EOD_TOKEN) -> An
     _require_eod(entries, eod_token, vocab)
     if missing := [letter for letter in ByteLevel.alphabet() if letter not in entries]:
         raise DataError(
-            f"{display(vocab)}: not a byte-level BPE: {len(missing)} of the 256 bytes have no entry, so text would be "
+            f"{display(vocab)}: not a byte-level BPE: {len(missing)} of the 256 bytes have no entry, so text "
+            f"would be "
             "lost. Give its tokenizer.json instead."
         )
     built.add_special_tokens([eod_token])

@@ -42,8 +42,10 @@ def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) 
         loaded = _ready(config, directory, corpus, force, say)
     if loaded is not None and loaded.vocab_size > config.tokenizer.vocab_size:
         raise DataError(
-            f"{display(directory)}: {loaded.vocab_size:,} entries, but {origin(config, 'tokenizer.vocab_size')} sets "
-            f"tokenizer.vocab_size = {config.tokenizer.vocab_size:,}, for which the model is built. Set it to "
+            f"{display(directory)}: {loaded.vocab_size:,} entries, but "
+            f"{origin(config, 'tokenizer.vocab_size')} sets "
+            f"tokenizer.vocab_size = {config.tokenizer.vocab_size:,}, for which the model is built. Set it "
+            f"to "
             f"{loaded.vocab_size}, or name another tokenizer."
         )
     return loaded
@@ -85,7 +87,8 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
     say("made", f"{why}: {loaded.vocab_size:,} entries{note}")
     if loaded.vocab_size < config.tokenizer.vocab_size:
         logger.warning(
-            "%s: %s entries, for there is nothing more to merge in so little text; the model is built for %s = %s, and "
+            "%s: %s entries, for there is nothing more to merge in so little text; the model is built for %s "
+            "= %s, and "
             "those above are never met. Use more text, or set it to %s and prepare again with --force.",
             display(directory),
             f"{loaded.vocab_size:,}",
@@ -128,7 +131,8 @@ def _brought(
         others = _encoded_with(manifest, config) if manifest and not same else []
         if others:
             raise DataError(
-                f"{display(directory)}: {', '.join(others)} would no longer mean text: encoded with the tokenizer that "
+                f"{display(directory)}: {', '.join(others)} would no longer mean text: encoded with the "
+                f"tokenizer that "
                 f"is there ({_told(manifest)}). Give tokenizer.name another value."
             )
         if not same:
@@ -189,7 +193,8 @@ def _holds_files(directory: Path) -> bool:
     if present and len(present) < len(CONTENT_FILES):
         lacking = next(name for name in CONTENT_FILES if name not in present)
         raise DataError(
-            f"{display(directory / lacking)}: no such file. A brought tokenizer is vocab.json and merges.txt; put both "
+            f"{display(directory / lacking)}: no such file. A brought tokenizer is vocab.json and "
+            f"merges.txt; put both "
             "there, or remove the folder to have one trained."
         )
     return bool(present)

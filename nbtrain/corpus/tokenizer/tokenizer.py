@@ -8,9 +8,9 @@
 Two engines encode: fastokens if it is installed, knows this tokenizer and gives the same ids, else HF
 tokenizers. `check_exact` compares them.
 
-The letters of the end-of-document token in a text are text, never that token, which only the writer appends. The same
-holds for every other special token. Added tokens that are not special (runs of blanks in some vocabularies)
-are part of the vocabulary and stay.
+The letters of the end-of-document token in a text are text, never that token, which only the writer appends.
+The same holds for every other special token. Added tokens that are not special (runs of blanks in some
+vocabularies) are part of the vocabulary and stay.
 """
 
 import logging
@@ -38,7 +38,8 @@ logger = logging.getLogger(__name__)
 LONG_TEXT_CHARS = 2 << 20
 # A longer word or run of blanks in such a text may be cut: engines take 50 bytes for each of its characters.
 LONG_WORD_CHARS = 1 << 18
-# After a letter or digit that a blank follows; and, in scripts without blanks, after a letter that a comma or stop follows.
+# After a letter or digit that a blank follows; and, in scripts without blanks, after a letter that a comma or
+# stop follows.
 SAFE_CUT = re.compile(
     "[^\\W_](?=[ \n])|[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff](?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
 )
@@ -72,7 +73,8 @@ class Tokenizer:
         manifest = manifest or read_manifest(directory)
         if manifest is None:
             raise DataError(
-                f"{display(directory / 'manifest.json')}: no such file: the tokenizer is not ready. Make it with "
+                f"{display(directory / 'manifest.json')}: no such file: the tokenizer is not ready. Make it "
+                f"with "
                 "`nbtrain prepare RUN.yaml`."
             )
         for name, entry in manifest["files"].items():
@@ -80,7 +82,8 @@ class Tokenizer:
             if not path.is_file() or files.sha256_of(path) != entry["sha256"]:
                 state = "has changed since its manifest was written" if path.is_file() else "is missing"
                 raise DataError(
-                    f"{display(path)}: {state}. Token ids would no longer mean the same text: restore it, or remove "
+                    f"{display(path)}: {state}. Token ids would no longer mean the same text: restore it, or "
+                    f"remove "
                     f"{display(directory)} and run `nbtrain prepare RUN.yaml`."
                 )
         return cls(directory, manifest, engine)
@@ -128,8 +131,9 @@ class Tokenizer:
     def cuts_safely(self) -> bool:
         """Whether a text may be encoded in pieces that are cut at SAFE_CUT.
 
-        True if words are cut by GPT-2's rule alone: no token of it spans such a place. A word or a run of blanks of
-        LONG_WORD_CHARS and more in a text of LONG_TEXT_CHARS may be cut too; its tokens are then those of its two halves.
+        True if words are cut by GPT-2's rule alone: no token of it spans such a place. A word or a run of
+        blanks of LONG_WORD_CHARS and more in a text of LONG_TEXT_CHARS may be cut too; its tokens are then
+        those of its two halves.
         """
         document = orjson.loads((self.directory / ONE_FILE).read_bytes())
         words = document.get("pre_tokenizer") or {}
@@ -185,8 +189,10 @@ class Tokenizer:
             for number, piece in enumerate(pieces):
                 if number in bad and len(piece) == 1:
                     raise DataError(
-                        f"{display(self.directory)}: the character {piece!r} becomes the end-of-document token "
-                        f"{self.eod_token}, so documents would end in their midst. Name another tokenizer.eod_token."
+                        f"{display(self.directory)}: the character {piece!r} becomes the end-of-document "
+                        f"token "
+                        f"{self.eod_token}, so documents would end in their midst. Name another "
+                        f"tokenizer.eod_token."
                     )
                 middle = len(piece) // 2
                 halves += [piece[:middle], piece[middle:]] if number in bad else [piece]
@@ -200,7 +206,9 @@ class Tokenizer:
         return self._reference.decode(ids, skip_special_tokens=False)
 
     def decode_finished(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """(the text of token ids without a last character of which bytes are missing, whether there is such a one)."""
+        """(the text of token ids without a last character of which bytes are missing, whether there is such a
+        one).
+        """
         return decode_finished(self.decode, lambda token: self._reference.id_to_token(token), ids)
 
     def check_exact(self, sample_texts: Iterable[str] = ()) -> str | None:
@@ -244,7 +252,8 @@ class Tokenizer:
             raise
         except BaseException as error:  # a panic of Rust is no Exception
             self._no_fast = (
-                f"{display(self.directory)}: fastokens cannot load it ({error}): encoding with tokenizers, which is "
+                f"{display(self.directory)}: fastokens cannot load it ({error}): encoding with tokenizers, "
+                f"which is "
                 "slower."
             )
             logger.info(self._no_fast)
@@ -261,7 +270,9 @@ class Tokenizer:
 
 
 def pieces_of_long(text: str) -> Iterator[str]:
-    """A long text in pieces of LONG_TEXT_CHARS and a word, cut where a word ends, or inside one of LONG_WORD_CHARS."""
+    """A long text in pieces of LONG_TEXT_CHARS and a word, cut where a word ends, or inside one of
+    LONG_WORD_CHARS.
+    """
     start = 0
     while len(text) - start > LONG_TEXT_CHARS:
         least = start + LONG_TEXT_CHARS

@@ -2,9 +2,9 @@
 
     text_sample.py's texts -> words longer than 1,000 characters cut -> tokenizers or rustbpe -> tokenizer.save
 
-Both trainers give the same kind of vocabulary: the end-of-document token is entry 0, the 256 bytes follow in the
-order of GPT-2's alphabet, then the merges in the order they were learnt. They break ties of equally frequent
-pairs differently, so their ids differ; which one trained is recorded.
+Both trainers give the same kind of vocabulary: the end-of-document token is entry 0, the 256 bytes follow in
+the order of GPT-2's alphabet, then the merges in the order they were learnt. They break ties of equally
+frequent pairs differently, so their ids differ; which one trained is recorded.
 """
 
 import importlib.metadata
@@ -49,12 +49,14 @@ def train(
 ) -> Any:
     """A byte-level BPE of at most `vocab_size` entries, a tokenizers.Tokenizer for tokenizer.save.
 
-    `eod_token` is entry 0. The texts are read no further than `train_bytes`, where the last one is cut. Raises
-    DataError for a vocabulary that cannot hold every byte, for no text, and if rustbpe is not installed.
+    `eod_token` is entry 0. The texts are read no further than `train_bytes`, where the last one is cut.
+    Raises DataError for a vocabulary that cannot hold every byte, for no text, and if rustbpe is not
+    installed.
     """
     if vocab_size < NUM_BYTES + 1:
         raise DataError(
-            f"tokenizer.vocab_size = {vocab_size}: must be at least {NUM_BYTES + 1}: {NUM_BYTES} bytes and {eod_token}."
+            f"tokenizer.vocab_size = {vocab_size}: must be at least {NUM_BYTES + 1}: {NUM_BYTES} bytes and "
+            f"{eod_token}."
         )
     batches = _some(_batches(texts, train_bytes))
     if trainer == "rustbpe":
@@ -102,9 +104,11 @@ def _train_rustbpe(batches: Iterator[list[str]], vocab_size: int, eod_token: str
 def vocabulary_of(
     ranks: Iterable[tuple[bytes, int]], eod_token: str
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """vocab.json and merges.txt, as values, from a list of (bytes of a token, rank): rustbpe's and tiktoken's form.
+    """vocab.json and merges.txt, as values, from a list of (bytes of a token, rank): rustbpe's and tiktoken's
+    form.
 
-    A merge is not in that list; it is what the two last pieces of a token are when only lower ranks are merged.
+    A merge is not in that list; it is what the two last pieces of a token are when only lower ranks are
+    merged.
     """
     letters = byte_letters()
     vocab = {eod_token: 0}
@@ -187,18 +191,18 @@ def _rustbpe() -> Any:
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
-# (bytes at no text, bytes per byte of text with blanks between words, the same without), peak resident memory,
-# 52,000 entries. tokenizers 0.23.3: books 104, 127, 140 and 149 MiB at 5, 10, 20 and 29 MB, 313 at 100 MB; 388
-# languages 213 MiB at 4 MB; Chinese 192, 313 and 536 MiB at 1.25, 2.5 and 5 MB. rustbpe 0.1.0: books 100, 110, 125
-# and 138, 251 at 100 MB; 388 languages 138; Chinese 126, 191 and 316.
+# (bytes at no text, bytes per byte of text with blanks between words, the same without), peak resident
+# memory, 52,000 entries. tokenizers 0.23.3: books 104, 127, 140 and 149 MiB at 5, 10, 20 and 29 MB, 313 at
+# 100 MB; 388 languages 213 MiB at 4 MB; Chinese 192, 313 and 536 MiB at 1.25, 2.5 and 5 MB. rustbpe 0.1.0:
+# books 100, 110, 125 and 138, 251 at 100 MB; 388 languages 138; Chinese 126, 191 and 316.
 MEMORY_FIT = {"tokenizers": (220 << 20, 2.5, 97.0), "rustbpe": (140 << 20, 1.7, 53.0)}
 
 
 def memory_estimate_bytes(train_bytes: int, trainer: Trainer, unspaced_fraction: float = 0.0) -> int:
     """Peak resident memory of the training process, on the safe side of what was measured up to 100 MB.
 
-    A trainer keeps every different word. Clauses of Chinese, Japanese or Thai count as words, nearly all of them
-    different: `unspaced_fraction` is their share of the bytes (`unspaced_fraction` of a first sample).
+    A trainer keeps every different word. Clauses of Chinese, Japanese or Thai count as words, nearly all of
+    them different: `unspaced_fraction` is their share of the bytes (`unspaced_fraction` of a first sample).
     """
     base, spaced, unspaced = MEMORY_FIT[trainer]
     return int(base + train_bytes * (spaced + (unspaced - spaced) * unspaced_fraction))
@@ -247,14 +251,17 @@ def check_memory(
         fits = int((available - base) * train_bytes / (needed - base))
         advice = f"set at most {fits:,}" if fits > 0 else "free some memory"
         raise DataError(
-            f"{where} = {train_bytes:,}: training with {trainer} takes about {amounts.size(needed)} of memory, and "
+            f"{where} = {train_bytes:,}: training with {trainer} takes about {amounts.size(needed)} of "
+            f"memory, and "
             f"{amounts.size(available)} are available: {advice}."
         )
     return f"about {amounts.size(needed)} of memory needed, {amounts.size(available)} available"
 
 
 def available_memory_bytes() -> int | None:
-    """What this process may still take: of the machine and of its control group; None if neither sets a limit."""
+    """What this process may still take: of the machine and of its control group; None if neither sets a
+    limit.
+    """
     found = []
     fields = _key_values(MEMINFO)
     if "MemAvailable:" in fields:

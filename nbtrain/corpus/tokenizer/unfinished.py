@@ -1,8 +1,8 @@
 """Text of tokens that are cut anywhere, also inside a character whose bytes are several tokens.
 
-A decoder with ByteFallback turns a whole run of byte tokens into U+FFFD if its last character is not whole, and a
-byte-level decoder shows one U+FFFD for the bytes of that character. Here they are left out: they may be finished by
-the tokens that follow.
+A decoder with ByteFallback turns a whole run of byte tokens into U+FFFD if its last character is not whole,
+and a byte-level decoder shows one U+FFFD for the bytes of that character. Here they are left out: they may be
+finished by the tokens that follow.
 """
 
 import re
@@ -18,10 +18,11 @@ MOST_BYTES = 4
 def decode_finished(
     decode: Callable[[Sequence[int]], str], token_of: Callable[[int], str | None], ids: Sequence[int]
 ) -> tuple[str, bool]:
-    """(the text of `ids` without a last character of which bytes are missing, whether there is such a character).
+    """(the text of `ids` without a last character of which bytes are missing, whether there is such a
+    character).
 
-    `decode` turns ids into text, `token_of` an id into its entry of the vocabulary. Bytes that cannot be the beginning
-    of a character stay, as U+FFFD.
+    `decode` turns ids into text, `token_of` an id into its entry of the vocabulary. Bytes that cannot be the
+    beginning of a character stay, as U+FFFD.
     """
     text = decode(ids)
     if not text.endswith(REPLACEMENT):

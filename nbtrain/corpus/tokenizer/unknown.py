@@ -1,7 +1,7 @@
 """What a tokenizer makes of text that it cannot write: one unknown token, read off its tokenizer.json.
 
-A byte-level BPE with all 256 bytes, and a model with ByteFallback and all 256 byte tokens, write any text. A Unigram
-names its unknown token by number (`unk_id`), WordPiece, WordLevel and BPE by name (`unk_token`).
+A byte-level BPE with all 256 bytes, and a model with ByteFallback and all 256 byte tokens, write any text. A
+Unigram names its unknown token by number (`unk_id`), WordPiece, WordLevel and BPE by name (`unk_token`).
 """
 
 from typing import Any

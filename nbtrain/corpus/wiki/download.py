@@ -1,11 +1,12 @@
-"""Fetch a Wikipedia dump: found by the mirror's own list of checksums, resumed, verified, and only then named.
+"""Fetch a Wikipedia dump: found by the mirror's own list of checksums, resumed, verified, and only then
+named.
 
     <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt     names the files of a dump; "latest" names dated ones too
     <name>.part, <name>.part.json                         what has come, and the ETag that it belongs to
     <name>, <name>.json                                   the whole file, its SHA-1 as listed; and its source
 
-After a cut connection the download goes on at the byte it had reached (Range, If-Range), a few times in one call and at
-any time in a later call. If the file has changed on the server, it starts from nothing.
+After a cut connection the download goes on at the byte it had reached (Range, If-Range), a few times in one
+call and at any time in a later call. If the file has changed on the server, it starts from nothing.
 """
 
 import contextlib
@@ -78,8 +79,8 @@ def find(language: str, date: str) -> Downloaded | None:
 def download(language: str, date: str, mirror: str, sha1: str | None, where: str) -> tuple[Downloaded, bool]:
     """(the dump, whether it was fetched now). What is there is kept: "latest" is asked for once.
 
-    `where` begins every message. Raises DataError: nothing under this address, a full disk, a connection that keeps
-    breaking, a wrong checksum.
+    `where` begins every message. Raises DataError: nothing under this address, a full disk, a connection that
+    keeps breaking, a wrong checksum.
     """
     try:
         folder().mkdir(parents=True, exist_ok=True)
@@ -113,7 +114,8 @@ def check_sha1(path: Path, sha1: str, where: str) -> bool:
             progress.update(len(content))
     if digest.hexdigest() != sha1:
         raise DataError(
-            f"{where}: {display(path)}: its SHA-1 is {digest.hexdigest()}, sha1 says {sha1}. Fetch the file again, or "
+            f"{where}: {display(path)}: its SHA-1 is {digest.hexdigest()}, sha1 says {sha1}. Fetch the file "
+            f"again, or "
             "correct sha1."
         )
     folder().mkdir(parents=True, exist_ok=True)
@@ -129,7 +131,8 @@ def locked(path: Path, where: str) -> Iterator[None]:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise DataError(
-                f"{where}: another process is downloading this Wikipedia into {display(folder())}. Wait for it."
+                f"{where}: another process is downloading this Wikipedia into {display(folder())}. Wait for "
+                f"it."
             ) from None
         yield
 
@@ -137,7 +140,8 @@ def locked(path: Path, where: str) -> Iterator[None]:
 def _disk_error(error: OSError, where: str) -> DataError:
     what = error.strerror or str(error)
     return DataError(
-        f"{where}: {display(Path(error.filename or folder()))}: {what}. What has come is kept: free space, or set "
+        f"{where}: {display(Path(error.filename or folder()))}: {what}. What has come is kept: free space, "
+        f"or set "
         "NBTRAIN_DATA to a folder on another disk, and run it again."
     )
 
@@ -163,11 +167,13 @@ def _choose(fetch: MirrorClient, language: str, date: str, sha1: str | None) -> 
         found = listed[newest[0]]
         if sha1 not in (None, found):
             raise DataError(
-                f"{fetch.where}: sha1 = {sha1}, but {fetch.shown(address)} lists {found} for {newest[0]}. Correct sha1, or "
+                f"{fetch.where}: sha1 = {sha1}, but {fetch.shown(address)} lists {found} for {newest[0]}. "
+                f"Correct sha1, or "
                 "set date to the dump it belongs to."
             )
         return newest[0], newest[1], found
     raise DataError(
-        f"{fetch.where}: {fetch.shown(address)} lists no {wiki}-YYYYMMDD-pages-articles.xml.bz2 ({len(listed)} files): the "
+        f"{fetch.where}: {fetch.shown(address)} lists no {wiki}-YYYYMMDD-pages-articles.xml.bz2 "
+        f"({len(listed)} files): the "
         "dump may not be finished yet. Set date to an earlier one."
     )

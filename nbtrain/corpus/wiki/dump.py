@@ -1,12 +1,13 @@
-"""Pages of a MediaWiki dump (pages-articles): .xml, .xml.bz2 or multistream .xml.bz2, .gz, .xz, .zst; in constant memory.
+"""Pages of a MediaWiki dump (pages-articles): .xml, .xml.bz2 or multistream .xml.bz2, .gz, .xz, .zst; in
+constant memory.
 
     bytes -> pieces that begin and end between pages -> each <page> parsed by itself with lxml -> Page
 
-A page belongs to the place where its "<page>" begins. That makes any offset of an .xml file, and any bz2 stream
-inside a .bz2 file, a place to start from: a reader goes to the first page after its start and reads on after its
-stop until the last page is whole. A .bz2 file of one stream, or any other compressed file, is read from the beginning.
-Since "<" in text is written "&lt;", the tags can be found before the XML is parsed, and one broken page costs
-no other. UTF-16 becomes UTF-8 on the way, which takes reading from the beginning too.
+A page belongs to the place where its "<page>" begins. That makes any offset of an .xml file, and any bz2
+stream inside a .bz2 file, a place to start from: a reader goes to the first page after its start and reads on
+after its stop until the last page is whole. A .bz2 file of one stream, or any other compressed file, is read
+from the beginning. Since "<" in text is written "&lt;", the tags can be found before the XML is parsed, and
+one broken page costs no other. UTF-16 becomes UTF-8 on the way, which takes reading from the beginning too.
 """
 
 import bz2
@@ -111,13 +112,15 @@ def _look(path: Path, packing: str | None, raw: bytes) -> Dump:
         raise DataError(f"{display(path)}: not a MediaWiki dump: {what}, <mediawiki> must be.")
     if re.search(r"<!(DOCTYPE|ENTITY)", head[: head.find("<mediawiki")], re.IGNORECASE):
         raise DataError(
-            f"{display(path)}: it declares a document type, which a dump never does and which can be made to fill the "
+            f"{display(path)}: it declares a document type, which a dump never does and which can be made to "
+            f"fill the "
             "memory. Fetch the dump from its source again."
         )
     declared = re.match(r"""\s*<\?xml[^>]*encoding=["']([A-Za-z0-9_.-]+)["']""", head)
     if declared and not encoding.startswith("utf-16") and declared[1].lower() not in ("utf-8", "us-ascii"):
         raise DataError(
-            f"{display(path)}: its encoding is {declared[1]}; UTF-8 and UTF-16 are read. Convert it, e.g. with iconv."
+            f"{display(path)}: its encoding is {declared[1]}; UTF-8 and UTF-16 are read. Convert it, e.g. "
+            f"with iconv."
         )
     end = head.find("</siteinfo>")
     if end < 0:
@@ -151,7 +154,9 @@ def _encoding(raw: bytes) -> str:
 
 
 def entry_points(dump: Dump, part_bytes: int) -> list[int]:
-    """Offsets at least part_bytes apart where reading may start, the first 0. One alone: only from the beginning."""
+    """Offsets at least part_bytes apart where reading may start, the first 0. One alone: only from the
+    beginning.
+    """
     size = dump.path.stat().st_size
     if dump.encoding != "utf-8" or dump.packing not in (None, ".bz2"):
         return [0]
@@ -232,8 +237,10 @@ def pieces(
     if ends < 0:
         after = f"page {_name(title)!r}" if title else f"byte {start:,}"
         raise DataError(
-            f"{display(dump.path)}: {cut or 'the XML ends without </mediawiki>'}, after {after}, byte {position:,} of "
-            f"{dump.path.stat().st_size:,}. It is cut short or damaged: fetch it again, and compare its SHA-1."
+            f"{display(dump.path)}: {cut or 'the XML ends without </mediawiki>'}, after {after}, byte "
+            f"{position:,} of "
+            f"{dump.path.stat().st_size:,}. It is cut short or damaged: fetch it again, and compare its "
+            f"SHA-1."
         )
 
 
@@ -283,7 +290,9 @@ def _page(xml: bytes) -> Page | BrokenPage:
 
 
 def _timestamp(revision: Any) -> tuple[str, int]:
-    """Orders revisions by time (ISO 8601 in UTC, which sorts as text), then by id, whatever their order in the dump."""
+    """Orders revisions by time (ISO 8601 in UTC, which sorts as text), then by id, whatever their order in
+    the dump.
+    """
     number = revision.findtext("{*}id") or ""
     return revision.findtext("{*}timestamp") or "", int(number) if re.fullmatch("[0-9]{1,18}", number) else 0
 

@@ -3,8 +3,8 @@
     comments, <ref>, <gallery> ... dropped; <math>, <pre>, <nowiki> ... put aside  ->  templates  ->  tables dropped  ->
     links  ->  headings
 
-A parser that backtracks needs minutes for a page of brackets that never close; these scans take the same time for any
-page of one size. Characters that no XML can hold carry notes to walker.py:
+A parser that backtracks needs minutes for a page of brackets that never close; these scans take the same time
+for any page of one size. Characters that no XML can hold carry notes to walker.py:
 """
 
 # ruff: noqa: SIM905, RUF001 (word lists read best as words; letters that look alike are meant)

@@ -1,10 +1,10 @@
 """Wikitext -> text: the scans of markup.py in their order, what a link shows, and the lines that are left.
 
-What the text keeps: paragraphs with an empty line between them; headings as lines of their own after an empty line; list
-items as lines ("- " before those of * and #); labels of links; LaTeX of formulas between dollars; code. What it drops:
-templates (but see text_templates.py), tables, references, galleries, files, categories, links to other languages,
-comments, magic words, quotes of bold and italic; and what these leave behind: "( , )", double blanks, list items and
-sections without a word.
+What the text keeps: paragraphs with an empty line between them; headings as lines of their own after an empty
+line; list items as lines ("- " before those of * and #); labels of links; LaTeX of formulas between dollars;
+code. What it drops: templates (but see text_templates.py), tables, references, galleries, files, categories,
+links to other languages, comments, magic words, quotes of bold and italic; and what these leave behind: "( ,
+)", double blanks, list items and sections without a word.
 """
 
 # ruff: noqa: RUF001 (word lists read best as words; letters that look alike are meant)
@@ -30,7 +30,8 @@ from nbtrain.corpus.wiki.markup import (
 from nbtrain.corpus.wiki.prefixes import FILE_ENDINGS, SISTERS, invisible_prefixes, normalized
 from nbtrain.corpus.wiki.text_templates import expand
 
-# Characters that stand for themselves in no article: soft hyphen, zero-width space, byte order mark, direction marks.
+# Characters that stand for themselves in no article: soft hyphen, zero-width space, byte order mark,
+# direction marks.
 INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 BLANKS = re.compile("[ \t\u00a0\u2002-\u200a\u202f\u205f]+")
 DOUBLE_BLANK = re.compile("  +")
@@ -43,8 +44,8 @@ HEADING_LINE = re.compile(rf"{ASIDE}H([1-6]){ASIDE}(.*)")
 ASIDE_MARK = re.compile(rf"{ASIDE}([0-9]+){ASIDE}")
 WORD = re.compile(r"\w")
 
-# What was dropped leaves blanks and brackets around it. All runs are bounded: an unbounded one is tried again from
-# each of its places, and a page of commas would take hours.
+# What was dropped leaves blanks and brackets around it. All runs are bounded: an unbounded one is tried again
+# from each of its places, and a page of commas would take hours.
 OPEN, CLOSE = r"[(（\[]", r"[)）\]]"
 RUN = re.compile("\x1a(?:( ?)\x1a)++")
 # Brackets in which nothing but separators and what was dropped is left; "f()" has nothing dropped in it.
@@ -154,7 +155,9 @@ def _line(raw: str) -> str | None:
 
 
 def _without_empty_sections(lines: list[str]) -> list[str]:
-    """Headings with no line of text under them or under their subsections go; one empty line between paragraphs."""
+    """Headings with no line of text under them or under their subsections go; one empty line between
+    paragraphs.
+    """
     kept: list[str] = []  # backwards
     text_below = 7  # the highest section, as a level, that has text below this line; 7 is none
     blank = True

@@ -1,4 +1,6 @@
-"""How the tests of sources read them: part by part, with the lines of a file numbered through all of its parts."""
+"""How the tests of sources read them: part by part, with the lines of a file numbered through all of its
+parts.
+"""
 
 import errno
 import os
@@ -99,7 +101,9 @@ def unreadable():
 
 @pytest.fixture
 def closed(workspace, monkeypatch):
-    """A function that closes folders of the workspace, for root too: their content can neither be listed nor asked for."""
+    """A function that closes folders of the workspace, for root too: their content can neither be listed nor
+    asked for.
+    """
 
     def close(*names: str) -> None:
         folders = [workspace / name for name in names]

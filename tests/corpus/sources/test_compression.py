@@ -51,7 +51,9 @@ def test_round_trip(suffix, tmp_path):
 
 @packed
 def test_several_members(suffix):
-    """Files that were appended to, or packed by several threads, are read to their end; empty members are nothing."""
+    """Files that were appended to, or packed by several threads, are read to their end; empty members are
+    nothing.
+    """
     pack = PACK[suffix]
     content = pack(b"one ") + pack(b"") + pack(CONTENT) + pack(b" three")
     assert unpack(content, suffix).read() == b"one " + CONTENT + b" three"
@@ -93,7 +95,7 @@ def test_cut_short_anywhere(suffix, data):
 
 @packed
 def test_damage_is_named(suffix):
-    """Bytes that are not the format's, at the beginning, in the middle and behind the end."""
+    """Bytes that are not the format's, at the beginning, in the middle and after the end."""
     content = PACK[suffix](CONTENT)
     middle = bytearray(content)
     middle[len(content) // 2 : len(content) // 2 + 40] = b"\xa5" * 40
@@ -136,12 +138,13 @@ def test_without_zstandard(workspace, refusal, monkeypatch):
 @packed
 @pytest.mark.parametrize("content", [CONTENT, b""])
 def test_a_compressed_file_by_another_name(suffix, content, workspace):
-    """It is told what it is; nothing of it is read as text."""
+    """The message says what it is; nothing of it is read as text."""
     (workspace / "a.jsonl").write_bytes(PACK[suffix](content))
     with pytest.raises(DataError) as caught:
         open_bytes(workspace / "a.jsonl", "here")
     assert str(caught.value) == (
-        f"here: a.jsonl: is compressed: it begins as a {suffix} file does, and only names that end in {suffix} are "
+        f"here: a.jsonl: is compressed: it begins as a {suffix} file does, and only names that end in "
+        f"{suffix} are "
         f"unpacked. Rename it to a.jsonl{suffix}."
     )
 
@@ -162,7 +165,8 @@ def test_what_is_not_read_is_named(name, workspace, refusal):
     for file in ("a.jsonl", "a.bin"):
         (workspace / file).write_bytes(content)
         assert refusal(JsonlSource(kind="jsonl", path=file)) == (
-            f"run.yaml:7: data.sources[0]: {file}: is {name}, which is not read; .gz, .zst, .bz2 and .xz files are. "
+            f"run.yaml:7: data.sources[0]: {file}: is {name}, which is not read; .gz, .zst, .bz2 and .xz "
+            f"files are. "
             f"Unpack it with `{command}`, and name what comes out."
         )
 
@@ -189,7 +193,8 @@ def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
     with zipfile.ZipFile(folder / "a.jsonl.zip", "w") as archive:
         archive.writestr("a.jsonl", CONTENT)
     named = (
-        "texts/a.jsonl.zip is a zip archive by its name, which is not read; .gz, .zst, .bz2 and .xz files are. Unpack "
+        "texts/a.jsonl.zip is a zip archive by its name, which is not read; .gz, .zst, .bz2 and .xz files "
+        "are. Unpack "
         "it with `unzip`."
     )
     source = JsonlSource(kind="jsonl", path="texts")

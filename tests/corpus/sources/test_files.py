@@ -1,4 +1,4 @@
-"""Sources that are files: which are read, in which order and parts, and what is said where there are none."""
+"""Sources that are files: which are read, in which order and parts, and the messages if there are none."""
 
 import bz2
 import gzip
@@ -97,14 +97,18 @@ def test_readers_and_parts_go_to_workers(write, part_bytes):
 
 
 def test_missing_path_and_empty_folder(workspace, refusal):
-    """A path that is not there, and a folder without such files, name the setting and where it was looked for."""
+    """A path that is not there, and a folder without such files, name the setting and where it was looked
+    for.
+    """
     assert refusal(jsonl("nowhere/x.jsonl")) == (
-        "run.yaml:7: data.sources[0]: path = 'nowhere/x.jsonl': no such file or folder (nowhere/x.jsonl). Relative "
+        "run.yaml:7: data.sources[0]: path = 'nowhere/x.jsonl': no such file or folder (nowhere/x.jsonl). "
+        "Relative "
         "paths start at the workspace."
     )
     (workspace / "empty").mkdir()
     assert refusal(text("empty")) == (
-        "run.yaml:7: data.sources[0]: path = 'empty': the folder holds no .txt, .txt.gz, .txt.zst, .txt.bz2 or .txt.xz file."
+        "run.yaml:7: data.sources[0]: path = 'empty': the folder holds no .txt, .txt.gz, .txt.zst, .txt.bz2 "
+        "or .txt.xz file."
     )
 
 
@@ -130,7 +134,7 @@ def test_an_unreadable_folder(write, workspace, refusal, closed):
 
 
 def test_links(write, workspace, read):
-    """They are followed; each folder is read once, by its own name where it has one in the source."""
+    """They are followed; each folder is read once, by its own name if it has one in the source."""
     write(
         **{
             "in/b/1.txt": b"1",
@@ -161,7 +165,8 @@ def test_a_link_that_leads_nowhere(write, workspace, refusal, target):
     write(**{"in/b.txt": b"b"})
     (workspace / "in" / "a.txt").symlink_to(workspace / target)
     message = (
-        f"run.yaml:7: data.sources[0]: in/a.txt: a link to {str(workspace / target)!r}, which leads nowhere. Put the "
+        f"run.yaml:7: data.sources[0]: in/a.txt: a link to {str(workspace / target)!r}, which leads nowhere. "
+        f"Put the "
         "file there, or remove the link."
     )
     assert refusal(text("in")) == message
@@ -177,7 +182,8 @@ def test_a_name_that_is_not_utf8(workspace, refusal, read):
     message = refusal(jsonl("in"))
     assert message.isascii()
     assert message == (
-        "run.yaml:7: data.sources[0]: 'in/caf\\udce9.jsonl': a name that is not UTF-8; the names of a source's files "
+        "run.yaml:7: data.sources[0]: 'in/caf\\udce9.jsonl': a name that is not UTF-8; the names of a "
+        "source's files "
         "are kept in records that are. Rename it."
     )
 
@@ -188,7 +194,8 @@ def test_what_is_no_regular_file(write, workspace, refusal, read):
     os.mkfifo(workspace / "in" / "b.jsonl")
     assert read(text("in")).records == ["a"]
     message = (
-        "run.yaml:7: data.sources[0]: in/b.jsonl: is not a regular file but a named pipe; sources are read several "
+        "run.yaml:7: data.sources[0]: in/b.jsonl: is not a regular file but a named pipe; sources are read "
+        "several "
         "times and from places within. Write what it holds to a file, and name that."
     )
     assert refusal(jsonl("in")) == message
@@ -224,5 +231,6 @@ def test_a_file_that_becomes_shorter(write, workspace, part_bytes):
     with pytest.raises(DataError) as caught:
         list(reader.read(parts[1], Tally()))
     assert str(caught.value) == (
-        "data.sources[0]: a.jsonl: has become shorter while it was read. Let nothing write to it, and start again."
+        "data.sources[0]: a.jsonl: has become shorter while it was read. Let nothing write to it, and start "
+        "again."
     )

@@ -1,15 +1,14 @@
 """Sources that need no file: Python's own documentation, and made-up words."""
 
 import sys
-from importlib import import_module, metadata
-from typing import get_args
+from importlib import metadata
 
 import pytest
 
-from nbtrain.config.sources import MockSource, PythonDocsSource, Source
+from nbtrain.config.sources import MockSource, PythonDocsSource
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources import python_docs
-from nbtrain.corpus.sources.base import READERS, open_source
+from nbtrain.corpus.sources.base import open_source
 
 MOCK_BEGINNING = "To uldo rito yovanyo wenos kiul wedori v"
 
@@ -30,7 +29,9 @@ class C:
 
 
 def test_docstrings_in_order():
-    """Module, functions, classes and methods, each cleaned as help() shows it; strings that document nothing are not."""
+    """Module, functions, classes and methods, each cleaned as help() shows it; strings that document nothing
+    are not.
+    """
     assert list(python_docs.docstrings(MODULE)) == [
         "The module's words.",
         "Of f.",
@@ -122,12 +123,3 @@ def test_mock_is_the_same_everywhere():
     assert documents != list(open_source(MockSource(**settings, seed=5)).documents())
     assert documents[0][:40] == MOCK_BEGINNING
     assert all(20 <= len(document.split()) <= 200 for document in documents)
-
-
-def test_every_kind_of_the_schema_has_a_reader():
-    """The table names an importable class for each kind, whose kind is its key."""
-    for kind, target in READERS.items():
-        module, _, name = target.partition(":")
-        assert getattr(import_module(module), name).kind == kind
-    kinds = {field.model_fields["kind"].annotation.__args__[0] for field in get_args(get_args(Source)[0])}
-    assert set(READERS) == kinds

@@ -1,4 +1,6 @@
-"""Folders as save_to_disk writes them: with and without splits, whole and damaged. No `datasets` package is needed."""
+"""Folders as save_to_disk writes them: with and without splits, whole and damaged. No `datasets` package is
+needed.
+"""
 
 import json
 
@@ -82,7 +84,9 @@ def test_splits(workspace, read, refusal):
 
 
 def test_what_the_dataset_says_of_itself(workspace):
-    """Licence and citation go into the manifest, unless the section says otherwise; the shards are the fingerprint."""
+    """Licence and citation go into the manifest, unless the section says otherwise; the shards are the
+    fingerprint.
+    """
     save(workspace / "set", table(TEXTS))
     described = open_source(hf("set")).describe()
     assert (described["licence"], described["attribution"]) == ("cc-by-4.0", "@misc{x}")
@@ -103,7 +107,8 @@ def test_folders_that_are_none(workspace, refusal):
         f"{where}path = 'gone': no such folder (gone). Relative paths start at the workspace."
     )
     assert refusal(hf("set")) == (
-        f"{where}path = 'set': no dataset as save_to_disk writes it: neither dataset_dict.json nor state.json is there. "
+        f"{where}path = 'set': no dataset as save_to_disk writes it: neither dataset_dict.json nor "
+        f"state.json is there. "
         "Files of other formats are read with kind: parquet or jsonl."
     )
     save(workspace / "set", table(TEXTS))

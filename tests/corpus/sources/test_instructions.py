@@ -1,4 +1,6 @@
-"""Fine-tuning examples: which pieces they become, which of them are learnt, and what is said about broken ones."""
+"""Fine-tuning examples: which pieces they become, which of them are learnt, and what is said about broken
+ones.
+"""
 
 import gzip
 import json
@@ -159,7 +161,9 @@ def test_conversations(read):
 
 
 def test_template_and_learnt_roles_of_a_conversation(read):
-    """What the template has behind the content of a learnt role is learnt; a role may be any name that is learnt."""
+    """What follows the content of a learnt role in the template is learnt; a role may be any name that is
+    learnt.
+    """
     pieces, _ = read(
         "chat",
         {"turns": [{"role": "user", "content": "Q"}, {"role": "critic", "content": "{content}"}]},
@@ -195,8 +199,10 @@ def test_what_follows_the_last_learnt_message_is_left_out(read):
         ({"messages": [{"content": "x"}]}, "messages[0] has neither 'role' nor 'from' among 'content'"),
         (
             chat(("user", "Q"), ("bot", "A")),
-            "messages[1].role = 'bot', which is no role that is known (assistant, bard, bing, chatgpt, developer, function, "
-            "function_call, gpt, human, model, observation, prompter, system, tool, user). If it is the assistant, add to "
+            "messages[1].role = 'bot', which is no role that is known (assistant, bard, bing, chatgpt, "
+            "developer, function, "
+            "function_call, gpt, human, model, observation, prompter, system, tool, user). If it is the "
+            "assistant, add to "
             "this source: roles: {bot: assistant}",
         ),
         (chat((["user"], "Q")), "messages[0].role is not text but a list"),
@@ -340,7 +346,9 @@ def nested(rows: list[dict]) -> dict:
 
 
 def test_trees_of_conversations(read):
-    """Each path to a leaf is a conversation, and each answer is learnt once; nested and row by row are the same."""
+    """Each path to a leaf is a conversation, and each answer is learnt once; nested and row by row are the
+    same.
+    """
     rows = [*TREE, *(dict(row, message_tree_id="z") for row in TREE)]
     pieces, tally = read("chat", *rows)
     assert (pieces, tally.records, tally.broken, tally.dropped) == (ANSWERS * 2, 12, 0, {})
@@ -368,7 +376,8 @@ def test_broken_trees(read):
         (
             "data.jsonl",
             None,
-            "row 3: its parent_id 'q' is not among the rows of its tree; the rows of a tree must follow each other: sort "
+            "row 3: its parent_id 'q' is not among the rows of its tree; the rows of a tree must follow each "
+            "other: sort "
             "the file by message_tree_id",
         )
     ]

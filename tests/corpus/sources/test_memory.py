@@ -38,7 +38,9 @@ print(json.dumps([longest, count, peak() - before]))
 
 @pytest.fixture
 def cost(workspace):
-    """A function from a section of data.sources to (longest document, documents, bytes of memory to read them)."""
+    """A function from a section of data.sources to (longest document, documents, bytes of memory to read
+    them).
+    """
 
     def measure(config) -> list[int]:
         answer = subprocess.run(
@@ -111,7 +113,7 @@ def test_one_row(workspace, cost, document, kind):
 
 @pytest.mark.slow
 def test_many_documents(workspace, cost):
-    """200 MB of short lines: a block plain, and a few times a part where this process unpacks for the others."""
+    """200 MB of short lines: a block plain, and a few times a part if this process unpacks for the others."""
     lines = b"".join(b'{"text": "%s"}\n' % random.randbytes(200).hex().encode() for _ in range(4_800)) * 100
     (workspace / "a.jsonl").write_bytes(lines)
     assert cost(JsonlSource(kind="jsonl", path="a.jsonl"))[2] <= 16 << 20

@@ -96,7 +96,8 @@ def test_wrong_columns(workspace, refusal, part_bytes, size):
         "run.yaml:7: data.sources[0]: a.parquet: no column 'text'; the columns are 'body', 'n'. Set text_key."
     )
     assert refusal(parquet("a.parquet", text_key="n")) == (
-        "run.yaml:7: data.sources[0]: a.parquet: column 'n' is int64, not text; columns of text are 'body'. Set "
+        "run.yaml:7: data.sources[0]: a.parquet: column 'n' is int64, not text; columns of text are 'body'. "
+        "Set "
         "text_key."
     )
 

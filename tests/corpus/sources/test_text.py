@@ -49,7 +49,7 @@ def test_line_ends(workspace, read, separator):
 
 
 def test_the_manifest_says_how_line_ends_are_read(workspace):
-    """A manifest of before the setting still is that of the same sources, and `keep` is another setting."""
+    """A manifest that is older than the setting still matches the default; `keep` is another setting."""
     (workspace / "a.txt").write_bytes(b"a")
     described = open_source(text("a.txt"), "here").describe()
     assert described["newlines"] == "lf"
@@ -68,7 +68,8 @@ def test_utf_16_is_an_error(workspace, read, separator):
     with pytest.raises(DataError) as caught:
         read(text(".", document_separator=separator, max_broken_fraction=None))
     assert str(caught.value) == (
-        "run.yaml:7: data.sources[0]: b.txt: is UTF-16 (it begins with ff fe), not UTF-8. Convert it, with iconv -f UTF-16 -t UTF-8."
+        "run.yaml:7: data.sources[0]: b.txt: is UTF-16 (it begins with ff fe), not UTF-8. Convert it, with "
+        "iconv -f UTF-16 -t UTF-8."
     )
 
 
@@ -156,6 +157,6 @@ def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, separa
 
 
 def _lines(content: bytes) -> list[bytes]:
-    """Cut behind each newline only, as files of lines are."""
+    """Cut after each newline only, as files of lines are."""
     pieces = content.split(b"\n")
     return [piece + b"\n" for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])

@@ -38,7 +38,7 @@ formats = pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a
 @formats
 @pytest.mark.parametrize("size", [1, 10**6])
 def test_ids_and_labels(workspace, read, part_bytes, name, size):
-    """uint32 ids; learnt where the label is not -100; empty documents are dropped by name."""
+    """uint32 ids; learnt if the label is not -100; empty documents are dropped by name."""
     part_bytes(size)
     write(workspace / name, RECORDS)
     found = read(tokens(name, labels_key="labels"))
@@ -119,8 +119,9 @@ def test_every_type_of_list(workspace, read, part_bytes, kind, size):
 
 
 def test_missing_columns(workspace, refusal):
-    """The setting that names the column is told."""
+    """The message has the setting that names the column."""
     write(workspace / "a.parquet", [{"input_ids": [1]}])
     assert refusal(tokens("a.parquet", labels_key="labels")) == (
-        "run.yaml:7: data.sources[0]: a.parquet: no column 'labels'; the columns are 'input_ids'. Set labels_key."
+        "run.yaml:7: data.sources[0]: a.parquet: no column 'labels'; the columns are 'input_ids'. Set "
+        "labels_key."
     )

@@ -185,7 +185,8 @@ def test_missing_files(workspace):
     with pytest.raises(DataError) as caught:
         list(reader(path="no.xml").parts())
     assert str(caught.value) == (
-        f"{WHERE}: path = 'no.xml': no such file (no.xml). Relative paths start at the workspace; leave path out to download "
+        f"{WHERE}: path = 'no.xml': no such file (no.xml). Relative paths start at the workspace; leave path "
+        f"out to download "
         "a dump."
     )
     with pytest.raises(DataError) as caught:
@@ -235,7 +236,7 @@ def test_a_downloaded_dump(workspace, mirror):  # noqa: F811
 
 
 def test_a_brought_dump(workspace):
-    """Its checksum is compared where one is given; its fingerprint follows size and time."""
+    """Its checksum is compared if one is given; its fingerprint follows size and time."""
     (workspace / "test.xml").write_bytes(dump_xml(PAGES))
     assert not reader(path="test.xml").is_downloaded
     right = hashlib.sha1((workspace / "test.xml").read_bytes()).hexdigest()

@@ -143,7 +143,7 @@ def test_any_tokenizer(bring, workspace, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
 def test_eod_never_comes_from_text(bring, workspace, kind, engine):
-    """Wherever its letters stand, also where the vocabulary holds them as a word; what is around them stays."""
+    """Anywhere in a text, even if the vocabulary holds its letters as a word; the text around it stays."""
     eod_token = KINDS[kind][1]
     adopt(bring(kind), eod_token, workspace / "mine")
     loaded = Tokenizer.load(workspace / "mine", engine)
@@ -200,20 +200,21 @@ def test_letters_that_become_eod_by_normalization(bring, workspace):
 
 
 def test_a_character_that_is_eod(bring, workspace):
-    """An EOD of one letter cannot be told from text, which is said and not written."""
+    """An EOD of one letter cannot be distinguished from text: the manifest says so."""
     adopt(bring("wordpiece"), ".", workspace / "mine")
     loaded = Tokenizer.load(workspace / "mine")
     assert loaded.encode("no stop").size
     with pytest.raises(DataError) as caught:
         loaded.encode("a stop.")
     assert str(caught.value) == (
-        "mine: the character '.' becomes the end-of-document token ., so documents would end in their midst. Name "
+        "mine: the character '.' becomes the end-of-document token ., so documents would end in their midst. "
+        "Name "
         "another tokenizer.eod_token."
     )
 
 
 def test_added_tokens(bring, workspace):
-    """Special ones are text when they stand in a text; runs of blanks are vocabulary and stay."""
+    """Special ones in a text are text; runs of blanks are vocabulary and stay."""
     adopt(bring("neox"), EOD_TOKEN, workspace / "mine")
     for engine in ("fastokens", "tokenizers"):
         loaded = Tokenizer.load(workspace / "mine", engine)
@@ -226,7 +227,9 @@ def test_added_tokens(bring, workspace):
 
 
 def test_what_would_lose_text_is_fixed(bring, workspace):
-    """Truncation, padding, dropout and an EOD that is not special: the ids are of whole texts, and always the same."""
+    """Truncation, padding, dropout and an EOD that is not special: the ids are those of whole texts, at each
+    run.
+    """
 
     def change(document):
         document["truncation"] = {
@@ -325,9 +328,12 @@ def test_other_formats(workspace, content, kind, is_folder):
     with pytest.raises(DataError) as caught:
         adopt(workspace / "llama" / ("" if is_folder else "tokenizer.model"), EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        f"llama/tokenizer.model: is a {kind}; a tokenizer.json is needed. Most models have one beside it. Else convert it "
-        'once, where the packages transformers, sentencepiece and tiktoken are installed: python -c "from transformers '
-        "import AutoTokenizer; AutoTokenizer.from_pretrained('llama').save_pretrained('llama')\", with the model's own "
+        f"llama/tokenizer.model: is a {kind}; a tokenizer.json is needed. Most models have one beside it. "
+        f"Else convert it "
+        'once, where the packages transformers, sentencepiece and tiktoken are installed: python -c "from '
+        "transformers "
+        "import AutoTokenizer; AutoTokenizer.from_pretrained('llama').save_pretrained('llama')\", with the "
+        "model's own "
         "tokenizer_config.json in that folder; then set tokenizer.path to llama/tokenizer.json."
     )
     assert not (workspace / "mine").exists()
@@ -339,7 +345,8 @@ def test_nothing_there(workspace):
         with pytest.raises(DataError) as caught:
             adopt(path, EOD_TOKEN, workspace / "mine")
         assert str(caught.value).endswith(
-            "no tokenizer there. Name a tokenizer.json, a folder that holds one, or a folder with vocab.json and merges.txt."
+            "no tokenizer there. Name a tokenizer.json, a folder that holds one, or a folder with vocab.json "
+            "and merges.txt."
         )
 
 
@@ -347,7 +354,9 @@ def test_nothing_there(workspace):
 
 
 def test_gpt2s_two_files(gpt2_files, workspace):
-    """The EOD is the last entry; copies of the files, the identity that they always had, and HF tokenizers' ids."""
+    """The EOD is the last entry; copies of the files, the identity that they always had, and HF tokenizers'
+    ids.
+    """
     manifest = adopt(gpt2_files, EOD_TOKEN, workspace / "gpt2")
     size = len(json.loads((gpt2_files / "vocab.json").read_text(encoding="utf-8")))
     assert (manifest["vocab_size"], manifest["eod_id"], manifest["trained"]) == (size, size - 1, None)
@@ -385,7 +394,9 @@ def test_in_place(gpt2_files, workspace):
 
 
 def test_a_folder_that_nbtrain_made(workspace, texts):
-    """Its identity is of the two files, so a copy of it is the same tokenizer; of others tokenizer.json counts."""
+    """Its identity is of the two files, so a copy of it is the same tokenizer; of others tokenizer.json
+    counts.
+    """
     made = save(training.train(texts, 300), workspace / "made", {"trained": {"x": 1}})
     copied = adopt(workspace / "made", EOD_TOKEN, workspace / "copy")
     assert (copied["sha256"], copied["vocab_size"]) == (made["sha256"], 300)
@@ -405,13 +416,15 @@ def test_two_files_that_are_no_byte_level_bpe(workspace):
     with pytest.raises(DataError) as caught:
         adopt(workspace, EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        "vocab.json: has no <|endoftext|>, which ends every document. Set tokenizer.eod_token to one that it has: </s>."
+        "vocab.json: has no <|endoftext|>, which ends every document. Set tokenizer.eod_token to one that it "
+        "has: </s>."
     )
     (workspace / "vocab.json").write_text('{"a": 0, "<|endoftext|>": 1}')
     with pytest.raises(DataError) as caught:
         adopt(workspace, EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        "vocab.json: not a byte-level BPE: 255 of the 256 bytes have no entry, so text would be lost. Give its "
+        "vocab.json: not a byte-level BPE: 255 of the 256 bytes have no entry, so text would be lost. Give "
+        "its "
         "tokenizer.json instead."
     )
     assert not (workspace / "mine").exists()

@@ -182,7 +182,9 @@ def test_texts_of_every_script(gpt2):
     ("name", "count", "size"), [("udhr-multilingual", 400, 10**6), ("chinese-classics", 3000, 10**6), ("books-30mb", 300, 10**6)]
 )  # fmt: skip
 def test_natural_texts(gpt2, shared_data, name, count, size):
-    """388 languages, 3,000 Chinese texts and 300 pieces of books: fastokens, HF tokenizers and tiktoken agree."""
+    """388 languages, 3,000 Chinese texts and 300 pieces of books: fastokens, HF tokenizers and tiktoken
+    agree.
+    """
     texts = natural(shared_data, name, count, size)
     assert_as_tiktoken(gpt2, texts, assert_same(gpt2, texts))
 

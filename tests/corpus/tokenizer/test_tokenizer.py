@@ -60,7 +60,7 @@ def test_engines_agree(folder):
 
 @pytest.mark.parametrize("engine", ["fastokens", "tokenizers"])
 def test_long_texts_are_encoded_in_pieces(folder, monkeypatch, engine):
-    """Cut in front of blanks behind letters or digits, a text has the ids that it has as a whole."""
+    """Cut before blanks that follow letters or digits, a text has the ids of the whole text."""
     loaded = Tokenizer.load(folder, engine)
     generator = np.random.default_rng(5)
     parts = [
@@ -138,7 +138,8 @@ def test_changed_and_missing_files(folder):
     with pytest.raises(DataError) as caught:
         Tokenizer.load(folder)
     assert str(caught.value) == (
-        "tokenizer/merges.txt: has changed since its manifest was written. Token ids would no longer mean the same "
+        "tokenizer/merges.txt: has changed since its manifest was written. Token ids would no longer mean "
+        "the same "
         "text: restore it, or remove tokenizer and run `nbtrain prepare RUN.yaml`."
     )
     merges.unlink()
@@ -148,7 +149,8 @@ def test_changed_and_missing_files(folder):
     with pytest.raises(DataError) as caught:
         Tokenizer.load(folder)
     assert str(caught.value) == (
-        "tokenizer/manifest.json: no such file: the tokenizer is not ready. Make it with `nbtrain prepare RUN.yaml`."
+        "tokenizer/manifest.json: no such file: the tokenizer is not ready. Make it with `nbtrain prepare "
+        "RUN.yaml`."
     )
 
 

@@ -1,4 +1,6 @@
-"""Training: reproducible, the same as ever with tokenizers, rustbpe's own encoding with rustbpe, within memory."""
+"""Training: reproducible, the same as ever with tokenizers, rustbpe's own encoding with rustbpe, within
+memory.
+"""
 
 import hashlib
 import json
@@ -70,7 +72,9 @@ def test_reading_ends_at_train_bytes(trainer, texts):
 
 
 def test_one_huge_word_does_not_stall_training(trainer):
-    """300 kB without a blank: cut for training (quadratic in a word's length), so it takes seconds, not minutes."""
+    """300 kB without a blank: cut for training (quadratic in a word's length), so it takes seconds, not
+    minutes.
+    """
     word = "".join(np.random.RandomState(0).choice(list("ABCDEFGHIJ+/"), 300_000))
     assert train(["some text " * 20, word], 300, trainer).get_vocab_size() == 300
 
@@ -220,7 +224,8 @@ def test_check_memory(monkeypatch):
     with pytest.raises(DataError) as caught:
         training.check_memory(1_000_000_000, "tokenizers", "run.yaml:9: tokenizer.train_bytes")
     assert str(caught.value) == (
-        "run.yaml:9: tokenizer.train_bytes = 1,000,000,000: training with tokenizers takes about 2.5 GiB of memory, "
+        "run.yaml:9: tokenizer.train_bytes = 1,000,000,000: training with tokenizers takes about 2.5 GiB of "
+        "memory, "
         "and 1.0 GiB are available: set at most 337,222,041."
     )
     training.check_memory(337_000_000, "tokenizers")

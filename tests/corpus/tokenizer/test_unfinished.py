@@ -51,7 +51,9 @@ def test_bytes_that_begin_no_character_stay(make, tmp_path):
 
 @given(st.text(max_size=6), st.integers(0, 24))
 def test_unfinished_bytes(text, count):
-    """Bytes of a cut text without its unfinished ones are UTF-8; with one byte more cut off, they are not less whole."""
+    """Bytes of a cut text without its unfinished ones are UTF-8; with one byte more cut off, they are not
+    less whole.
+    """
     cut = text.encode()[:count]
     missing = unfinished_bytes(cut)
     whole = cut[: len(cut) - missing].decode()

@@ -1,4 +1,4 @@
-"""Small dumps, and a mirror on the loopback that misbehaves as it is told."""
+"""Small dumps, and a mirror on the loopback that misbehaves on demand."""
 
 import bz2
 import hashlib

@@ -88,7 +88,7 @@ def test_multistream_is_preferred(mirror):
 
 
 def test_a_cut_connection_is_taken_up(mirror, quick, caplog):
-    """In the same call: the rest alone is asked for, and only of the same file."""
+    """In the same call only the rest is asked for, and only of the unchanged file."""
     mirror.add_dump(CONTENT)
     mirror.cut_after = [100_000, 50_000]
     with caplog.at_level(logging.WARNING):
@@ -100,7 +100,8 @@ def test_a_cut_connection_is_taken_up(mirror, quick, caplog):
     assert (downloads.folder() / "testwiki-20260101-pages-articles.xml.bz2").read_bytes() == CONTENT
     assert quick == []  # each of them brought something
     assert [record.getMessage() for record in caplog.records] == [
-        f"{mirror.address}/testwiki/20260101/testwiki-20260101-pages-articles.xml.bz2: cut off after {amount} of 300,000 "
+        f"{mirror.address}/testwiki/20260101/testwiki-20260101-pages-articles.xml.bz2: cut off after "
+        f"{amount} of 300,000 "
         "bytes; trying again."
         for amount in ("100,000", "150,000")
     ]
@@ -111,7 +112,8 @@ def test_a_later_call_takes_it_up(mirror):
     name = mirror.add_dump(CONTENT)
     mirror.cut_after = [120_000] + [0] * 10
     assert refusal(mirror) == (
-        f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: cut off after 120,000 of 300,000 bytes; 6 tries in a row "
+        f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: cut off after 120,000 of 300,000 bytes; 6 "
+        f"tries in a row "
         "brought nothing. What has come is kept: run it again, or set mirror to another server."
     )
     assert there() == [f"{name}.part", f"{name}.part.json"]
@@ -131,7 +133,7 @@ def test_a_server_without_ranges(mirror):
 
 @pytest.mark.parametrize("heeds", [True, False])
 def test_a_changed_file_starts_from_nothing(mirror, heeds):
-    """Another ETag: the new file alone, also where the server overlooks If-Range."""
+    """Another ETag: the new file alone, also if the server ignores If-Range."""
     name = mirror.add_dump(CONTENT)
     mirror.cut_after = [120_000] + [0] * 10
     refusal(mirror)
@@ -163,8 +165,10 @@ def test_wrong_checksum(mirror):
     """Nothing gets the name, nothing is kept, and the message has both sums."""
     name = mirror.add_dump(CONTENT, sha1="0" * 40)
     assert refusal(mirror) == (
-        f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: its SHA-1 is {hashlib.sha1(CONTENT).hexdigest()}, the dump's "
-        f"list says {'0' * 40}. The download is removed; run it again, and if it fails again set mirror to another server or "
+        f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: its SHA-1 is "
+        f"{hashlib.sha1(CONTENT).hexdigest()}, the dump's "
+        f"list says {'0' * 40}. The download is removed; run it again, and if it fails again set mirror to "
+        f"another server or "
         "date to another dump."
     )
     assert there() == []
@@ -181,13 +185,15 @@ def test_sha1_that_the_list_does_not_have(mirror):
 def test_nothing_there(mirror):
     """404 at once, and a list without a dump of articles."""
     assert refusal(mirror) == (
-        f"{WHERE}: {mirror.address}/testwiki/20260101/testwiki-20260101-sha1sums.txt: HTTP 404 Not Found. Set language, "
+        f"{WHERE}: {mirror.address}/testwiki/20260101/testwiki-20260101-sha1sums.txt: HTTP 404 Not Found. "
+        f"Set language, "
         "date or mirror: the dump is not there."
     )
     assert len(mirror.requests) == 1
     mirror.add_dump(CONTENT, kind="abstract")
     assert refusal(mirror).endswith(
-        "lists no testwiki-YYYYMMDD-pages-articles.xml.bz2 (1 files): the dump may not be finished yet. Set date to an "
+        "lists no testwiki-YYYYMMDD-pages-articles.xml.bz2 (1 files): the dump may not be finished yet. Set "
+        "date to an "
         "earlier one."
     )
 
@@ -231,7 +237,8 @@ def test_full_disk(mirror, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(http.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1 << 20))
         assert refusal(mirror) == (
-            f"{WHERE}: data/download: 293.0 KiB are still to come and 256.0 MiB stay free, but 1.0 MiB are free. Free space, "
+            f"{WHERE}: data/download: 293.0 KiB are still to come and 256.0 MiB stay free, but 1.0 MiB are "
+            f"free. Free space, "
             "or set NBTRAIN_DATA to a folder on another disk."
         )
     with monkeypatch.context() as patch:
@@ -241,7 +248,8 @@ def test_full_disk(mirror, monkeypatch):
 
         patch.setattr(files, "fsync_file", fsync_file)
         assert refusal(mirror) == (
-            f"{WHERE}: data/download/{name}.part: No space left on device. What has come is kept: free space, or set "
+            f"{WHERE}: data/download/{name}.part: No space left on device. What has come is kept: free "
+            f"space, or set "
             "NBTRAIN_DATA to a folder on another disk, and run it again."
         )
     assert name not in there()
@@ -278,12 +286,13 @@ def test_mirrors_that_are_no_http_address(mirror, address):
 
 
 def test_redirects(mirror):
-    """To http only; a password is not told to another host."""
+    """Only http(s) is followed; a password is not sent to another host."""
     name = mirror.add_dump(CONTENT)
     path = f"/testwiki/20260101/{name}"
     mirror.redirect[path] = "file:///etc/passwd"
     assert refusal(mirror).endswith(
-        f"{name}: a redirect that is not followed: more than 5, not to http(s), or from https to http. Set mirror."
+        f"{name}: a redirect that is not followed: more than 5, not to http(s), or from https to http. Set "
+        f"mirror."
     )
     mirror.redirect[path] = path
     assert "a redirect that is not followed" in refusal(mirror)
@@ -334,7 +343,7 @@ def test_proxies_of_the_environment(mirror, monkeypatch):
 
 
 def test_two_at_once(mirror):
-    """The second is told to wait."""
+    """The second gets a message to wait."""
     mirror.add_dump(CONTENT)
     downloads.folder().mkdir(parents=True)
     with downloads.locked(downloads.folder() / ".testwiki.lock", WHERE):

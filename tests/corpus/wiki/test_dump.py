@@ -1,4 +1,4 @@
-"""Pages of dumps: where a reader may start, and what it says about files that are cut or no dump."""
+"""Pages of dumps: places to start from, and the messages on files that are cut short or no dump."""
 
 import bz2
 import gzip
@@ -77,7 +77,9 @@ def test_utf16(workspace, encoding):
 
 
 def test_every_entry_point_gives_the_same_pages(workspace):
-    """Any byte of an .xml, and any stream of a .bz2 wherever it was cut, parts the dump without loss or doubling."""
+    """Any byte of an .xml, and any stream of a .bz2 wherever it was cut, parts the dump without loss or
+    doubling.
+    """
     content = dump_xml(PAGES)
     plain = write(workspace, content)
     whole = read(plain)
@@ -142,12 +144,14 @@ def test_cut_short(workspace):
             pages += dump.pages(piece.xml)
     assert len(pages) == 30
     assert str(caught.value) == (
-        f"test.xml: the XML ends without </mediawiki>, after page 'Page 29', byte {len(half):,} of {len(half):,}. It is cut "
+        f"test.xml: the XML ends without </mediawiki>, after page 'Page 29', byte {len(half):,} of "
+        f"{len(half):,}. It is cut "
         "short or damaged: fetch it again, and compare its SHA-1."
     )
     packed = bz2.compress(xml)
     assert refusal(write(workspace, packed[:-20], "test.xml.bz2")) == (
-        "test.xml.bz2: the bz2 stream that begins at byte 0 is cut short. Fetch it again, and compare its SHA-1."
+        "test.xml.bz2: the bz2 stream that begins at byte 0 is cut short. Fetch it again, and compare its "
+        "SHA-1."
     )
     streams = multistream(PAGES)
     path = write(workspace, streams[:-30], "m.xml.bz2")
@@ -204,7 +208,9 @@ def test_no_dump(workspace, content, said):
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("siteinfo", [True, False])
 def test_dumps_of_many_articles(workspace, encoding, siteinfo):
-    """With and without a header, in UTF-8 and UTF-16, packed: every page once, with its text as it was written."""
+    """With and without a header, in UTF-8 and UTF-16, packed: every page once, with its text as it was
+    written.
+    """
     content = dump_xml(made.dump_pages(), *([] if siteinfo else [""])).decode()
     declared = f'<?xml version="1.0" encoding="{encoding}"?>\n{content}'
     pages = read(write(workspace, bz2.compress(declared.encode(encoding)), "made.xml.bz2"))

@@ -83,7 +83,8 @@ def test_sections():
     """A heading is a line of its own after an empty one; a section without a word goes, its parent too."""
     wikitext = (
         "Lead.\n== A ==\n=== A1 ===\ntext<ref>x</ref>\n=== A2 ===\n{{t}}\n== B ==\n=== B1 ===\n==== B2 ====\n"
-        "== C '''bold''' {{anchor}}==\n* one\n== References ==\n{{reflist}}\n== External links ==\n* {{x}}\n[[Category:Y]]"
+        "== C '''bold''' {{anchor}}==\n* one\n== References ==\n{{reflist}}\n== External links ==\n* "
+        "{{x}}\n[[Category:Y]]"
     )
     assert text(wikitext) == "Lead.\n\nA\nA1\ntext\n\nC bold\n- one"
 
@@ -175,7 +176,9 @@ PIECES = [
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=40))
 def test_any_markup_gives_text(pieces):
-    """Whatever the order of brackets: no exception, no note of our own left, and a second reading of it ends too."""
+    """Whatever the order of brackets: no exception, no note of our own left, and a second reading of it ends
+    too.
+    """
     found = text("".join(pieces))
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", found)
     assert found == found.strip()

@@ -21,6 +21,9 @@ from nbtrain.base.errors import ConfigError, DataError
 SPLIT_NAMES = ("train", "valid", "test")
 SEPARATE_LAST_EPOCH_BELOW = 0.80
 LARGEST_INDEX_BYTES = 16 << 30
+LARGEST_INT32 = np.iinfo(np.int32).max
+# Upstream keeps the two largest numbers of uint32 free.
+UINT32_SAMPLES = 2**32 - 2
 # Rows worked on at a time: a few MiB of passing arrays.
 CHUNK_DOCUMENTS = 1 << 18
 
@@ -147,12 +150,12 @@ def build_gpt_index(
     generator = np.random.RandomState(seed)
     document_index = allocate("document_index", (entries,), np.dtype(np.int32))
     _fill_document_index(_plain(document_index), first, last, epochs, generator)
-    narrow = max(entries, int(own_lengths.max())) <= np.iinfo(np.int32).max
+    narrow = max(entries, int(own_lengths.max())) <= LARGEST_INT32
     sample_index = allocate(
         "sample_index", (epochs.num_samples + 1, 2), np.dtype(np.int32 if narrow else np.int64)
     )
     _fill_sample_index(_plain(sample_index), own_lengths, first, _plain(document_index), seq_length)
-    small = epochs.num_samples < 2**32 - 2
+    small = epochs.num_samples < UINT32_SAMPLES
     shuffle_index = allocate(
         "shuffle_index", (epochs.num_samples,), np.dtype(np.uint32 if small else np.int64)
     )

@@ -151,6 +151,56 @@ def test_index_that_would_fill_the_memory():
     )
 
 
+def test_types_of_the_arrays(monkeypatch):
+    """As narrow as what they hold: the places of documents and the longest one, and the number of samples."""
+    lengths = np.array([4, 10, 3], np.int32)  # 17 tokens: two epochs, 6 places, 16 samples of 2 tokens
+
+    def types():
+        index = build_gpt_index(lengths, 0, 3, seq_length=2, num_samples=16, seed=0)
+        assert (len(index.document_index), len(index)) == (6, 16)
+        return index.document_index.dtype, index.sample_index.dtype, index.shuffle_index.dtype
+
+    assert types() == (np.int32, np.int32, np.uint32)
+    for largest, dtype in ((10, np.int32), (9, np.int64)):
+        monkeypatch.setattr(gpt_index, "LARGEST_INT32", largest)
+        assert types()[1] == dtype, "the longest document has 10 tokens"
+    for samples, dtype in ((17, np.uint32), (16, np.int64)):
+        monkeypatch.setattr(gpt_index, "UINT32_SAMPLES", samples)
+        assert types()[2] == dtype
+    lengths = np.array([2, 2, 1], np.int32)  # 5 tokens: 7 epochs, 21 places
+    for largest, dtype in ((21, np.int32), (20, np.int64)):
+        monkeypatch.setattr(gpt_index, "LARGEST_INT32", largest)
+        index = build_gpt_index(lengths, 0, 3, seq_length=2, num_samples=16, seed=0)
+        assert (len(index.document_index), index.sample_index.dtype) == (21, dtype)
+
+
+def test_the_largest_index_that_is_built(monkeypatch):
+    """4 bytes for each place in the document index: as many as the limit says, and not one more."""
+    monkeypatch.setattr(gpt_index, "LARGEST_INDEX_BYTES", 6 * 4)
+    assert len(build_gpt_index(np.array([4, 10, 3]), 0, 3, 2, 16, seed=0).document_index) == 6
+    monkeypatch.setattr(gpt_index, "LARGEST_INDEX_BYTES", 6 * 4 - 1)
+    with pytest.raises(DataError, match="16 samples of 2 tokens are 2 epochs of 17 tokens"):
+        build_gpt_index(np.array([4, 10, 3]), 0, 3, 2, 16, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "seq_length", "samples", "expected"),
+    [
+        # E t - 1 >= N T: 101 tokens hold exactly 10 samples of 10, and the 11th needs another epoch.
+        (101, 10, 10, (1, 10, 0, False)),
+        (101, 10, 11, (2, 20, 10, True)),
+        (100, 10, 10, (2, 19, 9, True)),
+        (5, 10, 1, (3, 1, 0, False)),
+        # 100 samples an epoch: 79 of the last one are fewer than 80, 80 are not.
+        (1001, 10, 179, (2, 200, 100, True)),
+        (1001, 10, 180, (2, 200, 100, False)),
+    ],
+)
+def test_how_many_epochs_are_needed(tokens, seq_length, samples, expected):
+    """The fewest epochs, what they hold, what the epochs before the last hold, and whether the last is apart."""
+    assert tuple(epochs_needed(tokens, seq_length, samples)) == expected
+
+
 def test_split_rules_differ_by_a_document():
     """Ten documents by 949,50,1: Megatron-DeepSpeed trains on 10, megatron-core on 9."""
     assert split_bounds("949,50,1", "megatron-deepspeed", 10) == [(0, 10), (10, 10), (10, 10)]

@@ -1,7 +1,7 @@
 """The datasets of a blend seen as one: present, of one tokenizer, with one hash.
 
 A blend has no tokens of its own; its folder data/dataset/<data.name>/ holds index-cache/ alone. Entries named in the
-data home keep their indices with themselves, for all runs; those given by a prefix may lie where nothing can be
+data home keep their indices with themselves, for all runs; those given by a prefix may lie in a folder that cannot be
 written, and keep theirs with the blend.
 """
 
@@ -49,9 +49,9 @@ class Entry:
     """In the data home; else somebody's pair."""
 
     def manifest(self) -> DatasetManifest | None:
-        """The manifest beside it if it is of this pair; else what the pair tells, or None where it is not there.
+        """The manifest beside it if it is of this pair; else what the pair says of itself, or None if it does not exist.
 
-        Raises DataError where the pair or its manifest is damaged.
+        Raises DataError if the pair or its manifest is damaged.
         """
         manifest = self.files.manifest()
         if self.is_named or (manifest and self.files.bin.name in manifest.files):
@@ -106,7 +106,7 @@ class BlendFiles(DatasetFiles):
         return cls(dataset_dir(data.name), stem, data.blend, f"{config.where('data.blend')}: data.blend")
 
     def manifest(self) -> DatasetManifest | None:
-        """All entries as one; None where one of them is not there. Raises DataError where one is damaged."""
+        """All entries as one; None if an entry is missing. Raises DataError if an entry is damaged."""
         manifests = [entry.manifest() for entry in self.entries]
         return self._together([manifest for manifest in manifests if manifest]) if all(manifests) else None
 

@@ -158,5 +158,5 @@ class OpenDataset(NamedTuple):
 
 
 def stem_of(config: RunConfig, json_key: str) -> str:
-    """The stem of one key's pair, by Megatron's naming: documents, or sentences where a run cuts them."""
+    """The stem of one key's pair, by Megatron's naming: documents, or sentences if a run cuts documents into sentences."""
     return f"{json_key}_{'sentence' if config.data.split_sentences else 'document'}"

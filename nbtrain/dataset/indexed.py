@@ -52,7 +52,7 @@ def optimal_dtype(vocab_size: int) -> np.dtype:
 
 
 def check_vocabulary(dtype: np.dtype, vocab_size: int, where: str) -> None:
-    """Raises DataError where ids below `vocab_size` do not fit `dtype`."""
+    """Raises DataError if ids below `vocab_size` do not fit `dtype`."""
     if dtype.kind not in "iu":
         raise DataError(f"{where}: token ids are stored as {dtype.name}; GPT data must be an integer type.")
     largest = np.iinfo(dtype).max
@@ -79,7 +79,7 @@ class IndexedDataset:
 
     Opening checks the header, both file sizes, the ends of every array, and the first OPENED_BLOCKS blocks of the
     index; a further block is checked when it is first read from. So no access leaves the file, whatever the index
-    says. Raises DataError where something does not agree. (A file that is cut while it is mapped ends the process,
+    says. Raises DataError if something does not agree. (A file that is cut while it is mapped ends the process,
     as with every mapping: datasets are written by rename, never in place.)
     """
 
@@ -160,7 +160,7 @@ class IndexedDataset:
         return self.tokens[start : start + length]
 
     def _place(self, sequence: int) -> tuple[int, int]:
-        """(sequence, its block) of a number counted from the end. IndexError where there is none."""
+        """(sequence, its block) of a number counted from the end. IndexError if there is no such sequence."""
         if not -len(self) <= sequence < len(self):
             raise IndexError(f"sequence {sequence:,} of {len(self):,}")
         sequence %= len(self)
@@ -193,13 +193,13 @@ class IndexedDataset:
         return bounds
 
     def check(self) -> None:
-        """Read the whole index. Raises DataError where lengths, offsets or the document array are not right."""
+        """Read the whole index. Raises DataError if lengths, offsets or the document array are not right."""
         for block in range(len(self._checked)):
             self._check_block(block)
         self.check_documents()
 
     def check_documents(self) -> None:
-        """Read the document array, once. Raises DataError where it does not rise from 0 to the sequences."""
+        """Read the document array, once. Raises DataError if it does not rise from 0 to the sequences."""
         if self._documents_checked:
             return
         documents = self._document_indices
@@ -255,7 +255,7 @@ class IndexedDataset:
 
     @property
     def _end(self) -> int:
-        """The byte behind the last token, by the index."""
+        """The byte after the last token, by the index."""
         return int(self.pointers[-1]) + int(self.lengths[-1]) * self._itemsize
 
     def _wrong_pointer(self, sequence: int, pointer: int, must: str) -> DataError:
@@ -313,7 +313,7 @@ class IndexedDataset:
     def verify(self, vocab_size: int | None = None, seen: Callable[[np.ndarray], object] = len) -> int:
         """Read everything: offsets, document array and, given `vocab_size`, the range of every id.
 
-        Returns the largest id (-1 where there are no tokens, or no integers). `seen` is called with each
+        Returns the largest id (-1 if there are no tokens, or no integers). `seen` is called with each
         piece of the stream, in order. Raises DataError.
         """
         self.check()
@@ -347,7 +347,7 @@ AGAIN = "Copy the file again, or make it again with `nbtrain prepare RUN.yaml --
 
 
 def read_header(path: Path) -> tuple[np.dtype, int, int]:
-    """(dtype, sequences, document entries) of an .idx. Raises DataError where it is missing or damaged."""
+    """(dtype, sequences, document entries) of an .idx. Raises DataError if it is missing or damaged."""
     try:
         size = path.stat().st_size
         with path.open("rb") as stream:

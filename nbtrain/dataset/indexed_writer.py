@@ -89,8 +89,8 @@ class Written:
 class IndexedWriter:
     """Streams documents into a .bin/.idx pair; nothing has its final name before close().
 
-    Memory is 4 bytes per sequence, and 8 per document where documents hold several. Use as a context manager: an
-    exception leaves no file behind. `eod_id` is appended to each document and counted; None appends nothing (other
+    Memory is 4 bytes per sequence, and 8 per document if documents hold several. Use as a context manager: an
+    exception leaves no file. `eod_id` is appended to each document and counted; None appends nothing (other
     data than GPT's). With `loss_mask` the pair <prefix>_loss_mask is written beside it: 1 for each token that is
     learnt, the EOD always.
     Raises DataError for a vocabulary that the dtype cannot hold and for an id outside the vocabulary.
@@ -159,7 +159,7 @@ class IndexedWriter:
         """Sequences ids[offsets[i]:offsets[i + 1]], without EOD; empty ones are dropped.
 
         Each is a document; or document k is the sequences document_ends[k - 1] to document_ends[k] of the batch, and
-        its EOD stands behind its last, as in Megatron. Documents without a token are dropped and counted. `learnt`
+        its EOD stands after its last one, as in Megatron. Documents without a token are dropped and counted. `learnt`
         is bool [tokens] for the loss mask; None learns all.
         """
         offsets = np.asarray(offsets, np.int64)

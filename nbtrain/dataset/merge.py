@@ -1,7 +1,7 @@
 """Several .bin/.idx pairs as one, in the order given.
 
-    .bin       one behind the other
-    lengths    one behind the other; offsets anew
+    .bin       one after the other
+    lengths    one after the other; offsets counted anew
     documents  each moved by the sequences before it; the leading 0 of all but the first is dropped
 
 The bytes are those of megatron-core's IndexedDatasetBuilder.add_index. Files pass in pieces and are hashed on the
@@ -51,7 +51,7 @@ class Merged:
     documents: int
     tokens: int
     manifest: bool
-    """Whether a manifest was written: it is where each input has one."""
+    """Whether a manifest was written: it is if each input has one."""
     beside: list[dict[str, Any]] = field(default_factory=list)
     """The same four of each pair that was written beside it, one for each of data.extra_json_keys."""
     left_out: list[str] = field(default_factory=list)
@@ -188,7 +188,7 @@ def _left_out(inputs: Sequence[DatasetFiles]) -> list[str]:
 
 
 def _other_stems(dataset: DatasetFiles) -> list[str]:
-    """The pairs beside this one: those of its manifest; all of the folder where it has none."""
+    """The pairs beside this one: those that its manifest names, or all of the folder if it has none."""
     manifest = dataset.manifest()
     if manifest is not None:
         stems = manifest.stems if dataset.stem in manifest.stems else []
@@ -202,7 +202,7 @@ def _other_stems(dataset: DatasetFiles) -> list[str]:
 
 
 def _manifest_of(dataset: DatasetFiles) -> DatasetManifest | None:
-    """The manifest where it is this pair's: a folder may hold several."""
+    """The manifest if it describes this pair: a folder may hold several pairs."""
     manifest = dataset.manifest()
     return manifest if manifest is not None and manifest.stem == dataset.stem else None
 
@@ -284,7 +284,7 @@ def _output_files(output: str | os.PathLike, stem: str, others: Sequence[str]) -
             path = path.with_suffix("")
         if not path.name or path.is_dir():
             raise DataError(f"{text}: a folder, where a prefix is needed, e.g. {path / 'text_document'}.")
-        # As typed where that folder is there, else below the workspace.
+        # As typed if that folder exists, else below the workspace.
         path = path.absolute() if path.parent.is_dir() else resolve(path)
         target = DatasetFiles(path.parent, stem=path.name)
     if target.stem in others:
@@ -310,7 +310,7 @@ def _paths(outputs: Sequence[DatasetFiles]) -> list[Path]:
 
 
 def _check_space(target: DatasetFiles, groups: Sequence[_Group]) -> int:
-    """The bytes of tokens and masks. Raises DataError where the disk has less than all files need."""
+    """The bytes of tokens and masks. Raises DataError if the disk has less room than all files need."""
     num_bytes = needed = 0
     for group in groups:
         tokens = sum(pair.num_tokens for pair in group.pairs)

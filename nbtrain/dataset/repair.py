@@ -1,4 +1,4 @@
-"""Mending the one damage that is known and can be undone: end-of-document tokens that were not counted.
+"""Repairing the one damage that is known and can be undone: end-of-document tokens that were not counted.
 
 Megatron-DeepSpeed's preprocess_data.py --append-eod appends the EOD to a document after it took the lengths:
 
@@ -62,7 +62,7 @@ class Repair:
         )
 
     def apply(self) -> None:
-        """Write the mended index by rename, and the manifest's entry where there is one.
+        """Write the repaired index by rename, and the manifest's entry if there is a manifest.
 
         Raises DataError, and changes nothing, where the kept index of an earlier repair is in the way.
         """
@@ -87,7 +87,7 @@ class Repair:
 
 
 def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None) -> Repair | None:
-    """What would mend a pair, or None where nothing is wrong with it. Changes nothing.
+    """What would repair a pair, or None if nothing is wrong with it. Changes nothing.
 
     `eod_id` is the token that documents must end in; None takes the manifest's, else whichever it is.
     Raises DataError for every other damage.
@@ -95,7 +95,7 @@ def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None
     dataset = find_dataset(target)
     broken = IndexedDataset.unchecked(dataset.prefix)
     if len(broken.tokens) == broken.num_tokens:
-        # Raises where something else is wrong.
+        # Raises if something else is wrong.
         IndexedDataset(dataset.prefix).check()
         return None
     lengths, ends = _mended_lengths(broken)

@@ -1,7 +1,7 @@
 """One token after another, with a key-value cache.
 
 When the text passes the model's positions, the newest half of the window is read again from position 0
-and decoding goes on behind it: learned positions cannot be shifted in the cache.
+and decoding goes on after it: learned positions cannot be shifted in the cache.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,7 +22,7 @@ def generate_tokens(
     eod_id: int,
     generator: torch.Generator | None = None,
 ) -> Iterator[int]:
-    """New tokens behind `prompt` (at least one id), until max_new_tokens or the end of document.
+    """New tokens after `prompt` (at least one id), until max_new_tokens or the end of document.
 
     Ids from vocab_size on are padding of the embedding and are never chosen.
     """

@@ -2,9 +2,9 @@
 
 request   {"run_dir", "prompt", "max_new_tokens", "temperature", "top_k", "top_p", "seed", "step"}
 answers   {"kind": "text", "text"} ...            new text as it is made
-          {"kind": "note", "message"}               a torn checkpoint that is passed over
+          {"kind": "note", "message"}               a torn checkpoint that is not used
           {"kind": "end", "step", "new_tokens", "seconds", "tokens_per_second"}
-          {"kind": "error", "error", "message"}   an NbtrainError's class and words
+          {"kind": "error", "error", "message"}   an NbtrainError's class and message
 """
 
 import json
@@ -54,7 +54,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
     step = request.get("step")
     if step is None:
-        # None again where there is no whole checkpoint: load_model_weights says which are torn, and why.
+        # None again if there is no whole checkpoint: load_model_weights says which are torn, and why.
         step, torn = newest_whole(run, manifests.problem)
         for number, reason in torn:
             yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {reason}"}

@@ -13,7 +13,7 @@ class Sampling:
 
     temperature 0 takes the likeliest; else logits are divided by it, cut to the top_k likeliest (0: no cut),
     then to the smallest set whose share reaches top_p (arXiv:1904.09751, section 3.1; 1: no cut), and drawn.
-    Raises ConfigError where a value is out of range.
+    Raises ConfigError if a value is out of range.
     """
 
     temperature: float = 1.0

@@ -12,7 +12,7 @@ class TextStream:
     A character that no token finishes never comes out. Bytes that are no UTF-8 come out as U+FFFD.
 
     A token's text depends on its neighbours (SentencePiece puts the blank between words into the second one and drops
-    the first blank of all), so each token is decoded behind those of the piece before it.
+    the first blank of all), so each token is decoded after those of the piece before it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()):
@@ -30,7 +30,7 @@ class TextStream:
             self._shown = text
             return piece
         if text.endswith(REPLACEMENT):
-            # A run of bytes that is wrong at one place is U+FFFD throughout: nothing is decoded behind it.
+            # A run of bytes that is wrong at one place is U+FFFD throughout: nothing is decoded after it.
             self._before, self._shown = [], ""
         elif (alone := self._tokenizer.decode(self._new)) and not alone.endswith(REPLACEMENT):
             self._before, self._shown = self._new, alone

@@ -7,10 +7,10 @@
            000012.json         ShardRecord; written last: without it the shard does not count
 
 One process that makes all of them in order writes its tokens into in-order.bin, in-order-key-<key>.bin and
-in-order-mask.bin, one shard behind the other: where nothing is a duplicate they are joined already.
+in-order-mask.bin, one shard after the other: if nothing is a duplicate they are joined already.
 
 A shard depends on its part and the settings alone, so any number of workers in any order makes the same ones, and
-a killed run goes on with those that are there. shards.py joins them.
+a killed run goes on with those that are there. join.py joins them.
 """
 
 import contextlib
@@ -36,9 +36,9 @@ BATCH_CHARS = 1 << 19
 
 
 class Encoder:
-    """encoder(task) makes one shard. Each worker has one; `on_batch` is told text bytes, documents and tokens of batches.
+    """encoder(task) makes one shard. Each worker has one; `on_batch` gets text bytes, documents and tokens of each batch.
 
-    `tokenizer` is the one of the settings where it is loaded already: 70 MiB that are not needed twice. `in_order`
+    `tokenizer` is that of the settings if it is loaded already: 70 MiB that are not needed twice. `in_order`
     writes the tokens of all shards into one file: for a process that makes them alone.
     """
 
@@ -65,7 +65,7 @@ class Encoder:
         return Tokenizer.load(directory, self.settings.engine)
 
     def __call__(self, task: Task) -> ShardRecord:
-        """Raises DataError where the part cannot be read; ids outside the vocabulary make a record broken."""
+        """Raises DataError if the part cannot be read; ids outside the vocabulary make a record broken."""
         settings, tally = self.settings, Tally()
         reader = settings.readers[task.source]
         with contextlib.ExitStack() as stack:

@@ -2,8 +2,8 @@
 
     digests and signatures of all shards, in order -> which documents stay
     tokens of each shard, copied in runs of documents that stay -> .bin, hashed on the way; lengths -> .idx
-    tokens of shards that one process has written in order, where all stay -> the file becomes the .bin; its hash was
-    taken as it was written, or is taken now where two processes wrote it
+    tokens of shards that one process has written in order, if all stay -> the file becomes the .bin; its hash was
+    taken as it was written, or is taken now if two processes wrote it
 
 Memory is a few bytes per document; tokens pass in pieces of COPY_BYTES.
 """
@@ -31,7 +31,7 @@ COPY_BYTES = 1 << 20
 
 @dataclass
 class SourceTotals:
-    """What of one source stands in the dataset."""
+    """What the dataset holds of one source."""
 
     documents: int = 0
     tokens: int = 0
@@ -106,7 +106,7 @@ def join(
 def _without_duplicates(
     work: Path, records: Sequence[ShardRecord], cleaning: CleaningConfig, totals: list[SourceTotals]
 ) -> list[np.ndarray | None]:
-    """bool [documents] per shard: does it stay; None where all do."""
+    """bool [documents] per shard: does it stay; None if all do."""
     exact = ExactIndex() if cleaning.exact_dedup else None
     near = NearIndex(cleaning.near_dedup) if cleaning.near_dedup.enabled else None
     stays: list[np.ndarray | None] = []
@@ -177,7 +177,7 @@ class _Pair:
         stays: Sequence[np.ndarray | None],
         on_bytes: Callable[[int], None],
     ) -> Iterator[IO[bytes] | None]:
-        """The .bin to write into; None where the file `in_order` becomes it as it is."""
+        """The .bin to write into; None if the file `in_order` becomes the .bin as it is."""
         if not _is_joined(in_order, records, stays):
             with files.atomic_writer(bin_path(self.prefix)) as stream:
                 yield stream
@@ -230,7 +230,7 @@ class _Pair:
     def _copy(
         self, content: IO[bytes], stream: IO[bytes] | None, num_bytes: int, on_bytes: Callable[[int], None]
     ) -> None:
-        """Hash what comes next, and write it where there is a stream."""
+        """Hash what comes next, and write it if there is a stream."""
         while num_bytes:
             piece = self._buffer[: content.readinto(self._buffer[:num_bytes])]  # type: ignore[attr-defined]
             if not piece:

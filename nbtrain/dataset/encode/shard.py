@@ -29,7 +29,7 @@ class EncodeSettings:
     readers: tuple[SourceReader, ...]
     cleaning: CleaningConfig
     tokenizer_directory: Path | None
-    """None where every source is token ids already."""
+    """None if every source is token ids already."""
     engine: str | None
     vocab_size: int
     eod_id: int | None
@@ -55,11 +55,12 @@ class ShardRecord:
     path: str | None
     tally: dict[str, Any]
     files: dict[str, int]
-    """Name: size in bytes, of this shard's share where a file holds several."""
+    """Name: size in bytes, of this shard's share if a file holds several shards."""
     starts: dict[str, int] = field(default_factory=dict)
-    """Name: where this shard begins, of the files that hold several."""
+    """Name: the byte at which this shard begins, for files that hold several shards."""
     sha256: dict[str, str] = field(default_factory=dict)
-    """Name: of such a file up to the end of this shard; missing where an earlier process wrote its beginning."""
+    """Name: the hash of a file of several shards up to the end of this one; missing if an earlier process wrote the file's
+    beginning."""
     unknown_tokens: int = 0
 
     @classmethod
@@ -95,12 +96,12 @@ def tokens_path(work: Path, number: int | None, what: str = "") -> Path:
 
 
 def token_files(work: Path, number: int | None, extra_keys: Sequence[str]) -> list[Path]:
-    """The same of the main key, then of each extra key."""
+    """The token files of the main key, then of each extra key."""
     return [tokens_path(work, number, f"key-{key}" if key else "") for key in ("", *extra_keys)]
 
 
 class _InOrder:
-    """Writes shards one behind the other; what a killed run has left behind the last whole one is cut off."""
+    """Writes shards one after the other; what a killed run has left after the last whole shard is cut off."""
 
     def __init__(self, work: Path):
         self.ends: dict[str, int] = {}
@@ -112,7 +113,7 @@ class _InOrder:
 
     @contextlib.contextmanager
     def writer(self, path: Path) -> Iterator["_Hashed"]:
-        """Open the file behind its last whole shard; on success it is on the disk and the next one goes behind it."""
+        """Open the file at the end of its last whole shard; on success the new shard is on the disk, and the next follows it."""
         if path.name not in self.ends:
             self._digests[path.name] = hashlib.sha256()
         digest = self._digests.pop(path.name, None)

@@ -90,7 +90,7 @@ def baselines(config: RunConfig, too_small: str) -> Baselines | NoBaselines: ...
 def baselines(config: RunConfig, too_small: str = "refuse") -> Baselines | NoBaselines:
     """The baselines of a run's data; computed once, then read from the dataset's folder.
 
-    Raises DataError where the data is not prepared, one of the two splits is too short, or the run blends datasets;
+    Raises DataError if the data is not prepared, one of the two splits is too short, or the run blends datasets;
     with too_small="explain" the last two raise nothing and a NoBaselines comes back, so that a notebook goes on.
     """
     if too_small not in ("refuse", "explain"):
@@ -158,7 +158,7 @@ def validation_samples(config: RunConfig) -> int:
 def _validation_labels(
     config: RunConfig, opened: OpenDataset, bounds: tuple[int, int]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens, the labels after them that bear loss); where the run never validates, of the whole split."""
+    """(tokens, the labels after them that bear loss); of the whole split if the run never validates."""
     samples = build_datasets(config, opened=opened).valid
     if samples is None or not validation_samples(config):
         tokens = _tokens(opened.indexed, bounds, MAX_VALIDATION_TOKENS)

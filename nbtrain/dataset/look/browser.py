@@ -47,17 +47,17 @@ class Document:
     """All of it, EOD counted."""
     sequences: int
     pieces: list[tuple[str, bool]]
-    """Its text in parts, and whether each is learnt: one part where there is no loss mask."""
+    """Its text in parts, and whether each is learnt: one part if there is no loss mask."""
     cut: bool
     """Whether there is more of it than the pieces show."""
     masked: bool
     """Whether a loss mask lies beside the dataset."""
     source: str | None = None
-    """Which of several sources it comes from."""
+    """The source it comes from, if the dataset has several."""
 
     @property
     def text(self) -> str:
-        """The pieces together, with " ..." where they are cut."""
+        """The pieces together, with " ..." if they are cut."""
         return "".join(text for text, _ in self.pieces) + (" ..." if self.cut else "")
 
     @property
@@ -110,7 +110,7 @@ def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
 class Browser:
     """The documents of one pair. `named` is a tokenizer's name or path; None takes that of the manifest's hash.
 
-    Raises DataError where the pair is missing or damaged, or a named tokenizer is not there.
+    Raises DataError if the pair is missing or damaged, or if a named tokenizer does not exist.
     """
 
     def __init__(self, target: str | os.PathLike | RunConfig | DatasetFiles, named: str | None = None):
@@ -130,7 +130,7 @@ class Browser:
         return self.indexed.document_bounds()
 
     def document(self, number: int, max_tokens: int = SHOWN_TOKENS) -> Document:
-        """A document, its text from its first `max_tokens` tokens. DataError where there is no such document."""
+        """A document, its text from its first `max_tokens` tokens. DataError if there is no such document."""
         if not 0 <= number < self.num_documents:
             raise DataError(
                 f"{display(self.dataset.prefix)}: document {number:,} is not there; it holds "
@@ -153,8 +153,8 @@ class Browser:
         return [self.document(number, max_tokens) for number in numbers]
 
     def spread(self, count: int, max_tokens: int = SHOWN_TOKENS) -> list[Document]:
-        """`count` documents at equal distances, of each source as many; fewer where there are not so many."""
-        # By sequences, in which sources are told; their documents are where those begin.
+        """`count` documents at equal distances, as many of each source; fewer if there are not so many."""
+        # A manifest names a source's sequences; its documents are those that begin there.
         starts = np.asarray(self.indexed.document_indices)
         ranges = self._sources or [("", 0, len(self.indexed))]
         chosen: set[int] = set()
@@ -168,7 +168,7 @@ class Browser:
 
     @cached_property
     def _sources(self) -> list[tuple[str, int, int]]:
-        """Name and sequences [first, last) of each source, where there are several."""
+        """Name and sequences [first, last) of each source, if there are several."""
         told = (
             [source for source in self.manifest.sources if source.get("sequences")] if self.manifest else []
         )
@@ -181,7 +181,7 @@ class Browser:
     def find(self, text: str, start: int = 0, seconds: float = SEARCH_SECONDS) -> tuple[int | None, int]:
         """(the next document from `start` on whose text holds `text`, the one to go on from); capitals do not count.
 
-        Gives up after `seconds`: then the first is None and the second less than num_documents. Of a long document
+        Gives up after `seconds`: the first value is then None, the second less than num_documents. Of a long document
         the first SEARCHED_TOKENS are searched.
         """
         wanted = text.casefold()
@@ -224,7 +224,7 @@ class Browser:
 
 
 def manifest_of_pair(dataset: DatasetFiles) -> DatasetManifest | None:
-    """The manifest beside a pair, where it is of this pair."""
+    """The manifest beside a pair, if it describes this pair."""
     manifest = dataset.manifest()
     return manifest if manifest is not None and dataset.bin.name in manifest.files else None
 
@@ -234,7 +234,7 @@ def find_tokenizer(
 ) -> tuple[Decoder | None, str | None]:
     """(what decodes, where it lies): the named one; else, by the manifest's hash, the run's or any in the data home.
 
-    (None, None) where there is none of this hash. Raises DataError where a named one is not there.
+    (None, None) if no tokenizer has this hash. Raises DataError if a named tokenizer does not exist.
     """
     if named is not None:
         return _named_tokenizer(named)

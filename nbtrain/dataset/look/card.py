@@ -57,7 +57,7 @@ class DataCard:
     eod_id: int | None
     dataset_sha256: str | None
     tokenizer: str | None
-    """Folder of the tokenizer that decodes it, or None where it is not in the data home."""
+    """Folder of the tokenizer that decodes it, or None if it is not in the data home."""
     sources: list[dict[str, Any]]
     """Of the manifest: name, documents, bytes, tokens, licence, attribution, settings of each."""
     dropped: dict[str, int]
@@ -66,23 +66,23 @@ class DataCard:
     histogram: dict[str, list[int]]
     """edges (powers of 2, tokens) and counts (documents)."""
     splits: list[dict[str, Any]]
-    """name, documents, tokens, samples and epochs that the run reads; empty where the card is not of a run."""
+    """name, documents, tokens, samples and epochs that the run reads; empty if the card is not of a run."""
     samples: list[dict[str, Any]]
-    """document, tokens, text (its beginning; token ids where there is no tokenizer), and its learnt pieces."""
+    """document, tokens, text (its beginning; token ids if there is no tokenizer), and its learnt pieces."""
     sequences: int = 0
     empty_documents: int = 0
     learnt_tokens: int | None = None
-    """Tokens that the loss mask names; None where there is none, so that all are learnt."""
+    """Tokens that the loss mask names; None if there is no mask: every token is learnt."""
     unknown_tokens: int | None = None
     """Tokens for text that the tokenizer cannot write; None if the manifest has no count."""
     duplicates: dict[str, int] | None = None
-    """copies found in the .bin, documents checked, documents; None where they were not looked for."""
+    """copies found in the .bin, documents checked, documents; None if nobody looked for them."""
     seq_length: int | None = None
     warnings: list[str] = field(default_factory=list)
 
     @property
     def bytes_per_token(self) -> float | None:
-        """Text bytes per token, EOD counted; None where the text's size is not known."""
+        """Text bytes per token, EOD counted; None if the text's size is not known."""
         return self.text_bytes / self.tokens if self.text_bytes and self.tokens else None
 
     def to_dict(self) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class BlendCard:
 def data_card(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> DataCard | BlendCard:
     """The card of a run's dataset, of a dataset by name, or of any .bin/.idx by prefix.
 
-    `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError where the dataset is
+    `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError if the dataset is
     missing or damaged. Reads the index, a loss mask, and of the tokens what the search for duplicates needs.
     """
     if isinstance(target, RunConfig) and target.data.blend:
@@ -270,7 +270,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
         raise DataError(f"{display(browser.dataset.prefix)}: holds no document.")
     bounds = indexed.document_bounds()
     lengths = np.diff(bounds)
-    # Text, sources and drops are told of the pair that is trained on; of others beside it nothing is known.
+    # A manifest describes text, sources and drops of the pair that is trained on, not of other pairs beside it.
     told = manifest if manifest and manifest.stem == browser.dataset.stem else None
     splits = _splits(config, indexed) if config is not None else []
     return DataCard(
@@ -308,7 +308,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
 
 
 def _with_tokens(source: dict[str, Any], indexed: IndexedDataset) -> dict[str, Any]:
-    """A source of a manifest with its tokens, counted by its sequences where they are not told."""
+    """A source of a manifest with its tokens, counted by its sequences if the manifest has no count."""
     first, last = source.get("sequences") or (0, 0)
     if source.get("tokens") is None and last:
         return {**source, "tokens": int(indexed.lengths[first:last].sum(dtype=np.int64))}

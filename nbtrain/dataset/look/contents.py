@@ -21,7 +21,7 @@ REMEMBERED = ".contents.json"
 
 
 def check_contents(dataset: DatasetFiles) -> None:
-    """Raises DataError where a file of the dataset, or of one of its blend's, is another one than its manifest describes."""
+    """Raises DataError if a file of the dataset, or of a dataset of its blend, differs from what its manifest says."""
     if isinstance(dataset, BlendFiles):
         for entry in dataset.entries:
             check_contents(entry.files)
@@ -45,7 +45,7 @@ def check_contents(dataset: DatasetFiles) -> None:
                     "dataset again: `nbtrain prepare RUN.yaml --force`."
                 )
             bar.update(stat.st_size)
-    # Where the folder is another user's, it is read again the next time.
+    # If the folder belongs to another user, the file is read again the next time.
     with contextlib.suppress(OSError):
         files.write_json(
             dataset.directory / REMEMBERED,

@@ -43,7 +43,7 @@ class Duplicates:
 
 
 def find_duplicates(indexed: IndexedDataset) -> Duplicates:
-    """Count exact duplicates among all documents, or a seeded sample of them where they are too many.
+    """Count exact duplicates among all documents, or a seeded sample of them if they are too many.
 
     At most MAX_DOCUMENTS are looked at, MAX_HASHED_BYTES hashed, MAX_SECONDS spent.
     """

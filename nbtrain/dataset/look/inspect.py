@@ -38,7 +38,7 @@ class Inspection:
     sources: list[dict[str, Any]] = field(default_factory=list)
     """name, documents, bytes, tokens of each source of the manifest."""
     samples: list[dict[str, Any]] = field(default_factory=list)
-    """document, tokens, text of the first, middle and last document (token ids where no tokenizer is known)."""
+    """document, tokens, text of the first, middle and last document (token ids if no tokenizer is known)."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -71,7 +71,7 @@ class Inspection:
 def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> Inspection:
     """What the header and the manifest of a dataset say, and its first, middle and last document decoded.
 
-    `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError where the dataset is
+    `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError if the dataset is
     missing, truncated, or written by Megatron-DeepSpeed with uncounted EOD.
     """
     browser = Browser(target, tokenizer)
@@ -119,8 +119,8 @@ def _facts(
 def verify(target: str | os.PathLike | RunConfig) -> Inspection:
     """Every byte is read: offsets, ids, EOD at each document's end, loss masks, sha256 of all files of the manifest.
 
-    Shows how far it is where that takes long. Raises DataError at the first thing that is wrong; where a sha256 is,
-    that comes before what follows from it.
+    Shows progress if it takes long. Raises DataError at the first thing that is wrong; a wrong sha256 is reported before
+    what follows from it.
     """
     dataset = find_dataset(target)
     indexed = IndexedDataset(dataset.prefix)
@@ -144,7 +144,7 @@ def verify(target: str | os.PathLike | RunConfig) -> Inspection:
             try:
                 told = _verify_pair(pair, of_mask, manifest, digests, advance)
             except DataError:
-                # Where bytes have changed since they were written, that is the cause.
+                # If bytes have changed since they were written, that is the cause.
                 if manifest is not None:
                     _check_sha256(dataset, manifest, digests, lambda amount: None)
                 raise

@@ -86,7 +86,7 @@ def prepare_dataset(
             shutil.rmtree(dataset.work)
         say("kept", note)
         return opened
-    # The work folder tells files that a killed prepare left from files that somebody brought.
+    # The work folder shows that files without a manifest are those of a killed prepare, not somebody's own.
     begun = dataset.work.is_dir()
     encoding = _Encoding(config, dataset, corpus, loaded)
     strange = [name for name in encoding.file_names() if (dataset.directory / name).is_file()]
@@ -108,12 +108,12 @@ def prepare_dataset(
 
 
 def _worker(settings: EncodeSettings) -> Encoder:
-    """What one worker process does, counted where the parent sees it."""
+    """What one worker process does, counted in a file that the parent reads."""
     return Encoder(settings, WorkerCounters(settings.work))
 
 
 def choose_workers(config: RunConfig, total_bytes: int | None, is_slow: bool) -> int:
-    """data.num_prepare_workers, or one per core where there is enough to do."""
+    """data.num_prepare_workers, or one per core if there is enough to do."""
     if config.data.num_prepare_workers:
         return config.data.num_prepare_workers
     least = PARALLEL_FROM_BYTES_WHEN_SLOW if is_slow else PARALLEL_FROM_BYTES
@@ -188,7 +188,7 @@ class _Encoding:
         return manifest
 
     def _open_work(self) -> None:
-        """The work folder, emptied where it was begun for other inputs."""
+        """The work folder, emptied if it was begun for other inputs."""
         work = self.dataset.work
         self._fingerprint = self.corpus.fingerprint()
         inputs = {
@@ -206,7 +206,7 @@ class _Encoding:
             leftover.unlink()
 
     def _check_unchanged(self) -> None:
-        """Raises DataError where a source is another one now: what was read of it is neither the old nor the new one."""
+        """Raises DataError if a source has changed: what was read of it is neither the old text nor the new text."""
         now = self.corpus.fingerprint()
         for reader, before, after in zip(self.corpus.readers, self._fingerprint, now, strict=True):
             if before != after:

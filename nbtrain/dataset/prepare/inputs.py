@@ -70,7 +70,7 @@ def gone_sources(config: RunConfig) -> list[int]:
 def _is_gone(path: Path) -> bool:
     try:
         return not path.exists()
-    except OSError:  # whatever keeps it from being looked at, its reader will say
+    except OSError:  # its reader will report why it cannot be looked at
         return False
 
 

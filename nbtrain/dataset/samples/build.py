@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class GPTDatasets:
-    """The three splits of a run; None where nothing is to be read or the split is empty."""
+    """The three splits of a run; None if nothing is read of a split, or if it is empty."""
 
     train: Any
     """A SampleDataset, as the other two."""
@@ -35,7 +35,7 @@ class GPTDatasets:
     state: DataState
     """Where a fresh run begins."""
     names: tuple[str, ...] = ()
-    """Of the datasets that samples number (Sample.dataset); empty where there is one only."""
+    """Of the datasets that samples number (Sample.dataset); empty if there is only one."""
     is_masked: bool = False
     """Whether samples have a loss_mask."""
 
@@ -94,7 +94,7 @@ def build_datasets(
         and config.data.packing == "stream"
     ):
         logger.info(
-            "the order of training samples was fixed for %s; positions behind them are read on to %s, and none before "
+            "the order of training samples was fixed for %s; positions after them are read on to %s, and none before "
             "them changes.",
             f"{index_samples:,}",
             f"{train_samples:,}",

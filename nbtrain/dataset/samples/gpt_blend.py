@@ -1,7 +1,7 @@
 """Several datasets as one, by weight: which dataset gives each sample, by Megatron's rule.
 
     sample k comes from the dataset i with the largest  w_i * max(k, 1) - (samples taken from i so far),
-    in double precision, the lowest i where several are equal
+    in double precision, the lowest i if several are equal
 
 Both projects blend so, and differ in sizes: N samples asked for, weights normalised (split_rule says which)
 
@@ -50,7 +50,7 @@ class BlendSizes(NamedTuple):
 
 
 def blend_sizes(rule: str, weights: list[float], num_samples: int) -> BlendSizes:
-    """Raises DataError where the rule's index cannot number so many datasets."""
+    """Raises DataError if the rule's index cannot number so many datasets."""
     limit = LARGEST_NUM_DATASETS[rule]
     if len(weights) > limit:
         raise DataError(

@@ -1,7 +1,7 @@
 """Samples of a prepared dataset: int64 arrays of seq_length + 1 tokens, by position in the run's order.
 
     .bin/.idx -> split (documents, contiguous) -> GPTIndex of each split, cached in index-cache/ -> GPTDataset
-    several of them -> BlendedDataset (gpt_blend.py); whole documents, packed -> PackedDataset (packed_dataset.py)
+    several datasets -> BlendedDataset (gpt_blend.py); whole documents, packed -> PackedDataset (packed_dataset.py)
 
 Training asks for positions 0 .. index_samples and possibly on: a run that is given more tokens later reads on
 in the samples that its epochs hold, then in a further pass over the same documents with seed + 1, and so on. So
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 INDEX_VERSION = 1
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
-# A step reads from one pass, or where one ends from two; a validation between steps has a dataset of its own.
+# A step reads from one pass, or from two at the end of one; a validation between steps has a dataset of its own.
 OPEN_PASSES = 2
 
 

@@ -131,7 +131,7 @@ def build_gpt_index(
     """Indices over the sequences [first, last) with these `lengths` (of all sequences), for `num_samples`.
 
     Besides the arrays, which `allocate` gives, memory for one epoch's document numbers is taken, however many
-    epochs there are. Raises DataError where the split has no token, or where so many epochs are asked for that
+    epochs there are. Raises DataError if the split has no token, or if so many epochs are asked for that
     the document index alone would pass 16 GiB.
     """
     own_lengths = np.asarray(lengths[first:last])
@@ -200,7 +200,7 @@ def _fill_sample_index(
             index[start:end, 0] = places + place
             index[start:end, 1] = tokens - (ends[places] - gathered[places])
         row = max(row, stop)
-    # Upstream starts at document 0 even where that one is empty.
+    # Upstream starts at document 0 even if that document is empty.
     index[0] = 0
 
 

@@ -3,7 +3,7 @@
     <folder>/<key>-<name>.npy    one array each, the bytes that numpy.save writes
     <folder>/<key>.json          what decides them; stored last, so an index without it does not count
 
-`key` is a hash of the description. Two processes that build the same at one time write the same bytes into files of
+`key` is a hash of the description. Two processes that build the same arrays at one time write the same bytes into files of
 their own, each published by rename: neither waits, and a reader sees old or new, never half.
 """
 
@@ -26,10 +26,10 @@ from nbtrain.dataset.samples.gpt_index import Allocate
 def cached_arrays(
     folder: Path, description: dict[str, Any], names: tuple[str, ...], build: Callable[[Allocate], Any]
 ) -> dict[str, np.ndarray]:
-    """The arrays that `description` decides, memory-mapped; where they are not there, `build` fills them first.
+    """The arrays that `description` decides, memory-mapped; if they do not exist, `build` fills them first.
 
     `build` is given a function that allocates an array inside its file, and must allocate each of `names`.
-    Raises DataError where a stored array cannot be read.
+    Raises DataError if a stored array cannot be read.
     """
     key = store(folder, description, names, build)
     paths = {name: folder / f"{key}-{name}.npy" for name in names}

@@ -39,7 +39,7 @@ from nbtrain.dataset.samples.sample import Sample
 logger = logging.getLogger(__name__)
 
 INDEX_VERSION = 1
-# A step reads from one pass, or where one ends from two. Each open array holds a file descriptor.
+# A step reads from one pass, or from two at the end of one. Each open array holds a file descriptor.
 OPEN_PASSES = 2
 Index = TypeVar("Index", Pieces, PackedIndex)
 
@@ -126,7 +126,7 @@ class PackedDataset:
         return slots / (len(index) * self.seq_length)
 
     def sample(self, position: int) -> Sample:
-        """The sample at a position of the run's order. Raises IndexError behind the end."""
+        """The sample at a position of the run's order. Raises IndexError past the end."""
         number, row = self._locate(position)
         index = self._pass(number)
         items = index.items[index.offsets[row] : index.offsets[row + 1]]

@@ -5,7 +5,7 @@
     bins         of epoch e: each source's pieces by its weight -> shuffled -> best fit -> bins shuffled
 
 An example of L tokens takes L - 1 slots: the first L - 1 tokens with the L - 1 that follow them as labels, so no
-label ever belongs to another example. One that is longer than seq_length + 1 tokens is cut behind them where only
+label ever belongs to another example. An example of more than seq_length + 1 tokens is cut after them if only
 a part of it is learnt (counted as truncated); text, which is learnt everywhere, becomes several pieces that lose
 no label.
 
@@ -50,10 +50,10 @@ class MixedSource:
 def mixed_sources(
     files_: DatasetFiles, manifest: DatasetManifest, configured: Sequence[Any], num_sequences: int
 ) -> list[MixedSource]:
-    """The sources that a manifest names; one called like the dataset where it names none with their places.
+    """The sources that a manifest names; one source with the dataset's name if the manifest gives no places.
 
     Names and weights are those of `configured`, the run's data.sources: they are no part of the prepared text, so a
-    run may change them. A run without sources takes the manifest's. Raises DataError where the three do not agree.
+    run may change them. A run without sources takes the manifest's. Raises DataError if the three do not agree.
     """
     places: list[Any] = [source.get("sequences") for source in manifest.sources]
     if not places or None in places:
@@ -202,7 +202,7 @@ class PackedIndex(NamedTuple):
 def epochs_per_pass(pieces: Pieces, weights: list[float], seq_length: int) -> int:
     """So many that a pass has about LEAST_PASS_SAMPLES samples or more: a handful of examples makes few files.
 
-    Raises DataError where the weights leave less than one example an epoch.
+    Raises DataError if the weights leave less than one example an epoch.
     """
     sizes = np.diff(pieces.source_offsets).tolist()
     examples = sum(weight * size for weight, size in zip(weights, sizes, strict=True))

@@ -60,7 +60,7 @@ class DataState:
         return replace(self, consumed_samples=self.consumed_samples + num_samples)
 
     def skipping(self, first: int, last: int) -> "DataState":
-        """The state that passes over positions [first, last). Raises DataError where they lie behind."""
+        """The state that passes over positions [first, last). Raises DataError if the run has already passed them."""
         reached = self.position(self.consumed_samples)
         if first < reached:
             raise DataError(
@@ -95,7 +95,7 @@ def rank_positions(
 ) -> np.ndarray:
     """int64 [accumulation_steps, micro_batch_size]: one rank's part of a step's positions.
 
-    Raises DataError where the step is no multiple of micro_batch_size * data_parallel_size.
+    Raises DataError if the step is no multiple of micro_batch_size * data_parallel_size.
     """
     row = micro_batch_size * data_parallel_size
     if len(positions) % row:

@@ -106,7 +106,7 @@ def _behind(ranks: list[Standstill]) -> list[Standstill]:
             numbers.setdefault((last.group, tuple(last.ranks)), {})[one.rank] = last.number
     for called in numbers.values():
         least = min(called.values())
-        if len(called) > 1 and least < max(called.values()):
+        if least < max(called.values()):
             return [one for one in ranks if called.get(one.rank) == least]
     steps = {one.rank: one.beat.step for one in ranks if one.beat}
     return [one for one in ranks if steps.get(one.rank) == min(steps.values(), default=0)]

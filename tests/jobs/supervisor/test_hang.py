@@ -66,6 +66,24 @@ def test_a_sender_and_its_receiver_are_together():
     assert [one.rank for one in culprits(everyone)] == [0, 1]
 
 
+def test_ranks_that_are_all_in_one_collective_wait_for_none_of_its_own():
+    """Rank 2 waits for both others, and these are together in a call of their own that does not end."""
+    everyone = [rank(0, inside([0, 1], 5)), rank(1, inside([0, 1], 5)), rank(2, inside(range(3), 9))]
+    assert [one.rank for one in culprits(everyone)] == [0, 1]
+
+
+def test_a_rank_that_went_on_until_lately_is_not_to_blame():
+    """It is a step behind, but it moved when the others had long stopped: at half of their silence it counts."""
+    others = [rank(0, step=7, still=100), rank(1, step=7, still=100)]
+    assert [one.rank for one in culprits([*others, rank(2, step=6, still=49)])] == [0, 1]
+    assert [one.rank for one in culprits([*others, rank(2, step=6, still=50)])] == [2]
+
+
+def test_a_rank_that_never_spoke_is_named_before_one_that_waits_for_nobody():
+    """Outside any collective nothing else tells the two apart."""
+    assert [one.rank for one in culprits([rank(0, step=5), rank(1, spoke=False)])] == [1]
+
+
 def test_on_a_gpu_the_count_tells():
     """Calls return before their collectives are done: who has called fewer is behind; then who made fewer
     steps.
@@ -75,6 +93,9 @@ def test_on_a_gpu_the_count_tells():
     assert [one.rank for one in culprits(everyone)] == [1]
     assert [one.rank for one in culprits([rank(0, step=6), rank(1, step=5)])] == [1]
     assert [one.rank for one in culprits([rank(0), rank(1)])] == [0, 1]
+    # As many calls on both ranks of a group say nothing.
+    level = [rank(number, inside([0, 1], 40, waiting=False)) for number in (0, 1)]
+    assert [one.rank for one in culprits([*level, rank(2, step=5)])] == [2]
 
 
 def test_groups_of_the_same_ranks_count_apart():

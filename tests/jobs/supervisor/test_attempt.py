@@ -108,8 +108,9 @@ def test_a_rank_that_is_gone_without_a_record_ends_the_attempt(watched):
     gone = ProcessIdentity(os.getpid(), 1, "another boot")
     Heartbeat(1, 0, gone, watched.now, 6, "train", 0.0).write(watched.job.heartbeat(1))
     watched.look()
-    watched.look(2.5)
-    # Its record may have come until now; from here on its peers have 10 s.
+    watched.look(2.0)
+    # Its record may have come until now; from the next look on its peers have 10 s.
+    watched.look()
     for _ in range(10):
         watched.look()
     assert not watched.killed

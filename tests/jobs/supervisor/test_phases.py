@@ -35,6 +35,14 @@ def test_nothing_is_due_while_all_is_well_or_over():
     assert decide(replace(QUIET, launcher_ended=True, hangs=True, stop_asked_at=1.0), NOW) is Action.KEEP
 
 
+def test_what_is_not_observed_is_not_assumed():
+    """An attempt of which nothing is known runs, and has nothing to save."""
+    assert phase_of(Observed(60.0)) is Phase.RUNNING
+    assert decide(Observed(60.0, stop_asked_at=NOW), NOW) is Action.SIGNAL
+    killed = Observed(60.0, launcher_ended=True, launcher_killed_at=NOW)
+    assert decide(killed, NOW + 5.1) is Action.KILL
+
+
 def test_a_hang_is_ended_at_once():
     assert decide(replace(QUIET, hangs=True), NOW) is Action.KILL
 

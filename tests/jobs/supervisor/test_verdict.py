@@ -247,6 +247,9 @@ def test_out_of_gpu_memory_is_tried_again_only_after_good_steps():
         "40 good steps)"
     )
     assert late.retry and late.signature == ("device memory", 90)
+    for good_steps, retry in ((19, False), (20, True)):
+        failed = record(0, "failed", code=1, step=50 + good_steps, message=CUDA, detail=TRACEBACK)
+        assert judged(failed, first_step=50).retry is retry
 
 
 def test_an_allocation_that_the_host_refuses_is_host_memory():

@@ -208,8 +208,8 @@ def launch(run: RunLike, mode: str = "full") -> Run | NotLaunched | TwinRun:
     """
     if mode not in ("full", "twin"):
         raise ConfigError(
-            f'mode = {mode!r} must be "full" or "twin". What a run itself does (mode: perf, mode: eval) is an '
-            "override."
+            f'mode = {mode!r} must be "full" or "twin". What a run itself does (mode: perf, mode: eval) is '
+            "an override."
         )
     if mode == "twin":
         return twin(run, submitted=True)
@@ -234,7 +234,7 @@ def runs() -> "list[RunSummary]":
 
 
 def launcher(run: str | None = None, overrides: Overrides = None) -> "Launcher":
-    """The launch form: pick a YAML, edit it, see checks and plan, submit. It opens with `overrides` applied."""
+    """The launch form: pick a YAML, edit it, see checks and plan, submit. `overrides` come first."""
     from nbtrain.lab.widgets.launcher import Launcher
 
     return Launcher(run or "gpt-tiny", overrides)

@@ -82,8 +82,8 @@ def with_source(overrides: Overrides, source: str, dataset: str) -> Overrides:
     """
     if source and not dataset:
         raise ConfigError(
-            f"source = {text_without_secrets(source)!r} needs a name of its own for its tokenizer and dataset: "
-            'set dataset, e.g. "my-text".'
+            f"source = {text_without_secrets(source)!r} needs a name of its own for its tokenizer and "
+            'dataset: set dataset, e.g. "my-text".'
         )
     added = {"data.sources": f"[{source}]"} if source else {}
     if dataset:

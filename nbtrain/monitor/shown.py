@@ -160,7 +160,8 @@ def _job_rows(snapshot: Mapping[str, Any]) -> list[list[str]]:
             [
                 "model",
                 f"{config['num_layers']} layers, hidden {config['hidden_size']}, "
-                f"{config['num_attention_heads']} heads, sequence {config['seq_length']}, vocabulary {config['vocab_size']:,}",
+                f"{config['num_attention_heads']} heads, sequence {config['seq_length']}, "
+                f"vocabulary {config['vocab_size']:,}",
             ]
         )
         batch, micro = config["global_batch_size"], config["micro_batch_size"]

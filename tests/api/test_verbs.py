@@ -1,4 +1,4 @@
-"""The public names with arguments of the wrong kind: one sentence with what was found and what is expected."""
+"""The public names; arguments of the wrong kind are refused in one sentence that says what is expected."""
 
 import json
 from pathlib import Path
@@ -63,7 +63,8 @@ def test_what_is_no_run(value, kind, asked):
         with pytest.raises(ConfigError) as caught:
             call(value)
         assert str(caught.value) == (
-            f"run = {value!r} ({kind}) must be the name of a run, the path of its folder or YAML, a RunConfig or a Run."
+            f"run = {value!r} ({kind}) must be the name of a run, the path of its folder or YAML, "
+            "a RunConfig or a Run."
         )
     assert asked == []
 
@@ -196,7 +197,7 @@ def test_a_long_value_is_shown_short():
 
 
 def test_the_log_of_a_full_disk_is_no_part_of_the_failure(run):
-    """A full disk's log ends with what TensorBoard's thread could not write; any other failure shows its log."""
+    """After a full disk the log is TensorBoard's failure to write; any other failure shows its log."""
     job = run.directory.job("20260101-000000-0000")
     job.make_folders()
     job.log(0, 0).write_text("Exception in thread Thread-7:\n  File event_file_writer.py, line 1\n")
@@ -235,7 +236,10 @@ def cancelled(run):
     return run
 
 
-UNFINISHED = "mine is CANCELLED after 11 of 300 steps: figures and texts are of an unfinished run. `nbtrain resume mine` goes on."
+UNFINISHED = (
+    "mine is CANCELLED after 11 of 300 steps: figures and texts are of an unfinished run. "
+    "`nbtrain resume mine` goes on."
+)
 
 
 @pytest.mark.parametrize("notebook", ["04_monitor", "05_generate"])

@@ -113,7 +113,7 @@ def test_inspect_tells_where_the_training_stood(run, capsys):
 
 
 def test_verify_reads_everything(run, capsys):
-    """A changed byte is found although all sizes are right; every checkpoint is listed before the exit code."""
+    """A changed byte is found although all sizes are right; every checkpoint is listed before the end."""
     content = b"x" * 3000
     whole = {"a.pt": {"bytes": 3000, "sha256": hashlib.sha256(content).hexdigest()}}
     for step in (10, 20, 30):

@@ -77,7 +77,7 @@ resources: {device: cpu}
 
 @pytest.fixture
 def recorded(workspace, tmp_path):
-    """Runs a Python script in the workspace; the connections of it and its children, as (event, host, port)."""
+    """Runs a Python script in the workspace; its and its children's connections, as (event, host, port)."""
     (tmp_path / "hook").mkdir()
     (tmp_path / "hook" / "sitecustomize.py").write_text(RECORDER)
     log = tmp_path / "network.log"

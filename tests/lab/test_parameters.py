@@ -49,7 +49,8 @@ def test_a_source_as_overrides():
     with pytest.raises(ConfigError) as caught:
         with_source("", "{kind: wiki}", "")
     assert str(caught.value) == (
-        "source = '{kind: wiki}' needs a name of its own for its tokenizer and dataset: set dataset, e.g. \"my-text\"."
+        "source = '{kind: wiki}' needs a name of its own for its tokenizer and dataset: "
+        'set dataset, e.g. "my-text".'
     )
 
 

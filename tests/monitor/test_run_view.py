@@ -101,7 +101,7 @@ def test_weighty_events_take_half_the_room_at_most() -> None:
 
 
 def test_later_snapshots_follow_the_run(run: RunDir) -> None:
-    """The same view sees new steps, and the end with its cause; figures of a dead job's processes are gone."""
+    """The same view sees new steps, and the end with its cause; a dead job's processes have no figures."""
     job = FakeJob(run, steps=10)
     job.one_step()
     view = RunView(run)
@@ -136,7 +136,8 @@ def test_snapshots_within_a_moment_are_one(run: RunDir, monkeypatch: pytest.Monk
 def test_dead_supervisor_is_lost_and_a_dead_rank_is_gone(run: RunDir) -> None:
     """A job whose supervisor has vanished is LOST with its cause, whatever job.json says."""
     code = (
-        "import sys, os; from nbtrain.base.rundir import RunDir; from tests.lab.widgets.fake_run import FakeJob\n"
+        "import sys, os; from nbtrain.base.rundir import RunDir\n"
+        "from tests.lab.widgets.fake_run import FakeJob\n"
         "job = FakeJob(RunDir(sys.argv[1]), steps=10); job.one_step(); os._exit(9)"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
@@ -349,7 +350,7 @@ def test_other_process_with_the_pid_is_not_the_rank(run: RunDir) -> None:
 
 
 def test_elapsed_time_does_not_depend_on_the_clock(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that is set back an hour leaves the elapsed time, the phase's and the heartbeat's age as they are."""
+    """A clock that is set back an hour changes neither the elapsed time nor the age of phase and heartbeat."""
     job = FakeJob(run, steps=10)
     job.one_step()
     heartbeat = Heartbeat.read(job.job.heartbeat(0))

@@ -62,7 +62,7 @@ def test_reads_what_tensorboards_writer_wrote(tmp_path: Path) -> None:
 
 
 def test_newest_value_of_a_step_wins(tmp_path: Path) -> None:
-    """A resumed run writes steps again: each has one point, the later one, and later steps of the first stay."""
+    """A resumed run writes steps again: each keeps its later point; later steps of the first run stay."""
     first = EventFile(tmp_path, 100)
     for step in range(1, 6):
         first.scalar(step, 1.0, 100 + step)
@@ -155,7 +155,8 @@ def test_damaged_file_is_told_and_the_others_are_read(tmp_path: Path) -> None:
     reader.refresh()
     assert points(reader.series[LOSS]) == [(1, 1.0), (2, 2.0)]
     assert reader.warnings == [
-        f"{file.path.name}: the length of a record fails its check at byte {size}; everything before it is shown."
+        f"{file.path.name}: the length of a record fails its check at byte {size}; "
+        "everything before it is shown."
     ]
 
 

@@ -77,7 +77,7 @@ def generated(repository: Path) -> dict[Path, str]:
     }
 
 
-# --- the table of runs ----------------------------------------------------------------------------------------
+# --- the table of runs --------------------------------------------------------------------------------------
 
 
 def runs_table(training: Path) -> str:
@@ -133,7 +133,7 @@ def with_table(page: str, table: str, start: str = TABLE_START, end: str = TABLE
     return f"{before}{start}\n{table}\n{end}{after}"
 
 
-# --- the reference of the configuration -----------------------------------------------------------------------
+# --- the reference of the configuration ---------------------------------------------------------------------
 
 
 def config_page() -> str:
@@ -143,11 +143,12 @@ def config_page() -> str:
         "",
         "Every key of a run YAML. Generated from `nbtrain/config/schema.py` by `make docs`; do not edit.",
         "",
-        "- `extends: FILE` or `extends: [FILE, ...]`, at the top of a file, takes everything from other files first;",
-        "  paths are relative to the file. Mappings merge, everything else is replaced whole.",
-        "- A key that is not listed here is an error, in a run YAML as in the resolved `config.yaml` of a run.",
-        "- Any key is overridden with `key=value` on the command line and in notebooks, or with a dict in Python:",
-        '  `nbtrain submit gpt-125m batch.micro_batch_size=4`, `nb.load("gpt-125m", {"batch.micro_batch_size": 4})`.',
+        "- `extends: FILE` or `extends: [FILE, ...]`, at the top of a file, takes everything from other",
+        "  files first; paths are relative to the file. Mappings merge, everything else is replaced whole.",
+        "- A key that is not listed here is an error, in a run YAML and in the resolved `config.yaml`.",
+        "- Any key is overridden with `key=value` on the command line and in notebooks, or with a dict in",
+        "  Python: `nbtrain submit gpt-125m batch.micro_batch_size=4`,",
+        '  `nb.load("gpt-125m", {"batch.micro_batch_size": 4})`.',
         "- Amounts of training are in tokens; periods end in `_interval_steps`. `2.5e9` is a whole number.",
         "- Editors complete and check keys by `docs/run.schema.json`: begin a file with",
         "  `# yaml-language-server: $schema=<path>/docs/run.schema.json`.",
@@ -249,7 +250,7 @@ def _first_line(model: type[BaseModel]) -> str:
     return (model.__doc__ or "").strip().splitlines()[0]
 
 
-# --- metrics and JSON Schema ----------------------------------------------------------------------------------
+# --- metrics and JSON Schema --------------------------------------------------------------------------------
 
 
 def metrics_page() -> str:
@@ -257,10 +258,11 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "Every scalar that a run writes to `output/<run>/tensorboard`, at every step that has one. Generated from",
-        "`nbtrain/base/metrics.py` by `make docs`; do not edit. The tags of the first rows are Megatron-DeepSpeed's,",
-        "letter for letter. Where a column says so, the scalar is written two more times, as `<tag> vs samples` and",
-        "`<tag> vs tokens`, with that count in place of the step. `<dataset>` stands for each name that a run mixes.",
+        "Every scalar that a run writes to `output/<run>/tensorboard`, at every step that has one.",
+        "Generated from `nbtrain/base/metrics.py` by `make docs`; do not edit. The tags of the first rows",
+        "are Megatron-DeepSpeed's, letter for letter. A scalar with a yes in the last column is written two more",
+        "times, as `<tag> vs samples` and `<tag> vs tokens`, with that count in place of the step.",
+        "`<dataset>` stands for each name that a run mixes.",
         "",
         "| name | tag | unit | meaning | vs samples, tokens |",
         "| --- | --- | --- | --- | --- |",
@@ -272,7 +274,7 @@ def metrics_page() -> str:
 
 
 def editor_schema() -> dict[str, Any]:
-    """JSON Schema of a run YAML as a person writes it: `extends`, and what another file may give is not required."""
+    """JSON Schema of a run YAML as a person writes it: with `extends`, so that no field is required."""
     schema = RunConfig.model_json_schema()
     file_names = {"type": "string"}
     schema["properties"] = {

@@ -19,7 +19,8 @@ def combinations_table() -> str:
         "| --- | --- | --- | --- |",
         *(_kind_row(kind) for kind in KINDS),
         "",
-        f"`{TOGETHER}`: they go together. A number: refused, with the reason below. `{NO_PAIR}`: a run has one of them.",
+        f"`{TOGETHER}`: they go together. A number: refused, with the reason below. "
+        f"`{NO_PAIR}`: a run has one of them.",
         "",
         f"| | {' | '.join(kind.short for kind in KINDS)} |",
         f"|{' --- |' * (len(KINDS) + 1)}",

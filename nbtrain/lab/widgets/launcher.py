@@ -25,18 +25,22 @@ from nbtrain.lab.widgets.panel import RunPanel
 from nbtrain.monitor.run_view import RunView
 
 STYLE = """<style>
-.nbtrain-form{border:1px solid var(--jp-border-color2,#d8dce1);border-radius:8px;padding:10px 14px 12px;max-width:1120px}
+.nbtrain-form{border:1px solid var(--jp-border-color2,#d8dce1);border-radius:8px;padding:10px 14px 12px;
+ max-width:1120px}
 .nbtrain-form .nbf-title{font-weight:600;font-size:15px}
 .nbtrain-form .nbf-section{font-weight:600;margin:6px 0 0;color:var(--jp-ui-font-color1,#1f2328)}
-.nbtrain-form .nbf-changed input,.nbtrain-form .nbf-changed select{border-color:var(--jp-brand-color1,#1976d2)!important;
+.nbtrain-form .nbf-changed input,.nbtrain-form .nbf-changed select{
+ border-color:var(--jp-brand-color1,#1976d2)!important;
  box-shadow:inset 3px 0 0 var(--jp-brand-color1,#1976d2)}
 .nbtrain-form .nbf-changed .widget-label{color:var(--jp-brand-color1,#1976d2)}
-.nbtrain-form .lm-TabBar-tab,.nbtrain-form .p-TabBar-tab{flex:0 0 auto!important;min-width:0!important;padding:0 9px!important}
+.nbtrain-form .lm-TabBar-tab,.nbtrain-form .p-TabBar-tab{flex:0 0 auto!important;min-width:0!important;
+ padding:0 9px!important}
 .nbtrain-form .nbf-side{padding-left:14px;font-variant-numeric:tabular-nums}
 .nbtrain-form .nbf-side .widget-html-content{font-size:12.5px;line-height:1.45}
 .nbtrain-form .nbf-side p{margin:8px 0 2px}
 .nbtrain-form .nbf-side table{border-collapse:collapse;margin:2px 0 8px;font-size:12px}
-.nbtrain-form .nbf-side td,.nbtrain-form .nbf-side th{text-align:left;padding:1px 14px 1px 0;vertical-align:top;
+.nbtrain-form .nbf-side td,.nbtrain-form .nbf-side th{text-align:left;padding:1px 14px 1px 0;
+ vertical-align:top;
  background:transparent;border:0}
 .nbtrain-form .nbf-head{color:var(--jp-ui-font-color2,#6b7280);font-size:11px;margin-top:8px}
 .nbtrain-form .nbf-good{color:var(--jp-success-color1,#2e9e4f);font-weight:600}

@@ -26,7 +26,8 @@ from nbtrain.monitor.runs import NO_JOB
 
 PUSH_SECONDS = 1.0
 
-RESCUE = """<div class="nbtrain-rescue" data-run="{name}" data-run-id="{run_id}" style="display:none"></div><script>
+RESCUE = """<div class="nbtrain-rescue" data-run="{name}" data-run-id="{run_id}" style="display:none">\
+</div><script>
 (() => {{
   const place = document.currentScript.previousElementSibling;
   const node = document.getElementById("jupyter-config-data");

@@ -47,7 +47,7 @@ def run_html(snapshot: dict[str, Any]) -> str:
     ]
     parts += [_events(snapshot), _table("Job", ("", ""), shown["job"]), _log(snapshot["log"])]
     frame = f"max-width:1000px;border:1px solid {LINE};border-radius:8px;padding:12px 16px"
-    return f'<div style="{frame};font-size:13px;{FONT};{NUMBERS}">{"".join(part for part in parts if part)}</div>'
+    return f'<div style="{frame};font-size:13px;{FONT};{NUMBERS}">{"".join(parts)}</div>'
 
 
 def run_text(snapshot: dict[str, Any]) -> str:

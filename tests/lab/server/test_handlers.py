@@ -141,7 +141,7 @@ def test_runs_and_a_run(server: Server, run: RunDir) -> None:
 
 
 def test_log_with_rank_and_offset(server: Server, run: RunDir) -> None:
-    """The end of a rank's log, then only what is new; the supervisor has a log too; a wrong rank is an error."""
+    """The end of a rank's log, then only what is new; the supervisor has one too; a wrong rank fails."""
     _, part = server.request("nbtrain/run/gpt-done/log?rank=0")
     assert part["text"].splitlines()[-1].startswith("step    20 |")
     with run.newest_job().log(0, 0).open("a") as stream:

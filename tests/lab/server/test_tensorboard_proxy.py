@@ -39,6 +39,9 @@ def test_extension_names_itself_and_importing_it_is_cheap() -> None:
     import subprocess
     import sys
 
-    code = "import sys, nbtrain.lab.server as s; print(s._jupyter_server_extension_points(), 'jupyter_server' in sys.modules)"
+    code = (
+        "import sys, nbtrain.lab.server as s; "
+        "print(s._jupyter_server_extension_points(), 'jupyter_server' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[{'module': 'nbtrain.lab.server'}] False\n"

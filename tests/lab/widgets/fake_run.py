@@ -1,6 +1,7 @@
 """A training job in a quarter second: writes what a supervisor and its ranks write, and trains nothing.
 
-    python tests/lab/widgets/fake_run.py <run dir> [--steps N] [--step-seconds S] [--world-size N] [--end STATE]
+    python tests/lab/widgets/fake_run.py <run dir> [--steps N] [--step-seconds S] [--world-size N]
+                                         [--end STATE]
 
 The process is the job's supervisor and its only rank, so that states, heartbeats, LOST and a stop by
 SIGTERM or control/request.json are those of a real job.

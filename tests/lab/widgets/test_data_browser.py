@@ -24,7 +24,7 @@ def watched(monkeypatch):
 
 
 def test_documents_by_number_and_by_text(make_config, texts):  # noqa: F811
-    """Number, slider and buttons show a document; text shows the next one that holds it, around the end too."""
+    """Number, slider and buttons show a document; a text shows the next that holds it, past the end too."""
     make_dataset(make_config(), texts)
     browser = DocumentBrowser(Browser("small"))
     assert texts[0] in browser.page.value
@@ -69,7 +69,7 @@ def test_learnt_tokens_are_coloured(make_config, texts):  # noqa: F811
 
 
 def test_card_in_a_live_notebook(make_config, texts, watched):  # noqa: F811
-    """nb.data_card is the card with its figures, and shows itself as a widget with the static page beside it."""
+    """nb.data_card is the card with its figures, and shows itself as a widget beside the static page."""
     make_dataset(make_config(), texts)
     card = nb.data_card("small")
     assert card.documents == 120

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 def test_executed_notebook_and_its_html_show_complete_pictures(
     workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run, the form, TensorBoard and the curves are static HTML and PNG; nothing is hidden behind a widget."""
+    """A run, the form, TensorBoard and the curves are static HTML and PNG; no widget hides them."""
     import nbformat
     import papermill
     from nbconvert import HTMLExporter

@@ -22,7 +22,8 @@ LONGEST = ("end_to_end", "parity")
 
 # Several ranks and several tests share few cores; OpenMP teams that wait for each other would crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-# torch's compiler keeps what it has compiled in one folder for all programs, whatever instructions they were allowed:
+# torch's compiler keeps what it has compiled in one folder for all programs, whatever instructions they were
+# allowed:
 # what was compiled for others ends the process ("free(): invalid pointer").
 _INSTRUCTIONS = os.environ.get("ATEN_CPU_CAPABILITY", "default")
 os.environ.setdefault(
@@ -77,7 +78,8 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session", params=["made", "shared"])
 def gpt2_files(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with vocab.json and merges.txt: a vocabulary of GPT-2's kind that is made here, and GPT-2's own."""
+    """A folder with vocab.json and merges.txt: a vocabulary of GPT-2's kind that is made here, and GPT-2's
+    own."""
     if request.param == "shared":
         return request.getfixturevalue("shared_data") / "gpt2"
     from tests.corpus import made
@@ -103,7 +105,8 @@ def chromium() -> str:
 
 @pytest.fixture(scope="session")
 def fork_server() -> Iterator["ForkServer"]:
-    """One process with torch loaded that forks the ranks of every test; for ranks on CPU without a supervisor."""
+    """One process with torch loaded that forks the ranks of every test; for ranks on CPU without a
+    supervisor."""
     from nbtrain.jobs.twin.fork_client import ForkServer
 
     with ForkServer() as server:

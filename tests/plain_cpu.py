@@ -1,8 +1,9 @@
 """A pytest plugin (-p tests.plain_cpu): torch says of this processor that it has no unit for 16-bit formats.
 
-With ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 around it, kernels are those of a processor without AVX-512 and
-AMX, in this process and in all that it starts. tests/end_to_end/test_plain_cpu.py runs a sample of the tests so; the
-whole suite: ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m pytest -p tests.plain_cpu
+With ATEN_CPU_CAPABILITY=avx2 and ONEDNN_MAX_CPU_ISA=AVX2 around it, kernels are those of a processor without
+AVX-512 and AMX, in this process and in all that it starts. tests/end_to_end/test_plain_cpu.py runs a sample
+of the tests so; the whole suite: ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2 python -m pytest -p
+tests.plain_cpu
 """
 
 import pytest

@@ -111,7 +111,8 @@ def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
 
 
 def add_validation(run: RunDir, step: int, loss: float | None) -> None:
-    """Write the validation loss after `step` into the manifest of its checkpoint, by rename; its files stay as they are."""
+    """Write the validation loss after `step` into the manifest of its checkpoint, by rename; its files stay
+    as they are."""
     path = run.checkpoint_manifest(step)
     manifest = files.read_json(path)
     assert manifest is not None
@@ -119,7 +120,8 @@ def add_validation(run: RunDir, step: int, loss: float | None) -> None:
 
 
 def reject(folder: Path, reason: str) -> None:
-    """Let a checkpoint count no more: its manifest moves into rejected.json, with the reason; its files stay."""
+    """Let a checkpoint count no more: its manifest moves into rejected.json, with the reason; its files
+    stay."""
     manifest = files.read_json(folder / MANIFEST)
     files.write_json(folder / REJECTED, {"reason": reason, "manifest": manifest})
     (folder / MANIFEST).unlink()
@@ -133,7 +135,8 @@ def problem(folder: Path) -> str | None:
 def prune(
     run: RunDir, newest: int, keep_last: int, keep_every_steps: int | None, keep_best: bool = False
 ) -> list[int]:
-    """Remove checkpoints that need not stay, and torn folders older than the newest; returns the removed steps."""
+    """Remove checkpoints that need not stay, and torn folders older than the newest; returns the removed
+    steps."""
     whole = [step for step in run.checkpoint_steps() if size_problem(run.checkpoint(step)) is None]
     keep = set(whole[-keep_last:]) | {newest}
     if keep_every_steps:

@@ -26,7 +26,8 @@ WORD_EMBEDDINGS = "word_embeddings.weight"
 
 @dataclass(frozen=True)
 class Target:
-    """Elements [start, start + count) of this tensor rank's part of a parameter, as this rank's optimizer holds them."""
+    """Elements [start, start + count) of this tensor rank's part of a parameter, as this rank's optimizer
+    holds them."""
 
     name: str
     start: int
@@ -93,8 +94,8 @@ def _check_shapes(
             shape[dim] //= tensor[1]
         if tuple(shape) != (live := live_shape(parameter)):
             raise CheckpointError(
-                f"{store.folder}: {name} is {tuple(stored.shape)} in the checkpoint; the model's part of it is "
-                f"{live}, and would be {tuple(shape)}."
+                f"{store.folder}: {name} is {tuple(stored.shape)} in the checkpoint; the model's part of it "
+                f"is {live}, and would be {tuple(shape)}."
             )
 
 
@@ -156,7 +157,8 @@ def _partitioned_targets(optimizer: Any, names: dict[int, str], store: Checkpoin
     if optimizer.swap_optimizer or optimizer.params_in_nvme_and_cpu:
         raise CheckpointError(
             "a checkpoint of another layout is not loaded into state that is offloaded to NVMe. Resume with "
-            "parallel.offload_optimizer.device and offload_param.device = cpu, or with the layout that it was saved in."
+            "parallel.offload_optimizer.device and offload_param.device = cpu, or with the layout that it "
+            "was saved in."
         )
     rank = torch.distributed.get_rank(optimizer.dp_process_group)
     live_groups = [
@@ -191,7 +193,8 @@ def _common_step(store: CheckpointStore, names: list[str]) -> float:
 def _moments(
     optimizer: Any, group: dict[str, Any], parameter: torch.Tensor, step: float
 ) -> dict[str, torch.Tensor]:
-    """exp_avg and exp_avg_sq of one tensor of the optimizer, made if Adam has not made them yet; sets its step.
+    """exp_avg and exp_avg_sq of one tensor of the optimizer, made if Adam has not made them yet; sets its
+    step.
 
     The step is a tensor of its own: torch counts it up in place, and one shared by all parameters would
     advance once for each of them.

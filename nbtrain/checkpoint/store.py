@@ -69,7 +69,8 @@ class TensorPart(NamedTuple):
     rank: int = 0
     size: int = 1
     dim: int | None = None
-    """The dimension along which the reader's ranks share it, whatever the checkpoint's did; None: each holds all of it."""
+    """The dimension along which the reader's ranks share it, whatever the checkpoint's did; None: each holds
+    all of it."""
 
 
 WHOLE = TensorPart()
@@ -106,8 +107,9 @@ class CheckpointStore:
         self._pieces: dict[tuple[int, int], dict[str, list[_Piece]]] = {}
         if layout.get("offload_optimizer") == "nvme" or layout.get("offload_param") == "nvme":
             raise CheckpointError(
-                f"{folder}: its optimizer state lies in NVMe swap files, which only the layout that wrote them "
-                "reads. Resume with that layout and parallel.offload_optimizer.device: cpu from a save of it."
+                f"{folder}: its optimizer state lies in NVMe swap files, which only the layout that wrote "
+                "them reads. Resume with that layout and parallel.offload_optimizer.device: cpu from a save "
+                "of it."
             )
 
     # --- what there is ------------------------------------------------------------------------------------
@@ -253,7 +255,8 @@ class CheckpointStore:
     # --- weights as the model holds them ------------------------------------------------------------------
 
     def weights(self, name: str) -> torch.Tensor:
-        """The whole weight in the format it was trained in; of ZeRO 3, which keeps no other, the rounded master."""
+        """The whole weight in the format it was trained in; of ZeRO 3, which keeps no other, the rounded
+        master."""
         parameter = self._parameter(name)
         if self.zero_stage == 3:
             return self.full(name).to(self.dtype)

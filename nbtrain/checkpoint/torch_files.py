@@ -39,7 +39,8 @@ def write_file(path: Path, state: Any) -> dict[str, Any]:
 
 
 def load_file(path: Path, mmap: bool = False) -> Any:
-    """A file of a checkpoint, on the CPU; with `mmap` its tensors are read from the file when they are looked at.
+    """A file of a checkpoint, on the CPU; with `mmap` its tensors are read from the file when they are looked
+    at.
 
     Raises CheckpointError if the file holds code, or anything else than tensors, plain values and the classes
     of DeepSpeed that are named here. No code of the file runs.

@@ -20,7 +20,8 @@ def load_model_weights(
     masters: bool = False,
     padded_vocab_size: int | None = None,
 ) -> dict[str, torch.Tensor]:
-    """The weights of a checkpoint of any layout, whole, by canonical name, on the CPU; no process group is needed.
+    """The weights of a checkpoint of any layout, whole, by canonical name, on the CPU; no process group is
+    needed.
 
     In the format they were trained in, or with `masters` the fp32 masters of the optimizer. step None is the
     newest whole checkpoint. The word embedding has as many rows as in the layout that saved it; with

@@ -81,7 +81,8 @@ class CheckpointWriter:
         return False
 
     def preserves_storage_sharing(self) -> bool:
-        """False keeps DeepSpeed from cloning every tensor before save(), which copies what needs it by itself."""
+        """False keeps DeepSpeed from cloning every tensor before save(), which copies what needs it by
+        itself."""
         return False
 
     def wait_for_copies(self) -> None:
@@ -172,7 +173,8 @@ class BackgroundSave:
 
 
 class _HostMemory:
-    """Copies of tensors in host memory that is taken once: the n-th copy of each save goes to the same place."""
+    """Copies of tensors in host memory that is taken once: the n-th copy of each save goes to the same
+    place."""
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
@@ -211,7 +213,8 @@ def _apart(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same tree of dicts and sequences with changed tensors; other values are copied, as they may live on."""
+    """The same tree of dicts and sequences with changed tensors; other values are copied, as they may live
+    on."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):

@@ -123,7 +123,8 @@ def _mending():
 
 
 def _has_bytes(text: str, num_bytes: int) -> bool:
-    """Whether a text has at least so many UTF-8 bytes; encodes the text only if its length leaves that open."""
+    """Whether a text has at least so many UTF-8 bytes; encodes the text only if its length leaves that
+    open."""
     if len(text) >= num_bytes:
         return True
     if text.isascii() or 4 * len(text) < num_bytes:

@@ -140,7 +140,8 @@ class NearIndex:
         self._kept = _SignatureRows(config.num_permutations)
 
     def signature(self, text: str) -> np.ndarray:
-        """MinHash of a text, uint32 [num_permutations]; the same in every process and with every hash seed."""
+        """MinHash of a text, uint32 [num_permutations]; the same in every process and with every hash
+        seed."""
         return signature(text, self.config)
 
     def add(self, signatures: np.ndarray) -> np.ndarray:
@@ -272,7 +273,10 @@ def bands(threshold: float, num_permutations: int) -> tuple[int, int]:
 
 
 def rensa_version() -> str:
-    """Of the installed rensa: signatures of different versions do not compare. Raises DataError without it."""
+    """Of the installed rensa: signatures of different versions do not compare.
+
+    Raises DataError without it.
+    """
     _rensa()
     return importlib.metadata.version("rensa")
 

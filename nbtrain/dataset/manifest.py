@@ -15,8 +15,8 @@ from nbtrain.base.workspace import display
 SCHEMA_VERSION = 1
 MASK_SUFFIX = "_loss_mask"
 LEVELS = ("document", "sentence")
-# BERT's vocabulary has 2.7 % unknown tokens in source code, T5's 6.9 %; in the language that they are made for, next to
-# none.
+# BERT's vocabulary has 2.7 % unknown tokens in source code, T5's 6.9 %; in the language that they are made
+# for, next to none.
 UNKNOWN_WARNED_FRACTION = 0.001
 
 
@@ -31,7 +31,8 @@ class DatasetManifest:
     sequences [first, last) that hold it; empty: brought as it is."""
     counts: dict[str, Any]
     """Of json_key's pair: documents, tokens (EOD counted), bytes (of text; None if it is not known), dropped
-    {reason: count}, and unknown_tokens, which a manifest may lack: tokens for text that the tokenizer cannot write."""
+    {reason: count}, and unknown_tokens, which a manifest may lack: tokens for text that the tokenizer cannot
+    write."""
     vocab_size: int
     dtype: str
     eod_id: int | None
@@ -115,6 +116,7 @@ def manifest_dtype(dtype: np.dtype) -> str:
 
 
 def added_unknown(manifests: Sequence[DatasetManifest]) -> dict[str, int]:
-    """{"unknown_tokens": n} of all of them, for the counts of one dataset made of them; {} if one has no count."""
+    """{"unknown_tokens": n} of all of them, for the counts of one dataset made of them; {} if one has no
+    count."""
     counted = [manifest.unknown_tokens for manifest in manifests]
     return {} if None in counted else {"unknown_tokens": sum(filter(None, counted))}

@@ -1,4 +1,5 @@
-"""Which attempt this rank belongs to, and its record in job.json, which says what changes from attempt to attempt.
+"""Which attempt this rank belongs to, and its record in job.json, which says what changes from attempt to
+attempt.
 
 The environment carries names alone: NBTRAIN_JOB and NBTRAIN_ATTEMPT.
 """

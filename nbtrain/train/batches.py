@@ -39,7 +39,8 @@ class Batch(NamedTuple):
     position_ids: torch.Tensor | None = None
     """int64 [b, seq_length]."""
     cu_seqlens: torch.Tensor | None = None
-    """int32 [documents + 1]: cumulative lengths over all b * seq_length tokens; each sample begins a document."""
+    """int32 [documents + 1]: cumulative lengths over all b * seq_length tokens; each sample begins a
+    document."""
     max_seqlen: int = 0
     """The longest of these documents."""
     dataset_ids: torch.Tensor | None = None
@@ -74,7 +75,8 @@ def training_rows(
 
 
 def evaluation_rows(num_samples: int, micro_batch_size: int, rank: int, size: int) -> Iterator[list[int]]:
-    """Positions of each micro batch of a data-parallel rank, for the first `num_samples` samples of a split."""
+    """Positions of each micro batch of a data-parallel rank, for the first `num_samples` samples of a
+    split."""
     yield from rank_positions(np.arange(num_samples), micro_batch_size, rank, size).tolist()
 
 
@@ -130,7 +132,8 @@ class Batches:
 
 
 class DatasetLosses:
-    """The loss of each named dataset in a step: of() before a micro batch's forward pass, sums() after the step.
+    """The loss of each named dataset in a step: of() before a micro batch's forward pass, sums() after the
+    step.
 
     Summed up on the device: nothing here waits for it.
     """

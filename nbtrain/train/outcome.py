@@ -1,4 +1,5 @@
-"""The rank's last word to its wrapper: one JSON object through the pipe whose number is in NBTRAIN_EXIT_FD."""
+"""The rank's last word to its wrapper: one JSON object through the pipe whose number is in
+NBTRAIN_EXIT_FD."""
 
 import json
 import os

@@ -1,4 +1,5 @@
-"""One optimizer step: its batch size and rates, its micro batches, the engine, and what is left behind for the report."""
+"""One optimizer step: its batch size and rates, its micro batches, the engine, and what is left behind for
+the report."""
 
 import contextlib
 import time
@@ -40,7 +41,8 @@ class StepResult:
     timer: StepTimer = field(repr=False)
     wall_seconds: float = 0.0
     dataset_losses: torch.Tensor | None = None
-    """[named datasets, 2], over all ranks: the sum of the losses of a dataset's learnt tokens, and their number."""
+    """[named datasets, 2], over all ranks: the sum of the losses of a dataset's learnt tokens, and their
+    number."""
     overflowed_scale: float | None = None
     """The loss scale at which fp16 overflowed, so that the weights did not move; None if it did not."""
     stability_counts: dict[str, int] = field(default_factory=dict)
@@ -143,7 +145,8 @@ class TrainingStep:
 
 @contextlib.contextmanager
 def smallest_scale_explained(config: RunConfig, step: int) -> Iterator[None]:
-    """DeepSpeed raises a bare Exception on every rank if gradients overflow at the smallest loss scale; say more."""
+    """DeepSpeed raises a bare Exception on every rank if gradients overflow at the smallest loss scale; say
+    more."""
     try:
         yield
     except Exception as error:
@@ -152,7 +155,7 @@ def smallest_scale_explained(config: RunConfig, step: int) -> Iterator[None]:
         smallest = config.precision.fp16.min_loss_scale
         raise StabilityError(
             f"step {step:,}: the gradient overflowed in fp16 at the smallest loss scale; "
-            f"{config.where('precision.fp16.min_loss_scale')}: precision.fp16.min_loss_scale = {smallest:,}. No loss "
-            "scale holds gradients this large. Lower lr_schedule.lr, or train in precision.dtype = bf16; then `nbtrain "
-            "resume` goes on from the newest checkpoint."
+            f"{config.where('precision.fp16.min_loss_scale')}: precision.fp16.min_loss_scale = {smallest:,}. "
+            "No loss scale holds gradients this large. Lower lr_schedule.lr, or train in precision.dtype = "
+            "bf16; then `nbtrain resume` goes on from the newest checkpoint."
         ) from error

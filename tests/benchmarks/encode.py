@@ -8,8 +8,8 @@
     figure      CPU seconds of the whole process and its children, the median over the rounds; memory is the peak
                 of the process (VmHWM). On a busy machine they are many times as large: look at uptime first
 
-datatrove's tokenizer, where it is installed, gets the first 10 MB. Engines that are not installed are left out,
-and it says so. The last table is memory alone, on seeded random words: no speed can be read from it.
+datatrove's tokenizer, where it is installed, gets the first 10 MB. Engines that are not installed are left
+out, and it says so. The last table is memory alone, on seeded random words: no speed can be read from it.
 """
 
 import argparse
@@ -57,7 +57,8 @@ lr_schedule: {{lr: 1.0e-3}}
 """
 
 
-# --- text -----------------------------------------------------------------------------------------------------
+# --- text
+# -----------------------------------------------------------------------------------------------------
 
 
 def installed_texts() -> Iterator[str]:
@@ -115,7 +116,8 @@ def write_text(path: Path, texts: Iterator[str], num_bytes: int) -> int:
     return min(written, num_bytes)
 
 
-# --- one contender ----------------------------------------------------------------------------------------------
+# --- one contender
+# ----------------------------------------------------------------------------------------------
 
 
 def use_engine(engine: str) -> None:
@@ -239,7 +241,8 @@ def measure(engine: str, argument: str, workspace: Path) -> dict:
     return {**json.loads(out.splitlines()[-1]), "cpu_seconds": usage.ru_utime + usage.ru_stime}
 
 
-# --- all of them --------------------------------------------------------------------------------------------------
+# --- all of them
+# --------------------------------------------------------------------------------------------------
 
 
 def vocabulary(workspace: Path, text: Path) -> tuple[Path, int]:
@@ -314,7 +317,8 @@ def compare(options: argparse.Namespace, workspace: Path) -> None:
         write_text(text, random_words(), options.memory_mb * 1_000_000)
         found = measure("fastokens", run_yaml(text, "random"), workspace)
         print(
-            f"\npeak memory at {options.memory_mb:,} MB of seeded random words: {found['peak_mib']:.0f} MiB (at most 250)"
+            f"\npeak memory at {options.memory_mb:,} MB of seeded random words: {found['peak_mib']:.0f} MiB "
+            "(at most 250)"
         )
 
 
@@ -323,7 +327,8 @@ def print_speed(results: dict, sizes: list[int], texts: dict[int, Path]) -> None
         return statistics.median(entry["cpu_seconds"] for entry in results[engine, megabytes])
 
     print(
-        f"\n{'engine':<12}{'MB':>6}{'CPU s':>9}{'MB per CPU s':>15}{'of fastokens':>15}{'peak MiB':>10}  same .bin"
+        f"\n{'engine':<12}{'MB':>6}{'CPU s':>9}{'MB per CPU s':>15}{'of fastokens':>15}{'peak MiB':>10}  "
+        "same .bin"
     )
     for (engine, megabytes), found in sorted(results.items(), key=lambda entry: (entry[0][1], entry[0][0])):
         seconds = cpu(engine, megabytes)
@@ -339,12 +344,14 @@ def print_speed(results: dict, sizes: list[int], texts: dict[int, Path]) -> None
         }
         print(
             f"\nmarginal MB per CPU s, {small} to {large} MB: fastokens {rates['fastokens']:.0f}, gigatoken "
-            f"{rates['gigatoken']:.0f}: {rates['fastokens'] / rates['gigatoken']:.2f}x of gigatoken's (at least 0.75)"
+            f"{rates['gigatoken']:.0f}: {rates['fastokens'] / rates['gigatoken']:.2f}x of gigatoken's (at "
+            "least 0.75)"
         )
         for megabytes in sizes:
             ratio = cpu("fastokens", megabytes) / cpu("gigatoken", megabytes)
             print(
-                f"whole process at {megabytes} MB: {ratio:.2f}x the CPU of the gigatoken variant (at most 1.3)"
+                f"whole process at {megabytes} MB: {ratio:.2f}x the CPU of the gigatoken variant (at most "
+                "1.3)"
             )
 
 

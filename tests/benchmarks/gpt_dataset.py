@@ -2,18 +2,19 @@
 
     python tests/benchmarks/gpt_dataset.py [--documents 1000000] [--tokens 200] [--epochs 20] [--rounds 3]
 
-Build: (a) ours, nbtrain.dataset.samples.gpt_dataset, as prepare does it: arrays filled inside their files, fsync included.
-(b) numpy as upstream writes it: numpy.mgrid, whole arrays, numpy.save. (c) megatron-core's GPTDataset with its cache,
-where it is installed, without its import. (d) ours with shuffle per_epoch: the first epoch alone.
-Blend: CPU seconds to choose the datasets of 10,000,000 samples by weight, of 2, 5 and 20 datasets: ours beside
-megatron-core's C++ loop.
-Read: microseconds a sample at seeded random positions, after one round that is not counted: (a) dataset[i],
-(e) dataset.sample(i) with positions, document bounds and EOD mask, (c) megatron-core's dataset[i] without masks.
+Build: (a) ours, nbtrain.dataset.samples.gpt_dataset, as prepare does it: arrays filled inside their files,
+fsync included. (b) numpy as upstream writes it: numpy.mgrid, whole arrays, numpy.save. (c) megatron-core's
+GPTDataset with its cache, where it is installed, without its import. (d) ours with shuffle per_epoch: the
+first epoch alone. Blend: CPU seconds to choose the datasets of 10,000,000 samples by weight, of 2, 5 and 20
+datasets: ours beside megatron-core's C++ loop. Read: microseconds a sample at seeded random positions, after
+one round that is not counted: (a) dataset[i], (e) dataset.sample(i) with positions, document bounds and EOD
+mask, (c) megatron-core's dataset[i] without masks.
 
-Each way is a process of its own, in turn, round after round; prints medians. Memory is what the process adds to what
-it had before: "own" is anonymous memory, which nothing but the process can free; "resident" counts mapped pages of the
-index files too, which the system takes back when it needs them. Token files are sparse zeros: building reads none.
-Asserts that (a), (b) and (c) give the same arrays, by their hash, and that blends are equal.
+Each way is a process of its own, in turn, round after round; prints medians. Memory is what the process adds
+to what it had before: "own" is anonymous memory, which nothing but the process can free; "resident" counts
+mapped pages of the index files too, which the system takes back when it needs them. Token files are sparse
+zeros: building reads none. Asserts that (a), (b) and (c) give the same arrays, by their hash, and that blends
+are equal.
 """
 
 import argparse
@@ -100,7 +101,8 @@ def ours(folder: Path, cache: Path, samples: int, shuffle: str = "megatron", mas
 
 
 def numpy_build(folder: Path, cache: Path, samples: int) -> dict[str, np.ndarray]:
-    """Upstream's _build_document_index and _build_shuffle_index; its sample index by a search over all documents."""
+    """Upstream's _build_document_index and _build_shuffle_index; its sample index by a search over all
+    documents."""
     from nbtrain.dataset.indexed import IndexedDataset
     from nbtrain.dataset.samples.gpt_index import epochs_needed
 

@@ -1,11 +1,13 @@
-"""Packing: CPU seconds and fill of best-fit-decreasing against two simpler ways, on the same lengths in one call.
+"""Packing: CPU seconds and fill of best-fit-decreasing against two simpler ways, on the same lengths in one
+call.
 
     python tests/benchmarks/packing.py [--sequences 200000] [--capacity 2048] [--rounds 3]
 
-(a) ours: nbtrain.dataset.samples.packing, which prepare and training call. (b) first-fit-decreasing: longest first, each into
-the first bin that holds it, with a tree of maxima, so that it too looks at few bins. (c) next-fit: whole examples
-one after the other, a new sequence where one does not fit. (d) one example a sequence. Lengths are log-normal
-(median 245, 1.0), cut at the capacity. Each round runs all of them in turn; prints the medians; asserts nothing.
+(a) ours: nbtrain.dataset.samples.packing, which prepare and training call. (b) first-fit-decreasing: longest
+first, each into the first bin that holds it, with a tree of maxima, so that it too looks at few bins. (c)
+next-fit: whole examples one after the other, a new sequence where one does not fit. (d) one example a
+sequence. Lengths are log-normal (median 245, 1.0), cut at the capacity. Each round runs all of them in turn;
+prints the medians; asserts nothing.
 """
 
 import argparse

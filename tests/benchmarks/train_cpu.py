@@ -3,19 +3,20 @@
     python tests/benchmarks/train_cpu.py [--rounds 5] [--seconds 20] [--compiled] [--layouts] [--trainer]
                                          [--precision masters] [--threads 2] [--dropout 0]
 
-(a) bare: our model in a bare PyTorch loop. (b) transformers: GPT2LMHeadModel in the same loop. (c) with --trainer,
-transformers' Trainer with DeepSpeed (ZeRO 1), which needs the package accelerate. (d) with --layouts, ours on two ranks
-of one thread: data, tensor, Ulysses and pipeline parallel. All with 6 layers, hidden 384, vocabulary 8192, sequences of
-512, batches of 8, AdamW (fused), gradient clipping; in fp32, in bf16 autocast and in bf16 weights with fp32 masters.
-Ours runs under torchrun with DeepSpeed, data from disk and all its records. A pipeline cuts the batch in four micro
-batches, so that of two stages' time a fifth is the bubble; two ranks of data parallelism take four sequences each.
+(a) bare: our model in a bare PyTorch loop. (b) transformers: GPT2LMHeadModel in the same loop. (c) with
+--trainer, transformers' Trainer with DeepSpeed (ZeRO 1), which needs the package accelerate. (d) with
+--layouts, ours on two ranks of one thread: data, tensor, Ulysses and pipeline parallel. All with 6 layers,
+hidden 384, vocabulary 8192, sequences of 512, batches of 8, AdamW (fused), gradient clipping; in fp32, in
+bf16 autocast and in bf16 weights with fp32 masters. Ours runs under torchrun with DeepSpeed, data from disk
+and all its records. A pipeline cuts the batch in four micro batches, so that of two stages' time a fifth is
+the bubble; two ranks of data parallelism take four sequences each.
 
 Every contender is started once and then stopped (SIGSTOP); a round lets each run alone for some seconds, in
 turn, so that a slow minute of the machine falls on all. A round's figure is tokens over the time between its
-first and last finished step. Prints the medians over the rounds and the ratios: to the bare loop, to the fastest
-transformers, and of the gains of bf16 and of compiling to the bare loop's own. Asserts nothing. Wants a quiet
-machine: check the load first. A stopped contender keeps its memory: with --layouts one --precision at a time fits
-24 GiB. Tokens per CPU second, beside them, stand up to a busy one with --threads 1.
+first and last finished step. Prints the medians over the rounds and the ratios: to the bare loop, to the
+fastest transformers, and of the gains of bf16 and of compiling to the bare loop's own. Asserts nothing. Wants
+a quiet machine: check the load first. A stopped contender keeps its memory: with --layouts one --precision at
+a time fits 24 GiB. Tokens per CPU second, beside them, stand up to a busy one with --threads 1.
 """
 
 import argparse
@@ -83,7 +84,8 @@ def loop(kind: str, precision: str, compiled: bool, dropout: float, log: Path) -
             sequences = batches[step % len(batches)]
             tokens, labels = sequences[:, :-1], sequences[:, 1:]
             with torch.autocast("cpu", torch.bfloat16, enabled=precision == "autocast"):
-                # transformers shifts the labels itself, so it is given the tokens: as many predictions but one.
+                # transformers shifts the labels itself, so it is given the tokens: as many predictions but
+                # one.
                 loss = model(tokens, labels) if kind == "bare" else model(tokens, labels=tokens).loss
             loss.backward()
             if precision == "masters":
@@ -371,7 +373,8 @@ def contest(options: argparse.Namespace, root: Path) -> None:
 
 
 def with_trainer(options: argparse.Namespace, precision: str) -> bool:
-    """Whether transformers' Trainer takes part: where it is asked for, and has a precision of its own for it."""
+    """Whether transformers' Trainer takes part: where it is asked for, and has a precision of its own for
+    it."""
     if not options.trainer or precision == "autocast":
         return False
     if importlib.util.find_spec("accelerate") is None:
@@ -398,7 +401,8 @@ def report(contenders: list[Contender], options: argparse.Namespace) -> None:
         spread = f"{min(contender.rates):,.0f} to {max(contender.rates):,.0f}"
         per_cpu_second = statistics.median(contender.cpu_rates)
         print(
-            f"  {contender.name:<32} {medians[contender.name]:>8,.0f}   ({spread}), {per_cpu_second:,.0f} per CPU second"
+            f"  {contender.name:<32} {medians[contender.name]:>8,.0f}   ({spread}), {per_cpu_second:,.0f} "
+            "per CPU second"
         )
     ratios(medians)
 

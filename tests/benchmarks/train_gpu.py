@@ -1,16 +1,19 @@
-"""Training speed on one GPU: our trainer, as a user runs it, against a bare loop of the same model, and transformers.
+"""Training speed on one GPU: our trainer, as a user runs it, against a bare loop of the same model, and
+transformers.
 
     python tests/benchmarks/train_gpu.py [--sizes 125m 1.3b] [--steps 16] [--compiled] [--transformers] [--zero-stage 1]
     python tests/benchmarks/train_gpu.py --smoke       the same on a CPU with a tiny model: only that it runs
 
-bf16, sequences of 2048, no dropout, no recomputation. Ours is `mode: perf` under torchrun with DeepSpeed, data from disk and
-its records. The bare loop has bf16 weights with fp32 masters, gradients summed in fp32, clipping, torch's fused AdamW.
-Both leave out the first quarter of the steps. MFU is model FLOPs over the datasheet peak; the fraction of the measured
-rate is over one large bf16 product on this very GPU, measured in the same call. The targets are 45 % of the measured
-rate for 125M and 50 % for 1.3B. Memory is what torch allocated at most, beside the plan's figure.
+bf16, sequences of 2048, no dropout, no recomputation. Ours is `mode: perf` under torchrun with DeepSpeed,
+data from disk and its records. The bare loop has bf16 weights with fp32 masters, gradients summed in fp32,
+clipping, torch's fused AdamW. Both leave out the first quarter of the steps. MFU is model FLOPs over the
+datasheet peak; the fraction of the measured rate is over one large bf16 product on this very GPU, measured in
+the same call. The targets are 45 % of the measured rate for 125M and 50 % for 1.3B. Memory is what torch
+allocated at most, beside the plan's figure.
 
-Contenders run one after the other, each alone on the GPU. Prints figures and asserts nothing; without a GPU it says so
-and ends. A tree that is not installed runs it with PYTHONPATH set to the tree and to a folder with DeepSpeed.
+Contenders run one after the other, each alone on the GPU. Prints figures and asserts nothing; without a GPU
+it says so and ends. A tree that is not installed runs it with PYTHONPATH set to the tree and to a folder with
+DeepSpeed.
 """
 
 import argparse
@@ -81,7 +84,8 @@ def run_yaml_overrides(size: Size, options: argparse.Namespace, device: str) -> 
     }
 
 
-# --- ours -----------------------------------------------------------------------------------------------------
+# --- ours
+# -----------------------------------------------------------------------------------------------------
 
 
 def ours(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
@@ -119,11 +123,13 @@ def ours(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
         }
 
 
-# --- a loop without us ----------------------------------------------------------------------------------------
+# --- a loop without us
+# ----------------------------------------------------------------------------------------
 
 
 def loop(kind: str, name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
-    """bf16 weights, fp32 masters and gradients, clipping, fused AdamW; batches that lie on the device already."""
+    """bf16 weights, fp32 masters and gradients, clipping, fused AdamW; batches that lie on the device
+    already."""
     import torch
 
     size, on_gpu = SIZES[name], device == "gpu"
@@ -225,11 +231,13 @@ def transformers_model(size: Size):
     )
 
 
-# --- the contest ----------------------------------------------------------------------------------------------
+# --- the contest
+# ----------------------------------------------------------------------------------------------
 
 
 def contender(kind: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:
-    """In a process of its own, so that its memory is its own; None where it failed, with its last lines told."""
+    """In a process of its own, so that its memory is its own; None where it failed, with its last lines
+    told."""
     command = [sys.executable, __file__, "--contender", kind, "--sizes", name, "--steps", str(options.steps)]
     command += ["--zero-stage", str(options.zero_stage), "--timeout", str(options.timeout)]
     command += ["--compiled"] * options.compiled + ["--smoke"] * options.smoke
@@ -263,11 +271,14 @@ def tell(name: str, found: dict[str, dict[str, Any]], device: str, options: argp
     size = SIZES[name]
     print(
         f"\n{name}: {size.layers} layers, hidden {size.hidden}, seq {size.seq}, micro batch {size.micro} x "
-        f"{size.accumulation}, bf16, ZeRO {options.zero_stage}, {'compiled' if options.compiled else 'eager'}, "
-        f"{options.steps} steps on {device_name(device)}; measured matrix rate {mine['measured_matmul_flops'] / 1e12:.4g} TFLOP/s"
+        f"{size.accumulation}, bf16, ZeRO {options.zero_stage}, "
+        f"{'compiled' if options.compiled else 'eager'}, "
+        f"{options.steps} steps on {device_name(device)}; measured matrix rate "
+        f"{mine['measured_matmul_flops'] / 1e12:.4g} TFLOP/s"
     )
     print(
-        f"  {'':<13} {'tokens/s':>10} {'s a step':>9} {'TFLOP/s':>8} {'MFU':>7} {'of measured':>12} {'peak GiB':>9} {'planned':>8}"
+        f"  {'':<13} {'tokens/s':>10} {'s a step':>9} {'TFLOP/s':>8} {'MFU':>7} {'of measured':>12} "
+        f"{'peak GiB':>9} {'planned':>8}"
     )
     for kind, figures in found.items():
         flops = figures["tokens_per_second"] * peak_rate
@@ -280,8 +291,8 @@ def tell(name: str, found: dict[str, dict[str, Any]], device: str, options: argp
         peak = f"{figures['peak_bytes'] / 2**30:.1f}" if figures["peak_bytes"] else "-"
         planned = f"{figures['planned_bytes'] / 2**30:.1f}" if "planned_bytes" in figures else ""
         print(
-            f"  {kind:<13} {figures['tokens_per_second']:>10,.0f} {figures['step_seconds']:>9.4f} {flops / 1e12:>8.1f} "
-            f"{mfu:>7} {fraction:>12.1%} {peak:>9} {planned:>8}"
+            f"  {kind:<13} {figures['tokens_per_second']:>10,.0f} {figures['step_seconds']:>9.4f} "
+            f"{flops / 1e12:>8.1f} {mfu:>7} {fraction:>12.1%} {peak:>9} {planned:>8}"
         )
     for kind, figures in found.items():
         if kind != "ours":
@@ -289,7 +300,8 @@ def tell(name: str, found: dict[str, dict[str, Any]], device: str, options: argp
     if name in TARGETS:
         reached = "reached" if mine["matmul_fraction"] >= TARGETS[name] else "missed"
         print(
-            f"  target {TARGETS[name]:.0%} of the measured rate: {reached} with {mine['matmul_fraction']:.1%}",
+            f"  target {TARGETS[name]:.0%} of the measured rate: {reached} with "
+            f"{mine['matmul_fraction']:.1%}",
             flush=True,
         )
 

@@ -2,11 +2,11 @@
 
     python tests/benchmarks/wiki.py DUMP.xml.bz2 [--rounds 5] [--wikiextractor PYTHON]
 
-Both read the same .xml.bz2 and write the text of its articles, each as one whole process (start-up and children
-included), in turn in one call. wikiextractor (AGPL-3.0; no part of nbtrain) is run by the Python that is given,
-or by this one where it can be imported; without it our figures stand alone. Prints medians and their ratio;
-asserts nothing. Where a sample is small, start-up counts: --repeat writes its pages several times into one dump
-(both get the same), which shows the rate of a long one.
+Both read the same .xml.bz2 and write the text of its articles, each as one whole process (start-up and
+children included), in turn in one call. wikiextractor (AGPL-3.0; no part of nbtrain) is run by the Python
+that is given, or by this one where it can be imported; without it our figures stand alone. Prints medians and
+their ratio; asserts nothing. Where a sample is small, start-up counts: --repeat writes its pages several
+times into one dump (both get the same), which shows the rate of a long one.
 """
 
 import argparse
@@ -57,7 +57,8 @@ def cpu_seconds(command: list[str]) -> float:
 
 
 def texts(path: Path) -> list[str]:
-    """All texts of a file, or of the folder that wikiextractor writes; it keeps redirects as empty articles."""
+    """All texts of a file, or of the folder that wikiextractor writes; it keeps redirects as empty
+    articles."""
     paths = sorted(path.rglob("wiki_*")) if path.is_dir() else [path]
     read = [json.loads(line)["text"] for one in paths for line in one.read_text().splitlines()]
     return [text for text in read if text.strip()]
@@ -119,14 +120,16 @@ def main() -> None:
                 for kind, pattern in RESIDUE.items()
             }
             print(
-                f"{name:14} {median:6.2f} CPU s ({min(seconds[name]):.2f} to {max(seconds[name]):.2f}), {len(read):,} articles, "
-                f"{rates[name]:.0f} articles/CPU s, {sum(map(len, read)):,} characters"
+                f"{name:14} {median:6.2f} CPU s ({min(seconds[name]):.2f} to {max(seconds[name]):.2f}), "
+                f"{len(read):,} articles, {rates[name]:.0f} articles/CPU s, {sum(map(len, read)):,} "
+                "characters"
             )
             shown = ", ".join(f"{kind} {count}" for kind, count in left.items() if count) or "none"
             print(f"{'':14} residue per 100 articles: {100 * sum(left.values()) / len(read):.1f} ({shown})")
         if peer:
             print(
-                f"articles per CPU second, nbtrain / wikiextractor: {rates['nbtrain'] / rates['wikiextractor']:.2f}"
+                "articles per CPU second, nbtrain / wikiextractor: "
+                f"{rates['nbtrain'] / rates['wikiextractor']:.2f}"
             )
 
 

@@ -63,7 +63,8 @@ def events(run: RunDir, kind: str) -> list[dict]:
 
 
 def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path, ranks):
-    """Loss by loss, and all state bit by bit; the best checkpoint stays; the stall is told apart from the writing.
+    """Loss by loss, and all state bit by bit; the best checkpoint stays; the stall is told apart from the
+    writing.
 
     Its disk is so slow that each checkpoint is written while further steps are made.
     """
@@ -92,7 +93,8 @@ def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path, ranks):
 
 
 def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_path, ranks):
-    """Training goes on beside a hanging disk; killed there, the run resumes from the last whole one, bit by bit."""
+    """Training goes on beside a hanging disk; killed there, the run resumes from the last whole one, bit by
+    bit."""
     straight = launch.make_run(tmp_path, RUN, "straight")
     ranks.train(straight)
     run = launch.make_run(tmp_path, {**RUN, "checkpoint.async_save": True}, "killed")
@@ -109,7 +111,8 @@ def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_pat
     ranks.train(run)
     said = [event["message"] for event in events(run, "warning")]
     assert said == [
-        "checkpoint global_step4 is not used: it has no manifest.json: its writing was cut off; trying the one before it"
+        "checkpoint global_step4 is not used: it has no manifest.json: its writing was cut off; trying the "
+        "one before it"
     ]
     assert launch.trace(run) == launch.trace(straight)
     made = ResumeCertificate.read(run.newest_job().resume_json)

@@ -87,7 +87,8 @@ def test_a_manifest_of_another_form_is_told(run, content):
 
 
 def test_a_rejected_checkpoint_counts_no_more_and_keeps_its_files(run):
-    """Nobody who looks at sizes alone takes it for whole; pruning counts the others; a good copy counts again."""
+    """Nobody who looks at sizes alone takes it for whole; pruning counts the others; a good copy counts
+    again."""
     for step in (10, 20, 30):
         write(run, step)
     manifests.reject(run.checkpoint(30), "its weights rot")
@@ -115,7 +116,8 @@ class RunsCode:
     "options", [{}, {"pickle_protocol": 4}, {"_use_new_zipfile_serialization": False}], ids=str
 )
 def test_a_checkpoint_that_holds_code_is_not_loaded(run, tmp_path, options):
-    """Its manifest is right, so whoever wrote the code wrote that too; nothing of torch's advice is passed on."""
+    """Its manifest is right, so whoever wrote the code wrote that too; nothing of torch's advice is passed
+    on."""
     write(run, 10)
     write(run, 20)
     path = run.checkpoint(20) / "mp_rank_00_model_states.pt"

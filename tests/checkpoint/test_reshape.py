@@ -1,7 +1,7 @@
 """Checkpoints of any layout go on in any other: byte for byte at the load, and the loss curve behind it.
 
-A source is trained to half of its steps; then each target loads its checkpoint, saves it again at once, so that both can
-be compared tensor by tensor, and trains to the end.
+A source is trained to half of its steps; then each target loads its checkpoint, saves it again at once, so
+that both can be compared tensor by tensor, and trains to the end.
 """
 
 import pytest
@@ -81,7 +81,8 @@ def test_fp32_goes_on_where_it_was(place, source, target):
 
 @pytest.mark.parametrize("source, target", HALF_PAIRS, ids=[f"{a} - {b}" for a, b in HALF_PAIRS])
 def test_16_bit_masters_and_moments_are_kept_bit_for_bit(place, source, target):
-    """The weights that are computed with are the masters' rounding; the loss goes on to the rounding of 16 bits."""
+    """The weights that are computed with are the masters' rounding; the loss goes on to the rounding of 16
+    bits."""
     saved = place.source(source)
     run = place.target(saved, target)
     ranks = layout(target)[0]

@@ -28,7 +28,10 @@ def written(run, to) -> list[dict]:
     [("d2 z3", "d2 z1"), ("t2 z1", "z2"), ("z1 bf16", "d2 z2 bf16")],
 )
 def test_deepspeed_reads_what_is_written_of_any_layout(place, source, target):
-    """Bit for bit: masters, moments and steps. Rows that stand for no token are DeepSpeed's to fill: with 0."""
+    """Bit for bit: masters, moments and steps.
+
+    Rows that stand for no token are DeepSpeed's to fill: with 0.
+    """
     saved = place.source(source)
     to = place.root / f"{source} {target}" / "universal" / "global_step2"
     answers = written(saved, to)

@@ -1,4 +1,5 @@
-"""Files of a checkpoint: hashed while written, apart from the live state, by a thread that tells what went wrong."""
+"""Files of a checkpoint: hashed while written, apart from the live state, by a thread that tells what went
+wrong."""
 
 import collections
 import hashlib
@@ -53,7 +54,8 @@ class Scaler:
 
 
 def test_a_copy_holds_nothing_of_the_live_state(tmp_path):
-    """Whatever moves behind save() - weights, views, counts, objects - the file is of the moment of save()."""
+    """Whatever moves behind save() - weights, views, counts, objects - the file is of the moment of
+    save()."""
     flat = torch.arange(5000, dtype=torch.float32)
     parameter = torch.nn.Parameter(flat[1000:2000])
     scaler = Scaler()

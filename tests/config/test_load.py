@@ -534,7 +534,8 @@ def test_a_resolved_file_must_say_everything(tmp_path):
 
 
 def test_a_resolved_file_of_an_earlier_revision_opens(tmp_path):
-    """Fields that came later take their default; each of them is a field, and no resume takes it for a change."""
+    """Fields that came later take their default; each of them is a field, and no resume takes it for a
+    change."""
     config, path = load("gpt-tiny"), tmp_path / "config.yaml"
     assert set(ADDED_LATER) <= set(field_keys())
     values = config.model_dump()

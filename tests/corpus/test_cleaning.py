@@ -46,7 +46,10 @@ def test_empty_documents_always_go(settings):
 
 
 def test_trivial():
-    """The default mends nothing and drops what is empty; any rule ends that. Deduplication is not its matter."""
+    """The default mends nothing and drops what is empty; any rule ends that.
+
+    Deduplication is not its matter.
+    """
     assert Cleaner(CleaningConfig()).is_trivial
     assert Cleaner(CleaningConfig(exact_dedup=False)).is_trivial
     for settings in (
@@ -123,7 +126,8 @@ def test_long_words():
 
 @pytest.mark.parametrize("name", ALL_TEXTS)
 def test_ordinary_text_of_every_script_stays(name):
-    """Limits as strict as a person would set them drop no prose, no code and no small table for its script."""
+    """Limits as strict as a person would set them drop no prose, no code and no small table for its
+    script."""
     text = ALL_TEXTS[name]
     settings = {
         "max_symbol_fraction": 0.25,

@@ -13,7 +13,8 @@ from nbtrain.corpus import sentences
 @pytest.mark.parametrize(
     ("language", "text", "expected"),
     [
-        ("en", "Dr. Smith went home.  It was 3.5 km.\n\nThen he slept. ", ["Dr. Smith went home.", "It was 3.5 km.", "Then he slept."]),
+        ("en", "Dr. Smith went home.  It was 3.5 km.\n\n"
+            "Then he slept. ", ["Dr. Smith went home.", "It was 3.5 km.", "Then he slept."]),
         ("zh", "今天很好。明天也好！", ["今天很好。", "明天也好！"]),
         ("hi", "यह है। वह है।", ["यह है।", "वह है।"]),
         ("de", "Das ist z.B. ein Satz. Noch einer.", ["Das ist z.B. ein Satz.", "Noch einer."]),

@@ -1,4 +1,5 @@
-"""A dataset in the data home as prepare would leave it, made in a few lines: for tests of what reads datasets."""
+"""A dataset in the data home as prepare would leave it, made in a few lines: for tests of what reads
+datasets."""
 
 from collections.abc import Sequence
 from typing import Any

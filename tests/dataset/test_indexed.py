@@ -126,8 +126,8 @@ def refuses(message, call, *arguments, **keywords):
 def test_id_outside_the_vocabulary(prefix):
     """An id that the vocabulary does not have is refused, not cast."""
     refuses(
-        "data/text_document.bin: token id 100 is outside the vocabulary of 100 entries. The tokenizer and its "
-        "vocab_size do not agree.",
+        "data/text_document.bin: token id 100 is outside the vocabulary of 100 entries. The tokenizer and "
+        "its vocab_size do not agree.",
         write,
         prefix,
         [[1, 100]],
@@ -137,8 +137,8 @@ def test_id_outside_the_vocabulary(prefix):
 def test_vocabulary_larger_than_dtype(prefix):
     """uint16 cannot hold 70,000 ids, said before anything is written."""
     refuses(
-        "data/text_document.bin: a vocabulary of 70,000 has ids up to 69,999, but uint16 holds at most 65,535. "
-        "Encode again with dtype int32, or use a tokenizer of at most 65,536 entries.",
+        "data/text_document.bin: a vocabulary of 70,000 has ids up to 69,999, but uint16 holds at most "
+        "65,535. Encode again with dtype int32, or use a tokenizer of at most 65,536 entries.",
         write,
         prefix,
         [[1]],
@@ -160,8 +160,9 @@ def test_truncated_bin(prefix):
     binary = prefix.with_suffix(".bin")
     binary.write_bytes(binary.read_bytes()[:-5])
     refuses(
-        "data/text_document.bin: truncated: 7 bytes, but data/text_document.idx counts 6 tokens of 2 bytes = 12 "
-        "bytes; 5 bytes are missing. Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
+        "data/text_document.bin: truncated: 7 bytes, but data/text_document.idx counts 6 tokens of 2 bytes = "
+        "12 bytes; 5 bytes are missing. Copy the file again, or make it again with `nbtrain prepare RUN.yaml "
+        "--force`.",
         IndexedDataset,
         prefix,
     )
@@ -173,8 +174,8 @@ def test_bin_of_another_pair(prefix):
     with prefix.with_suffix(".bin").open("ab") as stream:
         stream.write(bytes(2))
     refuses(
-        "data/text_document.bin: 14 bytes, but data/text_document.idx counts 12: 2 bytes too many. The two files are "
-        "not of one pair: copy both again.",
+        "data/text_document.bin: 14 bytes, but data/text_document.idx counts 12: 2 bytes too many. The two "
+        "files are not of one pair: copy both again.",
         IndexedDataset,
         prefix,
     )
@@ -201,34 +202,38 @@ def put(offset, value):
         (
             put(0, b"NOTINDEX\0"),
             "data/text_document.idx: not a Megatron index: must start with b'MMIDIDX\\x00\\x00', starts with "
-            "b'NOTINDEX\\x00'. Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
+            "b'NOTINDEX\\x00'. Copy the file again, or make it again with `nbtrain prepare RUN.yaml "
+            "--force`.",
         ),
         (
             put(0, b"TNTIDX\0\0"),
-            "data/text_document.idx: the `lazy`/`cached` format of old Megatron (TNTIDX). Only `mmap` is read: "
-            "convert it with Megatron's tools, or prepare the data again.",
+            "data/text_document.idx: the `lazy`/`cached` format of old Megatron (TNTIDX). Only `mmap` is "
+            "read: convert it with Megatron's tools, or prepare the data again.",
         ),
         (
             put(9, b"\2"),
-            "data/text_document.idx: index version 2, must be 1. Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
+            "data/text_document.idx: index version 2, must be 1. Copy the file again, or make it again with "
+            "`nbtrain prepare RUN.yaml --force`.",
         ),
         (
             put(17, b"\x0b"),
-            "data/text_document.idx: dtype code 11, must be one of 1 to 8. Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
+            "data/text_document.idx: dtype code 11, must be one of 1 to 8. Copy the file again, or make it "
+            "again with `nbtrain prepare RUN.yaml --force`.",
         ),
         (
             lambda content: content[:-8],
-            "data/text_document.idx: 74 bytes, but its header names 2 sequences and 3 document entries = 82 bytes. "
-            "Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
+            "data/text_document.idx: 74 bytes, but its header names 2 sequences and 3 document entries = 82 "
+            "bytes. Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`.",
         ),
         (
             lambda content: content + bytes(2),
-            "data/text_document.idx: a multimodal index (one mode byte per sequence); only text is read. Write it without modes.",
+            "data/text_document.idx: a multimodal index (one mode byte per sequence); only text is read. "
+            "Write it without modes.",
         ),
         (
             put(HEADER.size + 8, b"\2"),
-            "data/text_document.idx: sequence 0 starts at byte 2, must be 0: offsets are the running sum of the "
-            "lengths. Copy the file again, or make the index again.",
+            "data/text_document.idx: sequence 0 starts at byte 2, must be 0: offsets are the running sum of "
+            "the lengths. Copy the file again, or make the index again.",
         ),
         (
             put(HEADER.size + 24, b"\1"),
@@ -248,8 +253,8 @@ def test_verify_finds_ids_of_another_tokenizer(prefix):
     write(prefix, [[1, 50]])
     assert IndexedDataset(prefix).verify(51) == 50
     refuses(
-        "data/text_document.bin: holds token id 50, but the vocabulary has 50 entries (ids below 50). It was made "
-        "with another tokenizer: set tokenizer.vocab_size to that one's, or encode again.",
+        "data/text_document.bin: holds token id 50, but the vocabulary has 50 entries (ids below 50). It was "
+        "made with another tokenizer: set tokenizer.vocab_size to that one's, or encode again.",
         IndexedDataset(prefix).verify,
         50,
     )
@@ -347,12 +352,13 @@ def test_a_block_is_checked_when_it_is_first_read(prefix, monkeypatch):
 
 
 def test_never_fewer_tokens_than_asked_for(prefix):
-    """A part that a sequence does not hold is refused, not cut short; a sequence that is not there is IndexError."""
+    """A part that a sequence does not hold is refused, not cut short; a sequence that is not there is
+    IndexError."""
     write(prefix, [[1, 2, 3, 4], [5, 6]])
     dataset = IndexedDataset(prefix)
     refuses(
-        "data/text_document.bin: sequence 0 holds 5 tokens; 3 from 3 on were asked for. The index that asks was made "
-        "of other data: remove index-cache/.",
+        "data/text_document.bin: sequence 0 holds 5 tokens; 3 from 3 on were asked for. The index that asks "
+        "was made of other data: remove index-cache/.",
         dataset.get,
         0,
         3,
@@ -369,11 +375,13 @@ def test_never_fewer_tokens_than_asked_for(prefix):
             dataset[sequence]
 
 
-# --- several sequences in a document, loss masks, other data --------------------------------------------------
+# --- several sequences in a document, loss masks, other data
+# --------------------------------------------------
 
 
 def test_sentences_of_documents(prefix):
-    """Several sequences per document: EOD behind the last that has tokens, as Megatron puts it; empty ones go."""
+    """Several sequences per document: EOD behind the last that has tokens, as Megatron puts it; empty ones
+    go."""
     with IndexedWriter(prefix, 100, 9) as writer:
         # Documents [1 | 2 3 | -], [-], [4], in one batch; then [5 | 6] in another, then [7] as one sequence.
         writer.add_batch(
@@ -403,7 +411,8 @@ def test_plain_documents_then_sentences(prefix):
     ("offsets", "ends"), [([0, 1], None), ([1, 3], None), ([0, 2, 1, 3], None), ([0, 3], [2])]
 )
 def test_arrays_that_do_not_fit_are_our_own_mistake(prefix, offsets, ends):
-    """Offsets that leave ids out, and document ends that leave sequences out, are no data that came from outside."""
+    """Offsets that leave ids out, and document ends that leave sequences out, are no data that came from
+    outside."""
     with pytest.raises(ValueError, match="must rise"), IndexedWriter(prefix, 100, 9) as writer:
         writer.add_batch(np.arange(3), np.array(offsets), None if ends is None else np.array(ends))
     assert list(prefix.parent.iterdir()) == []
@@ -493,7 +502,8 @@ print(json.dumps({
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["uint16", "int32", "uint8", "float64"])
 def test_both_ways_with_megatron_core(prefix, dtype):
-    """megatron-core reads what is written here, and what its builder writes is read here, sentences and all."""
+    """megatron-core reads what is written here, and what its builder writes is read here, sentences and
+    all."""
     if importlib.util.find_spec("megatron") is None:
         pytest.skip("megatron-core is not installed")
     with IndexedWriter(prefix, None, 9, dtype) as writer:

@@ -1,4 +1,5 @@
-"""Merging: the same bytes as one writer and as megatron-core, masks and manifests along, refusals before any write."""
+"""Merging: the same bytes as one writer and as megatron-core, masks and manifests along, refusals before any
+write."""
 
 import hashlib
 import importlib.util
@@ -135,12 +136,13 @@ def refuses(message, *arguments):
 
 
 def test_refusals_write_nothing(folder, monkeypatch):
-    """Another dtype, an output that is there and a full disk are told with numbers, before anything is written."""
+    """Another dtype, an output that is there and a full disk are told with numbers, before anything is
+    written."""
     a, b = pair(folder, "a", [[1, 2]]), pair(folder, "b", [[1]], "int32")
     before = sorted(folder.iterdir())
     refuses(
-        "data/b: holds int32, data/a holds uint16. Pairs of different dtypes cannot be merged: encode one again with "
-        "the other's.",
+        "data/b: holds int32, data/a holds uint16. Pairs of different dtypes cannot be merged: encode one "
+        "again with the other's.",
         folder / "all",
         [a, b],
     )
@@ -163,8 +165,8 @@ def test_another_tokenizer_is_refused(make_config, texts):
     mine = dataset_of(config).manifest()
     refuses(
         f"data/dataset/other/text_document: tokenizer_sha256 is {manifest.tokenizer_sha256[:12]}, "
-        f"data/dataset/small/text_document has {mine.tokenizer_sha256[:12]}: the same ids would mean different text. "
-        "Encode one again with the other's tokenizer.",
+        f"data/dataset/small/text_document has {mine.tokenizer_sha256[:12]}: the same ids would mean "
+        "different text. Encode one again with the other's tokenizer.",
         "all",
         ["small", "other"],
     )
@@ -201,8 +203,8 @@ def test_a_name_that_cannot_be_one(folder):
     with pytest.raises(DataError) as caught:
         merge("bad_NAME", [pair(folder, "one", [[1, 2]]), pair(folder, "two", [[3]])])
     assert str(caught.value) == (
-        "bad_NAME: the name of a new dataset must be 1 to 53 lower case letters, digits and inner dashes, e.g. "
-        "gpt-125m-2xdp; a prefix elsewhere has a folder, e.g. ./bad_NAME."
+        "bad_NAME: the name of a new dataset must be 1 to 53 lower case letters, digits and inner dashes, "
+        "e.g. gpt-125m-2xdp; a prefix elsewhere has a folder, e.g. ./bad_NAME."
     )
 
 
@@ -232,7 +234,8 @@ def test_every_key_is_merged(make_config, workspace, capsys):
         key = stem.removesuffix("_document")
         assert [browser.document(number).text for number in range(12)] == [row[key] for row in rows]
     assert verify("all").facts["beside it"] == "title_document"
-    refuses("data/dataset/all/text_document.bin: there already. Merge to another name or folder, or move it away.",
+    refuses("data/dataset/all/text_document.bin: there already. Merge to another name or folder, or move it "
+        "away.",
         "all", ["one", "two"])  # fmt: skip
     refuses(
         "data/title_document: another pair of the inputs has this name. Merge to another prefix, e.g. "
@@ -257,9 +260,9 @@ def test_a_key_of_some_inputs_is_refused(make_config, workspace):
     keyed(make_config, workspace, "one", 5)
     keyed(make_config, workspace, "two", 5, keys=())
     refuses(
-        "data/dataset/one/title_document: data/dataset/two/text_document has no title_document beside it. Every input "
-        "must have the same pairs: encode again with the same data.extra_json_keys, or name one pair of each input by "
-        "its prefix, e.g. data/dataset/one/text_document.",
+        "data/dataset/one/title_document: data/dataset/two/text_document has no title_document beside it. "
+        "Every input must have the same pairs: encode again with the same data.extra_json_keys, or name one "
+        "pair of each input by its prefix, e.g. data/dataset/one/text_document.",
         "all",
         ["two", "one"],
     )
@@ -267,8 +270,9 @@ def test_a_key_of_some_inputs_is_refused(make_config, workspace):
     with IndexedWriter(short.prefix, 300, 0) as writer:
         writer.add_document(np.array([1]))
     refuses(
-        "data/dataset/one/title_document: 1 documents, data/dataset/one/text_document beside it has 5. Document k must "
-        "be the same record in both: encode again, or name one pair of each input by its prefix.",
+        "data/dataset/one/title_document: 1 documents, data/dataset/one/text_document beside it has 5. "
+        "Document k must be the same record in both: encode again, or name one pair of each input by its "
+        "prefix.",
         "all",
         ["one", "one"],
     )
@@ -279,8 +283,8 @@ def test_levels_are_not_mixed(folder):
     """Sequences that are documents and sequences that are sentences are not one dataset."""
     documents, sentences = pair(folder, "a_document", [[1, 2]]), pair(folder, "a_sentence", [[1], [2]])
     refuses(
-        "data/a_sentence: its sequences are sentences, those of data/a_document are documents. Only pairs of one level "
-        "can be merged: encode one again with the other's data.split_sentences.",
+        "data/a_sentence: its sequences are sentences, those of data/a_document are documents. Only pairs of "
+        "one level can be merged: encode one again with the other's data.split_sentences.",
         folder / "all",
         [documents, sentences],
     )

@@ -37,13 +37,15 @@ def refuses(message, call, *arguments):
 
 
 def test_detected_and_mended(prefix):
-    """The damage is named with the verb that mends it; the mended index is the one that ours would have been."""
+    """The damage is named with the verb that mends it; the mended index is the one that ours would have
+    been."""
     right = uncounted(prefix, [[1, 2, 3], [4]])
     before = prefix.with_suffix(".idx").read_bytes()
     refuses(
         "data/text_document.bin: 2 tokens more than the index counts, one per document: Megatron-DeepSpeed's "
-        "--append-eod writes the end-of-document token without counting it, so document k would start k tokens "
-        "early. Mend the index with `nbtrain data repair data/text_document`, or prepare the data again.",
+        "--append-eod writes the end-of-document token without counting it, so document k would start k "
+        "tokens early. Mend the index with `nbtrain data repair data/text_document`, or prepare the data "
+        "again.",
         IndexedDataset,
         prefix,
     )
@@ -72,27 +74,27 @@ def test_documents_of_several_sequences_and_empty_ones(prefix):
         (
             np.arange(6),
             None,
-            "data/text_document.bin: documents would end in 2 different tokens, not in one EOD. This is another "
-            "damage: make it again.",
+            "data/text_document.bin: documents would end in 2 different tokens, not in one EOD. This is "
+            "another damage: make it again.",
         ),
         (
             [1, 2, 3, 9, 4, 9],
             8,
-            "data/text_document.bin: documents would end in token 9, but the EOD is 8. This is another damage: make "
-            "it again.",
+            "data/text_document.bin: documents would end in token 9, but the EOD is 8. This is another "
+            "damage: make it again.",
         ),
         (
             [1, 2, 3, 9, 4, 9, 5],
             None,
-            "data/text_document.bin: holds 7 tokens; with one uncounted EOD for each of 2 documents it would hold 6. "
-            "This is another damage: make it again.",
+            "data/text_document.bin: holds 7 tokens; with one uncounted EOD for each of 2 documents it would "
+            "hold 6. This is another damage: make it again.",
         ),
         (
             [1, 2, 3],
             None,
-            "data/text_document.bin: truncated: 6 bytes, but data/text_document.idx counts 4 tokens of 2 bytes = 8 "
-            "bytes; 2 bytes are missing. Copy the file again, or make it again with `nbtrain prepare RUN.yaml "
-            "--force`.",
+            "data/text_document.bin: truncated: 6 bytes, but data/text_document.idx counts 4 tokens of 2 "
+            "bytes = 8 bytes; 2 bytes are missing. Copy the file again, or make it again with `nbtrain "
+            "prepare RUN.yaml --force`.",
         ),
     ],
 )
@@ -134,12 +136,12 @@ def test_verb_shows_first_and_keeps_the_old_index(prefix, capsys):
     right = uncounted(prefix, [[1, 2, 3], [4]])
     assert cli.main(["data", "repair", str(prefix)]) == 0
     assert capsys.readouterr().out == (
-        "data/text_document.idx: counts 4 tokens, the .bin holds 6: one uncounted end-of-document token (id 9) for "
-        "each of 2 documents.\n"
+        "data/text_document.idx: counts 4 tokens, the .bin holds 6: one uncounted end-of-document token (id "
+        "9) for each of 2 documents.\n"
         "  document 0 would end in 1 2 3 9\n"
         "  document 1 would end in 4 9\n"
-        "The repair adds 1 to the length of each; the .bin stays as it is, and the index as it was is kept as "
-        "text_document.idx.before-repair.\n"
+        "The repair adds 1 to the length of each; the .bin stays as it is, and the index as it was is kept "
+        "as text_document.idx.before-repair.\n"
         "Nothing was changed; --yes does it.\n"
     )
     assert prefix.with_suffix(".idx").read_bytes() != right

@@ -1,4 +1,5 @@
-"""Numbers do not hang on the processor: a sample of the tests passes on one without AVX-512, AMX and 16-bit units."""
+"""Numbers do not hang on the processor: a sample of the tests passes on one without AVX-512, AMX and 16-bit
+units."""
 
 import os
 import platform
@@ -10,7 +11,8 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 SAMPLE = ["tests/model/test_gpt.py", "tests/parallel/test_loss.py", "tests/parallel/test_tensor_gpt.py"]
-# Kernels of one process, and sums over two and four ranks. fp16 without its unit: tests/checkpoint/test_reshape.py.
+# Kernels of one process, and sums over two and four ranks. fp16 without its unit:
+# tests/checkpoint/test_reshape.py.
 CHOSEN = "cross_entropy or logits or backends or whole_sequence or loss_and_gradients"
 
 

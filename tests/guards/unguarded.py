@@ -1,4 +1,5 @@
-"""Ranks that train with one guard taken away, and what DeepSpeed does by itself; called through the fork server."""
+"""Ranks that train with one guard taken away, and what DeepSpeed does by itself; called through the fork
+server."""
 
 import json
 import os
@@ -94,7 +95,8 @@ def _norms() -> dict[str, bool]:
 
 
 def _matrices_inside_zero_init() -> dict[str, int]:
-    """T4: parameters of a GPT that are matrices to dim(), and those in our optimizer's group `decay`, under zero.Init."""
+    """T4: parameters of a GPT that are matrices to dim(), and those in our optimizer's group `decay`, under
+    zero.Init."""
     import deepspeed
 
     from nbtrain.model.gpt import GPT, GPTConfig

@@ -45,7 +45,8 @@ def suffered(tmp_path_factory, tiny_data):
 
 @pytest.mark.slow
 def test_it_comes_to_its_end(suffered):
-    """Four attempts, three of them cut short, all steps made once the samples of the bad ones are left out."""
+    """Four attempts, three of them cut short, all steps made once the samples of the bad ones are left
+    out."""
     assert (suffered.state, suffered.cause) == ("SUCCEEDED", "all steps are trained and saved: 20 steps"), (
         suffered.log
     )
@@ -68,7 +69,8 @@ def test_the_rank_that_sleeps_is_named(suffered):
     """
     restart = next(event for event in suffered.events if event["kind"] == "restart")
     assert re.fullmatch(
-        rf"no progress for {faults_table.HANG_SECONDS} s: rank 1 stopped: last heard of at step 6, \d+ s ago, in phase train, outside "
+        rf"no progress for {faults_table.HANG_SECONDS} s: rank 1 stopped: last heard of at step 6, \d+ s "
+        r"ago, in phase train, outside "
         r"any collective \(last: \w+ no. \d+ of ranks 0, 1\); rank 0 waits in \w+ no. \d+ of ranks 0, 1",
         restart["cause"],
     )

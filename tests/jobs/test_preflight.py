@@ -1,4 +1,5 @@
-"""What stops a run on this machine, reported with numbers, kind and fix; machines are described, not needed."""
+"""What stops a run on this machine, reported with numbers, kind and fix; machines are described, not
+needed."""
 
 import os
 import re
@@ -95,22 +96,19 @@ ON_GPU = {"resources.device": "gpu", "resources.gpus_per_node": 1}
             "NVIDIA A100-SXM4-80GB",
             {"precision.fp8": True, "precision.dtype": "bf16"},
             "override precision.fp8=true: precision.fp8 = true needs a GPU from Hopper on (9.0); NVIDIA "
-            "A100-SXM4-80GB has "
-            "compute capability 8.0. Set precision.fp8=false.",
+            "A100-SXM4-80GB has compute capability 8.0. Set precision.fp8=false.",
         ),
         (
             "Tesla T4",
             {"precision.dtype": "bf16"},
             "override precision.dtype=bf16: precision.dtype = bf16 needs a GPU from Ampere on (8.0); Tesla "
-            "T4 has compute "
-            "capability 7.5. Set precision.dtype=fp16 or fp32.",
+            "T4 has compute capability 7.5. Set precision.dtype=fp16 or fp32.",
         ),
         (
             "Tesla T4",
             {"model.attention_backend": "flash", "precision.dtype": "fp16"},
             "override model.attention_backend=flash: model.attention_backend = flash needs a GPU from Ampere "
-            "on (8.0); "
-            "Tesla T4 has compute capability 7.5. Set model.attention_backend=auto.",
+            "on (8.0); Tesla T4 has compute capability 7.5. Set model.attention_backend=auto.",
         ),
     ],
 )
@@ -244,7 +242,8 @@ def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
 
 
 def test_the_file_system_of_a_folder_is_that_of_the_deepest_mount(monkeypatch, tmp_path):
-    """Blanks in a mount point are octal; a folder beside one that begins with the same letters is not inside."""
+    """Blanks in a mount point are octal; a folder beside one that begins with the same letters is not
+    inside."""
     mounts = tmp_path / "mounts"
     inside = tmp_path / "a disk"
     inside.mkdir()
@@ -362,13 +361,16 @@ def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
     assert kind == "resource"
     assert told == (
         "output: the disk has 3.00 MB free, but 3 checkpoints of 0.65 MB (keep_last and the one being "
-        "written) and "
-        "logs need 0.07 GB. Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a larger disk."
+        "written) and logs need 0.07 GB. Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a "
+        "larger disk."
     )
 
 
 def test_an_output_that_cannot_be_written(tiny, monkeypatch):
-    """No right to write: reported before anything starts. (access() is asked, because root may write anywhere.)"""
+    """No right to write: reported before anything starts.
+
+    (access() is asked, because root may write anywhere.)
+    """
     monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
     [(kind, told)] = found(tiny())
     assert kind == "error"
@@ -399,8 +401,7 @@ def test_compile_without_a_compiler(tiny, monkeypatch):
     assert (kind, told) == (
         "error",
         "override model.compile=true: model.compile = true needs a C++ compiler on CPU, and neither $CXX nor "
-        "g++ nor "
-        "clang++ was found. Install one (Debian: apt-get install g++), or set model.compile=false.",
+        "g++ nor clang++ was found. Install one (Debian: apt-get install g++), or set model.compile=false.",
     )
     monkeypatch.setattr(checks.shutil, "which", lambda name: name if name == "/opt/c++" else None)
     monkeypatch.setenv("CXX", "/opt/c++")

@@ -1,7 +1,8 @@
-"""Runs whose curves are compared: a layout, a way of ZeRO, a precision, a kind of data and what else bears on a step.
+"""Runs whose curves are compared: a layout, a way of ZeRO, a precision, a kind of data and what else bears on
+a step.
 
-All train the same tiny model from the same weights on the same samples in the same order, without dropout (ranks draw
-other numbers), so that there is one curve for each kind of data, whatever the layout.
+All train the same tiny model from the same weights on the same samples in the same order, without dropout
+(ranks draw other numbers), so that there is one curve for each kind of data, whatever the layout.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +21,8 @@ BASE = {
     "model.hidden_dropout": 0.0,
     "model.attention_dropout": 0.0,
     "model.make_vocab_size_divisible_by": PADDING,
-    # Less than most micro batches' tokens, and no divisor of them: there are several pieces, the last a shorter one.
+    # Less than most micro batches' tokens, and no divisor of them: there are several pieces, the last a
+    # shorter one.
     "model.cross_entropy_chunk_tokens": 100,
     "batch.global_batch_size": GLOBAL_BATCH,
     "batch.train_tokens": STEPS * GLOBAL_BATCH * SEQ_LENGTH,
@@ -72,7 +74,8 @@ OFFLOAD: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Largest deviations from one process, as runner.Deviation has them; why they are these: test_parity.py."""
+    """Largest deviations from one process, as runner.Deviation has them; why they are these:
+    test_parity.py."""
 
     loss: float
     grad_norm: float
@@ -159,7 +162,8 @@ class Case:
 
 
 def parity_cases() -> list[Case]:
-    """Every kind and every product of kinds that up to 8 ranks can hold, and each other choice with each of them."""
+    """Every kind and every product of kinds that up to 8 ranks can hold, and each other choice with each of
+    them."""
     cases = [Case()]
     # Data parallelism, alone and under every cut of the model.
     cases += [Case(dp=dp, zero=zero) for dp in (1, 2, 4, 8) for zero in (0, 1, 2, 3)]

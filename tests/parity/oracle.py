@@ -1,7 +1,7 @@
 """The curve of one process in fp32: a plain loop around plain_gpt.py with torch's AdamW, without DeepSpeed.
 
-Shared with nbtrain: the order of samples, the initial weights, and the learning rate and weight decay of a step, which
-have tests of their own. A step takes its whole batch in one piece.
+Shared with nbtrain: the order of samples, the initial weights, and the learning rate and weight decay of a
+step, which have tests of their own. A step takes its whole batch in one piece.
 """
 
 from dataclasses import dataclass
@@ -76,7 +76,10 @@ def batch_of(dataset: Any, positions: range) -> tuple[torch.Tensor | None, ...]:
 
 
 def curve(config: RunConfig) -> Curve:
-    """Train the run of `config`, whatever layout it asks for, in this process. NBTRAIN_DATA names its data home."""
+    """Train the run of `config`, whatever layout it asks for, in this process.
+
+    NBTRAIN_DATA names its data home.
+    """
     datasets, schedule, settings = build_datasets(config, None), LrSchedule.of(config), config.optimizer
     model = plain_model(config)
     matrices, others = (

@@ -1,4 +1,5 @@
-"""Few cases in which every two choices that go together meet: most faults of a product show in a product of two."""
+"""Few cases in which every two choices that go together meet: most faults of a product show in a product of
+two."""
 
 import itertools
 import random

@@ -1,8 +1,9 @@
-"""A GPT-3 in plain torch, written from the papers and sharing no line with nbtrain: what every layout is compared with.
+"""A GPT-3 in plain torch, written from the papers and sharing no line with nbtrain: what every layout is
+compared with.
 
 Attention is written out, logits are whole, the loss is torch's. Its modules have nbtrain's canonical names
-(model/names.py), so that the same initial weights go in; the vocabulary has no padding. The number of heads is what
-the weights say, so that DeepSpeed's AutoTP can cut the linear layers.
+(model/names.py), so that the same initial weights go in; the vocabulary has no padding. The number of heads
+is what the weights say, so that DeepSpeed's AutoTP can cut the linear layers.
 """
 
 import torch

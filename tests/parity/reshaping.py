@@ -1,8 +1,8 @@
 """Checkpoints that one layout writes and another loads: the curve goes on, and nothing is changed by the way.
 
-The second layout saves what it has loaded before its first step: masters, moments and Adam's step of every parameter
-must be the first one's, byte for byte (the vocabulary's padding, which no layout shares, apart). In fp32 the steps behind
-are compared with one process.
+The second layout saves what it has loaded before its first step: masters, moments and Adam's step of every
+parameter must be the first one's, byte for byte (the vocabulary's padding, which no layout shares, apart). In
+fp32 the steps behind are compared with one process.
 """
 
 import shutil
@@ -26,7 +26,8 @@ OVERRIDES = {"checkpoint.keep_last": STEPS}
 
 @dataclass(frozen=True)
 class Reshaped:
-    """What became of a checkpoint in another layout; its contents are byte-equal, or there would be none of this."""
+    """What became of a checkpoint in another layout; its contents are byte-equal, or there would be none of
+    this."""
 
     loss: float
     """Largest deviation from one process (bf16: from the run that wrote it) in the steps behind."""
@@ -74,7 +75,8 @@ def _continue(runner: Runner, run: RunDir, copy: RunDir, case: Case, step: int) 
 
 
 def chained(runner: Runner, cases: Sequence[Case], name: str) -> Job[Reshaped]:
-    """The run `name`, loaded into another layout every step or so, through all of `cases`, of one precision."""
+    """The run `name`, loaded into another layout every step or so, through all of `cases`, of one
+    precision."""
     precision = cases[0].precision
     # The last layout makes what is left.
     ends = [*range(1, len(cases)), STEPS]

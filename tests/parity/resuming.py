@@ -4,8 +4,8 @@
     SIGKILL of one rank in the middle of a step      the others follow; the newest checkpoint is an older one
     SIGKILL of one rank while it writes a checkpoint the torn one is passed over
 
-Rank, step, moment and file are drawn by a generator that is seeded with the case's name. Dropout is on: its random
-numbers go on too.
+Rank, step, moment and file are drawn by a generator that is seeded with the case's name. Dropout is on: its
+random numbers go on too.
 """
 
 import random
@@ -86,8 +86,8 @@ def resumed(runner: Runner, case: Case) -> Job[Resumed]:
 
     newest = max(cut.checkpoint_steps())
     torn = next(step for step in range(newest + 1, STEPS + 1) if step % INTERVAL == 0 or step == STEPS)
-    # Under ZeRO every rank writes one file at least, without it rank 0 alone; rank 0 its model, under ZeRO its part of the
-    # optimizer, and the manifest.
+    # Under ZeRO every rank writes one file at least, without it rank 0 alone; rank 0 its model, under ZeRO
+    # its part of the optimizer, and the manifest.
     rank = draw.randrange(case.ranks) if case.zero else 0
     file = draw.randint(1, 3 if case.zero else 2) if rank == 0 else 1
     launch.new_job(cut)
@@ -135,7 +135,8 @@ def _assert_equal(straight: RunDir, cut: RunDir) -> tuple[int, int]:
     for event in made:
         step = event["step"]
         assert (event["loss"], event["grad_norm"]) == expected[step], (
-            f"{cut.name}: step {step}: loss, norm {event['loss']}, {event['grad_norm']} in place of {expected[step]}"
+            f"{cut.name}: step {step}: loss, norm {event['loss']}, {event['grad_norm']} in place of "
+            f"{expected[step]}"
         )
     assert {event["step"] for event in made} == set(expected)
     ours, theirs = contents(cut.checkpoint(STEPS)), contents(straight.checkpoint(STEPS))

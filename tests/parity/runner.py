@@ -1,7 +1,8 @@
 """Trains the runs of cases in forked ranks and compares what they left with one process.
 
-A job is a generator that yields launches and returns what it has found; a few jobs run at one time. Every launch is
-ranks of its own: DeepSpeed keeps things from one engine for the next, and a fork costs less than a step.
+A job is a generator that yields launches and returns what it has found; a few jobs run at one time. Every
+launch is ranks of its own: DeepSpeed keeps things from one engine for the next, and a fork costs less than a
+step.
 """
 
 import contextlib
@@ -60,7 +61,8 @@ class Deviation:
     weights_mean: float
     """Of the mean over the worst parameter."""
     exp_avg: float
-    """Of a parameter's first moments together, relative to their norm: a gradient that is missing or of another scale."""
+    """Of a parameter's first moments together, relative to their norm: a gradient that is missing or of
+    another scale."""
     exp_avg_sq: float
     """The same of its second moments."""
 
@@ -77,7 +79,8 @@ class Runner:
         self.server, self.root, self.home = server, root, home
         self._references: dict[str, Curve] = {}
 
-    # --- launches ----------------------------------------------------------------------------------------------
+    # --- launches
+    # ----------------------------------------------------------------------------------------------
 
     def make_run(self, case: Case, name: str, overrides: dict[str, Any] | None = None) -> RunDir:
         """A run as submit makes it; ConfigError where its layout is refused."""
@@ -113,7 +116,8 @@ class Runner:
 
     def train(self, run: RunDir, case: Case) -> Job[None]:
         """To the end. Raises RunFailed with the log's end."""
-        # Which processors can compute in fp16 is DeepSpeed's guess; torch computes without their help, slowly.
+        # Which processors can compute in fp16 is DeepSpeed's guess; torch computes without their help,
+        # slowly.
         function = "tests.parity.worker:main" if case.precision == "fp16" else TRAIN
         ended = yield self.start(run, case.ranks, function)
         if not ended.succeeded:
@@ -156,7 +160,8 @@ class Runner:
         except StopIteration as end:
             return (end.value,)
 
-    # --- against one process -----------------------------------------------------------------------------------
+    # --- against one process
+    # -----------------------------------------------------------------------------------
 
     def reference(self, data: str) -> Curve:
         """The curve of one process over a kind of data."""
@@ -174,7 +179,8 @@ class Runner:
         return deviation(run, self.reference(case.data))
 
     def autotp(self, case: Case) -> Job[tuple[float, float]]:
-        """(loss, gradient norm): how far DeepSpeed's own tensor parallelism is from ours, at most over all steps.
+        """(loss, gradient norm): how far DeepSpeed's own tensor parallelism is from ours, at most over all
+        steps.
 
         In a layout and ZeRO stage of both; `case` must have been trained.
         """
@@ -190,7 +196,8 @@ class Runner:
 
 
 def check_size(run: RunDir) -> None:
-    """The newest checkpoint takes as many bytes as was reckoned before it was written (checkpoint_bytes.py)."""
+    """The newest checkpoint takes as many bytes as was reckoned before it was written
+    (checkpoint_bytes.py)."""
     step, config = max(run.checkpoint_steps()), load_resolved(run.config_yaml)
     entries = launch.manifest(run, step)["files"]
     held = sum(_tensor_bytes(load_file(run.checkpoint(step) / name, mmap=True)) for name in entries)
@@ -248,7 +255,8 @@ def values(run: RunDir, steps: range) -> tuple[np.ndarray, np.ndarray]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """SHA-256 of everything that a checkpoint says of each parameter, whatever layout wrote it; padding left out."""
+    """SHA-256 of everything that a checkpoint says of each parameter, whatever layout wrote it; padding left
+    out."""
     store, hashes = CheckpointStore(folder), {}
     for name in store.parameters:
         rows = store.vocab_size if name == "word_embeddings.weight" else None

@@ -1,19 +1,21 @@
 """Every way of cutting the work follows the fp32 curve of one process: a cover of what goes together.
 
-The whole product is `make parity`'s (matrix.py, docs/parity.md). Here every two choices that go together meet in one
-case at least (pairwise.py), and a few layouts of their own stand beside.
+The whole product is `make parity`'s (matrix.py, docs/parity.md). Here every two choices that go together meet
+in one case at least (pairwise.py), and a few layouts of their own stand beside.
 
-Same initial weights, same samples in each step, no dropout (ranks draw different numbers); the other side is plain
-torch, without DeepSpeed and without nbtrain's model (plain_gpt.py, oracle.py). Compared at every step: loss and gradient
-norm; at each validation: its loss; at the end, parameter by parameter: weights, and Adam's moments, to which every
-gradient has contributed, so that one that is missing, doubled or summed over the wrong ranks shows by its name even where
-Adam's update and the total norm hide it. The vocabulary's padding differs between 1, 2, 4 and 8 tensor-parallel ranks.
+Same initial weights, same samples in each step, no dropout (ranks draw different numbers); the other side is
+plain torch, without DeepSpeed and without nbtrain's model (plain_gpt.py, oracle.py). Compared at every step:
+loss and gradient norm; at each validation: its loss; at the end, parameter by parameter: weights, and Adam's
+moments, to which every gradient has contributed, so that one that is missing, doubled or summed over the
+wrong ranks shows by its name even where Adam's update and the total norm hide it. The vocabulary's padding
+differs between 1, 2, 4 and 8 tensor-parallel ranks.
 
 Tolerances. fp32: sums are taken in another order, which moves the last bits: a loss of 6 has steps of 2^-21 =
-4.8e-7; two of them were measured, four are allowed. 16-bit formats round each weight and activation to 2^-9 (bf16) or
-2^-12 (fp16) of itself; these errors are independent and average out over 512 tokens: of a loss 1.7e-4 was measured, of
-a norm, which sees the rounding of each gradient, not its mean, 4.6e-3, of a parameter's moments 2 %. Allowed are 1e-3,
-1e-2 and 10 %. A wrong scale or a missed gradient shows as 1e-2 in the loss and 100 % in the moments.
+4.8e-7; two of them were measured, four are allowed. 16-bit formats round each weight and activation to 2^-9
+(bf16) or 2^-12 (fp16) of itself; these errors are independent and average out over 512 tokens: of a loss
+1.7e-4 was measured, of a norm, which sees the rounding of each gradient, not its mean, 4.6e-3, of a
+parameter's moments 2 %. Allowed are 1e-3, 1e-2 and 10 %. A wrong scale or a missed gradient shows as 1e-2 in
+the loss and 100 % in the moments.
 """
 
 import itertools

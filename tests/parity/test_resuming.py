@@ -1,4 +1,5 @@
-"""A run that was stopped, killed and killed while saving ends as one that was not, bit for bit (resuming.py)."""
+"""A run that was stopped, killed and killed while saving ends as one that was not, bit for bit
+(resuming.py)."""
 
 import pytest
 

@@ -1,7 +1,7 @@
 """Runs for tests: a run directory as submit makes it, a dataset of random tokens, and ranks that train it.
 
-Under torchrun they start as a user's do (start, train); forked from the suite's server (ForkedRuns) they skip the
-imports of torch and DeepSpeed, which take longer than the steps of a small model.
+Under torchrun they start as a user's do (start, train); forked from the suite's server (ForkedRuns) they skip
+the imports of torch and DeepSpeed, which take longer than the steps of a small model.
 """
 
 import json
@@ -57,7 +57,8 @@ def make_dataset(
     document_tokens: tuple[int, int] = (20, 80),
     vocab_size: int = VOCAB_SIZE,
 ) -> None:
-    """A dataset in the data home `home`: random walks over the vocabulary, so that there is something to learn.
+    """A dataset in the data home `home`: random walks over the vocabulary, so that there is something to
+    learn.
 
     Each document has a random length in [first, last), and the end-of-document token.
     """
@@ -89,7 +90,8 @@ def make_dataset(
 
 
 def make_packed(home: Path) -> None:
-    """The dataset `packed`: 300 examples of 6 to 30 tokens of two sources, of which the second half is learnt."""
+    """The dataset `packed`: 300 examples of 6 to 30 tokens of two sources, of which the second half is
+    learnt."""
     target = DatasetFiles(home / "dataset" / "packed")
     target.directory.mkdir(parents=True)
     generator = np.random.default_rng(3)
@@ -222,7 +224,8 @@ def train(run: RunDir, data_home: Path, ranks: int = 1, **environment: str) -> s
 
 
 class ForkedRuns:
-    """Trains runs with ranks that are forked from a process with torch and DeepSpeed loaded, without torchrun."""
+    """Trains runs with ranks that are forked from a process with torch and DeepSpeed loaded, without
+    torchrun."""
 
     def __init__(self, server: "ForkServer", data_home: Path):
         self.server, self.data_home = server, data_home

@@ -40,6 +40,6 @@ def test_compile_without_a_compiler(monkeypatch, tmp_path):
     with pytest.raises(ConfigError) as caught:
         refuse_unsupported(load("gpt-tiny", {"model.compile": True}))
     assert str(caught.value) == (
-        "override model.compile=true: model.compile = true needs a C++ compiler on CPU, and neither $CXX nor g++ nor "
-        "clang++ was found. Install one (Debian: apt-get install g++), or set compile: false."
+        "override model.compile=true: model.compile = true needs a C++ compiler on CPU, and neither $CXX nor "
+        "g++ nor clang++ was found. Install one (Debian: apt-get install g++), or set compile: false."
     )

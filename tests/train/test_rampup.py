@@ -15,7 +15,8 @@ from nbtrain.model.gpt import build_model
 from nbtrain.train.engine.optimizer import build_optimizer, set_batch_size, set_rates
 from tests.train import launch
 
-# Equal distances of 8 samples up to 16; 96 samples of 32 tokens are wanted, 92 + 16 are the first to reach them.
+# Equal distances of 8 samples up to 16; 96 samples of 32 tokens are wanted, 92 + 16 are the first to reach
+# them.
 SIZES = [4, 4, 8, 12, 16, 16, 16, 16, 16]
 RAMP = {
     "batch.global_batch_size": 16,
@@ -83,7 +84,8 @@ def bare_loop(config):
 
 @pytest.mark.slow
 def test_a_ramp_follows_a_bare_loop(tmp_path, data_home, forked, monkeypatch):
-    """On 2 ranks with ZeRO 2, micro batches 1, 1, 2, 3, 4: losses and norms to fp32's last bits, and all counts."""
+    """On 2 ranks with ZeRO 2, micro batches 1, 1, 2, 3, 4: losses and norms to fp32's last bits, and all
+    counts."""
     run = launch.make_run(
         tmp_path,
         {

@@ -1,4 +1,5 @@
-"""What wikiextractor --json has written: JSON lines, in files AA/wiki_00, AA/wiki_01, ..., with -c as .bz2."""
+"""What wikiextractor --json has written: JSON lines, in files AA/wiki_00, AA/wiki_01, ..., with -c as
+.bz2."""
 
 from nbtrain.corpus.sources.jsonl import JsonlReader
 

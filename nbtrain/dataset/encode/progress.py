@@ -20,12 +20,16 @@ from nbtrain.dataset.encode.shard import ShardRecord
 
 COUNTERS = struct.Struct("<qqq")
 PREFIX = "progress-"
-# A batch takes milliseconds; nobody reads a bar that fast, and looking for other workers' files costs more than showing it.
+# A batch takes milliseconds; nobody reads a bar that fast, and looking for other workers' files costs more
+# than showing it.
 SHOW_SECONDS = 0.1
 
 
 class WorkerCounters:
-    """What one process has encoded, where others can read it. Written over in place: a torn one only looks odd."""
+    """What one process has encoded, where others can read it.
+
+    Written over in place: a torn one only looks odd.
+    """
 
     def __init__(self, work: Path):
         self._descriptor = os.open(work / f"{PREFIX}{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)

@@ -23,13 +23,17 @@ def text_table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def html_table(header: list[str], rows: list[list[str]]) -> str:
-    """The same as a <table>; every cell is escaped. Two columns without a heading are facts: all to the left."""
+    """The same as a <table>; every cell is escaped.
+
+    Two columns without a heading are facts: all to the left.
+    """
     import html
 
     facts = not any(header)
 
     def line(cells: list[str], tag: str) -> str:
-        # In attributes: a widget and a page have no style sheet for tables, and a saved notebook may lose one.
+        # In attributes: a widget and a page have no style sheet for tables, and a saved notebook may lose
+        # one.
         sides = ("right" if is_number(cell) and not facts else "left" for cell in cells)
         styled = (
             f'<{tag} style="text-align:{side};padding:2px 14px 2px 0">{html.escape(cell)}</{tag}>'
@@ -47,7 +51,8 @@ def is_number(cell: str) -> bool:
 
 
 def source_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """name, documents, bytes, tokens, bytes/token of each source of a manifest; "" for what it does not say."""
+    """name, documents, bytes, tokens, bytes/token of each source of a manifest; "" for what it does not
+    say."""
 
     def figure(value: Any) -> str:
         return f"{value:,}" if value is not None else ""

@@ -2,9 +2,10 @@
 
     download -> extract (costly sources) -> tokenizer -> encode (.bin/.idx) -> index (of each split)
 
-A step is skipped because the manifest of what is there names the same inputs, never because a file exists. What
-was made for other inputs is refused, since runs refer to it by hash: another name, or force=True. Whatever a
-killed prepare leaves has no manifest, so it does not count; the parts of it that are whole are used.
+A step is skipped because the manifest of what is there names the same inputs, never because a file exists.
+What was made for other inputs is refused, since runs refer to it by hash: another name, or force=True.
+Whatever a killed prepare leaves has no manifest, so it does not count; the parts of it that are whole are
+used.
 """
 
 import contextlib
@@ -39,10 +40,12 @@ STEPS = get_args(StepName)
 def prepare(config: RunConfig, force: bool = False, through: StepName = "index") -> PrepareReport:
     """Make what the run's data lacks: tokenizer, .bin/.idx, indices; no further than the step `through`.
 
-    `force` makes all of it again, also for other settings; only a tokenizer that somebody brought, or that other
-    datasets are encoded with, stays. Runs that refer to the old dataset by its hash will then refuse to resume.
+    `force` makes all of it again, also for other settings; only a tokenizer that somebody brought, or that
+    other datasets are encoded with, stays. Runs that refer to the old dataset by its hash will then refuse to
+    resume.
 
-    Raises DataError: a source that cannot be read, an empty corpus, data made for other settings, damaged files.
+    Raises DataError: a source that cannot be read, an empty corpus, data made for other settings, damaged
+    files.
     """
     report = PrepareReport(config.name)
     dataset = dataset_of(config)
@@ -60,8 +63,8 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
                     report.splits = _prepare_indices(config, opened or open_dataset(config), say)
     except OSError as error:
         raise DataError(
-            f"{display(Path(error.filename or dataset.directory))}: {error.strerror or error}. Free space, or set NBTRAIN_DATA "
-            "to a folder that can be written. What is done is kept: run it again."
+            f"{display(Path(error.filename or dataset.directory))}: {error.strerror or error}. Free space, "
+            "or set NBTRAIN_DATA to a folder that can be written. What is done is kept: run it again."
         ) from error
     finally:
         # A prepare that made nothing leaves no folder of that name: it would look like a dataset.

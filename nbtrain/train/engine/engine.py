@@ -110,7 +110,8 @@ class TrainEngine:
     def _mean_loss(
         self, losses: list[torch.Tensor], tokens: list[float] | None, device: torch.device
     ) -> float:
-        """Of an evaluation: the mean of the micro batches' means, or the sum over `tokens`, the learnt tokens, if that is given."""
+        """Of an evaluation: the mean of the micro batches' means, or the sum over `tokens`, the learnt
+        tokens, if that is given."""
         total = torch.zeros(2, dtype=torch.float64)
         if self.has_loss:
             total[0] = sum(loss.item() for loss in losses)

@@ -1,4 +1,5 @@
-"""Steps of a model that is cut into stages: DeepSpeed's PipelineEngine runs its schedule (1F1B, arXiv:2104.04473).
+"""Steps of a model that is cut into stages: DeepSpeed's PipelineEngine runs its schedule (1F1B,
+arXiv:2104.04473).
 
 The first stage takes tokens and the last stage labels from an iterator of micro batches; the stages between
 take none. The last stage sends its loss to all.
@@ -70,7 +71,8 @@ class PipelineEngine(TrainEngine):
 
     @staticmethod
     def _one(batch: Batch, tokens: list[float]) -> torch.Tensor | None:
-        """With a loss mask, a denominator of 1, so that the loss is a sum; `tokens` receives the number of learnt tokens."""
+        """With a loss mask, a denominator of 1, so that the loss is a sum; `tokens` receives the number of
+        learnt tokens."""
         if batch.loss_mask is None:
             return None
         tokens.append(batch.loss_mask.sum(dtype=torch.float64).item())

@@ -30,7 +30,8 @@ def may_run_ahead(config: RunConfig) -> bool:
 
 
 def let_run_ahead(engine: Any) -> None:
-    """Make the steps of an engine's optimizer without a wait; nothing if it is neither ZeRO 1 or 2 nor BF16_Optimizer."""
+    """Make the steps of an engine's optimizer without a wait; nothing if it is neither ZeRO 1 or 2 nor
+    BF16_Optimizer."""
     optimizer = engine.optimizer
     if not isinstance(optimizer, BF16_Optimizer | DeepSpeedZeroOptimizer):
         return

@@ -17,7 +17,8 @@ CLEAR_INTERVALS = 10
 
 
 class Alerts:
-    """An event and a log line when a threshold is crossed; repeated only after the figure was good for a while."""
+    """An event and a log line when a threshold is crossed; repeated only after the figure was good for a
+    while."""
 
     def __init__(self, config: RunConfig, events: EventWriter):
         self._limits = config.logging.alerts
@@ -87,7 +88,8 @@ class Alerts:
 
 
 def device_utilization(device: torch.device) -> float | None:
-    """Share of time that the GPU was busy, by NVML; None without a GPU, or if the driver does not report it."""
+    """Share of time that the GPU was busy, by NVML; None without a GPU, or if the driver does not report
+    it."""
     if device.type != "cuda":
         return None
     use = nvml.utilization_fraction(str(torch.cuda.get_device_properties(device).uuid))

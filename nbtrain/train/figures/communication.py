@@ -46,7 +46,8 @@ class CommunicationTimer:
 
     @contextlib.contextmanager
     def measured(self, world: World, wanted: bool, timer: StepTimer) -> Iterator[None]:
-        """Fill in timer.communication with the collectives of the body, if there are several ranks and it is wanted."""
+        """Fill in timer.communication with the collectives of the body, if there are several ranks and it is
+        wanted."""
         if not wanted or world.size == 1:
             yield
             return

@@ -19,7 +19,10 @@ FLUSH_SECONDS = 10
 
 
 class MetricsWriter:
-    """Writes on rank 0. `step` and the rest say what has been done when the writer starts: 0, or a checkpoint."""
+    """Writes on rank 0.
+
+    `step` and the rest say what has been done when the writer starts: 0, or a checkpoint.
+    """
 
     def __init__(self, folder: Path, step: int, consumed_tokens: int, consumed_samples: int):
         folder.mkdir(parents=True, exist_ok=True)

@@ -26,7 +26,8 @@ class Spread:
     seconds: tuple[float, ...]
     """By rank."""
     slowdowns: tuple[float, ...]
-    """By rank: how much longer than the median of the ranks of its stage, as a fraction; below 0 if it is faster."""
+    """By rank: how much longer than the median of the ranks of its stage, as a fraction; below 0 if it is
+    faster."""
     hosts: tuple[str, ...]
     """By rank."""
 

@@ -49,7 +49,8 @@ class StepTimer:
         self.part_now: str | None = None
         """The part that is being timed."""
         self.communication: dict[str | None, float] | None = None
-        """Seconds of collectives by the part they are in; None if they are not measured (communication.py)."""
+        """Seconds of collectives by the part they are in; None if they are not measured
+        (communication.py)."""
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -80,7 +81,8 @@ class StepTimer:
         return None if self._end is None else self._between(self._begin, self._end)
 
     def compute_seconds(self) -> float:
-        """This rank's own work: forward and backward pass, without the collectives inside if they are measured."""
+        """This rank's own work: forward and backward pass, without the collectives inside if they are
+        measured."""
         seconds, waited = self.seconds(), self.communication or {}
         return sum(seconds[name] - waited.get(name, 0.0) for name in ("forward", "backward"))
 

@@ -29,7 +29,8 @@ class TimeSplit:
             self._sums[name] += more
 
     def seconds(self) -> dict[str, float]:
-        """By name; "communication" is estimated from the steps in which it was measured, and is contained in the other parts."""
+        """By name; "communication" is estimated from the steps in which it was measured, and is contained in
+        the other parts."""
         share = self._communication_seconds / self._measured_seconds if self._measured_seconds else 0.0
         in_steps = sum(self._sums.values()) - self._sums["checkpoint"] - self._sums["evaluation"]
         return {**self._sums, "communication": share * in_steps}

@@ -79,8 +79,9 @@ def _suffer(fault: dict[str, Any]) -> None:
             import torch
 
             raise torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of which "
-                "1.02 GiB is free. Including non-PyTorch memory, this process has 78.12 GiB memory in use."
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB of "
+                "which 1.02 GiB is free. Including non-PyTorch memory, this process has 78.12 GiB memory in "
+                "use."
             )
         case "memory":
             held = []

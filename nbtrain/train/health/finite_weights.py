@@ -1,4 +1,5 @@
-"""Whether all weights are finite: weights that are not may not be saved, and skipping steps does not fix them."""
+"""Whether all weights are finite: weights that are not may not be saved, and skipping steps does not fix
+them."""
 
 import math
 from typing import Any
@@ -34,7 +35,8 @@ def bad_weights(module: torch.nn.Module, world: World) -> str:
 
 
 def local_part(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The parameter; under ZeRO 3 this rank's part of it, without the padding, whose memory nobody has set."""
+    """The parameter; under ZeRO 3 this rank's part of it, without the padding, whose memory nobody has
+    set."""
     if not hasattr(parameter, "ds_tensor"):
         return parameter.detach()
     zero: Any = parameter

@@ -1,4 +1,5 @@
-"""A profile as one picture, in SVG, which a browser and JupyterLab show as it is: no plotting library in a training run.
+"""A profile as one picture, in SVG, which a browser and JupyterLab show as it is: no plotting library in a
+training run.
 
 where the time goes   one bar, cut by category
 the costliest operators, a bar each

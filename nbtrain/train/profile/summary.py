@@ -92,8 +92,8 @@ class ProfileSummary:
         for operator in self.operators:
             rate_text = f"{operator.flops / operator.seconds / 1e12:8.4g}" if operator.flops else " " * 8
             lines.append(
-                f"{operator.seconds * 1e3:>10.3f}  {operator.seconds / self.seconds:>6.1%}  {operator.calls:>7,}  "
-                f"{rate_text}  {operator.category:<17}  {operator.name}"
+                f"{operator.seconds * 1e3:>10.3f}  {operator.seconds / self.seconds:>6.1%}  "
+                f"{operator.calls:>7,}  {rate_text}  {operator.category:<17}  {operator.name}"
             )
         if self.memory:
             moment = f"{self.peak_memory_seconds * 1e3:.4g} ms after the first step's start"
@@ -106,7 +106,8 @@ class ProfileSummary:
 
 
 def write_summary(trace_path: Path, title: str) -> Path:
-    """Read a chrome trace and write <stem>.txt, <stem>.json and <stem>.svg beside it; the path of the text."""
+    """Read a chrome trace and write <stem>.txt, <stem>.json and <stem>.svg beside it; the path of the
+    text."""
     with gzip.open(trace_path) as stream:
         summary = summarize(json.load(stream), title)
     stem = trace_path.name.removesuffix(".trace.json.gz")

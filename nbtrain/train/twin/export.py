@@ -1,4 +1,5 @@
-"""The last link of a twin's chain: weights of a checkpoint in one file, loaded by one process, give the run's loss.
+"""The last link of a twin's chain: weights of a checkpoint in one file, loaded by one process, give the run's
+loss.
 
 jobs/twin/prove.py has the fork server call `main` as one rank.
 """
@@ -24,7 +25,8 @@ ANSWER = "export.json"
 
 
 def main(trained: str, whole: str) -> int:
-    """Put the newest weights of the run `trained` into one file of its export/, and evaluate them as the run `whole`.
+    """Put the newest weights of the run `trained` into one file of its export/, and evaluate them as the run
+    `whole`.
 
     `whole` has the configuration of one process for the same model. The answer is export/export.json of
     `trained`: {"validation_loss", "num_parameters", "num_tensors", "bytes"}.

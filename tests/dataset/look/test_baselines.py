@@ -33,7 +33,8 @@ def test_a_cycle_is_known_to_the_bigram_alone():
 
 
 def test_equals_the_definition():
-    """Over rows, the vectorised figures equal the formulas written with dictionaries, with the best k of the grid."""
+    """Over rows, the vectorised figures equal the formulas written with dictionaries, with the best k of the
+    grid."""
     generator = np.random.RandomState(3)
     train, valid = generator.zipf(1.5, 3000) % 50, generator.zipf(1.4, (8, 50)) % 60
     vocab = 60
@@ -105,8 +106,8 @@ def test_nothing_learnt(make_config, texts, monkeypatch):
     none = np.empty(0, np.int64)
     monkeypatch.setattr(module, "_validation_labels", lambda *arguments: (none, none))
     assert baselines(config, too_small="explain") == NoBaselines(
-        f"data/dataset/small/text_document: no label of the {validation_samples(config)} validation samples bears loss. "
-        "Use more text or another data.split."
+        f"data/dataset/small/text_document: no label of the {validation_samples(config)} validation samples "
+        "bears loss. Use more text or another data.split."
     )
 
 
@@ -143,7 +144,7 @@ def test_a_blend_is_refused(make_config, texts):
     with pytest.raises(DataError) as caught:
         baselines(config)
     assert str(caught.value) == (
-        "data.blend: baselines are of one dataset, a blend has 1. Ask for those of one entry: a run with data.name "
-        "set to it and without data.blend."
+        "data.blend: baselines are of one dataset, a blend has 1. Ask for those of one entry: a run with "
+        "data.name set to it and without data.blend."
     )
     assert baselines(config, too_small="explain") == NoBaselines(str(caught.value))

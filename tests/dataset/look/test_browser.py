@@ -120,7 +120,8 @@ def test_documents_of_every_source(make_config, workspace):
 
 
 def test_two_files_of_gpt2(make_config, texts, workspace):
-    """A folder with vocab.json and merges.txt alone decodes, as tokenizer.path takes it; what is taken is told."""
+    """A folder with vocab.json and merges.txt alone decodes, as tokenizer.path takes it; what is taken is
+    told."""
     make_dataset(make_config(), texts)
     (workspace / "gpt2").mkdir()
     for name in ("vocab.json", "merges.txt"):
@@ -135,13 +136,14 @@ def test_two_files_of_gpt2(make_config, texts, workspace):
     with pytest.raises(DataError) as caught:
         Browser("small", "gpt2")
     assert str(caught.value) == (
-        "gpt2: no tokenizer of this name in data/tokenizer, and none at this path. Name a tokenizer.json, a folder that "
-        "holds one, or a folder with vocab.json and merges.txt."
+        "gpt2: no tokenizer of this name in data/tokenizer, and none at this path. Name a tokenizer.json, a "
+        "folder that holds one, or a folder with vocab.json and merges.txt."
     )
 
 
 def test_a_cut_goes_through_no_character(make_config, workspace):
-    """Where a document is cut inside a character whose bytes are tokens (ByteFallback), that character is left out."""
+    """Where a document is cut inside a character whose bytes are tokens (ByteFallback), that character is
+    left out."""
     text = "hello \u4e2d\u6587 \U0001f600\U0001f469\u200d\U0001f469"
     byte_fallback_tokenizer(tokenizer_dir("small"))
     make_dataset(make_config(), [text, text], learnt_from=[2, 40])

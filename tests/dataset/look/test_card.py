@@ -51,7 +51,8 @@ def test_card_shows_itself(make_config):
 
 
 def test_documents_command_no_terminal(make_config, workspace):
-    """Neither those of the card nor those of inspect, nor the name of a source; HTML and JSON have them as they are."""
+    """Neither those of the card nor those of inspect, nor the name of a source; HTML and JSON have them as
+    they are."""
     text = "one \x1b[31mred\x07 \u202ebackwards\r\nand a line"
     (workspace / "texts.jsonl").write_text(json.dumps({"text": text}) + "\n")
     source = {"kind": "jsonl", "path": "texts.jsonl", "attribution": "me\x1b[2J\nand you"}
@@ -128,8 +129,8 @@ def test_epochs_and_the_warning(make_config, texts):
     longer = make_config(batch={"train_tokens": 16 * 4 * 400})
     train = data_card(longer).splits[0]
     assert data_card(longer).warnings == [
-        f"training goes {1600 * 16 / train['tokens']:.1f} times through {train['tokens']:,} tokens: beyond 4 epochs "
-        "repeated text adds less and less (arXiv:2305.16264). Use more text, or fewer train_tokens."
+        f"training goes {1600 * 16 / train['tokens']:.1f} times through {train['tokens']:,} tokens: beyond 4 "
+        "epochs repeated text adds less and less (arXiv:2305.16264). Use more text, or fewer train_tokens."
     ]
     assert "<b>warning</b>: training goes" in data_card(longer).to_html()
     assert "warning: training goes" in str(data_card(longer))
@@ -156,7 +157,8 @@ SOURCES = [
 
 
 def test_sources(make_config, texts):
-    """Bytes/token of each source, tokens counted by its sequences where the manifest does not say; a picture."""
+    """Bytes/token of each source, tokens counted by its sequences where the manifest does not say; a
+    picture."""
     config = make_config()
     make_dataset(config, texts, sources=SOURCES, dropped={"empty": 3, "duplicate": 2})
     card = data_card("small")
@@ -238,7 +240,8 @@ def test_another_tokenizer_by_name(make_config, texts, workspace):
     with pytest.raises(DataError) as caught:
         data_card("small", "tiny")
     assert re.fullmatch(
-        r"data/dataset/small/text_document\.bin: holds token id \d+, but data/tokenizer/tiny has 257 entries: it was "
+        r"data/dataset/small/text_document\.bin: holds token id \d+, but data/tokenizer/tiny has 257 "
+        r"entries: it was "
         r"encoded with another tokenizer\. Name that one\.",
         str(caught.value),
     )

@@ -83,7 +83,8 @@ def renew(dataset, name):
 
 
 def test_one_changed_byte(make_config, texts):
-    """A token that changed on disk is found by the hash, its EOD or not; an EOD that was never written by its place."""
+    """A token that changed on disk is found by the hash, its EOD or not; an EOD that was never written by its
+    place."""
     config = make_config()
     make_dataset(config, texts)
     binary = dataset_of(config).bin
@@ -101,15 +102,15 @@ def test_one_changed_byte(make_config, texts):
     manifest = dataset_of(config).manifest()
     refuses(
         f"data/dataset/small/text_document.bin: sha256 {digest[:16]}, its manifest says "
-        f"{manifest.files['text_document.bin']['sha256'][:16]}: the content has changed. Restore it, or make the dataset "
-        "again with `nbtrain prepare RUN.yaml --force`.",
+        f"{manifest.files['text_document.bin']['sha256'][:16]}: the content has changed. Restore it, or make "
+        "the dataset again with `nbtrain prepare RUN.yaml --force`.",
         verify,
         config,
     )
     renew(dataset_of(config), "text_document.bin")
     refuses(
-        "data/dataset/small/text_document.bin: 1 of 120 documents do not end in EOD (id 0). Encode again with it: a "
-        "model that never sees the end of a document cannot end one.",
+        "data/dataset/small/text_document.bin: 1 of 120 documents do not end in EOD (id 0). Encode again "
+        "with it: a model that never sees the end of a document cannot end one.",
         verify,
         config,
     )
@@ -124,8 +125,8 @@ def test_a_missing_file_of_the_manifest(make_config, texts):
     dataset.loss_mask.bin.unlink()
     dataset.loss_mask.idx.unlink()
     refuses(
-        "data/dataset/small/text_document_loss_mask.bin: is missing; its manifest names it. Restore it, or make the "
-        "dataset again with `nbtrain prepare RUN.yaml --force`.",
+        "data/dataset/small/text_document_loss_mask.bin: is missing; its manifest names it. Restore it, or "
+        "make the dataset again with `nbtrain prepare RUN.yaml --force`.",
         verify,
         config,
     )
@@ -152,7 +153,8 @@ def test_loss_masks_are_verified(make_config, texts):
 
 
 def test_a_mask_of_another_dataset(workspace):
-    """Masks that do not lie beside the tokens one by one are refused: by their sum on opening, else by verify."""
+    """Masks that do not lie beside the tokens one by one are refused: by their sum on opening, else by
+    verify."""
     prefix = workspace / "x_document"
 
     def write(name, lengths):
@@ -163,15 +165,15 @@ def test_a_mask_of_another_dataset(workspace):
     write("x_document", [2, 3])
     write("x_document_loss_mask", [3, 3])
     refuses(
-        "x_document_loss_mask.idx: 2 sequences, 6 uint8 entries; the mask of x_document.idx has 2 sequences, 5 uint8 "
-        "entries. The two are not of one dataset: copy both again, or prepare it again.",
+        "x_document_loss_mask.idx: 2 sequences, 6 uint8 entries; the mask of x_document.idx has 2 sequences, "
+        "5 uint8 entries. The two are not of one dataset: copy both again, or prepare it again.",
         inspect,
         prefix,
     )
     write("x_document_loss_mask", [3, 2])
     refuses(
-        "x_document_loss_mask.idx: sequence 0 has 3 entries, x_document.idx has 2 tokens there. The two are not of "
-        "one dataset: copy both again, or prepare it again.",
+        "x_document_loss_mask.idx: sequence 0 has 3 entries, x_document.idx has 2 tokens there. The two are "
+        "not of one dataset: copy both again, or prepare it again.",
         verify,
         prefix,
     )

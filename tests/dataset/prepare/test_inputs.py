@@ -1,4 +1,5 @@
-"""A dataset that a run no longer asks for: which key differs and where it is set, which file changed and how."""
+"""A dataset that a run no longer asks for: which key differs and where it is set, which file changed and
+how."""
 
 import os
 
@@ -54,8 +55,9 @@ def test_the_place_of_the_key_that_differs(folder, workspace):
     (workspace / "run.yaml").write_text(RUN.replace("min_bytes: 0", "min_bytes: 5"))
     refuses("made with other settings: data.cleaning.min_bytes = 0 there, 5 in run.yaml:9", same)
     refuses(
-        "made with other settings: data.cleaning.min_bytes = 0 there, 7 in override data.cleaning.min_bytes=7; "
-        "data.sources[0].path = 'texts' there, 'texts/a.txt' in override data.sources.0.path=texts/a.txt",
+        "made with other settings: data.cleaning.min_bytes = 0 there, 7 in override "
+        "data.cleaning.min_bytes=7; data.sources[0].path = 'texts' there, 'texts/a.txt' in override "
+        "data.sources.0.path=texts/a.txt",
         "data.cleaning.min_bytes=7",
         "data.sources.0.path=texts/a.txt",
     )

@@ -62,7 +62,8 @@ def count(texts, words):
 
 
 def test_unknown_tokens_are_counted_by_source(make_run, caplog):
-    """Exactly those of the documents that stay; duplicates are not counted twice; the card and the report say it."""
+    """Exactly those of the documents that stay; duplicates are not counted twice; the card and the report say
+    it."""
     config = make_run(count(20, KNOWN), [UNKNOWN, UNKNOWN, KNOWN + " b b b"], max_unknown_fraction=0.5)
     report = prepare(config, through="encode")
     manifest = DatasetFiles.named("small").manifest()
@@ -86,7 +87,8 @@ def test_unknown_tokens_are_counted_by_source(make_run, caplog):
 
 
 def test_a_limit_of_the_run(make_run, caplog):
-    """Above tokenizer.max_unknown_fraction nothing is made; with a higher limit, the encoded parts are used."""
+    """Above tokenizer.max_unknown_fraction nothing is made; with a higher limit, the encoded parts are
+    used."""
     texts = count(4, UNKNOWN)
     with pytest.raises(DataError) as caught:
         prepare(make_run(texts), through="encode")
@@ -110,7 +112,8 @@ def test_text_that_is_known_says_nothing(make_run, caplog):
 
 
 def test_a_manifest_without_the_count_opens(make_run):
-    """Datasets and tokenizers of before have no such key: they open, and nothing is said of their unknown tokens."""
+    """Datasets and tokenizers of before have no such key: they open, and nothing is said of their unknown
+    tokens."""
     prepare(make_run(count(10, KNOWN)), through="encode")
     dataset = DatasetFiles.named("small")
     value = dataset.manifest().to_dict()

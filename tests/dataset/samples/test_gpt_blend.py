@@ -117,7 +117,8 @@ def test_samples_of_a_blend_are_those_of_its_datasets(blend, make_config, rule):
 
 @pytest.mark.parametrize("shuffle", ["megatron", "per_epoch"])
 def test_more_tokens_later_continue_a_blend(blend, shuffle):
-    """Resumed with more: every earlier position, then the same mixture goes on, past what the datasets were asked for."""
+    """Resumed with more: every earlier position, then the same mixture goes on, past what the datasets were
+    asked for."""
     short = build_datasets(blend(data={"shuffle": shuffle}))
     config = blend(data={"shuffle": shuffle}, batch={"train_tokens": 16 * 4 * 400})
     longer = build_datasets(config, short.state.index_samples).train
@@ -217,8 +218,8 @@ def test_vocabularies_and_tokenizers_must_go_together(blend, write_dataset):
     with pytest.raises(DataError) as caught:
         build_datasets(config)
     assert str(caught.value) == (
-        "default: data.blend: the datasets were encoded with different tokenizers (sha256 of a 000000000000, other "
-        "111111111111): their ids mean other text. Encode them with one tokenizer."
+        "default: data.blend: the datasets were encoded with different tokenizers (sha256 of a 000000000000, "
+        "other 111111111111): their ids mean other text. Encode them with one tokenizer."
     )
     write_dataset("large", vocab_size=301)
     config = blend(data={"blend": [{"name": "a", "weight": 1.0}, {"name": "large", "weight": 1.0}]})
@@ -232,20 +233,23 @@ def test_a_split_without_documents_of_one_dataset(blend, write_dataset, caplog):
     entries = [{"name": "a", "weight": 1.0}, {"name": "short", "weight": 1.0}]
     datasets = build_datasets(blend(data={"blend": entries, "split": "90,8,2"}))
     assert [record.getMessage() for record in caplog.records] == [
-        "default: data.blend: split 90,8,2 (megatron-deepspeed) leaves no document of short for valid. valid blends the others.",
-        "default: data.blend: split 90,8,2 (megatron-deepspeed) leaves no document of short for test. test blends the others.",
+        "default: data.blend: split 90,8,2 (megatron-deepspeed) leaves no document of short for valid. valid "
+        "blends the others.",
+        "default: data.blend: split 90,8,2 (megatron-deepspeed) leaves no document of short for test. test "
+        "blends the others.",
     ]
     assert {datasets.valid.sample(position).dataset for position in range(8)} == {0}
     with pytest.raises(DataError) as caught:
         build_datasets(blend(data={"blend": entries, "split": "5,85,10"}))
     assert str(caught.value) == (
-        "default: data.blend: split 5,85,10 (megatron-deepspeed) leaves no document of short for train. Use more text, or "
-        "take it out of the blend."
+        "default: data.blend: split 5,85,10 (megatron-deepspeed) leaves no document of short for train. Use "
+        "more text, or take it out of the blend."
     )
 
 
 def test_a_blend_that_takes_more_than_there_is(blend, write_dataset):
-    """As megatron-core: many datasets of tiny weight lengthen the blend, and the large one has not enough samples."""
+    """As megatron-core: many datasets of tiny weight lengthen the blend, and the large one has not enough
+    samples."""
     for number in range(30):
         write_dataset(f"tiny-{number}", documents=4)
     write_dataset("large", documents=2, tokens=(100, 101))
@@ -257,8 +261,9 @@ def test_a_blend_that_takes_more_than_there_is(blend, write_dataset):
     with pytest.raises(DataError) as caught:
         build_datasets(blend(data=core, **sections))
     assert str(caught.value) == (
-        "default: data.blend: the train blend takes 33 samples of large, which was asked for 5 and holds 12 in whole epochs; "
-        "megatron-core refuses that. Ask for more samples, or use data.split_rule: megatron-deepspeed, which reads on."
+        "default: data.blend: the train blend takes 33 samples of large, which was asked for 5 and holds 12 "
+        "in whole epochs; megatron-core refuses that. Ask for more samples, or use data.split_rule: "
+        "megatron-deepspeed, which reads on."
     )
     read_on = build_datasets(blend(data={**core, "split_rule": "megatron-deepspeed"}, **sections)).train
     assert read_on.batch(range(len(read_on))).shape == (len(read_on), 17)

@@ -21,7 +21,8 @@ def all_samples(dataset):
 
 
 def test_samples_are_the_shuffled_stream(make_config, write_dataset):
-    """In shuffle order, samples are seq_length apart in the stream of shuffled documents and overlap by one token."""
+    """In shuffle order, samples are seq_length apart in the stream of shuffled documents and overlap by one
+    token."""
     config = make_config()
     write_dataset()
     train = build_datasets(config).train
@@ -75,8 +76,8 @@ def test_more_tokens_later_continue_the_order(make_config, write_dataset, caplog
     with caplog.at_level(logging.INFO, "nbtrain.dataset.samples"):
         longer = build_datasets(longer_config, short.state.index_samples).train
     assert [record.getMessage() for record in caplog.records] == [
-        "the order of training samples was fixed for 120; positions behind them are read on to 800, and none before "
-        "them changes."
+        "the order of training samples was fixed for 120; positions behind them are read on to 800, and none "
+        "before them changes."
     ]
     assert short.state.index_samples == 120
     assert len(longer) >= 800
@@ -159,14 +160,14 @@ def test_vocabulary_that_does_not_fit(make_config, write_dataset):
     with pytest.raises(DataError) as caught:
         build_datasets(make_config(tokenizer={"vocab_size": 70_000}))
     assert str(caught.value) == (
-        "data/dataset/small/text_document.bin: a vocabulary of 70,000 has ids up to 69,999, but uint16 holds at most "
-        "65,535. Encode again with dtype int32, or use a tokenizer of at most 65,536 entries."
+        "data/dataset/small/text_document.bin: a vocabulary of 70,000 has ids up to 69,999, but uint16 holds "
+        "at most 65,535. Encode again with dtype int32, or use a tokenizer of at most 65,536 entries."
     )
     with pytest.raises(DataError) as caught:
         build_datasets(make_config(tokenizer={"vocab_size": 280}))
     assert str(caught.value) == (
-        "data/dataset/small/text_document.bin: token ids go up to 299 (a vocabulary of 300), but tokenizer.vocab_size "
-        "= 280. Set it to at least 300."
+        "data/dataset/small/text_document.bin: token ids go up to 299 (a vocabulary of 300), but "
+        "tokenizer.vocab_size = 280. Set it to at least 300."
     )
 
 
@@ -182,8 +183,8 @@ def test_files_that_are_not_the_manifests(make_config, write_dataset):
     with pytest.raises(DataError) as caught:
         build_datasets(config)
     assert str(caught.value) == (
-        f"data/dataset/small/text_document.bin: has {size:,} bytes, its manifest says {size + 2:,}. Restore it, or "
-        "make the dataset again: `nbtrain prepare RUN.yaml --force`."
+        f"data/dataset/small/text_document.bin: has {size:,} bytes, its manifest says {size + 2:,}. Restore "
+        "it, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
     )
 
 
@@ -195,22 +196,24 @@ def test_empty_splits(make_config, write_dataset, caplog):
     with caplog.at_level(logging.WARNING):
         assert build_datasets(config).test is None
     assert [record.getMessage() for record in caplog.records] == [
-        "data/dataset/small/text_document: split 1000,50,1 (megatron-deepspeed) of 120 documents leaves none for "
-        "test. It is left out; use more text or another data.split."
+        "data/dataset/small/text_document: split 1000,50,1 (megatron-deepspeed) of 120 documents leaves none "
+        "for test. It is left out; use more text or another data.split."
     ]
     with pytest.raises(DataError) as caught:
         build_datasets(make_config(data={"split": "0,1,0"}))
     assert str(caught.value) == (
-        "data/dataset/small/text_document: split 0,1,0 (megatron-deepspeed) of 120 documents leaves none for train. "
-        "Use more text or another data.split."
+        "data/dataset/small/text_document: split 0,1,0 (megatron-deepspeed) of 120 documents leaves none for "
+        "train. Use more text or another data.split."
     )
 
 
-# --- one epoch at a time --------------------------------------------------------------------------------------
+# --- one epoch at a time
+# --------------------------------------------------------------------------------------
 
 
 def test_per_epoch_goes_through_every_document_once_in_each_pass(make_config, write_dataset):
-    """A pass is one epoch, shuffled with its own seed; the next pass is another order of the same documents."""
+    """A pass is one epoch, shuffled with its own seed; the next pass is another order of the same
+    documents."""
     write_dataset()
     train = build_datasets(make_config(data={"shuffle": "per_epoch"})).train
     first, last = train.bounds
@@ -224,7 +227,8 @@ def test_per_epoch_goes_through_every_document_once_in_each_pass(make_config, wr
 
 
 def test_per_epoch_is_not_moved_by_more_tokens(make_config, write_dataset):
-    """A fresh run with more tokens begins with the samples of a shorter one; Megatron's order would change."""
+    """A fresh run with more tokens begins with the samples of a shorter one; Megatron's order would
+    change."""
     write_dataset()
     short, long = (
         build_datasets(make_config(data={"shuffle": "per_epoch"}, batch={"train_tokens": 16 * 4 * steps}))
@@ -264,7 +268,8 @@ def test_a_worker_process_maps_the_index_itself(make_config, write_dataset):
 
 
 def test_resume_reads_the_same_samples_on_other_ranks(make_config, write_dataset):
-    """Over the end of an epoch and a skipped range: 1 rank, then 4 from the third step on, as 1 throughout."""
+    """Over the end of an epoch and a skipped range: 1 rank, then 4 from the third step on, as 1
+    throughout."""
     write_dataset()
     config = make_config(data={"shuffle": "per_epoch"}, batch={"train_tokens": 16 * 4 * 300})
     datasets = build_datasets(config)
@@ -281,7 +286,8 @@ def test_resume_reads_the_same_samples_on_other_ranks(make_config, write_dataset
         assert [row for part in read for row in part] == straight[step]
 
 
-# --- what a sample carries ------------------------------------------------------------------------------------
+# --- what a sample carries
+# ------------------------------------------------------------------------------------
 
 
 def with_options(make_config, **options):

@@ -1,7 +1,7 @@
 """megatron-core as the oracle: it reads our files, we read its, and samples, blends and masks are the same.
 
-It is not a dependency. Where it is not installed these tests skip; NBTRAIN_REQUIRE_MEGATRON_CORE=1 makes that a
-failure. Its import takes seconds and warns, so what it gives is computed once, by a process of its own.
+It is not a dependency. Where it is not installed these tests skip; NBTRAIN_REQUIRE_MEGATRON_CORE=1 makes that
+a failure. Its import takes seconds and warns, so what it gives is computed once, by a process of its own.
 """
 
 import importlib.util
@@ -242,7 +242,8 @@ def test_the_order_of_a_long_blend(home):
 
 
 def test_masks_and_positions(home, make_config):
-    """Where documents end in EOD and hold none, bounds of documents are its masks and positions after EOD tokens."""
+    """Where documents end in EOD and hold none, bounds of documents are its masks and positions after EOD
+    tokens."""
     import torch
 
     from nbtrain.model.attention import documents_of

@@ -1,4 +1,5 @@
-"""Packed samples: what is learnt, that examples stay apart, how sources mix, and that positions stay what they are."""
+"""Packed samples: what is learnt, that examples stay apart, how sources mix, and that positions stay what
+they are."""
 
 import itertools
 from collections import Counter
@@ -100,7 +101,8 @@ def epochs_of(dataset, count):
 
 
 def test_each_segment_is_one_example_and_learns_exactly_its_completion(write):
-    """Token by token: labels follow tokens inside the example, the mask is the completion's, positions from 0."""
+    """Token by token: labels follow tokens inside the example, the mask is the completion's, positions from
+    0."""
     whole = examples(1, 30)
     dataset = build(write({"a": (1.0, whole)}))
     seen = Counter()
@@ -173,7 +175,8 @@ def test_weights_decide_how_often_an_epoch_sees_an_example(write):
 
 
 def test_each_label_knows_its_dataset(write):
-    """dataset_ids name the source of each label; two sources of one name share a row; padding is 0 without loss."""
+    """dataset_ids name the source of each label; two sources of one name share a row; padding is 0 without
+    loss."""
     files_, manifest = write(
         {"a": (1.0, examples(1, 8)), "b": (1.0, examples(11, 8)), "c": (1.0, examples(21, 8))}
     )
@@ -194,7 +197,8 @@ def test_each_label_knows_its_dataset(write):
 
 
 def test_too_long_examples(write, caplog):
-    """A long completion is truncated and counted; a prompt that leaves no room is left out, as are single tokens."""
+    """A long completion is truncated and counted; a prompt that leaves no room is left out, as are single
+    tokens."""
     written = write(
         {
             "a": (
@@ -212,9 +216,9 @@ def test_too_long_examples(write, caplog):
         "too_short": 1,
     }
     assert caplog.messages == [
-        "data/dataset/tuning/text_document: 1 examples longer than 17 tokens (seq_length + 1): truncated; 2 examples "
-        "without a learnt token among their first 17 tokens (seq_length + 1): left out; 1 examples of a single token: "
-        "left out."
+        "data/dataset/tuning/text_document: 1 examples longer than 17 tokens (seq_length + 1): truncated; 2 "
+        "examples without a learnt token among their first 17 tokens (seq_length + 1): left out; 1 examples "
+        "of a single token: left out."
     ]
     first = next(
         part for position in range(2) for part in segments(dataset.sample(position)) if part[0][0] == 100
@@ -231,14 +235,16 @@ def test_nothing_to_learn_is_an_error(write):
     with pytest.raises(DataError) as caught:
         build(write({"a": (1.0, [example(1, 40, 5)])}))
     assert str(caught.value) == (
-        "data/dataset/tuning/text_document: nothing of a can be learnt: 1 examples without a learnt token among their "
-        "first 17 tokens (seq_length + 1): left out. Raise model.seq_length = 16, or mend the sources."
+        "data/dataset/tuning/text_document: nothing of a can be learnt: 1 examples without a learnt token "
+        "among their first 17 tokens (seq_length + 1): left out. Raise model.seq_length = 16, or mend the "
+        "sources."
     )
 
 
 @pytest.mark.parametrize("with_mask", [False, True])
 def test_text_is_learnt_everywhere_and_loses_no_label(write, with_mask):
-    """Without a mask, and with one that is 1: long documents become pieces, each token but the first a label once."""
+    """Without a mask, and with one that is 1: long documents become pieces, each token but the first a label
+    once."""
     ids = [[*range(number * 100, number * 100 + 5 + 7 * number), EOD] for number in range(1, 9)]
     files_, manifest = write({"a": (1.0, [(one, [1] * len(one)) for one in ids])}, with_mask)
     dataset = build((files_, manifest))
@@ -265,8 +271,8 @@ def test_names_and_weights_are_the_runs(write):
     with pytest.raises(DataError) as caught:
         build(written, sources=sources[:1])
     assert str(caught.value) == (
-        "data/dataset/tuning/manifest.json: was made from 2 sources, data.sources has 1. Prepare the dataset again: "
-        "`nbtrain prepare RUN.yaml`."
+        "data/dataset/tuning/manifest.json: was made from 2 sources, data.sources has 1. Prepare the dataset "
+        "again: `nbtrain prepare RUN.yaml`."
     )
 
 
@@ -366,8 +372,8 @@ def test_weights_that_leave_nothing(write):
     with pytest.raises(DataError) as caught:
         build(write({"a": (0.05, examples(1, 4)), "b": (0.1, examples(5, 5))}))
     assert str(caught.value) == (
-        "data.sources: weights [0.05, 0.1] of [4, 5] examples are 0.7 examples an epoch, must be at least 1. Raise "
-        "the weights: only their ratio shapes the mixture."
+        "data.sources: weights [0.05, 0.1] of [4, 5] examples are 0.7 examples an epoch, must be at least 1. "
+        "Raise the weights: only their ratio shapes the mixture."
     )
 
 

@@ -10,7 +10,8 @@ from nbtrain.jobs.supervisor.host_memory import HostMemory, killed_processes
 
 RECORDS = [
     b"6,339,5140900,-;NET: Registered PF_INET protocol family\n",
-    b"3,1041,99,-;Out of memory: Killed process 812 (python) total-vm:9kB, anon-rss:8kB, UID:0 pgtables:4kB\n",
+    b"3,1041,99,-;Out of memory: Killed process 812 (python) total-vm:9kB, anon-rss:8kB, UID:0 "
+    b"pgtables:4kB\n",
     b"3,1042,99,-;Memory cgroup out of memory: Killed process 813 (python) total-vm:9kB\n SUBSYSTEM=none\n",
     b"12,1043,99,-;a program: Out of memory: Killed process 814 (python)\n",
 ]

@@ -106,7 +106,8 @@ def test_how_a_layout_is_called():
     "codes, late, words",
     [
         ([1, 1], False, "all 2 ranks ended with code 1: ValueError: no"),
-        ([-9, 1, -9], False, "rank 0 ended with code -9, rank 1 ended with code 1, rank 2 ended with code -9: ValueError: no"),
+        ([-9, 1, -9], False, "rank 0 ended with code -9, rank 1 ended with code 1, rank 2 ended with code "
+            "-9: ValueError: no"),
         ([1], False, "rank 0 ended with code 1: ValueError: no"),
         ([-9, -9], True, "not done after 900 s"),
     ],
@@ -157,7 +158,8 @@ def shape(config):
 
 
 def different_runs() -> list[str]:
-    """Examples whose twins differ, finetuning among them, without the examples that test_notebooks.py launches."""
+    """Examples whose twins differ, finetuning among them, without the examples that test_notebooks.py
+    launches."""
     from tests.config.conftest import EXAMPLES, UPSTREAM
 
     seen = {shape(load(name)) for name in UPSTREAM}

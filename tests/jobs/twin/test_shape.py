@@ -157,7 +157,8 @@ def test_what_a_machine_lacks_is_replaced_and_said():
 
 
 def test_a_ramp_is_crossed_by_the_stop():
-    """gpt-175b: sizes rise from one micro batch a rank to the whole batch, and the run stops while they do."""
+    """gpt-175b: sizes rise from one micro batch a rank to the whole batch, and the run stops while they
+    do."""
     config = make_twin(load("gpt-175b")).config
     schedule = config.batch_schedule
     batches = [schedule.size_at(schedule.samples_after(step)) for step in range(STEPS)]

@@ -75,7 +75,8 @@ def test_changes_become_overrides_and_the_line_says_them() -> None:
     draft.set_text(field("data.split"), "90,5,5")
     draft.set("model.compile", True)
     assert draft.line == (
-        'nb.submit("gpt-tiny", {"batch.train_tokens": 2500000.0, "data.split": "90,5,5", "model.compile": True})'
+        'nb.submit("gpt-tiny", {"batch.train_tokens": 2500000.0, "data.split": "90,5,5", "model.compile": '
+        "True})"
     )
     draft.set("data.sources", [{"kind": "wiki", "mirror": "http://me:s3cret@host"}])
     assert draft.line.endswith(""""data.sources": [{'kind': 'wiki', 'mirror': 'http://***@host'}]})""")

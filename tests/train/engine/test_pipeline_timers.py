@@ -18,7 +18,8 @@ def test_every_instruction_of_deepspeed_is_known():
 
 
 def test_the_bubble_is_told_from_the_work(monkeypatch):
-    """The first stage of two, one micro batch: 2 s forward, 3 s backward, 1 s sent, 5 s waited, 4 s of optimizer."""
+    """The first stage of two, one micro batch: 2 s forward, 3 s backward, 1 s sent, 5 s waited, 4 s of
+    optimizer."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
     told = []

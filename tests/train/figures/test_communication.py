@@ -52,7 +52,8 @@ def test_a_collective_inside_another_counts_once_and_all_are_waited_for(backend)
 
 
 def test_collectives_of_our_own_layers_count_too(backend, monkeypatch):
-    """torch.distributed's functions, looked up at the call as parallel/mappings.py does; afterwards torch's own."""
+    """torch.distributed's functions, looked up at the call as parallel/mappings.py does; afterwards torch's
+    own."""
 
     def all_reduce(tensor):
         Backend.seconds += 4

@@ -30,7 +30,10 @@ def test_one_value_is_found_by_name(dtype, value):
 
 @pytest.mark.slow
 def test_no_checkpoint_is_made_of_them_and_none_is_gone_on_from(tmp_path, forked):
-    """Step 8 is good, and a weight after it is NaN: the checkpoint of step 4 stays. With a NaN, it is refused."""
+    """Step 8 is good, and a weight after it is NaN: the checkpoint of step 4 stays.
+
+    With a NaN, it is refused.
+    """
     settings = {"checkpoint.save_interval_steps": 4, "checkpoint.keep_last": 1, "evaluation.eval_iters": 0}
     run = launch.make_run(tmp_path, settings)
     launch.order_faults(run, {"step": 8, "do": "weights"})

@@ -170,7 +170,8 @@ def test_a_trace_without_a_whole_step_is_refused():
         ("cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7", "attention"),
         ("fmha_cutlassF_bf16_aligned_64x128_rf_sm80", "attention"),
         (
-            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<..FusedAdamMathFunctor<float, 4>>",
+            "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<..FusedAdamMathFunctor<float, "
+            "4>>",
             "optimizer",
         ),
         ("void at::native::vectorized_layer_norm_kernel<c10::BFloat16, float>", "norm, elementwise"),

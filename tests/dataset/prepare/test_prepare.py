@@ -52,7 +52,7 @@ def test_a_shared_tokenizer_is_not_made_anew(make_config):
     assert steps(forced)[0] == (
         "tokenizer",
         "kept",
-        "data/tokenizer/small: 300 entries, trained on these sources; not made anew, since small is encoded with it",
+        "data/tokenizer/small: 300 entries, trained on these sources; not made again, since small is encoded with it",
     )
     assert Tokenizer.load(tokenizer_dir("small")).sha256 == before
     assert refusal(make_config(tokenizer={"vocab_size": 290}), force=True).startswith(

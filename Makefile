@@ -1,6 +1,6 @@
 # make demo    environment + the notebooks of gpt-tiny, headless, and a summary
 # make lab     JupyterLab on the notebooks
-# make test    everything; make check: format, lint, types and the fast tests
+# make test    everything in 12 minutes; make check: format, lint, types and the fast tests; make soak: at length
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,7 +9,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo lab test check format docs bench parity faults clean
+.PHONY: demo lab test check format docs bench parity faults soak clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/nbtrain demo
@@ -40,6 +40,10 @@ bench: $(VENV)/.installed-test
 # Every layout against one process, interrupted and reshaped: docs/parity.md. Goes on where it was stopped.
 parity: $(VENV)/.installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.parity.matrix $(PARITY_ARGS)
+
+# What is too long for `make test`, part by part; goes on where it was stopped: docs/soak.md.
+soak: $(VENV)/.installed-test
+	$(BIN)/python -m tests.soak $(SOAK_ARGS)
 
 # Each fault suffered by a real run: docs/faults.md. Some need root.
 faults: $(VENV)/.installed-test

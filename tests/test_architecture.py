@@ -291,7 +291,7 @@ def run_python(code: str, workspace: Path | None = None) -> dict:
         [sys.executable, "-c", textwrap.dedent(code)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         env=environment,
         cwd=REPOSITORY,
         check=False,

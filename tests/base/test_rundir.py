@@ -78,7 +78,7 @@ def test_an_identity_outlives_no_process():
     assert identity.alive()
     assert not ProcessIdentity(child.pid, identity.start_ticks + 1, identity.boot_id).alive()
     child.kill()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 600
     while identity.alive() and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not identity.alive(), "a zombie is not alive"

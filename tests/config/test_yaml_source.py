@@ -14,6 +14,7 @@ from nbtrain.config.yaml_source import (
     show,
     to_text,
 )
+from tests.fuzzing import num_cases
 
 
 def test_every_key_knows_its_line():
@@ -158,7 +159,7 @@ def test_files_that_cannot_be_read_are_told(tmp_path):
         read_yaml(tmp_path)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=num_cases(200), deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab:-{}[]&*!|>'\"%@#, \n\t01.e?~"), max_size=40))
 def test_any_text_is_read_or_refused_in_one_sentence(text):
     """No input reaches a traceback."""
@@ -181,7 +182,7 @@ plain = st.recursive(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=num_cases(150), deadline=None)
 @given(st.dictionaries(st.text(max_size=5), plain, min_size=1, max_size=3))
 def test_what_is_written_is_read_back(value):
     """to_text and parse_yaml are inverse, for text that looks like numbers too."""

@@ -15,6 +15,7 @@ from nbtrain.dataset import indexed
 from nbtrain.dataset.indexed import HEADER, IndexedDataset
 from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
 from nbtrain.dataset.repair import plan_repair
+from tests.fuzzing import num_cases
 
 EDGES = [0, 1, 2, 3, 2**7, 2**15, 2**16, 2**31 - 1, 2**31, 2**32, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1]
 
@@ -136,18 +137,20 @@ def test_mutated_pairs(pairs, monkeypatch, block_bits, mutations):
     generator = random.Random(mutations + block_bits)
     read = 0
     tracemalloc.start()
-    for number in range(mutations):
+    for number in range(num_cases(mutations)):
         pair = pairs[number % len(pairs)]
         read += read_or_refuse(pair, *mutate(generator, pair))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     # Changed tokens are tokens too: such pairs must be read; whatever a header asks for is never allocated.
-    assert mutations // 50 < read < mutations // 2
+    assert num_cases(mutations) // 50 < read < num_cases(mutations) // 2
     # A header that lies about sizes asks for gigabytes; what else was imported meanwhile is a few megabytes.
     assert peak < 32 << 20
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=num_cases(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data())
 def test_any_index(tmp_path_factory, data):
     """A header with any numbers before any bytes is read as the bytes say, or refused."""
@@ -167,7 +170,9 @@ def test_any_index(tmp_path_factory, data):
     )
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=num_cases(100), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     documents=st.lists(st.lists(st.lists(st.integers(0, 99), max_size=4), max_size=4), max_size=6),
     dtype=st.sampled_from(["uint8", "int16", "int32", "int64", "uint16"]),

@@ -56,7 +56,7 @@ def test_a_killed_kernel_disturbs_nothing(workspace):
         reply = client.execute_interactive(code, timeout=240, output_hook=lambda message: None)
         assert reply["content"]["status"] == "ok", reply["content"]
         orphan = open_run("orphan")
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + 600
         while len(trace(orphan.directory)) < 5 and time.monotonic() < deadline:
             time.sleep(0.02)
         os.kill(kernel.provisioner.pid, signal.SIGKILL)

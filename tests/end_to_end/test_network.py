@@ -96,7 +96,7 @@ def recorded(workspace, tmp_path):
             env=environment,
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=800,
         )
         assert done.returncode == 0, done.stderr
         return [tuple(json.loads(line)) for line in log.read_text().splitlines()]

@@ -8,6 +8,7 @@ taken away (unguarded.py). Where a contrast fails one day, DeepSpeed has been me
 
 import json
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -17,11 +18,10 @@ import torch
 from torch.utils.file_baton import FileBaton
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.records import JobRecord
 from nbtrain.checkpoint import reshape
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import load
-from nbtrain.jobs.supervisor import attempt as attempts
+from nbtrain.jobs.backends.local import LocalLauncher
 from nbtrain.model.gpt import GPT, GPTConfig
 from nbtrain.model.names import canonical_name, optimizer_group
 from nbtrain.parallel import stale_locks, startup
@@ -234,22 +234,18 @@ class Started(Exception):
 def started(runner, monkeypatch, tmp_path):
     """(command, options) of each attempt's first process: of two attempts of a job."""
     run = launch.make_run(tmp_path, {"parallel.data_parallel_size": 2})
-    job = run.newest_job()
-    record = JobRecord(
-        job.job_id, "run", run.name, "RUNNING", time.time(), 2, command=["-m", "nbtrain.train"]
-    )
     calls = []
 
     def start(command, **options):
         calls.append((command, options))
         raise Started
 
-    monkeypatch.setattr(attempts.subprocess, "Popen", start)
+    monkeypatch.setattr(subprocess, "Popen", start)
     config = load(str(tmp_path / "tiny.yaml"), {"parallel.data_parallel_size": 2})
-    with (tmp_path / "log").open("wb") as log:
-        for number in (0, 1):
-            with pytest.raises(Started):
-                attempts.Attempt(job, config, record, number, 2, log).start()
+    launcher = LocalLauncher(run.newest_job(), ["-m", "nbtrain.train"])
+    for number in (0, 1):
+        with pytest.raises(Started):
+            launcher.launch(config, number)
     return calls
 
 
@@ -257,7 +253,7 @@ def started(runner, monkeypatch, tmp_path):
 def test_t9_ranks_are_torchruns_in_a_session_of_their_own(started):
     """DeepSpeed's launcher leaves ranks training when it is stopped, and may say 0 when it failed.
 
-    That nothing is left behind is held by tests/jobs/test_supervisor.py. Seen: with another module than torchrun's, or in
+    That nothing is left behind is held by tests/jobs/supervisor/test_supervise.py. Seen: with another module than torchrun's, or in
     the supervisor's session, this fails.
     """
     for command, options in started:

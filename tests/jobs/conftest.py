@@ -91,7 +91,7 @@ def wait_until() -> Callable[..., Any]:
     Fails after four minutes, for a very busy machine.
     """
 
-    def wait(condition: Callable[[], Any], what: str, seconds: float = 240.0) -> Any:
+    def wait(condition: Callable[[], Any], what: str, seconds: float = 600.0) -> Any:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             if value := condition():

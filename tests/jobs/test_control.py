@@ -78,7 +78,7 @@ def test_clean_lists_and_removes(job, leftover):
     assert leftover.poll() is None
     assert cut.exists()
     assert control.clean(run) == listed
-    assert leftover.wait(10) == -9
+    assert leftover.wait(600) == -9
     assert run.checkpoint_steps() == [4]
     assert job.log(0, 0).read_text() == "last words"
     assert control.clean(run) == []
@@ -112,7 +112,7 @@ def test_cancel_of_a_lost_job_ends_its_processes(job, leftover):
     state, cause = control.cancel(job, now=True)
     assert state == "LOST"
     assert "died without a word while the job was RUNNING" in cause
-    assert leftover.wait(10) == -9
+    assert leftover.wait(600) == -9
     assert processes.marked_pids([job.job_id]) == []
 
 

@@ -48,7 +48,7 @@ def last_step(run: RunDir) -> int:
 def test_interrupted_in_every_way_is_bitwise_the_same(tiny, wait_until):
     """kill -9 of a rank, kill -9 of the supervisor, a cancel: the same curve, weights and optimizer state."""
     straight = submit(tiny(name="straight", **SETTINGS))
-    assert control.wait(straight, 300)[0] == "SUCCEEDED", straight.log(0, 0).read_text()
+    assert control.wait(straight, 800)[0] == "SUCCEEDED", straight.log(0, 0).read_text()
     expected = trace(straight.run)
     assert sorted(expected) == list(range(1, STEPS + 1))
 
@@ -72,13 +72,13 @@ def test_interrupted_in_every_way_is_bitwise_the_same(tiny, wait_until):
     reached = last_step(run)
     wait_until(lambda: last_step(run) >= reached + 20, "20 more steps")
     os.kill(JobRecord.read(second.job_json).supervisor.pid, signal.SIGTERM)
-    state, cause = control.wait(second, 300)
+    state, cause = control.wait(second, 800)
     assert state == "CANCELLED", cause
     assert processes.marked_pids([second.job_id]) == []
     assert last_step(run) < STEPS
 
     third = resume(run)
-    assert control.wait(third, 300)[0] == "SUCCEEDED", third.log(0, 0).read_text()
+    assert control.wait(third, 800)[0] == "SUCCEEDED", third.log(0, 0).read_text()
     assert trace(run) == expected
     assert len(optimizer_hashes(run)) == 2
     assert optimizer_hashes(run) == optimizer_hashes(straight.run)
@@ -93,19 +93,19 @@ def test_a_job_ends_itself_by_its_limits(tiny):
     Saved, with the cause told, and resumed.
     """
     first = submit(tiny(**{"batch.exit_interval_steps": 3}))
-    assert control.wait(first, 300) == (
+    assert control.wait(first, 800) == (
         "CANCELLED",
         "batch.exit_interval_steps = 3 is reached at step 3; saved, `nbtrain resume` goes on",
     )
     second = resume(first.run, ["batch.exit_interval_steps=null", "batch.exit_duration_minutes=1e-3"])
-    assert control.wait(second, 300) == (
+    assert control.wait(second, 800) == (
         "CANCELLED",
         "batch.exit_duration_minutes = 0.001 are over at step 4; saved, `nbtrain resume` goes on",
     )
     assert first.run.checkpoint_steps() == [3, 4]
     assert "stops: batch.exit_duration_minutes = 0.001 are over" in second.log(0, 0).read_text()
     third = resume(first.run, ["batch.exit_duration_minutes=null"])
-    assert control.wait(third, 300)[0] == "SUCCEEDED"
+    assert control.wait(third, 800)[0] == "SUCCEEDED"
 
 
 def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
@@ -113,7 +113,7 @@ def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
     trains.
     """
     job = submit(tiny(mode="perf"))
-    assert control.wait(job, 300) == ("SUCCEEDED", "all steps are measured, none is saved: 10 steps")
+    assert control.wait(job, 800) == ("SUCCEEDED", "all steps are measured, none is saved: 10 steps")
     assert job.run.checkpoint_steps() == []
     told = {event["kind"]: event for event in read_events(job)}
     assert not told.keys() & {"checkpoint", "validation", "test"}
@@ -123,7 +123,7 @@ def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
     assert summary["tokens_per_second"] == measured["tokens_per_second"]
     assert measured["tokens_per_second"] == pytest.approx(64 * 16 / measured["seconds"])
     full = resume(job.run, ["mode=full"])
-    assert control.wait(full, 300)[0] == "SUCCEEDED"
+    assert control.wait(full, 800)[0] == "SUCCEEDED"
     assert full.run.checkpoint_steps() == [8, 10]
 
 
@@ -133,10 +133,10 @@ def test_an_evaluation_tells_what_the_training_told(tiny):
     Nothing is trained, and more may be after it.
     """
     trained = submit(tiny())
-    assert control.wait(trained, 300)[0] == "SUCCEEDED"
+    assert control.wait(trained, 800)[0] == "SUCCEEDED"
     run = trained.run
     evaluated = resume(run, ["mode=eval"])
-    assert control.wait(evaluated, 300) == (
+    assert control.wait(evaluated, 800) == (
         "SUCCEEDED",
         "the newest checkpoint is evaluated, nothing is trained",
     )
@@ -150,7 +150,7 @@ def test_an_evaluation_tells_what_the_training_told(tiny):
         event["kind"] == "checkpoint" and "saved" in event["message"] for event in read_events(evaluated)
     )
     longer = resume(run, ["mode=full", "batch.train_tokens=1536"])
-    assert control.wait(longer, 300)[0] == "SUCCEEDED"
+    assert control.wait(longer, 800)[0] == "SUCCEEDED"
     assert last_saved(run) == 12
 
 

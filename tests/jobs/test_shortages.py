@@ -57,7 +57,7 @@ def test_a_full_disk_is_told(fake, start, small_disk, monkeypatch):
     # The plan would rightly refuse 2 MiB; it is the fill during the run that is looked at.
     monkeypatch.setattr(submitting, "preflight", lambda config: [])
     job = start(config)
-    state, cause = control.wait(job, 300)
+    state, cause = control.wait(job, 800)
     assert state == "FAILED"
     assert cause.startswith(
         "rank 0 failed at step 7: the disk is full: OSError: [Errno 28] No space left on device"
@@ -106,7 +106,7 @@ def test_output_that_turns_read_only_is_told(fake, start, turns_read_only, wait_
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 3, "step 3")
     wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "RUNNING")
     turn()
-    state, cause = control.wait(job, 300)
+    state, cause = control.wait(job, 800)
     assert (state, cause) == (
         "FAILED",
         "the run directory is on a read-only disk; a rank left no record of its end",
@@ -116,7 +116,7 @@ def test_output_that_turns_read_only_is_told(fake, start, turns_read_only, wait_
     turn_back()
     assert read_state(job, time.time()) == (state, cause)
     second = start(fake(steps=max(job.run.checkpoint_steps()) + 2))
-    assert control.wait(second, 300)[0] == "SUCCEEDED"
+    assert control.wait(second, 800)[0] == "SUCCEEDED"
     assert read_state(job, time.time())[0] == "LOST"
 
 
@@ -162,7 +162,7 @@ def test_out_of_memory_is_told_from_a_kill(fake, memory_group, workspace, tiny_d
         check=True,
     )
     job = RunDir.named(config.name).job(answer.stdout.strip())
-    state, cause = control.wait(job, 300)
+    state, cause = control.wait(job, 800)
     # Cancelling what has ended waits for its supervisor to be gone, and with it the last process in the
     # cgroup.
     assert control.cancel(job) == (state, cause)

@@ -126,7 +126,8 @@ def sources_sha256(evidence: Evidence = PARITY, root: Path = REPOSITORY) -> str:
     """Over names and code of every file that the page's figures come from."""
     digest = hashlib.sha256()
     for path in (*modules(evidence.entry_points, root, evidence.without), *map(Path, evidence.tests)):
-        code = code_of((root / path).read_text()).encode()
+        text = (root / path).read_text()
+        code = (code_of(text) if path.suffix == ".py" else text).encode()
         digest.update(f"{path.as_posix()} {len(code)}\n".encode() + code)
     return digest.hexdigest()
 

@@ -43,7 +43,7 @@ def train(fork_server, data_home):
             [str(run.path)],
             log=job.path / "logs" / "{rank}.0.log",
             environment=environment,
-            timeout_seconds=240,
+            timeout_seconds=800,
         )
         ended = fork_server.wait(started)
         assert ended.succeeded, ended.last_words(40)

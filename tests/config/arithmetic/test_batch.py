@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
+from tests.fuzzing import num_cases
 
 
 def test_steps_are_rounded_up():
@@ -67,7 +68,7 @@ schedules = st.builds(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=num_cases(100), deadline=None)
 @given(schedules, st.integers(0, 300))
 def test_the_three_counts_agree_with_stepping_one_by_one(schedule, step):
     """samples_after, step_at and total_steps against the plain loop."""

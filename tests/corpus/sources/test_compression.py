@@ -20,6 +20,7 @@ from nbtrain.config.sources import JsonlSource
 from nbtrain.corpus.sources import compression, optional
 from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.sources.compression import Unpacked, open_bytes
+from tests.fuzzing import num_cases
 
 PACK = {
     ".gz": gzip.compress,
@@ -80,7 +81,7 @@ def test_skippable_frames():
 
 
 @packed
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=num_cases(40), deadline=None)
 @given(st.data())
 def test_cut_short_anywhere(suffix, data):
     """A file that lacks its end, by one byte or all of them, is never taken for a shorter one."""

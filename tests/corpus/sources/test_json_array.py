@@ -15,6 +15,7 @@ from nbtrain.config.sources import JsonlSource
 from nbtrain.corpus.records import Tally
 from nbtrain.corpus.sources import json_array
 from nbtrain.corpus.sources.base import open_source
+from tests.fuzzing import num_cases
 
 VALUES = st.recursive(
     st.none()
@@ -36,7 +37,7 @@ def source(path: str) -> JsonlSource:
     return JsonlSource(kind="jsonl", path=path)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=num_cases(150), deadline=None)
 @given(
     st.lists(VALUES, max_size=6), st.sampled_from([None, 1]), st.booleans(), st.sampled_from([1, 7, 1 << 18])
 )

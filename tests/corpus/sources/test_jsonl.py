@@ -16,6 +16,7 @@ from nbtrain.config.sources import JsonlSource, WikiextractorSource
 from nbtrain.corpus.records import Texts
 from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.base import open_source
+from tests.fuzzing import num_cases
 
 PACK = {
     "": bytes,
@@ -187,7 +188,7 @@ def test_a_truncated_file_ends_the_reading(workspace, refusal, part_bytes, suffi
 
 
 @pytest.mark.parametrize("suffix", list(PACK))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=num_cases(40), deadline=None)
 @given(
     lines=st.lists(
         st.one_of(

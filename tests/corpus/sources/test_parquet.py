@@ -11,6 +11,7 @@ from nbtrain.config.sources import ParquetSource
 from nbtrain.corpus.records import Texts
 from nbtrain.corpus.sources import base, optional
 from nbtrain.corpus.sources.base import open_source
+from tests.fuzzing import num_cases
 
 TEXTS = [f"document {number} é" for number in range(30)]
 
@@ -113,7 +114,7 @@ def test_no_rows_and_no_bytes(workspace, read, refusal):
 
 
 @pytest.mark.parametrize("size", [1, 10**6])
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=num_cases(25), deadline=None)
 @given(share=st.floats(0, 0.999))
 def test_cut_short_anywhere(read_parts, tmp_path_factory, size, share):
     """A file that lacks its end is an error in words."""

@@ -16,6 +16,7 @@ from nbtrain.config.sources import TextSource
 from nbtrain.corpus.asked import same_sources
 from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.base import open_source
+from tests.fuzzing import num_cases
 
 PACK = {"": bytes, ".gz": gzip.compress, ".zst": zstandard.ZstdCompressor().compress}
 
@@ -122,7 +123,7 @@ def test_a_truncated_file(workspace, refusal, part_bytes, separator, suffix, siz
 
 
 @pytest.mark.parametrize("suffix", list(PACK))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=num_cases(40), deadline=None)
 @given(
     lines=st.lists(
         st.sampled_from([b"", b"--", b"--", b"a", b"bcd", b"---", b"-- ", b"\xff", b"--\r"]), max_size=20

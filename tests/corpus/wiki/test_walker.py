@@ -13,6 +13,7 @@ from nbtrain.corpus.wiki import dump
 from nbtrain.corpus.wiki.walker import Walker
 from tests.benchmarks.wiki import RESIDUE
 from tests.corpus import made
+from tests.fuzzing import num_cases
 
 WALKER = Walker({6: "Datei", 14: "Kategorie"})
 
@@ -173,7 +174,7 @@ PIECES = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=num_cases(200), deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=40))
 def test_any_markup_gives_text(pieces):
     """Whatever the order of brackets: no exception, no note of our own left, and a second reading of it ends

@@ -462,7 +462,7 @@ def test_kill_9_at_any_moment(make_config, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert answer.returncode == 0, answer.stderr
     whole = int(answer.stdout)
@@ -501,7 +501,7 @@ def test_memory_does_not_follow_the_corpus(make_config, workspace):
             [sys.executable, "-c", STREAM, config.model_dump_json()],
             capture_output=True,
             text=True,
-            timeout=300,
+            timeout=600,
         )
         assert answer.returncode == 0, answer.stderr
         peaks.append(int(answer.stdout) * 1024)
@@ -519,7 +519,7 @@ def test_a_lock_on_a_folder_that_is_gone(workspace, caplog):
         while "waiting for its end" not in caplog.text:
             time.sleep(0.01)
         folder.rmdir()
-    waiting.join(timeout=10)
+    waiting.join(timeout=600)
     assert order == [True]
 
 

@@ -300,7 +300,7 @@ def test_builders_at_one_time_do_not_disturb_each_other(tmp_path):
     together = threading.Barrier(4)
 
     def build(allocate):
-        together.wait(10)
+        together.wait(300)
         build_gpt_index(lengths, 0, 300, 16, 2000, 9, allocate)
 
     def read(_):

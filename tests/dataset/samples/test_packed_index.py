@@ -17,6 +17,7 @@ from nbtrain.dataset.samples.packed_index import (
     epochs_per_pass,
     of_split,
 )
+from tests.fuzzing import num_cases
 
 SEQ = 8
 
@@ -48,7 +49,7 @@ def labels_by_definition(rows) -> Counter:
 
 
 @given(masks, st.integers(0, 20), st.sampled_from([1, 7, 1 << 22]))
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=num_cases(150))
 def test_every_learnt_label_is_in_one_piece(rows, cut, scan_tokens):
     """No label is lost or doubled, however the sources lie and the mask is read; each sequence is counted once."""
     mask = pair(rows)
@@ -78,7 +79,7 @@ weights = st.lists(st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0, 3.7]), m
 
 
 @given(weights, st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=num_cases(60))
 def test_epochs_take_each_source_in_rounds(given_weights, data):
     """After e epochs a source of n and weight w has given ceil(e w n) examples, none more than once more than another."""
     sizes = [data.draw(st.integers(1, 12)) for _ in given_weights]

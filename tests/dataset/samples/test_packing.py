@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from nbtrain.dataset.samples.packing import pack_best_fit
+from tests.fuzzing import num_cases
 
 
 def bins_of(packed) -> list[list[int]]:
@@ -31,7 +32,7 @@ def cases(draw):
 
 
 @given(cases())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=num_cases(200))
 def test_every_item_is_in_one_bin_and_no_bin_is_too_full(case):
     """Also: no bin is empty, and its longest item is the first."""
     lengths, capacity = case
@@ -44,7 +45,7 @@ def test_every_item_is_in_one_bin_and_no_bin_is_too_full(case):
 
 
 @given(cases())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=num_cases(200))
 def test_bins_are_as_full_as_best_fit_makes_them(case):
     """The shortcuts (equal lengths at one go, a list of rooms) change no bin's size."""
     lengths, capacity = case

@@ -55,7 +55,7 @@ def python(code, **word):
 
 
 def end_of(job, process):
-    code = process.wait(30)
+    code = process.wait(600)
     return code, ExitRecord.read(job.exit_record(3, 1))
 
 
@@ -156,7 +156,7 @@ def test_signals_are_passed_on_once(job, wrap, tmp_path):
     while not log.exists() or log.read_text() != "ready":
         time.sleep(0.01)
     process.send_signal(signal.SIGTERM)
-    process.wait(30)
+    process.wait(600)
     assert log.read_text() == "1"
 
 

@@ -33,7 +33,7 @@ def test_a_job_goes_to_its_end(fake, start, states_of):
     """Two ranks to SUCCEEDED: states in order with durations, a log for each rank, summary, nothing left."""
     job = start(fake(ranks=2, steps=10))
     seen = []
-    state, cause = control.wait(job, 300, on_change=lambda state, cause: seen.append(state))
+    state, cause = control.wait(job, 800, on_change=lambda state, cause: seen.append(state))
     assert (state, cause) == ("SUCCEEDED", "all steps are trained and saved: 10 steps")
     assert seen[-1] == "SUCCEEDED"
     assert states_of(job) == ["QUEUED", "STARTING", "RUNNING", "SUCCEEDED"]
@@ -66,7 +66,7 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
     """Rank 1 is killed at step 7: its peer ends, the job restarts from step 5 and says what that cost."""
     faults = [{"rank": 1, "attempt": 0, "step": 7, "do": "kill", "signal": 9}]
     job = start(fake(faults, ranks=2, steps=10))
-    assert control.wait(job, 300)[0] == "SUCCEEDED"
+    assert control.wait(job, 800)[0] == "SUCCEEDED"
     assert states_of(job) == [
         "QUEUED",
         "STARTING",
@@ -120,7 +120,7 @@ def test_a_killed_wrapper_and_a_killed_torchrun_are_told_as_such(fake, start, wa
     os.kill(wrapper, signal.SIGKILL)
     torchrun = parent(parent(wait_until(lambda: training(1), "both train again")))
     os.kill(torchrun, signal.SIGKILL)
-    state, cause = control.wait(job, 300)
+    state, cause = control.wait(job, 800)
     first = JobRecord.read(job.job_json).attempts[0].cause
     assert first.startswith("rank 1's wrapper was killed, and rank 1 with it, not by nbtrain: by hand, ")
     assert state == "FAILED"
@@ -135,7 +135,7 @@ def test_a_killed_wrapper_and_a_killed_torchrun_are_told_as_such(fake, start, wa
 def test_the_same_failure_twice_is_not_tried_a_third_time(fake, start):
     """Exit code 7 at the same step again: FAILED after two attempts, with rank, step and reason."""
     job = start(fake([{"step": 3, "do": "exit", "code": 7}], steps=10))
-    state, cause = control.wait(job, 300)
+    state, cause = control.wait(job, 800)
     assert state == "FAILED"
     assert cause == (
         "rank 0 failed: exit code 7 without a word; the end of its log says more; "
@@ -152,7 +152,7 @@ def test_a_hanging_rank_is_named_killed_and_restarted(fake, start):
         {"rank": 0, "attempt": 0, "step": 6, "do": "hang"},
     ]
     job = start(fake(faults, ranks=2, steps=10, backend={"heartbeat_timeout_seconds": 2.5}))
-    assert control.wait(job, 300)[0] == "SUCCEEDED"
+    assert control.wait(job, 800)[0] == "SUCCEEDED"
     cause = next(event for event in read_events(job) if event["kind"] == "restart")["cause"]
     assert re.fullmatch(
         r"no progress for 2.5 s: rank 1 stopped: last heard of at step 6, \d+ s ago, in phase train; its "
@@ -187,7 +187,7 @@ def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
     }
     second = resume(job.run, more, command=tuple(JobRecord.read(job.job_json).command))
     assert second.job_id > job.job_id
-    assert control.wait(second, 300)[0] == "SUCCEEDED"
+    assert control.wait(second, 800)[0] == "SUCCEEDED"
     assert JobRecord.read(second.job_json).resumed_from_step == step
     assert any("changed on resume: backend.env" in event["message"] for event in read_events(second))
 
@@ -238,7 +238,7 @@ def test_a_dead_supervisor_is_seen_and_its_ranks_leave(fake, start, wait_until):
     # Submitted at once, while the lost job's ranks are still at their last step.
     second = start(fake(ranks=2, steps=30))
     assert second.job_id != job.job_id
-    assert control.wait(second, 300)[0] == "SUCCEEDED"
+    assert control.wait(second, 800)[0] == "SUCCEEDED"
     assert processes.marked_pids([job.job_id]) == []
     left = ExitRecord.read(job.exit_record(0, 0))
     assert left.outcome == "stopped"
@@ -284,12 +284,12 @@ def test_the_submitting_process_may_die(fake, tmp_path, wait_until):
     os.killpg(kernel.pid, signal.SIGKILL)
     kernel.wait()
     kernel.stdout.close()
-    assert control.wait(job, 300)[0] == "SUCCEEDED"
+    assert control.wait(job, 800)[0] == "SUCCEEDED"
     assert JobRecord.read(job.job_json).restarts == 0
 
 
 def test_a_killed_rank_leaves_no_half_written_file(fake, start):
     """A rank killed between writing and renaming: its temporary file and torn checkpoint are swept."""
     job = start(fake([{"attempt": 0, "step": 7, "do": "torn"}], steps=10))
-    assert control.wait(job, 300)[0] == "SUCCEEDED"
+    assert control.wait(job, 800)[0] == "SUCCEEDED"
     assert temporaries(job.run) == []

@@ -1,0 +1,10 @@
+"""How many cases tests of arbitrary input make: few in `make test`, many times as many in `make soak`."""
+
+import os
+
+FACTOR_VARIABLE = "NBTRAIN_FUZZ_FACTOR"
+
+
+def num_cases(number: int) -> int:
+    """`number`, times NBTRAIN_FUZZ_FACTOR if that is set."""
+    return number * int(os.environ.get(FACTOR_VARIABLE, "1"))

@@ -1,0 +1,249 @@
+"""`make soak`: what is too long for `make test`, part by part; docs/soak.md says what passed and what it holds for.
+
+    python -m tests.soak [--only demo fuzz] [--list]
+
+A part is done if its last run passed on the code that it depends on, and is not run again: a soak that was stopped
+goes on where it was. Each part is one command; its log is build/soak/<part>.log. Ends with 1 if a part failed.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nbtrain.base import files
+from tests.config.conftest import UPSTREAM
+from tests.fuzzing import FACTOR_VARIABLE
+from tests.parity.sources import FAULTS, PARITY, Evidence, staleness, stamp
+
+REPOSITORY = Path(__file__).parents[1]
+PAGE = REPOSITORY / "docs" / "soak.md"
+LOGS = REPOSITORY / "build" / "soak"
+FUZZ_FACTOR = 50
+# Most parts take a few minutes; a hanging one must not keep the rest from being run.
+LIMIT_SECONDS = 3 * 3600.0
+
+ENGINE = (
+    "nbtrain.train.__main__",
+    "nbtrain.jobs.supervisor.__main__",
+    "nbtrain.jobs.supervisor.rank_wrapper",
+)
+OUTSIDE_ENGINE = ("nbtrain.corpus", "nbtrain.lab", "nbtrain.cli", "nbtrain.monitor")
+FUZZED = (
+    "tests/dataset/test_fuzz_idx.py",
+    "tests/corpus/wiki/test_walker.py",
+    "tests/corpus/sources/test_jsonl.py",
+    "tests/corpus/sources/test_text.py",
+    "tests/corpus/sources/test_compression.py",
+    "tests/dataset/samples/test_packing.py",
+    "tests/dataset/samples/test_packed_index.py",
+    "tests/config/test_yaml_source.py",
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One command, what it shows and what its result depends on."""
+
+    name: str
+    shows: str
+    arguments: tuple[str, ...]
+    """Of Python."""
+    evidence: Evidence
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_page(self) -> bool:
+        """Whether it writes its results to a page of its own, with a stamp of its own."""
+        return self.evidence.page != PAGE
+
+
+def _pytest(*arguments: str) -> tuple[str, ...]:
+    return ("-m", "pytest", "-q", f"--timeout={LIMIT_SECONDS:g}", *arguments)
+
+
+def _evidence(
+    entry_points: tuple[str, ...], tests: tuple[str, ...], without: tuple[str, ...] = ()
+) -> Evidence:
+    return Evidence(PAGE, "make soak", entry_points, tests, without)
+
+
+TWIN_TEST = "tests/end_to_end/test_twin_notebook.py"
+PARTS = (
+    Part("parity", "every layout against one process", ("-m", "tests.parity.matrix"), PARITY),
+    Part("faults", "each fault suffered by a real run", ("-m", "tests.jobs.faults_table"), FAULTS),
+    Part(
+        "demo",
+        "`make demo` at its full length, and a second call that redoes nothing",
+        _pytest("--soak", "tests/end_to_end/test_demo.py"),
+        _evidence(
+            (*ENGINE, "nbtrain.cli.demo", "nbtrain.dataset.prepare.prepare"),
+            ("tests/end_to_end/test_demo.py", "examples/megatron-gpt/training/gpt-tiny.yaml"),
+        ),
+    ),
+    *(
+        Part(
+            f"twin-{name}",
+            f"notebook 03 in twin mode for {name}",
+            _pytest("--soak", f"{TWIN_TEST}::test_the_twin_of_each_upstream_run_passes[{name}-soak]"),
+            _evidence(
+                (*ENGINE, "nbtrain.jobs.twin.prove"),
+                (TWIN_TEST, f"examples/megatron-gpt/training/{name}.yaml"),
+                OUTSIDE_ENGINE,
+            ),
+        )
+        for name in UPSTREAM
+    ),
+    Part(
+        "notebooks",
+        "notebook 03 for every upstream run on a machine that is too small",
+        _pytest("--soak", "tests/end_to_end/test_notebooks.py"),
+        _evidence(
+            ("nbtrain.api.verbs",),
+            ("tests/end_to_end/test_notebooks.py",),
+            ("nbtrain.corpus", "nbtrain.lab", "nbtrain.cli"),
+        ),
+    ),
+    Part(
+        "fuzz",
+        f"seeded fuzz of indices, wikitext, sources and YAML, {FUZZ_FACTOR} times the cases of `make test`",
+        _pytest("--hypothesis-seed=0", *FUZZED),
+        _evidence(
+            (
+                "nbtrain.dataset.indexed",
+                "nbtrain.dataset.indexed_writer",
+                "nbtrain.dataset.samples.packed_index",
+                "nbtrain.corpus.wiki.walker",
+                "nbtrain.corpus.sources.base",
+                "nbtrain.config.yaml_source",
+            ),
+            FUZZED,
+        ),
+        {FACTOR_VARIABLE: str(FUZZ_FACTOR)},
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A row of the page."""
+
+    passed: bool
+    words: str
+    minutes: float
+    stamp: str
+
+
+def key_of(part: Part) -> str:
+    """The hash of what the part depends on, and the libraries, in one word for a table."""
+    found = re.search(r"`([0-9a-f]{16})[0-9a-f]*`, (.*)\.$", stamp(part.evidence))
+    assert found is not None
+    return f"`{found[1]}`, {found[2]}"
+
+
+def read_page(page: Path) -> dict[str, Result]:
+    """What has been found, by part."""
+    if not page.exists():
+        return {}
+    rows = re.findall(
+        r"^\| `([\w.-]+)` \| [^|]* \| ([^|]*) \| ([\d.]+) \| ([^|]*) \|$", page.read_text(), re.M
+    )
+    return {
+        name: Result(not words.startswith("FAILED"), words, float(minutes), key)
+        for name, words, minutes, key in rows
+    }
+
+
+def page_text(results: Mapping[str, Result]) -> str:
+    """The whole page; parts that have a page of their own are named without a result."""
+    lines = []
+    for part in PARTS:
+        if part.has_page:
+            lines.append(
+                f"| `{part.name}` | {part.shows} | docs/{part.evidence.page.name} | | its own stamp |"
+            )
+        elif found := results.get(part.name):
+            row = (f"`{part.name}`", part.shows, found.words, f"{found.minutes:.1f}", found.stamp)
+            lines.append(f"| {' | '.join(row)} |")
+        else:
+            lines.append(f"| `{part.name}` | {part.shows} | not run yet | | |")
+    table = "\n".join(lines)
+    return f"""# Soak: what is too long for `make test`
+
+`make soak` runs these parts, goes on where it was stopped, and writes this page. The last column is the hash of
+the code that a part depends on, and the libraries; a part is run again once they are others.
+
+| part | what it shows | result | minutes | holds for |
+| --- | --- | --- | --- | --- |
+{table}
+"""
+
+
+def why_not_done(part: Part, results: Mapping[str, Result]) -> str:
+    """Why the part has to be run; "" if it was, on this code."""
+    if part.has_page:
+        return staleness(part.evidence)
+    found = results.get(part.name)
+    if found is None:
+        return "not run yet"
+    if not found.passed:
+        return found.words
+    return "" if found.stamp == key_of(part) else "what it depends on has changed"
+
+
+def run(part: Part) -> Result:
+    """Run its command; its last line is the result."""
+    LOGS.mkdir(parents=True, exist_ok=True)
+    path = LOGS / f"{part.name}.log"
+    environment = {"OMP_NUM_THREADS": "1", **os.environ, **part.environment}
+    key, began = key_of(part), time.monotonic()
+    with path.open("wb") as log:
+        try:
+            code = subprocess.run(
+                [sys.executable, *part.arguments],
+                cwd=REPOSITORY,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=LIMIT_SECONDS,
+            ).returncode
+        except subprocess.TimeoutExpired:
+            code = -1
+    minutes = (time.monotonic() - began) / 60
+    lines = path.read_text(errors="replace").strip().splitlines() or ["said nothing"]
+    # The duration stands in a column of its own.
+    last = re.sub(r" in [\d.]+s.*$", "", lines[-1]).strip("= ").replace("|", "/")
+    return Result(code == 0, last if code == 0 else f"FAILED: {last}", minutes, key)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", choices=[part.name for part in PARTS])
+    parser.add_argument("--list", action="store_true", help="say what is to be run, and why; run nothing")
+    options = parser.parse_args()
+    failed = 0
+    for part in PARTS:
+        results = read_page(PAGE)
+        reason = why_not_done(part, results)
+        if options.only and part.name not in options.only:
+            continue
+        if options.list or not reason:
+            print(f"{part.name}: {reason or 'done'}", flush=True)
+            continue
+        print(f"{part.name}: {reason}; running", flush=True)
+        found = run(part)
+        failed += not found.passed
+        print(f"{part.name}: {found.words} ({found.minutes:.1f} minutes)", flush=True)
+        if not part.has_page:
+            files.write_text(PAGE, page_text({**results, part.name: found}))
+    return min(failed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

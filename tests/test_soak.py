@@ -1,0 +1,50 @@
+"""The page of `make soak`: what is on it is read back, and a part is run again for a reason only."""
+
+import dataclasses
+
+from tests import soak
+from tests.soak import PAGE, PARTS, Result, key_of, page_text, read_page, why_not_done
+
+DEMO = next(part for part in PARTS if part.name == "demo")
+
+
+def test_the_committed_page_is_what_its_rows_make():
+    """A part that was added or renamed has its row, and no row is of a part that is gone."""
+    results = read_page(PAGE)
+    assert set(results) <= {part.name for part in PARTS}
+    assert PAGE.read_text() == page_text(results)
+    assert [name for name, found in results.items() if not found.passed] == []
+
+
+def test_a_part_is_run_if_it_failed_or_its_code_has_changed(tmp_path):
+    page = tmp_path / "soak.md"
+    assert why_not_done(DEMO, read_page(page)) == "not run yet"
+    key = key_of(DEMO)
+    passed = Result(True, "1 passed, 3 deselected", 9.5, key)
+    page.write_text(page_text({"demo": passed}))
+    assert read_page(page) == {"demo": passed}
+    assert why_not_done(DEMO, read_page(page)) == ""
+    changed = dataclasses.replace(passed, stamp="`0123456789abcdef`, torch 1.0.0")
+    assert why_not_done(DEMO, {"demo": changed}) == "what it depends on has changed"
+    failed = Result(False, "FAILED: 1 failed", 0.1, key)
+    page.write_text(page_text({"demo": failed}))
+    assert why_not_done(DEMO, read_page(page)) == "FAILED: 1 failed"
+
+
+def test_what_the_parts_run_and_depend_on_is_there():
+    """A file that was moved is named here, not after ninety minutes."""
+    for part in PARTS:
+        for argument in (*part.arguments, *part.evidence.tests):
+            if argument.startswith(("tests/", "examples/")):
+                assert (soak.REPOSITORY / argument.partition("::")[0]).is_file(), part.name
+        for name in part.evidence.entry_points:
+            path = soak.REPOSITORY.joinpath(*name.split("."))
+            assert path.with_suffix(".py").is_file(), (part.name, name)
+
+
+def test_a_command_that_fails_is_a_failed_part(tmp_path, monkeypatch):
+    monkeypatch.setattr(soak, "LOGS", tmp_path)
+    broken = dataclasses.replace(DEMO, arguments=("-c", "print('half | done in 3.2s'); raise SystemExit(3)"))
+    found = soak.run(broken)
+    assert (found.passed, found.words) == (False, "FAILED: half / done")
+    assert (tmp_path / "demo.log").read_text().startswith("half")

@@ -1,6 +1,7 @@
 """What is fixed and what is dropped before encoding: rules that need to know no language.
 
-    text -> ftfy, when asked -> length -> characters -> lines -> words -> (text, None), or the reason of its drop
+    text -> ftfy, when asked -> length -> characters -> lines -> words -> (text, None), or the reason of its
+    drop
 
 Rules run from the cheapest to the dearest, and the first that a document breaks names its drop. What a word
 and a symbol are says characters.py; the shares are those of Gopher's rules (arXiv:2112.11446, table A1), made

@@ -195,9 +195,8 @@ class MirrorClient:
             part.remove()
             raise DataError(
                 f"{self.where}: {self.shown(address)}: its SHA-1 is {found}, the dump's list says {sha1}. "
-                f"The download is "
-                "removed; run it again, and if it fails again set mirror to another server or date to "
-                "another dump."
+                "The download is removed; run it again, and if it fails again set mirror to another server "
+                "or date to another dump."
             )
         record = Downloaded(name, date, self.shown(address), sha1, part.bytes)
         files.write_json(folder() / f"{name}.json", asdict(record))
@@ -274,15 +273,13 @@ class MirrorClient:
         if isinstance(cause, SSLError) and _is_untrusted(cause):
             return DataError(
                 f"{begin}. Set mirror to a server whose certificate is known here, or have SSL_CERT_FILE "
-                f"name the "
-                "certificates to trust."
+                f"name the certificates to trust."
             )
         if isinstance(cause, ResponseError) and "redirect" in str(cause):
             return DataError(f"{begin}. Set mirror.")
         return DataError(
             f"{begin}; {ATTEMPTS} tries in a row brought nothing. What has come is kept: run it again, or "
-            f"set mirror to "
-            "another server."
+            f"set mirror to another server."
         )
 
     def _check_space(self, part: PartialFile) -> None:
@@ -335,7 +332,9 @@ def _pool_for(scheme: str, host: str) -> urllib3.PoolManager:
 
 @contextlib.contextmanager
 def _silent_urllib3() -> Iterator[None]:
-    """urllib3 logs whole addresses, queries included: while this thread downloads, nothing of it is logged."""
+    """urllib3 logs whole addresses, queries included: while this thread downloads, nothing of it is
+    logged.
+    """
     thread = threading.get_ident()
 
     def is_of_others(record: logging.LogRecord) -> bool:

@@ -5,7 +5,8 @@ larger than its share, which is so for all when the corpus is no larger than the
 texts in order; of a larger one are taken
 
     from parts that can be entered anywhere   up to 2,048 of them in a seeded order, a piece of each by its size:
-                                              cheap, for a part is read no further; what ends a part is seen less
+                                              cheap, for a part is read no further; what ends a part is seen
+                                              less
     from parts of compressed files            seeded documents of every part, by its size; no bias, but all of the
                                               file is decompressed and a part's texts are in memory
     from a source of unknown size             its beginning, up to the share of a source as large as the sample:

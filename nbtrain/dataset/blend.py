@@ -1,8 +1,8 @@
 """The datasets of a blend seen as one: present, of one tokenizer, with one hash.
 
-A blend has no tokens of its own; its folder data/dataset/<data.name>/ holds index-cache/ alone. Entries named in the
-data home keep their indices with themselves, for all runs; those given by a prefix may lie in a folder that cannot be
-written, and keep theirs with the blend.
+A blend has no tokens of its own; its folder data/dataset/<data.name>/ holds index-cache/ alone. Entries named
+in the data home keep their indices with themselves, for all runs; those given by a prefix may lie in a folder
+that cannot be written, and keep theirs with the blend.
 """
 
 import hashlib
@@ -49,7 +49,8 @@ class Entry:
     """In the data home; else somebody's pair."""
 
     def manifest(self) -> DatasetManifest | None:
-        """The manifest beside it if it is of this pair; else what the pair says of itself, or None if it does not exist.
+        """The manifest beside it if it is of this pair; else what the pair says of itself, or None if it does
+        not exist.
 
         Raises DataError if the pair or its manifest is damaged.
         """
@@ -127,14 +128,14 @@ class BlendFiles(DatasetFiles):
         if len(tokenizers) > 1:
             told = ", ".join(f"{name} {sha256[:12]}" for sha256, name in tokenizers.items())
             raise DataError(
-                f"{self.where}: the datasets were encoded with different tokenizers (sha256 of {told}): their ids mean "
-                "other text. Encode them with one tokenizer."
+                f"{self.where}: the datasets were encoded with different tokenizers (sha256 of {told}): "
+                "their ids mean other text. Encode them with one tokenizer."
             )
         eods = {manifest.eod_id for manifest in manifests if manifest.eod_id is not None}
         if len(eods) > 1:
             raise DataError(
-                f"{self.where}: the datasets end their documents in different tokens ({sorted(eods)}). Encode them "
-                "with one tokenizer."
+                f"{self.where}: the datasets end their documents in different tokens ({sorted(eods)}). "
+                "Encode them with one tokenizer."
             )
         dropped: dict[str, int] = {}
         for manifest in manifests:

@@ -92,8 +92,8 @@ class DatasetFiles:
     def open(self, vocab_size: int | None = None, manifest: DatasetManifest | None = None) -> "OpenDataset":
         """The pair, memory-mapped: whole by its sizes, and fit for a vocabulary. Reads no token.
 
-        `manifest` spares reading manifest.json again. Raises DataError: not prepared, truncated, changed, or a
-        vocabulary that the dtype cannot hold.
+        `manifest` spares reading manifest.json again. Raises DataError: not prepared, truncated, changed, or
+        a vocabulary that the dtype cannot hold.
         """
         for path in (self.bin, self.idx, self.manifest_json):
             if not path.is_file():
@@ -106,16 +106,16 @@ class DatasetFiles:
             if manifest.vocab_size > vocab_size:
                 raise DataError(
                     f"{display(self.bin)}: token ids go up to {manifest.vocab_size - 1:,} (a vocabulary of "
-                    f"{manifest.vocab_size:,}), but tokenizer.vocab_size = {vocab_size:,}. Set it to at least "
-                    f"{manifest.vocab_size}."
+                    f"{manifest.vocab_size:,}), but tokenizer.vocab_size = {vocab_size:,}. Set it to at "
+                    f"least {manifest.vocab_size}."
                 )
         for name, entry in manifest.files.items():
             size = (self.directory / name).stat().st_size if (self.directory / name).is_file() else None
             if size != entry["bytes"]:
                 found = "is missing" if size is None else f"has {size:,} bytes"
                 raise DataError(
-                    f"{display(self.directory / name)}: {found}, its manifest says {entry['bytes']:,}. Restore it, or "
-                    "make the dataset again: `nbtrain prepare RUN.yaml --force`."
+                    f"{display(self.directory / name)}: {found}, its manifest says {entry['bytes']:,}. "
+                    "Restore it, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
                 )
         return OpenDataset(self, manifest, indexed, self.open_loss_mask(indexed))
 
@@ -134,9 +134,9 @@ class DatasetFiles:
         found = (mask.dtype.name, len(mask), mask.num_tokens)
         if found != ("uint8", len(dataset), dataset.num_tokens):
             raise DataError(
-                f"{display(self.loss_mask.idx)}: {found[1]:,} sequences, {found[2]:,} {found[0]} entries; the mask of "
-                f"{display(self.idx)} has {len(dataset):,} sequences, {dataset.num_tokens:,} uint8 entries. The two are "
-                "not of one dataset: copy both again, or prepare it again."
+                f"{display(self.loss_mask.idx)}: {found[1]:,} sequences, {found[2]:,} {found[0]} entries; "
+                f"the mask of {display(self.idx)} has {len(dataset):,} sequences, {dataset.num_tokens:,} "
+                "uint8 entries. The two are not of one dataset: copy both again, or prepare it again."
             )
         return mask
 
@@ -158,5 +158,7 @@ class OpenDataset(NamedTuple):
 
 
 def stem_of(config: RunConfig, json_key: str) -> str:
-    """The stem of one key's pair, by Megatron's naming: documents, or sentences if a run cuts documents into sentences."""
+    """The stem of one key's pair, by Megatron's naming: documents, or sentences if a run cuts documents into
+    sentences.
+    """
     return f"{json_key}_{'sentence' if config.data.split_sentences else 'document'}"

@@ -58,8 +58,8 @@ def check_vocabulary(dtype: np.dtype, vocab_size: int, where: str) -> None:
     largest = np.iinfo(dtype).max
     if vocab_size - 1 > largest:
         raise DataError(
-            f"{where}: a vocabulary of {vocab_size:,} has ids up to {vocab_size - 1:,}, but {dtype.name} holds "
-            f"at most {largest:,}. Encode again with dtype {optimal_dtype(vocab_size).name}, or use a "
+            f"{where}: a vocabulary of {vocab_size:,} has ids up to {vocab_size - 1:,}, but {dtype.name} "
+            f"holds at most {largest:,}. Encode again with dtype {optimal_dtype(vocab_size).name}, or use a "
             f"tokenizer of at most {largest + 1:,} entries."
         )
 
@@ -77,10 +77,10 @@ def idx_path(prefix: str | os.PathLike) -> Path:
 class IndexedDataset:
     """A .bin/.idx pair, memory-mapped: `dataset[i]` is sequence i as an array of its stored dtype.
 
-    Opening checks the header, both file sizes, the ends of every array, and the first OPENED_BLOCKS blocks of the
-    index; a further block is checked when it is first read from. So no access leaves the file, whatever the index
-    says. Raises DataError if something does not agree. (A file that is cut while it is mapped ends the process,
-    as with every mapping: datasets are written by rename, never in place.)
+    Opening checks the header, both file sizes, the ends of every array, and the first OPENED_BLOCKS blocks of
+    the index; a further block is checked when it is first read from. So no access leaves the file, whatever
+    the index says. Raises DataError if something does not agree. (A file that is cut while it is mapped ends
+    the process, as with every mapping: datasets are written by rename, never in place.)
     """
 
     def __init__(self, prefix: str | os.PathLike):
@@ -142,7 +142,9 @@ class IndexedDataset:
         return self.get(sequence)
 
     def get(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        """`length` tokens of a sequence from `offset` on; None means to its end. Never fewer: DataError instead."""
+        """`length` tokens of a sequence from `offset` on; None means to its end. Never fewer: DataError
+        instead.
+        """
         block = sequence >> BLOCK_BITS
         if sequence < 0 or block >= len(self._checked):
             sequence, block = self._place(sequence)
@@ -153,8 +155,9 @@ class IndexedDataset:
             length = available - offset
         if offset < 0 or length < 0 or offset + length > available:
             raise DataError(
-                f"{display(bin_path(self.prefix))}: sequence {sequence:,} holds {available:,} tokens; {length:,} from "
-                f"{offset:,} on were asked for. The index that asks was made of other data: remove index-cache/."
+                f"{display(bin_path(self.prefix))}: sequence {sequence:,} holds {available:,} tokens; "
+                f"{length:,} from {offset:,} on were asked for. The index that asks was made of other data: "
+                "remove index-cache/."
             )
         start = self.pointers.item(sequence) // self._itemsize + offset
         return self.tokens[start : start + length]
@@ -260,20 +263,21 @@ class IndexedDataset:
 
     def _wrong_pointer(self, sequence: int, pointer: int, must: str) -> DataError:
         return DataError(
-            f"{display(idx_path(self.prefix))}: sequence {sequence:,} starts at byte {pointer:,}, must be {must}: "
-            "offsets are the running sum of the lengths. Copy the file again, or make the index again."
+            f"{display(idx_path(self.prefix))}: sequence {sequence:,} starts at byte {pointer:,}, must be "
+            f"{must}: offsets are the running sum of the lengths. Copy the file again, or make the index "
+            "again."
         )
 
     def _negative_length(self, sequence: int) -> DataError:
         return DataError(
-            f"{display(idx_path(self.prefix))}: sequence {sequence:,} has the length {int(self.lengths[sequence]):,}. "
-            "Copy the file again, or make the index again."
+            f"{display(idx_path(self.prefix))}: sequence {sequence:,} has the length "
+            f"{int(self.lengths[sequence]):,}. Copy the file again, or make the index again."
         )
 
     def _wrong_documents(self) -> DataError:
         return DataError(
-            f"{display(idx_path(self.prefix))}: the document array must rise from 0 to {len(self):,} (sequences). "
-            "Copy the file again, or make the index again."
+            f"{display(idx_path(self.prefix))}: the document array must rise from 0 to {len(self):,} "
+            "(sequences). Copy the file again, or make the index again."
         )
 
     def _check_bin_size(self, surplus_allowed: bool) -> None:
@@ -298,8 +302,9 @@ class IndexedDataset:
             )
         if found > expected:
             raise DataError(
-                f"{display(path)}: {found:,} bytes, but {display(idx_path(self.prefix))} counts {expected:,}: "
-                f"{found - expected:,} bytes too many. The two files are not of one pair: copy both again."
+                f"{display(path)}: {found:,} bytes, but {display(idx_path(self.prefix))} counts "
+                f"{expected:,}: {found - expected:,} bytes too many. The two files are not of one pair: copy "
+                "both again."
             )
 
     def num_filled_documents(self) -> int:
@@ -358,12 +363,13 @@ def read_header(path: Path) -> tuple[np.dtype, int, int]:
         raise DataError(f"{display(path)}: cannot be read: {error.strerror}.") from error
     if raw.startswith(LEGACY_MAGIC):
         raise DataError(
-            f"{display(path)}: the `lazy`/`cached` format of old Megatron (TNTIDX). Only `mmap` is read: convert it "
-            "with Megatron's tools, or prepare the data again."
+            f"{display(path)}: the `lazy`/`cached` format of old Megatron (TNTIDX). Only `mmap` is read: "
+            "convert it with Megatron's tools, or prepare the data again."
         )
     if len(raw) < HEADER.size or not raw.startswith(MAGIC):
         raise DataError(
-            f"{display(path)}: not a Megatron index: must start with {MAGIC!r}, starts with {raw[:9]!r}. {AGAIN}"
+            f"{display(path)}: not a Megatron index: must start with {MAGIC!r}, starts with {raw[:9]!r}. "
+            f"{AGAIN}"
         )
     _, version, code, num_sequences, num_entries = HEADER.unpack(raw)
     if version != VERSION:
@@ -373,7 +379,8 @@ def read_header(path: Path) -> tuple[np.dtype, int, int]:
     expected = HEADER.size + 12 * num_sequences + 8 * num_entries
     if size == expected + num_sequences and num_sequences:
         raise DataError(
-            f"{display(path)}: a multimodal index (one mode byte per sequence); only text is read. Write it without modes."
+            f"{display(path)}: a multimodal index (one mode byte per sequence); only text is read. Write it "
+            "without modes."
         )
     if size != expected:
         raise DataError(

@@ -47,7 +47,9 @@ def write_index(path: Path, dtype: np.dtype, lengths: np.ndarray, documents: np.
 def write_index_chunks(
     path: Path, dtype: np.dtype, num_sequences: int, num_entries: int, lengths: Chunks, documents: Chunks
 ) -> str:
-    """As write_index, of arrays that need not be in memory: `lengths` is gone through twice, `documents` once."""
+    """As write_index, of arrays that need not be in memory: `lengths` is gone through twice, `documents`
+    once.
+    """
     dtype = np.dtype(dtype).newbyteorder("<")
     digest = hashlib.sha256()
     with files.atomic_writer(path) as stream:
@@ -91,8 +93,8 @@ class IndexedWriter:
 
     Memory is 4 bytes per sequence, and 8 per document if documents hold several. Use as a context manager: an
     exception leaves no file. `eod_id` is appended to each document and counted; None appends nothing (other
-    data than GPT's). With `loss_mask` the pair <prefix>_loss_mask is written beside it: 1 for each token that is
-    learnt, the EOD always.
+    data than GPT's). With `loss_mask` the pair <prefix>_loss_mask is written beside it: 1 for each token that
+    is learnt, the EOD always.
     Raises DataError for a vocabulary that the dtype cannot hold and for an id outside the vocabulary.
     """
 
@@ -158,9 +160,9 @@ class IndexedWriter:
     ) -> None:
         """Sequences ids[offsets[i]:offsets[i + 1]], without EOD; empty ones are dropped.
 
-        Each is a document; or document k is the sequences document_ends[k - 1] to document_ends[k] of the batch, and
-        its EOD stands after its last one, as in Megatron. Documents without a token are dropped and counted. `learnt`
-        is bool [tokens] for the loss mask; None learns all.
+        Each is a document; or document k is the sequences document_ends[k - 1] to document_ends[k] of the
+        batch, and its EOD stands after its last one, as in Megatron. Documents without a token are dropped
+        and counted. `learnt` is bool [tokens] for the loss mask; None learns all.
         """
         offsets = np.asarray(offsets, np.int64)
         lengths = np.diff(offsets)
@@ -189,8 +191,8 @@ class IndexedWriter:
             kept[last_of_document] += 1
         if int(kept.max()) > np.iinfo(np.int32).max:
             raise DataError(
-                f"{display(bin_path(self.prefix))}: a document of {int(kept.max()):,} tokens; the format holds at "
-                f"most {np.iinfo(np.int32).max:,}. Cut it into several documents."
+                f"{display(bin_path(self.prefix))}: a document of {int(kept.max()):,} tokens; the format "
+                f"holds at most {np.iinfo(np.int32).max:,}. Cut it into several documents."
             )
         self._lengths.frombytes(kept.astype(np.intc).tobytes())
         self.num_tokens += len(flat)
@@ -231,8 +233,8 @@ class IndexedWriter:
                 f"{self.vocab_size:,} entries. The tokenizer and its vocab_size do not agree."
             )
         raise DataError(
-            f"{display(bin_path(self.prefix))}: {wrong:,} does not fit {self.dtype.name} ({least:,} to {below - 1:,}). "
-            "Choose a larger dtype."
+            f"{display(bin_path(self.prefix))}: {wrong:,} does not fit {self.dtype.name} ({least:,} to "
+            f"{below - 1:,}). Choose a larger dtype."
         )
 
     def _finish(self) -> None:

@@ -4,11 +4,12 @@
     lengths    one after the other; offsets counted anew
     documents  each moved by the sequences before it; the leading 0 of all but the first is dropped
 
-The bytes are those of megatron-core's IndexedDatasetBuilder.add_index. Files pass in pieces and are hashed on the
-way, so memory does not grow with them. Loss masks are merged beside the tokens; a pair without one is learnt whole.
+The bytes are those of megatron-core's IndexedDatasetBuilder.add_index. Files pass in pieces and are hashed on
+the way, so memory does not grow with them. Loss masks are merged beside the tokens; a pair without one is
+learnt whole.
 
-A dataset stands for all its pairs (data.extra_json_keys), each merged with those of its key, so that document k is the
-same record in all of them; a prefix stands for that pair alone.
+A dataset stands for all its pairs (data.extra_json_keys), each merged with those of its key, so that document
+k is the same record in all of them; a prefix stands for that pair alone.
 """
 
 import hashlib
@@ -87,9 +88,9 @@ class Merged:
 def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunConfig]) -> Merged:
     """Write the pairs of `targets`, in order, as the new pair `output`; the manifest last.
 
-    `output` is a new dataset's name in the data home, or a prefix. Raises DataError, before anything is written:
-    an input that is damaged, of another level (documents, sentences), dtype or tokenizer, a key that only some inputs
-    have, an output that is there, too little space.
+    `output` is a new dataset's name in the data home, or a prefix. Raises DataError, before anything is
+    written: an input that is damaged, of another level (documents, sentences), dtype or tokenizer, a key that
+    only some inputs have, an output that is there, too little space.
     """
     inputs = [find_dataset(target) for target in targets]
     _check_levels(inputs)
@@ -123,7 +124,8 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
                 path.unlink(missing_ok=True)
             if isinstance(error, OSError):
                 raise DataError(
-                    f"{display(target.directory)}: {error.strerror or error}. Free space, or merge to another disk."
+                    f"{display(target.directory)}: {error.strerror or error}. Free space, or merge to "
+                    "another disk."
                 ) from error
             raise
     return Merged(
@@ -176,7 +178,9 @@ def _is_whole(target: str | os.PathLike | RunConfig, dataset: DatasetFiles) -> b
 
 
 def _left_out(inputs: Sequence[DatasetFiles]) -> list[str]:
-    """The pairs that belong to those which were named by a prefix; in a loose folder none belongs to another."""
+    """The pairs that belong to those which were named by a prefix; in a loose folder none belongs to
+    another.
+    """
     found = [
         dataset.pair(stem).prefix
         for dataset in inputs
@@ -213,8 +217,9 @@ def _check_levels(inputs: Sequence[DatasetFiles]) -> None:
         first, wanted = known[0]
         if level != wanted:
             raise DataError(
-                f"{display(dataset.prefix)}: its sequences are {level}s, those of {display(first.prefix)} are {wanted}s. "
-                "Only pairs of one level can be merged: encode one again with the other's data.split_sentences."
+                f"{display(dataset.prefix)}: its sequences are {level}s, those of {display(first.prefix)} "
+                f"are {wanted}s. Only pairs of one level can be merged: encode one again with the other's "
+                "data.split_sentences."
             )
 
 
@@ -229,10 +234,11 @@ def _check_keys(inputs: Sequence[DatasetFiles], others: Sequence[list[str]]) -> 
         lacking = [dataset for dataset, stems in zip(inputs, others) if stem not in stems]
         if lacking:
             raise DataError(
-                f"{display(having.pair(stem).prefix)}: {', '.join(display(dataset.prefix) for dataset in lacking)} "
-                f"{'has' if len(lacking) == 1 else 'have'} no {stem} beside it. Every input must have the same pairs: "
-                "encode again with the same data.extra_json_keys, or name one pair of each input by its prefix, e.g. "
-                f"{display(having.prefix)}."
+                f"{display(having.pair(stem).prefix)}: "
+                f"{', '.join(display(dataset.prefix) for dataset in lacking)} "
+                f"{'has' if len(lacking) == 1 else 'have'} no {stem} beside it. Every input must have the "
+                "same pairs: encode again with the same data.extra_json_keys, or name one pair of each input "
+                f"by its prefix, e.g. {display(having.prefix)}."
             )
 
 
@@ -240,9 +246,9 @@ def _check_documents(main: _Group, group: _Group) -> None:
     for dataset, pair, other, wanted in zip(group.inputs, group.pairs, main.inputs, main.pairs):
         if pair.num_documents != wanted.num_documents:
             raise DataError(
-                f"{display(dataset.prefix)}: {pair.num_documents:,} documents, {display(other.prefix)} beside it has "
-                f"{wanted.num_documents:,}. Document k must be the same record in both: encode again, or name one pair "
-                "of each input by its prefix."
+                f"{display(dataset.prefix)}: {pair.num_documents:,} documents, {display(other.prefix)} "
+                f"beside it has {wanted.num_documents:,}. Document k must be the same record in both: encode "
+                "again, or name one pair of each input by its prefix."
             )
 
 
@@ -251,8 +257,8 @@ def _check_dtypes(inputs: Sequence[DatasetFiles], pairs: Sequence[IndexedDataset
         if pair.dtype != pairs[0].dtype:
             raise DataError(
                 f"{display(dataset.prefix)}: holds {pair.dtype.name}, {display(inputs[0].prefix)} holds "
-                f"{pairs[0].dtype.name}. Pairs of different dtypes cannot be merged: encode one again with the "
-                "other's."
+                f"{pairs[0].dtype.name}. Pairs of different dtypes cannot be merged: encode one again with "
+                "the other's."
             )
 
 
@@ -264,9 +270,9 @@ def _check_tokenizers(inputs: Sequence[DatasetFiles], manifests: Sequence[Datase
             here, there = getattr(manifest, name), getattr(first, name)
             if here != there:
                 raise DataError(
-                    f"{display(dataset.prefix)}: {name} is {str(here)[:12]}, {display(first_dataset.prefix)} has "
-                    f"{str(there)[:12]}: the same ids would mean different text. Encode one again with the other's "
-                    "tokenizer."
+                    f"{display(dataset.prefix)}: {name} is {str(here)[:12]}, {display(first_dataset.prefix)} "
+                    f"has {str(there)[:12]}: the same ids would mean different text. Encode one again with "
+                    "the other's tokenizer."
                 )
 
 
@@ -289,8 +295,8 @@ def _output_files(output: str | os.PathLike, stem: str, others: Sequence[str]) -
         target = DatasetFiles(path.parent, stem=path.name)
     if target.stem in others:
         raise DataError(
-            f"{display(target.prefix)}: another pair of the inputs has this name. Merge to another prefix, e.g. "
-            f"{display(target.pair(stem).prefix)}."
+            f"{display(target.prefix)}: another pair of the inputs has this name. Merge to another prefix, "
+            f"e.g. {display(target.pair(stem).prefix)}."
         )
     _check_free([target, *(target.pair(other) for other in others)])
     return target

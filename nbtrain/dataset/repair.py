@@ -5,8 +5,9 @@ Megatron-DeepSpeed's preprocess_data.py --append-eod appends the EOD to a docume
     .bin     a a a E b b E c E        9 tokens
     lengths  3 2 1                    6 tokens: document 1 would begin at E, document 2 at b
 
-Found when the .bin holds one token more for each document that holds any, and all these tokens are one and the
-same. Then the last sequence of each document becomes one token longer; the .bin and the document array stay.
+Found when the .bin holds one token more for each document that holds any, and all these tokens are one and
+the same. Then the last sequence of each document becomes one token longer; the .bin and the document array
+stay.
 """
 
 import os
@@ -131,7 +132,9 @@ def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None
 
 
 def _mended_lengths(broken: IndexedDataset) -> tuple[np.ndarray, np.ndarray]:
-    """(lengths with each document's EOD counted, the token at which each document that holds any would end)."""
+    """(lengths with each document's EOD counted, the token at which each document that holds any would
+    end).
+    """
     broken.check()
     documents = broken.document_indices
     last = documents[1:][documents[1:] > documents[:-1]] - 1

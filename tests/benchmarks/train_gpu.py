@@ -1,7 +1,8 @@
 """Training speed on one GPU: our trainer, as a user runs it, against a bare loop of the same model, and
 transformers.
 
-    python tests/benchmarks/train_gpu.py [--sizes 125m 1.3b] [--steps 16] [--compiled] [--transformers] [--zero-stage 1]
+    python tests/benchmarks/train_gpu.py [--sizes 125m 1.3b] [--steps 16] [--compiled] [--transformers]
+    [--zero-stage 1]
     python tests/benchmarks/train_gpu.py --smoke       the same on a CPU with a tiny model: only that it runs
 
 bf16, sequences of 2048, no dropout, no recomputation. Ours is `mode: perf` under torchrun with DeepSpeed,

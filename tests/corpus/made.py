@@ -1,4 +1,6 @@
-"""Text, a vocabulary and a Wikipedia dump that are made up here, for who has only the clone: always the same."""
+"""Text, a vocabulary and a Wikipedia dump that are made up here, for who has only the clone: always the
+same.
+"""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 

@@ -59,7 +59,9 @@ def test_half_a_digest_is_not_enough():
 
 
 def test_runs_stay_few_and_short(monkeypatch):
-    """Runs fall in size by half, and none is merged beyond the limit: growing never copies the whole index."""
+    """Runs fall in size by half, and none is merged beyond the limit: growing never copies the whole
+    index.
+    """
     monkeypatch.setattr(dedup, "RUN_ENTRIES", 4096)
     runs = SortedRuns(np.uint32)
     rng = np.random.default_rng(2)
@@ -203,7 +205,9 @@ def test_texts_without_words_are_never_near_duplicates():
     ],
 )
 def test_bands(threshold, num_permutations, expected):
-    """Pairs at the threshold are missed at most once in 50, unless there are too few hash functions for that."""
+    """Pairs at the threshold are missed at most once in 50, unless there are too few hash functions for
+    that.
+    """
     count, rows = dedup.bands(threshold, num_permutations)
     assert (count, rows) == expected
     assert count * rows <= num_permutations

@@ -101,7 +101,9 @@ def test_no_more_parts_than_pieces_are_worth_it(monkeypatch):
 
 
 def test_compressed_sources_hold_more_text_than_bytes():
-    """A byte of the file may be five of text: the sample is spread over it all the same, not its beginning."""
+    """A byte of the file may be five of text: the sample is spread over it all the same, not its
+    beginning.
+    """
     reader = Reader(documents("a", 4000), 20, compressed=True, byte_ratio=0.2)
     texts = list(sample_texts([reader], 100_000, 3))
     assert num_bytes(texts) == 100_000

@@ -405,7 +405,8 @@ def test_tensorboard_shows_new_points_by_itself(lab: Lab, page: Any) -> None:
         tile = page.locator(".jp-LauncherCard", has_text="TensorBoard")
         tile.wait_for()
         page.wait_for_function(
-            "(tile) => { const icon = tile.querySelector('img'); return icon?.complete && icon.naturalWidth > 0; }",
+            "(tile) => { const icon = tile.querySelector('img'); return icon?.complete && icon.naturalWidth "
+            "> 0; }",
             arg=tile.element_handle(),
         )
         screenshot(page, "launcher-tile")

@@ -350,7 +350,9 @@ def test_other_process_with_the_pid_is_not_the_rank(run: RunDir) -> None:
 
 
 def test_elapsed_time_does_not_depend_on_the_clock(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that is set back an hour changes neither the elapsed time nor the age of phase and heartbeat."""
+    """A clock that is set back an hour changes neither the elapsed time nor the age of phase and
+    heartbeat.
+    """
     job = FakeJob(run, steps=10)
     job.one_step()
     heartbeat = Heartbeat.read(job.job.heartbeat(0))

@@ -78,7 +78,9 @@ class SourceReader(ABC):
         return False
 
     def download(self) -> str | None:
-        """Fetch what is not on this disk yet; a sentence on what was done; None if there is nothing to fetch."""
+        """Fetch what is not on this disk yet; a sentence on what was done; None if there is nothing to
+        fetch.
+        """
         return None
 
     def check_dependencies(self) -> None:  # noqa: B027  (most need none)

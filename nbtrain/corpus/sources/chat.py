@@ -189,8 +189,7 @@ class ChatReader(ExampleReader):
         line = ", ".join(f"{_yaml(name)}: {_yaml(role)}" for name, role in known.items())
         return (
             f"which is no role that is known ({', '.join(sorted({*self._roles, *self._names}))}). If it is "
-            f"the {likely}, "
-            f"add to this source: roles: {{{line}}}"
+            f"the {likely}, add to this source: roles: {{{line}}}"
         )
 
     # --- trees ----------------------------------------------------------------------------------------------
@@ -258,8 +257,7 @@ def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
             roots.append(
                 BrokenExample(
                     f"row {row.number}: its parent_id {str(parent)[:SHOWN_CHARS]!r} is not among the rows of "
-                    f"its tree; the "
-                    "rows of a tree must follow each other: sort the file by message_tree_id"
+                    f"its tree; the rows of a tree must follow each other: sort the file by message_tree_id"
                 )
             )
         else:

@@ -82,7 +82,9 @@ def unread(begun: bytes, name: str) -> Unread | None:
 
 
 def unread_by_name(name: str, suffixes: tuple[str, ...]) -> Unread | None:
-    """What a file is whose name ends in one of `suffixes` and then in that of a compression that is not read."""
+    """What a file is whose name ends in one of `suffixes` and then in that of a compression that is not
+    read.
+    """
     for kind in UNREAD:
         if any(name.lower().endswith(tuple(suffix + end for suffix in suffixes)) for end in kind.suffixes):
             return kind
@@ -95,8 +97,7 @@ def advice(path: Path, suffixes: tuple[str, ...]) -> str:
     assert kind is not None
     return (
         f"{display(path)} is {kind.name} by its name, which is not read; {READ_ARE} files are. Unpack it "
-        f"with "
-        f"`{kind.unpack}`."
+        f"with `{kind.unpack}`."
     )
 
 
@@ -104,8 +105,7 @@ def refusal(kind: Unread, path: Path, where: str) -> DataError:
     """The error for a file that is an archive or a compression that is not read."""
     return DataError(
         f"{where and where + ': '}{display(path)}: is {kind.name}, which is not read; {READ_ARE} files are. "
-        f"Unpack it with "
-        f"`{kind.unpack}`, and name what comes out."
+        f"Unpack it with `{kind.unpack}`, and name what comes out."
     )
 
 
@@ -149,8 +149,7 @@ def _check_plain(file: io.FileIO, path: Path, where: str) -> None:
             raise refusal(TAR, path, where)
         raise DataError(
             f"{where}: {display(path)}: is compressed: it begins as a {packing} file does, and only names "
-            f"that end in "
-            f"{packing} are unpacked. Rename it to {path.name}{packing}."
+            f"that end in {packing} are unpacked. Rename it to {path.name}{packing}."
         )
 
 
@@ -236,8 +235,8 @@ class Unpacked(io.RawIOBase):
         name, check = display(self._path), CHECKS[self._suffix]
         return DataError(
             f"{self._where and self._where + ': '}{name}: damaged {self._suffix} file: {reason}, after "
-            f"{self.consumed_bytes:,} bytes "
-            f"({self._unpacked_bytes:,} unpacked). Copy or download it again; `{check}` checks it."
+            f"{self.consumed_bytes:,} bytes ({self._unpacked_bytes:,} unpacked). Copy or download it again; "
+            f"`{check}` checks it."
         )
 
 

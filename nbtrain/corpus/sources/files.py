@@ -55,8 +55,7 @@ class FileReader(base.SourceReader):
                 raise folder.dangling(path, self.where)
             raise DataError(
                 f"{self.where}: path = {self.config.path!r}: no such file or folder ({display(path)}). "
-                f"Relative "
-                f"paths start at the workspace{'; patterns are not read, name the folder' if '*' in path.name else ''}."
+                f"Relative paths start at the workspace{'; patterns are not read, name the folder' if '*' in path.name else ''}."
             )
         found = folder.wanted_files(path, self.is_wanted, self.where)
         if not found:
@@ -168,8 +167,7 @@ class _PartBytes(io.RawIOBase):
         if not num_bytes:
             raise DataError(
                 f"{self._where}: {self._part.path}: has become shorter while it was read. Let nothing write "
-                f"to it, and "
-                "start again."
+                f"to it, and start again."
             )
         self._left -= num_bytes
         return num_bytes
@@ -185,8 +183,7 @@ def open_lines(path: Path, where: str) -> io.BufferedReader:
         if begun.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
             raise DataError(
                 f"{where}: {display(path)}: is UTF-16 (it begins with {begun[:2].hex(' ')}), not UTF-8. "
-                f"Convert it, with "
-                "iconv -f UTF-16 -t UTF-8."
+                f"Convert it, with iconv -f UTF-16 -t UTF-8."
             )
     except DataError:
         stream.close()

@@ -76,7 +76,9 @@ def keys_of(value: dict[str, Any]) -> str:
 
 
 def joined(pieces: list[tuple[str, bool]]) -> Example:
-    """The example of some pieces: neighbours that are both learnt, or both not, as one; empty ones dropped."""
+    """The example of some pieces: neighbours that are both learnt, or both not, as one; empty ones
+    dropped.
+    """
     joined: list[tuple[str, bool]] = []
     for text, is_learnt in pieces:
         if joined and joined[-1][1] == is_learnt:

@@ -1,7 +1,7 @@
 """Docstrings of the standard library and of installed packages: real English with no download.
 
-    list the .py files of each package -> one order that mixes all packages evenly -> parse with ast (nothing is
-    ever imported) -> each docstring one document -> stop at max_bytes
+    list the .py files of each package -> one order that mixes all packages evenly -> parse with ast (nothing
+    is ever imported) -> each docstring one document -> stop at max_bytes
 
 In the order, file k of a package's n has the place (k + 1/2) / n, files of one package sorted by a hash of
 their path: any stretch of the order, so also any split and any cap, holds each package in proportion.

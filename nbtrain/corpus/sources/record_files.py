@@ -46,7 +46,9 @@ class RecordFileReader(FileReader):
     suffixes = (*with_compressed(".jsonl"), ".json", SUFFIX)
 
     def columns(self) -> dict[str, str] | None:
-        """Which columns of a .parquet are read -> the setting that names each; None reads all that there are."""
+        """Which columns of a .parquet are read -> the setting that names each; None reads all that there
+        are.
+        """
         return None
 
     def table_rows(self, batch: Any) -> Iterator[dict[str, Any]]:

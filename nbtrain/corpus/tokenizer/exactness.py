@@ -1,7 +1,7 @@
 """Whether two engines give the same ids, compared on texts on which engines are known to differ.
 
-What was found is kept beside the tokenizer, for the same tokenizer.json, the same versions of both engines and the same
-texts: loading HF tokenizers and comparing takes as long as encoding 10 MB.
+What was found is kept beside the tokenizer, for the same tokenizer.json, the same versions of both engines
+and the same texts: loading HF tokenizers and comparing takes as long as encoding 10 MB.
 """
 
 import contextlib
@@ -40,13 +40,18 @@ HARD_TEXTS = (
     "\u0300\u0301 starts with marks \u200b\u200c\u200d\ufeff\u00ad",
     # emoji with joiners, skins, flags, keycap
     "\U0001f469\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466 \U0001f44d\U0001f3fd "
-    "\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7 \u263a\ufe0f 1\ufe0f\u20e3 \U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
+    "\U0001f1e9\U0001f1ea\U0001f1eb\U0001f1f7 \u263a\ufe0f 1\ufe0f\u20e3 "
+    "\U0001f3f4\U000e0067\U000e0062\U000e0065\U000e006e\U000e0067\U000e007f",
     # Chinese, Japanese, Korean
     "\u4e2d\u6587\u6587\u672c\uff0c\u6a19\u9ede\u3002 \u65e5\u672c\u8a9e\u306e\u30c6\u30ad\u30b9\u30c8 "
     "\u30ab\u30bf\u30ab\u30ca \ud55c\uad6d\uc5b4 \ub744\uc5b4\uc4f0\uae30",
     # Hebrew, Arabic, Hindi, Bengali, Tamil, Thai, Lao, Khmer, Burmese, Tibetan, Georgian, Amharic
-    "\u05e2\u05d1\u05e8\u05d9\u05ea "
-    "\u0627\u0644\u0652\u0639\u064e\u0631\u064e\u0628\u0650\u064a\u064e\u0651\u0629 \u0939\u093f\u0928\u094d\u0926\u0940 \u0915\u094d\u0937\u0924\u094d\u0930\u093f\u092f \u09ac\u09be\u0982\u09b2\u09be \u0ba4\u0bae\u0bbf\u0bb4\u0bcd \u0e44\u0e17\u0e22\u0e44\u0e21\u0e48\u0e21\u0e35\u0e0a\u0e48\u0e2d\u0e07\u0e27\u0e48\u0e32\u0e07 \u0ea5\u0eb2\u0ea7 \u1781\u17d2\u1798\u17c2\u179a \u1019\u103c\u1014\u103a\u1019\u102c \u0f56\u0f7c\u0f51\u0f0b \u10e5\u10d0\u10e0\u10d7\u10e3\u10da\u10d8 \u12a0\u121b\u122d\u129b",
+    "\u05e2\u05d1\u05e8\u05d9\u05ea \u0627\u0644\u0652\u0639\u064e\u0631\u064e\u0628\u0650\u064a\u064e\u0651\u0629 "
+    "\u0939\u093f\u0928\u094d\u0926\u0940 \u0915\u094d\u0937\u0924\u094d\u0930\u093f\u092f "
+    "\u09ac\u09be\u0982\u09b2\u09be \u0ba4\u0bae\u0bbf\u0bb4\u0bcd "
+    "\u0e44\u0e17\u0e22\u0e44\u0e21\u0e48\u0e21\u0e35\u0e0a\u0e48\u0e2d\u0e07\u0e27\u0e48\u0e32\u0e07 "
+    "\u0ea5\u0eb2\u0ea7 \u1781\u17d2\u1798\u17c2\u179a \u1019\u103c\u1014\u103a\u1019\u102c "
+    "\u0f56\u0f7c\u0f51\u0f0b \u10e5\u10d0\u10e0\u10d7\u10e3\u10da\u10d8 \u12a0\u121b\u122d\u129b",
     "\U00010400\U0001f600\U000e0001\U0010ffff\ufffd\ufffe",
     "x=1;y=[2,3]\n    return {'a': 0x7f}\n\t\tif (a&&b||!c) { s += \"\\n\"; } // ok\n#include <stdio.h>\n",
     "https://example.org/a_b-c?d=%20&e=f#g user@example.org C:\\path\\file.txt",
@@ -74,7 +79,9 @@ def remember(folder: Path, key: dict[str, str], difference: str | None) -> None:
 
 
 def key_of(tokenizer_json_sha256: str, eod_token: str) -> dict[str, str]:
-    """What decides the answer: the tokenizer, the engines' versions, and the texts that they are compared on."""
+    """What decides the answer: the tokenizer, the engines' versions, and the texts that they are compared
+    on.
+    """
     texts = hashlib.sha256("\0".join((*HARD_TEXTS, eod_token)).encode("utf-8", "surrogatepass"))
     return {
         "tokenizer.json": tokenizer_json_sha256,

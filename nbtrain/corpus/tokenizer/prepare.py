@@ -45,8 +45,7 @@ def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) 
             f"{display(directory)}: {loaded.vocab_size:,} entries, but "
             f"{origin(config, 'tokenizer.vocab_size')} sets "
             f"tokenizer.vocab_size = {config.tokenizer.vocab_size:,}, for which the model is built. Set it "
-            f"to "
-            f"{loaded.vocab_size}, or name another tokenizer."
+            f"to {loaded.vocab_size}, or name another tokenizer."
         )
     return loaded
 
@@ -88,8 +87,8 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
     if loaded.vocab_size < config.tokenizer.vocab_size:
         logger.warning(
             "%s: %s entries, for there is nothing more to merge in so little text; the model is built for %s "
-            "= %s, and "
-            "those above are never met. Use more text, or set it to %s and prepare again with --force.",
+            "= %s, and those above are never met. Use more text, or set it to %s and prepare again with "
+            "--force.",
             display(directory),
             f"{loaded.vocab_size:,}",
             place(config, "tokenizer.vocab_size"),
@@ -132,8 +131,7 @@ def _brought(
         if others:
             raise DataError(
                 f"{display(directory)}: {', '.join(others)} would no longer mean text: encoded with the "
-                f"tokenizer that "
-                f"is there ({_told(manifest)}). Give tokenizer.name another value."
+                f"tokenizer that is there ({_told(manifest)}). Give tokenizer.name another value."
             )
         if not same:
             _put_in_place(made, directory)
@@ -194,8 +192,7 @@ def _holds_files(directory: Path) -> bool:
         lacking = next(name for name in CONTENT_FILES if name not in present)
         raise DataError(
             f"{display(directory / lacking)}: no such file. A brought tokenizer is vocab.json and "
-            f"merges.txt; put both "
-            "there, or remove the folder to have one trained."
+            f"merges.txt; put both there, or remove the folder to have one trained."
         )
     return bool(present)
 

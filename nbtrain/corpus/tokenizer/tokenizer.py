@@ -74,8 +74,7 @@ class Tokenizer:
         if manifest is None:
             raise DataError(
                 f"{display(directory / 'manifest.json')}: no such file: the tokenizer is not ready. Make it "
-                f"with "
-                "`nbtrain prepare RUN.yaml`."
+                f"with `nbtrain prepare RUN.yaml`."
             )
         for name, entry in manifest["files"].items():
             path = directory / name
@@ -83,8 +82,7 @@ class Tokenizer:
                 state = "has changed since its manifest was written" if path.is_file() else "is missing"
                 raise DataError(
                     f"{display(path)}: {state}. Token ids would no longer mean the same text: restore it, or "
-                    f"remove "
-                    f"{display(directory)} and run `nbtrain prepare RUN.yaml`."
+                    f"remove {display(directory)} and run `nbtrain prepare RUN.yaml`."
                 )
         return cls(directory, manifest, engine)
 
@@ -99,7 +97,9 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(ids uint32 [tokens], offsets int64 [texts + 1]): text i is ids[offsets[i]:offsets[i + 1]]; no EOD."""
+        """(ids uint32 [tokens], offsets int64 [texts + 1]): text i is ids[offsets[i]:offsets[i + 1]]; no
+        EOD.
+        """
         ids, offsets = self._encode(texts)
         if self.manifest.get("eod_from_text") and (ids == self.eod_id).any():
             rows = [ids[start:stop] for start, stop in pairwise(offsets)]
@@ -190,8 +190,7 @@ class Tokenizer:
                 if number in bad and len(piece) == 1:
                     raise DataError(
                         f"{display(self.directory)}: the character {piece!r} becomes the end-of-document "
-                        f"token "
-                        f"{self.eod_token}, so documents would end in their midst. Name another "
+                        f"token {self.eod_token}, so documents would end in their midst. Name another "
                         f"tokenizer.eod_token."
                     )
                 middle = len(piece) // 2
@@ -214,8 +213,9 @@ class Tokenizer:
     def check_exact(self, sample_texts: Iterable[str] = ()) -> str | None:
         """Compare fastokens with HF tokenizers on the beginning of a sample and on hard texts of every kind.
 
-        None if they agree or tokenizers is the engine already. Else `engine` becomes "tokenizers", and the answer is
-        one sentence on why. The answer is kept in the tokenizer's folder: `sample_texts` are read the first time only.
+        None if they agree or tokenizers is the engine already. Else `engine` becomes "tokenizers", and the
+        answer is one sentence on why. The answer is kept in the tokenizer's folder: `sample_texts` are read
+        the first time only.
         """
         if self.engine != "fastokens":
             return None
@@ -253,8 +253,7 @@ class Tokenizer:
         except BaseException as error:  # a panic of Rust is no Exception
             self._no_fast = (
                 f"{display(self.directory)}: fastokens cannot load it ({error}): encoding with tokenizers, "
-                f"which is "
-                "slower."
+                f"which is slower."
             )
             logger.info(self._no_fast)
             self.engine = "tokenizers"

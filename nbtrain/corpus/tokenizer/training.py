@@ -1,6 +1,7 @@
 """A byte-level BPE trained on a sample of the corpus.
 
-    text_sample.py's texts -> words longer than 1,000 characters cut -> tokenizers or rustbpe -> tokenizer.save
+    text_sample.py's texts -> words longer than 1,000 characters cut -> tokenizers or rustbpe ->
+    tokenizer.save
 
 Both trainers give the same kind of vocabulary: the end-of-document token is entry 0, the 256 bytes follow in
 the order of GPT-2's alphabet, then the merges in the order they were learnt. They break ties of equally
@@ -138,7 +139,9 @@ def _two_pieces(token: bytes, rank_of: dict[bytes, int]) -> list[bytes]:
 
 
 def byte_letters() -> list[str]:
-    """The letter that stands for each byte in GPT-2's files: itself if it is visible, else one from 256 on."""
+    """The letter that stands for each byte in GPT-2's files: itself if it is visible, else one from 256
+    on.
+    """
     visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
     others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
     return [chr(byte) if byte in visible else chr(next(others)) for byte in range(NUM_BYTES)]
@@ -252,8 +255,7 @@ def check_memory(
         advice = f"set at most {fits:,}" if fits > 0 else "free some memory"
         raise DataError(
             f"{where} = {train_bytes:,}: training with {trainer} takes about {amounts.size(needed)} of "
-            f"memory, and "
-            f"{amounts.size(available)} are available: {advice}."
+            f"memory, and {amounts.size(available)} are available: {advice}."
         )
     return f"about {amounts.size(needed)} of memory needed, {amounts.size(available)} available"
 

@@ -115,8 +115,7 @@ def check_sha1(path: Path, sha1: str, where: str) -> bool:
     if digest.hexdigest() != sha1:
         raise DataError(
             f"{where}: {display(path)}: its SHA-1 is {digest.hexdigest()}, sha1 says {sha1}. Fetch the file "
-            f"again, or "
-            "correct sha1."
+            f"again, or correct sha1."
         )
     folder().mkdir(parents=True, exist_ok=True)
     files.write_json(note, checked)
@@ -141,8 +140,7 @@ def _disk_error(error: OSError, where: str) -> DataError:
     what = error.strerror or str(error)
     return DataError(
         f"{where}: {display(Path(error.filename or folder()))}: {what}. What has come is kept: free space, "
-        f"or set "
-        "NBTRAIN_DATA to a folder on another disk, and run it again."
+        f"or set NBTRAIN_DATA to a folder on another disk, and run it again."
     )
 
 
@@ -168,12 +166,10 @@ def _choose(fetch: MirrorClient, language: str, date: str, sha1: str | None) -> 
         if sha1 not in (None, found):
             raise DataError(
                 f"{fetch.where}: sha1 = {sha1}, but {fetch.shown(address)} lists {found} for {newest[0]}. "
-                f"Correct sha1, or "
-                "set date to the dump it belongs to."
+                f"Correct sha1, or set date to the dump it belongs to."
             )
         return newest[0], newest[1], found
     raise DataError(
         f"{fetch.where}: {fetch.shown(address)} lists no {wiki}-YYYYMMDD-pages-articles.xml.bz2 "
-        f"({len(listed)} files): the "
-        "dump may not be finished yet. Set date to an earlier one."
+        f"({len(listed)} files): the dump may not be finished yet. Set date to an earlier one."
     )

@@ -1,7 +1,7 @@
 """The marks of wikitext, found by one scan each, in this order.
 
-    comments, <ref>, <gallery> ... dropped; <math>, <pre>, <nowiki> ... put aside  ->  templates  ->  tables dropped  ->
-    links  ->  headings
+    comments, <ref>, <gallery> ... dropped; <math>, <pre>, <nowiki> ... put aside  ->  templates  ->  tables
+    dropped  -> links  ->  headings
 
 A parser that backtracks needs minutes for a page of brackets that never close; these scans take the same time
 for any page of one size. Characters that no XML can hold carry notes to walker.py:

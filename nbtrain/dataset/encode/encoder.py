@@ -9,8 +9,8 @@
 One process that makes all of them in order writes its tokens into in-order.bin, in-order-key-<key>.bin and
 in-order-mask.bin, one shard after the other: if nothing is a duplicate they are joined already.
 
-A shard depends on its part and the settings alone, so any number of workers in any order makes the same ones, and
-a killed run goes on with those that are there. join.py joins them.
+A shard depends on its part and the settings alone, so any number of workers in any order makes the same ones,
+and a killed run goes on with those that are there. join.py joins them.
 """
 
 import contextlib
@@ -36,7 +36,8 @@ BATCH_CHARS = 1 << 19
 
 
 class Encoder:
-    """encoder(task) makes one shard. Each worker has one; `on_batch` gets text bytes, documents and tokens of each batch.
+    """encoder(task) makes one shard. Each worker has one; `on_batch` gets text bytes, documents and tokens of
+    each batch.
 
     `tokenizer` is that of the settings if it is loaded already: 70 MiB that are not needed twice. `in_order`
     writes the tokens of all shards into one file: for a process that makes them alone.

@@ -2,8 +2,8 @@
 
     digests and signatures of all shards, in order -> which documents stay
     tokens of each shard, copied in runs of documents that stay -> .bin, hashed on the way; lengths -> .idx
-    tokens of shards that one process has written in order, if all stay -> the file becomes the .bin; its hash was
-    taken as it was written, or is taken now if two processes wrote it
+    tokens of shards that one process has written in order, if all stay -> the file becomes the .bin; its hash
+    was taken as it was written, or is taken now if two processes wrote it
 
 Memory is a few bytes per document; tokens pass in pieces of COPY_BYTES.
 """
@@ -61,7 +61,9 @@ def join(
     mask_prefix: Path | None,
     on_bytes: Callable[[int], None],
 ) -> Joined:
-    """Write the pairs of `prefixes` (the main key, then the extra ones) and the mask's from finished shards."""
+    """Write the pairs of `prefixes` (the main key, then the extra ones) and the mask's from finished
+    shards.
+    """
     totals = [SourceTotals() for _ in settings.readers]
     stays = _without_duplicates(settings.work, records, settings.cleaning, totals)
     dtype = np.dtype(settings.dtype)

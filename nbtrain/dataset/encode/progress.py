@@ -1,7 +1,7 @@
 """How far an encoding is, also inside the parts that workers are at.
 
-    worker  -> <work>/progress-<pid>: bytes of text, documents and tokens that it has encoded, after every batch
-    parent  -> adds them up when a part is done, and every second while it waits
+    worker  -> <work>/progress-<pid>: bytes of text, documents and tokens that it has encoded, after every
+    batch parent  -> adds them up when a part is done, and every second while it waits
 
 Parts that are done count by their size; what workers say of parts under way fills the gap between them.
 """

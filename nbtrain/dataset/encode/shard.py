@@ -59,8 +59,8 @@ class ShardRecord:
     starts: dict[str, int] = field(default_factory=dict)
     """Name: the byte at which this shard begins, for files that hold several shards."""
     sha256: dict[str, str] = field(default_factory=dict)
-    """Name: the hash of a file of several shards up to the end of this one; missing if an earlier process wrote the file's
-    beginning."""
+    """Name: the hash of a file of several shards up to the end of this one; missing if an earlier process
+    wrote the file's beginning."""
     unknown_tokens: int = 0
 
     @classmethod
@@ -90,7 +90,9 @@ def arrays_path(work: Path, number: int) -> Path:
 
 
 def tokens_path(work: Path, number: int | None, what: str = "") -> Path:
-    """Tokens of a shard, or of all that one process makes in order: of the main key, or "key-<extra key>", or "mask"."""
+    """Tokens of a shard, or of all that one process makes in order: of the main key, or "key-<extra key>", or
+    "mask".
+    """
     stem = "in-order" if number is None else f"{number:06d}"
     return work / (f"{stem}-{what}.bin" if what else f"{stem}.bin")
 
@@ -113,7 +115,9 @@ class _InOrder:
 
     @contextlib.contextmanager
     def writer(self, path: Path) -> Iterator["_Hashed"]:
-        """Open the file at the end of its last whole shard; on success the new shard is on the disk, and the next follows it."""
+        """Open the file at the end of its last whole shard; on success the new shard is on the disk, and the
+        next follows it.
+        """
         if path.name not in self.ends:
             self._digests[path.name] = hashlib.sha256()
         digest = self._digests.pop(path.name, None)

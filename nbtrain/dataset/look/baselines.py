@@ -4,10 +4,11 @@
     unigram   -mean ln (c(b) + k) / (N + k V), counts c of the training split
     bigram    -mean ln (c(a, b) + k) / (c(a) + k V), a the token before b
 
-In nats per token, over the very samples that the run's validation reads, and there over the labels that bear loss,
-so that the figures and the trained model's validation loss are of the same tokens. V is the vocabulary. For each k is
-the one of a fixed grid that suits these tokens best: in the baseline's favour, never in the model's. Pairs run over
-document ends, as samples do. Counts are of at most the first 20 million training tokens (`train_tokens` says how many).
+In nats per token, over the very samples that the run's validation reads, and there over the labels that bear
+loss, so that the figures and the trained model's validation loss are of the same tokens. V is the vocabulary.
+For each k is the one of a fixed grid that suits these tokens best: in the baseline's favour, never in the
+model's. Pairs run over document ends, as samples do. Counts are of at most the first 20 million training
+tokens (`train_tokens` says how many).
 """
 
 import logging
@@ -90,8 +91,9 @@ def baselines(config: RunConfig, too_small: str) -> Baselines | NoBaselines: ...
 def baselines(config: RunConfig, too_small: str = "refuse") -> Baselines | NoBaselines:
     """The baselines of a run's data; computed once, then read from the dataset's folder.
 
-    Raises DataError if the data is not prepared, one of the two splits is too short, or the run blends datasets;
-    with too_small="explain" the last two raise nothing and a NoBaselines comes back, so that a notebook goes on.
+    Raises DataError if the data is not prepared, one of the two splits is too short, or the run blends
+    datasets; with too_small="explain" the last two raise nothing and a NoBaselines comes back, so that a
+    notebook goes on.
     """
     if too_small not in ("refuse", "explain"):
         raise ConfigError(f'too_small = {too_small!r} must be "refuse" or "explain".')
@@ -104,7 +106,8 @@ def baselines(config: RunConfig, too_small: str = "refuse") -> Baselines | NoBas
 def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     if config.data.blend:
         return NoBaselines(
-            f"{place(config, 'data.blend')}: baselines are of one dataset, a blend has {len(config.data.blend)}. Ask for "
+            f"{place(config, 'data.blend')}: baselines are of one dataset, a blend has "
+            f"{len(config.data.blend)}. Ask for "
             "those of one entry: a run with data.name set to it and without data.blend."
         )
     dataset = dataset_of(config)
@@ -131,14 +134,15 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     train_tokens = _tokens(indexed, train, MAX_TRAIN_TOKENS)
     if len(train_tokens) < 2 or valid[0] == valid[1]:
         return NoBaselines(
-            f"{display(dataset.prefix)}: split {config.data.split} leaves {len(train_tokens):,} training tokens and "
-            f"{valid[1] - valid[0]:,} validation documents; a baseline needs both. Use more text or another data.split."
+            f"{display(dataset.prefix)}: split {config.data.split} leaves {len(train_tokens):,} training "
+            f"tokens and {valid[1] - valid[0]:,} validation documents; a baseline needs both. Use more text "
+            "or another data.split."
         )
     context, target = _validation_labels(config, opened, valid)
     if not len(target):
         return NoBaselines(
-            f"{display(indexed.prefix)}: no label of the {validation_samples(config):,} validation samples bears loss. "
-            "Use more text or another data.split."
+            f"{display(indexed.prefix)}: no label of the {validation_samples(config):,} validation samples "
+            "bears loss. Use more text or another data.split."
         )
     result = compute(train_tokens, context, target, manifest.vocab_size)
     try:
@@ -173,7 +177,9 @@ def _validation_labels(
 
 
 def compute(train: np.ndarray, context: np.ndarray, target: np.ndarray, vocab_size: int) -> Baselines:
-    """The baselines of training tokens [tokens] on labels [labels] and the token before each, ids below `vocab_size`."""
+    """The baselines of training tokens [tokens] on labels [labels] and the token before each, ids below
+    `vocab_size`.
+    """
     counts = np.bincount(train, minlength=vocab_size)
     unigram_nats, unigram_k = _best(counts[target], np.full(len(target), len(train)), vocab_size)
 

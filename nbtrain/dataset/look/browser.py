@@ -1,4 +1,6 @@
-"""Documents of a dataset, read straight from its .bin and decoded: one, several, or the next that holds a text."""
+"""Documents of a dataset, read straight from its .bin and decoded: one, several, or the next that holds a
+text.
+"""
 
 import html
 import itertools
@@ -108,7 +110,8 @@ def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
 
 
 class Browser:
-    """The documents of one pair. `named` is a tokenizer's name or path; None takes that of the manifest's hash.
+    """The documents of one pair. `named` is a tokenizer's name or path; None takes that of the manifest's
+    hash.
 
     Raises DataError if the pair is missing or damaged, or if a named tokenizer does not exist.
     """
@@ -179,10 +182,11 @@ class Browser:
         return next((name for name, first, last in self._sources if first <= sequence < last), None)
 
     def find(self, text: str, start: int = 0, seconds: float = SEARCH_SECONDS) -> tuple[int | None, int]:
-        """(the next document from `start` on whose text holds `text`, the one to go on from); capitals do not count.
+        """(the next document from `start` on whose text holds `text`, the one to go on from); capitals do not
+        count.
 
-        Gives up after `seconds`: the first value is then None, the second less than num_documents. Of a long document
-        the first SEARCHED_TOKENS are searched.
+        Gives up after `seconds`: the first value is then None, the second less than num_documents. Of a long
+        document the first SEARCHED_TOKENS are searched.
         """
         wanted = text.casefold()
         deadline = time.monotonic() + seconds
@@ -217,8 +221,8 @@ class Browser:
         size = getattr(self._decoder, "vocab_size", None)
         if size is not None and len(ids) and int(ids.max()) >= size:
             raise DataError(
-                f"{display(self.dataset.bin)}: holds token id {int(ids.max()):,}, but {self.tokenizer} has {size:,} "
-                "entries: it was encoded with another tokenizer. Name that one."
+                f"{display(self.dataset.bin)}: holds token id {int(ids.max()):,}, but {self.tokenizer} has "
+                f"{size:,} entries: it was encoded with another tokenizer. Name that one."
             )
         return self._decoder.decode_finished(ids.tolist())[0] if cut else self._decoder.decode(ids.tolist())
 
@@ -232,7 +236,8 @@ def manifest_of_pair(dataset: DatasetFiles) -> DatasetManifest | None:
 def find_tokenizer(
     target: Any, manifest: DatasetManifest | None, named: str | None
 ) -> tuple[Decoder | None, str | None]:
-    """(what decodes, where it lies): the named one; else, by the manifest's hash, the run's or any in the data home.
+    """(what decodes, where it lies): the named one; else, by the manifest's hash, the run's or any in the
+    data home.
 
     (None, None) if no tokenizer has this hash. Raises DataError if a named tokenizer does not exist.
     """
@@ -260,8 +265,8 @@ def _named_tokenizer(named: str) -> tuple[Decoder, str]:
         if all((folder / name).is_file() for name in CONTENT_FILES):
             return _ForeignTokenizer(folder), display(folder)
     raise DataError(
-        f"{named}: no tokenizer of this name in {display(data_home() / 'tokenizer')}, and none at this path. Name a "
-        "tokenizer.json, a folder that holds one, or a folder with vocab.json and merges.txt."
+        f"{named}: no tokenizer of this name in {display(data_home() / 'tokenizer')}, and none at this path. "
+        "Name a tokenizer.json, a folder that holds one, or a folder with vocab.json and merges.txt."
     )
 
 

@@ -198,7 +198,9 @@ class BlendCard:
 
     name: str
     entries: list[dict[str, Any]]
-    """name, weight, share, tokens and train_tokens of the dataset, samples and epochs that training takes of it."""
+    """name, weight, share, tokens and train_tokens of the dataset, samples and epochs that training takes of
+    it.
+    """
     cards: list[DataCard]
     warnings: list[str]
 
@@ -255,8 +257,9 @@ class BlendCard:
 def data_card(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> DataCard | BlendCard:
     """The card of a run's dataset, of a dataset by name, or of any .bin/.idx by prefix.
 
-    `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError if the dataset is
-    missing or damaged. Reads the index, a loss mask, and of the tokens what the search for duplicates needs.
+    `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError if the dataset
+    is missing or damaged. Reads the index, a loss mask, and of the tokens what the search for duplicates
+    needs.
     """
     if isinstance(target, RunConfig) and target.data.blend:
         return _blend_card(target, tokenizer)
@@ -270,7 +273,8 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
         raise DataError(f"{display(browser.dataset.prefix)}: holds no document.")
     bounds = indexed.document_bounds()
     lengths = np.diff(bounds)
-    # A manifest describes text, sources and drops of the pair that is trained on, not of other pairs beside it.
+    # A manifest describes text, sources and drops of the pair that is trained on, not of other pairs beside
+    # it.
     told = manifest if manifest and manifest.stem == browser.dataset.stem else None
     splits = _splits(config, indexed) if config is not None else []
     return DataCard(
@@ -369,8 +373,9 @@ def _share(part: int, whole: int, digits: str = ".2%") -> str:
 def _unknown_warnings(manifest: DatasetManifest | None) -> list[str]:
     """A line for each source of which more tokens are unknown than is usual."""
     return [
-        f"{source.get('name') or source.get('kind')}: {_share(unknown, tokens)} tokens are the unknown token: the tokenizer has "
-        "no token for that text, which is lost. Take a tokenizer made for it, or train one."
+        f"{source.get('name') or source.get('kind')}: {_share(unknown, tokens)} tokens are the unknown "
+        "token: the tokenizer has no token for that text, which is lost. Take a tokenizer made for it, or "
+        "train one."
         for source in (manifest.sources if manifest else [])
         if (unknown := source.get("unknown_tokens") or 0)
         > UNKNOWN_WARNED_FRACTION * (tokens := source.get("tokens") or 0)

@@ -1,8 +1,8 @@
 """Whether the files of a dataset still hold what its manifest says, without reading them each time.
 
-The manifest is written last. A file that is younger was written, or copied, after it: it is read once and its SHA-256
-compared, and .contents.json beside it remembers size and time, so that the next look is cheap again. Sizes alone are
-DatasetFiles.require's.
+The manifest is written last. A file that is younger was written, or copied, after it: it is read once and its
+SHA-256 compared, and .contents.json beside it remembers size and time, so that the next look is cheap again.
+Sizes alone are DatasetFiles.require's.
 """
 
 import contextlib
@@ -21,7 +21,9 @@ REMEMBERED = ".contents.json"
 
 
 def check_contents(dataset: DatasetFiles) -> None:
-    """Raises DataError if a file of the dataset, or of a dataset of its blend, differs from what its manifest says."""
+    """Raises DataError if a file of the dataset, or of a dataset of its blend, differs from what its manifest
+    says.
+    """
     if isinstance(dataset, BlendFiles):
         for entry in dataset.entries:
             check_contents(entry.files)
@@ -40,9 +42,9 @@ def check_contents(dataset: DatasetFiles) -> None:
             if found != said:
                 when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stat.st_mtime))
                 raise DataError(
-                    f"{display(path)}: is not what its manifest describes: written on {when}, after the manifest, its "
-                    f"SHA-256 is {found[:12]}... and the manifest says {said[:12]}.... Put the file back, or make the "
-                    "dataset again: `nbtrain prepare RUN.yaml --force`."
+                    f"{display(path)}: is not what its manifest describes: written on {when}, after the "
+                    f"manifest, its SHA-256 is {found[:12]}... and the manifest says {said[:12]}.... Put the "
+                    "file back, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
                 )
             bar.update(stat.st_size)
     # If the folder belongs to another user, the file is read again the next time.

@@ -30,7 +30,9 @@ PROGRESS_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Inspection:
-    """Facts of one pair, name and value (None: no manifest says it); `checks` are what verify has found right."""
+    """Facts of one pair, name and value (None: no manifest says it); `checks` are what verify has found
+    right.
+    """
 
     prefix: str
     facts: dict[str, Any]
@@ -71,8 +73,8 @@ class Inspection:
 def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> Inspection:
     """What the header and the manifest of a dataset say, and its first, middle and last document decoded.
 
-    `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError if the dataset is
-    missing, truncated, or written by Megatron-DeepSpeed with uncounted EOD.
+    `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError if the dataset
+    is missing, truncated, or written by Megatron-DeepSpeed with uncounted EOD.
     """
     browser = Browser(target, tokenizer)
     last = browser.num_documents - 1
@@ -117,10 +119,11 @@ def _facts(
 
 
 def verify(target: str | os.PathLike | RunConfig) -> Inspection:
-    """Every byte is read: offsets, ids, EOD at each document's end, loss masks, sha256 of all files of the manifest.
+    """Every byte is read: offsets, ids, EOD at each document's end, loss masks, sha256 of all files of the
+    manifest.
 
-    Shows progress if it takes long. Raises DataError at the first thing that is wrong; a wrong sha256 is reported before
-    what follows from it.
+    Shows progress if it takes long. Raises DataError at the first thing that is wrong; a wrong sha256 is
+    reported before what follows from it.
     """
     dataset = find_dataset(target)
     indexed = IndexedDataset(dataset.prefix)
@@ -201,8 +204,8 @@ def _check_same_lengths(main: DatasetFiles, tokens: IndexedDataset, mask: Indexe
             at = first + int(differ[0])
             raise DataError(
                 f"{display(main.loss_mask.idx)}: sequence {at:,} has {int(mask.lengths[at]):,} entries, "
-                f"{display(main.idx)} has {int(tokens.lengths[at]):,} tokens there. The two are not of one dataset: "
-                "copy both again, or prepare it again."
+                f"{display(main.idx)} has {int(tokens.lengths[at]):,} tokens there. The two are not of one "
+                "dataset: copy both again, or prepare it again."
             )
 
 
@@ -216,8 +219,8 @@ def _check_eod(dataset: DatasetFiles, indexed: IndexedDataset, eod_id: int) -> s
         without += int((indexed.tokens[ends] != eod_id).sum())
     if without:
         raise DataError(
-            f"{display(dataset.bin)}: {without:,} of {found:,} documents do not end in EOD (id {eod_id}). Encode "
-            "again with it: a model that never sees the end of a document cannot end one."
+            f"{display(dataset.bin)}: {without:,} of {found:,} documents do not end in EOD (id {eod_id}). "
+            "Encode again with it: a model that never sees the end of a document cannot end one."
         )
     return f"every document ends in EOD (id {eod_id})"
 
@@ -232,8 +235,8 @@ def _check_sha256(
         path = dataset.directory / name
         if not path.is_file():
             raise DataError(
-                f"{display(path)}: is missing; its manifest names it. Restore it, or make the dataset again with "
-                "`nbtrain prepare RUN.yaml --force`."
+                f"{display(path)}: is missing; its manifest names it. Restore it, or make the dataset again "
+                "with `nbtrain prepare RUN.yaml --force`."
             )
         found = digests.get(name)
         if found is None:
@@ -242,8 +245,8 @@ def _check_sha256(
         if found != entry["sha256"]:
             raise DataError(
                 f"{display(path)}: sha256 {found[:16]}, its manifest says "
-                f"{entry['sha256'][:16]}: the content has changed. Restore it, or make the dataset again with "
-                "`nbtrain prepare RUN.yaml --force`."
+                f"{entry['sha256'][:16]}: the content has changed. Restore it, or make the dataset again "
+                "with `nbtrain prepare RUN.yaml --force`."
             )
     return f"sha256 of all {len(manifest.files)} files is the manifest's"
 

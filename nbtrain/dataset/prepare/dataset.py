@@ -1,9 +1,10 @@
 """The encode step of prepare: a corpus and a tokenizer -> verified .bin/.idx with a manifest.
 
-    parts that have no shard yet -> shards, by any number of processes -> joined without duplicates -> manifest
+    parts that have no shard yet -> shards, by any number of processes -> joined without duplicates ->
+    manifest
 
-What is being made lies in the dataset's work folder, so the dataset that is there stays until the new one is whole.
-A work folder counts for the same inputs only; a killed run goes on with its shards.
+What is being made lies in the dataset's work folder, so the dataset that is there stays until the new one is
+whole. A work folder counts for the same inputs only; a killed run goes on with its shards.
 """
 
 import logging
@@ -67,7 +68,9 @@ def prepare_dataset(
     force: bool,
     say: Say,
 ) -> OpenDataset:
-    """Make, keep or adopt the dataset of a run; `manifest` is that of the dataset that is there. Raises DataError."""
+    """Make, keep or adopt the dataset of a run; `manifest` is that of the dataset that is there. Raises
+    DataError.
+    """
     vocab_size = config.tokenizer.vocab_size
     if not config.data.sources:
         if manifest is None:
@@ -92,8 +95,8 @@ def prepare_dataset(
     strange = [name for name in encoding.file_names() if (dataset.directory / name).is_file()]
     if manifest is None and not begun and not force and strange:
         raise DataError(
-            f"{display(dataset.directory)}: holds {strange[0]} without a manifest: nbtrain did not make it. To "
-            f"use it, leave data.sources empty; to replace it, {FORCE}."
+            f"{display(dataset.directory)}: holds {strange[0]} without a manifest: nbtrain did not make it. "
+            f"To use it, leave data.sources empty; to replace it, {FORCE}."
         )
     why = "the dataset is not there"
     if manifest is not None:
@@ -130,8 +133,8 @@ class _Encoding:
         eod_id = loaded.eod_id if loaded else None
         if eod_id is None and any(getattr(source, "append_eod", False) for source in data.sources):
             raise DataError(
-                f"{corpus.where}: append_eod is true, but there is no tokenizer {config.tokenizer.name} that says which "
-                "token ends a document. Set tokenizer.path, or append_eod: false."
+                f"{corpus.where}: append_eod is true, but there is no tokenizer {config.tokenizer.name} that "
+                "says which token ends a document. Set tokenizer.path, or append_eod: false."
             )
         self.settings = EncodeSettings(
             work=dataset.work,
@@ -171,7 +174,9 @@ class _Encoding:
         return [path(prefix).name for prefix in prefixes for path in (bin_path, idx_path)]
 
     def run(self, old: DatasetManifest | None) -> DatasetManifest:
-        """Make it; `old` is the manifest of the dataset that gives way, when the new one is ready to be joined."""
+        """Make it; `old` is the manifest of the dataset that gives way, when the new one is ready to be
+        joined.
+        """
         self._open_work()
         records = self._shards()
         if not any(record.documents for record in records):
@@ -206,7 +211,9 @@ class _Encoding:
             leftover.unlink()
 
     def _check_unchanged(self) -> None:
-        """Raises DataError if a source has changed: what was read of it is neither the old text nor the new text."""
+        """Raises DataError if a source has changed: what was read of it is neither the old text nor the new
+        text.
+        """
         now = self.corpus.fingerprint()
         for reader, before, after in zip(self.corpus.readers, self._fingerprint, now, strict=True):
             if before != after:
@@ -237,7 +244,9 @@ class _Encoding:
         return records
 
     def _check_unknown(self, records: list[ShardRecord]) -> None:
-        """Warn of text that the tokenizer could not write. Raises DataError above tokenizer.max_unknown_fraction."""
+        """Warn of text that the tokenizer could not write. Raises DataError above
+        tokenizer.max_unknown_fraction.
+        """
         limit = self.config.tokenizer.max_unknown_fraction
         for number, reader in enumerate(self.corpus.readers):
             own = [record for record in records if record.source == number]
@@ -248,15 +257,15 @@ class _Encoding:
             if unknown <= UNKNOWN_WARNED_FRACTION * tokens:
                 continue
             told = (
-                f"{reader.where}: {unknown:,} of {tokens:,} tokens ({unknown / tokens:.2%}) are the unknown token "
-                f"{self.settings.unknown_id} of {display(self.settings.tokenizer_directory or '')}: the tokenizer has no "
-                "token for that text, which is lost."
+                f"{reader.where}: {unknown:,} of {tokens:,} tokens ({unknown / tokens:.2%}) are the unknown "
+                f"token {self.settings.unknown_id} of {display(self.settings.tokenizer_directory or '')}: "
+                "the tokenizer has no token for that text, which is lost."
             )
             if limit is not None and unknown > limit * tokens:
                 raise DataError(
-                    f"{told} At most {place(self.config, 'tokenizer.max_unknown_fraction')} = {limit:.2%} may be. Take "
-                    "a tokenizer made for this text, train one (tokenizer.path: null), or raise the limit: what is "
-                    "encoded is kept."
+                    f"{told} At most {place(self.config, 'tokenizer.max_unknown_fraction')} = {limit:.2%} "
+                    "may be. Take a tokenizer made for this text, train one (tokenizer.path: null), or raise "
+                    "the limit: what is encoded is kept."
                 )
             logger.warning(
                 "%s Take a tokenizer made for this text, or train one (tokenizer.path: null).", told
@@ -380,7 +389,8 @@ def _adopt(config: RunConfig, dataset: DatasetFiles, loaded: Tokenizer | None) -
         if not path.is_file():
             error = missing(path)
             raise DataError(
-                f"{error} It makes data from data.sources, which {origin(config, 'data.sources')} leaves empty."
+                f"{error} It makes data from data.sources, which {origin(config, 'data.sources')} leaves "
+                "empty."
             )
     indexed = IndexedDataset(dataset.prefix)
     vocab_size = config.tokenizer.vocab_size
@@ -414,6 +424,6 @@ def _check_tokenizer(manifest: DatasetManifest, loaded: Tokenizer | None, datase
     if loaded and manifest.tokenizer_sha256 and manifest.tokenizer_sha256 != loaded.sha256:
         raise DataError(
             f"{display(dataset.directory)}: encoded with another tokenizer than {display(loaded.directory)} "
-            f"(sha256 {manifest.tokenizer_sha256[:12]} there, {loaded.sha256[:12]} here). Name the right tokenizer, give "
-            f"data.name another value, or {FORCE}."
+            f"(sha256 {manifest.tokenizer_sha256[:12]} there, {loaded.sha256[:12]} here). Name the right "
+            f"tokenizer, give data.name another value, or {FORCE}."
         )

@@ -29,7 +29,9 @@ NAMED_CHANGES = 3
 
 
 def _changed_settings(config: RunConfig, changed: list[tuple[str, str, str]]) -> str:
-    """Each value that differs, with the place that sets it in this run: 'data.json_key = 'a' there, 'b' in x.yaml:7'."""
+    """Each value that differs, with the place that sets it in this run: 'data.json_key = 'a' there, 'b' in
+    x.yaml:7'.
+    """
     told = []
     for key, there, here in changed:
         dotted = key.replace("[", ".").replace("]", "")
@@ -85,8 +87,8 @@ def check_same_inputs(
     changed = differences(with_defaults(manifest.settings), wanted, "data")
     if changed:
         raise DataError(
-            f"{display(dataset.directory)}: made with other settings: {_changed_settings(config, changed)}. Runs may "
-            f"refer to it: give data.name another value, or {FORCE}."
+            f"{display(dataset.directory)}: made with other settings: {_changed_settings(config, changed)}. "
+            f"Runs may refer to it: give data.name another value, or {FORCE}."
         )
     then = [source["fingerprint"] for source in manifest.sources]
     now = [old if new is None else new for old, new in zip(then, corpus.fingerprint(), strict=True)]
@@ -112,7 +114,8 @@ def check_same_inputs(
         return renewed, "same settings; file times differ, the text is the same"
     raise DataError(
         f"{display(dataset.directory)}: the sources have changed since it was made: "
-        f"{_changed_sources(corpus, then, now)}. Runs may refer to it: give data.name another value, or {FORCE}."
+        f"{_changed_sources(corpus, then, now)}. Runs may refer to it: give data.name another value, or "
+        f"{FORCE}."
     )
 
 

@@ -49,8 +49,9 @@ def build_datasets(
     """The datasets of a run, their indices taken from index-cache/ or put there.
 
     `index_samples` is the one of the run's data state when it is resumed; None takes data.index_samples, else
-    what train_tokens needs. `skipped_samples` are passed over, so the run reads that much further. `opened` is the
-    run's dataset if it is open already. Raises DataError if the data is missing, damaged or does not fit the run.
+    what train_tokens needs. `skipped_samples` are passed over, so the run reads that much further. `opened`
+    is the run's dataset if it is open already. Raises DataError if the data is missing, damaged or does not
+    fit the run.
     """
     opened = opened or open_dataset(config)
     manifest = opened.manifest
@@ -94,8 +95,8 @@ def build_datasets(
         and config.data.packing == "stream"
     ):
         logger.info(
-            "the order of training samples was fixed for %s; positions after them are read on to %s, and none before "
-            "them changes.",
+            "the order of training samples was fixed for %s; positions after them are read on to %s, and "
+            "none before them changes.",
             f"{index_samples:,}",
             f"{train_samples:,}",
         )
@@ -151,7 +152,8 @@ def _stream(
     if data.eod_mask_loss and manifest.eod_id is None:
         raise DataError(
             f"{config.where('data.eod_mask_loss')}: data.eod_mask_loss needs the end-of-document token, and "
-            f"{display(opened.files.directory)} does not say which it is. Set it to false, or prepare the dataset."
+            f"{display(opened.files.directory)} does not say which it is. Set it to false, or prepare the "
+            "dataset."
         )
     return GPTDataset(
         indexed,
@@ -197,8 +199,8 @@ class _BlendBuilder:
         present = [number for number in range(len(entries)) if number not in empty]
         if empty and (split == "train" or present):
             message = (
-                f"{self.files.where}: split {config.data.split} ({config.data.split_rule}) leaves no document of "
-                f"{', '.join(entries[number].name for number in empty)} for {split}."
+                f"{self.files.where}: split {config.data.split} ({config.data.split_rule}) leaves no "
+                f"document of {', '.join(entries[number].name for number in empty)} for {split}."
             )
             if split == "train":
                 raise DataError(f"{message} Use more text, or take it out of the blend.")
@@ -228,7 +230,8 @@ class _BlendBuilder:
     def _check_size(self, entry: Entry, split: str, dataset: GPTDataset, needed: int) -> None:
         if needed > dataset.samples_per_pass:
             raise DataError(
-                f"{self.files.where}: the {split} blend takes {needed:,} samples of {entry.name}, which was asked for "
-                f"{dataset.index_samples:,} and holds {dataset.samples_per_pass:,} in whole epochs; megatron-core refuses "
-                "that. Ask for more samples, or use data.split_rule: megatron-deepspeed, which reads on."
+                f"{self.files.where}: the {split} blend takes {needed:,} samples of {entry.name}, which was "
+                f"asked for {dataset.index_samples:,} and holds {dataset.samples_per_pass:,} in whole "
+                "epochs; megatron-core refuses that. Ask for more samples, or use data.split_rule: "
+                "megatron-deepspeed, which reads on."
             )

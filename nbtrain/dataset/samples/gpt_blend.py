@@ -9,9 +9,9 @@ Both projects blend so, and differ in sizes: N samples asked for, weights normal
     megatron-deepspeed  ceil(N w_i 1.005)                 the sum of those        uint8      < 255
     megatron-core       ceil(ceil(N w_i) (1 + 0.005))     sum of ceil(N w_i)      int16      < 32,767
 
-megatron-core refuses a blend that takes more of a dataset than it was asked for holds; Megatron-DeepSpeed reads
-past its end, where ours goes on in that dataset's next pass. The choice of a sample does not depend on N, so a
-longer blend begins with a shorter one.
+megatron-core refuses a blend that takes more of a dataset than it was asked for holds; Megatron-DeepSpeed
+reads past its end, where ours goes on in that dataset's next pass. The choice of a sample does not depend on
+N, so a longer blend begins with a shorter one.
 """
 
 import math
@@ -32,8 +32,8 @@ INDEX_DTYPES: dict[str, np.dtype] = {
     "megatron-core": np.dtype(np.int16),
 }
 LARGEST_NUM_DATASETS = {"megatron-deepspeed": 254, "megatron-core": 32_766}
-# Samples laid out at a time, and stretches of them that are walked side by side: of 2^20 samples in one call with
-# 2 to 20 datasets, 512 stretches were the quickest of 128 to 2,048.
+# Samples laid out at a time, and stretches of them that are walked side by side: of 2^20 samples in one call
+# with 2 to 20 datasets, 512 stretches were the quickest of 128 to 2,048.
 BLOCK_SAMPLES = 1 << 22
 NUM_STRETCHES = 512
 
@@ -74,7 +74,8 @@ def _normalised(weights: list[float]) -> list[float]:
     return (array / array.sum()).tolist()
 
 
-# --- which dataset --------------------------------------------------------------------------------------------
+# --- which dataset
+# --------------------------------------------------------------------------------------------
 
 
 def fill_blend_index(
@@ -82,9 +83,9 @@ def fill_blend_index(
 ) -> np.ndarray:
     """Fill both arrays, [n] each, for normalised `weights`; int64 [datasets], how often each was taken.
 
-    Exactly upstream's loop. That loop is one step after the other; here a block is cut into stretches that are
-    walked side by side from guessed counts. Two walks from different counts soon meet, so that afterwards only
-    the beginning of a stretch whose guess was wrong is walked again, until it meets what is there.
+    Exactly upstream's loop. That loop is one step after the other; here a block is cut into stretches that
+    are walked side by side from guessed counts. Two walks from different counts soon meet, so that afterwards
+    only the beginning of a stretch whose guess was wrong is walked again, until it meets what is there.
     """
     shares = np.array(weights, np.float64)
     counts = np.zeros(len(weights), np.int64)
@@ -174,7 +175,8 @@ def _likely_counts(shares: np.ndarray, samples: np.ndarray) -> np.ndarray:
     return counts
 
 
-# --- the dataset ----------------------------------------------------------------------------------------------
+# --- the dataset
+# ----------------------------------------------------------------------------------------------
 
 
 class BlendIndex:

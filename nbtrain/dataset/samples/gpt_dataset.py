@@ -1,13 +1,14 @@
 """Samples of a prepared dataset: int64 arrays of seq_length + 1 tokens, by position in the run's order.
 
     .bin/.idx -> split (documents, contiguous) -> GPTIndex of each split, cached in index-cache/ -> GPTDataset
-    several datasets -> BlendedDataset (gpt_blend.py); whole documents, packed -> PackedDataset (packed_dataset.py)
+    several datasets -> BlendedDataset (gpt_blend.py); whole documents, packed -> PackedDataset
+    (packed_dataset.py)
 
 Training asks for positions 0 .. index_samples and possibly on: a run that is given more tokens later reads on
-in the samples that its epochs hold, then in a further pass over the same documents with seed + 1, and so on. So
-positions below never change. With shuffle per_epoch a pass is one epoch, whatever the run asks for: memory for one
-epoch's index, and an order that does not depend on train_tokens. Validation and test hold eval_iters global
-batches, the same ones every time.
+in the samples that its epochs hold, then in a further pass over the same documents with seed + 1, and so on.
+So positions below never change. With shuffle per_epoch a pass is one epoch, whatever the run asks for: memory
+for one epoch's index, and an order that does not depend on train_tokens. Validation and test hold eval_iters
+global batches, the same ones every time.
 """
 
 import logging
@@ -26,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 INDEX_VERSION = 1
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
-# A step reads from one pass, or from two at the end of one; a validation between steps has a dataset of its own.
+# A step reads from one pass, or from two at the end of one; a validation between steps has a dataset of its
+# own.
 OPEN_PASSES = 2
 
 
@@ -123,7 +125,9 @@ class GPTDataset:
         return self._gather(self.indexed, self.parts(position))
 
     def parts(self, position: int) -> list[tuple[int, int, int]]:
-        """(sequence, first token, tokens) of each document part of a sample; together seq_length + 1 tokens."""
+        """(sequence, first token, tokens) of each document part of a sample; together seq_length + 1
+        tokens.
+        """
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} of {len(self)}")
         number, entry = divmod(int(position), self.samples_per_pass)
@@ -177,7 +181,8 @@ class GPTDataset:
             filled += size
         return gathered
 
-    # --- passes -------------------------------------------------------------------------------------------------
+    # --- passes
+    # -------------------------------------------------------------------------------------------------
 
     def _pass(self, number: int) -> GPTIndex:
         index = self._open.get(number)

@@ -5,8 +5,8 @@
     shuffle index    [n]              the order in which samples are taken
 
 Sample i is the seq_length + 1 tokens from row shuffle[i] to the next, over document boundaries: neighbours
-share one token. The generator is numpy.random.RandomState(seed), used for these shuffles in this order and for
-nothing else, so the arrays equal those of megatron-core and Megatron-DeepSpeed.
+share one token. The generator is numpy.random.RandomState(seed), used for these shuffles in this order and
+for nothing else, so the arrays equal those of megatron-core and Megatron-DeepSpeed.
 """
 
 import itertools
@@ -31,9 +31,9 @@ CHUNK_DOCUMENTS = 1 << 18
 def split_bounds(split: str, rule: str, num_sequences: int) -> list[tuple[int, int]]:
     """[first, last) sequences of train, valid and test.
 
-    `split` is relative sizes, e.g. "949,50,1"; missing ones are 0. megatron-core rounds each cumulative bound;
-    Megatron-DeepSpeed adds rounded sizes and takes the excess off every bound but the first, which can leave
-    the test split a document more or less. Raises ConfigError for a split that is no such list.
+    `split` is relative sizes, e.g. "949,50,1"; missing ones are 0. megatron-core rounds each cumulative
+    bound; Megatron-DeepSpeed adds rounded sizes and takes the excess off every bound but the first, which can
+    leave the test split a document more or less. Raises ConfigError for a split that is no such list.
     """
     weights = split_weights(split)
     total = sum(weights)
@@ -81,7 +81,9 @@ class Epochs(NamedTuple):
 
 
 def epochs_needed(tokens_per_epoch: int, seq_length: int, num_samples: int) -> Epochs:
-    """The smallest E >= 1 with (E * tokens_per_epoch - 1) // seq_length >= num_samples, and what follows from it."""
+    """The smallest E >= 1 with (E * tokens_per_epoch - 1) // seq_length >= num_samples, and what follows from
+    it.
+    """
     # (E t - 1) // T >= N  <=>  E t >= N T + 1
     num_epochs = max(1, -(-(num_samples * seq_length + 1) // tokens_per_epoch))
     available = (num_epochs * tokens_per_epoch - 1) // seq_length
@@ -142,10 +144,11 @@ def build_gpt_index(
     entries = epochs.num_epochs * (last - first)
     if entries * 4 > LARGEST_INDEX_BYTES:
         raise DataError(
-            f"{num_samples:,} samples of {seq_length:,} tokens are {epochs.num_epochs:,} epochs of {tokens:,} tokens; "
-            f"their document index would take {entries * 4 / 2**30:,.0f} GiB (at most "
-            f"{LARGEST_INDEX_BYTES >> 30} GiB). Use more text, set data.shuffle: per_epoch, which has one epoch's at a "
-            "time, or set data.index_samples: the order is then built for that many and repeated with another seed."
+            f"{num_samples:,} samples of {seq_length:,} tokens are {epochs.num_epochs:,} epochs of "
+            f"{tokens:,} tokens; their document index would take {entries * 4 / 2**30:,.0f} GiB (at most "
+            f"{LARGEST_INDEX_BYTES >> 30} GiB). Use more text, set data.shuffle: per_epoch, which has one "
+            "epoch's at a time, or set data.index_samples: the order is then built for that many and "
+            "repeated with another seed."
         )
     generator = np.random.RandomState(seed)
     document_index = allocate("document_index", (entries,), np.dtype(np.int32))

@@ -3,8 +3,8 @@
     <folder>/<key>-<name>.npy    one array each, the bytes that numpy.save writes
     <folder>/<key>.json          what decides them; stored last, so an index without it does not count
 
-`key` is a hash of the description. Two processes that build the same arrays at one time write the same bytes into files of
-their own, each published by rename: neither waits, and a reader sees old or new, never half.
+`key` is a hash of the description. Two processes that build the same arrays at one time write the same bytes
+into files of their own, each published by rename: neither waits, and a reader sees old or new, never half.
 """
 
 import contextlib
@@ -40,8 +40,8 @@ def cached_arrays(
         }
     except ValueError as error:
         raise DataError(
-            f"{display(folder / key)}-*.npy: a cached index cannot be read ({error}). Remove {display(folder)}; it is "
-            "built again by itself."
+            f"{display(folder / key)}-*.npy: a cached index cannot be read ({error}). Remove "
+            f"{display(folder)}; it is built again by itself."
         ) from error
 
 
@@ -82,6 +82,7 @@ def _mapped(stream: IO, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
     stream.flush()
     offset = stream.tell()
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    # Space is taken before the first byte is mapped: a full disk is an OSError here, and a dead process later.
+    # Space is taken before the first byte is mapped: a full disk is an OSError here, and a dead process
+    # later.
     os.posix_fallocate(stream.fileno(), 0, offset + num_bytes)
     return np.memmap(stream, dtype, "r+", offset, shape)

@@ -1,11 +1,12 @@
 """Samples of whole examples, apart from each other: what data.packing: best_fit reads.
 
-    .bin/.idx (+ _loss_mask) -> pieces of the split -> bins of each epoch, cached in index-cache/ -> PackedDataset
+    .bin/.idx (+ _loss_mask) -> pieces of the split -> bins of each epoch, cached in index-cache/ ->
+    PackedDataset
 
 Each example of a sample has positions from 0, a segment of cu_seqlens of its own, and labels that are its own
 tokens; the room left at the end is a segment of padding that bears no loss. Samples are numbered through the
-epochs. A pass is a fixed number of epochs and is stored as one index; more passes never change earlier positions,
-and no pass depends on how many samples a run asks for.
+epochs. A pass is a fixed number of epochs and is stored as one index; more passes never change earlier
+positions, and no pass depends on how many samples a run asks for.
 """
 
 import logging
@@ -179,8 +180,8 @@ class PackedDataset:
         left_out = _left_out(counts_of(pieces), self.seq_length)
         if not len(pieces.rows):
             raise DataError(
-                f"{display(self.files.prefix)}: nothing of {', '.join(self.dataset_names)} can be learnt: {left_out}. "
-                f"Raise model.seq_length = {self.seq_length:,}, or mend the sources."
+                f"{display(self.files.prefix)}: nothing of {', '.join(self.dataset_names)} can be learnt: "
+                f"{left_out}. Raise model.seq_length = {self.seq_length:,}, or mend the sources."
             )
         if left_out:
             logger.warning("%s: %s.", printable(display(self.files.prefix)), left_out)

@@ -4,14 +4,14 @@
     pieces       [pieces, 3]  sequence, first token, slots: what is packed as one
     bins         of epoch e: each source's pieces by its weight -> shuffled -> best fit -> bins shuffled
 
-An example of L tokens takes L - 1 slots: the first L - 1 tokens with the L - 1 that follow them as labels, so no
-label ever belongs to another example. An example of more than seq_length + 1 tokens is cut after them if only
-a part of it is learnt (counted as truncated); text, which is learnt everywhere, becomes several pieces that lose
-no label.
+An example of L tokens takes L - 1 slots: the first L - 1 tokens with the L - 1 that follow them as labels, so
+no label ever belongs to another example. An example of more than seq_length + 1 tokens is cut after them if
+only a part of it is learnt (counted as truncated); text, which is learnt everywhere, becomes several pieces
+that lose no label.
 
-A source of n pieces and weight w goes through one shuffled round of all n after the other; epoch e takes places
-ceil(e w n) to ceil((e + 1) w n) of that stream. So weight 0.5 is one half in an epoch and the other half in the
-next, and no epoch depends on how many are asked for.
+A source of n pieces and weight w goes through one shuffled round of all n after the other; epoch e takes
+places ceil(e w n) to ceil((e + 1) w n) of that stream. So weight 0.5 is one half in an epoch and the other
+half in the next, and no epoch depends on how many are asked for.
 """
 
 import math
@@ -52,16 +52,17 @@ def mixed_sources(
 ) -> list[MixedSource]:
     """The sources that a manifest names; one source with the dataset's name if the manifest gives no places.
 
-    Names and weights are those of `configured`, the run's data.sources: they are no part of the prepared text, so a
-    run may change them. A run without sources takes the manifest's. Raises DataError if the three do not agree.
+    Names and weights are those of `configured`, the run's data.sources: they are no part of the prepared
+    text, so a run may change them. A run without sources takes the manifest's. Raises DataError if the three
+    do not agree.
     """
     places: list[Any] = [source.get("sequences") for source in manifest.sources]
     if not places or None in places:
         return [MixedSource(files_.directory.name, 0, num_sequences)]
     if configured and len(configured) != len(places):
         raise DataError(
-            f"{display(files_.manifest_json)}: was made from {len(places)} sources, data.sources has {len(configured)}. "
-            "Prepare the dataset again: `nbtrain prepare RUN.yaml`."
+            f"{display(files_.manifest_json)}: was made from {len(places)} sources, data.sources has "
+            f"{len(configured)}. Prepare the dataset again: `nbtrain prepare RUN.yaml`."
         )
     settings = [source.model_dump() for source in configured] or manifest.sources
     sources = []
@@ -69,9 +70,9 @@ def mixed_sources(
     for number, ((first, last), own) in enumerate(zip(places, settings, strict=True)):
         if not end == first <= last <= num_sequences:
             raise DataError(
-                f"{display(files_.manifest_json)}: sources[{number}].sequences = {[first, last]} must begin at {end:,}, "
-                f"where the source before it ends, and stay within the {num_sequences:,} sequences of "
-                f"{display(files_.idx)}. Make the dataset again."
+                f"{display(files_.manifest_json)}: sources[{number}].sequences = {[first, last]} must begin "
+                f"at {end:,}, where the source before it ends, and stay within the {num_sequences:,} "
+                f"sequences of {display(files_.idx)}. Make the dataset again."
             )
         end = last
         sources.append(MixedSource(own.get("name") or own["kind"], first, last, own.get("weight", 1.0)))
@@ -107,8 +108,8 @@ class Pieces(NamedTuple):
 
 
 COUNTS = ("examples", "cut", "truncated", "nothing_learnt", "too_short")
-"""Sequences that are packed; of them cut into several pieces, and truncated; left out without a learnt label, and
-with fewer than 2 tokens."""
+"""Sequences that are packed; of them cut into several pieces, and truncated; left out without a learnt label,
+and with fewer than 2 tokens."""
 
 
 def build_pieces(
@@ -200,7 +201,8 @@ class PackedIndex(NamedTuple):
 
 
 def epochs_per_pass(pieces: Pieces, weights: list[float], seq_length: int) -> int:
-    """So many that a pass has about LEAST_PASS_SAMPLES samples or more: a handful of examples makes few files.
+    """So many that a pass has about LEAST_PASS_SAMPLES samples or more: a handful of examples makes few
+    files.
 
     Raises DataError if the weights leave less than one example an epoch.
     """
@@ -208,8 +210,8 @@ def epochs_per_pass(pieces: Pieces, weights: list[float], seq_length: int) -> in
     examples = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
     if examples < 1:
         raise DataError(
-            f"data.sources: weights {weights} of {sizes} examples are {examples:.3g} examples an epoch, must be at "
-            "least 1. Raise the weights: only their ratio shapes the mixture."
+            f"data.sources: weights {weights} of {sizes} examples are {examples:.3g} examples an epoch, must "
+            "be at least 1. Raise the weights: only their ratio shapes the mixture."
         )
     slots = sum(
         weight * int(pieces.rows[start:stop, 2].sum(dtype=np.int64))

@@ -2,10 +2,10 @@
 
     lengths, longest first -> each into the open bin with the least room that still holds it, else a new bin
 
-Open bins stand in a list sorted by their room (one entry for each different room, a stack of bins for each entry), so
-a placement costs one bisection. Equal lengths go into a bin together: after the first of them that bin has the
-least room of all that hold the next. Price: 0.1 to 0.2 CPU seconds for 200,000 lengths, and a fill of 99.9 % on
-the lengths of natural text; tests/benchmarks/packing.py.
+Open bins stand in a list sorted by their room (one entry for each different room, a stack of bins for each
+entry), so a placement costs one bisection. Equal lengths go into a bin together: after the first of them that
+bin has the least room of all that hold the next. Price: 0.1 to 0.2 CPU seconds for 200,000 lengths, and a
+fill of 99.9 % on the lengths of natural text; tests/benchmarks/packing.py.
 """
 
 from bisect import bisect_left, insort
@@ -27,7 +27,8 @@ class Packed(NamedTuple):
 
 
 def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packed:
-    """Items of these `lengths`, each 1 to `capacity`, in bins of `capacity`. The same input gives the same bins.
+    """Items of these `lengths`, each 1 to `capacity`, in bins of `capacity`. The same input gives the same
+    bins.
 
     Items of one length are taken in the order given. Raises ValueError for a length that is outside.
     """

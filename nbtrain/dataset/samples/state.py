@@ -60,12 +60,14 @@ class DataState:
         return replace(self, consumed_samples=self.consumed_samples + num_samples)
 
     def skipping(self, first: int, last: int) -> "DataState":
-        """The state that passes over positions [first, last). Raises DataError if the run has already passed them."""
+        """The state that passes over positions [first, last). Raises DataError if the run has already passed
+        them.
+        """
         reached = self.position(self.consumed_samples)
         if first < reached:
             raise DataError(
-                f"positions {first:,} to {last:,} cannot be skipped: the order has come to {reached:,}. Resume from "
-                "a checkpoint before them."
+                f"positions {first:,} to {last:,} cannot be skipped: the order has come to {reached:,}. "
+                "Resume from a checkpoint before them."
             )
         return replace(
             self, skipped_sample_ranges=tuple(sorted((*self.skipped_sample_ranges, (first, last))))
@@ -100,8 +102,8 @@ def rank_positions(
     row = micro_batch_size * data_parallel_size
     if len(positions) % row:
         raise DataError(
-            f"a step of {len(positions)} samples must be a multiple of micro_batch_size({micro_batch_size}) * "
-            f"data_parallel_size({data_parallel_size}) = {row}."
+            f"a step of {len(positions)} samples must be a multiple of micro_batch_size({micro_batch_size}) "
+            f"* data_parallel_size({data_parallel_size}) = {row}."
         )
     parts = positions.reshape(-1, data_parallel_size, micro_batch_size)
     return parts[:, data_parallel_rank]

@@ -94,6 +94,11 @@ def test_what_just_passes(rule, overrides):
         ),
         (
             "attention_backend_serves",
+            ["model.attention_backend=efficient", "resources={device: cpu, gpu_type: null}"],
+            "on a CPU there are flash and math only",
+        ),
+        (
+            "attention_backend_serves",
             ["model.attention_backend=flash", "model={hidden_size: 771, num_attention_heads: 3}"],
             "heads of at most 256, and this model's heads have 257.",
         ),

@@ -62,7 +62,9 @@ def two_packages(tmp_path, monkeypatch):
 
 
 def test_packages_are_mixed_evenly(two_packages):
-    """Every stretch of the order holds both packages in proportion; tests are left out, duplicates counted."""
+    """Every stretch of the order holds both packages in proportion; tests are left out, duplicates
+    counted.
+    """
     reader, tally = two_packages(10**6), Tally()
     documents = list(reader.documents(tally))
     names = [document.split()[0] for document in documents]
@@ -90,7 +92,9 @@ def test_absent_packages_are_recorded(two_packages):
 
 
 def test_real_documentation():
-    """From this installation: text of several packages with versions and licences, and nothing was imported."""
+    """From this installation: text of several packages with versions and licences, and nothing was
+    imported.
+    """
     before = set(sys.modules)
     reader = open_source(PythonDocsSource(kind="python-docs", max_bytes=200_000))
     documents = list(reader.documents())

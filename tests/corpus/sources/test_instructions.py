@@ -145,7 +145,9 @@ def test_an_array_in_a_json_file(read, workspace):
 
 
 def test_conversations(read):
-    """Headers and other roles are one prompt, learnt content with what follows it is a piece; both spellings."""
+    """Headers and other roles are one prompt, learnt content with what follows it is a piece; both
+    spellings.
+    """
     expected = (
         ("<|system|>\nBe brief.\n<|user|>\nHi {role}\n<|assistant|>\n", False),
         ("Hello\n", True),
@@ -200,10 +202,8 @@ def test_what_follows_the_last_learnt_message_is_left_out(read):
         (
             chat(("user", "Q"), ("bot", "A")),
             "messages[1].role = 'bot', which is no role that is known (assistant, bard, bing, chatgpt, "
-            "developer, function, "
-            "function_call, gpt, human, model, observation, prompter, system, tool, user). If it is the "
-            "assistant, add to "
-            "this source: roles: {bot: assistant}",
+            "developer, function, function_call, gpt, human, model, observation, prompter, system, tool, "
+            "user). If it is the assistant, add to this source: roles: {bot: assistant}",
         ),
         (chat((["user"], "Q")), "messages[0].role is not text but a list"),
         (
@@ -226,7 +226,9 @@ def test_broken_conversations(read, record, what):
 
 
 def test_compressed_lines_and_parquet(read, workspace):
-    """The same examples from .jsonl.gz and .parquet; of both columns of messages the null one is passed over."""
+    """The same examples from .jsonl.gz and .parquet; of both columns of messages the null one is passed
+    over.
+    """
     pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
     import pyarrow.parquet as pq
 
@@ -368,7 +370,9 @@ def test_a_shared_answer_is_learnt_once(read):
 
 
 def test_broken_trees(read):
-    """A tree whose rows are apart, an unknown role, a deleted message, and a question that nobody answered."""
+    """A tree whose rows are apart, an unknown role, a deleted message, and a question that nobody
+    answered.
+    """
     late = dict(message("qr", "q"), message_tree_id="q")
     _, tally = read("chat", message("q"), message("x"), late)
     assert tally.dropped == {"unanswered": 2, "broken_record": 1}
@@ -377,8 +381,7 @@ def test_broken_trees(read):
             "data.jsonl",
             None,
             "row 3: its parent_id 'q' is not among the rows of its tree; the rows of a tree must follow each "
-            "other: sort "
-            "the file by message_tree_id",
+            "other: sort the file by message_tree_id",
         )
     ]
     deleted = [dict(row, deleted=row["message_id"] == "ac") for row in TREE]

@@ -93,7 +93,9 @@ def test_one_text(workspace, cost, document, separator):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "hf-dataset"])
 def test_one_row(workspace, cost, document, kind):
-    """Arrow: a row between small ones; Parquet holds a page packed, unpacked and as a column beside the text."""
+    """Arrow: a row between small ones; Parquet holds a page packed, unpacked and as a column beside the
+    text.
+    """
     table = pa.table({"text": ["a", document, "b"]})
     if kind == "parquet":
         pq.write_table(table, workspace / "a.parquet")

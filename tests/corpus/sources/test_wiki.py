@@ -1,4 +1,6 @@
-"""The wiki source: articles of a dump as documents, the same in parallel and in order, and what is left out."""
+"""The wiki source: articles of a dump as documents, the same in parallel and in order, and what is left
+out.
+"""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -186,8 +188,7 @@ def test_missing_files(workspace):
         list(reader(path="no.xml").parts())
     assert str(caught.value) == (
         f"{WHERE}: path = 'no.xml': no such file (no.xml). Relative paths start at the workspace; leave path "
-        f"out to download "
-        "a dump."
+        f"out to download a dump."
     )
     with pytest.raises(DataError) as caught:
         reader(language="bg").fingerprint()
@@ -211,7 +212,9 @@ def test_without_lxml(path, monkeypatch):
 
 
 def test_a_downloaded_dump(workspace, mirror):  # noqa: F811
-    """Fetched, read, and described with its concrete date, checksum and licence, without the mirror's secret."""
+    """Fetched, read, and described with its concrete date, checksum and licence, without the mirror's
+    secret.
+    """
     name = mirror.add_dump(multistream(PAGES), date="20260201", kind="pages-articles-multistream")
     source = reader(language="test", mirror=f"{mirror.address}?key=hush")
     assert source.is_downloaded

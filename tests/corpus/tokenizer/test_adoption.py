@@ -208,8 +208,7 @@ def test_a_character_that_is_eod(bring, workspace):
         loaded.encode("a stop.")
     assert str(caught.value) == (
         "mine: the character '.' becomes the end-of-document token ., so documents would end in their midst. "
-        "Name "
-        "another tokenizer.eod_token."
+        "Name another tokenizer.eod_token."
     )
 
 
@@ -331,10 +330,9 @@ def test_other_formats(workspace, content, kind, is_folder):
         f"llama/tokenizer.model: is a {kind}; a tokenizer.json is needed. Most models have one beside it. "
         f"Else convert it "
         'once, where the packages transformers, sentencepiece and tiktoken are installed: python -c "from '
-        "transformers "
-        "import AutoTokenizer; AutoTokenizer.from_pretrained('llama').save_pretrained('llama')\", with the "
-        "model's own "
-        "tokenizer_config.json in that folder; then set tokenizer.path to llama/tokenizer.json."
+        "transformers import AutoTokenizer; "
+        "AutoTokenizer.from_pretrained('llama').save_pretrained('llama')\", with the "
+        "model's own tokenizer_config.json in that folder; then set tokenizer.path to llama/tokenizer.json."
     )
     assert not (workspace / "mine").exists()
 
@@ -424,7 +422,6 @@ def test_two_files_that_are_no_byte_level_bpe(workspace):
         adopt(workspace, EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
         "vocab.json: not a byte-level BPE: 255 of the 256 bytes have no entry, so text would be lost. Give "
-        "its "
-        "tokenizer.json instead."
+        "its tokenizer.json instead."
     )
     assert not (workspace / "mine").exists()

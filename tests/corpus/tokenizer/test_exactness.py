@@ -1,4 +1,6 @@
-"""fastokens, HF tokenizers and tiktoken give the same ids: GPT-2's vocabulary, natural and adversarial texts."""
+"""fastokens, HF tokenizers and tiktoken give the same ids: GPT-2's vocabulary, natural and adversarial
+texts.
+"""
 
 import gzip
 import json

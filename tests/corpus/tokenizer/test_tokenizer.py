@@ -1,4 +1,6 @@
-"""The tokenizer folder: same ids from both engines, exact round trips, EOD never from text, damage noticed."""
+"""The tokenizer folder: same ids from both engines, exact round trips, EOD never from text, damage
+noticed.
+"""
 
 import json
 import pickle
@@ -139,8 +141,7 @@ def test_changed_and_missing_files(folder):
         Tokenizer.load(folder)
     assert str(caught.value) == (
         "tokenizer/merges.txt: has changed since its manifest was written. Token ids would no longer mean "
-        "the same "
-        "text: restore it, or remove tokenizer and run `nbtrain prepare RUN.yaml`."
+        "the same text: restore it, or remove tokenizer and run `nbtrain prepare RUN.yaml`."
     )
     merges.unlink()
     with pytest.raises(DataError, match=r"^tokenizer/merges\.txt: is missing\."):

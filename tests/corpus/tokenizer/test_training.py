@@ -155,7 +155,9 @@ def test_merges_from_ranks():
 
 
 def test_merges_from_the_ranks_of_a_vocabulary(gpt2_files):
-    """From GPT-2's 50,257 entries alone all of its 50,000 merges come back, in order; of a made one likewise."""
+    """From GPT-2's 50,257 entries alone all of its 50,000 merges come back, in order; of a made one
+    likewise.
+    """
     vocab = json.loads((gpt2_files / "vocab.json").read_text(encoding="utf-8"))
     lines = (gpt2_files / "merges.txt").read_text(encoding="utf-8").splitlines()
     byte_of = {letter: byte for byte, letter in enumerate(training.byte_letters())}
@@ -225,8 +227,7 @@ def test_check_memory(monkeypatch):
         training.check_memory(1_000_000_000, "tokenizers", "run.yaml:9: tokenizer.train_bytes")
     assert str(caught.value) == (
         "run.yaml:9: tokenizer.train_bytes = 1,000,000,000: training with tokenizers takes about 2.5 GiB of "
-        "memory, "
-        "and 1.0 GiB are available: set at most 337,222,041."
+        "memory, and 1.0 GiB are available: set at most 337,222,041."
     )
     training.check_memory(337_000_000, "tokenizers")
     with pytest.raises(DataError, match=r"100,000,000: training with rustbpe takes about 5\.1 GiB"):
@@ -239,7 +240,9 @@ def test_check_memory(monkeypatch):
 
 
 def test_available_memory(monkeypatch, tmp_path):
-    """The least of the machine and both kinds of control group, cached pages given back; "max" sets no limit."""
+    """The least of the machine and both kinds of control group, cached pages given back; "max" sets no
+    limit.
+    """
     meminfo, group = tmp_path / "meminfo", tmp_path / "cgroup"
     monkeypatch.setattr(training, "MEMINFO", meminfo)
     monkeypatch.setattr(training, "CGROUP", group)

@@ -21,7 +21,9 @@ def byte_level_tokenizer(folder):
 
 @pytest.mark.parametrize("make", [byte_fallback_tokenizer, byte_level_tokenizer])
 def test_every_cut_shows_whole_characters(make, tmp_path):
-    """However many tokens are kept, their text is a beginning of the text, and misses one character at most."""
+    """However many tokens are kept, their text is a beginning of the text, and misses one character at
+    most.
+    """
     tokenizer = make(tmp_path / "small")
     ids = tokenizer.encode(TEXT).tolist()
     assert tokenizer.decode_finished(ids) == (TEXT, False)

@@ -101,8 +101,7 @@ def test_a_cut_connection_is_taken_up(mirror, quick, caplog):
     assert quick == []  # each of them brought something
     assert [record.getMessage() for record in caplog.records] == [
         f"{mirror.address}/testwiki/20260101/testwiki-20260101-pages-articles.xml.bz2: cut off after "
-        f"{amount} of 300,000 "
-        "bytes; trying again."
+        f"{amount} of 300,000 bytes; trying again."
         for amount in ("100,000", "150,000")
     ]
 
@@ -113,8 +112,8 @@ def test_a_later_call_takes_it_up(mirror):
     mirror.cut_after = [120_000] + [0] * 10
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: cut off after 120,000 of 300,000 bytes; 6 "
-        f"tries in a row "
-        "brought nothing. What has come is kept: run it again, or set mirror to another server."
+        "tries in a row brought nothing. What has come is kept: run it again, or set mirror to another "
+        "server."
     )
     assert there() == [f"{name}.part", f"{name}.part.json"]
     mirror.cut_after, mirror.requests = [], []
@@ -168,8 +167,7 @@ def test_wrong_checksum(mirror):
         f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: its SHA-1 is "
         f"{hashlib.sha1(CONTENT).hexdigest()}, the dump's "
         f"list says {'0' * 40}. The download is removed; run it again, and if it fails again set mirror to "
-        f"another server or "
-        "date to another dump."
+        f"another server or date to another dump."
     )
     assert there() == []
 
@@ -186,15 +184,13 @@ def test_nothing_there(mirror):
     """404 at once, and a list without a dump of articles."""
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/testwiki-20260101-sha1sums.txt: HTTP 404 Not Found. "
-        f"Set language, "
-        "date or mirror: the dump is not there."
+        f"Set language, date or mirror: the dump is not there."
     )
     assert len(mirror.requests) == 1
     mirror.add_dump(CONTENT, kind="abstract")
     assert refusal(mirror).endswith(
         "lists no testwiki-YYYYMMDD-pages-articles.xml.bz2 (1 files): the dump may not be finished yet. Set "
-        "date to an "
-        "earlier one."
+        "date to an earlier one."
     )
 
 
@@ -238,8 +234,7 @@ def test_full_disk(mirror, monkeypatch):
         patch.setattr(http.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1 << 20))
         assert refusal(mirror) == (
             f"{WHERE}: data/download: 293.0 KiB are still to come and 256.0 MiB stay free, but 1.0 MiB are "
-            f"free. Free space, "
-            "or set NBTRAIN_DATA to a folder on another disk."
+            f"free. Free space, or set NBTRAIN_DATA to a folder on another disk."
         )
     with monkeypatch.context() as patch:
         # Once 40,000 bytes are written, as a disk does that fills up meanwhile.
@@ -249,8 +244,7 @@ def test_full_disk(mirror, monkeypatch):
         patch.setattr(files, "fsync_file", fsync_file)
         assert refusal(mirror) == (
             f"{WHERE}: data/download/{name}.part: No space left on device. What has come is kept: free "
-            f"space, or set "
-            "NBTRAIN_DATA to a folder on another disk, and run it again."
+            f"space, or set NBTRAIN_DATA to a folder on another disk, and run it again."
         )
     assert name not in there()
     fetch(mirror)
@@ -327,7 +321,9 @@ def test_redirects_that_are_refused(before, location, is_followed):
 
 
 def test_proxies_of_the_environment(mirror, monkeypatch):
-    """HTTP_PROXY is asked in place of the server, with its password; NO_PROXY names what is asked directly."""
+    """HTTP_PROXY is asked in place of the server, with its password; NO_PROXY names what is asked
+    directly.
+    """
     name = mirror.add_dump(CONTENT)
     for path in list(mirror.files):
         mirror.files[f"http://dumps.example{path}"] = mirror.files[path]

@@ -33,8 +33,8 @@ def test_the_rank_outside_the_collective_is_named():
     assert [one.rank for one in culprits(everyone)] == [2]
     assert report(everyone) == (
         "rank 2 stopped: last heard of at step 6, 30 s ago, in phase train, outside any collective (last: "
-        "all_reduce no. 12 of "
-        "data_parallel ranks 0-3); ranks 0, 1, 3 wait in all_reduce no. 13 of data_parallel ranks 0-3"
+        "all_reduce no. 12 of data_parallel ranks 0-3); ranks 0, 1, 3 wait in all_reduce no. 13 of "
+        "data_parallel ranks 0-3"
     )
 
 
@@ -52,7 +52,9 @@ def test_waiting_is_followed_to_its_end():
 
 
 def test_another_collective_of_the_same_group_is_another_place():
-    """Rank 1 is one call further on than rank 0, so that neither can end; the rank that is behind is named."""
+    """Rank 1 is one call further on than rank 0, so that neither can end; the rank that is behind is
+    named.
+    """
     everyone = [rank(0, inside([0, 1], 12)), rank(1, inside([0, 1], 13, name="broadcast"))]
     assert [one.rank for one in culprits(everyone)] == [0]
 
@@ -73,7 +75,9 @@ def test_ranks_that_are_all_in_one_collective_wait_for_none_of_its_own():
 
 
 def test_a_rank_that_went_on_until_lately_is_not_to_blame():
-    """It is a step behind, but it moved when the others had long stopped: at half of their silence it counts."""
+    """It is a step behind, but it moved when the others had long stopped: at half of their silence it
+    counts.
+    """
     others = [rank(0, step=7, still=100), rank(1, step=7, still=100)]
     assert [one.rank for one in culprits([*others, rank(2, step=6, still=49)])] == [0, 1]
     assert [one.rank for one in culprits([*others, rank(2, step=6, still=50)])] == [2]

@@ -154,8 +154,7 @@ GIB = 1 << 30
         (
             HostMemory(1, 1, 8 * GIB, 8 * GIB),
             "out of host memory: the kernel ended it (SIGKILL, counted by its cgroup; at most 8.00 of 8.00 "
-            "GiB were used). "
-            "Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
+            "GiB were used). Lower data.num_workers or batch.micro_batch_size, or give the job more memory",
         ),
         (
             HostMemory(None, 2, killed=frozenset({(7, 41), (9, 43)})),
@@ -164,20 +163,17 @@ GIB = 1 << 30
         (
             HostMemory(1, 2, killed=frozenset({(7, 41), (8, 42)})),
             "killed by SIGKILL, not by nbtrain: by hand, by another program, or perhaps out of host memory: "
-            "the machine's "
-            "out-of-memory killer acted 2 times meanwhile",
+            "the machine's out-of-memory killer acted 2 times meanwhile",
         ),
         (
             HostMemory(0, 1),
             "perhaps out of host memory: the machine's out-of-memory killer acted once meanwhile, though its "
-            "cgroup counts "
-            "none",
+            "cgroup counts none",
         ),
         (
             HostMemory(0, 0, 8 * GIB, 2 * GIB),
             "killed by SIGKILL, not by nbtrain: by hand, by another program, or out of host memory (the "
-            "kernel counts no "
-            "such kill; at most 2.00 of 8.00 GiB were used)",
+            "kernel counts no such kill; at most 2.00 of 8.00 GiB were used)",
         ),
         (HostMemory(), "or out of host memory (the kernel's counters are not readable)"),
     ],
@@ -205,14 +201,15 @@ def test_exit_code_137_is_a_sigkill_behind_a_shell():
     )
     assert judged(entry, memory=HostMemory(1)).cause == (
         "rank 0 was killed at step 7: out of host memory: the kernel ended it (exit code 137, counted by its "
-        "cgroup). "
-        "Lower data.num_workers or batch.micro_batch_size, or give the job more memory"
+        "cgroup). Lower data.num_workers or batch.micro_batch_size, or give the job more memory"
     )
     assert "exit code 137, which stands for SIGKILL, not by nbtrain" in judged(entry).cause
 
 
 def test_a_full_disk_is_told_and_waited_for():
-    """No space left on device, met by a write or foreseen by the checkpoint: the supervisor waits for room."""
+    """No space left on device, met by a write or foreseen by the checkpoint: the supervisor waits for
+    room.
+    """
     said = "OSError: [Errno 28] No space left on device"
     verdict = judged(record(0, "failed", code=1, message=said, detail=f"{TRACEBACK}{said}"))
     assert verdict.cause == f"rank 0 failed at step 7: the disk is full: {said}"
@@ -237,8 +234,7 @@ def test_out_of_gpu_memory_is_tried_again_only_after_good_steps():
     assert early.cause == (
         "rank 0 failed at step 3: out of GPU memory: CUDA out of memory. Tried to allocate 2.00 GiB. Lower "
         "batch.micro_batch_size (the global batch stays), set parallel.activation_checkpointing.granularity: "
-        "full, or "
-        "raise parallel.zero_stage"
+        "full, or raise parallel.zero_stage"
     )
     assert (early.retry, early.kind) == (False, "device memory")
     late = judged(record(0, "failed", code=1, step=90, message=CUDA, detail=TRACEBACK), first_step=50)
@@ -274,7 +270,9 @@ NCCL = "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, remote process
 
 @pytest.mark.parametrize("said", [GLOO, NCCL])
 def test_a_rank_that_lost_its_peer_is_no_cause(said):
-    """Even if its record is the earlier one: an error of a rank's own names the cause, and so does a death."""
+    """Even if its record is the earlier one: an error of a rank's own names the cause, and so does a
+    death.
+    """
     follower = record(0, "failed", time=1.0, code=1, message=said, detail=TRACEBACK + said)
     boom = record(1, "failed", time=2.0, code=1, message="ValueError: boom", detail=TRACEBACK)
     assert judged(follower, boom).cause == "rank 1 failed at step 7: ValueError: boom"

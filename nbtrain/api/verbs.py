@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from nbtrain.dataset.look.inspect import Inspection
     from nbtrain.dataset.prepare.prepare import PrepareReport
     from nbtrain.jobs.twin.report import TwinReport
-    from nbtrain.lab.widgets.launcher import Launcher
+    from nbtrain.lab.widgets.launcher import LaunchForm
     from nbtrain.lab.widgets.tensorboard import TensorBoardPanel
     from nbtrain.monitor.pictures import ScalarsTable
     from nbtrain.monitor.run_view import RunView
@@ -233,11 +233,11 @@ def runs() -> "list[RunSummary]":
     return list_runs()
 
 
-def launcher(run: str | None = None, overrides: Overrides = None) -> "Launcher":
+def launcher(run: str | None = None, overrides: Overrides = None) -> "LaunchForm":
     """The launch form: pick a YAML, edit it, see checks and plan, submit. `overrides` come first."""
-    from nbtrain.lab.widgets.launcher import Launcher
+    from nbtrain.lab.widgets.launcher import LaunchForm
 
-    return Launcher(run or "gpt-tiny", overrides)
+    return LaunchForm(run or "gpt-tiny", overrides)
 
 
 def tensorboard(run: RunLike | None = None) -> "TensorBoardPanel":

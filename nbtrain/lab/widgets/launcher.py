@@ -52,7 +52,7 @@ STYLE = """<style>
 </style>"""
 
 
-class Launcher(widgets.VBox):
+class LaunchForm(widgets.VBox):
     """The form of one run. `draft` holds what is typed; `view` the run, once it is submitted."""
 
     def __init__(self, run: str = "gpt-tiny", overrides: Overrides = None):

@@ -13,22 +13,22 @@ import nbtrain.jobs.submit
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets import mime
-from nbtrain.lab.widgets.launcher import Launcher
+from nbtrain.lab.widgets.launcher import LaunchForm
 from tests.lab.widgets.fake_run import FakeJob
 
 
 @pytest.fixture
-def form(workspace: Path) -> Iterator[Launcher]:
-    form = Launcher("gpt-tiny")
+def form(workspace: Path) -> Iterator[LaunchForm]:
+    form = LaunchForm("gpt-tiny")
     yield form
     form.close()
 
 
-def control(form: Launcher, key: str) -> Any:
+def control(form: LaunchForm, key: str) -> Any:
     return form.controls[key][1]
 
 
-def test_form_has_the_pages_of_the_schema(form: Launcher) -> None:
+def test_form_has_the_pages_of_the_schema(form: LaunchForm) -> None:
     """Distributed, model, training, parallel, data, evaluation and logging; the plan is there at once."""
     assert form.pages.titles == (
         "Distributed",
@@ -43,7 +43,7 @@ def test_form_has_the_pages_of_the_schema(form: Launcher) -> None:
     assert "nb.submit(&quot;gpt-tiny&quot;)" in form.line.value
 
 
-def test_broken_rule_locks_the_button_until_it_is_mended(form: Launcher) -> None:
+def test_broken_rule_locks_the_button_until_it_is_fixed(form: LaunchForm) -> None:
     """Message, difference and line follow each change."""
     control(form, "batch.micro_batch_size").value = "5"
     assert "must be a multiple of micro_batch_size(5)" in form.side.value
@@ -56,7 +56,7 @@ def test_broken_rule_locks_the_button_until_it_is_mended(form: Launcher) -> None
     assert "nbf-changed" in control(form, "batch.micro_batch_size")._dom_classes
 
 
-def test_unreadable_value_locks_the_button(form: Launcher) -> None:
+def test_unreadable_value_locks_the_button(form: LaunchForm) -> None:
     """Text that is no YAML is reported beside the form, and the button does not submit the previous value."""
     control(form, "batch.micro_batch_size").value = "[5"
     assert "not YAML" in form.answer.value
@@ -68,7 +68,7 @@ def test_unreadable_value_locks_the_button(form: Launcher) -> None:
     assert not form.submit_button.disabled
 
 
-def test_another_yaml_fills_the_form_and_reset_takes_changes_back(form: Launcher) -> None:
+def test_another_yaml_fills_the_form_and_reset_takes_changes_back(form: LaunchForm) -> None:
     """Every control shows the new run; no change of the old one is left."""
     control(form, "batch.micro_batch_size").value = "4"
     form.choice.value = "gpt-125m-4xdp"
@@ -82,7 +82,7 @@ def test_another_yaml_fills_the_form_and_reset_takes_changes_back(form: Launcher
     assert control(form, "batch.micro_batch_size").value == "16"
 
 
-def test_file_of_ones_own(form: Launcher, workspace: Path, repository: Path) -> None:
+def test_file_of_ones_own(form: LaunchForm, workspace: Path, repository: Path) -> None:
     """A path relative to the workspace opens; a path that does not exist is reported and changes nothing."""
     shutil.copytree(repository / "examples" / "megatron-gpt" / "training", workspace / "mine")
     form.path.value = "mine/gpt-125m.yaml"
@@ -93,7 +93,7 @@ def test_file_of_ones_own(form: Launcher, workspace: Path, repository: Path) -> 
     assert form.draft.run == "mine/gpt-125m.yaml"
 
 
-def test_name_is_a_field_too(form: Launcher) -> None:
+def test_name_is_a_field_too(form: LaunchForm) -> None:
     """A name that may not become a folder is refused."""
     form.name.value = "My Run"
     assert form.submit_button.disabled
@@ -102,7 +102,7 @@ def test_name_is_a_field_too(form: Launcher) -> None:
 
 
 def test_submit_gives_the_draft_to_jobs_and_shows_the_panel(
-    form: Launcher, workspace: Path, monkeypatch: pytest.MonkeyPatch
+    form: LaunchForm, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The button submits the configuration of the line, and the run's panel appears below the form."""
     given = []
@@ -123,7 +123,7 @@ def test_submit_gives_the_draft_to_jobs_and_shows_the_panel(
     assert "nb.open_run('gpt-tiny')" in html.unescape(form.answer.value)
 
 
-def test_refusal_is_shown_and_not_raised(form: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusal_is_shown_and_not_raised(form: LaunchForm, monkeypatch: pytest.MonkeyPatch) -> None:
     """The words of SubmitError stand under the form, as text; the button can be pressed again."""
 
     def refuse(config: Any) -> None:
@@ -136,7 +136,7 @@ def test_refusal_is_shown_and_not_raised(form: Launcher, monkeypatch: pytest.Mon
     assert not form.submit_button.disabled
 
 
-def test_static_picture_where_nobody_watches(form: Launcher, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_static_picture_where_nobody_watches(form: LaunchForm, monkeypatch: pytest.MonkeyPatch) -> None:
     """papermill gets plan and line as HTML; a live front end gets the widget with it."""
     control(form, "batch.micro_batch_size").value = "4"
     bundle = form._repr_mimebundle_()
@@ -149,7 +149,7 @@ def test_static_picture_where_nobody_watches(form: Launcher, monkeypatch: pytest
 
 def test_the_form_opens_with_overrides():
     """They stand in the fields and in the line, so that the button submits what the line says."""
-    form = Launcher("gpt-tiny", "name=trial batch.max_steps=3 'data.sources=[{kind: mock}]'")
+    form = LaunchForm("gpt-tiny", "name=trial batch.max_steps=3 'data.sources=[{kind: mock}]'")
     assert form.name.value == "trial"
     assert control(form, "batch.max_steps").value == "3"
     (source,) = form.draft.overrides["data.sources"]

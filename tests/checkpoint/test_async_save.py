@@ -63,8 +63,7 @@ def events(run: RunDir, kind: str) -> list[dict]:
 
 
 def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path, ranks):
-    """Loss by loss, and all state bit by bit; the best checkpoint stays; the stall is told apart from the
-    writing.
+    """Loss by loss, and all state bit by bit; the best one stays; stall and writing are timed apart.
 
     Its disk is so slow that each checkpoint is written while further steps are made.
     """

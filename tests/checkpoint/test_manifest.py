@@ -162,7 +162,7 @@ def test_pruning_keeps_the_newest_and_the_multiples(run, keep_last, keep_every_s
 
 
 def test_the_best_one_stays(run):
-    """The lowest loss that was measured at the checkpoint's own step; one that is no number is none."""
+    """The lowest loss that was measured at the checkpoint's own step; NaN does not count."""
     for step, loss, at in (
         (10, 2.0, 8),
         (20, 3.0, 20),

@@ -1,4 +1,4 @@
-"""Checkpoints of any layout go on in any other: byte for byte at the load, and the loss curve behind it.
+"""Checkpoints of any layout go on in any other: byte for byte at the load, and with the same loss curve after it.
 
 A source is trained to half of its steps; then each target loads its checkpoint, saves it again at once, so
 that both can be compared tensor by tensor, and trains to the end.

@@ -111,7 +111,7 @@ def test_runs_go_on_as_they_would_have(old, name, tmp_path, fork_server):
         "tests.train.resaving_rank:main",
         [str(run), str(to)],
         log=tmp_path / "{rank}.log",
-        environment={"NBTRAIN_DATA": str(again / "data"), "NBTRAIN_JOB": "resave"},
+        environment={"NBTRAIN_DATA": str(again / "data")},
         sys_path=[TESTS.parent],
         timeout_seconds=900,
     )

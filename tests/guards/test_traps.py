@@ -1,9 +1,9 @@
-"""One test for each way in which DeepSpeed trains wrongly, hangs or leaves ranks behind, mostly without a word.
+"""One test for each way in which DeepSpeed trains wrongly, hangs or leaves ranks running, mostly without a message.
 
-Each holds the guard that nbtrain has against it, and fails where that is taken away: "Seen" says with which change of the code
-it did, "would" what follows from what is asserted and was not tried.
-Where it can be had cheaply the trap itself is shown too, by a contrast: DeepSpeed alone, or ranks that train with the guard
-taken away (unguarded.py). Where a contrast fails one day, DeepSpeed has been mended, and the guard may go.
+Each holds the guard that nbtrain has against it, and fails where that is taken away: "Seen" says with which
+change of the code it did, "would" what follows from what is asserted and was not tried. Where it can be had
+cheaply the trap itself is shown too, by a contrast: DeepSpeed alone, or ranks that train with the guard taken
+away (unguarded.py). Where a contrast fails one day, DeepSpeed has been mended, and the guard may go.
 """
 
 import json
@@ -57,7 +57,7 @@ def facts(runner, tmp_path_factory) -> dict:
 
 @pytest.fixture
 def configuration(tmp_path):
-    """configuration(case) is its RunConfig; ConfigError where it is refused."""
+    """configuration(case) is its RunConfig; raises ConfigError if it is refused."""
     tiny = tmp_path / "tiny.yaml"
     tiny.write_text(launch.TINY)
     return lambda case, **more: load(str(tiny), {**case.overrides, **more})
@@ -86,7 +86,8 @@ def first_steps(runner, case: Case, guard: str | None = None) -> np.ndarray:
 def test_t1_zero_0_with_16_bit_weights_is_refused(configuration, facts):
     """DeepSpeed makes a step of the optimizer before the first one, and Adam's bias correction is one step ahead.
 
-    Refused in config/rules/combinations.py, and once more where DeepSpeed's keys are derived. Seen: without either, nothing is raised.
+    Refused in config/rules/combinations.py, and once more where DeepSpeed's keys are derived. Seen: without
+    either, nothing is raised.
     """
     for precision in ("bf16", "fp16"):
         with pytest.raises(ConfigError, match="zero_stage = 0"):
@@ -100,7 +101,7 @@ def test_t1_zero_0_with_16_bit_weights_is_refused(configuration, facts):
 
 @pytest.mark.slow
 def test_t2_zero_0_tells_a_norm_and_clips_by_all_of_it(runner, configuration, facts):
-    """The engine tells no norm at stage 0, so plain_engine.py takes it itself, before the step; with a cut model it would
+    """The engine reports no norm at stage 0, so plain_engine.py takes it itself, before the step; with a cut model it would
     clip by one part of it, which is refused.
 
     Seen: with `engine.get_global_grad_norm()` at all stages the trace has no norm.
@@ -117,8 +118,8 @@ def test_t2_zero_0_tells_a_norm_and_clips_by_all_of_it(runner, configuration, fa
 def test_t3_cut_parameters_say_so(runner):
     """DeepSpeed counts the norm of a parameter that is not marked on one tensor rank alone.
 
-    Every parameter that has another shape on two ranks than on one is marked. Contrast: with the marks taken away a run
-    tells a norm that is too small, and nothing else.
+    Every parameter that has another shape on two ranks than on one is marked. Contrast: with the marks taken
+    away a run tells a norm that is too small, and nothing else.
     """
     config = GPTConfig(2, 16, 4, 64, 32, 8)
     whole = dict(GPT(config).named_parameters())
@@ -148,8 +149,8 @@ def test_t4_decay_goes_by_name(facts):
 def test_t5_every_rank_has_two_groups(configuration):
     """ZeRO makes one collective per group over the pipeline: a stage with fewer of them hangs the others.
 
-    Two groups whatever a rank holds; and no stage without a block, so that none of them is empty. Seen: with the empty
-    group left out, parameter_groups gives one.
+    Two groups whatever a rank holds; and no stage without a block, so that none of them is empty. Seen: with
+    the empty group left out, parameter_groups gives one.
     """
     embedding = [("word_embeddings.weight", torch.nn.Parameter(torch.zeros(2, 2)))]
     groups = parameter_groups(embedding, 0.1)
@@ -185,8 +186,8 @@ def test_t7_deepspeed_is_not_told_of_ulysses(runner, zero):
     """Where it is, its stages scale gradients apart from each other (by the number of Ulysses ranks: stages 0 to 2 and
     stage 3); the update hides that, clipping does not.
 
-    Untold, a Ulysses rank is a data-parallel one, and every stage takes the mean: norms are those of one process, with the
-    same loss on both sides of the seam between the stages.
+    Untold, a Ulysses rank is a data-parallel one, and every stage takes the mean: norms are those of one
+    process, with the same loss on both sides of the seam between the stages.
     """
     loss, norm = first_steps(runner, Case(us=2, zero=zero))
     assert loss <= 2e-6 and norm <= 4e-6
@@ -206,8 +207,8 @@ def test_t8_zero_3_is_reshaped_with_steps_and_decay_of_its_own(runner):
     """DeepSpeed's universal checkpoint shares one step among all parameters, which Adam counts up once for each, gives all
     groups the first one's decay, and cannot go between stages 1 and 3; reshape.py does it.
 
-    The curve goes on from stage 1 to 3 and back, byte-equal at each load, and Adam is where the training is (asserted by
-    `chained`). Contrast: torch's AdamW with a shared step.
+    The curve goes on from stage 1 to 3 and back, byte-equal at each load, and Adam is where the training is
+    (asserted by `chained`). Contrast: torch's AdamW with a shared step.
     """
     found = runner.run(chained(runner, [Case(), Case(zero=3), Case(zero=2)], name="t8"))
     assert found.loss <= 1e-5
@@ -253,8 +254,8 @@ def started(runner, monkeypatch, tmp_path):
 def test_t9_ranks_are_torchruns_in_a_session_of_their_own(started):
     """DeepSpeed's launcher leaves ranks training when it is stopped, and may say 0 when it failed.
 
-    That nothing is left behind is held by tests/jobs/supervisor/test_supervise.py. Seen: with another module than torchrun's, or in
-    the supervisor's session, this fails.
+    tests/jobs/supervisor/test_supervise.py holds that nothing is left behind. Seen: with another module than
+    torchrun's, or in the supervisor's session, this fails.
     """
     for command, options in started:
         assert command[1:3] == ["-m", "torch.distributed.run"]
@@ -269,7 +270,10 @@ def test_t9_ranks_are_torchruns_in_a_session_of_their_own(started):
 
 @pytest.mark.slow
 def test_t10_a_restart_is_a_new_torchrun_on_a_new_port(started):
-    """torchrun's own restarts meet stale addresses in gloo. Seen: with --max-restarts 1, or a fixed port, this fails."""
+    """torchrun's own restarts meet stale addresses in gloo.
+
+    Seen: with --max-restarts 1, or a fixed port, this fails.
+    """
     ports = set()
     for command, _ in started:
         assert command[command.index("--max-restarts") + 1] == "0"
@@ -294,7 +298,8 @@ def test_t11_a_rank_leaves_behind_a_barrier(monkeypatch):
 def test_t12_a_lock_that_nobody_holds_is_removed(tmp_path, monkeypatch):
     """A killed build leaves its lock, and whoever needs the op waits for it for ever.
 
-    Seen: with remove_stale_locks taken away the second builder cannot take the lock. One that is held, or new, stays.
+    Seen: with remove_stale_locks taken away the second builder cannot take the lock. One that is held, or
+    new, stays.
     """
     held, left, new = (tmp_path / "py311_cpu" / name / "lock" for name in ("held", "left", "new"))
     for lock in (held, left, new):
@@ -317,7 +322,10 @@ def test_t12_a_lock_that_nobody_holds_is_removed(tmp_path, monkeypatch):
 
 
 def test_t12_ranks_look_for_locks_before_they_join(monkeypatch, tmp_path):
-    """The cache's place is torch's own; the first rank of a machine looks. Seen: without the call nothing is removed."""
+    """The cache's place is torch's own; the first rank of a machine looks.
+
+    Seen: without the call nothing is removed.
+    """
     from torch.utils.cpp_extension import get_default_build_root
 
     monkeypatch.delenv("TORCH_EXTENSIONS_DIR", raising=False)
@@ -381,9 +389,9 @@ def test_t14_the_optimizer_is_torchs(configuration):
 def test_t15_a_pipeline_recomputes_blocks_alone(runner, configuration, facts):
     """DeepSpeed's recomputation takes the embedding too, whose input has no gradient: the loss has none either.
 
-    Its own is off, and the pipeline recomputes its repeated layers itself, not reentrant. Seen: with `use_reentrant=True`
-    in model/recompute.py and the embedding among the `repeated` layers the first backward fails; each alone is harmless.
-    Contrast: DeepSpeed alone.
+    Its own is off, and the pipeline recomputes its repeated layers itself, not reentrant. Seen: with
+    `use_reentrant=True` in model/recompute.py and the embedding among the `repeated` layers the first
+    backward fails; each alone is harmless. Contrast: DeepSpeed alone.
     """
     assert "loss must be a scalar tensor" in facts["pipeline_recomputes_its_embedding"]
     case = Case(pp=2, recompute="full")

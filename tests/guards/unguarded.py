@@ -46,7 +46,7 @@ TAKEN_AWAY: dict[str, Callable[[], None]] = {
 
 
 def facts(answer: str) -> None:
-    """What DeepSpeed does where nobody holds it, on one rank; JSON to `answer`."""
+    """What DeepSpeed does without our guards, on one rank; JSON to `answer`."""
     startup.start("cpu", 600)
     found = {check.__name__.removeprefix("_"): check() for check in FACTS}
     Path(answer).write_text(json.dumps(found))
@@ -84,7 +84,7 @@ def _adam_steps_before_training() -> dict[str, float]:
 
 
 def _norms() -> dict[str, bool]:
-    """T2: whether the engine tells the gradient norm, by ZeRO stage, in fp32."""
+    """T2: whether the engine reports the gradient norm, by ZeRO stage, in fp32."""
     told = {}
     for stage in (0, 1):
         engine, _ = _engine(stage, gradient_clipping=1.0)

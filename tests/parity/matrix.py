@@ -1,7 +1,8 @@
 """`make parity`: every product of kinds of parallelism on up to 8 CPU ranks, and docs/parity.md with what was
 found.
 
-PYTHONPATH=tests/train python tests/parity/matrix.py [--only parity autotp resume reshape] [--folder build/parity] [--at-once 2]
+PYTHONPATH=tests/train python tests/parity/matrix.py [--only parity autotp resume reshape] [--folder
+build/parity] [--at-once 2]
     [--match fp16]
 
 What has been found is kept in --folder for the sources it holds for, so that a run that was stopped goes on,

@@ -79,7 +79,7 @@ def cover() -> tuple[Case, ...]:
 
 
 def _completed(part: Row, generator: random.Random) -> Row | None:
-    """A random row that has these choices and goes together; None where none was found."""
+    """A random row that has these choices and goes together; None if none was found."""
     for _ in range(TRIES):
         row = {key: generator.choice(choices) for key, choices in CHOICES.items()} | part
         if goes_together(row):

@@ -2,7 +2,7 @@
 
 The second layout saves what it has loaded before its first step: masters, moments and Adam's step of every
 parameter must be the first one's, byte for byte (the vocabulary's padding, which no layout shares, apart). In
-fp32 the steps behind are compared with one process.
+fp32 the steps after the load are compared with one process.
 """
 
 import shutil
@@ -30,7 +30,7 @@ class Reshaped:
     this."""
 
     loss: float
-    """Largest deviation from one process (bf16: from the run that wrote it) in the steps behind."""
+    """Largest deviation from one process (bf16: from the run that wrote it) in the steps after the load."""
     grad_norm: float
     tensors: int
     """Parameters whose weight, master, moments and step were compared."""

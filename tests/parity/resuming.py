@@ -1,4 +1,4 @@
-"""Runs that are interrupted in three ways, one behind the other, against one that was not: equal bit for bit.
+"""Runs that are interrupted in three ways, one after the other, equal an uninterrupted run bit for bit.
 
     SIGTERM to one rank in the middle of a step      all ranks save and stop in order
     SIGKILL of one rank in the middle of a step      the others follow; the newest checkpoint is an older one
@@ -44,7 +44,7 @@ class Resumed:
 
 
 def resumed(runner: Runner, case: Case) -> Job[Resumed]:
-    """AssertionError or RunFailed where it is not equal."""
+    """Raises AssertionError or RunFailed if it is not equal."""
     draw = random.Random(case.name)
     straight = runner.make_run(case, f"{case.name}-straight", OVERRIDES)
     yield from runner.train(straight, case)

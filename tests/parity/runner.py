@@ -79,15 +79,14 @@ class Runner:
         self.server, self.root, self.home = server, root, home
         self._references: dict[str, Curve] = {}
 
-    # --- launches
-    # ----------------------------------------------------------------------------------------------
+    # --- launches -----------------------------------------------------------------------------------------
 
     def make_run(self, case: Case, name: str, overrides: dict[str, Any] | None = None) -> RunDir:
-        """A run as submit makes it; ConfigError where its layout is refused."""
+        """A run as submit makes it. Raises ConfigError if its layout is refused."""
         return launch.make_run(self.root, {**case.overrides, **(overrides or {})}, self.run_dir(name).name)
 
     def run_dir(self, name: str) -> RunDir:
-        """Where the run `name` is: below a shorter name, where this one is longer than a run's may be."""
+        """Where the run `name` is: under a shorter name if this one is longer than a run's may be."""
         if len(name) > NAME_LENGTH:
             name = f"{name[: NAME_LENGTH - 9]}-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
         return RunDir(self.root / "output" / name)
@@ -160,8 +159,7 @@ class Runner:
         except StopIteration as end:
             return (end.value,)
 
-    # --- against one process
-    # -----------------------------------------------------------------------------------
+    # --- against one process ------------------------------------------------------------------------------
 
     def reference(self, data: str) -> Curve:
         """The curve of one process over a kind of data."""
@@ -270,7 +268,7 @@ def contents(folder: Path) -> dict[str, str]:
 
 
 def exceeds(found: Deviation, case: Case) -> str:
-    """What of a deviation is more than the case's tolerance; "" where nothing is."""
+    """What of a deviation is more than the case's tolerance; "" if nothing is."""
     allowed = case.tolerance
     told = [
         f"{entry.name} {getattr(found, entry.name):.2g} > {getattr(allowed, entry.name):g}"

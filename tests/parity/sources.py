@@ -1,8 +1,9 @@
 """What a committed page of figures holds for: a hash of the code that makes them, and the libraries' versions.
 
-Counted are the modules that the entry points of a page import, directly or through others and wherever the import
-stands, and the tests' own files that choose and compare. Nothing else of the package can change a figure: an edit of a
-data source, a widget or a verb makes no page stale. Nor does one of a comment, a docstring or a blank line.
+Counted are the modules that the entry points of a page import, directly or through others and wherever the
+import stands, and the tests' own files that choose and compare. Nothing else of the package can change a
+figure: an edit of a data source, a widget or a verb makes no page stale. Nor does one of a comment, a
+docstring or a blank line.
 """
 
 import ast

@@ -10,7 +10,7 @@ from nbtrain.train.health.heartbeat import HeartbeatWriter
 
 
 def hit(path: str, number: int, rank: int, step: int, beats: int) -> int:
-    """Train; rank `rank` sends itself signal `number` in the middle of a step, `beats` beats behind `step`."""
+    """Train; rank `rank` sends itself signal `number` in the middle of a step, `beats` beats after `step`."""
     beat, left = HeartbeatWriter.beat, [None]
 
     def counted(self, done=None):

@@ -201,7 +201,7 @@ def _torchrun(
 
 
 def wait(process: subprocess.Popen, run: RunDir, timeout_seconds: float = TIMEOUT_SECONDS) -> str:
-    """The log once the ranks are gone; fails the test where they did not end well."""
+    """The log once the ranks are gone; fails the test if they did not end well."""
     code = end(process, timeout_seconds)
     text = log_of(run)
     assert code == 0, f"exit code {code}\n{text[-4000:]}"
@@ -209,7 +209,7 @@ def wait(process: subprocess.Popen, run: RunDir, timeout_seconds: float = TIMEOU
 
 
 def end(process: subprocess.Popen, timeout_seconds: float = TIMEOUT_SECONDS) -> int:
-    """The exit code, with nothing left behind whatever happened."""
+    """The exit code; no process is left over, whatever happened."""
     try:
         return process.wait(timeout_seconds)
     finally:

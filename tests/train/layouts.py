@@ -76,8 +76,7 @@ class Place:
         self._run(run, ranks, "tests.train.resaving_rank:train", str(run.path))
 
     def resave(self, run: RunDir, ranks: int, universal: Path | None = None) -> Path:
-        """The checkpoint that the run's layout makes of what it loads, untrained; of `universal`, where that
-        is given."""
+        """The checkpoint that the run's layout makes of what it loads, untrained; of `universal` instead, if that is given."""
         to = run.path / "resaved"
         more = [str(universal)] if universal is not None else []
         self._run(run, ranks, "tests.train.resaving_rank:main", str(run.path), str(to), *more)

@@ -207,7 +207,8 @@ CASES = [
     {"stage": 1, "dtype": "fp32", "pipeline": True},
     {"stage": 1, "dtype": "bf16", "pipeline": True},
 ]
-# The loss is not a number; only the gradient is not; the step is thrown away by hand, all its numbers being good.
+# The loss is not a number; only the gradient is not; the step is thrown away by hand, all its numbers being
+# good.
 HOWS = ("loss", "gradient", "call")
 
 

@@ -1,4 +1,4 @@
-"""A rank reads what its attempt is told from job.json."""
+"""A rank reads the settings of its attempt from job.json."""
 
 import pytest
 

@@ -133,7 +133,7 @@ def test_what_some_samples_carry_all_of_a_batch_have(num_workers):
 
 
 def test_a_masked_run_has_a_mask_in_every_batch():
-    """Also where no sample of it brings one: the step's denominator counts them all."""
+    """Every batch has a mask, even if no sample of it brings one: the step's denominator counts them all."""
     [batch] = Batches(Mixed(), iter([[0]]), torch.device("cpu"), masked=True)
     assert batch.loss_mask.tolist() == [[1, 1, 1, 1]]
     assert batch.cu_seqlens is None and batch.dataset_ids is None

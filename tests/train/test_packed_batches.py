@@ -84,7 +84,7 @@ def test_each_example_has_the_losses_that_it_has_alone(dataset, batch, backend):
 
 
 def test_padding_and_prompts_bear_no_gradient(batch):
-    """Other labels where the mask is 0 change neither the loss nor a gradient."""
+    """Labels at places where the mask is 0 change neither the loss nor a gradient."""
     model = GPT(GPTConfig(1, 32, 4, 128, VOCABULARY, SEQ))
     answers = []
     for labels in (batch.labels, torch.where(batch.loss_mask > 0, batch.labels, 7)):

@@ -65,5 +65,5 @@ def test_a_step_takes_no_number_from_the_device(tmp_path):
     ],
 )
 def test_who_may_run_ahead(overrides, may):
-    """Not where a loss scale or the policy needs to know before the weights move."""
+    """Not if a loss scale or the policy has to know before the weights move."""
     assert may_run_ahead(load("gpt-125m", {"precision.dtype": "bf16", **overrides})) is may

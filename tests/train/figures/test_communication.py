@@ -1,4 +1,4 @@
-"""The time of collectives: each counted once, nothing left behind."""
+"""The time of collectives: each counted once, and every function restored."""
 
 import time
 

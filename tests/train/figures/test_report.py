@@ -1,4 +1,4 @@
-"""What rank 0 tells: the log line, alerts, units."""
+"""What rank 0 reports: the log line, alerts, units."""
 
 import logging
 import math
@@ -121,7 +121,7 @@ def test_most_steps_overflowing_is_told_once(report, job):
 
 
 def test_on_a_gpu_a_logged_step_is_written_behind_the_next_ones_launch(report, config, caplog, monkeypatch):
-    """Steps 2 and 4 are logged: each is told once the step after it is under way, the rest by flush()."""
+    """Steps 2 and 4 are logged: each line is written once the next step is under way, the rest by flush()."""
     caplog.set_level(logging.INFO, "nbtrain")
     monkeypatch.setattr(report, "world", World(0, 1, 0, torch.device("cuda")))
     monkeypatch.setattr(report, "_device_memory", lambda: (None, None))

@@ -1,4 +1,4 @@
-"""Which rank is slow: compared with those that do the same work, told after three times in a row."""
+"""Which rank is slow: compared with the ranks that do the same work, reported after three times in a row."""
 
 import pytest
 

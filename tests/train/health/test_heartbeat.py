@@ -83,7 +83,7 @@ def test_a_phases_event_has_its_own_seconds(job, clock):
 
 
 def test_the_thread_renews_the_file_and_counts_no_progress(job, monkeypatch):
-    """A rank that waits is told to be alive, by the time, and not to go on, by everything else."""
+    """Of a rank that waits, the time shows that it is alive, and everything else that it does not go on."""
     monkeypatch.setattr(heartbeat_module, "BEAT_SECONDS", 0.02)
     monkeypatch.setattr(heartbeat_module.faulthandler, "register", lambda *arguments, **named: None)
     writer = HeartbeatWriter(job, 0, 0)

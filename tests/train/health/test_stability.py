@@ -276,7 +276,7 @@ def test_the_gradients_of_an_unknown_optimizer_are_not_guessed_at():
         discard_gradients(SimpleNamespace(optimizer=SimpleNamespace()))
 
 
-# --- samples that are passed over ----------------------------------------------------------------------------
+# --- samples that are passed over -------------------------------------------------------------------------
 
 
 def data_at(consumed, ranges=()):
@@ -318,7 +318,7 @@ def test_rollbacks_add_up(tmp_path):
     assert skipped_samples(run, {"data_state": data_at(44, ((4, 8),)).to_dict()}) == 80
 
 
-# --- DeepSpeed's optimizers ----------------------------------------------------------------------------------
+# --- DeepSpeed's optimizers -------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="session")
@@ -371,7 +371,10 @@ def test_every_rank_hears_of_one_weight_that_is_no_number(discarded):
 
 @pytest.mark.slow
 def test_every_rank_decides_alike_and_names_the_culprit(discarded):
-    """The loss of rank 0 alone is NaN; both ranks skip that step and no other. fp16's overflow is counted apart."""
+    """The loss of rank 0 alone is NaN; both ranks skip that step and no other.
+
+    Fp16's overflow is counted apart.
+    """
     for line in discarded:
         first, second = line["answers"]
         assert (first["verdicts"], first["overflowed"]) == (second["verdicts"], second["overflowed"])

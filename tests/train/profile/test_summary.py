@@ -75,7 +75,7 @@ def test_every_moment_of_a_step_on_a_cpu_has_one_category():
 
 
 def test_operators_have_own_times_and_flops():
-    """aten::linear keeps what its addmm does not take; shapes tell products apart."""
+    """aten::linear keeps the time that its addmm does not take; products of different shapes are kept apart."""
     operators = {operator.name: operator for operator in summarize(on_cpu()).operators}
     assert operators["aten::addmm [4, 16] x [16, 8]"].flops == 2 * 4 * 16 * 8
     own = {name: round(operator.seconds * 1e6, 2) for name, operator in operators.items()}
@@ -114,7 +114,7 @@ def on_gpu():
             launch(312, 3),
             kernel("void at::native::vectorized_elementwise_kernel<4, add>", 400, 50, 3),
             launch(30, 4),
-            # 100 us behind the matmul, 50 us alone.
+            # 100 us hidden by the matmul, 50 us alone.
             kernel("ncclDevKernel_AllReduce_Sum_bf16", 200, 100, 4, stream=8),
             kernel("ncclDevKernel_AllReduce_Sum_bf16", 450, 50, 5, stream=8),
             kernel("Memcpy HtoD (Pinned -> Device)", 600, 20, 6, "gpu_memcpy"),
@@ -126,7 +126,7 @@ def on_gpu():
 
 
 def test_every_moment_of_a_step_on_a_gpu_has_one_category():
-    """Communication is what no computation hides; the rest of it is told beside."""
+    """Communication is what no computation hides; the hidden part is shown beside it."""
     summary = summarize(on_gpu())
     assert (summary.device, summary.steps) == ("cuda", 2)
     microseconds = {name: round(own * 1e6, 3) for name, own in summary.categories.items()}

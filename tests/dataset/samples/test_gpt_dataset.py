@@ -76,7 +76,7 @@ def test_more_tokens_later_continue_the_order(make_config, write_dataset, caplog
     with caplog.at_level(logging.INFO, "nbtrain.dataset.samples"):
         longer = build_datasets(longer_config, short.state.index_samples).train
     assert [record.getMessage() for record in caplog.records] == [
-        "the order of training samples was fixed for 120; positions behind them are read on to 800, and none "
+        "the order of training samples was fixed for 120; positions after them are read on to 800, and none "
         "before them changes."
     ]
     assert short.state.index_samples == 120

@@ -153,6 +153,8 @@ def test_index_that_would_fill_the_memory():
 
 def test_types_of_the_arrays(monkeypatch):
     """As narrow as what they hold: the places of documents and the longest one, and the number of samples."""
+    # megatron-core's rule, gpt_dataset.py: int64 from iinfo(uint32).max - 1 samples on.
+    assert np.iinfo(np.uint32).max == gpt_index.UINT32_SAMPLES + 1
     lengths = np.array([4, 10, 3], np.int32)  # 17 tokens: two epochs, 6 places, 16 samples of 2 tokens
 
     def types():

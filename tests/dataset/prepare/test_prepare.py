@@ -419,7 +419,7 @@ KILLED = """
 import json, os, signal, sys
 from nbtrain.base import files
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset import indexed_writer; from nbtrain.dataset.prepare import prepare; from nbtrain.corpus.tokenizer import tokenizer
+from nbtrain.dataset import indexed_writer; from nbtrain.dataset.prepare import prepare; from nbtrain.corpus.tokenizer import prepare as tokenizer
 
 config, calls = RunConfig.model_validate(json.loads(sys.argv[1])), 0
 prepare.ENCODE_BYTES = 10_000

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.checkpoint.store import STATES, CheckpointStore
+from nbtrain.config.load import load_resolved
 from tests.fixtures.make_old_workspace import RUNS, STEPS, STOPPED_AT, losses, tensors_sha256
 
 TESTS = Path(__file__).parents[1]
@@ -58,6 +59,13 @@ def found_in(folder: Path) -> dict[str, str]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_configurations_open(old, name):
+    """If this fails, the schema has a new field: nbtrain.config.load names those added later."""
+    config = load_resolved(old / "output" / name / "config.yaml")
+    assert (config.name, config.train_steps) == (name, STEPS)
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -131,6 +139,8 @@ def test_runs_go_on_as_they_would_have(old, name, tmp_path, fork_server):
         newest = max(run.glob("jobs/*/job.json")).parent
         resumed = json.loads((newest / "resume.json").read_text())
         assert resumed["next_batch_sha256"] == expected["next_batch_sha256"]
+        # Of this machine, device and versions may differ; of the settings, nothing does.
+        assert resumed["kind"] != "changed", resumed["reasons"]
         ends.append((losses(run), found_in(run / "model" / f"global_step{STEPS}")))
     assert sorted(ends[0][0]) == list(range(STOPPED_AT + 1, STEPS + 1))
     assert ends[0] == ends[1]

@@ -76,6 +76,8 @@ def main(*paths: str) -> None:
 
         TrainingStep.make, trainer.build = counted, built
         job = run.newest_job()
+        # The launch names the job of the first run.
+        os.environ["NBTRAIN_JOB"] = job.job_id
         heartbeat = HeartbeatWriter(job, 0, 0)
         heartbeat.events = EventWriter(job, "rank0")
         heartbeat.progress = TrainingProgress(config.train_steps, config.train_tokens)

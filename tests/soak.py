@@ -1,9 +1,10 @@
-"""`make soak`: what is too long for `make test`, part by part; docs/soak.md says what passed and what it holds for.
+"""`make soak`: what is too long for `make test`, in parts; docs/soak.md says what passed, and on what code.
 
     python -m tests.soak [--only demo fuzz] [--list]
 
-A part is done if its last run passed on the code that it depends on, and is not run again: a soak that was stopped
-goes on where it was. Each part is one command; its log is build/soak/<part>.log. Ends with 1 if a part failed.
+A part is done if its last run passed on the code that it depends on, and is not run again: a soak that was
+stopped goes on where it was. Each part is one command; its log is build/soak/<part>.log. Ends with 1 if a
+part failed.
 """
 
 import argparse
@@ -175,7 +176,8 @@ def page_text(results: Mapping[str, Result]) -> str:
     table = "\n".join(lines)
     return f"""# Soak: what is too long for `make test`
 
-`make soak` runs these parts, goes on where it was stopped, and writes this page. The last column is the hash of
+`make soak` runs these parts, goes on where it was stopped, and writes this page. The last column is the \
+hash of
 the code that a part depends on, and the libraries; a part is run again once they are others.
 
 | part | what it shows | result | minutes | holds for |

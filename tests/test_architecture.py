@@ -95,7 +95,7 @@ def modules() -> dict[str, Path]:
 
 
 def imports_of(path: Path, everywhere: bool) -> Iterator[str]:
-    """Dotted names that a file imports; `everywhere` looks into functions too. Imports for types do not count."""
+    """Dotted names that a file imports, in functions too if `everywhere`. Imports for types do not count."""
 
     def walk(node: ast.AST) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
@@ -258,7 +258,7 @@ def test_old_names_lead_somewhere():
 
 
 def test_files_of_the_package_are_found_beside_the_file_that_reads_them():
-    """Only base/version.py knows where the package lies; every other file reads what lies in its own folder."""
+    """Only base/version.py knows where the package lies; every other file reads from its own folder."""
     climbs = [
         module
         for module, path in MODULES.items()
@@ -301,7 +301,7 @@ def run_python(code: str, workspace: Path | None = None) -> dict:
 
 
 def test_import_nbtrain_costs_nothing():
-    """The standard library and nbtrain's own first file, in under 0.1 s of CPU: no torch, pandas, matplotlib."""
+    """Only the standard library and nbtrain's first file, in under 0.1 s of CPU; no torch or pandas."""
     answer = run_python(
         """
         import json, sys, time
@@ -368,8 +368,8 @@ def test_every_public_name_can_be_called_when_all_modules_are_loaded(workspace):
         workspace,
     )
     assert " ".join(sorted(answer)) == (
-        "baselines check_parameters curves data_card generate launch launcher load open_run plan prepare runs "
-        "scalars submit tensorboard twin verify"
+        "baselines check_parameters curves data_card generate launch launcher load open_run plan prepare "
+        "runs scalars submit tensorboard twin verify"
     )
     assert (answer["load"], answer["plan"]) == ("RunConfig", "Plan")
     for name in (

@@ -118,9 +118,13 @@ RENAMED = {
 
 # Where else the definitions of an old module went.
 SPLIT = {
-    "nbtrain.config.schema": "nbtrain.config.parallel_section nbtrain.config.schedule_section nbtrain.config.watch_section",
+    "nbtrain.config.schema": (
+        "nbtrain.config.parallel_section nbtrain.config.schedule_section nbtrain.config.watch_section"
+    ),
     "nbtrain.config.twin": "nbtrain.jobs.twin.small_sections",
-    "nbtrain.data.dataset_files": "nbtrain.base.locks nbtrain.corpus.records nbtrain.dataset.manifest nbtrain.dataset.of_run",
+    "nbtrain.data.dataset_files": (
+        "nbtrain.base.locks nbtrain.corpus.records nbtrain.dataset.manifest nbtrain.dataset.of_run"
+    ),
     "nbtrain.data.encode": "nbtrain.dataset.encode.shard",
     "nbtrain.data.gpt_dataset": "nbtrain.dataset.samples.build",
     "nbtrain.data.inputs": "nbtrain.corpus.asked",
@@ -136,7 +140,10 @@ SPLIT = {
     "nbtrain.monitor.run_view": "nbtrain.monitor.lines nbtrain.monitor.snapshot",
     "nbtrain.notebook_runner": "nbtrain.cli.demo nbtrain.cli.jupyterlab",
     "nbtrain.rundir": "nbtrain.base.checkpoint_files nbtrain.base.events nbtrain.base.records",
-    "nbtrain.train.checkpoint": "nbtrain.checkpoint.choose nbtrain.checkpoint.describe nbtrain.checkpoint.load nbtrain.checkpoint.state nbtrain.checkpoint.weights nbtrain.config.arithmetic.checkpoint_bytes",
+    "nbtrain.train.checkpoint": (
+        "nbtrain.checkpoint.choose nbtrain.checkpoint.describe nbtrain.checkpoint.load "
+        "nbtrain.checkpoint.state nbtrain.checkpoint.weights nbtrain.config.arithmetic.checkpoint_bytes"
+    ),
     "nbtrain.train.profile_summary": "nbtrain.train.profile.intervals nbtrain.train.profile.trace",
     "nbtrain.train.report": "nbtrain.train.figures.alerts",
     "nbtrain.train.requests": "nbtrain.parallel.wishes",

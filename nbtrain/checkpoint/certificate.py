@@ -1,7 +1,9 @@
-"""What a resume keeps of the run that it goes on with: stated after each resume, and proven as far as possible.
+"""What a resume keeps of the run that it continues: stated after each resume, and proven as far as possible.
 
-    bit-exact    same layout, settings, versions and device: every number from here on is what it would have been
-    data-exact   the next batch is the same, to the token; sums are taken in another order, or random numbers drawn anew
+    bit-exact    same layout, settings, versions and device: every number from here on is what it would have
+                 been
+    data-exact   the next batch is the same, to the token; sums are taken in another order, or random numbers
+                 are drawn anew
     changed      the run goes on another way, and reasons say which
 
 The next batch is compared by a hash over the positions of its samples in the training order and over their
@@ -90,7 +92,7 @@ def certify(
     next_batch: str | None,
     random_reseeded: bool,
 ) -> ResumeCertificate:
-    """The certificate of a resume from the checkpoint of `manifest`; `layout` and `next_batch` are the run's now."""
+    """The certificate of a resume from the checkpoint of `manifest`; the rest describes the run now."""
     changed: list[str] = []
     inexact: list[str] = []
     if manifest["settings"] is None:

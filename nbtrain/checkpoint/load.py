@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 
 def load(live: LiveRun, manifest: dict[str, Any], data: DataState) -> TrainState:
-    """Put the checkpoint of `manifest` into the engine, and report what the resume keeps. Called by all ranks together.
+    """Load the checkpoint of `manifest`, and report what the resume keeps. Called by all ranks together.
 
     `data` is the data state of a fresh run on the dataset that is there. Raises CheckpointError if the
     checkpoint does not fit the run.
@@ -50,7 +50,7 @@ def load(live: LiveRun, manifest: dict[str, Any], data: DataState) -> TrainState
 
 
 def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: DataState) -> None:
-    """Raises CheckpointError that names every bound field (config/resume.py) of another value in the checkpoint."""
+    """Raises CheckpointError that names every bound field (config/resume.py) whose value differs."""
     config = live.config
     vocab_size, saved_vocab_size = config.tokenizer.vocab_size, manifest["vocab_size"]
     if saved_vocab_size is None:
@@ -76,7 +76,7 @@ def check_fits(live: LiveRun, folder: Path, manifest: dict[str, Any], data: Data
 
 
 def layout_changes(live: LiveRun, manifest: dict[str, Any]) -> list[str]:
-    """What differs between the checkpoint's layout and the run's, in words; [] if DeepSpeed itself can load it."""
+    """What differs between the checkpoint's layout and the run's, in words; [] if DeepSpeed can load it."""
     words = certificate.layout_words(manifest["layout"], layout(live.config))
     before, now = manifest["padded_vocab_size"], live.config.padded_vocab_size
     return words + ([f"padded vocabulary: {before:,} -> {now:,}"] if before != now else [])
@@ -93,7 +93,7 @@ def _train_state(saved: dict[str, Any], manifest: dict[str, Any]) -> TrainState:
 
 
 def _load_native(live: LiveRun, folder: Path) -> dict[str, Any]:
-    """DeepSpeed's own load. What the configuration decides stays: DeepSpeed would restore the checkpoint's values."""
+    """DeepSpeed's own load, but the configuration's values stay: DeepSpeed would restore the checkpoint's."""
     optimizer = live.engine.optimizer
     groups = [
         {key: value for key, value in group.items() if key not in ("params", "step")}

@@ -11,8 +11,10 @@ whole.
 
 schema_version 2 says what reading into another layout needs, version 1 (data parallelism only) did not:
 
-    files         {name: {bytes, sha256, rank: [pipeline, data, tensor]}}  the coordinate of the rank that wrote it
-    parameters    {canonical name: {shape, partition_dim, group, stage}}   whole shapes, vocabulary padding included
+    files         {name: {bytes, sha256, rank: [pipeline, data, tensor]}}; rank is the coordinate of the rank
+                  that wrote the file
+    parameters    {canonical name: {shape, partition_dim, group, stage}}; shapes are whole, vocabulary padding
+                  included
     layout        the sizes of every kind of parallelism, and what else decides how the files are cut
     settings      every field of the configuration
     next_batch_sha256, vocab_size, padded_vocab_size, evaluated_step, device

@@ -22,7 +22,7 @@ def restore(live: LiveRun, state: dict[str, Any]) -> None:
 
 
 def reseed(live: LiveRun, step: int) -> None:
-    """Begin new streams from the seed and the step: another layout has other streams; each load begins the same ones."""
+    """Begin new streams from the seed and the step, as another layout needs; each load begins the same."""
     digest = hashlib.sha256(f"{live.config.model.seed} {step}".encode()).digest()
     seed = int.from_bytes(digest[:4])
     place, tensor = divmod(live.world.rank, live.config.parallel.tensor_parallel_size)

@@ -48,7 +48,7 @@ class Saved:
 
 
 class Saver:
-    """Saves the checkpoints of one run, one after the other: the one in flight, and what has come to count."""
+    """Saves the checkpoints of one run, one after the other: the one in flight, and those that count."""
 
     def __init__(self, live: LiveRun):
         self.live = live
@@ -62,7 +62,7 @@ class Saver:
     # --- at a step boundary, each rank for itself ---------------------------------------------------------
 
     def wish(self) -> int:
-        """SAVE if this rank's part of a background save has failed, so that all ranks hear of it; else NOTHING."""
+        """SAVE if this rank's part of a background save has failed, so that all learn it; else NOTHING."""
         return SAVE if self._in_flight is not None and self._in_flight.error else NOTHING
 
     def poll(self) -> Saved | None:
@@ -125,7 +125,8 @@ class Saver:
             if is_first:
                 shutil.rmtree(saving.folder, ignore_errors=True)
             raise CheckpointError(
-                f"{saving.folder}: the checkpoint could not be written: {errors[0]}. The one before it still counts."
+                f"{saving.folder}: the checkpoint could not be written: {errors[0]}. The one before it still "
+                "counts."
             )
         self._tell_saved()
 

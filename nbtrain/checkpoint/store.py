@@ -2,15 +2,17 @@
 
     store = CheckpointStore(folder)
     store.full("layers.0.mlp.dense_h_to_4h.weight", "fp32")         the whole tensor
-    store.read(name, "exp_avg", TensorPart(1, 4, dim=0), 0, 1000)         1,000 elements of the second of four tensor ranks' parts
+    store.read(name, "exp_avg", TensorPart(1, 4, dim=0), 0, 1000)   1,000 elements of the part that the second
+                                                                    of four tensor ranks has
 
 State is what Adam and ZeRO keep of each parameter: fp32 (the master weight), exp_avg, exp_avg_sq, and its
 step. DeepSpeed cuts it for each (pipeline, tensor) rank over the data ranks:
 
-    ZeRO 0      not at all: the model's file holds torch's own optimizer state
-    ZeRO 1, 2   all parameters of a group end to end, cut into equal parts; each file says which of them it has
-    (and BF16_Optimizer)                                                           a piece of (param_slice_mappings)
-    ZeRO 3      each parameter cut into equal, padded parts, which lie end to end in the order of param_shapes
+    ZeRO 0                  not at all: the model's file holds torch's own optimizer state
+    ZeRO 1, 2               all parameters of a group end to end, cut into equal parts; each file says
+    (and BF16_Optimizer)    of which parameters it has a piece (param_slice_mappings)
+    ZeRO 3                  each parameter cut into equal, padded parts, which lie end to end in the order of
+                            param_shapes
 
 Over tensor ranks a parameter is joined along its partition_dim. No two stages hold the same parameter except
 the tied word embedding, of which the first stage's copy is read. Files are memory-mapped: only what is asked

@@ -1,7 +1,9 @@
 """A checkpoint of any layout in DeepSpeed's universal form, for its own loader and for other tools.
 
-    <to>/zero/<canonical name>/{fp32,exp_avg,exp_avg_sq,step}.pt    whole tensors; the vocabulary without its padding
-    <to>/zero/<a pipeline's name> -> <canonical name>               links, so that a pipeline of these layers loads it too
+    <to>/zero/<canonical name>/{fp32,exp_avg,exp_avg_sq,step}.pt    whole tensors; the vocabulary without its
+                                                                    padding
+    <to>/zero/<a pipeline's name> -> <canonical name>               links, so that a pipeline of these layers
+                                                                    loads it too
     <to>/zero/optimizer_state.pt, <to>/mp_rank_00_model_states.pt   what else the loader reads
     <to>/../latest_universal                                        the folder's name
 
@@ -11,7 +13,7 @@ To resume with nbtrain no conversion is needed (reshape.py). DeepSpeed loads it 
 {"load_universal": true}} for ZeRO 1 and 2; its loader for ZeRO 3 (0.19.8) counts Adam's step once for each
 parameter and gives all groups the first one's weight decay.
 
-    python -m nbtrain.checkpoint.universal < {"run_dir": ..., "step": null, "to": null}     answers as JSON lines
+    python -m nbtrain.checkpoint.universal < {"run_dir": ..., "step": null, "to": null}  answers as JSON lines
 """
 
 import json
@@ -91,8 +93,8 @@ def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int
     needed, free = 4 * len(STATES) * total + SPARE_BYTES, shutil.disk_usage(to.parent).free
     if free < needed:
         raise CheckpointError(
-            f"{display(to)}: needs {needed / 1e9:,.2f} GB and {free / 1e9:,.2f} GB are free. Free space, or name a "
-            "folder on another disk with --to."
+            f"{display(to)}: needs {needed / 1e9:,.2f} GB and {free / 1e9:,.2f} GB are free. Free space, or "
+            "name a folder on another disk with --to."
         )
     temporary = to.with_name(f".{to.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)

@@ -1,8 +1,8 @@
 """The list of records that could not be read, beside the dataset that lacks them.
 
-    data/dataset/<name>/broken-records.jsonl    {"path": "books.jsonl", "line": 12, "what": "not JSON (...)"} each,
-                                                in the order of the sources; {"not_listed": n} last, where
-                                                there are more
+    data/dataset/<name>/broken-records.jsonl    {"path": "books.jsonl", "line": 12, "what": "not JSON (...)"}
+                                                for each, in the order of the sources; if there are more,
+                                                {"not_listed": n} comes last
 
 While a dataset is being made, and after a source was refused for too many of them, the list lies in its work
 folder.

@@ -1,8 +1,8 @@
 """What kind of character each is, and where words begin and end: in any script, without a word list.
 
     letter      letters, marks, and the invisible joiners that spell words in Persian and Hindi
-    unspaced    the same in scripts written without blanks between words (Han, Kana, Thai, Lao, Tibetan, Burmese,
-                Khmer and others)
+    unspaced    the same in scripts written without blanks between words (Han, Kana, Thai, Lao, Tibetan,
+                Burmese, Khmer and others)
     digit       decimal digits of any script            number   other numbers: Roman, fractions, superscripts
     space       what str.isspace says                   punctuation
     symbol      all the rest: + = < > | $ ^ `, emoji, drawing, control, private, unassigned, U+FFFD

@@ -2,9 +2,10 @@
 
 Both indices answer in document order and do not care how the documents are cut into batches.
 
-    exact   XXH3 of 16 bytes, kept as sorted runs: 16 bytes and 1.3 us a document (of 50 M), and 0.2 GB to merge
-    near    shingles of words -> MinHash (rensa) -> bands; 330 bytes a document that stays, at 128 hash functions
-            and threshold 0.8
+    exact   XXH3 of 16 bytes, kept as sorted runs: 16 bytes and 1.3 us a document (of 50 M), and 0.2 GB to
+            merge
+    near    shingles of words -> MinHash (rensa) -> bands; 330 bytes a document that stays, at 128 hash
+            functions and threshold 0.8
 
 Sources: MinHash, Broder 1997; bands, Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4;
 one byte in place of each minimum, Li and Koenig, b-bit minwise hashing (arXiv:0910.3349).

@@ -297,7 +297,10 @@ def reason_of(error: Any) -> str:
     """An error in words, without the address, which may hold secrets."""
     if isinstance(error, ResponseError):
         if "redirect" in str(error):
-            return f"a redirect that is not followed: more than {MAX_REDIRECTS}, not to http(s), or from https to http"
+            return (
+                f"a redirect that is not followed: more than {MAX_REDIRECTS}, not to http(s), or from https "
+                "to http"
+            )
         return f"HTTP {re.sub('[^0-9]', '', str(error))}"
     # urllib3's own words hold the address: the system's are asked for, down the chain of causes.
     cause: BaseException | None = error

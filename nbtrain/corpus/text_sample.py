@@ -4,13 +4,13 @@ Every source gives its share, in proportion to its bytes, and what one lacks the
 larger than its share, which is so for all when the corpus is no larger than the sample, gives all of its
 texts in order; of a larger one are taken
 
-    from parts that can be entered anywhere   up to 2,048 of them in a seeded order, a piece of each by its size:
-                                              cheap, for a part is read no further; what ends a part is seen
-                                              less
-    from parts of compressed files            seeded documents of every part, by its size; no bias, but all of the
-                                              file is decompressed and a part's texts are in memory
-    from a source of unknown size             its beginning, up to the share of a source as large as the sample:
-                                              its later texts are not seen
+    from parts that can be entered anywhere   up to 2,048 of them in a seeded order, a piece of each by its
+                                              size: cheap, for a part is read no further; what ends a part is
+                                              seen less
+    from parts of compressed files            seeded documents of every part, by its size; no bias, but all of
+                                              the file is decompressed and a part's texts are in memory
+    from a source of unknown size             its beginning, up to the share of a source as large as the
+                                              sample: its later texts are not seen
 
 Where a byte of a source holds more than one of text (compressed columns), so do the pieces, and the share is
 what ends them. A document that would pass the end of its piece is cut there. Empty texts, such as are no

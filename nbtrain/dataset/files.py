@@ -1,9 +1,9 @@
 """Where the files of one dataset lie in the data home, and opening them.
 
 data/dataset/<name>/
-  <key>_document.bin, .idx              indexed.py; one pair for each of data.json_key and data.extra_json_keys
+  <key>_document.bin, .idx              indexed.py; a pair for each of data.json_key and data.extra_json_keys
   <key>_sentence.bin, .idx              in its place if data.split_sentences cuts documents into sequences
-  <key>_document_loss_mask.bin, .idx    uint8 for each token: 1 if it is learnt; no such file: every token is learnt
+  <key>_document_loss_mask.bin, .idx    uint8 for each token: 1 if it is learnt; without it every token is
   manifest.json                         manifest.py; written last: without it the dataset does not count
   index-cache/                          samples/index_files.py
   baselines.json                        look/baselines.py

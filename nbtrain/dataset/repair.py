@@ -58,8 +58,8 @@ class Repair:
             + "".join(
                 f"  document {number} would end in {ending}\n" for number, ending in enumerate(self.endings)
             )
-            + f"The repair adds 1 to the length of each; the .bin stays as it is, and the index as it was is kept as "
-            f"{self.kept_idx.name}."
+            + f"The repair adds 1 to the length of each; the .bin stays as it is, and the index as it was is "
+            f"kept as {self.kept_idx.name}."
         )
 
     def apply(self) -> None:

@@ -74,8 +74,9 @@ def _refuse_compile(config: RunConfig) -> None:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if config.resources.device == "cpu" and (compiler is None or shutil.which(compiler) is None):
         raise ConfigError(
-            f"{config.where('model.compile')}: model.compile = true needs a C++ compiler on CPU, and neither $CXX nor g++ nor clang++ was "
-            "found. Install one (Debian: apt-get install g++), or set compile: false."
+            f"{config.where('model.compile')}: model.compile = true needs a C++ compiler on CPU, and neither "
+            "$CXX nor g++ nor clang++ was found. Install one (Debian: apt-get install g++), or set compile: "
+            "false."
         )
 
 
@@ -91,8 +92,8 @@ def _refuse_format(config: RunConfig) -> None:
     if not supported[dtype]:
         usable = ", ".join(name for name, can in supported.items() if can)
         raise ConfigError(
-            f"{config.where('precision.dtype')}: precision.dtype = {dtype} is not supported by DeepSpeed on this "
-            f"{accelerator.device_name()}; here it can be {usable}."
+            f"{config.where('precision.dtype')}: precision.dtype = {dtype} is not supported by DeepSpeed on "
+            f"this {accelerator.device_name()}; here it can be {usable}."
         )
 
 
@@ -109,8 +110,9 @@ def refuse_backend(config: RunConfig, world: World) -> None:
     )
     if problem is not None:
         raise ConfigError(
-            f"{config.where('model.attention_backend')}: model.attention_backend = {model.attention_backend} cannot "
-            f"serve {world.device.type} in {config.precision.dtype} here: {problem} Set attention_backend: auto."
+            f"{config.where('model.attention_backend')}: model.attention_backend = {model.attention_backend} "
+            f"cannot serve {world.device.type} in {config.precision.dtype} here: {problem} Set "
+            "attention_backend: auto."
         )
 
 
@@ -119,9 +121,10 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
     if world.size != config.world_size:
         parallel = config.parallel
         raise ConfigError(
-            f"the run needs pipeline({parallel.pipeline_parallel_size}) * data({parallel.data_parallel_size}) * "
-            f"Ulysses({parallel.ds_sequence_parallel_size}) * tensor({parallel.tensor_parallel_size}) = "
-            f"{config.world_size} ranks, but {world.size} were started."
+            f"the run needs pipeline({parallel.pipeline_parallel_size}) * "
+            f"data({parallel.data_parallel_size}) * Ulysses({parallel.ds_sequence_parallel_size}) * "
+            f"tensor({parallel.tensor_parallel_size}) = {config.world_size} ranks, but {world.size} were "
+            "started."
         )
     _refuse_format(config)
     refuse_backend(config, world)

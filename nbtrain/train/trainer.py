@@ -69,8 +69,8 @@ def refuse_bad_weights(run: RunDir, built: Built, world: World) -> None:
         return
     older = max((known for known in run.checkpoint_steps() if known < step), default=0)
     raise CheckpointError(
-        f"{display(run.checkpoint(step))}: its weights are NaN or Inf ({names}). Remove that folder: then `nbtrain resume` "
-        f"goes on from {f'step {older:,}' if older else 'the start'}."
+        f"{display(run.checkpoint(step))}: its weights are NaN or Inf ({names}). Remove that folder: then "
+        f"`nbtrain resume` goes on from {f'step {older:,}' if older else 'the start'}."
     )
 
 
@@ -105,7 +105,7 @@ class Trainer:
         self.limits = ExitLimits(config.batch, job_age_seconds(requests.job))
 
     def run(self) -> str:
-        """ "finished" or "stopped". On a stop, and at the end, the last step is in a checkpoint, except in mode: perf.
+        """ "finished" or "stopped". On a stop and at the end the last step is saved, except in mode: perf.
 
         If a STOP comes on a step that is to be validated, the job that goes on validates it: until then the
         run is not finished, even at its last step.

@@ -2,11 +2,13 @@
 
     python tests/benchmarks/encode.py [--text FILE.jsonl] [--sizes 100 250] [--rounds 2] [--memory-mb 1000]
 
-    text        installed source and documentation files, each once by its hash (or FILE.jsonl), never repeated: repetition
-                flatters engines that remember words
-    contender   a process of its own that makes tokens, index and manifest from the text: `nbtrain data encode`
-    figure      CPU seconds of the whole process and its children, the median over the rounds; memory is the peak
-                of the process (VmHWM). On a busy machine they are many times as large: look at uptime first
+    text        installed source and documentation files, each once by its hash (or FILE.jsonl), never
+                repeated: repetition flatters engines that remember words
+    contender   a process of its own that makes tokens, index and manifest from the text: `nbtrain data
+                encode`
+    figure      CPU seconds of the whole process and its children, the median over the rounds; memory is the
+                peak of the process (VmHWM). On a busy machine they are many times as large: look at uptime
+                first
 
 datatrove's tokenizer, where it is installed, gets the first 10 MB. Engines that are not installed are left
 out, and it says so. The last table is memory alone, on seeded random words: no speed can be read from it.

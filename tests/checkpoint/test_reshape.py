@@ -1,4 +1,4 @@
-"""Checkpoints of any layout go on in any other: byte for byte at the load, and with the same loss curve after it.
+"""A checkpoint of any layout goes on in any other: byte for byte at the load, with the same loss curve after.
 
 A source is trained to half of its steps; then each target loads its checkpoint, saves it again at once, so
 that both can be compared tensor by tensor, and trains to the end.

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: hashed while written, apart from the live state; a thread reports what went wrong."""
+"""Checkpoint files are hashed while written, apart from the live state; a thread reports what went wrong."""
 
 import collections
 import hashlib
@@ -53,7 +53,7 @@ class Scaler:
 
 
 def test_a_copy_holds_nothing_of_the_live_state(tmp_path):
-    """Whatever changes after save() - weights, views, counts, objects - the file holds the state at save()."""
+    """Whatever changes after save() (weights, views, counts, objects), the file holds the state at save()."""
     flat = torch.arange(5000, dtype=torch.float32)
     parameter = torch.nn.Parameter(flat[1000:2000])
     scaler = Scaler()

@@ -117,7 +117,10 @@ def articles(count: int = 60) -> Iterator[tuple[str, str, str]]:
         parts = [(part, chance.sample(words, 3)) for part in chance.sample(PARTS, 6)]
         wikitext = "\n\n".join(part[0].format(*drawn) for part, drawn in parts)
         kept = [part[1].format(*drawn) for part, drawn in parts]
-        tail = f"{{{{Reflist}}}}\n[[Category:{words[number % len(words)]}]]\n[[Kategorie:X|y]]\n[[de:{words[number % len(words)]}]]"
+        tail = (
+            f"{{{{Reflist}}}}\n[[Category:{words[number % len(words)]}]]\n"
+            f"[[Kategorie:X|y]]\n[[de:{words[number % len(words)]}]]"
+        )
         yield f"Article {number}", f"{wikitext}\n\n{tail}", "\n\n".join(kept)
 
 

@@ -17,7 +17,10 @@ CHINESE = "人人生而自由，在尊嚴和權利上一律平等。他們賦有
 ARABIC = "يولد جميع الناس أحرارا متساوين في الكرامة والحقوق. وقد وهبوا عقلا وضميرا.\n"
 HINDI = "सभी मनुष्यों को गौरव और अधिकारों के मामले में जन्मजात स्वतन्त्रता और समानता प्राप्त है।\n"
 THAI = "มนุษย์ทั้งหลายเกิดมามีอิสระและเสมอภาคกันในเกียรติศักดิ์และสิทธิต่างมีเหตุผลและมโนธรรม" * 20
-CODE = "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n    return total / len(values)\n"
+CODE = (
+    "def mean(values):\n    total = 0.0\n    for value in values:\n        total += value\n"
+    "    return total / len(values)\n"
+)
 TABLE = "| year | sum |\n|------|-----|\n| 2019 | 3,4 |\n| 2020 | 5,6 |\n| 2021 | 7,8 |\n"
 BASE64 = "SGVsbG8gd29ybGQh" * 80
 ALL_TEXTS = {

@@ -1,4 +1,4 @@
-"""Mutated .bin/.idx pairs: either a DataError, or the tokens that the pair had; no crash, nothing from outside."""
+"""Mutated .bin/.idx pairs: a DataError, or the tokens that the pair had; no crash, nothing from outside."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""docs/checkpoints.md: its code computes our loss from a checkpoint's files, and its names are those of the files."""
+"""docs/checkpoints.md: its code computes our loss from a checkpoint's files, and its names are the files'."""
 
 import re
 import tarfile

@@ -1,4 +1,4 @@
-"""One test for each way in which DeepSpeed trains wrongly, hangs or leaves ranks running, mostly without a message.
+"""One test for each way in which DeepSpeed trains wrongly, hangs or leaves ranks running, mostly silently.
 
 Each holds the guard that nbtrain has against it, and fails where that is taken away: "Seen" says with which
 change of the code it did, "would" what follows from what is asserted and was not tried. Where it can be had
@@ -64,7 +64,7 @@ def configuration(tmp_path):
 
 
 def first_steps(runner, case: Case, guard: str | None = None) -> np.ndarray:
-    """How far losses and norms of the first steps are from one process, with a guard or without: [loss, norm]."""
+    """How far losses and norms of the first steps are from one process: [loss, norm]; without `guard`."""
     name = f"{case.name}-{(guard or 'guarded').replace(' ', '-').lower()}"
     run = runner.make_run(case, name, {"batch.max_steps": STEPS, "evaluation.eval_iters": 0})
 
@@ -84,7 +84,7 @@ def first_steps(runner, case: Case, guard: str | None = None) -> np.ndarray:
 
 @pytest.mark.slow
 def test_t1_zero_0_with_16_bit_weights_is_refused(configuration, facts):
-    """DeepSpeed makes a step of the optimizer before the first one, and Adam's bias correction is one step ahead.
+    """DeepSpeed steps the optimizer before the first step, so Adam's bias correction is one step ahead.
 
     Refused in config/rules/combinations.py, and once more where DeepSpeed's keys are derived. Seen: without
     either, nothing is raised.
@@ -101,8 +101,9 @@ def test_t1_zero_0_with_16_bit_weights_is_refused(configuration, facts):
 
 @pytest.mark.slow
 def test_t2_zero_0_tells_a_norm_and_clips_by_all_of_it(runner, configuration, facts):
-    """The engine reports no norm at stage 0, so plain_engine.py takes it itself, before the step; with a cut model it would
-    clip by one part of it, which is refused.
+    """The engine reports no norm at stage 0, so plain_engine.py takes it itself, before the step.
+
+    With a cut model it would clip by one part of the norm, which is refused.
 
     Seen: with `engine.get_global_grad_norm()` at all stages the trace has no norm.
     """
@@ -133,7 +134,7 @@ def test_t3_cut_parameters_say_so(runner):
 
 @pytest.mark.slow
 def test_t4_decay_goes_by_name(facts):
-    """Inside zero.Init every parameter has one dimension and none of its elements: dim() puts all into no_decay.
+    """Inside zero.Init every parameter has one dimension and no element: dim() puts all into no_decay.
 
     Seen: with `parameter.dim() > 1` in parameter_groups `decay` is empty.
     """
@@ -166,7 +167,9 @@ def test_t5_every_rank_has_two_groups(configuration):
 
 @pytest.mark.slow
 def test_t6_a_pipeline_sends_whole_activations(runner, configuration):
-    """DeepSpeed cuts what it sends over the tensor ranks, as if they held the same; with sequence parallelism they do not.
+    """DeepSpeed cuts what it sends over the tensor ranks, as if all of them held the same activations.
+
+    With sequence parallelism they do not.
 
     Contrast: with DeepSpeed's defaults the run trains on, and its loss is another one.
     """
@@ -183,11 +186,11 @@ def test_t6_a_pipeline_sends_whole_activations(runner, configuration):
 @pytest.mark.slow
 @pytest.mark.parametrize("zero", [1, 3])
 def test_t7_deepspeed_is_not_told_of_ulysses(runner, zero):
-    """Where it is, its stages scale gradients apart from each other (by the number of Ulysses ranks: stages 0 to 2 and
-    stage 3); the update hides that, clipping does not.
+    """If it is told of Ulysses, its stages scale gradients differently; only clipping shows that.
 
-    Untold, a Ulysses rank is a data-parallel one, and every stage takes the mean: norms are those of one
-    process, with the same loss on both sides of the seam between the stages.
+    The gradients of stages 0 to 2 and of stage 3 then differ by the number of Ulysses ranks, which the update
+    hides. Untold, a Ulysses rank is a data-parallel one, and every stage takes the mean: norms are those of
+    one process, with the same loss on both sides of the seam between the stages.
     """
     loss, norm = first_steps(runner, Case(us=2, zero=zero))
     assert loss <= 2e-6 and norm <= 4e-6
@@ -204,8 +207,10 @@ def test_t7_what_deepspeed_is_told():
 
 @pytest.mark.slow
 def test_t8_zero_3_is_reshaped_with_steps_and_decay_of_its_own(runner):
-    """DeepSpeed's universal checkpoint shares one step among all parameters, which Adam counts up once for each, gives all
-    groups the first one's decay, and cannot go between stages 1 and 3; reshape.py does it.
+    """DeepSpeed's universal checkpoint mixes up steps and decay under ZeRO 3; reshape.py does not.
+
+    It shares one step among all parameters, which Adam counts up once for each, gives all groups the first
+    one's decay, and cannot go between stages 1 and 3.
 
     The curve goes on from stage 1 to 3 and back, byte-equal at each load, and Adam is where the training is
     (asserted by `chained`). Contrast: torch's AdamW with a shared step.
@@ -351,7 +356,9 @@ def test_t12_ranks_look_for_locks_before_they_join(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_t13_a_rank_on_cpu_compiles_nothing_to_start(runner, tmp_path):
-    """DeepSpeed would build its shared-memory all-reduce at every first start: half a minute, and a crash without a compiler.
+    """DeepSpeed would build its shared-memory all-reduce at every first start.
+
+    That takes half a minute, and crashes without a compiler.
 
     Seen: with `__compatible_ops__` left alone the op is in the table.
     """
@@ -387,7 +394,7 @@ def test_t14_the_optimizer_is_torchs(configuration):
 
 @pytest.mark.slow
 def test_t15_a_pipeline_recomputes_blocks_alone(runner, configuration, facts):
-    """DeepSpeed's recomputation takes the embedding too, whose input has no gradient: the loss has none either.
+    """DeepSpeed recomputes the embedding too, whose input has no gradient, so the loss has none either.
 
     Its own is off, and the pipeline recomputes its repeated layers itself, not reentrant. Seen: with
     `use_reentrant=True` in model/recompute.py and the embedding among the `repeated` layers the first

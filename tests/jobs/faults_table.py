@@ -41,7 +41,8 @@ HANG_SECONDS = 60
 PATIENCE_SECONDS = 600
 RUN = f"""
 name: tiny
-model: {{num_layers: 2, hidden_size: 32, num_attention_heads: 2, seq_length: {SEQ_LENGTH}, hidden_dropout: 0.1}}
+model: {{num_layers: 2, hidden_size: 32, num_attention_heads: 2, seq_length: {SEQ_LENGTH}, \
+hidden_dropout: 0.1}}
 tokenizer: {{name: mock, vocab_size: 384}}
 data: {{name: mock, split: "80,10,10", sources: [{{kind: mock, num_documents: 300}}]}}
 batch: {{micro_batch_size: 2, global_batch_size: {BATCH}, train_tokens: {STEPS * BATCH * SEQ_LENGTH}}}
@@ -51,7 +52,8 @@ parallel: {{data_parallel_size: 2, zero_stage: 1}}
 checkpoint: {{save_interval_steps: 4}}
 evaluation: {{eval_interval_steps: 10, eval_iters: 1}}
 resources: {{device: cpu}}
-backend: {{restart_backoff_seconds: 1, shutdown_timeout_seconds: 20, heartbeat_timeout_seconds: {HANG_SECONDS}}}
+backend: {{restart_backoff_seconds: 1, shutdown_timeout_seconds: 20, \
+heartbeat_timeout_seconds: {HANG_SECONDS}}}
 """
 
 

@@ -34,7 +34,10 @@ def job(workspace):
 @pytest.fixture
 def leftover(job, wait_until):
     """A process that carries the job's marker and is deaf to TERM."""
-    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(60)"
+    code = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); "
+        "time.sleep(60)"
+    )
     process = subprocess.Popen(
         [sys.executable, "-c", code], env={**os.environ, "NBTRAIN_JOB": job.job_id}, stdout=subprocess.PIPE
     )

@@ -140,7 +140,7 @@ def memory_group(root):
 
 @pytest.mark.slow
 def test_out_of_memory_is_told_from_a_kill(fake, memory_group, workspace, tiny_data):
-    """A rank that the kernel's out-of-memory killer ended: the cause says memory, not "killed by somebody"."""
+    """If the kernel's out-of-memory killer ended a rank, the cause says memory, not "killed by somebody"."""
     config = fake([{"step": 3, "do": "devour"}], steps=1000, backend={"max_restarts": 0})
     fake_rank = str(Path(__file__).parent / "fake_rank.py")
     script = (

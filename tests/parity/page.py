@@ -12,23 +12,30 @@ Record = dict[str, Any]
 
 HEAD = """# Every layout against one process
 
-`make parity` (tests/parity/matrix.py) writes this page; nobody edits it. The tests run a part: a pairwise cover in place of
+`make parity` (tests/parity/matrix.py) writes this page; nobody edits it. The tests run a part: a pairwise \
+cover in place of
 the whole product (tests/parity/test_parity.py, test_resuming.py, test_reshaping.py).
 
 {stamp}
 
-The model has {layers} layers of {hidden}, {heads} heads, a vocabulary of 500 whose padding differs for each number of tensor-parallel
-ranks, and sequences of {length}; a step is {batch} sequences, cut into several micro batches on every rank. Names: `dp` data,
-`tp` tensor, `sp` Megatron sequence, `pp` pipeline, `us` Ulysses parallelism with their sizes, `z` the ZeRO stage, then whatever
+The model has {layers} layers of {hidden}, {heads} heads, a vocabulary of 500 whose padding differs for \
+each number of tensor-parallel
+ranks, and sequences of {length}; a step is {batch} sequences, cut into several micro batches on every \
+rank. Names: `dp` data,
+`tp` tensor, `sp` Megatron sequence, `pp` pipeline, `us` Ulysses parallelism with their sizes, `z` the ZeRO \
+stage, then whatever
 differs from the plain run (fp32, one stream of tokens, nothing recomputed, nothing offloaded).
 """
 
 PARITY = """
 ## One process
 
-{steps} steps against a plain PyTorch loop of one process in fp32 around another model (tests/parity/plain_gpt.py, oracle.py:
-torch's AdamW, no DeepSpeed, nothing of nbtrain's model). The columns are the largest deviations: of the loss and the gradient
-norm of any step, of the validation loss, of any weight at the end, and of any parameter's moments at the end relative to their
+{steps} steps against a plain PyTorch loop of one process in fp32 around another model \
+(tests/parity/plain_gpt.py, oracle.py:
+torch's AdamW, no DeepSpeed, nothing of nbtrain's model). The columns are the largest deviations: of the \
+loss and the gradient
+norm of any step, of the validation loss, of any weight at the end, and of any parameter's moments at the \
+end relative to their
 norm. Every gradient has contributed to the moments, so the backward pass is compared parameter by parameter.
 
 Allowed: {tolerances}.
@@ -37,24 +44,31 @@ Allowed: {tolerances}.
 AUTOTP = """
 ## DeepSpeed's own tensor parallelism
 
-DeepSpeed's AutoTP cuts the plain model's linear layers with its own code. Compared: the losses and gradient norms of {steps} steps.
+DeepSpeed's AutoTP cuts the plain model's linear layers with its own code. Compared: the losses and gradient \
+norms of {steps} steps.
 """
 
 RESUME = """
 ## Interrupted
 
-{steps} steps with dropout, a checkpoint every {interval}, interrupted three times and resumed each time, against a straight run. Every
-loss and gradient norm that any of the jobs reported equals the straight run's bit for bit, and so does the SHA-256 of every
-parameter's weight, master, moments and step in the last checkpoint. After each resume the certificate says bit-exact, and from
+{steps} steps with dropout, a checkpoint every {interval}, interrupted three times and resumed each time, \
+against a straight run. Every
+loss and gradient norm that any of the jobs reported equals the straight run's bit for bit, and so does the \
+SHA-256 of every
+parameter's weight, master, moments and step in the last checkpoint. After each resume the certificate says \
+bit-exact, and from
 which step. The interrupted rank, step and file are drawn from the case's name.
 """
 
 RESHAPE = """
 ## Reshaped
 
-A checkpoint of step {at}, written by the layout at the left and loaded by the layout above, which first saves what it has loaded
-and then trains {more} steps more. {number} pairs: in all of them the masters, the moments, the weights and Adam's step of every
-parameter are byte-equal after reshaping (fp32 and bf16). The tables show the largest deviation of the loss in the steps after the load.
+A checkpoint of step {at}, written by the layout at the left and loaded by the layout above, which first \
+saves what it has loaded
+and then trains {more} steps more. {number} pairs: in all of them the masters, the moments, the weights and \
+Adam's step of every
+parameter are byte-equal after reshaping (fp32 and bf16). The tables show the largest deviation of the loss \
+in the steps after the load.
 """
 
 

@@ -1,4 +1,4 @@
-"""What a committed page of figures holds for: a hash of the code that makes them, and the libraries' versions.
+"""What a committed page of figures holds for: a hash of the code that makes them, and library versions.
 
 Counted are the modules that the entry points of a page import, directly or through others and wherever the
 import stands, and the tests' own files that choose and compare. Nothing else of the package can change a
@@ -32,7 +32,7 @@ class Evidence:
     tests: tuple[str, ...]
     """Files that choose and compare, relative to the repository; what they import is not counted."""
     without: tuple[str, ...] = ("nbtrain.corpus",)
-    """Packages that are imported but decide no figure: of corpus, names of files and the hash of a tokenizer."""
+    """Packages imported that decide no figure: of corpus, names of files and the hash of a tokenizer."""
 
 
 PARITY = Evidence(

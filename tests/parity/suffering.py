@@ -29,7 +29,7 @@ def hit(path: str, number: int, rank: int, step: int, beats: int) -> int:
 
 
 def killed_in_save(path: str, rank: int, step: int, file: int) -> int:
-    """Train; rank `rank` is killed when its `file`-th file of the checkpoint of `step` is written but not yet named."""
+    """Train; `rank` is killed when its `file`-th file of the save at `step` is written but not yet named."""
     replace, seen = os.replace, [0]
 
     def counted(source, target, **options):

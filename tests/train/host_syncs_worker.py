@@ -1,4 +1,4 @@
-"""Trains runs of one rank, and writes down who in a step took a number from a tensor: on a GPU each is a wait.
+"""Trains runs of one rank, and records who in a step took a number from a tensor: on a GPU each is a wait.
 
 torchrun --nproc-per-node 1 host_syncs_worker.py RUN_DIR ...; a run whose name ends in "-ahead" runs ahead
 (nbtrain/train/engine/run_ahead.py). Leaves {"file:function": times} in RUN_DIR/host_syncs.json, of all steps.

@@ -37,7 +37,8 @@ TIMEOUT_SECONDS = 800.0
 
 TINY = f"""
 name: tiny
-model: {{num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 32, cross_entropy_chunk_tokens: 48}}
+model: {{num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 32, \
+cross_entropy_chunk_tokens: 48}}
 tokenizer: {{name: test, vocab_size: {VOCAB_SIZE}}}
 data: {{name: test, split: "90,5,5"}}
 batch: {{micro_batch_size: 2, global_batch_size: 4, train_tokens: 1024}}

@@ -76,7 +76,7 @@ class Place:
         self._run(run, ranks, "tests.train.resaving_rank:train", str(run.path))
 
     def resave(self, run: RunDir, ranks: int, universal: Path | None = None) -> Path:
-        """The checkpoint that the run's layout makes of what it loads, untrained; of `universal` instead, if that is given."""
+        """What the run's layout saves, untrained, of the checkpoint it loads, or of `universal` if given."""
         to = run.path / "resaved"
         more = [str(universal)] if universal is not None else []
         self._run(run, ranks, "tests.train.resaving_rank:main", str(run.path), str(to), *more)

@@ -1,4 +1,4 @@
-"""Two ranks that throw away a bad step with every optimizer of DeepSpeed, and compare with a run that never met it.
+"""Two ranks discard a bad step with every optimizer of DeepSpeed, and compare with a run that never met it.
 
 torchrun --nproc-per-node 2 stability_worker.py RESULTS RUN_YAML; one JSON line per case, written by rank 0.
 """

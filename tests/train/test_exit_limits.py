@@ -46,7 +46,7 @@ def test_without_limits_nothing_ends():
 
 
 def test_a_restart_does_not_wind_the_clock_back(tmp_path, monkeypatch):
-    """The job's start counts, not the attempt's; for a rank started by hand, whose newest job may be long gone, it is now."""
+    """The job's start counts, not the attempt's; a rank started by hand has age 0: its job may be gone."""
     monkeypatch.setattr(time, "time", lambda: 5000.0)
     job = RunDir(tmp_path / "run").job("20261121-031500-a1b2")
     job.make_folders()

@@ -1,4 +1,4 @@
-"""A job that ends on a step to validate, the last one too: by a limit it validates first, on SIGTERM the next job does."""
+"""A job that ends on a step to validate: by a limit it validates first, on SIGTERM the next job does."""
 
 import pytest
 
@@ -53,7 +53,7 @@ def train(fork_server, data_home):
 
 
 def test_however_a_job_ends_each_validation_is_made_once_and_is_its_checkpoints(tmp_path, train):
-    """By batch.exit_interval_steps at steps 4 and 8, the last, and by SIGTERM at the same: the same numbers."""
+    """By batch.exit_interval_steps at steps 4 and 8 (the last), and by SIGTERM there: the same numbers."""
     limited = launch.make_run(tmp_path, RUN | {"batch.exit_interval_steps": 4}, "limited")
     log = train(limited)
     assert "step      4 | stops: batch.exit_interval_steps = 4 is reached" in log

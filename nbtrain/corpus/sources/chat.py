@@ -3,7 +3,7 @@
     {"messages": [{"role", "content"}, ...]}               a conversation
     {"conversations": [{"from", "value"}, ...]}            ShareGPT's
     {"prompt": {"role", "text", "replies": [...]}}         a tree of OpenAssistant: each path to a leaf is one
-    {"message_id", "parent_id", "role", "text"}            a message of such a tree; the rows of a tree follow each other
+    {"message_id", "parent_id", "role", "text"}            a message of such a tree; all rows of a tree adjoin
 
 Of a tree each answer is learnt once: the part that a path shares with the path before it is read and not
 learnt.

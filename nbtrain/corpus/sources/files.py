@@ -1,8 +1,10 @@
 """What the sources that are files share: which files, in what parts, and the lines of a part.
 
     files in the order of relative paths
-      -> small files in groups of about PART_BYTES     SourcePart.details = their paths; SourcePart.path is None
-      -> a large file in pieces of about PART_BYTES    SourcePart.path; bytes start to stop, or content if compressed
+      -> small files in groups of about PART_BYTES     SourcePart.details = their paths; SourcePart.path
+                                                       is None
+      -> a large file in pieces of about PART_BYTES    SourcePart.path; bytes start to stop, or content if
+                                                       compressed
 
 Pieces end at line ends, or after a separator line, and at the same bytes of the text whether the file is
 compressed or not. Lines of a piece are numbered from its first one (Problem.line), those of a file in a group
@@ -55,7 +57,8 @@ class FileReader(base.SourceReader):
                 raise folder.dangling(path, self.where)
             raise DataError(
                 f"{self.where}: path = {self.config.path!r}: no such file or folder ({display(path)}). "
-                f"Relative paths start at the workspace{'; patterns are not read, name the folder' if '*' in path.name else ''}."
+                "Relative paths start at the workspace"
+                f"{'; patterns are not read, name the folder' if '*' in path.name else ''}."
             )
         found = folder.wanted_files(path, self.is_wanted, self.where)
         if not found:

@@ -66,7 +66,10 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
         if trained:
             how = f"trained on {'these' if same_sources(trained['sources'], config) else 'other'} sources"
             if others:
-                how += f"; not made again, since {', '.join(others)} {'is' if len(others) == 1 else 'are'} encoded with it"
+                how += (
+                    f"; not made again, since {', '.join(others)} "
+                    f"{'is' if len(others) == 1 else 'are'} encoded with it"
+                )
         say("kept" if trained else "used", f"{display(directory)}: {loaded.vocab_size:,} entries, {how}")
         return loaded
     if not config.data.sources:

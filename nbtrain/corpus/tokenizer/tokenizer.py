@@ -41,7 +41,8 @@ LONG_WORD_CHARS = 1 << 18
 # After a letter or digit that a blank follows; and, in scripts without blanks, after a letter that a comma or
 # stop follows.
 SAFE_CUT = re.compile(
-    "[^\\W_](?=[ \n])|[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff](?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
+    "[^\\W_](?=[ \n])"
+    "|[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff](?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
 )
 
 

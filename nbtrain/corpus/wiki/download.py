@@ -1,7 +1,7 @@
-"""Fetch a Wikipedia dump: found by the mirror's own list of checksums, resumed, verified, and only then
-named.
+"""Fetch a Wikipedia dump: found by the mirror's list of checksums, resumed, verified, and only then named.
 
-    <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt     names the files of a dump; "latest" names dated ones too
+    <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt     names the files of a dump; "latest" names dated ones
+                                                          too
     <name>.part, <name>.part.json                         what has come, and the ETag that it belongs to
     <name>, <name>.json                                   the whole file, its SHA-1 as listed; and its source
 

@@ -40,8 +40,9 @@ VERBATIM = frozenset("nowiki pre math source syntaxhighlight".split())
 NEW_LINE = frozenset("p div center blockquote poem ul ol dl dt dd tr h1 h2 h3 h4 h5 h6".split())
 INLINE = frozenset(
     """
-b i u s em strong small big sup sub span font tt code kbd samp var cite q abbr dfn del ins strike mark bdi bdo ruby
-rb rt rp rtc time data a noinclude onlyinclude translate tvar td th caption thead tbody tfoot wbr img nobr label
+b i u s em strong small big sup sub span font tt code kbd samp var cite q abbr dfn del ins strike mark bdi bdo
+ruby rb rt rp rtc time data a noinclude onlyinclude translate tvar td th caption thead tbody tfoot wbr img
+nobr label
 """.split()
 )
 BREAKS = frozenset("br hr".split())

@@ -46,9 +46,9 @@ def _ship(kind: str) -> Callable[[list[str]], str]:
 TEMPLATES: dict[str, Callable[[list[str]], str]] = {
     **dict.fromkeys(
         """
-nowrap nobr nobold small smaller larger big abbr tooltip mvar math var val unicode iast strong em flag flagcountry ill
-quote blockquote cquote quotation bquote script smallcaps sc formatnum num gaps mono code underline vanchor linktext ipa
-angbr angle grapheme
+nowrap nobr nobold small smaller larger big abbr tooltip mvar math var val unicode iast strong em flag
+flagcountry ill quote blockquote cquote quotation bquote script smallcaps sc formatnum num gaps mono code
+underline vanchor linktext ipa angbr angle grapheme
 """.split()
         + ["interlanguage link", "visible anchor", "angle bracket"],
         _argument(1),

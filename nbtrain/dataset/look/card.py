@@ -234,7 +234,8 @@ class BlendCard:
             "training samples",
         )
         return (
-            f"<h3>blend {html.escape(self.name)}</h3>{_warnings_html(self.warnings)}{html_table(*self._table())}"
+            f"<h3>blend {html.escape(self.name)}</h3>{_warnings_html(self.warnings)}"
+            f"{html_table(*self._table())}"
             f"{_image(shares, 'training samples by dataset')}"
         )
 

@@ -1,7 +1,7 @@
 """Which tokens make a GPT sample: Megatron's document, sample and shuffle index, and its splits, in NumPy.
 
     document index   [E * documents]  the documents of E epochs, shuffled
-    sample index     [n + 1, 2]       where sample k starts: (place in the document index, token in that document)
+    sample index     [n + 1, 2]       where sample k starts: (place in the document index, token in it)
     shuffle index    [n]              the order in which samples are taken
 
 Sample i is the seq_length + 1 tokens from row shuffle[i] to the next, over document boundaries: neighbours

@@ -1,6 +1,6 @@
 """Which examples make a packed sequence: the sources of a split, their pieces, and the bins of each epoch.
 
-    sources      [first, last) sequences of the .bin/.idx with a name and a weight; each is split by the same rule
+    sources      [first, last) sequences of the .bin/.idx with a name and a weight; one rule splits them all
     pieces       [pieces, 3]  sequence, first token, slots: what is packed as one
     bins         of epoch e: each source's pieces by its weight -> shuffled -> best fit -> bins shuffled
 

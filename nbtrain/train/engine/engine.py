@@ -1,7 +1,9 @@
 """What the training loop needs of an engine, in every layout: one optimizer step, one evaluation.
 
-    PlainEngine      every rank runs all layers (or its tensor-parallel or Ulysses part of each) on its own micro batches
-    PipelineEngine   the ranks of a pipeline run their stages of the same micro batches, one forward, one backward (1F1B)
+    PlainEngine      every rank runs all layers (or its tensor-parallel or Ulysses part of each) on its own
+                     micro batches
+    PipelineEngine   the ranks of a pipeline run their stages of the same micro batches, one forward, one
+                     backward (1F1B)
 
 Both take micro batches as train/batches.py makes them, and both return the mean loss over the whole step on
 every rank. A rank reads the samples of its place on the data axis, so all stages and tensor-parallel ranks of

@@ -63,7 +63,8 @@ def _run_ahead(patched: Patched) -> None:
 PATCHES = (
     Patch(
         "DeepSpeedEngine.checkpoint_engine",
-        "its writers hash nothing, leave half files under their names, and none writes in the background on CPU",
+        "its writers hash nothing, leave half files under their names, "
+        "and none writes in the background on CPU",
         "0.19.8",
         "tests/checkpoint/test_async_save.py::test_a_run_that_saves_in_the_background_is_the_same_run",
         "nbtrain/checkpoint/writer.py",
@@ -71,7 +72,8 @@ PATCHES = (
     ),
     Patch(
         "DeepSpeedEngine._take_model_step",
-        "it offers no place between the last backward pass and the optimizer, where a bad step can still be skipped",
+        "it offers no place between the last backward pass and the optimizer, "
+        "where a bad step can still be skipped",
         "0.19.8",
         "tests/train/health/test_stability.py::test_skip_acts_before_the_weights_move",
         "nbtrain/train/health/stability.py",

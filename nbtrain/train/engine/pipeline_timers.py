@@ -1,9 +1,10 @@
 """Where the time of a pipeline's step goes: the instructions of DeepSpeed's schedule, timed one by one.
 
-    ForwardPass                                       forward
-    BackwardPass, ReduceGrads, ReduceTiedGrads        backward
-    OptimizerStep                                     optimizer
-    SendActivation, RecvActivation, SendGrad, RecvGrad   pipeline: the transfer, and the wait for the neighbouring stage
+    ForwardPass                                           forward
+    BackwardPass, ReduceGrads, ReduceTiedGrads            backward
+    OptimizerStep                                         optimizer
+    SendActivation, RecvActivation, SendGrad, RecvGrad    pipeline: the transfer, and the wait for the
+                                                          neighbouring stage
 
 A stage that has nothing to do waits in a receive, so that "pipeline" is the bubble (arXiv:2104.04473, section
 2.2) and the transfers together. LoadMicroBatch is not timed here: its batches are timed by their reader.

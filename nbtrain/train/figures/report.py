@@ -52,7 +52,7 @@ class Report:
         dataset_names: tuple[str, ...] = (),
         trace: bool = False,
     ):
-        """`dataset_names`: of the rows of StepResult.dataset_losses. `trace`: each step's loss as float hex, too."""
+        """`dataset_names`: of the rows of StepResult.dataset_losses. `trace`: losses as float hex, too."""
         self.dataset_names = dataset_names
         self.config = config
         self.world = world
@@ -138,7 +138,8 @@ class Report:
         self.progress.tokens_per_second = tokens_per_second
         speeds = self.speedometer.at(tokens_per_second)
         parts = [
-            f"{amounts.count(round(tokens_per_second))} tokens/s over {amounts.counted(measured.steps, 'step')}",
+            f"{amounts.count(round(tokens_per_second))} tokens/s over "
+            f"{amounts.counted(measured.steps, 'step')}",
             f"{measured.seconds / measured.steps:.3f} s a step",
             f"{speeds.model_flops / 1e12:.3g} model TFLOP/s a device",
             f"MFU {speeds.mfu:.1%}" if speeds.mfu is not None else "",
@@ -170,7 +171,7 @@ class Report:
         logger.info("step %6s | checkpoint saved | %.2f s", f"{state.step:,}", seconds)
 
     def add_checkpoint_written(self, state: TrainState, step: int, seconds: float, num_bytes: int) -> None:
-        """The checkpoint of `step` is published, `seconds` after its start; `state` is the training's, now."""
+        """The checkpoint of `step` is published, `seconds` after its start; `state` is the current one."""
         self._write_scalars(state, checkpoint_write_seconds=seconds)
         text = f"{amounts.size(num_bytes)} written in {seconds:.2f} s"
         logger.info("step %6s | checkpoint of step %s | %s", f"{state.step:,}", f"{step:,}", text)
@@ -194,8 +195,8 @@ class Report:
             times = self._times_slow.get(rank, 0) + 1 if slowdown > limit else 0
             self._times_slow[rank] = times
             message = (
-                f"step {step}: rank {rank} on {spread.hosts[rank]} computes {spread.seconds[rank]:.3g} s a step, "
-                f"{slowdown:.0%} above the median of its stage, {times} times in a row "
+                f"step {step}: rank {rank} on {spread.hosts[rank]} computes {spread.seconds[rank]:.3g} s a "
+                f"step, {slowdown:.0%} above the median of its stage, {times} times in a row "
                 f"(logging.alerts.max_rank_slowdown {limit:.0%})"
             )
             name = f"max_rank_slowdown of rank {rank}"
@@ -287,8 +288,8 @@ class Report:
         self._overflows.append(result.overflowed_scale is not None)
         count = sum(self._overflows)
         message = (
-            f"step {result.step}: {count} of the last {len(self._overflows)} steps overflowed in fp16 and moved no "
-            f"weight (loss scale now {_power(result.loss_scale)}): at the start of a run lower "
+            f"step {result.step}: {count} of the last {len(self._overflows)} steps overflowed in fp16 and "
+            f"moved no weight (loss scale now {_power(result.loss_scale)}): at the start of a run lower "
             "precision.fp16.initial_scale_power, else lower lr_schedule.lr or use precision.dtype = bf16"
         )
         self.alerts.check("overflow_steps", count > OVERFLOW_WINDOW_STEPS // 2, message, result.step)
@@ -389,7 +390,7 @@ def make_report(
 
 
 def _overflow(result: StepResult) -> str:
-    """ "overflow, loss scale 2^31 -> 2^30", without "-> 2^30" if fp16.hysteresis keeps the scale; "" for a good step."""
+    """ "overflow, loss scale 2^31 -> 2^30", the latter only if it changed; "" for a good step."""
     if result.overflowed_scale is None:
         return ""
     before, now = _power(result.overflowed_scale), _power(result.loss_scale)

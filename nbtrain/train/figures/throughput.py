@@ -4,7 +4,8 @@ Three figures of speed, never mixed up; the FLOPs are those of config/arithmetic
 each device:
 
     MFU                                  model FLOPs / datasheet peak: what training gets out of the hardware
-    HFU                                  hardware FLOPs, recomputation counted / datasheet peak: how busy the units are
+    HFU                                  hardware FLOPs, recomputation counted / datasheet peak: how busy the
+                                         units are
     fraction of the measured matrix rate model FLOPs / one large matrix product on this very device at start
 
 MFU and HFU are absent if no peak is known, as on CPUs; the third figure says what is left to gain there too.

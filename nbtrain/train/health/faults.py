@@ -1,7 +1,7 @@
 """Faults on order, so that their handling can be seen on a healthy run: for tests and docs/faults.md.
 
-    NBTRAIN_FAULTS='[{"rank": 1, "attempt": 0, "step": 6, "do": "nan"}]'     in backend.env, which the supervisor
-                                                                            takes over into the attempt's
+    NBTRAIN_FAULTS='[{"rank": 1, "attempt": 0, "step": 6, "do": "nan"}]'     in backend.env; the supervisor
+                                                                            takes it over into the attempt's
                                                                             record
 
 Without `rank` or `attempt` the fault is for every rank or attempt. `do` is one of

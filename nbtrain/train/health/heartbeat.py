@@ -68,7 +68,7 @@ class HeartbeatWriter:
         self._lock = threading.Lock()
 
     def start(self) -> None:
-        """Renew the file from a thread from now on, and write all stacks to stderr when STACK_SIGNAL comes."""
+        """Renew the file from a thread from now on, and write all stacks to stderr on STACK_SIGNAL."""
         faulthandler.register(STACK_SIGNAL, file=sys.stderr, all_threads=True)
         self._dumps_stack = True
         self._thread = threading.Thread(target=self._renew, name="heartbeat", daemon=True)
@@ -117,7 +117,7 @@ class HeartbeatWriter:
             self.write()
 
     def write(self) -> None:
-        """Renew the file now. A disk that takes nothing does not end the rank: what has to be kept is elsewhere."""
+        """Renew the file now. A failed write does not end the rank: what must be kept is elsewhere."""
         with self._lock:
             self._written = time.monotonic()
             try:

@@ -1,18 +1,19 @@
-"""Steps that go wrong: a loss or gradient that is NaN or Inf, or a loss that jumps; and what stability.* says to do.
+"""Bad steps: a loss or gradient that is NaN or Inf, or a loss that jumps; and what stability.* does about it.
 
     stop      the job fails and says which step, loss, norm, ranks and samples
-    skip      the step's gradients are thrown away before the weights move; weights, moments and Adam's step count
-              stay, so the next step is bit for bit the one that would have been made without the bad one
-              If the step is bad because the weights are NaN or Inf, skipping cannot help: the job ends.
-    rollback  the ranks leave in order; the supervisor starts them again from the newest checkpoint, and the samples
-              from there to the bad step are passed over (rollbacks.json, DataState.skipped_sample_ranges)
+    skip      the step's gradients are thrown away before the weights move; weights, moments and Adam's step
+              count stay, so the next step is bit for bit the one that would have been made without the bad
+              one. If the step is bad because the weights are NaN or Inf, skipping cannot help: the job ends.
+    rollback  the ranks leave in order; the supervisor starts them again from the newest checkpoint, and the
+              samples from there to the bad step are passed over (rollbacks.json,
+              DataState.skipped_sample_ranges)
 
 When a step is looked at:
 
-    skip             inside DeepSpeed's _take_model_step, which both of its engines call at the end of accumulation: one
-                     all-reduce of three numbers and one wait for the device in every step
-    stop, rollback   after the step, once its averaged loss and norm have arrived: on a GPU during the next step, from a
-                     pinned copy, and always before anything is saved (settle). No wait.
+    skip             inside DeepSpeed's _take_model_step, which both of its engines call at the end of
+                     accumulation: one all-reduce of three numbers and one wait for the device in every step
+    stop, rollback   after the step, once its averaged loss and norm have arrived: on a GPU during the next
+                     step, from a pinned copy, and always before anything is saved (settle). No wait.
 
 The numbers are averages over all ranks, so every rank sees the same ones and decides alike. With ZeRO 1 to 3
 DeepSpeed itself leaves out a step whose gradient norm is NaN or Inf, and reports it to nobody: here that
@@ -164,8 +165,8 @@ class StepGuard:
         step = self._step
         first, last = step.positions
         said = (
-            f"step {step.number}: weights after it are NaN or Inf ({names}), so no checkpoint of them is saved; "
-            f"samples {first:,} to {last - 1:,} of the order"
+            f"step {step.number}: weights after it are NaN or Inf ({names}), so no checkpoint of them is "
+            f"saved; samples {first:,} to {last - 1:,} of the order"
         )
         policy = "rollback" if self._policy["nan"] == "rollback" else "stop"
         self._tell(
@@ -174,14 +175,14 @@ class StepGuard:
         if policy == "rollback":
             raise RollbackError(said, step.number, step.positions)
         raise StabilityError(
-            f"{said}. `nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first, or set "
-            "stability.on_nan = rollback, which passes over the samples since."
+            f"{said}. `nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first, or "
+            "set stability.on_nan = rollback, which passes over the samples since."
         )
 
     # --- what outlives a process --------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint, as JSON: the window of losses before the next step, the skipped steps, the counts."""
+        """For the checkpoint, as JSON: the window of losses before the next step, skipped steps, counts."""
         return {"losses": list(self._window), "skipped": list(self._skipped), "counts": dict(self.counts)}
 
     def load_state_dict(self, state: dict[str, Any] | None) -> None:
@@ -208,7 +209,10 @@ class StepGuard:
             finish_own_skip(self._engine.optimizer)
 
     def _over_ranks(self, own_loss: torch.Tensor | None) -> tuple[float, bool]:
-        """The mean loss of all ranks that have one; whether all gradients are finite, if DeepSpeed does not check that itself."""
+        """The mean loss of all ranks that have one, and whether all gradients are finite.
+
+        The gradients are looked at only if DeepSpeed does not check them itself.
+        """
         told = torch.zeros(3, dtype=torch.float32, device=self.world.device)
         if own_loss is not None:
             told[0], told[1] = own_loss, 1.0
@@ -273,7 +277,8 @@ class StepGuard:
         if is_scale:
             said += (
                 f"; {self.config.where('precision.fp16.loss_scale')}: precision.fp16.loss_scale = "
-                f"{precision.fp16.loss_scale:,.10g} is fixed, and likely too high: lower it, or set 0 for a dynamic one"
+                f"{precision.fp16.loss_scale:,.10g} is fixed, and likely too high: lower it, or set 0 for a "
+                "dynamic one"
             )
         policy, key = self._policy[kind], "on_nan" if kind == "nan" else "on_loss_spike"
         if kind == "spike":
@@ -293,16 +298,16 @@ class StepGuard:
         where = self.config.where(f"stability.{key}")
         if policy == "stop":
             cure = (
-                f" Lower lr_schedule.lr or look at these samples; stability.{key} = skip leaves out such steps, "
-                "rollback passes over the samples since the checkpoint."
+                f" Lower lr_schedule.lr or look at these samples; stability.{key} = skip leaves out such "
+                "steps, rollback passes over the samples since the checkpoint."
             )
             raise StabilityError(
                 f"{said}; {where}: stability.{key} = stop ends the job.{'' if is_scale else cure}"
             )
         if kind == "nan" and (names := bad_weights(self._engine.module, self.world)):
             raise StabilityError(
-                f"{said}; the weights themselves are NaN or Inf ({names}), and skipping steps does not fix them. "
-                "`nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first."
+                f"{said}; the weights themselves are NaN or Inf ({names}), and skipping steps does not fix "
+                "them. `nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first."
             )
         self.counts["skipped_steps"] += 1
         self._skipped.append(step.number)
@@ -327,8 +332,8 @@ class StepGuard:
         if kind == "spike":
             highest = max(told, key=lambda rank: told[rank]) if told else 0
             return (
-                f"step {step.number}: the loss jumps to {loss:.4g}, {loss / self._mean():.1f} times the mean of the "
-                f"last {len(self._window)} steps ({self._mean():.4g}); highest on rank {highest} "
+                f"step {step.number}: the loss jumps to {loss:.4g}, {loss / self._mean():.1f} times the mean "
+                f"of the last {len(self._window)} steps ({self._mean():.4g}); highest on rank {highest} "
                 f"({told.get(highest, math.nan):.4g}); {where}"
                 if loss is not None
                 else ""

@@ -2,7 +2,8 @@
 
     rank0.step<N>.trace.json.gz     the timeline of one cycle, for Perfetto or chrome://tracing
     rank0.step<N>.txt, .json, .svg  what it says, in a page, as data and as a picture (profile_summary.py)
-    rank0.step<N>.memory.pickle     on a GPU, with profile.memory_snapshot: every allocation, for pytorch.org/memory_viz
+    rank0.step<N>.memory.pickle     on a GPU, with profile.memory_snapshot: every allocation, for
+                                    pytorch.org/memory_viz
 
 N is the last step of the cycle. The cycle is profile.wait_steps, warmup_steps, active_steps, `repeat` times:
 by default steps 2 to 4 and 7 to 9 of the job are kept, counted from 0, as the upstream example does.

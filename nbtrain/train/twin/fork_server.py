@@ -1,8 +1,9 @@
-"""Ranks forked from one process that has torch and DeepSpeed loaded: the imports of all launches are paid once.
+"""Ranks forked from one process that has torch and DeepSpeed loaded: all launches pay for the imports once.
 
     python -m nbtrain.train.twin.fork_server         jobs/twin/fork_client.py starts it and asks
 
-    {"id": 1, "ranks": 4, "function": "nbtrain.train.__main__:main", "arguments": ["output/gpt"], "log": "{rank}.log", ...}
+    {"id": 1, "ranks": 4, "function": "nbtrain.train.__main__:main", "arguments": ["output/gpt"],
+     "log": "{rank}.log", ...}
       -> {"kind": "started", "id": 1, "pids": [...]}
       -> {"kind": "ended", "id": 1, "exit_codes": [0, 0, 0, 0], "timed_out": false, ...}
     {"id": 1, "signal": 15, "rank": 0}

@@ -38,7 +38,7 @@ def unpack(content: bytes, suffix: str) -> Unpacked:
 
 @packed
 def test_round_trip(suffix, tmp_path):
-    """Read whole, by lines and in pieces, the bytes are the same, and every compressed byte is accounted for."""
+    """Whole, by lines and in pieces, the same bytes are read, and every compressed byte is accounted for."""
     path = tmp_path / f"a{suffix}"
     path.write_bytes(PACK[suffix](CONTENT))
     with open_bytes(path, "here") as stream:

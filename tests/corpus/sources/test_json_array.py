@@ -55,7 +55,7 @@ def test_any_array(values, indent, is_ascii, read_bytes):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("size", [50, 1 << 20])
 def test_an_array_under_the_name_of_json_lines(workspace, read, part_bytes, suffix, size):
-    """kind: jsonl reads it as it reads lines, small and large, compressed or not; a .json that is named too."""
+    """kind: jsonl reads it as it reads lines, small or large, compressed or not, and in a named .json too."""
     part_bytes(size)
     content = json.dumps([{"text": f"text {number}"} for number in range(20)], indent=1).encode()
     for name in (f"a.jsonl{suffix}", f"a.json{suffix}"):

@@ -121,7 +121,7 @@ def test_what_only_python_reads(workspace, read, value):
 
 
 def test_lone_surrogates(workspace, read):
-    """Text that holds one cannot be written as UTF-8, in any key that is asked for; a pair is one character."""
+    """In any requested key, text that holds one cannot be written as UTF-8; a pair is one character."""
     lines = [
         {"text": "a\ud800", "title": "A"},
         {"text": "b", "title": "\udc00"},

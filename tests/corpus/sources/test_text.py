@@ -85,7 +85,7 @@ def test_a_document_larger_than_a_part(workspace, read, part_bytes):
 
 
 def test_document_separator(workspace, read):
-    """A line that is the separator ends a document, with either line end; an empty separator is a blank line."""
+    """A line that is the separator ends a document, with either line end; an empty one is a blank line."""
     (workspace / "book.txt").write_bytes(b"one\ntwo\n---\nthree\r\n---\r\nfour --- five\n---- \n---")
     assert read(text("book.txt", document_separator="---")).records == [
         "one\ntwo\n",

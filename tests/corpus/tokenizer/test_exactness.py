@@ -181,8 +181,9 @@ def test_texts_of_every_script(gpt2):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "count", "size"), [("udhr-multilingual", 400, 10**6), ("chinese-classics", 3000, 10**6), ("books-30mb", 300, 10**6)]
-)  # fmt: skip
+    ("name", "count", "size"),
+    [("udhr-multilingual", 400, 10**6), ("chinese-classics", 3000, 10**6), ("books-30mb", 300, 10**6)],
+)
 def test_natural_texts(gpt2, shared_data, name, count, size):
     """388 languages, 3,000 Chinese texts and 300 pieces of books: fastokens, HF tokenizers and tiktoken
     agree.

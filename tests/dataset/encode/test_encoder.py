@@ -101,7 +101,7 @@ def test_any_number_of_workers(make_config, small_parts):
 
 
 def test_one_process_joins_as_it_writes(make_config, workspace, small_parts, monkeypatch):
-    """Without duplicates the file that it has written becomes the .bin: nothing is copied, or read to be hashed."""
+    """Without duplicates the file it wrote becomes the .bin: nothing is copied, or read to be hashed."""
     config = make_config(data={"extra_json_keys": ["more"], "json_key": "text"})
     lines = [{"text": f"text {number}", "more": f"more {number} " * 5} for number in range(200)]
     write_jsonl(workspace / "texts.jsonl", lines)
@@ -129,7 +129,7 @@ def test_one_process_joins_as_it_writes(make_config, workspace, small_parts, mon
 
 @pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_shards_of_a_killed_run_are_used(make_config, small_parts, monkeypatch, num_workers):
-    """What is whole stays; the rest, and a shard that was cut short, is made; the bytes are the undisturbed ones."""
+    """Whole shards stay; the rest, and a shard cut short, are made; the bytes are those without the kill."""
     config = make_config()
     prepare(config)
     expected = content(dataset_dir("small"))
@@ -280,7 +280,7 @@ def test_several_keys(make_config, workspace, small_parts):
 
 
 def test_long_documents_are_streamed_to_the_same_bytes(make_config, monkeypatch):
-    """What goes to the disk piece by piece is what goes there as a whole, near duplicates and extra keys too."""
+    """What is written piece by piece is what is written whole, near duplicates and extra keys too."""
     from nbtrain.corpus.tokenizer import tokenizer
     from nbtrain.dataset.encode import encoder as encode
 
@@ -335,9 +335,10 @@ def test_token_ids(make_config, workspace):
     with pytest.raises(DataError) as caught:
         prepare(high, through="encode")
     assert str(caught.value) == (
-        "data.sources[0]: 1 of 1 records (100.00%) cannot be read, at most max_broken_fraction = 1.00% may be. First: "
-        "ids.jsonl:1: token id 300 is outside the vocabulary of 300 entries; listed in "
-        "data/dataset/high/.encode/broken-records.jsonl. Fix the source, or set its keys or max_broken_fraction."
+        "data.sources[0]: 1 of 1 records (100.00%) cannot be read, at most max_broken_fraction = 1.00% may "
+        "be. First: ids.jsonl:1: token id 300 is outside the vocabulary of 300 entries; listed in "
+        "data/dataset/high/.encode/broken-records.jsonl. Fix the source, or set its keys or "
+        "max_broken_fraction."
     )
 
 
@@ -536,8 +537,8 @@ def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_part
     with pytest.raises(DataError) as caught:
         prepare(config)
     assert (
-        "No space left on device. Free space, or set NBTRAIN_DATA to a folder that can be written. What is done is "
-        in str(caught.value)
+        "No space left on device. Free space, or set NBTRAIN_DATA to a folder that can be written. What is "
+        "done is " in str(caught.value)
     )
     folder = dataset_dir("full")
     assert not list(folder.glob("*.bin")) and not (folder / "manifest.json").exists()
@@ -548,7 +549,7 @@ def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_part
 
 
 def test_progress_inside_parts(tmp_path):
-    """What workers say of parts under way is shown, never more than those parts are; at the end it is what was done."""
+    """Reported parts under way are shown, never beyond their size; at the end it is what was done."""
     progress = Progress("encode", 300, "B", io.StringIO())
     account = EncodeProgress(tmp_path, [SourceCounts()], progress)
     for number in range(3):

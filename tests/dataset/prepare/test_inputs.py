@@ -24,7 +24,10 @@ batch: {micro_batch_size: 2, global_batch_size: 4, train_tokens: 1920}
 lr_schedule: {lr: 1.0e-3}
 evaluation: {eval_iters: 0}
 """
-END = "Runs may refer to it: give data.name another value, or make it again with `nbtrain prepare RUN.yaml --force`."
+END = (
+    "Runs may refer to it: give data.name another value, or make it again with `nbtrain prepare RUN.yaml "
+    "--force`."
+)
 
 
 @pytest.fixture

@@ -52,7 +52,8 @@ def test_a_shared_tokenizer_is_not_made_anew(make_config):
     assert steps(forced)[0] == (
         "tokenizer",
         "kept",
-        "data/tokenizer/small: 300 entries, trained on these sources; not made again, since small is encoded with it",
+        "data/tokenizer/small: 300 entries, trained on these sources; "
+        "not made again, since small is encoded with it",
     )
     assert Tokenizer.load(tokenizer_dir("small")).sha256 == before
     assert refusal(make_config(tokenizer={"vocab_size": 290}), force=True).startswith(
@@ -85,7 +86,8 @@ def test_a_source_that_changes_while_it_is_read(make_config, workspace, monkeypa
     with monkeypatch.context() as patch:
         patch.setattr(Encoder, "__call__", while_reading)
         assert refusal(config) == (
-            "data.sources[0]: texts.jsonl changed while it was read. Let nothing write there, and start again."
+            "data.sources[0]: texts.jsonl changed while it was read. Let nothing write there, and start "
+            "again."
         )
     assert not dataset_of(config).manifest_json.exists()
     path.write_bytes(whole)
@@ -109,9 +111,9 @@ def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
     found = Tokenizer.load(tokenizer_dir("small")).vocab_size
     assert found < 1_000
     assert caplog.messages == [
-        f"data/tokenizer/small: {found} entries, for there is nothing more to merge in so little text; the model is "
-        "built for tokenizer.vocab_size = 52,000, and those above are never met. Use more text, or set it to "
-        f"{found} and prepare again with --force."
+        f"data/tokenizer/small: {found} entries, for there is nothing more to merge in so little text; the "
+        "model is built for tokenizer.vocab_size = 52,000, and those above are never met. Use more text, or "
+        f"set it to {found} and prepare again with --force."
     ]
     caplog.clear()
     prepare(make_config(tokenizer={"vocab_size": found}), force=True, through="encode")
@@ -232,13 +234,14 @@ def test_other_settings_under_the_same_name(make_config, workspace):
     (workspace / "more.jsonl").write_text('{"text": "another text"}\n')
     other = make_config(data={"sources": [{"kind": "jsonl", "path": "more.jsonl"}]})
     assert refusal(other) == (
-        "data/dataset/small: made with other settings: data.sources[0].path = 'texts.jsonl' there, 'more.jsonl' in "
-        "this run. Runs may refer to it: give data.name another value, or make it again with `nbtrain prepare "
-        "RUN.yaml --force`."
+        "data/dataset/small: made with other settings: data.sources[0].path = 'texts.jsonl' there, "
+        "'more.jsonl' in this run. Runs may refer to it: give data.name another value, or make it again with "
+        "`nbtrain prepare RUN.yaml --force`."
     )
     assert refusal(make_config(tokenizer={"vocab_size": 290})) == (
-        "data/tokenizer/small: trained with other settings: vocab_size = 300 there, 290 in this run. Datasets and runs "
-        "may refer to it: give tokenizer.name another value, or make it again with `nbtrain prepare RUN.yaml --force`."
+        "data/tokenizer/small: trained with other settings: vocab_size = 300 there, 290 in this run. "
+        "Datasets and runs may refer to it: give tokenizer.name another value, or make it again with "
+        "`nbtrain prepare RUN.yaml --force`."
     )
     assert everything(data_home()) == before
     forced = prepare(make_config(tokenizer={"vocab_size": 290}), force=True)
@@ -263,8 +266,8 @@ def test_changed_source_file(make_config, workspace):
     os.utime(source, ns=(11, 11))
     assert refusal(config) == (
         "data/dataset/small: the sources have changed since it was made: data.sources[0]: texts.jsonl has "
-        f"changed ({size:,} bytes then, {size + 21:,} now). Runs may refer to it: give data.name another value, or make "
-        "it again with `nbtrain prepare RUN.yaml --force`."
+        f"changed ({size:,} bytes then, {size + 21:,} now). Runs may refer to it: give data.name another "
+        "value, or make it again with `nbtrain prepare RUN.yaml --force`."
     )
 
 
@@ -285,7 +288,8 @@ def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
         "same settings; not compared with sources that are no longer there: texts.jsonl",
     )
     assert caplog.messages == [
-        "data/dataset/small: kept, though its sources are no longer there and could not be compared with it: texts.jsonl."
+        "data/dataset/small: kept, though its sources are no longer there and could not be compared with it: "
+        "texts.jsonl."
     ]
     assert everything(data_home()) == before
     os.utime(workspace / "more" / "a.jsonl", ns=(10, 10))
@@ -319,7 +323,7 @@ def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
 
 
 def test_two_datasets_share_a_tokenizer(make_config, workspace):
-    """A second dataset is encoded with the tokenizer that is there, and the report says on what it was trained."""
+    """A second dataset is encoded with the existing tokenizer; the report says on what it was trained."""
     prepare(make_config())
     (workspace / "more.jsonl").write_text(
         '{"text": "the other text"}\n' * 2 + '{"text": "and one more text"}\n'
@@ -364,25 +368,25 @@ def test_brought_tokenizer(make_config, workspace, texts):
         "data/tokenizer/mine: 300 entries, brought",
     )
     assert refusal(make_config(tokenizer={"name": "mine", "vocab_size": 280}, data={"name": "mine"})) == (
-        "data/tokenizer/mine: 300 entries, but this run sets tokenizer.vocab_size = 280, for which the model is built. "
-        "Set it to 300, or name another tokenizer."
+        "data/tokenizer/mine: 300 entries, but this run sets tokenizer.vocab_size = 280, for which the model "
+        "is built. Set it to 300, or name another tokenizer."
     )
     (tokenizer_dir("half")).mkdir()
     shutil.copy(tokenizer_dir("small") / "vocab.json", tokenizer_dir("half"))
     assert refusal(make_config(tokenizer={"name": "half"}, data={"name": "half"})) == (
-        "data/tokenizer/half/merges.txt: no such file. A brought tokenizer is vocab.json and merges.txt; put both "
-        "there, or remove the folder to have one trained."
+        "data/tokenizer/half/merges.txt: no such file. A brought tokenizer is vocab.json and merges.txt; put "
+        "both there, or remove the folder to have one trained."
     )
 
 
 def test_brought_dataset(make_config):
-    """.bin/.idx without a manifest are used where data.sources is empty, and not written over where it is not."""
+    """.bin/.idx without a manifest are used if data.sources is empty, and not written over if it is not."""
     prepared = prepare(make_config()).manifest
     dataset = DatasetFiles.named("small")
     dataset.manifest_json.unlink()
     assert refusal(make_config()) == (
-        "data/dataset/small: holds text_document.bin without a manifest: nbtrain did not make it. To use it, leave "
-        "data.sources empty; to replace it, make it again with `nbtrain prepare RUN.yaml --force`."
+        "data/dataset/small: holds text_document.bin without a manifest: nbtrain did not make it. To use it, "
+        "leave data.sources empty; to replace it, make it again with `nbtrain prepare RUN.yaml --force`."
     )
     brought = make_config(data={"sources": []})
     report = prepare(brought)
@@ -400,8 +404,8 @@ def test_brought_dataset(make_config):
 def test_nothing_to_make_data_from(make_config):
     """No source and no files: the missing file, and which setting is empty."""
     assert refusal(make_config(data={"sources": []})) == (
-        "data/dataset/small/text_document.bin: no such file. Make it with `nbtrain prepare RUN.yaml`. It makes data "
-        "from data.sources, which this run leaves empty."
+        "data/dataset/small/text_document.bin: no such file. Make it with `nbtrain prepare RUN.yaml`. It "
+        "makes data from data.sources, which this run leaves empty."
     )
 
 
@@ -410,8 +414,8 @@ def test_data_home_that_cannot_be_written(make_config, workspace, monkeypatch):
     (workspace / "file").write_text("")
     monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "file"))
     assert refusal(make_config()) == (
-        "file/dataset/small: cannot be made or opened: Not a directory. Set NBTRAIN_DATA to a folder that can be "
-        "written."
+        "file/dataset/small: cannot be made or opened: Not a directory. Set NBTRAIN_DATA to a folder that "
+        "can be written."
     )
 
 
@@ -419,7 +423,9 @@ KILLED = """
 import json, os, signal, sys
 from nbtrain.base import files
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset import indexed_writer; from nbtrain.dataset.prepare import prepare; from nbtrain.corpus.tokenizer import prepare as tokenizer
+from nbtrain.dataset import indexed_writer
+from nbtrain.dataset.prepare import prepare
+from nbtrain.corpus.tokenizer import prepare as tokenizer
 
 config, calls = RunConfig.model_validate(json.loads(sys.argv[1])), 0
 prepare.ENCODE_BYTES = 10_000
@@ -484,7 +490,7 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 
 @pytest.mark.slow
 def test_memory_does_not_follow_the_corpus(make_config, workspace):
-    """Eight times the text (160 MB in place of 20) takes at most 40 MiB more, and less than 250 MiB in all."""
+    """Eight times the text (160 MB instead of 20) takes at most 40 MiB more, and under 250 MiB in all."""
     line = "".join(
         chr(97 + (7 * place + place // 11) % 26) + " " * (place % 6 == 0) for place in range(20_000)
     )

@@ -112,7 +112,7 @@ def test_equals_the_slow_twin(seed):
 
 
 def test_every_token_is_read_once_in_an_epoch():
-    """One epoch cuts the shuffled documents into pieces that meet in one token and leave less than one out."""
+    """One epoch cuts the shuffled documents into pieces that share one token; less than one is left out."""
     lengths = np.array([4, 10, 1, 6, 25], np.int32)
     index = build_gpt_index(lengths, 0, 5, seq_length=8, num_samples=1, seed=3)
     ends = np.concatenate([[0], np.cumsum(lengths[index.document_index])])
@@ -145,9 +145,10 @@ def test_index_that_would_fill_the_memory():
     with pytest.raises(DataError) as caught:
         build_gpt_index(np.full(100_000, 2, np.int32), 0, 100_000, 2048, 10_000_000, seed=0)
     assert str(caught.value) == (
-        "10,000,000 samples of 2,048 tokens are 102,401 epochs of 200,000 tokens; their document index would take "
-        "38 GiB (at most 16 GiB). Use more text, set data.shuffle: per_epoch, which has one epoch's at a time, or set "
-        "data.index_samples: the order is then built for that many and repeated with another seed."
+        "10,000,000 samples of 2,048 tokens are 102,401 epochs of 200,000 tokens; their document index would "
+        "take 38 GiB (at most 16 GiB). Use more text, set data.shuffle: per_epoch, which has one epoch's at "
+        "a time, or set data.index_samples: the order is then built for that many and repeated with another "
+        "seed."
     )
 
 
@@ -199,7 +200,7 @@ def test_the_largest_index_that_is_built(monkeypatch):
     ],
 )
 def test_how_many_epochs_are_needed(tokens, seq_length, samples, expected):
-    """The fewest epochs, what they hold, what the epochs before the last hold, and whether the last is apart."""
+    """The fewest epochs, what they hold, what those before the last hold, and whether the last is apart."""
     assert tuple(epochs_needed(tokens, seq_length, samples)) == expected
 
 
@@ -296,7 +297,7 @@ def test_space_is_taken_before_the_array_is_mapped(tmp_path, monkeypatch):
 
 
 def test_builders_at_one_time_do_not_disturb_each_other(tmp_path):
-    """Four that all find nothing and start together: every one reads whole arrays, and no temporary file stays."""
+    """Four find nothing and start together: each reads whole arrays, and no temporary file stays."""
     lengths = np.random.RandomState(1).randint(1, 30, size=300).astype(np.int32)
     expected = build_gpt_index(lengths, 0, 300, 16, 2000, 9)
     together = threading.Barrier(4)

@@ -73,9 +73,13 @@ def sequences(dataset):
 
 
 for number, (seq_length, split, sizes) in enumerate(ask["cases"]):
-    for name, dataset in zip(("train", "valid", "test"), build(ask["prefixes"][:1], None, seq_length, split, sizes)):
+    for name, dataset in zip(
+        ("train", "valid", "test"), build(ask["prefixes"][:1], None, seq_length, split, sizes)
+    ):
         if dataset is not None:
-            arrays = {key: getattr(dataset, key) for key in ("document_index", "sample_index", "shuffle_index")}
+            arrays = {
+                key: getattr(dataset, key) for key in ("document_index", "sample_index", "shuffle_index")
+            }
             np.savez(out / f"case-{number}-{name}.npz", samples=sequences(dataset), **arrays)
 
 for name, dataset in zip(
@@ -166,8 +170,15 @@ def write(name: str, documents: int, seed: int) -> None:
     assert written is not None
     counts = {"documents": documents, "tokens": written.num_tokens, "bytes": None, "dropped": {}}
     manifest = DatasetManifest(
-        "text", [], counts, 1000, writer.dtype.name, 0, None, {key: dict(value) for key, value in written.files.items()}
-    )  # fmt: skip
+        "text",
+        [],
+        counts,
+        1000,
+        writer.dtype.name,
+        0,
+        None,
+        {key: dict(value) for key, value in written.files.items()},
+    )
     files.write_json(target.manifest_json, manifest.to_dict())
 
 

@@ -40,7 +40,7 @@ def pair(rows):
 
 
 def labels_by_definition(rows) -> Counter:
-    """(sequence, place) of every learnt label: all of what is learnt whole, else those of the first SEQ + 1 tokens."""
+    """(sequence, place) of each learnt label: of all if all is learnt, else of the first SEQ + 1 tokens."""
     expected: Counter = Counter()
     for sequence, row in enumerate(rows):
         seen = row if all(row) else row[: SEQ + 1]
@@ -51,7 +51,7 @@ def labels_by_definition(rows) -> Counter:
 @given(masks, st.integers(0, 20), st.sampled_from([1, 7, 1 << 22]))
 @settings(deadline=None, max_examples=num_cases(150))
 def test_every_learnt_label_is_in_one_piece(rows, cut, scan_tokens):
-    """No label is lost or doubled, however the sources lie and the mask is read; each sequence is counted once."""
+    """However the sources lie and the mask is read, no label is lost or doubled; a sequence counts once."""
     mask = pair(rows)
     cut = min(cut, len(rows))
     sources = [MixedSource("a", 0, cut), MixedSource("b", cut, len(rows))]
@@ -81,7 +81,7 @@ weights = st.lists(st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0, 1.5, 2.0, 3.7]), m
 @given(weights, st.data())
 @settings(deadline=None, max_examples=num_cases(60))
 def test_epochs_take_each_source_in_rounds(given_weights, data):
-    """After e epochs a source of n and weight w has given ceil(e w n) examples, none more than once more than another."""
+    """After e epochs a source of n and weight w has given ceil(e w n) examples, evenly to within one."""
     sizes = [data.draw(st.integers(1, 12)) for _ in given_weights]
     lengths = [data.draw(st.integers(2, SEQ + 1)) for _ in range(sum(sizes))]
     ends = np.cumsum(sizes).tolist()

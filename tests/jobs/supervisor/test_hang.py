@@ -160,7 +160,8 @@ def test_the_main_threads_stack():
     log = old + (
         "step 6 | loss 4.2\n"
         'Thread 0x01 (most recent call first):\n  File "heartbeat.py", line 4 in _renew\n\n'
-        'Current thread 0x02 (most recent call first):\n  File "a.py", line 3 in inner\n  File "a.py", line 9 in outer\n'
+        "Current thread 0x02 (most recent call first):\n"
+        '  File "a.py", line 3 in inner\n  File "a.py", line 9 in outer\n'
         "and words behind it\n"
     )
     assert main_stack(log) == ['File "a.py", line 3 in inner', 'File "a.py", line 9 in outer']

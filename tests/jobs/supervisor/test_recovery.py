@@ -32,7 +32,7 @@ from nbtrain.jobs.supervisor.verdict import Verdict
 
 
 class Told:
-    """A supervision of a job on disk, whose attempts end in the verdicts of `verdicts`, one after the other."""
+    """A supervision of a job on disk, whose attempts end in the verdicts of `verdicts`, one by one."""
 
     def __init__(self, config):
         self.job = JobDir(RunDir.named("tiny"), new_job_id())
@@ -154,9 +154,7 @@ def checkpoint(run, step, consumed, skipped=()):
 
 
 def test_a_rollback_restarts_at_once_and_is_no_restart(supervised):
-    """No wait, no count; the samples from the checkpoint on are written down, with the samples passed over before
-    counted.
-    """
+    """No wait, no count; the samples since the checkpoint are recorded, counting those passed over before."""
     checkpoint(supervised.job.run, 4, 32, ((8, 16),))
     supervised.verdicts = [bad_step(6, 48, 56), Verdict("SUCCEEDED", "done")]
     supervised.journal.reached_step = 6

@@ -193,7 +193,7 @@ def test_cancel_saves_and_leaves_nothing(fake, start, wait_until):
 
 
 def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
-    """One rank ignores the stop and one is stopped by a signal: killed within the limits, CANCELLED, swept."""
+    """One rank ignores the stop, a signal has stopped another: killed within the limits, CANCELLED, swept."""
     faults = [{"rank": 0, "step": 5, "do": "ignore-stop"}, {"rank": 1, "step": 5, "do": "stop"}]
     job = start(fake(faults, ranks=2, steps=100_000, backend={"shutdown_timeout_seconds": 1.0}))
     wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 6, "step 6")

@@ -265,7 +265,10 @@ def test_a_lost_gpu_is_told():
 
 
 GLOO = "RuntimeError: [../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:31234"
-NCCL = "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, remote process exited or there was a network error"
+NCCL = (
+    "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:77, remote process exited or there was a network "
+    "error"
+)
 
 
 @pytest.mark.parametrize("said", [GLOO, NCCL])

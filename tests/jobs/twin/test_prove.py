@@ -125,7 +125,11 @@ def test_why_a_launch_ended(tmp_path, codes, late, words):
 
 # What stands for what no example has.
 OWN = {
-    "ulysses": {"parallel.ds_sequence_parallel_size": 2, "parallel.data_parallel_size": 2, "parallel.zero_stage": 3},
+    "ulysses": {
+        "parallel.ds_sequence_parallel_size": 2,
+        "parallel.data_parallel_size": 2,
+        "parallel.zero_stage": 3,
+    },
     "sequence-parallel": {
         "parallel.tensor_parallel_size": 2,
         "parallel.sequence_parallel": True,

@@ -74,12 +74,13 @@ def test_log_line(report, config, caplog):
     for step in (1, 2):
         add_step(report, config, step)
     assert caplog.messages == [
-        "step      2 | tokens 8.19k / 3.28M | loss 4.5000 | lr 2.00e-03 | grad norm 0.84 | 2.00 s | 2.05k tokens/s"
+        "step      2 | tokens 8.19k / 3.28M | loss 4.5000 | lr 2.00e-03 | grad norm 0.84 | 2.00 s "
+        "| 2.05k tokens/s"
     ]
 
 
 def overflow(report, step, before, now, count):
-    """A step of fp16 that overflowed with the scale `before`, as the `count`-th of the run; None: a good one."""
+    """A step of fp16 that overflowed with the scale `before`, as the run's `count`-th; None: a good step."""
     data = DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16 * step)
     result = StepResult(
         step, 16, 16 * step, 2e-3, torch.tensor(4.5), math.inf if before else 0.5, now, StepTimer(CPU), 2.0,
@@ -115,8 +116,9 @@ def test_most_steps_overflowing_is_told_once(report, job):
         overflow(report, step, 2.0 if step % 3 else None, 1.0, step)
     alerts = [event["message"] for event in read_events(job) if event["kind"] == "alert"]
     assert alerts == [
-        "step 16: 11 of the last 16 steps overflowed in fp16 and moved no weight (loss scale now 2^0): at the start of a "
-        "run lower precision.fp16.initial_scale_power, else lower lr_schedule.lr or use precision.dtype = bf16"
+        "step 16: 11 of the last 16 steps overflowed in fp16 and moved no weight (loss scale now 2^0): at "
+        "the start of a run lower precision.fp16.initial_scale_power, else lower lr_schedule.lr or use "
+        "precision.dtype = bf16"
     ]
 
 

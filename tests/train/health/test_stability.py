@@ -92,8 +92,9 @@ def test_stop_says_step_loss_norm_rank_and_samples(yaml, job):
         run.step(math.nan, 3.0)
     assert str(caught.value) == (
         "step 2: the loss is nan on every rank, gradient norm 3; samples 4 to 7 of the order; default: "
-        "stability.on_nan = stop ends the job. Lower lr_schedule.lr or look at these samples; stability.on_nan = skip "
-        "leaves out such steps, rollback passes over the samples since the checkpoint."
+        "stability.on_nan = stop ends the job. Lower lr_schedule.lr or look at these samples; "
+        "stability.on_nan = skip leaves out such steps, rollback passes over the samples since the "
+        "checkpoint."
     )
     (event,) = read_events(job)
     assert (event["kind"], event["step"], event["loss"], event["grad_norm"]) == ("error", 2, "nan", 3.0)
@@ -108,7 +109,7 @@ def test_a_gradient_that_is_no_number_is_told_from_a_loss(yaml, job):
 
 
 def test_skip_acts_before_the_weights_move(yaml, job):
-    """Loss or gradient: the weight stays, the step counts, event and count are there; a good step moves it."""
+    """Loss or gradient: the weight stays, the step counts, event and count are there; a good one moves it."""
     run = Run(yaml, job, on_nan="skip")
     run.step(2.0)
     before = run.weight
@@ -122,8 +123,8 @@ def test_skip_acts_before_the_weights_move(yaml, job):
     first = next(iter(read_events(job)))
     assert first["kind"] == "skip"
     assert first["message"] == (
-        "step 2: the loss is nan on every rank; samples 4 to 7 of the order; the step is skipped, the weights stay as "
-        "they were (stability.on_nan = skip)"
+        "step 2: the loss is nan on every rank; samples 4 to 7 of the order; the step is skipped, the "
+        "weights stay as they were (stability.on_nan = skip)"
     )
 
 
@@ -158,7 +159,10 @@ def test_weights_that_are_no_numbers_are_not_saved(yaml, job, policy, value):
     with pytest.raises(StabilityError) as caught:
         run.guard.check_weights()
     assert isinstance(caught.value, RollbackError) == (policy == "rollback")
-    said = "step 1: weights after it are NaN or Inf (weight), so no checkpoint of them is saved; samples 0 to 3 of the order"
+    said = (
+        "step 1: weights after it are NaN or Inf (weight), so no checkpoint of them is saved; "
+        "samples 0 to 3 of the order"
+    )
     assert str(caught.value).startswith(said)
     (event,) = read_events(job)
     assert event["message"].startswith(said)
@@ -167,10 +171,13 @@ def test_weights_that_are_no_numbers_are_not_saved(yaml, job, policy, value):
 
 @pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
 def test_a_spike_is_seen_once_the_window_is_full(yaml, job, policy):
-    """Against the mean of the window; a spike is no part of the mean, and nothing is one before the window is full."""
+    """Against the mean of the window, which holds no spike; before the window is full nothing is one."""
     run = Run(yaml, job, on_loss_spike=policy, loss_spike_window_steps=3, loss_spike_factor=2.0)
     assert [run.step(loss).skipped for loss in (100.0, 1.0, 2.0, 3.0, 3.9)] == [False] * 5
-    said = r"step 6: the loss jumps to 6.4, 2.2 times the mean of the last 3 steps \(2.967\); highest on rank 0 \(6.4\)"
+    said = (
+        r"step 6: the loss jumps to 6.4, 2.2 times the mean of the last 3 steps \(2.967\); "
+        r"highest on rank 0 \(6.4\)"
+    )
     if policy == "skip":
         weight = run.weight
         verdict = run.step(6.4)
@@ -233,7 +240,10 @@ def test_an_overflow_of_a_fixed_scale_names_the_scale(yaml, job, policy):
     """Not if the loss itself is NaN, or if the scale makes nothing larger."""
     run = Run(yaml, job, on_nan=policy, max_skipped_steps=1)
     run.engine.optimizer.overflow = True
-    advice = "precision.fp16.loss_scale = 4,294,967,296 is fixed, and likely too high: lower it, or set 0 for a dynamic one"
+    advice = (
+        "precision.fp16.loss_scale = 4,294,967,296 is fixed, and likely too high: lower it, "
+        "or set 0 for a dynamic one"
+    )
 
     def told(loss, loss_scale=2.0**32):
         fp16 = {"precision.dtype": "fp16", "precision.fp16.loss_scale": loss_scale}
@@ -256,7 +266,7 @@ def test_an_overflow_of_a_fixed_scale_names_the_scale(yaml, job, policy):
 
 
 def test_an_overflow_at_the_smallest_scale_is_explained(yaml):
-    """DeepSpeed's own scaler raises it, a bare Exception that names no field of ours; other errors stay as they are."""
+    """DeepSpeed's scaler raises a bare Exception that names no field of ours; other errors are kept."""
     from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler
 
     config = load(yaml, {"precision.dtype": "fp16"}, check=False)
@@ -344,7 +354,7 @@ def discarded(tmp_path_factory, yaml):
 
 @pytest.mark.slow
 def test_a_bad_step_leaves_no_trace(discarded):
-    """Every ZeRO stage, format, bucket and offload, plain and piped: weights, masters, moments, step count."""
+    """Each ZeRO stage, format, bucket and offload, plain and piped: weights, masters, moments, step count."""
     assert len(discarded) == 3 * 17
     assert {line["answers"][0]["optimizer"] for line in discarded} == {
         "AdamW",
@@ -362,7 +372,7 @@ def test_a_bad_step_leaves_no_trace(discarded):
 
 @pytest.mark.slow
 def test_every_rank_hears_of_one_weight_that_is_no_number(discarded):
-    """In the last value of rank 1's own part, in every stage and format; sound weights, padding and all, are sound."""
+    """In the last value of rank 1's part, in every stage and format; sound weights and padding stay sound."""
     for line in discarded:
         for answer in line["answers"]:
             assert answer["sound"] == "", line["case"]

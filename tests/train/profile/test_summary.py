@@ -75,7 +75,7 @@ def test_every_moment_of_a_step_on_a_cpu_has_one_category():
 
 
 def test_operators_have_own_times_and_flops():
-    """aten::linear keeps the time that its addmm does not take; products of different shapes are kept apart."""
+    """aten::linear keeps the time its addmm does not take; products of different shapes are kept apart."""
     operators = {operator.name: operator for operator in summarize(on_cpu()).operators}
     assert operators["aten::addmm [4, 16] x [16, 8]"].flops == 2 * 4 * 16 * 8
     own = {name: round(operator.seconds * 1e6, 2) for name, operator in operators.items()}

@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -202,6 +203,21 @@ def test_the_files_to_open_are_there():
     named = [path for row in rows for path in re.findall(r"`((?:nbtrain|tests|docs)/[^`]*)`", row[1])]
     assert len(rows) >= 25 and all(len(row) == 2 for row in rows if row[0])
     assert [path for path in named if not (REPOSITORY / path).exists()] == []
+
+
+def test_no_file_and_no_folder_outgrows_its_room():
+    """A file holds one noun in at most 450 lines; no top folder holds over 17 % of the code."""
+    lines = {
+        path: len(path.read_text(encoding="utf-8").splitlines())
+        for path in PACKAGE.rglob("*")
+        if path.suffix in (".py", ".js", ".html") and "_bundled" not in path.parts
+    }
+    assert {str(path): count for path, count in lines.items() if count > 450} == {}
+    shares: Counter[str] = Counter()
+    for path, count in lines.items():
+        shares[path.relative_to(PACKAGE).parts[0]] += count
+    total = sum(lines.values())
+    assert {folder: count / total for folder, count in shares.items() if count > 0.17 * total} == {}
 
 
 def test_nobody_imports_across_a_wall():

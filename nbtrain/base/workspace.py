@@ -85,7 +85,7 @@ def bundled(part: str) -> Path:
     raise ConfigError(f"this installation of nbtrain carries no {part}; install the wheel or use a clone.")
 
 
-def display(path: Path) -> str:
+def display(path: str | os.PathLike) -> str:
     """A path as a person reads it: relative to the workspace if it lies inside."""
     try:
         return str(Path(path).relative_to(workspace()))

@@ -66,8 +66,7 @@ DROPPED_VARIABLES = (
 )
 
 
-# --- the variables of every rank
-# -----------------------------------------------------------------------------
+# --- the variables of every rank ------------------------------------------------------------------
 
 
 def supervisor_environment() -> dict[str, str]:
@@ -122,8 +121,7 @@ def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> 
     return {**variables, **own}
 
 
-# --- environment.json
-# ----------------------------------------------------------------------------------------
+# --- environment.json -----------------------------------------------------------------------------
 
 
 def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:

@@ -48,8 +48,7 @@ def preflight(config: RunConfig, machine: Machine | None = None) -> list[Obstacl
     return [problem for check in CHECKS for problem in check(config, machine)]
 
 
-# --- devices
-# -------------------------------------------------------------------------------------------------
+# --- devices --------------------------------------------------------------------------------------
 
 
 def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
@@ -172,8 +171,7 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
         )
 
 
-# --- faults on order
-# -----------------------------------------------------------------------------------------
+# --- faults on order ------------------------------------------------------------------------------
 
 
 def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacles:
@@ -196,8 +194,7 @@ def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacle
         )
 
 
-# --- folders and disk
-# ----------------------------------------------------------------------------------------
+# --- folders and disk -----------------------------------------------------------------------------
 
 
 def output_is_writable(config: RunConfig, machine: Machine) -> Obstacles:
@@ -246,8 +243,7 @@ def _existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
 
 
-# --- data
-# ----------------------------------------------------------------------------------------------------
+# --- data -----------------------------------------------------------------------------------------
 
 
 def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:

@@ -175,8 +175,7 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
     return config
 
 
-# --- what is found there
-# -------------------------------------------------------------------------------------
+# --- what is found there --------------------------------------------------------------------------
 
 
 def _tell_ignored_changes(run: RunDir, config: RunConfig) -> None:
@@ -184,8 +183,7 @@ def _tell_ignored_changes(run: RunDir, config: RunConfig) -> None:
         logger.warning("%s is active; this change is not applied: %s", run.name, change)
 
 
-# --- writing and starting
-# ------------------------------------------------------------------------------------
+# --- writing and starting -------------------------------------------------------------------------
 
 
 def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[str, ...]) -> JobDir:

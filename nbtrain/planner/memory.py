@@ -138,8 +138,7 @@ def nvme_bytes(config: RunConfig, stage: int) -> int:
     return sum(size for size, place in _model_state(config, stage).values() if place == "nvme")
 
 
-# --- model state
-# ----------------------------------------------------------------------------------------------
+# --- model state ----------------------------------------------------------------------------------
 
 
 def _model_state(config: RunConfig, stage: int) -> dict[str, tuple[int, str]]:
@@ -202,8 +201,7 @@ def _snapshot(config: RunConfig, stage: int) -> int:
     return state["weights"][0] + state["optimizer"][0]
 
 
-# --- activations
-# ----------------------------------------------------------------------------------------------
+# --- activations ----------------------------------------------------------------------------------
 
 
 def activation_bytes(config: RunConfig, stage: int) -> int:
@@ -300,8 +298,7 @@ def _product_element(config: RunConfig) -> int:
     return 4 if config.precision.dtype == "fp32" else 2
 
 
-# --- logits and workspace
-# -------------------------------------------------------------------------------------
+# --- logits and workspace -------------------------------------------------------------------------
 
 
 def logits_bytes(config: RunConfig, stage: int) -> int:

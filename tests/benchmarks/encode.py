@@ -59,8 +59,7 @@ lr_schedule: {{lr: 1.0e-3}}
 """
 
 
-# --- text
-# -----------------------------------------------------------------------------------------------------
+# --- text -----------------------------------------------------------------------------------------
 
 
 def installed_texts() -> Iterator[str]:
@@ -118,8 +117,7 @@ def write_text(path: Path, texts: Iterator[str], num_bytes: int) -> int:
     return min(written, num_bytes)
 
 
-# --- one contender
-# ----------------------------------------------------------------------------------------------
+# --- one contender --------------------------------------------------------------------------------
 
 
 def use_engine(engine: str) -> None:
@@ -243,8 +241,7 @@ def measure(engine: str, argument: str, workspace: Path) -> dict:
     return {**json.loads(out.splitlines()[-1]), "cpu_seconds": usage.ru_utime + usage.ru_stime}
 
 
-# --- all of them
-# --------------------------------------------------------------------------------------------------
+# --- all of them ----------------------------------------------------------------------------------
 
 
 def vocabulary(workspace: Path, text: Path) -> tuple[Path, int]:

@@ -85,8 +85,7 @@ def run_yaml_overrides(size: Size, options: argparse.Namespace, device: str) -> 
     }
 
 
-# --- ours
-# -----------------------------------------------------------------------------------------------------
+# --- ours -----------------------------------------------------------------------------------------
 
 
 def ours(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
@@ -124,8 +123,7 @@ def ours(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
         }
 
 
-# --- a loop without us
-# ----------------------------------------------------------------------------------------
+# --- a loop without us ----------------------------------------------------------------------------
 
 
 def loop(kind: str, name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
@@ -232,8 +230,7 @@ def transformers_model(size: Size):
     )
 
 
-# --- the contest
-# ----------------------------------------------------------------------------------------------
+# --- the contest ----------------------------------------------------------------------------------
 
 
 def contender(kind: str, name: str, options: argparse.Namespace) -> dict[str, Any] | None:

@@ -208,8 +208,7 @@ def test_gpt_175b_counts_the_ramp():
     assert config.lr_warmup_tokens == config.lr_decay_tokens // 1000
 
 
-# --- golden parameter counts: layers, hidden, heads, sequence, vocabulary, tensor, count
-# -------------------------
+# --- golden parameter counts: layers, hidden, heads, sequence, vocabulary, tensor, count ----------
 
 SIZES = {
     "125M": (12, 768, 12, 2048, 52_000, 1, 126_638_592),
@@ -263,8 +262,7 @@ def test_the_ranks_together_hold_the_model_and_the_copies(name):
     assert held == count_parameters(config).total + copies + repeated
 
 
-# --- golden FLOPs
-# -------------------------------------------------------------------------------------------------
+# --- golden FLOPs ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -313,8 +311,7 @@ def test_recomputation_adds_one_forward_pass_of_the_layers():
     )
 
 
-# --- golden learning rates
-# ----------------------------------------------------------------------------------------
+# --- golden learning rates ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("step", "logged"), [(3920, 4.7586175149639084e-05), (3930, 4.652419139289811e-05)])

@@ -15,8 +15,7 @@ def message_of(run, overrides=None) -> str:
     return str(raised.value)
 
 
-# --- strictness
-# -------------------------------------------------------------------------------------------------
+# --- strictness -----------------------------------------------------------------------------------
 
 # text below the line `extends:`, message
 REFUSED = {
@@ -272,8 +271,7 @@ def test_the_same_word_in_another_section_is_the_nearest():
     assert unknown_keys(located) == ["a.yaml:2: model has no key `zero_stage`. Nearest: parallel.zero_stage."]
 
 
-# --- extends
-# ----------------------------------------------------------------------------------------------------
+# --- extends --------------------------------------------------------------------------------------
 
 
 def test_a_child_wins_and_keeps_what_it_does_not_say(run_yaml):
@@ -332,8 +330,7 @@ def test_a_replaced_list_forgets_its_old_lines(run_yaml):
     assert message_of(child) == "child.yaml:4: data.sources.0.path is missing; it has no default."
 
 
-# --- overrides
-# --------------------------------------------------------------------------------------------------
+# --- overrides ------------------------------------------------------------------------------------
 
 
 def test_every_spelling_of_an_override_is_the_same_run():
@@ -485,8 +482,7 @@ def test_the_place_of_an_override_has_no_password():
     assert config.as_arguments == ["gpt-tiny", place.removeprefix("override ")]
 
 
-# --- finding and resolving
-# --------------------------------------------------------------------------------------
+# --- finding and resolving ------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

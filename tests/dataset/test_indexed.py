@@ -375,8 +375,7 @@ def test_never_fewer_tokens_than_asked_for(prefix):
             dataset[sequence]
 
 
-# --- several sequences in a document, loss masks, other data
-# --------------------------------------------------
+# --- several sequences in a document, loss masks, other data --------------------------------------
 
 
 def test_sentences_of_documents(prefix):

@@ -353,8 +353,7 @@ def told(name: str, suffered: Suffered) -> str:
     return str(event.get("cause") or event["message"])
 
 
-# --- the table
-# -----------------------------------------------------------------------------------------------
+# --- the table ------------------------------------------------------------------------------------
 
 
 def row(name: str, suffered: Suffered | None, why_not: str = "") -> str:

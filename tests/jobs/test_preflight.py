@@ -143,8 +143,7 @@ def host_memory(problems: list[tuple[str, str]]) -> list[str]:
     return [told for kind, told in problems if kind == "resource" and "of host memory" in told]
 
 
-# --- NVMe and what is built on first use
-# ------------------------------------------------------------------------
+# --- NVMe and what is built on first use ----------------------------------------------------------
 
 
 @pytest.fixture

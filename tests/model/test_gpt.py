@@ -186,8 +186,7 @@ def test_packed_rows_lie_head_by_head(tokens):
     torch.testing.assert_close(halves[0] + halves[1], whole(x))
 
 
-# --- documents apart
-# ------------------------------------------------------------------------------------------
+# --- documents apart ------------------------------------------------------------------------------
 
 # Two sequences of 16: documents of 6 and 10 tokens, and of 16.
 APART = {"cu_seqlens": torch.tensor([0, 6, 16, 32], dtype=torch.int32), "max_seqlen": 16}

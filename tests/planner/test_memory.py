@@ -177,8 +177,7 @@ def test_an_uneven_cut_is_counted_as_it_is():
         assert held[0] - held[1] == more * (4 - stage) * 2 * 2048 * 16 * 5120
 
 
-# --- offloading
-# ---------------------------------------------------------------------------------------------------
+# --- offloading -----------------------------------------------------------------------------------
 
 COUNT = 126_638_592
 QUARTER = COUNT // 4
@@ -256,8 +255,7 @@ def test_a_snapshot_is_what_a_rank_writes():
     assert one - other == 14 * COUNT
 
 
-# --- published peaks
-# --------------------------------------------------------------------------------------------
+# --- published peaks ------------------------------------------------------------------------------
 
 # Megatron-DeepSpeed holds all logits of a micro batch: fp16, an fp32 copy, and the softmax made from it.
 MEGATRON_LOGIT_BYTES = 2 + 4 + 4

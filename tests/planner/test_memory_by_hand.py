@@ -58,8 +58,7 @@ def test_the_parameters_are_those_of_the_headline():
     assert (counted.total, counted.attention, counted.mlp) == (N, ATTENTION, MLP)
 
 
-# --- model state
-# --------------------------------------------------------------------------------------------------
+# --- model state ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -88,8 +87,7 @@ def test_model_state(overrides, weights, gradients, optimizer):
     assert (found["weights"], found["gradients"], found["optimizer"]) == (weights, gradients, optimizer)
 
 
-# --- activations
-# --------------------------------------------------------------------------------------------------
+# --- activations ----------------------------------------------------------------------------------
 
 # In bf16, a token and unit: LayerNorm inputs 2 * 2, product inputs 2 * 2, masks 2; query, key, value, output
 # 4 * 2 and the MLP's two of width f / h = 3.
@@ -161,8 +159,7 @@ def test_who_keeps_the_scores():
     assert keeps_scores(small(on_cpu, none, "model.attention_backend=math"))
 
 
-# --- logits and workspace
-# -----------------------------------------------------------------------------------------
+# --- logits and workspace -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -237,8 +234,7 @@ def test_workspace_of_a_cpu(overrides, buffers):
     assert parts(on_cpu, *overrides)["workspace"] == buffers + CPU_RUNTIME_BYTES
 
 
-# --- beside the device
-# ----------------------------------------------------------------------------------------------
+# --- beside the device ----------------------------------------------------------------------------
 
 ON_NVME = "{device: nvme, nvme_path: /nvme, buffer_count: 6}"
 

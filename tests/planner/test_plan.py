@@ -28,8 +28,7 @@ def _examples(workspace, repository):
     (workspace / "examples").symlink_to(repository / "examples")
 
 
-# --- time
-# -------------------------------------------------------------------------------------------------------
+# --- time -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -187,8 +186,7 @@ def test_no_peak_no_time(overrides, basis):
     assert (estimate.seconds, estimate.basis) == (None, basis)
 
 
-# --- disk
-# -------------------------------------------------------------------------------------------------------
+# --- disk -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -217,8 +215,7 @@ def test_a_checkpoint_has_14_bytes_a_parameter():
         assert state < checkpoint_bytes(config) < state + 200_000
 
 
-# --- the whole
-# --------------------------------------------------------------------------------------------------
+# --- the whole ------------------------------------------------------------------------------------
 
 
 def a_dataset(tokens: int) -> None:

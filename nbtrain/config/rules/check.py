@@ -34,8 +34,7 @@ def find_problems(config: RunConfig) -> list[str]:
     return [problem for rule in RULES for problem in rule(config)]
 
 
-# --- batch
-# ----------------------------------------------------------------------------------------------------
+# --- batch ----------------------------------------------------------------------------------------
 
 
 def global_batch_divides(config: RunConfig) -> Problems:
@@ -126,8 +125,7 @@ def training_ends(config: RunConfig) -> Problems:
         yield f"{found(config, f'batch.train_{unit}')}\n  must be at most {most}{steps}."
 
 
-# --- schedules
-# ------------------------------------------------------------------------------------------------
+# --- schedules ------------------------------------------------------------------------------------
 
 
 def learning_rates_are_ordered(config: RunConfig) -> Problems:
@@ -299,8 +297,7 @@ def profile_fits_run(config: RunConfig) -> Problems:
         )
 
 
-# --- data and environment
-# -------------------------------------------------------------------------------------
+# --- data and environment -------------------------------------------------------------------------
 
 
 def split_is_readable(config: RunConfig) -> Problems:

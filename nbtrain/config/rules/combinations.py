@@ -7,9 +7,8 @@ from this table, and tests/config/rules/test_combinations.py compares each of it
 about DeepSpeed were read in the code of 0.19.8 or measured with it.
 """
 
-import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.config.rules.wording import Problems, found, value_of
@@ -371,8 +370,7 @@ REFUSALS: tuple[Refusal, ...] = (
 )
 
 
-# --- rules
-# ------------------------------------------------------------------------------------------------------
+# --- rules ----------------------------------------------------------------------------------------
 
 
 def kinds_have_what_they_need(config: RunConfig) -> Problems:
@@ -402,54 +400,3 @@ def kinds_go_together(config: RunConfig) -> Problems:
                 for other in others
             )
             yield f"{found(config, kind.key)}\n  does not go with {sizes}: {refusal.reason}.\n  {refusal.fix}"
-
-
-# --- the table
-# --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """What the table says of a pair."""
-
-    pair: bool
-    """False for a kind with itself or with another one of its axis."""
-    reason: str | None = None
-    """Why not; None where they go together."""
-    settings: dict[str, Any] = field(default_factory=dict)
-    """Overrides that turn both on, with what they need."""
-
-
-def pairing(first: Kind, second: Kind) -> Pairing:
-    """Whether two kinds go together, each with what it needs."""
-    if first is second or (first.axis and first.axis == second.axis):
-        return Pairing(pair=False)
-    refused: Pairing | None = None
-    choices = [kind.needs or (None,) for kind in (first, second)]
-    for names in itertools.product(*choices):
-        together = [first, second, *(BY_NAME[name] for name in names if name)]
-        settings: dict[str, Any] = {}
-        for kind in together:
-            settings |= kind.settings
-        reason = _clash(together)
-        if reason is None:
-            return Pairing(True, None, settings)
-        # The asked pair's own reason says more than one that comes in with what they need.
-        refused = refused or Pairing(True, _clash([first, second]) or reason, settings)
-    assert refused is not None
-    return refused
-
-
-def _clash(kinds: list[Kind]) -> str | None:
-    for first, second in itertools.permutations(kinds, 2):
-        for refusal in REFUSALS:
-            if refusal.kind == first.name and second.name in refusal.others:
-                return refusal.reason
-    for first, second in itertools.permutations(kinds, 2):
-        if (
-            first.needs
-            and second.axis == BY_NAME[first.needs[0]].axis != ""
-            and second.name not in first.needs
-        ):
-            return f"{first.words.partition(':')[0]} needs {first.needs_words}"
-    return None

@@ -74,8 +74,7 @@ def _normalised(weights: list[float]) -> list[float]:
     return (array / array.sum()).tolist()
 
 
-# --- which dataset
-# --------------------------------------------------------------------------------------------
+# --- which dataset --------------------------------------------------------------------------------
 
 
 def fill_blend_index(
@@ -175,8 +174,7 @@ def _likely_counts(shares: np.ndarray, samples: np.ndarray) -> np.ndarray:
     return counts
 
 
-# --- the dataset
-# ----------------------------------------------------------------------------------------------
+# --- the dataset ----------------------------------------------------------------------------------
 
 
 class BlendIndex:

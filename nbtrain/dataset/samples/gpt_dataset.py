@@ -181,8 +181,7 @@ class GPTDataset:
             filled += size
         return gathered
 
-    # --- passes
-    # -------------------------------------------------------------------------------------------------
+    # --- passes -----------------------------------------------------------------------------------
 
     def _pass(self, number: int) -> GPTIndex:
         index = self._open.get(number)

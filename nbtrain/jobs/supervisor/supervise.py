@@ -161,8 +161,7 @@ def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str
     return fit_devices(it, verdict) if recovery.counts_devices else None
 
 
-# --- during an attempt
-# ---------------------------------------------------------------------------------------
+# --- during an attempt ----------------------------------------------------------------------------
 
 
 def obey(it: Supervision, attempt: Attempt) -> None:
@@ -187,8 +186,7 @@ def tell_training(it: Supervision, attempt: Attempt) -> None:
         it.journal.attempt_trains(attempt.lead())
 
 
-# --- between two attempts
-# ------------------------------------------------------------------------------------
+# --- between two attempts -------------------------------------------------------------------------
 
 
 def tell_rollback(journal: Journal, rollback: Rollback, lost: str) -> None:
@@ -259,8 +257,7 @@ def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
     return None
 
 
-# --- what others have left
-# -----------------------------------------------------------------------------------
+# --- what others have left ------------------------------------------------------------------------
 
 
 def wait_for_predecessors(journal: Journal, seconds: float) -> None:

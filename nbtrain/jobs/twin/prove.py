@@ -120,8 +120,7 @@ class _Proof:
         made.write(self.run)
         return made
 
-    # --- making
-    # -------------------------------------------------------------------------------------------------
+    # --- making -----------------------------------------------------------------------------------
 
     def _prepare(self, twin: Twin) -> None:
         started = time.monotonic()
@@ -250,8 +249,7 @@ class _Proof:
         if not ended.succeeded:
             self.errors[f"export of {name}"] = f"{cause_of(ended)}; log: {display(log)}"
 
-    # --- comparing
-    # ----------------------------------------------------------------------------------------------
+    # --- comparing --------------------------------------------------------------------------------
 
     def _compare(self, curves: dict[str, Curve]) -> None:
         number_format, config = format_of(self.twin.config), self.twin.config
@@ -306,8 +304,7 @@ class _Proof:
         found.values["cpu_seconds"] = self.cpu_seconds.get(self.serving.get(own, own), 0.0)
 
 
-# --- words
-# ------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def layout_of(config: RunConfig) -> str:

@@ -7,7 +7,8 @@ import pytest
 
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
-from nbtrain.config.rules.combinations import BY_NAME, KINDS, REFUSALS, Pairing, pairing
+from nbtrain.config.rules.combinations import BY_NAME, KINDS, REFUSALS
+from nbtrain.config.rules.pairing import Pairing, pairing
 
 # Nothing that a kind could be at odds with; the settings of a pair come on top.
 PLAIN = {

@@ -207,8 +207,7 @@ def test_empty_splits(make_config, write_dataset, caplog):
     )
 
 
-# --- one epoch at a time
-# --------------------------------------------------------------------------------------
+# --- one epoch at a time --------------------------------------------------------------------------
 
 
 def test_per_epoch_goes_through_every_document_once_in_each_pass(make_config, write_dataset):
@@ -286,8 +285,7 @@ def test_resume_reads_the_same_samples_on_other_ranks(make_config, write_dataset
         assert [row for part in read for row in part] == straight[step]
 
 
-# --- what a sample carries
-# ------------------------------------------------------------------------------------
+# --- what a sample carries ------------------------------------------------------------------------
 
 
 def with_options(make_config, **options):

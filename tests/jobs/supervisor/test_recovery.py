@@ -124,8 +124,7 @@ def test_a_full_disk_does_not_end_the_watch(supervised, monkeypatch):
     assert supervised.journal.record.state == "RUNNING"
 
 
-# --- going back
-# ----------------------------------------------------------------------------------------------
+# --- going back -----------------------------------------------------------------------------------
 
 
 def bad_step(step, first, last, stopped=False):
@@ -227,8 +226,7 @@ def test_a_stop_does_not_forget_the_bad_samples(supervised):
     assert len(Rollback.read_all(supervised.job.run.rollbacks_json)) == 1
 
 
-# --- a full disk
-# ---------------------------------------------------------------------------------------------
+# --- a full disk ----------------------------------------------------------------------------------
 
 
 class Disk:
@@ -321,8 +319,7 @@ def test_it_does_not_wait_for_ever(supervised, monkeypatch):
     assert supervised.journal.record.restarts == 0, "it was given up before one was made"
 
 
-# --- fewer or more devices
-# -----------------------------------------------------------------------------------
+# --- fewer or more devices ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -369,8 +366,7 @@ def test_nobody_asked_on_a_cpu(elastic):
     assert elastic.it.config.parallel.data_parallel_size == 4
 
 
-# --- what is known of each attempt
-# ---------------------------------------------------------------------------
+# --- what is known of each attempt ----------------------------------------------------------------
 
 
 def test_what_was_lost_is_known_once_the_next_one_goes_on(supervised):

@@ -28,8 +28,7 @@ def tiny(workspace):
     return load(path)
 
 
-# --- folders
-# ----------------------------------------------------------------------------------------------------
+# --- folders --------------------------------------------------------------------------------------
 
 
 def test_a_twins_folder_is_made_anew_but_not_what_is_in_notebooks(workspace):
@@ -85,8 +84,7 @@ def test_prompts_are_the_same_every_time(tmp_path):
         assert set(json.loads(content.splitlines()[0])) == {"prompt", "completion"}
 
 
-# --- words
-# ------------------------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def test_how_a_layout_is_called():
@@ -120,8 +118,7 @@ def test_why_a_launch_ended(tmp_path, codes, late, words):
     assert cause_of(Ended(launch, codes, late, 1.0, 1.0)) == words
 
 
-# --- whole twins
-# ------------------------------------------------------------------------------------------------
+# --- whole twins ----------------------------------------------------------------------------------
 
 # What stands for what no example has.
 OWN = {

@@ -8,7 +8,8 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.base.workspace import valid_name
 from nbtrain.config.load import load
 from nbtrain.config.rules.check import find_problems
-from nbtrain.config.rules.combinations import BY_NAME, KINDS, pairing
+from nbtrain.config.rules.combinations import BY_NAME, KINDS
+from nbtrain.config.rules.pairing import pairing
 from nbtrain.jobs.twin.shape import FOLDED_FIRST, fold, make_twin
 from nbtrain.jobs.twin.small_sections import RAMP_STEPS, STEPS, STOP_STEP, Abilities
 from tests.config.conftest import EXAMPLES
@@ -33,8 +34,7 @@ def product(values: dict[str, int]) -> int:
     )
 
 
-# --- folding
-# ----------------------------------------------------------------------------------------------------
+# --- folding --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,7 @@ def test_too_many_kinds_for_the_ranks_are_refused():
         fold(sizes(2, pipeline=2), max_ranks=2)
 
 
-# --- twins
-# ------------------------------------------------------------------------------------------------------
+# --- twins ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
@@ -152,8 +151,7 @@ def test_what_a_machine_lacks_is_replaced_and_said():
     assert (able.precision.dtype, able.model.compile) == ("fp16", True)
 
 
-# --- schedules
-# --------------------------------------------------------------------------------------------------
+# --- schedules ------------------------------------------------------------------------------------
 
 
 def test_a_ramp_is_crossed_by_the_stop():
@@ -211,8 +209,7 @@ def test_amounts_keep_their_unit_and_their_share(unit, length):
     assert twin.lr_wsd_decay_tokens / twin.train_tokens == pytest.approx(0.25, abs=1 / STEPS)
 
 
-# --- data and model
-# ---------------------------------------------------------------------------------------------
+# --- data and model -------------------------------------------------------------------------------
 
 
 def test_examples_with_prompts_stay_such():

@@ -179,13 +179,18 @@ def test_the_table_is_that_of_the_architecture():
 
 
 def test_the_map_is_the_tree():
-    """ARCHITECTURE.md's map lists each file of nbtrain under its folder, and no other."""
+    """ARCHITECTURE.md's map lists each file of nbtrain once under its folder, and no other.
+
+    A line that begins with more than two blanks goes on with the entry above it.
+    """
     written: dict[str, set[str]] = {}
     for line in architecture("Map").splitlines():
         if line.startswith("nbtrain/"):
             folder = written.setdefault(line.split()[0], set())
-        elif line.startswith("  "):
-            folder.add(line.split()[0])
+        elif re.match(r"  \S", line):
+            name = line.split()[0]
+            assert name not in folder, f"{name} is listed twice"
+            folder.add(name)
     tree: dict[str, set[str]] = {"nbtrain/__init__.py": set()}
     for path in PACKAGE.rglob("*"):
         place = path.relative_to(REPOSITORY)

@@ -1,13 +1,13 @@
 """Do the tests of a package notice when its code is wrong? Changes one operator at a time and runs them.
 
-    python tests/mutation.py nbtrain/config/lr_schedule.py nbtrain/config/stages.py --number 30
+    python tests/mutation.py nbtrain/config/arithmetic/lr_schedule.py nbtrain/planner/memory.py --number 30
 
 Each mutation changes one comparison, arithmetic operator, boolean operator, condition or number in a copy
 of the repository; this tree is not touched. The fast tests that mirror the file (tests/config for
 nbtrain/config/x.py, first those called test_x*.py) run until the first failure. A mutation that no test
 notices is printed with its place:
 
-    survived  nbtrain/config/stages.py:28: 4 / 3 -> 4 * 3
+    survived  nbtrain/config/arithmetic/stages.py:28: 4 / 3 -> 4 * 3
 
 `--tests tests/config/rules` runs those alone: faster, and never more is caught by fewer tests.
 

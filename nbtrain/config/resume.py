@@ -6,7 +6,7 @@ all steps. Everything else may change on resume and is reported: the cut over th
 (checkpoint/reshape.py).
 
     submit        refuses a changed field that is bound (jobs/refusals.py)
-    trainer       refuses a checkpoint whose manifest shows another value of a bound field (checkpoint/fit.py)
+    trainer       refuses a checkpoint whose manifest shows another value of a bound field (load.py)
     certificate   says whether changed fields leave every number as it was (checkpoint/certificate.py)
 """
 

@@ -1,4 +1,4 @@
-"""Functions that test_fork_server.py has ranks call."""
+"""Functions that twin/test_fork_client.py has ranks call."""
 
 import os
 import time

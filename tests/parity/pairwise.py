@@ -34,7 +34,7 @@ def case_of(row: Row) -> Case:
 
 
 def goes_together(row: Row) -> bool:
-    """Whether nbtrain trains such a row; test_pairwise.py holds this against config/rules/check.py."""
+    """Whether nbtrain trains such a row; test_parity.py holds this against config/rules/check.py."""
     case = case_of(row)
     return not (
         (case.zero == 0 and (case.precision == "bf16" or case.tp > 1 or case.pp > 1))

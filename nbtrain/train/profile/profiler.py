@@ -1,7 +1,7 @@
 """torch.profiler over a few steps, into output/<run>/profiling/.
 
     rank0.step<N>.trace.json.gz     the timeline of one cycle, for Perfetto or chrome://tracing
-    rank0.step<N>.txt, .json, .svg  what it says, in a page, as data and as a picture (profile_summary.py)
+    rank0.step<N>.txt, .json, .svg  what it says, in a page, as data and as a picture (summary.py)
     rank0.step<N>.memory.pickle     on a GPU, with profile.memory_snapshot: every allocation, for
                                     pytorch.org/memory_viz
 

@@ -1,7 +1,7 @@
 """What a profile says, in a page: shares of the time, the costliest operators, the memory over time.
 
     chrome trace of torch.profiler -> ProfileSummary -> rank<r>.step<n>.txt, .json and .svg
-    (profile_picture.py)
+    (picture.py)
 
 Every moment of the profiled steps goes to one category, so that the shares add up to the whole:
 

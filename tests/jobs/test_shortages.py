@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from nbtrain.base.jobstate import read_state
-from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
+from nbtrain.base.records import ExitRecord, JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.jobs import control
 from nbtrain.jobs.machine import cgroup_file
@@ -103,7 +103,7 @@ def test_output_that_turns_read_only_is_told(fake, start, turns_read_only, wait_
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("NBTRAIN_OUTPUT", str(folder))
     job = start(fake(steps=100_000))
-    wait_until(lambda: (beat := Heartbeat.read(job.heartbeat(0))) and beat.step >= 3, "step 3")
+    wait_until(job.run.checkpoint_steps, "a checkpoint")
     wait_until(lambda: read_state(job, time.time())[0] == "RUNNING", "RUNNING")
     turn()
     state, cause = control.wait(job, 800)

@@ -8,6 +8,8 @@
     nb.data_card(data)            what is in a dataset, with pictures
     nb.verify(data)               every byte of a dataset, checked
     nb.plan(run)                  parameters, memory, time, disk
+    nb.plan_picture(run)          the plan as a figure
+    nb.deepspeed_config(run)      what DeepSpeed is given
     nb.twin(run)                  a small run of the same shape, on this machine's CPU
     nb.submit(run)                start it, or pick it up again, as a detached job
     nb.launch(run, mode)          submit or twin, for a notebook that runs with nobody watching
@@ -35,12 +37,14 @@ __all__ = [
     "check_parameters",
     "curves",
     "data_card",
+    "deepspeed_config",
     "generate",
     "launch",
     "launcher",
     "load",
     "open_run",
     "plan",
+    "plan_picture",
     "prepare",
     "runs",
     "scalars",
@@ -57,11 +61,13 @@ if TYPE_CHECKING:
         check_parameters,
         curves,
         data_card,
+        deepspeed_config,
         generate,
         launch,
         launcher,
         load,
         plan,
+        plan_picture,
         prepare,
         runs,
         scalars,

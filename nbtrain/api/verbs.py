@@ -360,6 +360,21 @@ def curves(source: "RunLike") -> Any:
     return training_curves(_events_of(source))
 
 
+def plan_picture(run: "RunLike | Plan") -> Any:
+    """A plan, or the plan of a run, as a Matplotlib figure: memory by part, batch size and learning rate."""
+    from nbtrain.planner.picture import plan_picture as draw
+    from nbtrain.planner.plan import Plan
+
+    return draw(run if isinstance(run, Plan) else plan(run))
+
+
+def deepspeed_config(run: "RunLike") -> dict[str, Any]:
+    """DeepSpeed's configuration of a run: derived from the run YAML, never written by hand."""
+    from nbtrain.config.deepspeed import deepspeed_config as derive
+
+    return derive(load(run))
+
+
 def scalars(source: "RunLike") -> "ScalarsTable":
     """The newest value of every scalar of a run, or of any folder of event files."""
     from nbtrain.monitor.pictures import scalars_table

@@ -2,15 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from nbtrain.base import files
-
-if TYPE_CHECKING:
-    from nbtrain.base.rundir import RunDir
-
-# Written last (checkpoint/manifest.py): a folder without it does not count.
-MANIFEST = "manifest.json"
+from nbtrain.base.rundir import MANIFEST, RunDir
 
 # In place of the manifest, once the trainer has read the contents and refused them.
 REJECTED = "rejected.json"
@@ -51,7 +45,7 @@ def checkpoint_problem(folder: Path) -> str | None:
 
 
 def newest_whole(
-    run: "RunDir",
+    run: RunDir,
     check: Callable[[Path], str | None] = checkpoint_problem,
     steps: Sequence[int] | None = None,
 ) -> tuple[int | None, list[tuple[int, str]]]:
@@ -69,7 +63,7 @@ def newest_whole(
     return None, skipped
 
 
-def newest_checkpoint_step(run: "RunDir") -> int | None:
+def newest_checkpoint_step(run: RunDir) -> int | None:
     """The newest step whose checkpoint is whole by names and sizes; None if the run has none."""
     return newest_whole(run)[0]
 

@@ -43,10 +43,11 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import MANIFEST
 from nbtrain.base.workspace import check_name, output_root
 
 SCHEMA_VERSION = 1
+# Of a checkpoint; written last (checkpoint/manifest.py), so that a folder without it does not count.
+MANIFEST = "manifest.json"
 JOB_ID_PATTERN = re.compile(r"\d{8}-\d{6}-[0-9a-f]{4}")
 # In rank 0's event about a checkpoint that a resume passes over, after its name and before the reason.
 NOT_USED = "is not used"

@@ -72,4 +72,4 @@ def plan(options: argparse.Namespace) -> None:
     result = api.plan(options.run, options.overrides)
     print(json.dumps(result.to_dict(), indent=2) if options.json else result)
     if options.picture:
-        save_picture(result.picture(), options.picture)
+        save_picture(api.plan_picture(result), options.picture)

@@ -6,7 +6,7 @@ field is part of its type; a rule that joins two fields is a function in rules/c
 are counted in tokens, even if they are given in samples or steps; periods end in `_interval_steps`.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, PrivateAttr
 
@@ -209,12 +209,6 @@ class RunConfig(ConfigModel):
         places = dict.fromkeys(self._origins.values())
         overridden = [place.argument for place in places if isinstance(place, OverridePlace)]
         return [self._run or self.name, *overridden]
-
-    def deepspeed(self) -> dict[str, Any]:
-        """DeepSpeed's configuration of this run: derived, never written by hand."""
-        from nbtrain.config.deepspeed import deepspeed_config
-
-        return deepspeed_config(self)
 
     @property
     def topology(self) -> Topology:

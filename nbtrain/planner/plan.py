@@ -5,7 +5,7 @@ plan(config) -> Plan      str(plan) is a table, in a notebook it is one in HTML,
 
 import html
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from nbtrain.base import amounts
 from nbtrain.config.arithmetic.devices import GIB
@@ -17,9 +17,6 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.planner.disk import DiskEstimate, estimate_disk
 from nbtrain.planner.duration import DurationEstimate, estimate_duration
 from nbtrain.planner.memory import MemoryEstimate, estimate_memory
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 SCHEMA_VERSION = 1
 
@@ -236,13 +233,6 @@ class Plan:
         warnings = "".join(f"<li>{html.escape(warning)}</li>" for warning in self.warnings)
         listed = f"<p><b>Warnings</b></p><ul>{warnings}</ul>" if warnings else ""
         return f"<p><b>Plan of {html.escape(self.config.name)}</b></p><table>{''.join(rows)}</table>{listed}"
-
-    def picture(self) -> "Figure":
-        """Matplotlib figure: memory by part against the device's, and batch and learning rate over the
-        run."""
-        from nbtrain.planner.picture import plan_picture
-
-        return plan_picture(self)
 
     def to_dict(self) -> dict[str, Any]:
         """The content of plan.json."""

@@ -177,8 +177,8 @@ def test_a_source_of_text_in_place_of_the_runs_own():
 def test_what_a_loaded_configuration_and_its_plan_show():
     """The figure of a plan and DeepSpeed's keys, without an import of the modules that make them."""
     config = nb.load("gpt-tiny")
-    assert config.deepspeed()["train_batch_size"] == config.batch.global_batch_size
-    assert nb.plan(config).picture()._repr_png_().startswith(b"\x89PNG")
+    assert nb.deepspeed_config(config)["train_batch_size"] == config.batch.global_batch_size
+    assert nb.plan_picture(nb.plan(config))._repr_png_().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("call", [nb.verify, nb.data_card])

@@ -322,8 +322,8 @@ def saved(lab: Lab, name: str) -> str:
 # gpt-tiny on random words, small enough for 50 steps a second, long enough to be watched.
 WATCHED = (
     "name=watched model.num_layers=1 model.hidden_size=32 model.seq_length=32 batch.micro_batch_size=4 "
-    "batch.global_batch_size=4 batch.max_steps=9000 evaluation.eval_iters=0 "
-    "checkpoint.save_interval_steps=5000 "
+    "batch.global_batch_size=4 batch.max_steps=200000 evaluation.eval_iters=0 "
+    "checkpoint.save_interval_steps=100000 "
     "tokenizer.name=mock tokenizer.vocab_size=512 data.name=mock 'data.sources=[{kind: mock}]'"
 )
 

@@ -1,9 +1,9 @@
-"""Faults on a tiny run of two CPU processes: each is made to happen, and what the user reads, how long it
-takes to run again and what is lost are written into docs/faults.md.
+"""Makes each fault happen to a tiny run of two CPU processes and writes the table of docs/faults.md.
 
-    python -m tests.jobs.faults_table [NAME ...]       only these; their rows alone are renewed
+    python -m tests.jobs.faults_table [NAME ...]       only these faults; the other rows stay
 
-tests/jobs/test_faults.py suffers the same faults and pins the words.
+The table says what the user reads, how long the run takes to train again, and how many tokens are lost.
+tests/jobs/test_faults.py makes the same faults happen and pins the messages.
 """
 
 import contextlib
@@ -41,8 +41,12 @@ HANG_SECONDS = 60
 PATIENCE_SECONDS = 600
 RUN = f"""
 name: tiny
-model: {{num_layers: 2, hidden_size: 32, num_attention_heads: 2, seq_length: {SEQ_LENGTH}, \
-hidden_dropout: 0.1}}
+model:
+  num_layers: 2
+  hidden_size: 32
+  num_attention_heads: 2
+  seq_length: {SEQ_LENGTH}
+  hidden_dropout: 0.1
 tokenizer: {{name: mock, vocab_size: 384}}
 data: {{name: mock, split: "80,10,10", sources: [{{kind: mock, num_documents: 300}}]}}
 batch: {{micro_batch_size: 2, global_batch_size: {BATCH}, train_tokens: {STEPS * BATCH * SEQ_LENGTH}}}
@@ -52,20 +56,22 @@ parallel: {{data_parallel_size: 2, zero_stage: 1}}
 checkpoint: {{save_interval_steps: 4}}
 evaluation: {{eval_interval_steps: 10, eval_iters: 1}}
 resources: {{device: cpu}}
-backend: {{restart_backoff_seconds: 1, shutdown_timeout_seconds: 20, \
-heartbeat_timeout_seconds: {HANG_SECONDS}}}
+backend:
+  restart_backoff_seconds: 1
+  shutdown_timeout_seconds: 20
+  heartbeat_timeout_seconds: {HANG_SECONDS}
 """
 
 
 @dataclass
 class Suffered:
-    """What came of a fault."""
+    """The job that a fault happened to, and how it ended."""
 
     job: JobDir
     state: str
     cause: str
     fault_at: float | None = None
-    """When it happened, seconds since the epoch."""
+    """When the fault happened, in seconds since the epoch."""
 
     @property
     def record(self) -> JobRecord:
@@ -83,7 +89,7 @@ class Suffered:
 
     @property
     def seconds(self) -> float | None:
-        """From the fault to training again; None if it does not train again by itself."""
+        """From the fault until the job trains again; None if it never does."""
         again = [attempt.running_at for attempt in self.record.attempts[1:] if attempt.running_at]
         return again[0] - self.fault_at if again and self.fault_at else None
 
@@ -94,19 +100,18 @@ class Suffered:
 
 @dataclass
 class Fault:
-    """One row: how it is made and what kind of words it must leave."""
+    """One row: how the fault is made, and which report of it the user reads."""
 
     title: str
     orders: list[dict[str, Any]] = field(default_factory=list)
-    """For NBTRAIN_FAULTS."""
+    """The value of NBTRAIN_FAULTS."""
     settings: dict[str, Any] = field(default_factory=dict)
     act: Callable[["Suffered", Callable[[], float]], None] | None = None
-    """Done by hand while the job runs; called with the job and a function that notes the time of the fault.
-    """
-    told: str = "restart"
-    """Kind of the event that the user reads; "end": the job's cause; "lost": what a reader derives."""
+    """Called while the job runs, with the job and a function that notes the time of the fault."""
+    reported_as: str = "restart"
+    """Kind of the event that the user reads; "end": the job's cause; "lost": the cause of a lost job."""
     prepare: Callable[[Path], contextlib.AbstractContextManager] | None = None
-    """What must be around the job: a small disk, a memory cgroup."""
+    """Prepares what the job runs in: a small disk, a memory cgroup."""
 
 
 def at(step: int, do: str, rank: int | None = None, attempt: int | None = 0, **more: Any) -> dict[str, Any]:
@@ -145,7 +150,7 @@ def ask_for_one(suffered: Suffered, note: Callable[[], float]) -> None:
 
 
 def fill_disk(suffered: Suffered, note: Callable[[], float]) -> None:
-    """Fill the small disk once step 6 is made; make room again as soon as the job waits for it."""
+    """Fill the small disk after step 6; make room again as soon as the job waits for it."""
     job = suffered.job
     wait_for(lambda: reached(job, 6), "step 6")
     ballast = job.run.path.parent / "ballast"
@@ -181,7 +186,7 @@ def small_disk(folder: Path) -> Iterator[dict[str, str]]:
 
 @contextlib.contextmanager
 def little_memory(folder: Path) -> Iterator[dict[str, str]]:
-    """A memory cgroup of 3 GiB for everything that the job starts; needs root."""
+    """A memory cgroup of 3 GiB for all processes of the job; needs root."""
     own = cgroup_file("memory", "memory.max", "memory.limit_in_bytes")
     if own is None:
         raise Impossible("no memory cgroup is visible here")
@@ -201,7 +206,7 @@ def little_memory(folder: Path) -> Iterator[dict[str, str]]:
 
 
 class Impossible(Exception):
-    """This machine cannot suffer the fault; the reason goes into the table."""
+    """The fault cannot be made on this machine; the reason goes into the table."""
 
 
 FAULTS = {
@@ -211,32 +216,37 @@ FAULTS = {
     "asleep": Fault("a rank sleeps before a collective", [at(7, "sleep", rank=1)]),
     "raised": Fault("an error in one rank, once", [at(7, "raise", rank=1, message="boom")]),
     "repeated": Fault(
-        "the same error at the same step", [at(7, "raise", 1, None, message="boom")], told="end"
+        "the same error at the same step", [at(7, "raise", 1, None, message="boom")], reported_as="end"
     ),
-    "nan-stop": Fault("loss is nan, `on_nan: stop`", [at(7, "nan", rank=1)], told="end"),
+    "nan-stop": Fault("loss is nan, `on_nan: stop`", [at(7, "nan", rank=1)], reported_as="end"),
     "nan-skip": Fault(
-        "loss is nan, `on_nan: skip`", [at(7, "nan", rank=1)], {"stability.on_nan": "skip"}, told="skip"
+        "loss is nan, `on_nan: skip`",
+        [at(7, "nan", rank=1)],
+        {"stability.on_nan": "skip"},
+        reported_as="skip",
     ),
     "nan-rollback": Fault(
         "loss is nan, `on_nan: rollback`",
         [at(7, "nan", rank=1)],
         {"stability.on_nan": "rollback"},
-        told="rollback",
+        reported_as="rollback",
     ),
     "spike-skip": Fault(
         "loss jumps, `on_loss_spike: skip`",
         [at(7, "spike")],
         {"stability.on_loss_spike": "skip", "stability.loss_spike_window_steps": 4},
-        told="skip",
+        reported_as="skip",
     ),
     "spike-rollback": Fault(
         "loss jumps, `on_loss_spike: rollback`",
         [at(7, "spike")],
         {"stability.on_loss_spike": "rollback", "stability.loss_spike_window_steps": 4},
-        told="rollback",
+        reported_as="rollback",
     ),
     "gpu-memory": Fault(
-        "out of GPU memory at step 1 (its words, on a CPU)", [at(1, "oom", 1, None)], told="end"
+        "out of GPU memory at step 1 (the message of CUDA, raised on a CPU)",
+        [at(1, "oom", 1, None)],
+        reported_as="end",
     ),
     "host-memory": Fault(
         "out of host memory (a cgroup of 3 GiB)", [at(7, "memory", rank=1)], prepare=little_memory
@@ -250,7 +260,9 @@ FAULTS = {
         {"backend.elastic": True},
         act=ask_for_one,
     ),
-    "supervisor": Fault("kill -9 of the supervisor; `nbtrain resume`", act=kill_supervisor, told="lost"),
+    "supervisor": Fault(
+        "kill -9 of the supervisor; `nbtrain resume`", act=kill_supervisor, reported_as="lost"
+    ),
 }
 
 
@@ -283,17 +295,17 @@ def suffer(name: str, folder: Path, data_home: Path) -> Suffered:
             suffered.state, cause = control.wait(job, PATIENCE_SECONDS)
             suffered.cause = cause or ""
             if suffered.fault_at is None:
-                told = re.findall(r"^fault on order: .*, time ([\d.]+)$", suffered.log, flags=re.M)
-                suffered.fault_at = float(told[0]) if told else None
-            if fault.told == "lost":
+                times = re.findall(r"^fault on order: .*, time ([\d.]+)$", suffered.log, flags=re.M)
+                suffered.fault_at = float(times[0]) if times else None
+            if fault.reported_as == "lost":
                 _resume(suffered)
-            # The files are read later, and a small disk goes with its mount.
+            # The files are read later; those on a small disk would be gone once it is unmounted.
             _keep(suffered, folder)
     return suffered
 
 
 def _resume(suffered: Suffered) -> None:
-    """What a user does about a lost job; its seconds are counted to the new job's training."""
+    """Resume a lost job as a user would; the time until the new job trains is counted."""
     lost = suffered.record
     second = resume(suffered.job.run)
     state, _ = control.wait(second, PATIENCE_SECONDS)
@@ -312,7 +324,7 @@ def _keep(suffered: Suffered, folder: Path) -> None:
 
 
 def _submit_inside(config: Any, folder: Path, group: str) -> JobDir:
-    """Submit from a process of its own that is in the cgroup, and so is all that it starts."""
+    """Submit from a new process in the cgroup, so that every process of the job is in it too."""
     yaml = folder / "resolved.yaml"
     yaml.write_text(to_yaml(config))
     script = (
@@ -340,14 +352,12 @@ def _environment(variables: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def told(name: str, suffered: Suffered) -> str:
+def report(name: str, suffered: Suffered) -> str:
     """What the user reads first."""
-    kind = FAULTS[name].told
-    if kind == "end":
+    kind = FAULTS[name].reported_as
+    if kind in ("end", "lost"):
         return suffered.cause
-    if kind == "lost":
-        return "its supervisor died without a word while the job was RUNNING"
-    # A skip is told by rank 0, what ends an attempt by the supervisor.
+    # Rank 0 reports a skip, the supervisor reports what ends an attempt.
     writer = "rank0" if kind == "skip" else "supervisor"
     event = next(event for event in suffered.events if (event["kind"], event["writer"]) == (kind, writer))
     return str(event.get("cause") or event["message"])
@@ -360,17 +370,17 @@ def row(name: str, suffered: Suffered | None, why_not: str = "") -> str:
     title = FAULTS[name].title
     if suffered is None:
         return f"| {title} | not measured: {why_not} | | |"
-    # Without the temporary folder, which is nobody else's.
+    # The temporary folder means nothing to a reader.
     place = str(suffered.job.run.path.parents[1])
-    words = told(name, suffered).replace(f"{place}/", "").replace("|", "\\|").replace("\n", " ")
-    again = "ends at once" if suffered.seconds is None else f"{suffered.seconds:.0f}"
-    if FAULTS[name].told == "skip":
-        again = "0, goes on"
+    words = report(name, suffered).replace(f"{place}/", "").replace("|", "\\|").replace("\n", " ")
+    again = "the job ends" if suffered.seconds is None else f"{suffered.seconds:.0f}"
+    if FAULTS[name].reported_as == "skip":
+        again = "0, the job continues"
     return f"| {title} | {words} | {again} | {suffered.lost_tokens:,} |"
 
 
 def write_table(rows: dict[str, str]) -> None:
-    """Renew these rows, and the stamp if they are all of them."""
+    """Replace these rows; write a new stamp only if all rows are new."""
     text = DOCUMENT.read_text()
     head, _, rest = text.partition(BEGIN)
     table, _, tail = rest.partition(END)
@@ -381,8 +391,8 @@ def write_table(rows: dict[str, str]) -> None:
     )
     body = "\n".join(line for line in lines if line)
     stamps = [stamp(EVIDENCE)] if rows.keys() == FAULTS.keys() else re.findall(r"^Sources: .*$", table, re.M)
-    said = "".join(f"{line}\n\n" for line in stamps)
-    files.write_text(DOCUMENT, f"{head}{BEGIN}\n{said}{header}\n{body}\n{END}{tail}")
+    head_lines = "".join(f"{line}\n\n" for line in stamps)
+    files.write_text(DOCUMENT, f"{head}{BEGIN}\n{head_lines}{header}\n{body}\n{END}{tail}")
 
 
 def main(names: list[str]) -> None:

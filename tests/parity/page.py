@@ -1,42 +1,43 @@
 """docs/parity.md: the tables of what `make parity` has found."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from tests.parity.cases import GLOBAL_BATCH, MODEL, SEQ_LENGTH, STEPS, TOLERANCES
+from tests.parity.cases import GLOBAL_BATCH, MODEL, STEPS, TOLERANCES
 from tests.parity.reshaping import AT, LOSS_TOLERANCE
 from tests.parity.resuming import INTERVAL
 from tests.parity.resuming import STEPS as RESUME_STEPS
 
 Record = dict[str, Any]
+WIDTH = 110
 
 HEAD = """# Every layout against one process
 
-`make parity` (tests/parity/matrix.py) writes this page; nobody edits it. The tests run a part: a pairwise \
-cover in place of
-the whole product (tests/parity/test_parity.py, test_resuming.py, test_reshaping.py).
+`make parity` (tests/parity/matrix.py) writes this page; nobody edits it. `make test` runs a part of it: a
+pairwise cover in place of the whole product (tests/parity/test_parity.py, test_resuming.py,
+test_reshaping.py).
+"""
 
-{stamp}
+MODEL_AND_NAMES = """
+The model has {num_layers} layers, hidden size {hidden_size}, {num_attention_heads} heads, sequences of
+{seq_length} tokens and a vocabulary of 500 tokens, whose padding differs for each number of tensor-parallel
+ranks. A step takes {batch} sequences, in several micro batches on every rank.
 
-The model has {layers} layers of {hidden}, {heads} heads, a vocabulary of 500 whose padding differs for \
-each number of tensor-parallel
-ranks, and sequences of {length}; a step is {batch} sequences, cut into several micro batches on every \
-rank. Names: `dp` data,
-`tp` tensor, `sp` Megatron sequence, `pp` pipeline, `us` Ulysses parallelism with their sizes, `z` the ZeRO \
-stage, then whatever
-differs from the plain run (fp32, one stream of tokens, nothing recomputed, nothing offloaded).
+The name of a run gives the sizes of data (`dp`), tensor (`tp`), pipeline (`pp`) and Ulysses (`us`)
+parallelism, Megatron sequence parallelism (`sp`) and the ZeRO stage (`z`); then whatever differs from the
+plain run, which is in fp32, on one stream of tokens, without recomputation and without offloading.
 """
 
 PARITY = """
 ## One process
 
-{steps} steps against a plain PyTorch loop of one process in fp32 around another model \
-(tests/parity/plain_gpt.py, oracle.py:
-torch's AdamW, no DeepSpeed, nothing of nbtrain's model). The columns are the largest deviations: of the \
-loss and the gradient
-norm of any step, of the validation loss, of any weight at the end, and of any parameter's moments at the \
-end relative to their
-norm. Every gradient has contributed to the moments, so the backward pass is compared parameter by parameter.
+{steps} steps of every run are compared with a plain PyTorch loop in one process, in fp32, around another
+model (tests/parity/plain_gpt.py, oracle.py: torch's AdamW, no DeepSpeed, nothing of nbtrain's model). The
+columns are the largest deviations: of the loss and the gradient norm at any step, of the validation loss, of
+any weight at the end, and of any parameter's moments at the end, relative to their norm. Every gradient has
+contributed to the moments, so they compare the backward pass parameter by parameter. "weight (mean)" is the
+mean deviation over the weights of the worst parameter.
 
 Allowed: {tolerances}.
 """
@@ -44,68 +45,65 @@ Allowed: {tolerances}.
 AUTOTP = """
 ## DeepSpeed's own tensor parallelism
 
-DeepSpeed's AutoTP cuts the plain model's linear layers with its own code. Compared: the losses and gradient \
-norms of {steps} steps.
+DeepSpeed's AutoTP cuts the plain model's linear layers with its own code. The losses and gradient norms of
+{steps} steps are compared with nbtrain's.
 """
 
 RESUME = """
 ## Interrupted
 
-{steps} steps with dropout, a checkpoint every {interval}, interrupted three times and resumed each time, \
-against a straight run. Every
-loss and gradient norm that any of the jobs reported equals the straight run's bit for bit, and so does the \
-SHA-256 of every
-parameter's weight, master, moments and step in the last checkpoint. After each resume the certificate says \
-bit-exact, and from
-which step. The interrupted rank, step and file are drawn from the case's name.
+{steps} steps with dropout and a checkpoint every {interval} steps, interrupted three times and resumed each
+time, are compared with a run without interruption. Every loss and gradient norm that any of the jobs reported
+equals the uninterrupted run's bit for bit. So does the SHA-256 of every parameter's weight, master weight,
+moments and Adam step in the last checkpoint. The certificate of each resume says bit-exact, and names the
+right step. The interrupted rank, step and file are drawn from the name of the run.
 """
 
 RESHAPE = """
 ## Reshaped
 
-A checkpoint of step {at}, written by the layout at the left and loaded by the layout above, which first \
-saves what it has loaded
-and then trains {more} steps more. {number} pairs: in all of them the masters, the moments, the weights and \
-Adam's step of every
-parameter are byte-equal after reshaping (fp32 and bf16). The tables show the largest deviation of the loss \
-in the steps after the load.
+The layout at the left writes a checkpoint at step {at}. The layout above loads it, saves what it has loaded
+before it trains, and then trains {more} more steps. In all {number} pairs the master weights, moments,
+weights and Adam step of every parameter are byte-equal after reshaping. The tables show the largest deviation
+of the loss in the steps after the load.
 """
 
 
 def text(results: dict[str, list[Record]], stamp: str) -> str:
     """The whole page."""
+    records = results["reshape"]
     parts = [
-        HEAD.format(
-            stamp=stamp,
-            layers=MODEL["num_layers"],
-            hidden=MODEL["hidden_size"],
-            heads=MODEL["num_attention_heads"],
-            length=SEQ_LENGTH,
-            batch=GLOBAL_BATCH,
-        ),
-        PARITY.format(steps=STEPS, tolerances=_tolerances()),
+        HEAD,
+        # On one line: the check for a stale page looks for it.
+        stamp,
+        _wrapped(MODEL_AND_NAMES, batch=GLOBAL_BATCH, **MODEL),
+        _wrapped(PARITY, steps=STEPS, tolerances=_tolerances()),
         _summary(results["parity"]),
         _parity(results["parity"]),
-        AUTOTP.format(steps=STEPS),
+        _wrapped(AUTOTP, steps=STEPS),
         _table(
             ("layout", "loss", "gradient norm"),
             ((_code(record["name"]), *_numbers(record, "loss", "grad_norm")) for record in results["autotp"]),
         ),
-        RESUME.format(steps=RESUME_STEPS, interval=INTERVAL),
+        _wrapped(RESUME, steps=RESUME_STEPS, interval=INTERVAL),
         _table(
             ("layout", "ranks", "interruptions", "steps compared", "parameters compared"),
             (_resume(record) for record in results["resume"]),
         ),
-        RESHAPE.format(at=AT, more=STEPS - AT, number=len(results["reshape"])),
+        _wrapped(RESHAPE, at=AT, more=STEPS - AT, number=len(records)),
         *(
-            _reshape(
-                [record for record in results["reshape"] if record.get("precision") == precision], precision
-            )
+            _reshape([record for record in records if record.get("precision") == precision], precision)
             for precision in LOSS_TOLERANCE
         ),
-        _failures([record for records in results.values() for record in records if not record["ok"]]),
+        _failures([record for table in results.values() for record in table if not record["ok"]]),
     ]
-    return "\n".join(part.strip("\n") + "\n" for part in parts if part).replace("\n\n\n", "\n\n")
+    return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
+
+
+def _wrapped(text: str, **values: Any) -> str:
+    """The paragraphs of `text` with its fields filled in, in lines of the width of a page."""
+    paragraphs = text.format(**values).strip("\n").split("\n\n")
+    return "\n\n".join(textwrap.fill(part, WIDTH, break_on_hyphens=False) for part in paragraphs)
 
 
 def _tolerances() -> str:
@@ -132,7 +130,7 @@ def _summary(records: Sequence[Record]) -> str:
             "gradient norm",
             "validation",
             "weight",
-            "its mean",
+            "weight (mean)",
             "exp_avg",
             "exp_avg_sq",
         ),
@@ -158,31 +156,36 @@ def _resume(record: Record) -> tuple[str, ...]:
     if "found" not in record:
         return (_code(record["name"]), "", "FAILED", "", "")
     found = record["found"]
-    told = "; ".join(found["interruptions"])
-    return (_code(record["name"]), str(record["ranks"]), told, str(found["steps"]), str(found["tensors"]))
+    interruptions = "; ".join(found["interruptions"])
+    compared = str(found["steps"]), str(found["tensors"])
+    return (_code(record["name"]), str(record["ranks"]), interruptions, *compared)
 
 
 def _reshape(records: Sequence[Record], precision: str) -> str:
     names = list(dict.fromkeys(record["from"] for record in records))
     found = {(record["from"], record["to"]): record["found"]["loss"] for record in records}
     rows = [(_code(origin), *(_number(found.get((origin, target))) for target in names)) for origin in names]
-    title = f"\n{precision}, against {'one process' if precision == 'fp32' else 'the run that wrote it'}:\n\n"
-    return title + _table(("", *map(_code, names)), rows) if names else ""
+    reference = "one process" if precision == "fp32" else "the run that wrote the checkpoint"
+    return (
+        f"{precision}, compared with {reference}:\n\n" + _table(("", *map(_code, names)), rows)
+        if names
+        else ""
+    )
 
 
 def _failures(records: Sequence[Record]) -> str:
     if not records:
         return ""
-    said = (
+    lines = (
         f"- {record['table']} {_code(record['name'])}: {record['error'].splitlines()[0]}"
         for record in records
     )
-    return "\n## FAILED\n\n" + "\n".join(said)
+    return "## FAILED\n\n" + "\n".join(lines)
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
-    return "\n" + "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def _numbers(record: Record, *keys: str) -> list[str]:

@@ -1,11 +1,11 @@
-"""Runs that are interrupted in three ways, one after the other, equal an uninterrupted run bit for bit.
+"""A run that is interrupted in three ways, one after the other, equals an uninterrupted run bit for bit.
 
     SIGTERM to one rank in the middle of a step      all ranks save and stop in order
     SIGKILL of one rank in the middle of a step      the others follow; the newest checkpoint is an older one
-    SIGKILL of one rank while it writes a checkpoint the torn one is passed over
+    SIGKILL of one rank while it writes a checkpoint the torn checkpoint is passed over
 
-Rank, step, moment and file are drawn by a generator that is seeded with the case's name. Dropout is on: its
-random numbers go on too.
+Rank, step, moment and file are drawn by a generator that is seeded with the case's name. Dropout is on, so
+the resumed job must also continue its random numbers.
 """
 
 import random
@@ -34,60 +34,47 @@ OVERRIDES = {
 
 @dataclass(frozen=True)
 class Resumed:
-    """What was done to a run that then was equal to a straight one in all it said and saved."""
+    """How a run was interrupted that then equalled the uninterrupted run in all it reported and saved."""
 
     interruptions: list[str]
     steps: int
-    """Whose loss and norm are the same, those made twice counted twice."""
+    """Steps whose loss and gradient norm were compared; a step that was trained twice counts twice."""
     tensors: int
-    """Parameters whose weight, master and moments in the last checkpoint have the same SHA-256."""
+    """Parameters whose weight, master weight and moments in the last checkpoint have equal SHA-256."""
 
 
 def resumed(runner: Runner, case: Case) -> Job[Resumed]:
-    """Raises AssertionError or RunFailed if it is not equal."""
+    """Interrupt and resume a run. Raises AssertionError or RunFailed unless it equals the straight run."""
     draw = random.Random(case.name)
     straight = runner.make_run(case, f"{case.name}-straight", OVERRIDES)
     yield from runner.train(straight, case)
     cut = runner.make_run(case, f"{case.name}-cut", OVERRIDES)
-    told = []
+    interruptions = []
 
     rank, step, beats = draw.randrange(case.ranks), draw.randint(1, 2), draw.randint(1, 3)
+    hit = "tests.parity.suffering:hit"
     ended = yield runner.start(
-        cut,
-        case.ranks,
-        "tests.parity.suffering:hit",
-        int(signal.SIGTERM),
-        rank,
-        step,
-        beats,
-        linger_seconds=60.0,
+        cut, case.ranks, hit, int(signal.SIGTERM), rank, step, beats, linger_seconds=60.0
     )
     _expect(ended, [0] * case.ranks)
     stopped_at = max(cut.checkpoint_steps())
-    assert step < stopped_at < STEPS, f"SIGTERM behind step {step}: stopped at {stopped_at}"
-    told.append(f"SIGTERM to rank {rank} behind step {step}, stopped at {stopped_at}")
+    assert step < stopped_at < STEPS, f"SIGTERM after step {step}: stopped at step {stopped_at}"
+    interruptions.append(f"SIGTERM to rank {rank} after step {step}, stopped at step {stopped_at}")
 
     newest = stopped_at
     rank, step, beats = draw.randrange(case.ranks), draw.randint(newest, 6), draw.randint(1, 3)
     launch.new_job(cut)
     ended = yield runner.start(
-        cut,
-        case.ranks,
-        "tests.parity.suffering:hit",
-        int(signal.SIGKILL),
-        rank,
-        step,
-        beats,
-        linger_seconds=1.0,
+        cut, case.ranks, hit, int(signal.SIGKILL), rank, step, beats, linger_seconds=1.0
     )
     _expect_killed(ended, rank)
-    told.append(f"kill -9 of rank {rank} behind step {step}")
+    interruptions.append(f"kill -9 of rank {rank} after step {step}")
     _assert_certified(cut, newest)
 
     newest = max(cut.checkpoint_steps())
     torn = next(step for step in range(newest + 1, STEPS + 1) if step % INTERVAL == 0 or step == STEPS)
-    # Under ZeRO every rank writes one file at least, without it rank 0 alone; rank 0 its model, under ZeRO
-    # its part of the optimizer, and the manifest.
+    # Under ZeRO every rank writes at least one file, otherwise only rank 0 does. Rank 0 writes the model,
+    # under ZeRO its part of the optimizer, and the manifest.
     rank = draw.randrange(case.ranks) if case.zero else 0
     file = draw.randint(1, 3 if case.zero else 2) if rank == 0 else 1
     launch.new_job(cut)
@@ -95,18 +82,20 @@ def resumed(runner: Runner, case: Case) -> Job[Resumed]:
         cut, case.ranks, "tests.parity.suffering:killed_in_save", rank, torn, file, linger_seconds=1.0
     )
     _expect_killed(ended, rank)
-    told.append(f"kill -9 of rank {rank} in file {file} of step {torn}'s checkpoint")
+    interruptions.append(
+        f"kill -9 of rank {rank} while it writes file {file} of the checkpoint of step {torn}"
+    )
     _assert_certified(cut, newest)
 
     launch.new_job(cut)
     yield from runner.train(cut, case)
     _assert_certified(cut, newest)
-    return Resumed(told, *_assert_equal(straight, cut))
+    return Resumed(interruptions, *_assert_equal(straight, cut))
 
 
 def _expect(ended: Ended, codes: list[int]) -> None:
     if ended.exit_codes != codes:
-        raise RunFailed(f"exit codes {ended.exit_codes} in place of {codes}\n{ended.last_words(30)}")
+        raise RunFailed(f"exit codes {ended.exit_codes} instead of {codes}\n{ended.last_words(30)}")
 
 
 def _expect_killed(ended: Ended, rank: int) -> None:
@@ -115,7 +104,7 @@ def _expect_killed(ended: Ended, rank: int) -> None:
 
 
 def _assert_certified(run: RunDir, step: int) -> None:
-    """The newest job went on from `step`, and said that nothing is changed."""
+    """The newest job continued from `step`, and its certificate says that nothing changed."""
     job = run.newest_job()
     certificate = ResumeCertificate.read(job.resume_json)
     assert certificate is not None, f"{run.name}: {job.job_id} has no certificate"
@@ -123,7 +112,7 @@ def _assert_certified(run: RunDir, step: int) -> None:
 
 
 def _assert_equal(straight: RunDir, cut: RunDir) -> tuple[int, int]:
-    """(steps, parameters) that were compared."""
+    """How many (steps, parameters) were compared. Raises AssertionError at the first difference."""
     expected = launch.trace(straight)
     assert sorted(expected) == list(range(1, STEPS + 1))
     made = [
@@ -135,7 +124,7 @@ def _assert_equal(straight: RunDir, cut: RunDir) -> tuple[int, int]:
     for event in made:
         step = event["step"]
         assert (event["loss"], event["grad_norm"]) == expected[step], (
-            f"{cut.name}: step {step}: loss, norm {event['loss']}, {event['grad_norm']} in place of "
+            f"{cut.name}: step {step}: loss, norm {event['loss']}, {event['grad_norm']} instead of "
             f"{expected[step]}"
         )
     assert {event["step"] for event in made} == set(expected)
@@ -146,7 +135,7 @@ def _assert_equal(straight: RunDir, cut: RunDir) -> tuple[int, int]:
 
 
 def resume_cases() -> list[Case]:
-    """Every stage, every layout and what else is kept from step to step."""
+    """Every ZeRO stage, every layout and every other choice that carries state from step to step."""
     cases = [Case(dp=dp, zero=zero) for dp in (1, 2) for zero in (0, 1, 2, 3)]
     cases += [Case(tp=2, zero=zero) for zero in (1, 2, 3)]
     cases += [Case(tp=2, sp=True, dp=2, zero=zero) for zero in (1, 2, 3)]
@@ -171,7 +160,7 @@ def resume_cases() -> list[Case]:
 
 
 def resume_cases_of_ci() -> list[Case]:
-    """A few that have every kind of cut, stage and saving once."""
+    """A few cases that have every kind of cut, ZeRO stage and saving once."""
     return [
         Case(zero=0, data="masked"),
         Case(dp=2, zero=3, precision="bf16", data="ramp"),

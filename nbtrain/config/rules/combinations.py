@@ -1,5 +1,4 @@
-"""Which kinds of parallelism, memory saving and precision go together: the table of the rules and of the
-docs.
+"""Which kinds of parallelism, memory saving and precision go together: the table of the rules and the docs.
 
 A kind is something that a run turns on. It may need another kind (ZeRO++ needs ZeRO 3), and a pair of kinds
 may be refused, with a reason. Every pair that is not refused can be trained. docs/parallelism.md is generated
@@ -7,8 +6,8 @@ from this table, and tests/config/rules/test_combinations.py compares each of it
 about DeepSpeed were read in the code of 0.19.8 or measured with it.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from nbtrain.config.rules.wording import Problems, found, value_of
@@ -28,243 +27,142 @@ class Kind:
     """What it is."""
     key: str
     """The field that turns it on."""
-    settings: Mapping[str, Any]
-    """Overrides that turn it on, what it needs left out."""
-    present: Callable[[RunConfig], bool]
+    value: bool | int | str
+    """The value of the field that turns it on, or, if `above` is set, an example of one."""
+    above: int | None = None
+    """Every larger value of the field turns it on."""
+    also: Mapping[str, Any] = field(default_factory=dict)
+    """Other overrides that go with it."""
     axis: str = ""
     """A run has one kind of an axis, so that two of them are no pair."""
+    instead: str = ""
+    """The kind that a run has in place of this one if both match it."""
     needs: tuple[str, ...] = ()
     """One of these kinds."""
     needs_words: str = ""
-    """The same as a setting, e.g. "parallel.zero_stage: 3"."""
-    off: str = ""
-    """What turns it off."""
+    """What it needs, as a setting, e.g. "parallel.zero_stage: 3"."""
     gpu_only: bool = False
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Overrides that turn it on, what it needs left out."""
+        return {self.key: self.value, **self.also}
 
-def _zero(stage: int, words: str) -> Kind:
-    return Kind(
-        f"zero{stage}",
-        f"Z{stage}",
-        f"ZeRO {stage}: {words}",
-        "parallel.zero_stage",
-        {"parallel.zero_stage": stage},
-        lambda config: config.parallel.zero_stage == stage,
-        axis="zero",
-    )
+    @property
+    def off(self) -> str:
+        """The setting that turns it off."""
+        values: dict[type, str] = {bool: "false", int: "0", str: "none"}
+        return f"{self.key.rpartition('.')[2]}: {values[type(self.value)]}"
+
+    def present(self, config: RunConfig) -> bool:
+        """Whether a run has it."""
+        value: Any = value_of(config, self.key)
+        if self.instead and BY_NAME[self.instead].present(config):
+            return False
+        return value == self.value if self.above is None else value > self.above
+
+
+def _size(name: str, short: str, words: str, key: str) -> Kind:
+    return Kind(name, short, words, f"parallel.{key}", 2, above=1)
 
 
 def _offload(what: str, device: str, short: str, needs: tuple[str, ...], needs_words: str) -> Kind:
     place = {"cpu": "host memory", "nvme": "files on an NVMe disk"}[device]
     held = {"optimizer": "masters and moments", "param": "parameters"}[what]
-    settings = {f"parallel.offload_{what}.device": device}
-    if device == "nvme":
-        settings[f"parallel.offload_{what}.nvme_path"] = "/nvme"
-    return Kind(
-        f"offload_{what}_{device}",
-        short,
-        f"{held} in {place}",
-        f"parallel.offload_{what}.device",
-        settings,
-        lambda config: getattr(config.parallel, f"offload_{what}").device == device,
-        axis=f"offload_{what}",
-        needs=needs,
-        needs_words=needs_words,
-        off="device: none",
-    )
+    section = f"parallel.offload_{what}"
+    also = {f"{section}.nvme_path": "/nvme"} if device == "nvme" else {}
+    name, words, key = f"offload_{what}_{device}", f"{held} in {place}", f"{section}.device"
+    axis = f"offload_{what}"
+    return Kind(name, short, words, key, device, None, also, axis, needs=needs, needs_words=needs_words)
+
+
+def _zero_plus(name: str, short: str, words: str, key: str, gpu_only: bool) -> Kind:
+    key, needs = f"parallel.{key}", ("zero3",)
+    return Kind(name, short, f"ZeRO++ {words}", key, True, needs=needs, needs_words=ZERO_3, gpu_only=gpu_only)
 
 
 ZERO_3 = "parallel.zero_stage: 3"
+ZERO = ("nothing is shared out", "optimizer state is shared out", "gradients too", "parameters too")
+DTYPE, RECOMPUTED = "precision.dtype", "parallel.activation_checkpointing.granularity"
 
 KINDS: tuple[Kind, ...] = (
-    Kind(
-        "data",
-        "DP",
-        "data parallelism: ranks take different samples",
-        "parallel.data_parallel_size",
-        {"parallel.data_parallel_size": 2},
-        lambda config: config.parallel.data_parallel_size > 1,
+    _size("data", "DP", "data parallelism: ranks take different samples", "data_parallel_size"),
+    *(
+        Kind(f"zero{stage}", f"Z{stage}", f"ZeRO {stage}: {words}", "parallel.zero_stage", stage, axis="zero")
+        for stage, words in enumerate(ZERO)
     ),
-    _zero(0, "nothing is shared out"),
-    _zero(1, "optimizer state is shared out"),
-    _zero(2, "gradients too"),
-    _zero(3, "parameters too"),
-    Kind(
-        "tensor",
-        "TP",
-        "tensor parallelism: ranks share each layer's matrices",
-        "parallel.tensor_parallel_size",
-        {"parallel.tensor_parallel_size": 2},
-        lambda config: config.parallel.tensor_parallel_size > 1,
-    ),
+    _size("tensor", "TP", "tensor parallelism: ranks share each layer's matrices", "tensor_parallel_size"),
     Kind(
         "sequence",
         "SP",
         "Megatron sequence parallelism, inside the tensor-parallel group",
         "parallel.sequence_parallel",
-        {"parallel.sequence_parallel": True},
-        lambda config: config.parallel.sequence_parallel,
+        True,
         needs=("tensor",),
         needs_words="tensor_parallel_size > 1",
-        off="sequence_parallel: false",
     ),
-    Kind(
-        "pipeline",
-        "PP",
-        "pipeline parallelism: ranks hold runs of layers",
-        "parallel.pipeline_parallel_size",
-        {"parallel.pipeline_parallel_size": 2},
-        lambda config: config.parallel.pipeline_parallel_size > 1,
-    ),
-    Kind(
+    _size("pipeline", "PP", "pipeline parallelism: ranks hold runs of layers", "pipeline_parallel_size"),
+    _size(
         "ulysses",
         "US",
         "Ulysses: ranks share each sequence, and its attention heads",
-        "parallel.ds_sequence_parallel_size",
-        {"parallel.ds_sequence_parallel_size": 2},
-        lambda config: config.parallel.ds_sequence_parallel_size > 1,
+        "ds_sequence_parallel_size",
     ),
     Kind(
         "fpdt",
         "FPDT",
         "FPDT: a long sequence in chunks",
         "parallel.fpdt_chunk_tokens",
-        {"parallel.fpdt_chunk_tokens": 32},
-        lambda config: config.parallel.fpdt_chunk_tokens > 0,
+        32,
+        above=0,
         needs=("bf16", "autocast", "fp16"),
         needs_words="precision.dtype: bf16 or fp16",
-        off="fpdt_chunk_tokens: 0",
         gpu_only=True,
     ),
     _offload("optimizer", "cpu", "OC", ("zero1", "zero2", "zero3"), "parallel.zero_stage: 1, 2 or 3"),
     _offload("optimizer", "nvme", "ON", ("zero3",), ZERO_3),
     _offload("param", "cpu", "PC", ("zero3",), ZERO_3),
     _offload("param", "nvme", "PN", ("zero3",), ZERO_3),
-    Kind(
-        "hpz",
-        "hpZ",
-        "ZeRO++ hpZ: a second copy of the parameters inside each machine",
-        "parallel.zero_hpz",
-        {"parallel.zero_hpz": True},
-        lambda config: config.parallel.zero_hpz,
-        off="zero_hpz: false",
-        needs=("zero3",),
-        needs_words=ZERO_3,
-    ),
-    Kind(
-        "qwz",
-        "qwZ",
-        "ZeRO++ qwZ: parameters gathered in INT8",
-        "parallel.zero_quantized_weights",
-        {"parallel.zero_quantized_weights": True},
-        lambda config: config.parallel.zero_quantized_weights,
-        off="zero_quantized_weights: false",
-        gpu_only=True,
-        needs=("zero3",),
-        needs_words=ZERO_3,
-    ),
-    Kind(
-        "qgz",
-        "qgZ",
-        "ZeRO++ qgZ: gradients reduced in INT4",
-        "parallel.zero_quantized_gradients",
-        {"parallel.zero_quantized_gradients": True},
-        lambda config: config.parallel.zero_quantized_gradients,
-        off="zero_quantized_gradients: false",
-        gpu_only=True,
-        needs=("zero3",),
-        needs_words=ZERO_3,
-    ),
-    Kind(
-        "fp32",
-        "fp32",
-        "precision.dtype: fp32",
-        "precision.dtype",
-        {"precision.dtype": "fp32"},
-        lambda config: config.precision.dtype == "fp32",
-        axis="precision",
-    ),
+    _zero_plus("hpz", "hpZ", "hpZ: a second copy of the parameters inside each machine", "zero_hpz", False),
+    _zero_plus("qwz", "qwZ", "qwZ: parameters gathered in INT8", "zero_quantized_weights", True),
+    _zero_plus("qgz", "qgZ", "qgZ: gradients reduced in INT4", "zero_quantized_gradients", True),
+    Kind("fp32", "fp32", "precision.dtype: fp32", DTYPE, "fp32", axis="precision"),
     Kind(
         "bf16",
         "bf16",
         "precision.dtype: bf16, with bf16 weights",
-        "precision.dtype",
-        {"precision.dtype": "bf16"},
-        lambda config: config.precision.dtype == "bf16" and not config.precision.autocast,
+        DTYPE,
+        "bf16",
         axis="precision",
+        instead="autocast",
     ),
     Kind(
         "autocast",
         "cast",
         "precision.dtype: bf16 by autocast, with fp32 weights",
         "precision.autocast",
-        {"precision.dtype": "bf16", "precision.autocast": True},
-        lambda config: config.precision.autocast,
+        True,
+        also={DTYPE: "bf16"},
         axis="precision",
     ),
-    Kind(
-        "fp16",
-        "fp16",
-        "precision.dtype: fp16, with a loss scale",
-        "precision.dtype",
-        {"precision.dtype": "fp16"},
-        lambda config: config.precision.dtype == "fp16",
-        axis="precision",
-    ),
+    Kind("fp16", "fp16", "precision.dtype: fp16, with a loss scale", DTYPE, "fp16", axis="precision"),
     Kind(
         "fp8",
         "fp8",
         "FP8: the products of the blocks' linear layers",
         "precision.fp8",
-        {"precision.fp8": True},
-        lambda config: config.precision.fp8,
+        True,
         needs=("bf16", "autocast"),
         needs_words="precision.dtype: bf16",
-        off="fp8: false",
         gpu_only=True,
     ),
-    Kind(
-        "selective",
-        "sel",
-        "selective recomputation of activations",
-        "parallel.activation_checkpointing.granularity",
-        {"parallel.activation_checkpointing.granularity": "selective"},
-        lambda config: config.parallel.activation_checkpointing.granularity == "selective",
-        axis="recomputation",
+    *(
+        Kind(value, short, f"{value} recomputation of activations", RECOMPUTED, value, axis="recomputation")
+        for value, short in (("selective", "sel"), ("full", "full"))
     ),
-    Kind(
-        "full",
-        "full",
-        "full recomputation of activations",
-        "parallel.activation_checkpointing.granularity",
-        {"parallel.activation_checkpointing.granularity": "full"},
-        lambda config: config.parallel.activation_checkpointing.granularity == "full",
-        axis="recomputation",
-    ),
-    Kind(
-        "compile",
-        "comp",
-        "torch.compile, block by block",
-        "model.compile",
-        {"model.compile": True},
-        lambda config: config.model.compile,
-    ),
-    Kind(
-        "async_save",
-        "save",
-        "asynchronous saving of checkpoints",
-        "checkpoint.async_save",
-        {"checkpoint.async_save": True},
-        lambda config: config.checkpoint.async_save,
-    ),
-    Kind(
-        "cpu",
-        "CPU",
-        "resources.device: cpu",
-        "resources.device",
-        {"resources.device": "cpu"},
-        lambda config: config.resources.device == "cpu",
-    ),
+    Kind("compile", "comp", "torch.compile, block by block", "model.compile", True),
+    Kind("async_save", "save", "asynchronous saving of checkpoints", "checkpoint.async_save", True),
+    Kind("cpu", "CPU", "resources.device: cpu", "resources.device", "cpu"),
 )
 
 BY_NAME = {kind.name: kind for kind in KINDS}
@@ -277,7 +175,7 @@ class Refusal:
     kind: str
     others: tuple[str, ...]
     reason: str
-    """A clause, as it stands behind a colon."""
+    """A clause, as it stands after a colon."""
     fix: str
     """A sentence."""
 

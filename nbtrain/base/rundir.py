@@ -58,7 +58,21 @@ class RunDir:
     """Owner of every path of one run."""
 
     def __init__(self, path: str | os.PathLike):
-        self.path = Path(path).absolute()
+        self.path = path = Path(path).absolute()
+        self.name = path.name
+        self.run_json = path / "run.json"
+        self.config_yaml = path / "config.yaml"
+        self.plan_json = path / "plan.json"
+        self.summary_json = path / "summary.json"
+        self.rollbacks_json = path / "rollbacks.json"
+        self.jobs = path / "jobs"
+        self.tensorboard = path / "tensorboard"
+        self.model = path / "model"
+        self.latest = self.model / "latest"
+        self.universal = path / "universal"
+        self.profiling = path / "profiling"
+        self.export = path / "export"
+        self.notebooks = path / "notebooks"
 
     @classmethod
     def named(cls, name: str) -> "RunDir":
@@ -67,62 +81,6 @@ class RunDir:
 
     def __repr__(self) -> str:
         return f"RunDir({str(self.path)!r})"
-
-    @property
-    def name(self) -> str:
-        return self.path.name
-
-    @property
-    def run_json(self) -> Path:
-        return self.path / "run.json"
-
-    @property
-    def config_yaml(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def plan_json(self) -> Path:
-        return self.path / "plan.json"
-
-    @property
-    def summary_json(self) -> Path:
-        return self.path / "summary.json"
-
-    @property
-    def rollbacks_json(self) -> Path:
-        return self.path / "rollbacks.json"
-
-    @property
-    def jobs(self) -> Path:
-        return self.path / "jobs"
-
-    @property
-    def tensorboard(self) -> Path:
-        return self.path / "tensorboard"
-
-    @property
-    def model(self) -> Path:
-        return self.path / "model"
-
-    @property
-    def latest(self) -> Path:
-        return self.model / "latest"
-
-    @property
-    def universal(self) -> Path:
-        return self.path / "universal"
-
-    @property
-    def profiling(self) -> Path:
-        return self.path / "profiling"
-
-    @property
-    def export(self) -> Path:
-        return self.path / "export"
-
-    @property
-    def notebooks(self) -> Path:
-        return self.path / "notebooks"
 
     def checkpoint(self, step: int) -> Path:
         return self.model / f"global_step{step}"
@@ -183,35 +141,16 @@ class JobDir:
             raise ValueError(f"{job_id!r} is not a job id such as 20261121-031500-a1b2")
         self.run = run
         self.job_id = job_id
-        self.path = run.jobs / job_id
-
-    @property
-    def job_json(self) -> Path:
-        return self.path / "job.json"
-
-    @property
-    def environment_json(self) -> Path:
-        return self.path / "environment.json"
-
-    @property
-    def deepspeed_json(self) -> Path:
-        return self.path / "deepspeed.json"
-
-    @property
-    def resume_json(self) -> Path:
-        return self.path / "resume.json"
-
-    @property
-    def control_request(self) -> Path:
-        return self.path / "control" / "request.json"
-
-    @property
-    def control_ack(self) -> Path:
-        return self.path / "control" / "ack.json"
-
-    @property
-    def control_devices(self) -> Path:
-        return self.path / "control" / "devices.json"
+        self.path = path = run.jobs / job_id
+        self.job_json = path / "job.json"
+        self.environment_json = path / "environment.json"
+        self.deepspeed_json = path / "deepspeed.json"
+        self.resume_json = path / "resume.json"
+        self.control_request = path / "control" / "request.json"
+        self.control_ack = path / "control" / "ack.json"
+        self.control_devices = path / "control" / "devices.json"
+        self.supervisor_log = path / "logs" / "supervisor.log"
+        self.events = path / "events"
 
     def heartbeat(self, rank: int) -> Path:
         return self.path / "heartbeat" / f"{rank}.json"
@@ -221,14 +160,6 @@ class JobDir:
 
     def log(self, rank: int, attempt: int) -> Path:
         return self.path / "logs" / f"{rank}.{attempt}.log"
-
-    @property
-    def supervisor_log(self) -> Path:
-        return self.path / "logs" / "supervisor.log"
-
-    @property
-    def events(self) -> Path:
-        return self.path / "events"
 
     def make_folders(self) -> None:
         for name in ("control", "heartbeat", "exit", "logs", "events"):

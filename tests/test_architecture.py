@@ -3,6 +3,7 @@
 import ast
 import functools
 import graphlib
+import itertools
 import json
 import os
 import re
@@ -268,14 +269,9 @@ def test_a_name_of_a_module_in_a_string_is_an_import():
 
 def test_old_names_lead_somewhere():
     """Every name of a module that moved stands for a module that exists, and is no module itself."""
-    old = [
-        *moved.RENAMED,
-        *(f"{package}.{stem}" for (package, _), stems in moved.MOVED.items() for stem in stems.split()),
-    ]
-    targets = [moved.new_name(name) for name in old] + [
-        name for names in moved.SPLIT.values() for name in names.split()
-    ]
-    assert set(targets) <= set(MODULES) and not set(old) & set(MODULES)
+    targets = {*moved.NEW_NAMES.values(), *itertools.chain(*moved.SPLIT.values())}
+    assert targets <= set(MODULES) and not set(moved.NEW_NAMES) & set(MODULES)
+    assert set(moved.SPLIT) <= set(moved.NEW_NAMES)
 
 
 def test_files_of_the_package_are_found_beside_the_file_that_reads_them():

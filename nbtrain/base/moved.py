@@ -3,6 +3,7 @@
 `nbtrain/__init__.py` asks here only when Python finds no module of a name.
 """
 
+import re
 import warnings
 from importlib import import_module
 from importlib.abc import Loader
@@ -10,103 +11,75 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
-# (old package, new package): modules that kept their own name.
-MOVED = {
-    ("nbtrain", "nbtrain.base"): (
-        "addresses amounts errors files jobstate metrics parent_death progress rundir "
-        "terminal topology workspace"
-    ),
-    ("nbtrain.monitor", "nbtrain.base"): "nvml",
-    ("nbtrain", "nbtrain.cli"): "doctor notebook_runner",
-    (
-        "nbtrain.config",
-        "nbtrain.config.arithmetic",
-    ): "batch devices flops lr_schedule parameters stages weight_decay",
-    ("nbtrain.config", "nbtrain.config.rules"): "check combinations",
-    ("nbtrain.data", "nbtrain.corpus"): (
-        "broken_records characters cleaning corpus dedup extract heap records sentences text_sample workers"
-    ),
-    ("nbtrain.data", "nbtrain.corpus.tokenizer"): "tokenizer",
-    ("nbtrain.data", "nbtrain.dataset"): "indexed indexed_writer merge repair",
-    (
-        "nbtrain.data",
-        "nbtrain.dataset.look",
-    ): "baselines browser card card_pictures contents duplicates inspect tables",
-    ("nbtrain.data", "nbtrain.dataset.prepare"): "inputs prepare",
-    ("nbtrain.data", "nbtrain.dataset.samples"): (
-        "gpt_blend gpt_dataset gpt_index index_files packed_dataset packed_index packing sample state"
-    ),
-    ("nbtrain.data.sources", "nbtrain.corpus.sources"): (
-        "arrow base compression files folder hf_dataset instructions json_line jsonl "
-        "mock optional parquet python_docs record_files templates text tokens wiki"
-    ),
-    ("nbtrain.data.wiki", "nbtrain.corpus.wiki"): "download dump markup prefixes text_templates walker",
-    ("nbtrain.generation", "nbtrain.inference"): "decode sampling",
-    ("nbtrain.jobs", "nbtrain.jobs.supervisor"): (
-        "attempt hang host_memory leftovers processes rank_wrapper reserve summary verdict"
-    ),
-    ("nbtrain.server", "nbtrain.lab.server"): "extension handlers tensorboard_proxy views",
-    ("nbtrain.train", "nbtrain.checkpoint"): "certificate reshape universal",
-    (
-        "nbtrain.train",
-        "nbtrain.train.engine",
-    ): "optimizer pipeline_engine pipeline_timers plain_engine run_ahead",
-    (
-        "nbtrain.train",
-        "nbtrain.train.figures",
-    ): "communication metrics_writer perf report stragglers throughput time_split",
-    ("nbtrain.train", "nbtrain.train.health"): "collectives faults finite_weights heartbeat stability",
-    ("nbtrain.train", "nbtrain.train.profile"): "profiler",
-    ("nbtrain.train", "nbtrain.train.twin"): "fork_server",
-    (
-        "nbtrain.widgets",
-        "nbtrain.lab.widgets",
-    ): "data_browser draft launcher mime panel static tensorboard watched",
-}
-
-# Modules with another name.
-RENAMED = {
-    "nbtrain.cli_checkpoint": "nbtrain.cli.checkpoint",
-    "nbtrain.cli_data": "nbtrain.cli.data",
-    "nbtrain.cli_twin": "nbtrain.cli.twin",
-    "nbtrain.config.check_data": "nbtrain.config.rules.data",
-    "nbtrain.config.check_layout": "nbtrain.config.rules.layout",
-    "nbtrain.config.check_warnings": "nbtrain.config.rules.warnings",
-    "nbtrain.config.check_wording": "nbtrain.config.rules.wording",
-    "nbtrain.config.check_zero": "nbtrain.config.rules.zero",
-    "nbtrain.config.languages": "nbtrain.config.data_section",
-    "nbtrain.config.twin": "nbtrain.jobs.twin.shape",
-    "nbtrain.data.blend_files": "nbtrain.dataset.blend",
-    "nbtrain.data.dataset_files": "nbtrain.dataset.files",
-    "nbtrain.data.encode": "nbtrain.dataset.encode.encoder",
-    "nbtrain.data.encode_progress": "nbtrain.dataset.encode.progress",
-    "nbtrain.data.prepare_dataset": "nbtrain.dataset.prepare.dataset",
-    "nbtrain.data.prepare_report": "nbtrain.dataset.prepare.report",
-    "nbtrain.data.prepare_tokenizer": "nbtrain.corpus.tokenizer.prepare",
-    "nbtrain.data.shards": "nbtrain.dataset.encode.join",
-    "nbtrain.data.tokenizer_exactness": "nbtrain.corpus.tokenizer.exactness",
-    "nbtrain.data.tokenizer_training": "nbtrain.corpus.tokenizer.training",
-    "nbtrain.generation.__main__": "nbtrain.inference.generate",
-    "nbtrain.jobs.fork_server": "nbtrain.jobs.twin.fork_client",
-    "nbtrain.jobs.registry": "nbtrain.monitor.runs",
-    "nbtrain.jobs.twin_folder": "nbtrain.jobs.twin.folder",
-    "nbtrain.jobs.twin_report": "nbtrain.jobs.twin.report",
-    "nbtrain.model.pipeline": "nbtrain.model.gpt_pipe",
-    "nbtrain.notebook_parameters": "nbtrain.lab.parameters",
-    "nbtrain.planner.docs": "nbtrain.cli.reference.pages",
-    "nbtrain.planner.docs_parallelism": "nbtrain.cli.reference.parallelism",
-    "nbtrain.jobs.problem": "nbtrain.jobs.obstacle",
-    "nbtrain.train.checkpoint": "nbtrain.checkpoint.save",
-    "nbtrain.train.dataset_losses": "nbtrain.train.batches",
-    "nbtrain.train.exit_limits": "nbtrain.train.requests",
-    "nbtrain.train.step_result": "nbtrain.train.training_step",
-    "nbtrain.train.checkpoint_manifest": "nbtrain.checkpoint.manifest",
-    "nbtrain.train.checkpoint_store": "nbtrain.checkpoint.store",
-    "nbtrain.train.checkpoint_writer": "nbtrain.checkpoint.writer",
-    "nbtrain.train.profile_picture": "nbtrain.train.profile.picture",
-    "nbtrain.train.profile_summary": "nbtrain.train.profile.summary",
-    "nbtrain.train.twin_export": "nbtrain.train.twin.export",
-    "nbtrain.workspace_init": "nbtrain.cli.init",
+# Old package > new package: modules, as old=new if their own name changed.
+_MOVED = """
+nbtrain > nbtrain.base: addresses amounts errors files jobstate metrics parent_death progress rundir
+    terminal topology workspace
+nbtrain > nbtrain.cli: cli_checkpoint=checkpoint cli_data=data cli_twin=twin doctor notebook_runner
+    workspace_init=init
+nbtrain > nbtrain.lab: notebook_parameters=parameters
+nbtrain.config > nbtrain.config: languages=data_section
+nbtrain.config > nbtrain.config.arithmetic: batch devices flops lr_schedule parameters stages weight_decay
+nbtrain.config > nbtrain.config.rules: check check_data=data check_layout=layout check_warnings=warnings
+    check_wording=wording check_zero=zero combinations
+nbtrain.config > nbtrain.jobs.twin: twin=shape
+nbtrain.data > nbtrain.corpus: broken_records characters cleaning corpus dedup extract heap records
+    sentences text_sample workers
+nbtrain.data > nbtrain.corpus.tokenizer: prepare_tokenizer=prepare tokenizer tokenizer_exactness=exactness
+    tokenizer_training=training
+nbtrain.data > nbtrain.dataset: blend_files=blend dataset_files=files indexed indexed_writer merge repair
+nbtrain.data > nbtrain.dataset.encode: encode=encoder encode_progress=progress shards=join
+nbtrain.data > nbtrain.dataset.look: baselines browser card card_pictures contents duplicates inspect tables
+nbtrain.data > nbtrain.dataset.prepare: inputs prepare prepare_dataset=dataset prepare_report=report
+nbtrain.data > nbtrain.dataset.samples: gpt_blend gpt_dataset gpt_index index_files packed_dataset
+    packed_index packing sample state
+nbtrain.data.sources > nbtrain.corpus.sources: arrow base compression files folder hf_dataset instructions
+    json_line jsonl mock optional parquet python_docs record_files templates text tokens wiki
+nbtrain.data.wiki > nbtrain.corpus.wiki: download dump markup prefixes text_templates walker
+nbtrain.generation > nbtrain.inference: __main__=generate decode sampling
+nbtrain.jobs > nbtrain.jobs: problem=obstacle
+nbtrain.jobs > nbtrain.jobs.supervisor: attempt hang host_memory leftovers processes rank_wrapper reserve
+    summary verdict
+nbtrain.jobs > nbtrain.jobs.twin: fork_server=fork_client twin_folder=folder twin_report=report
+nbtrain.jobs > nbtrain.monitor: registry=runs
+nbtrain.model > nbtrain.model: pipeline=gpt_pipe
+nbtrain.monitor > nbtrain.base: nvml
+nbtrain.planner > nbtrain.cli.reference: docs=pages docs_parallelism=parallelism
+nbtrain.server > nbtrain.lab.server: extension handlers tensorboard_proxy views
+nbtrain.train > nbtrain.checkpoint: certificate checkpoint=save checkpoint_manifest=manifest
+    checkpoint_store=store checkpoint_writer=writer reshape universal
+nbtrain.train > nbtrain.train: dataset_losses=batches exit_limits=requests step_result=training_step
+nbtrain.train > nbtrain.train.engine: optimizer pipeline_engine pipeline_timers plain_engine run_ahead
+nbtrain.train > nbtrain.train.figures: communication metrics_writer perf report stragglers throughput
+    time_split
+nbtrain.train > nbtrain.train.health: collectives faults finite_weights heartbeat stability
+nbtrain.train > nbtrain.train.profile: profile_picture=picture profile_summary=summary profiler
+nbtrain.train > nbtrain.train.twin: fork_server twin_export=export
+nbtrain.widgets > nbtrain.lab.widgets: data_browser draft launcher mime panel static tensorboard watched
+"""
+# Where else the definitions of an old module went.
+_SPLIT = """
+nbtrain.config.twin: nbtrain.jobs.twin.small_sections
+nbtrain.data.dataset_files: nbtrain.base.locks nbtrain.corpus.records nbtrain.dataset.manifest
+    nbtrain.dataset.of_run
+nbtrain.data.encode: nbtrain.dataset.encode.shard
+nbtrain.data.gpt_dataset: nbtrain.dataset.samples.build
+nbtrain.data.inputs: nbtrain.corpus.asked
+nbtrain.data.prepare_dataset: nbtrain.base.progress
+nbtrain.data.sources.instructions: nbtrain.corpus.sources.alpaca nbtrain.corpus.sources.chat
+    nbtrain.corpus.sources.prompt_completion
+nbtrain.data.sources.jsonl: nbtrain.corpus.sources.wikiextractor
+nbtrain.data.tokenizer: nbtrain.corpus.tokenizer.folder
+nbtrain.data.wiki.download: nbtrain.corpus.http nbtrain.corpus.partial_file
+nbtrain.notebook_runner: nbtrain.cli.demo nbtrain.cli.jupyterlab
+nbtrain.rundir: nbtrain.base.checkpoint_files nbtrain.base.events nbtrain.base.records
+nbtrain.train.checkpoint: nbtrain.checkpoint.choose nbtrain.checkpoint.describe nbtrain.checkpoint.load
+    nbtrain.checkpoint.state nbtrain.checkpoint.weights nbtrain.config.arithmetic.checkpoint_bytes
+nbtrain.train.profile_summary: nbtrain.train.profile.intervals nbtrain.train.profile.trace
+nbtrain.train.report: nbtrain.train.figures.alerts
+nbtrain.train.stability: nbtrain.checkpoint.rollbacks nbtrain.train.health.discard
+"""
+_PACKAGES = {
     "nbtrain.data": "nbtrain.dataset",
     "nbtrain.data.sources": "nbtrain.corpus.sources",
     "nbtrain.data.wiki": "nbtrain.corpus.wiki",
@@ -116,40 +89,6 @@ RENAMED = {
     "nbtrain.widgets": "nbtrain.lab.widgets",
 }
 
-# Where else the definitions of an old module went.
-SPLIT = {
-    "nbtrain.config.schema": (
-        "nbtrain.config.parallel_section nbtrain.config.schedule_section nbtrain.config.watch_section"
-    ),
-    "nbtrain.config.twin": "nbtrain.jobs.twin.small_sections",
-    "nbtrain.data.dataset_files": (
-        "nbtrain.base.locks nbtrain.corpus.records nbtrain.dataset.manifest nbtrain.dataset.of_run"
-    ),
-    "nbtrain.data.encode": "nbtrain.dataset.encode.shard",
-    "nbtrain.data.gpt_dataset": "nbtrain.dataset.samples.build",
-    "nbtrain.data.inputs": "nbtrain.corpus.asked",
-    "nbtrain.data.prepare_dataset": "nbtrain.base.progress",
-    "nbtrain.data.sources.instructions": (
-        "nbtrain.corpus.sources.alpaca nbtrain.corpus.sources.chat nbtrain.corpus.sources.prompt_completion"
-    ),
-    "nbtrain.data.sources.jsonl": "nbtrain.corpus.sources.wikiextractor",
-    "nbtrain.data.tokenizer": "nbtrain.corpus.tokenizer.folder",
-    "nbtrain.data.wiki.download": "nbtrain.corpus.http nbtrain.corpus.partial_file",
-    "nbtrain.jobs.environment": "nbtrain.jobs.machine",
-    "nbtrain.jobs.submit": "nbtrain.jobs.refusals",
-    "nbtrain.monitor.run_view": "nbtrain.monitor.lines nbtrain.monitor.snapshot",
-    "nbtrain.notebook_runner": "nbtrain.cli.demo nbtrain.cli.jupyterlab",
-    "nbtrain.rundir": "nbtrain.base.checkpoint_files nbtrain.base.events nbtrain.base.records",
-    "nbtrain.train.checkpoint": (
-        "nbtrain.checkpoint.choose nbtrain.checkpoint.describe nbtrain.checkpoint.load "
-        "nbtrain.checkpoint.state nbtrain.checkpoint.weights nbtrain.config.arithmetic.checkpoint_bytes"
-    ),
-    "nbtrain.train.profile_summary": "nbtrain.train.profile.intervals nbtrain.train.profile.trace",
-    "nbtrain.train.report": "nbtrain.train.figures.alerts",
-    "nbtrain.train.requests": "nbtrain.parallel.wishes",
-    "nbtrain.train.stability": "nbtrain.checkpoint.rollbacks nbtrain.train.health.discard",
-}
-
 # What a notebook calls in place of an import from an old module.
 PUBLIC = {
     "nbtrain.notebook_parameters": "nb.check_parameters and nb.load(run, overrides, source, dataset)",
@@ -157,22 +96,20 @@ PUBLIC = {
     "nbtrain.data.inspect": "nb.verify",
 }
 
-PACKAGES = {package for package, _ in MOVED} | {
-    "nbtrain.data",
-    "nbtrain.export",
-    "nbtrain.generation",
-    "nbtrain.server",
-    "nbtrain.widgets",
-}
+
+def _rows(text: str) -> list[tuple[str, list[str]]]:
+    """(head, words) of rows of "head: words"; an indented line goes on with the row above it."""
+    rows = (row.partition(": ") for row in re.sub(r"\n +", " ", text.strip()).splitlines())
+    return [(head, words.split()) for head, _, words in rows]
 
 
-def new_name(old: str) -> str | None:
-    """The module that an old name stands for; None if no module had that name."""
-    if old in RENAMED:
-        return RENAMED[old]
-    package, _, stem = old.rpartition(".")
-    found = (new for (before, new), stems in MOVED.items() if before == package and stem in stems.split())
-    return next((f"{new}.{stem}" for new in found), None)
+SPLIT = dict(_rows(_SPLIT))
+NEW_NAMES = dict(_PACKAGES)
+"""{old name of a package or module: its new name}."""
+for _head, _modules in _rows(_MOVED):
+    _old, _new = _head.split(" > ")
+    for _before, _, _after in (module.partition("=") for module in _modules):
+        NEW_NAMES[f"{_old}.{_before}"] = f"{_new}.{_after or _before}"
 
 
 class MovedModule(Loader):
@@ -182,12 +119,12 @@ class MovedModule(Loader):
         self.old, self.new = old, new
 
     def exec_module(self, module: ModuleType) -> None:
-        if self.old not in PACKAGES:
+        if self.old not in _PACKAGES:
             self.warn(stacklevel=3)
-        targets = [self.new, *SPLIT.get(self.old, "").split()]
+        targets = [self.new, *SPLIT.get(self.old, [])]
 
         def hand_on(name: str) -> Any:
-            if self.old in PACKAGES and not name.startswith("__"):
+            if self.old in _PACKAGES and not name.startswith("__"):
                 # Said here and not at its import, which an import of a module inside it makes too.
                 self.warn(stacklevel=3)
             for target in targets:
@@ -216,7 +153,5 @@ class MovedModule(Loader):
 
 def find_spec(old: str) -> ModuleSpec | None:
     """How to import an old name; None if no module had that name."""
-    new = new_name(old)
-    if new is None:
-        return None
-    return ModuleSpec(old, MovedModule(old, new), is_package=old in PACKAGES)
+    new = NEW_NAMES.get(old)
+    return ModuleSpec(old, MovedModule(old, new), is_package=old in _PACKAGES) if new else None

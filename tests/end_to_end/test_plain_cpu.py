@@ -30,3 +30,19 @@ def test_a_sample_passes_on_a_plain_processor(tmp_path):
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     assert " passed" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_python_started_beside_it_has_no_units_either():
+    """Ranks and supervisors take their belief from the folder in PYTHONPATH."""
+    asks = (
+        "import torch; print([getattr(torch.ops.mkldnn, f'_is_mkldnn_{name}_supported')()"
+        " for name in ('bf16', 'fp16')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", asks],
+        env={**os.environ, "PYTHONPATH": str(REPOSITORY / "tests" / "plain_cpu_site")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "[False, False]\n", done.stderr[-2000:]

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nbtrain.base import amounts
-from nbtrain.monitor.charts import charts
+from nbtrain.monitor.chart_data import charts
 
 UNKNOWN = "\N{EN DASH}"
 MOST_GPUS = 8
@@ -19,7 +19,7 @@ def shown(snapshot: Mapping[str, Any]) -> dict[str, Any]:
     fraction    how much of the run is done, 0 to 1
     line        [[label, value], ...] below the bar
     tiles       [[label, value, unit], ...]
-    charts      see monitor/charts.py
+    charts      see monitor/chart_data.py
     ranks       {"heads", "rows": [{"bad", "cells"}]}
     alerts      the title of the events' page
     job         [[label, text], ...]

@@ -183,7 +183,7 @@ def _table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[str]]) ->
 def chart_svg(
     chart: Mapping[str, Any], curves: Mapping[str, Mapping[str, Any]], width: int, height: int
 ) -> str:
-    """An SVG of one chart of a snapshot (monitor/charts.py). Readable on white and on black."""
+    """An SVG of one chart of a snapshot (monitor/chart_data.py). Readable on white and on black."""
     (x0, x1), (y0, y1) = chart["x"], chart["y"]
     left, right, top, bottom = 48, 10, 6, 18
 

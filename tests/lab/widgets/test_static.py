@@ -11,7 +11,7 @@ import pytest
 
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets.static import chart_svg, run_html, run_text
-from nbtrain.monitor.charts import charts
+from nbtrain.monitor.chart_data import charts
 from nbtrain.monitor.run_view import RunView
 from tests.lab.widgets.fake_run import FakeJob
 

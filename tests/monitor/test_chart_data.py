@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from nbtrain.monitor.charts import charts, ticks
+from nbtrain.monitor.chart_data import charts, ticks
 
 
 def curves(**points: list[float | None]) -> dict[str, dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Fixtures for every test: a workspace of its own, and skips that CI turns into failures."""
 
 import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,8 +16,24 @@ if TYPE_CHECKING:
 
 REPOSITORY = Path(__file__).parent.parent
 SHARED = REPOSITORY.parent / "shared"
-# Folders with the longest files.
-LONGEST = ("end_to_end", "parity")
+# The longest files, the longest first: the end of every run prints its slowest tests (durations.py).
+LONGEST = (
+    "jobs/test_real_trainer.py",
+    "jobs/twin/test_prove.py",
+    "jobs/test_faults.py",
+    "parity/test_parity.py",
+    "checkpoint/test_reshape.py",
+    "end_to_end/test_browser.py",
+    "parity/test_reshaping.py",
+    "jobs/supervisor/test_supervise.py",
+    "end_to_end/test_demo.py",
+    "end_to_end/test_old_workspace.py",
+    "end_to_end/test_notebooks.py",
+    "train/health/test_stability.py",
+    "end_to_end/test_twin_notebook.py",
+    "train/test_training.py",
+    "parity/test_resuming.py",
+)
 
 # Several ranks and several tests share few cores; OpenMP teams that wait for each other would crawl.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -44,7 +59,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if hasattr(config, "workerinput"):
         # Workers take one file after the other: the long ones first, so that none is left alone at the end.
         slow = {item.path for item in items if item.get_closest_marker("slow") is not None}
-        items.sort(key=lambda item: (item.path not in slow, item.path.parent.name not in LONGEST))
+        rank = {REPOSITORY / "tests" / name: number for number, name in enumerate(LONGEST)}
+        items.sort(key=lambda item: (item.path not in slow, rank.get(item.path, len(rank))))
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -92,15 +108,6 @@ def skip_or_fail(variable: str, reason: str) -> None:
     if os.environ.get(variable):
         pytest.fail(f"{reason}, and {variable} is set")
     pytest.skip(reason)
-
-
-@pytest.fixture
-def chromium() -> str:
-    """Path of a Chromium."""
-    path = os.environ.get("NBTRAIN_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-    if not path:
-        skip_or_fail("NBTRAIN_REQUIRE_BROWSER", "no Chromium on this machine")
-    return str(path)
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""What the tests cost: at the end of every run the slowest tests and the seconds of each folder.
+"""What the tests cost: the slowest tests, the longest files and the seconds of each folder, after every run.
 
 A test's seconds are those of its set-up, its call and its tear-down, so the first test that asks for a
 shared fixture pays for it. With several workers (pytest-xdist) the sums are over all of them and exceed the
@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import pytest
 
 NUM_SLOWEST = 20
+NUM_FILES = 15
 # A run of a few tests ends without tables.
 SHORTEST_RUN_SECONDS = 30.0
 
@@ -39,6 +40,9 @@ class Durations:
         terminalreporter.section(f"slowest {NUM_SLOWEST} tests")
         for line in self.slowest():
             terminalreporter.line(line)
+        terminalreporter.section(f"longest {NUM_FILES} files, which tests/conftest.py starts first")
+        for line in self.longest_files():
+            terminalreporter.line(line)
         terminalreporter.section("seconds per folder")
         for line in self.folders():
             terminalreporter.line(line)
@@ -49,6 +53,13 @@ class Durations:
             f"{seconds:8.1f} s  (set-up {self.setup_seconds[test]:6.1f} s)  {test}"
             for test, seconds in self.seconds.most_common(number)
         ]
+
+    def longest_files(self, number: int = NUM_FILES) -> list[str]:
+        """A line for each, the longest first."""
+        seconds: Counter[str] = Counter()
+        for test, of_test in self.seconds.items():
+            seconds[test.partition("::")[0]] += of_test
+        return [f"{sum_:8.1f} s  {name}" for name, sum_ in seconds.most_common(number)]
 
     def folders(self) -> list[str]:
         """A line for each folder, the slowest first, and one for all."""

@@ -101,6 +101,16 @@ PARTS = (
         for name in UPSTREAM
     ),
     Part(
+        "full-size",
+        "gpt-125m with all its 126 million parameters: two steps, a stop and a resume",
+        _pytest("--soak", "tests/train/test_training.py"),
+        _evidence(
+            ("nbtrain.train.__main__",),
+            ("tests/train/test_training.py", "examples/megatron-gpt/training/gpt-125m.yaml"),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
         "notebooks",
         "notebook 03 for every upstream run on a machine that is too small",
         _pytest("--soak", "tests/end_to_end/test_notebooks.py"),

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+from .conftest import LONGEST, REPOSITORY
 from .durations import Durations, folder_of
 
 
@@ -16,6 +17,7 @@ def test_the_slowest_tests_and_the_sum_of_each_folder():
         ("tests/test_c.py::test_three", "teardown", 0.25),
     ]:
         durations.pytest_runtest_logreport(SimpleNamespace(nodeid=test, when=when, duration=seconds))
+    assert durations.longest_files(1) == ["     4.0 s  tests/data/sources/test_b.py"]
     assert durations.slowest(2) == [
         "     4.0 s  (set-up    0.0 s)  tests/data/sources/test_b.py::test_two[x/y]",
         "     3.0 s  (set-up    2.0 s)  tests/data/test_a.py::test_one",
@@ -30,3 +32,8 @@ def test_the_slowest_tests_and_the_sum_of_each_folder():
 def test_folders_of_tests():
     assert folder_of("tests/data/wiki/test_dump.py::test_x") == "tests/data"
     assert folder_of("tests/test_cli.py::test_x[a/b]") == "tests"
+
+
+def test_the_files_that_start_first_are_there():
+    """A file that was moved would start last and leave the other process idle at the end."""
+    assert [name for name in LONGEST if not (REPOSITORY / "tests" / name).is_file()] == []

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import shlex
 import sys
 import time
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
     config = api.load(run, overrides)
     folder = RunDir.named(config.name).notebooks
     done_record = folder / "demo.json"
-    parameters = {"run": run, "overrides": " ".join(overrides)}
+    parameters = {"run": run, "overrides": shlex.join(overrides)}
     executed = []
     for name in DEMO_NOTEBOOKS:
         key = demo_key(find_notebook(name), parameters, config.model_dump_json())

@@ -1,26 +1,35 @@
-"""The demo, as `make demo` runs it: gpt-tiny from data to text, and again.
+"""The demo, as `make demo` runs it: gpt-tiny from data to text by notebooks 01 to 05, a second call, and 00.
 
-With a tenth of its tokens, by overrides, which every record of the run keeps. At its full length, as the
-README has it, the demo is a part of `make soak`.
+With a smaller model and a tenth of its tokens, by overrides, which every record of the run keeps. At its full
+length, as the README has it, the demo is a part of `make soak`.
 """
 
+import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import time
 
+import nbformat
 import pytest
 
 from nbtrain.api.run import open_run
-from nbtrain.cli.demo import DemoSummary
+from nbtrain.cli.demo import DEMO_NOTEBOOKS, DemoSummary
+from nbtrain.cli.notebook_runner import run_notebook
 from nbtrain.dataset.look.baselines import baselines
 
-# A tenth of the tokens in 120 steps of 1,024.
+# A tenth of the tokens in 120 steps of 1,024, an eighth of the layers' parameters, an eighth of the text.
 A_TENTH = (
+    "model.num_layers=2",
+    "model.hidden_size=128",
+    "model.num_attention_heads=2",
+    "model.seq_length=128",
+    "data.sources=[{kind: python-docs, max_bytes: 1_000_000}]",
     "batch.train_tokens=122_880",
-    "batch.micro_batch_size=4",
-    "batch.global_batch_size=4",
+    "batch.micro_batch_size=8",
+    "batch.global_batch_size=8",
     "lr_schedule.lr_warmup_tokens=6_144",
     "checkpoint.save_interval_steps=40",
     "evaluation.eval_interval_steps=40",
@@ -42,6 +51,19 @@ def demo(workspace, overrides) -> str:
     return done.stdout
 
 
+def texts(notebook: nbformat.NotebookNode) -> str:
+    """Everything that an executed notebook shows, as one text; what its last cell shows is static."""
+    outputs = [cell.get("outputs", []) for cell in notebook.cells if cell.cell_type == "code"]
+    assert outputs[-1], "the last cell shows nothing"
+    assert not any("widget-view" in kind for one in outputs[-1] for kind in one.get("data", {}))
+    return "\n".join(
+        str(text)
+        for cell in outputs
+        for one in cell
+        for text in (one.get("text", ""), *one.get("data", {}).values())
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides, steps, below_unigram_nats, is_below_bigram",
@@ -53,7 +75,7 @@ def demo(workspace, overrides) -> str:
 def test_the_demo_trains_a_model_that_knows_its_text(
     workspace, overrides, steps, below_unigram_nats, is_below_bigram
 ):
-    """Losses well under unigram and bigram, the pages are there, and a second call redoes nothing."""
+    """Losses well under unigram and bigram, notebooks and pages are there, a second call redoes nothing."""
     summary = demo(workspace, overrides)
     run = open_run("gpt-tiny")
     base = baselines(run.config)
@@ -62,19 +84,26 @@ def test_the_demo_trains_a_model_that_knows_its_text(
     assert run.summary()["steps"] == steps
     assert loss <= base.unigram_entropy_nats - below_unigram_nats
     assert loss < base.bigram_nats or not is_below_bigram
-    launched = (run.directory.notebooks / "03_launch.ipynb").read_text()
-    assert f'overrides = \\"{" ".join(overrides)}\\"' in launched, (
-        "what was changed is in the executed notebook"
-    )
     assert f"validation loss    {loss:.4f}" in summary
     assert f"bigram model       {base.bigram_nats:.4f}" in summary
     assert re.search(r"speed +[\d,]+ tokens/s", summary)
-    for name in ("01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate"):
-        page = (run.directory.notebooks / f"{name}.html").read_text()
+
+    folder, shown = run.directory.notebooks, {}
+    for name in DEMO_NOTEBOOKS:
+        executed = nbformat.read(folder / f"{name}.ipynb", 4)
+        shown[name] = texts(executed)
+        # What was changed is in the executed notebook.
+        assert any(
+            f"overrides = {json.dumps(shlex.join(overrides))}" in cell.source for cell in executed.cells
+        )
+        page = (folder / f"{name}.html").read_text()
         # Documents of the data hold addresses as text; what a browser fetches stands in attributes.
         body = re.sub(r"<a [^>]*>", "", page).partition("<body")[2]
         assert not re.findall(r"<[^>]+(?:src|href)=[\"']?https?://[^>]*>", body), f"{name} needs a network"
         assert name in summary
+    assert "SUCCEEDED" in shown["03_launch"]
+    assert "image/png" in (folder / "04_monitor.ipynb").read_text()
+    assert ">>> 'Return the '" in shown["05_generate"]
 
     jobs = run.directory.job_ids()
     before = {path: path.stat().st_mtime_ns for path in run.directory.path.rglob("*") if path.is_file()}
@@ -82,9 +111,12 @@ def test_the_demo_trains_a_model_that_knows_its_text(
     again = demo(workspace, overrides)
     print(f"second call: {time.monotonic() - started:.1f} s")
     assert f"validation loss    {loss:.4f}" in again
-    assert run.directory.job_ids() == jobs
     after = {path: path.stat().st_mtime_ns for path in run.directory.path.rglob("*") if path.is_file()}
     assert after == before, "the second call wrote over something"
+
+    whole = run_notebook("00_quickstart", {"run": "gpt-tiny", "overrides": shlex.join(overrides)})
+    assert "Return the " in texts(nbformat.read(whole.notebook, 4))
+    assert run.directory.job_ids() == jobs
 
 
 def test_a_summary_of_data_too_small_to_validate_on():

@@ -11,6 +11,7 @@ from nbtrain.api import verbs as api
 from nbtrain.api.run import open_run
 from nbtrain.base.events import read_events
 from nbtrain.base.rundir import RunDir
+from tests.train import launch
 
 STEPS = 60
 SETTINGS = {
@@ -39,11 +40,12 @@ def trace(run: RunDir) -> list[tuple[int, str, str]]:
 
 
 @pytest.mark.slow
-def test_a_killed_kernel_disturbs_nothing(workspace):
+def test_a_killed_kernel_disturbs_nothing(workspace, fork_server):
     """submit in a real kernel, kill -9 the kernel at a step: one job, no restart, the undisturbed curve."""
     api.prepare("gpt-tiny", SETTINGS)
-    straight = api.submit("gpt-tiny", {**SETTINGS, "name": "straight"}).wait()
-    expected = trace(straight.directory)
+    straight = launch.make_run(workspace, SETTINGS, "straight", source="gpt-tiny")
+    launch.ForkedRuns(fork_server, workspace / "data").train(straight)
+    expected = trace(straight)
     assert [step for step, _, _ in expected] == list(range(1, STEPS + 1))
 
     kernel = KernelManager(kernel_name="python3")

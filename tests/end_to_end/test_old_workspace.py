@@ -16,9 +16,12 @@ from pathlib import Path
 
 import pytest
 
+from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint.store import STATES, CheckpointStore
 from nbtrain.config.load import load_resolved
 from tests.fixtures.make_old_workspace import RUNS, STEPS, STOPPED_AT, losses, tensors_sha256
+from tests.train import launch
+from tests.train.launch import ForkedRuns
 
 TESTS = Path(__file__).parents[1]
 # Six steps of a loss near 5.9 in fp32, whose last bit there is 4.8e-7.
@@ -129,12 +132,13 @@ def test_runs_go_on_as_they_would_have(old, name, tmp_path, fork_server):
     assert found_in(run / "model" / f"global_step{STOPPED_AT}") == found_in(
         old / "output" / name / "model" / f"global_step{STOPPED_AT}"
     )
+    # The old run goes on as a user's does, the other one with forked ranks, which have one thread each.
+    nbtrain(old, "resume", name, "backend.env={OMP_NUM_THREADS: '1'}")
+    launch.new_job(RunDir(run))
+    ForkedRuns(fork_server, again / "data").train(RunDir(run), ranks)
+    assert "SUCCEEDED" in nbtrain(old, "wait", name)
     ends = []
     for workspace in (old, again):
-        nbtrain(workspace, "resume", name)
-    for workspace in (old, again):
-        said = nbtrain(workspace, "wait", name)
-        assert "SUCCEEDED" in said
         run = workspace / "output" / name
         newest = max(run.glob("jobs/*/job.json")).parent
         resumed = json.loads((newest / "resume.json").read_text())

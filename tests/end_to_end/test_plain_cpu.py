@@ -11,9 +11,9 @@ import pytest
 
 REPOSITORY = Path(__file__).parents[2]
 SAMPLE = ["tests/model/test_gpt.py", "tests/parallel/test_loss.py", "tests/parallel/test_tensor_gpt.py"]
-# Kernels of one process, and sums over two and four ranks. fp16 without its unit:
-# tests/checkpoint/test_reshape.py.
-CHOSEN = "cross_entropy or logits or backends or whole_sequence or loss_and_gradients"
+# Kernels of one process, and sums over four ranks; the launch of two would run all checks of two ranks. fp16
+# without its unit: tests/checkpoint/test_reshape.py.
+CHOSEN = "(cross_entropy or logits or backends or whole_sequence or on_four_ranks) and not on_two_ranks"
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 dropout."""
 
 import dataclasses
+import functools
 import shutil
 
 import pytest
@@ -192,21 +193,24 @@ def test_more_padding_changes_no_loss():
 
 @pytest.fixture(scope="module")
 def outcomes(fork_server, tmp_path_factory):
+    """outcomes(size) launches the checks of that many ranks once; tests of one size alone start no other."""
     # On four ranks what could differ from two.
     checks = {2: ranks.names(globals()), 4: ["check_loss_and_gradients_are_those_of_one_process"]}
-    return {
-        size: ranks.launch(fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), names)
-        for size, names in checks.items()
-    }
+
+    @functools.cache
+    def of_ranks(size: int) -> dict[str, str]:
+        return ranks.launch(fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), checks[size])
+
+    return of_ranks
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", ranks.names(globals()))
 def test_on_two_ranks(outcomes, check):
-    assert not outcomes[2][check], outcomes[2][check]
+    assert not outcomes(2)[check], outcomes(2)[check]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("check", ["check_loss_and_gradients_are_those_of_one_process"])
 def test_on_four_ranks(outcomes, check):
-    assert not outcomes[4][check], outcomes[4][check]
+    assert not outcomes(4)[check], outcomes(4)[check]

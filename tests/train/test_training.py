@@ -287,6 +287,7 @@ def test_one_batch_is_learned_by_heart(tmp_path, forked):
     assert losses[-1] < 0.02
 
 
+@pytest.mark.soak
 def test_gpt_125m_trains_two_steps_at_full_size_saves_and_resumes(tmp_path, forked):
     """The upstream file's model, 126 million parameters, with a small batch and sequence; the second step is
     made after a stop and a resume. Its optimizer state alone is 1.5 GB."""

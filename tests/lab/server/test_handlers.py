@@ -20,7 +20,7 @@ import pytest
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets.script import panel_script
 from nbtrain.monitor.snapshot import SNAPSHOT_KEYS
-from tests.end_to_end.test_browser import free_port
+from tests.end_to_end.jupyterlab import free_port
 from tests.lab.widgets.fake_run import FakeJob
 
 pytestmark = pytest.mark.slow

@@ -1,0 +1,272 @@
+"""A JupyterLab of a test's own and a browser on it: started once for all tests of a file.
+
+NBTRAIN_CHROMIUM=/usr/bin/chromium   the browser, if it is not found by name
+NBTRAIN_REQUIRE_BROWSER=1            a missing browser is a failure and not a skip
+NBTRAIN_SCREENSHOTS=DIR              keep a picture of each station
+"""
+
+import json
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import skip_or_fail
+
+REPOSITORY = Path(__file__).parents[2]
+FAKE_RUN = REPOSITORY / "tests" / "lab" / "widgets" / "fake_run.py"
+TOKEN = "a-token-of-this-test"
+BUSY_SECONDS = 1800
+
+CHROMIUM_FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+def find_chromium() -> str:
+    """Path of Chromium; skips if there is none, or fails if NBTRAIN_REQUIRE_BROWSER is set."""
+    names = (os.environ.get("NBTRAIN_CHROMIUM"), "chromium", "chromium-browser", "google-chrome")
+    for name in names:
+        if name and (found := shutil.which(name)):
+            return found
+    skip_or_fail(
+        "NBTRAIN_REQUIRE_BROWSER",
+        "Chromium is not installed (apt-get install chromium), nor named by NBTRAIN_CHROMIUM",
+    )
+    return ""
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+@dataclass
+class Lab:
+    """A running JupyterLab of its own."""
+
+    base: str
+    root: Path
+    output: Path
+    environment: dict[str, str]
+
+    def url(self, path: str) -> str:
+        return f"{self.base}{path}{'&' if '?' in path else '?'}token={TOKEN}"
+
+    def get(self, path: str) -> Any:
+        with urllib.request.urlopen(self.url(path), timeout=120) as response:
+            return json.load(response)
+
+    def restart_kernels(self) -> None:
+        for kernel in self.get("api/kernels"):
+            request = urllib.request.Request(self.url(f"api/kernels/{kernel['id']}/restart"), method="POST")
+            request.add_header("Authorization", f"token {TOKEN}")
+            urllib.request.urlopen(request, timeout=120).close()
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    """JupyterLab with its own home, port, token and output root; below a prefix, as behind a hub."""
+    find_chromium()
+    root = tmp_path_factory.mktemp("lab")
+    output = root / "output"
+    output.mkdir()
+    port = free_port()
+    settings = root / "settings" / "@jupyterlab" / "apputils-extension"
+    settings.mkdir(parents=True)
+    (settings / "notification.jupyterlab-settings").write_text(
+        '{"fetchNews": "false", "checkForUpdates": false}'
+    )
+    environment = {
+        **os.environ,
+        "HOME": str(root / "home"),
+        "JUPYTER_CONFIG_DIR": str(root / "config"),
+        "JUPYTER_DATA_DIR": str(root / "data"),
+        "JUPYTER_RUNTIME_DIR": str(root / "runtime"),
+        "JUPYTERLAB_SETTINGS_DIR": str(root / "settings"),
+        "JUPYTERLAB_WORKSPACES_DIR": str(root / "workspaces"),
+        "IPYTHONDIR": str(root / "ipython"),
+        "NBTRAIN_OUTPUT": str(output),
+        "NBTRAIN_DATA": str(root / "datasets"),
+        "NBTRAIN_WORKSPACE": str(REPOSITORY),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+    }
+    # The extension is switched on by a file of the installed wheel; a tree in use for development has none.
+    environment["JUPYTER_CONFIG_PATH"] = str(root / "switch")
+    switch = root / "switch" / "jupyter_server_config.d"
+    switch.mkdir(parents=True)
+    shutil.copy(REPOSITORY / "nbtrain" / "lab" / "server" / "nbtrain.json", switch / "nbtrain.json")
+    (root / "home").mkdir()
+    (root / "notebooks").mkdir()
+    command = [
+        sys.executable,
+        "-m",
+        "jupyterlab",
+        "--no-browser",
+        "--allow-root",
+        "--expose-app-in-browser",
+        "--ServerApp.ip=127.0.0.1",
+        f"--ServerApp.port={port}",
+        "--ServerApp.port_retries=0",
+        "--ServerApp.base_url=/user/x/",
+        f"--IdentityProvider.token={TOKEN}",
+        f"--ServerApp.root_dir={root / 'notebooks'}",
+    ]
+    with (root / "lab.log").open("wb") as log:
+        server = subprocess.Popen(
+            command, env=environment, cwd=root, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    lab = Lab(f"http://127.0.0.1:{port}/user/x/", root, output, environment)
+    try:
+        wait_for(lambda: answers(lab), 240, lambda: (root / "lab.log").read_text()[-3000:])
+        yield lab
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(120)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def answers(lab: Lab) -> bool:
+    try:
+        return "version" in lab.get("api")
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = find_chromium()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=CHROMIUM_FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    context = browser.new_context(viewport={"width": 1400, "height": 1000})
+    page = context.new_page()
+    lines: list[str] = []
+    page.set_default_timeout(240_000)
+    page.on("console", lambda message: lines.append(f"{message.type}: {message.text}"))
+    yield page
+    screenshot(page, "last")
+    if folder := os.environ.get("NBTRAIN_SCREENSHOTS"):
+        (Path(folder) / "console.txt").write_text("\n".join(lines))
+    context.close()
+
+
+@contextmanager
+def fake_job(lab: Lab, name: str, *arguments: str) -> Iterator[subprocess.Popen]:
+    """A job that steps four times a second, as another process."""
+    run = lab.output / name
+    job = subprocess.Popen([sys.executable, str(FAKE_RUN), str(run), *arguments], env=lab.environment)
+    try:
+        wait_for(lambda: any(run.glob("jobs/*/heartbeat/0.json")), 240, lambda: "no heartbeat")
+        yield job
+    finally:
+        job.kill()
+        job.wait()
+
+
+def wait_for(condition: Callable[[], Any], seconds: float, story: Callable[[], str]) -> Any:
+    """Poll until `condition` holds; fail with `story` if it never does."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            pytest.fail(f"not within {seconds:g} s: {story()}")
+        time.sleep(0.2)
+    return value
+
+
+def write_notebook(lab: Lab, name: str, *cells: str) -> None:
+    import nbformat
+
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell) for cell in cells])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(notebook, lab.root / "notebooks" / name)
+
+
+def open_notebook(page: Any, lab: Lab, name: str) -> None:
+    page.goto(lab.url(f"lab/tree/{name}?reset"))
+    page.wait_for_selector(".jp-Notebook .jp-Cell")
+    wait_for_kernel(page)
+
+
+def wait_for_kernel(page: Any) -> None:
+    """Until the kernel of the open notebook is idle: a cell sent earlier can be lost."""
+    page.wait_for_function(
+        """() => {
+            const panel = window.jupyterapp?.shell.currentWidget;
+            return panel?.sessionContext?.session?.kernel?.status === "idle";
+        }"""
+    )
+
+
+def command(page: Any, name: str) -> None:
+    """Start a JupyterLab command and do not wait for its end."""
+    page.evaluate("(name) => { window.jupyterapp.commands.execute(name); }", name)
+
+
+def run_cell(page: Any, index: int) -> None:
+    page.evaluate(
+        """(index) => {
+            const app = window.jupyterapp;
+            app.shell.currentWidget.content.activeCellIndex = index;
+            app.commands.execute("notebook:run-cell");
+        }""",
+        index,
+    )
+
+
+def kernel_busy(lab: Lab) -> bool:
+    """Whether a cell runs, by the server: the page itself does not know after a reload."""
+    return any(kernel["execution_state"] == "busy" for kernel in lab.get("api/kernels"))
+
+
+def shown_step(page: Any) -> int:
+    """The step number a person reads in the panel."""
+    text = page.locator(".nbtrain-panel .nbt-step b").first.inner_text()
+    return int(re.match(r"([\d,]+) / ", text)[1].replace(",", ""))
+
+
+def assert_step_advances(page: Any, seconds: float = 240) -> None:
+    before = shown_step(page)
+    wait_for(lambda: shown_step(page) >= before + 3, seconds, lambda: f"step {before} -> {shown_step(page)}")
+
+
+def screenshot(page: Any, name: str) -> None:
+    if folder := os.environ.get("NBTRAIN_SCREENSHOTS"):
+        page.screenshot(path=str(Path(folder) / f"{name}.png"))
+
+
+def saved(lab: Lab, name: str) -> str:
+    return (lab.root / "notebooks" / name).read_text()

@@ -237,7 +237,8 @@ def _layer_bytes(config: RunConfig, whole: bool = False) -> int:
     tensor = parallel.tensor_parallel_size
     selective = parallel.activation_checkpointing.granularity == "selective" and not whole
     stream_cut = _stream_cut(config)
-    stream, product = _stream_element(config), _product_element(config)
+    # Autocast leaves the residual stream in the format of the weights, fp32.
+    stream, product = weight_bytes(config), _product_element(config)
     masks = 2 if model.hidden_dropout else 0
     width = (1 if selective else 2) * model.resolved_ffn_hidden_size / model.hidden_size
     per_unit = (2 * stream + 2 * product + masks) / stream_cut + (4 + width) * product / tensor
@@ -274,23 +275,18 @@ def _ends_bytes(config: RunConfig, stage: int) -> int:
     if stage == 0 and config.model.hidden_dropout:
         per_unit += 1
     if stage == config.parallel.pipeline_parallel_size - 1:
-        per_unit += _stream_element(config) + _product_element(config)
+        per_unit += weight_bytes(config) + _product_element(config)
     return per_unit * _tokens(config) * config.model.hidden_size // _stream_cut(config)
 
 
 def _stream_bytes(config: RunConfig) -> int:
     """The input of a layer, one micro batch: what activation checkpointing keeps."""
-    return _stream_element(config) * _tokens(config) * config.model.hidden_size // _stream_cut(config)
+    return weight_bytes(config) * _tokens(config) * config.model.hidden_size // _stream_cut(config)
 
 
 def _stream_cut(config: RunConfig) -> int:
     """Ranks that share the tokens between the layers' regions: Megatron's sequence parallelism."""
     return config.parallel.tensor_parallel_size if config.parallel.sequence_parallel else 1
-
-
-def _stream_element(config: RunConfig) -> int:
-    """Bytes of a number in the residual stream: autocast leaves it in fp32."""
-    return weight_bytes(config)
 
 
 def _product_element(config: RunConfig) -> int:

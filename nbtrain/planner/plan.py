@@ -41,12 +41,12 @@ class Plan:
 
     @property
     def fits(self) -> bool | None:
-        """Whether the device's memory suffices; None where it is not known."""
+        """Whether the device's memory suffices; None if it is not known."""
         return self.memory.fits
 
     @property
     def epochs(self) -> float | None:
-        """Passes over the training split; None where the dataset is not prepared."""
+        """Passes over the training split; None if the dataset is not prepared."""
         return epochs(self.config, self.disk.dataset_tokens)
 
     @property
@@ -62,7 +62,7 @@ class Plan:
 
     @property
     def job_limits(self) -> str:
-        """When a job of this run stops by itself; "" where it does not."""
+        """When a job of this run stops by itself; "" if it does not."""
         batch, limits = self.config.batch, []
         if batch.exit_interval_steps is not None:
             limits.append(f"at each step that {batch.exit_interval_steps:,} divides")
@@ -73,11 +73,8 @@ class Plan:
     @property
     def learning_rate(self) -> str:
         """The schedule of the learning rate in words."""
-        schedule, warmup, wsd = (
-            self.config.lr_schedule,
-            self.config.lr_warmup_tokens,
-            self.config.lr_wsd_decay_tokens,
-        )
+        config, schedule = self.config, self.config.lr_schedule
+        warmup, wsd = config.lr_warmup_tokens, config.lr_wsd_decay_tokens
         words = f"{schedule.lr:g}"
         if warmup:
             words += f" after a warm-up of {amounts.count(warmup)} tokens"
@@ -86,7 +83,7 @@ class Plan:
         style: str = schedule.lr_decay_style
         if wsd is not None:
             style += f" ({schedule.lr_wsd_decay_style} over the last {amounts.count(wsd)})"
-        end = amounts.count(self.config.lr_decay_tokens)
+        end = amounts.count(config.lr_decay_tokens)
         return f"{words}, then {style} to {schedule.min_lr:g} at {end} tokens"
 
     @property
@@ -101,11 +98,8 @@ class Plan:
         if sequence > 1:
             product += f" * sequence({sequence})"
         words = [f"{product} = {self.config.world_size} processes", f"ZeRO {parallel.zero_stage}"]
-        words.append(
-            precision.dtype
-            + (" autocast" if precision.autocast else "")
-            + (" with FP8" if precision.fp8 else "")
-        )
+        cast, fp8 = " autocast" * precision.autocast, " with FP8" * precision.fp8
+        words.append(f"{precision.dtype}{cast}{fp8}")
         if parallel.sequence_parallel:
             words.append("sequence parallel")
         return ", ".join(words)
@@ -115,99 +109,73 @@ class Plan:
         """How many layers each pipeline stage holds."""
         return " + ".join(str(layers) for layers in stage_layers(self.config)) + " layers"
 
-    def sections(self) -> list[tuple[str, list[tuple[str, str]]]]:
-        """(title, rows of name and value): the one source of the text and the HTML table."""
+    def sections(self) -> dict[str, dict[str, str]]:
+        """{title: {name of a row: value}}: the one source of the text and the HTML table."""
         config, memory, duration, disk = self.config, self.memory, self.duration, self.disk
+        model, batch, parameters = config.model, config.batch, self.parameters
         steps = f"{config.train_steps:,}"
         if config.shortened_by:
             steps += f" of {config.scheduled_steps:,} ({config.shortened_by})"
         if config.mode == "eval":
             steps = f"none (mode: eval), {config.evaluation.eval_iters:,} batches of validation and of test"
-        ramp = config.batch.rampup
-        model = config.model
-        size = [
-            (
-                "model",
-                f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_attention_heads} heads",
-            ),
-            ("parameters", f"{self.parameters.total:,} ({amounts.count(self.parameters.total)})"),
-            *(
-                (f"  {part.replace('_', ' ')}", f"{value:,}")
-                for part, value in self.parameters.to_dict().items()
-            ),
-            ("vocabulary", f"{config.tokenizer.vocab_size:,}, padded to {config.padded_vocab_size:,}"),
-        ]
-        training = [
-            ("tokens", f"{config.train_tokens:,} ({amounts.count(config.train_tokens)})"),
-            ("a step", self.batch_equation),
-            ("steps", steps),
-            *([("a job", self.job_limits)] if self.job_limits else []),
-            ("learning rate", self.learning_rate),
-            ("layout", self.layout),
-            *([("stages", self.stages)] if config.parallel.pipeline_parallel_size > 1 else []),
-            ("FLOPs a token", f"{amounts.count(model_flops_per_token(config))}, forward and backward"),
-        ]
-        if ramp:
-            training.insert(
-                3,
-                (
-                    "ramp-up",
-                    f"from {ramp.start_batch_size} by {ramp.batch_size_increment} over {ramp.ramp_samples:,} "
-                    "samples",
-                ),
-            )
-        if config.batch.step_batch_size_schedule is not None:
-            training.insert(3, ("ramp-up", f"{config.batch.step_batch_size_schedule} (tokens:sequences)"))
+        heads = f"{model.num_attention_heads} heads"
+        size = {
+            "model": f"{model.num_layers} layers, hidden {model.hidden_size}, {heads}",
+            "parameters": f"{parameters.total:,} ({amounts.count(parameters.total)})",
+            **{f"  {part.replace('_', ' ')}": f"{value:,}" for part, value in parameters.to_dict().items()},
+            "vocabulary": f"{config.tokenizer.vocab_size:,}, padded to {config.padded_vocab_size:,}",
+        }
+        training = {
+            "tokens": f"{config.train_tokens:,} ({amounts.count(config.train_tokens)})",
+            "a step": self.batch_equation,
+            "steps": steps,
+        }
+        if ramp := batch.rampup:
+            growth = f"by {ramp.batch_size_increment} over {ramp.ramp_samples:,} samples"
+            training["ramp-up"] = f"from {ramp.start_batch_size} {growth}"
+        if batch.step_batch_size_schedule is not None:
+            training["ramp-up"] = f"{batch.step_batch_size_schedule} (tokens:sequences)"
+        if self.job_limits:
+            training["a job"] = self.job_limits
+        training |= {"learning rate": self.learning_rate, "layout": self.layout}
+        if config.parallel.pipeline_parallel_size > 1:
+            training["stages"] = self.stages
+        flops = amounts.count(model_flops_per_token(config))
+        training["FLOPs a token"] = f"{flops}, forward and backward"
         if self.epochs is not None:
-            training.append(
-                ("epochs", f"{self.epochs:.2f} over {disk.dataset_tokens:,} tokens in the dataset")
-            )
-        parts = [(f"  {part}", amounts.size(value)) for part, value in memory.parts.items()]
+            training["epochs"] = f"{self.epochs:.2f} over {disk.dataset_tokens:,} tokens in the dataset"
         where = f" (pipeline stage {memory.stage})" if config.parallel.pipeline_parallel_size > 1 else ""
-        memory_rows = [
-            (f"one {config.resources.device} rank", amounts.size(memory.total_bytes) + where),
-            *parts,
-            ("device has", self._device_line()),
-        ]
+        memory_rows = {
+            f"one {config.resources.device} rank": amounts.size(memory.total_bytes) + where,
+            **{f"  {part}": amounts.size(value) for part, value in memory.parts.items()},
+            "device has": self._device_line(),
+        }
         if memory.total_host_bytes:
-            host = ", ".join(
-                f"{part} {amounts.size(size)}" for part, size in memory.host_parts.items() if size
-            )
-            memory_rows.append(("host memory", f"{amounts.size(memory.total_host_bytes)} a rank ({host})"))
+            host = (f"{part} {amounts.size(size)}" for part, size in memory.host_parts.items() if size)
+            memory_rows["host memory"] = f"{amounts.size(memory.total_host_bytes)} a rank ({', '.join(host)})"
         if memory.nvme_bytes:
-            memory_rows.append(("NVMe", f"{amounts.size(memory.nvme_bytes)} a rank"))
-        time_rows = [
-            ("time", amounts.duration(duration.seconds) if duration.seconds is not None else "unknown"),
-            (
-                "rate",
-                f"{duration.tokens_per_second:,.0f} tokens/s" if duration.tokens_per_second else "unknown",
-            ),
-            ("basis", duration.basis),
-        ]
-        disk_rows = [
-            ("checkpoint", amounts.size(disk.checkpoint_bytes)),
-            ("checkpoints", f"{disk.num_checkpoints} at most: {amounts.size(disk.checkpoints_bytes)}"),
-            (
-                "dataset",
-                amounts.size(disk.dataset_bytes) if disk.dataset_bytes is not None else "not prepared yet",
-            ),
-        ]
-        return [
-            ("Model", size),
-            ("Training", training),
-            ("Memory", memory_rows),
-            ("Time", time_rows),
-            ("Disk", disk_rows),
-        ]
+            memory_rows["NVMe"] = f"{amounts.size(memory.nvme_bytes)} a rank"
+        seconds, rate, dataset = duration.seconds, duration.tokens_per_second, disk.dataset_bytes
+        time_rows = {
+            "time": amounts.duration(seconds) if seconds is not None else "unknown",
+            "rate": f"{rate:,.0f} tokens/s" if rate else "unknown",
+            "basis": duration.basis,
+        }
+        disk_rows = {
+            "checkpoint": amounts.size(disk.checkpoint_bytes),
+            "checkpoints": f"{disk.num_checkpoints} at most: {amounts.size(disk.checkpoints_bytes)}",
+            "dataset": amounts.size(dataset) if dataset is not None else "not prepared yet",
+        }
+        titles = ("Model", "Training", "Memory", "Time", "Disk")
+        return dict(zip(titles, (size, training, memory_rows, time_rows, disk_rows)))
 
     def lines(self) -> list[str]:
         """The plan as text, one line per figure."""
         sections = self.sections()
-        width = max(len(name) for _, rows in sections for name, _ in rows) + 2
+        width = max(len(name) for rows in sections.values() for name in rows) + 2
         lines = [f"Plan of {self.config.name}"]
-        for title, rows in sections:
-            lines += ["", title]
-            lines += [f"  {name:<{width}}{value}" for name, value in rows]
+        for title, rows in sections.items():
+            lines += ["", title, *(f"  {name:<{width}}{value}" for name, value in rows.items())]
         if self.warnings:
             lines += ["", "Warnings", *(f"  - {warning}" for warning in self.warnings)]
         return lines
@@ -221,14 +189,14 @@ class Plan:
 
     def _repr_html_(self) -> str:
         rows = []
-        for title, entries in self.sections():
-            rows.append(f'<tr><th colspan="2" style="text-align:left">{html.escape(title)}</th></tr>')
-            for name, value in entries:
+        left = 'style="text-align:left'
+        for title, entries in self.sections().items():
+            rows.append(f'<tr><th colspan="2" {left}">{html.escape(title)}</th></tr>')
+            for name, value in entries.items():
                 indent = 2.5 if name.startswith(" ") else 1
+                cells = html.escape(name.strip()), html.escape(value)
                 rows.append(
-                    "<tr><td "
-                    f'style="text-align:left;padding-left:{indent}em">{html.escape(name.strip())}</td>'
-                    f'<td style="text-align:left">{html.escape(value)}</td></tr>'
+                    f'<tr><td {left};padding-left:{indent}em">{cells[0]}</td><td {left}">{cells[1]}</td></tr>'
                 )
         warnings = "".join(f"<li>{html.escape(warning)}</li>" for warning in self.warnings)
         listed = f"<p><b>Warnings</b></p><ul>{warnings}</ul>" if warnings else ""
@@ -273,27 +241,12 @@ class Plan:
 
 
 def plan(config: RunConfig, use_measured: bool = True) -> Plan:
-    """The plan of a checked configuration.
-
-    Needs no data; a prepared dataset and an earlier job sharpen it.
-    """
-    memory, duration, disk = (
-        estimate_memory(config),
-        estimate_duration(config, use_measured),
-        estimate_disk(config),
-    )
-    return Plan(
-        config=config,
-        parameters=count_parameters(config),
-        memory=memory,
-        duration=duration,
-        disk=disk,
-        warnings=[
-            *find_warnings(config),
-            *_memory_warnings(config, memory),
-            *_run_warnings(config, duration, disk),
-        ],
-    )
+    """The plan of a checked configuration; a prepared dataset and an earlier job make it more exact."""
+    memory, disk = estimate_memory(config), estimate_disk(config)
+    duration = estimate_duration(config, use_measured)
+    warnings = [*find_warnings(config), *_device_memory_warnings(config, memory)]
+    warnings += [*_host_memory_warnings(memory), *_run_warnings(config, duration, disk)]
+    return Plan(config, count_parameters(config), memory, duration, disk, warnings)
 
 
 def epochs(config: RunConfig, dataset_tokens: int | None) -> float | None:
@@ -302,10 +255,6 @@ def epochs(config: RunConfig, dataset_tokens: int | None) -> float | None:
         return None
     sizes = [float(part) for part in config.data.split.split(",")]
     return config.train_tokens / (dataset_tokens * sizes[0] / sum(sizes))
-
-
-def _memory_warnings(config: RunConfig, memory: MemoryEstimate) -> list[str]:
-    return [*_device_memory_warnings(config, memory), *_host_memory_warnings(memory)]
 
 
 def _host_memory_warnings(memory: MemoryEstimate) -> list[str]:
@@ -337,11 +286,9 @@ def _device_memory_warnings(config: RunConfig, memory: MemoryEstimate) -> list[s
 def _remedy(config: RunConfig, part: str) -> str:
     parallel = config.parallel
     if part == "activations":
-        if parallel.activation_checkpointing.granularity == "none":
-            return (
-                "set parallel.activation_checkpointing.granularity: full, or a smaller batch.micro_batch_size"
-            )
-        return "set a smaller batch.micro_batch_size"
+        full = parallel.activation_checkpointing.granularity == "none"
+        recompute = "parallel.activation_checkpointing.granularity: full, or " if full else ""
+        return f"set {recompute}a smaller batch.micro_batch_size"
     if part == "logits":
         return f"set a smaller model.cross_entropy_chunk_tokens ({config.model.cross_entropy_chunk_tokens})"
     if part == "workspace":
@@ -350,13 +297,11 @@ def _remedy(config: RunConfig, part: str) -> str:
     allowed = 1 if parallel.pipeline_parallel_size > 1 else 3
     if parallel.data_axis_size > 1 and parallel.zero_stage < stage <= allowed:
         return f"set parallel.zero_stage: {stage}"
+    cut = "cut the model among more ranks (data_parallel_size with ZeRO, tensor or pipeline)"
     offload = "offload_param" if part == "weights" else "offload_optimizer"
     if config.resources.device == "gpu" and getattr(parallel, offload).device == "none" and stage <= allowed:
-        return (
-            f"set parallel.{offload}.device: cpu, or cut the model among more ranks (data_parallel_size with "
-            "ZeRO, tensor or pipeline)"
-        )
-    return "cut the model among more ranks (data_parallel_size with ZeRO, tensor or pipeline)"
+        return f"set parallel.{offload}.device: cpu, or {cut}"
+    return cut
 
 
 def _run_warnings(config: RunConfig, duration: DurationEstimate, disk: DiskEstimate) -> list[str]:

@@ -4,7 +4,6 @@ import pytest
 
 from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup
 from nbtrain.config.arithmetic.flops import (
-    evaluation_flops_per_token,
     hardware_flops_per_token,
     megatron_deepspeed_tflops,
     model_flops_per_token,
@@ -290,7 +289,6 @@ def test_model_flops_are_the_closed_formula(name):
     closed = 72 * layers * hidden**2
     closed *= 1 + 2048 / (6 * hidden) + 52_096 / (12 * layers * hidden)
     assert model_flops_per_token(config) == pytest.approx(closed, rel=1e-12)
-    assert evaluation_flops_per_token(config) == pytest.approx(closed / 3, rel=1e-12)
 
 
 def test_recomputation_adds_one_forward_pass_of_the_layers():

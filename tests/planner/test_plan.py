@@ -414,7 +414,7 @@ def test_an_evaluation_makes_no_step_and_no_checkpoint():
         plan(load("gpt-125m", {"mode": "eval"})),
         plan(load("gpt-125m", ["batch.max_steps=1"])),
     )
-    training = dict(evaluation.sections())["Training"]
-    assert ("steps", "none (mode: eval), 10 batches of validation and of test") in training
+    training = evaluation.sections()["Training"]
+    assert training["steps"] == "none (mode: eval), 10 batches of validation and of test"
     assert evaluation.disk.num_checkpoints == 0
     assert evaluation.duration.seconds == pytest.approx(20 / 3 * one_step.duration.seconds)

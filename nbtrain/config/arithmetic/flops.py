@@ -45,11 +45,6 @@ def hardware_flops_per_token(config: RunConfig) -> float:
     return model_flops_per_token(config) + recomputed
 
 
-def evaluation_flops_per_token(config: RunConfig) -> float:
-    """The forward pass alone."""
-    return _layers_forward(config) + logits_flops_per_token(config)
-
-
 def megatron_deepspeed_tflops(config: RunConfig, samples_per_second: float) -> float:
     """The figure that Megatron-DeepSpeed e7bff5ec logs, per device: to compare with its logs, not as MFU.
 

@@ -30,11 +30,6 @@ class Parameters:
     def total(self) -> int:
         return sum(self.to_dict().values())
 
-    @property
-    def without_embeddings(self) -> int:
-        """What scaling laws call N (arXiv:2001.08361, section 2.1)."""
-        return self.attention + self.mlp + self.layernorm
-
     def to_dict(self) -> dict[str, int]:
         return dict(vars(self))
 

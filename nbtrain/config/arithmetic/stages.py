@@ -34,10 +34,3 @@ def stage_layers(config: RunConfig) -> list[int]:
     last = min(range(most, 0, -1), key=slowest)
     rest, more = divmod(layers - last, stages - 1)
     return [rest] * (stages - 1 - more) + [rest + 1] * more + [last]
-
-
-def stage_blocks(config: RunConfig, stage: int) -> range:
-    """Indices of the blocks on pipeline stage `stage`."""
-    counts = stage_layers(config)
-    first = sum(counts[:stage])
-    return range(first, first + counts[stage])

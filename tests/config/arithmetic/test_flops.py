@@ -5,7 +5,6 @@ import pytest
 from nbtrain.config.arithmetic.flops import (
     attention_flops_per_token,
     block_flops_per_token,
-    evaluation_flops_per_token,
     hardware_flops_per_token,
     logits_flops_per_token,
     megatron_deepspeed_tflops,
@@ -43,7 +42,6 @@ def test_each_product_is_counted_once():
     assert attention_flops_per_token(config) == 80
     assert block_flops_per_token(config) == 128 + 160 + 80
     assert logits_flops_per_token(config) == 1024
-    assert evaluation_flops_per_token(config) == 3 * 368 + 1024
     assert model_flops_per_token(config) == 3 * (3 * 368 + 1024)
 
 

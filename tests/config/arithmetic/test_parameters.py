@@ -34,7 +34,6 @@ def test_each_part_is_counted_once():
     counted = count_parameters(small())
     assert counted == Parameters(512, 20, 3 * (64 + 16), 3 * (80 + 14), 3 * 16 + 8)
     assert counted.total == 512 + 20 + 240 + 282 + 56
-    assert counted.without_embeddings == 240 + 282 + 56
     assert counted.to_dict()["mlp"] == 282
 
 

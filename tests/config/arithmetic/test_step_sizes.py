@@ -46,7 +46,7 @@ def test_the_schedule_of_175b_upstream():
         1232,
         1536,
     ]
-    assert ("ramp-up", f"{UPSTREAM} (tokens:sequences)") in dict(plan(config).sections())["Training"]
+    assert plan(config).sections()["Training"]["ramp-up"] == f"{UPSTREAM} (tokens:sequences)"
 
 
 @pytest.mark.parametrize(

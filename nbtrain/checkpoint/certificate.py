@@ -23,7 +23,8 @@ import torch
 from nbtrain.base.errors import DataError
 from nbtrain.base.records import ResumeCertificate
 from nbtrain.base.version import __version__
-from nbtrain.config.resume import SAME_MATHEMATICS, WITHOUT_EFFECT, leaves, within
+from nbtrain.config.load import flatten
+from nbtrain.config.resume import SAME_MATHEMATICS, WITHOUT_EFFECT, within
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.sample import Samples
 from nbtrain.dataset.samples.state import DataState
@@ -81,7 +82,7 @@ def device(kind: torch.device) -> dict[str, Any]:
 
 def settings(config: RunConfig) -> dict[str, Any]:
     """{dotted key: value} of every field, as JSON has it."""
-    return dict(leaves(config.model_dump(mode="json")))
+    return dict(flatten(config.model_dump(mode="json")))
 
 
 def certify(

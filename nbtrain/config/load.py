@@ -9,7 +9,7 @@ import difflib
 import re
 import reprlib
 import shlex
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias, get_args, get_origin
 
@@ -73,7 +73,7 @@ def load_resolved(path: str | Path) -> RunConfig:
     path = Path(path)
     located = read_yaml(path, str(path))
     config = validate(located, str(path))
-    missing = sorted(set(_leaves(config.model_dump())) - set(_leaves(located.value)) - ADDED_LATER)
+    missing = sorted({*dict(flatten(config.model_dump()))} - {*dict(flatten(located.value))} - ADDED_LATER)
     if missing:
         raise ConfigError(
             f"{path}: {len(missing)} fields are missing, first {missing[0]}. A resolved file holds every "
@@ -172,7 +172,7 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
     if not overrides:
         return
     if isinstance(overrides, Mapping):
-        yield from _flatten(overrides)
+        yield from flatten(overrides)
         return
     if isinstance(overrides, str):
         try:
@@ -200,7 +200,7 @@ def _override_items(overrides: Overrides) -> Iterable[tuple[str, Any]]:
             raise ConfigError(f"{found}: {str(error).removesuffix('.')}{quotes}.") from error
         except ValueError as error:
             raise ConfigError(f"override {_typed(text)}: {error}") from error
-        yield from _flatten({key: parsed})
+        yield from flatten({key: parsed})
 
 
 def _typed(text: str) -> str:
@@ -216,12 +216,12 @@ def _not_overrides(what: str, found: object) -> ConfigError:
     )
 
 
-def _flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
-    """{"batch": {"micro_batch_size": 4}} as ("batch.micro_batch_size", 4): one form for all spellings."""
+def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """{"batch": {"micro_batch_size": 4}} as ("batch.micro_batch_size", 4); FREE_FORM ones stay whole."""
     for key, value in mapping.items():
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping) and value and dotted not in FREE_FORM:
-            yield from _flatten(value, f"{dotted}.")
+            yield from flatten(value, f"{dotted}.")
         else:
             yield dotted, dict(value) if isinstance(value, Mapping) else value
 
@@ -396,11 +396,3 @@ def _problem(entry: Any, located: Located, label: str) -> str:
 def _number(limit: float) -> str:
     """A bound as a person reads it: 1,000,000; 0.5; 1e-08."""
     return f"{int(limit):,}" if float(limit).is_integer() else f"{limit:g}"
-
-
-def _leaves(value: Any, prefix: str = "") -> Iterable[str]:
-    if isinstance(value, Mapping) and value and prefix.rstrip(".") not in FREE_FORM:
-        for key, inner in value.items():
-            yield from _leaves(inner, f"{prefix}{key}.")
-    else:
-        yield prefix.rstrip(".")

@@ -14,8 +14,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from nbtrain.config.load import FREE_FORM
-
 
 class Bound(NamedTuple):
     """A field that a resume may not change; a section's name stands for all of its fields."""
@@ -109,18 +107,6 @@ def misfits(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
             found.append(f"{key} stands for other contents (their sha256 differs)")
         else:
             found.append(f"{key} is {before!r} in the checkpoint and {after!r} in the run")
-    return found
-
-
-def leaves(mapping: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
-    """(dotted key, value) of every field of a dumped configuration; free-form mappings are one value."""
-    found: list[tuple[str, Any]] = []
-    for key, value in mapping.items():
-        dotted = f"{prefix}{key}"
-        if isinstance(value, Mapping) and dotted not in FREE_FORM:
-            found += leaves(value, f"{dotted}.")
-        else:
-            found.append((dotted, value))
     return found
 
 

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
-from nbtrain.config.resume import is_bound, leaves
+from nbtrain.config.load import flatten
+from nbtrain.config.resume import is_bound
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 
@@ -29,7 +30,7 @@ class Change:
 
 def changes_between(before: RunConfig, now: RunConfig) -> list[Change]:
     """Every field that differs, in the schema's order, then the weights of packed sources one by one."""
-    old, new = dict(leaves(before.model_dump())), dict(leaves(now.model_dump()))
+    old, new = dict(flatten(before.model_dump())), dict(flatten(now.model_dump()))
     if before.data.packing == now.data.packing == "best_fit":
         old |= _weights(before)
         new |= _weights(now)

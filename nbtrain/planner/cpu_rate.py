@@ -1,7 +1,7 @@
 """How fast the cores of this machine multiply matrices: measured once, then read from the data home.
 
 The rate is of a core's own time, not of the clock on the wall, so that other work on the machine does not
-lower it. That takes a process of its own with one thread: NumPy cannot be told a number of threads once it is
+lower it. That takes a process of its own with one thread: NumPy takes no number of threads once it is
 loaded, and threads that wait for each other use up time too (11 GFLOP/s came out for 170 on a busy machine).
 It takes 0.1 s and the start of Python; only plans of CPU runs make it.
 

@@ -17,7 +17,7 @@ from nbtrain.config.arithmetic.batch import StepSizes
 from nbtrain.config.fields import MOST_TOKENS
 from nbtrain.config.rules.data import DATA_RULES
 from nbtrain.config.rules.layout import LAYOUT_RULES
-from nbtrain.config.rules.wording import Problems, found, join, nearest_divisors, nearest_multiples
+from nbtrain.config.rules.wording import Problems, found, join, nearest_multiples, no_divisor, no_multiple
 from nbtrain.config.rules.zero import ZERO_RULES
 from nbtrain.config.schedule_section import UNITS, given_unit
 from nbtrain.config.schema import RunConfig
@@ -39,20 +39,17 @@ def find_problems(config: RunConfig) -> list[str]:
 
 def global_batch_divides(config: RunConfig) -> Problems:
     """Every step gives every rank the same whole number of micro batches."""
-    batch, data = config.batch, config.parallel.data_parallel_size
-    unit = batch.micro_batch_size * data
-    if batch.global_batch_size % unit:
-        yield (
-            f"{found(config, 'batch.global_batch_size')}\n"
-            f"  must be a multiple of micro_batch_size({batch.micro_batch_size}) * "
-            f"data_parallel_size({data}) = {unit}; "
-            f"nearest: {join(nearest_multiples(batch.global_batch_size, unit))}."
-        )
+    yield from no_multiple(config, "batch.global_batch_size", *_micro_batches(config))
+
+
+def _micro_batches(config: RunConfig) -> tuple[int, str]:
+    """Sequences in a micro batch of every rank, and how a message writes them."""
+    micro, data = config.batch.micro_batch_size, config.parallel.data_parallel_size
+    return micro * data, f"micro_batch_size({micro}) * data_parallel_size({data}) = {micro * data}"
 
 
 def rampup_is_whole(config: RunConfig) -> Problems:
-    """The ramp rises, ends exactly at the global batch size, and each of its sizes divides among the
-    ranks."""
+    """The ramp rises, ends exactly at the global batch size, and its sizes divide among the ranks."""
     batch, ramp = config.batch, config.batch.rampup
     yield from _step_sizes_problems(config)
     if ramp is None:
@@ -66,24 +63,10 @@ def rampup_is_whole(config: RunConfig) -> Problems:
         )
         return
     distance = batch.global_batch_size - ramp.start_batch_size
-    if distance % ramp.batch_size_increment:
-        yield (
-            f"{found(config, f'{key}.batch_size_increment')}\n"
-            f"  must divide global_batch_size({batch.global_batch_size}) - "
-            f"start_batch_size({ramp.start_batch_size})"
-            f" = {distance}; nearest: {join(nearest_divisors(ramp.batch_size_increment, distance))}."
-        )
-    data = config.parallel.data_parallel_size
-    unit = batch.micro_batch_size * data
+    sizes = f"global_batch_size({batch.global_batch_size}) - start_batch_size({ramp.start_batch_size})"
+    yield from no_divisor(config, f"{key}.batch_size_increment", distance, f"{sizes} = {distance}")
     for field in ("start_batch_size", "batch_size_increment"):
-        value = getattr(ramp, field)
-        if value % unit:
-            yield (
-                f"{found(config, f'{key}.{field}')}\n"
-                f"  must be a multiple of micro_batch_size({batch.micro_batch_size}) * "
-                f"data_parallel_size({data})"
-                f" = {unit}; nearest: {join(nearest_multiples(value, unit))}."
-            )
+        yield from no_multiple(config, f"{key}.{field}", *_micro_batches(config))
 
 
 def _step_sizes_problems(config: RunConfig) -> Problems:
@@ -91,27 +74,24 @@ def _step_sizes_problems(config: RunConfig) -> Problems:
     batch, sizes = config.batch, config.ramp
     if not isinstance(sizes, StepSizes):
         return
-    told = found(config, "batch.step_batch_size_schedule")
+    setting = found(config, "batch.step_batch_size_schedule")
     if batch.rampup is not None:
-        yield f"{told}\n  and batch.rampup are two ways to grow the batch; set one of them to null."
+        yield f"{setting}\n  and batch.rampup are two ways to grow the batch; set one of them to null."
     starts = [first for first, _ in sizes.parts]
     for number, (before, after) in enumerate(itertools.pairwise(starts), start=2):
         if after <= before:
             yield (
-                f"{told}\n  must rise: its size number {number} begins at sequence {after}, the one before "
-                f"at {before} (tokens / seq_length({config.model.seq_length}), rounded down)."
+                f"{setting}\n  must rise: its size number {number} begins at sequence {after}, the one "
+                f"before at {before} (tokens / seq_length({config.model.seq_length}), rounded down)."
             )
     last = sizes.parts[-1][1]
     if last != batch.global_batch_size:
-        yield f"{told}\n  must end at global_batch_size({batch.global_batch_size}), and ends at {last}."
-    unit = batch.micro_batch_size * config.parallel.data_parallel_size
+        yield f"{setting}\n  must end at global_batch_size({batch.global_batch_size}), and ends at {last}."
+    unit, words = _micro_batches(config)
     for _, size in sizes.parts[:-1]:
         if size % unit:
-            yield (
-                f"{told}\n  has {size}, which is no multiple of micro_batch_size({batch.micro_batch_size}) * "
-                f"data_parallel_size({config.parallel.data_parallel_size}) = {unit}; "
-                f"nearest: {join(nearest_multiples(size, unit))}."
-            )
+            nearest = join(nearest_multiples(size, unit))
+            yield f"{setting}\n  has {size}, which is no multiple of {words}; nearest: {nearest}."
 
 
 def training_ends(config: RunConfig) -> Problems:
@@ -178,11 +158,8 @@ def warmup_ends_before_decay(config: RunConfig) -> Problems:
 
 def decay_style_has_its_amounts(config: RunConfig) -> Problems:
     """WSD needs a last part that fits after the warm-up; an inverse square root needs a warm-up."""
-    style, wsd, warmup = (
-        config.lr_schedule.lr_decay_style,
-        config.lr_wsd_decay_tokens,
-        config.lr_warmup_tokens,
-    )
+    style, wsd = config.lr_schedule.lr_decay_style, config.lr_wsd_decay_tokens
+    warmup = config.lr_warmup_tokens
     room = config.lr_decay_tokens - warmup
     if style != "WSD" and wsd is not None:
         yield (
@@ -237,13 +214,10 @@ def weight_decay_has_its_start(config: RunConfig) -> Problems:
 def kept_checkpoints_exist(config: RunConfig) -> Problems:
     """Only checkpoints that are written can be kept."""
     checkpoint = config.checkpoint
-    every, interval = checkpoint.keep_every_steps, checkpoint.save_interval_steps
-    if every and every % interval:
-        yield (
-            f"{found(config, 'checkpoint.keep_every_steps')}\n"
-            f"  must be a multiple of save_interval_steps({interval}); "
-            f"nearest: {join(nearest_multiples(every, interval))}."
-        )
+    if checkpoint.keep_every_steps:
+        interval = checkpoint.save_interval_steps
+        words = f"save_interval_steps({interval})"
+        yield from no_multiple(config, "checkpoint.keep_every_steps", interval, words)
     if checkpoint.keep_best and not config.evaluation.eval_iters:
         yield (
             f"{found(config, 'checkpoint.keep_best')}\n"
@@ -258,12 +232,12 @@ def rollback_has_a_checkpoint(config: RunConfig) -> Problems:
     for key in ("on_nan", "on_loss_spike"):
         if getattr(config.stability, key) != "rollback":
             continue
-        told = found(config, f"stability.{key}")
+        setting = found(config, f"stability.{key}")
         if config.mode == "perf":
-            yield f"{told}\n  goes back to a checkpoint, but mode: perf writes none. Set {key}: stop."
+            yield f"{setting}\n  goes back to a checkpoint, but mode: perf writes none. Set {key}: stop."
         elif config.mode == "full" and interval >= config.train_steps:
             yield (
-                f"{told}\n  goes back to a checkpoint, but with save_interval_steps({interval}) none is "
+                f"{setting}\n  goes back to a checkpoint, but with save_interval_steps({interval}) none is "
                 f"written before the run ends at step {config.train_steps}.\n"
                 f"  Set a smaller checkpoint.save_interval_steps, or {key}: stop."
             )
@@ -302,19 +276,19 @@ def profile_fits_run(config: RunConfig) -> Problems:
 
 def split_is_readable(config: RunConfig) -> Problems:
     """Three relative sizes: training is more than 0, and so is validation if the run validates."""
-    told = found(config, "data.split")
+    setting = found(config, "data.split")
     if not re.fullmatch(r"\s*\d+(\.\d+)?(\s*,\s*\d+(\.\d+)?){2}\s*", config.data.split):
         yield (
-            f"{told}\n  must be three sizes separated by commas, for training, validation and test, "
+            f"{setting}\n  must be three sizes separated by commas, for training, validation and test, "
             "e.g. 949,50,1."
         )
         return
     training, validation, _ = (float(part) for part in config.data.split.split(","))
     if training == 0:
-        yield f"{told}\n  leaves nothing for training; the first size must be more than 0, e.g. 949,50,1."
+        yield f"{setting}\n  leaves nothing for training; the first size must be more than 0, e.g. 949,50,1."
     elif validation == 0 and config.evaluation.eval_iters:
         yield (
-            f"{told}\n  leaves nothing for validation, but eval_iters is {config.evaluation.eval_iters}. "
+            f"{setting}\n  leaves nothing for validation, but eval_iters is {config.evaluation.eval_iters}. "
             "Set evaluation.eval_iters: 0, or a split such as 949,50,1."
         )
 

@@ -4,7 +4,15 @@ from collections.abc import Callable
 
 from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_device_names
 from nbtrain.config.arithmetic.stages import stage_layers
-from nbtrain.config.rules.wording import Problems, found, join, nearest_divisors, nearest_multiples
+from nbtrain.config.rules.wording import (
+    Problems,
+    found,
+    join,
+    nearest_divisors,
+    nearest_multiples,
+    no_divisor,
+    no_multiple,
+)
 from nbtrain.config.schema import RunConfig
 
 # torch's flash kernel on a GPU: 16-bit formats, from Ampere on, heads of at most 256.
@@ -18,20 +26,10 @@ FP8_MULTIPLE = 16
 def heads_divide(config: RunConfig) -> Problems:
     """All heads have the same width; all tensor-parallel or Ulysses ranks have the same number of heads."""
     model, tensor = config.model, config.parallel.tensor_parallel_size
-    if model.hidden_size % model.num_attention_heads:
-        yield (
-            f"{found(config, 'model.hidden_size')}\n"
-            f"  must be a multiple of num_attention_heads({model.num_attention_heads}); "
-            f"nearest: {join(nearest_multiples(model.hidden_size, model.num_attention_heads))}."
-        )
+    heads, words = model.num_attention_heads, f"num_attention_heads({model.num_attention_heads})"
+    yield from no_multiple(config, "model.hidden_size", heads, words)
     for key in ("tensor_parallel_size", "ds_sequence_parallel_size"):
-        size = getattr(config.parallel, key)
-        if model.num_attention_heads % size:
-            yield (
-                f"{found(config, f'parallel.{key}')}\n"
-                f"  must divide num_attention_heads({model.num_attention_heads}); "
-                f"nearest: {join(nearest_divisors(size, model.num_attention_heads))}."
-            )
+        yield from no_divisor(config, f"parallel.{key}", heads, words)
     ffn = model.resolved_ffn_hidden_size
     if ffn % tensor:
         key = "model.ffn_hidden_size" if model.ffn_hidden_size else "model.hidden_size"
@@ -104,47 +102,32 @@ def sequence_fits_positions(config: RunConfig) -> Problems:
 
 def sequence_divides(config: RunConfig) -> Problems:
     """Ranks that share a sequence have equal parts of it; with FPDT, equal parts of each chunk."""
-    parallel, length = config.parallel, config.model.seq_length
-    tensor, ulysses, chunk = (
-        parallel.tensor_parallel_size,
-        parallel.ds_sequence_parallel_size,
-        parallel.fpdt_chunk_tokens,
-    )
-    for size, name in (
-        (
-            tensor if parallel.sequence_parallel else 1,
-            f"tensor_parallel_size({tensor}) with sequence_parallel",
-        ),
-        (ulysses, f"ds_sequence_parallel_size({ulysses})"),
-        (chunk or 1, f"fpdt_chunk_tokens({chunk})"),
-    ):
-        if length % size:
-            yield (
-                f"{found(config, 'model.seq_length')}\n"
-                f"  must be a multiple of {name}; nearest: {join(nearest_multiples(length, size))}."
-            )
-    if chunk % ulysses:
-        yield (
-            f"{found(config, 'parallel.fpdt_chunk_tokens')}\n"
-            f"  must be a multiple of ds_sequence_parallel_size({ulysses}): ranks share each chunk; "
-            f"nearest: {join(nearest_multiples(chunk, ulysses))}."
-        )
+    parallel, key = config.parallel, "model.seq_length"
+    tensor, chunk = parallel.tensor_parallel_size, parallel.fpdt_chunk_tokens
+    ulysses, shared = parallel.ds_sequence_parallel_size, "ds_sequence_parallel_size"
+    if parallel.sequence_parallel:
+        yield from no_multiple(config, key, tensor, f"tensor_parallel_size({tensor}) with sequence_parallel")
+    yield from no_multiple(config, key, ulysses, f"{shared}({ulysses})")
+    if chunk:
+        yield from no_multiple(config, key, chunk, f"fpdt_chunk_tokens({chunk})")
+    words = f"{shared}({ulysses}): ranks share each chunk"
+    yield from no_multiple(config, "parallel.fpdt_chunk_tokens", ulysses, words)
 
 
 def fpdt_has_its_kernels(config: RunConfig) -> Problems:
     """FPDT's attention is that of flash-attn, called without dropout and without document bounds."""
     if not config.parallel.fpdt_chunk_tokens:
         return
-    told = found(config, "parallel.fpdt_chunk_tokens")
+    setting = found(config, "parallel.fpdt_chunk_tokens")
     if config.model.attention_dropout:
         yield (
-            f"{told}\n  needs model.attention_dropout: 0, which is {config.model.attention_dropout:g}: its "
-            "backward pass would draw different random numbers."
+            f"{setting}\n  needs model.attention_dropout: 0, which is {config.model.attention_dropout:g}: "
+            "its backward pass would draw different random numbers."
         )
     if config.data.inter_document_masking or config.data.packing == "best_fit":
         option = "packing: best_fit" if config.data.packing == "best_fit" else "inter_document_masking: true"
         yield (
-            f"{told}\n  cannot keep documents apart, but data has {option}. Set fpdt_chunk_tokens: 0, or "
+            f"{setting}\n  cannot keep documents apart, but data has {option}. Set fpdt_chunk_tokens: 0, or "
             f"change {option.partition(':')[0]}."
         )
 
@@ -152,12 +135,8 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
 def layout_fits_resources(config: RunConfig) -> Problems:
     """There is one process for each GPU; on CPU, every machine has the same number of processes."""
     parallel, resources, world = config.parallel, config.resources, config.world_size
-    data, pipeline, tensor, ulysses = (
-        parallel.data_parallel_size,
-        parallel.pipeline_parallel_size,
-        parallel.tensor_parallel_size,
-        parallel.ds_sequence_parallel_size,
-    )
+    data, pipeline = parallel.data_parallel_size, parallel.pipeline_parallel_size
+    tensor, ulysses = parallel.tensor_parallel_size, parallel.ds_sequence_parallel_size
     sequence = f" * sequence({ulysses})" if ulysses > 1 else ""
     layout = f"data({data}) * pipeline({pipeline}) * tensor({tensor}){sequence} = {world} processes"
     nodes, gpus = resources.nodes, resources.gpus_per_node

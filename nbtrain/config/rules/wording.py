@@ -1,7 +1,9 @@
 """The parts of a rule's message: place, key and value of what was found, and the nearest legal values."""
 
+import functools
 import math
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
@@ -9,17 +11,28 @@ from nbtrain.config.yaml_source import show
 Problems = Iterator[str]
 
 
-def value_of(config: RunConfig, key: str) -> object:
+def value_of(config: RunConfig, key: str) -> Any:
     """The value of a dotted key."""
-    value: object = config
-    for part in key.split("."):
-        value = getattr(value, part)
-    return value
+    return functools.reduce(getattr, key.split("."), config)
 
 
 def found(config: RunConfig, key: str) -> str:
     """ "gpt.yaml:22: batch.global_batch_size = 250"."""
     return f"{config.where(key)}: {key} = {show(value_of(config, key))}"
+
+
+def no_multiple(config: RunConfig, key: str, unit: int, words: str) -> Problems:
+    """A value that is no multiple of `unit`, which `words` describe."""
+    if (value := value_of(config, key)) % unit:
+        nearest = join(nearest_multiples(value, unit))
+        yield f"{found(config, key)}\n  must be a multiple of {words}; nearest: {nearest}."
+
+
+def no_divisor(config: RunConfig, key: str, whole: int, words: str) -> Problems:
+    """A value that does not divide `whole`, which `words` describe."""
+    if whole % (value := value_of(config, key)):
+        nearest = join(nearest_divisors(value, whole))
+        yield f"{found(config, key)}\n  must divide {words}; nearest: {nearest}."
 
 
 def nearest_multiples(value: int, unit: int) -> list[int]:

@@ -11,7 +11,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.deepspeed import KNOWN_KEYS, deepspeed_config
 from nbtrain.config.rules.combinations import kinds_go_together, kinds_have_what_they_need
 from nbtrain.config.rules.layout import layers_fill_the_stages
-from nbtrain.config.rules.wording import Problems, found, join, nearest_divisors
+from nbtrain.config.rules.wording import Problems, found, no_divisor
 from nbtrain.config.schema import RunConfig
 
 # An optimizer's group in NVMe's buffers: parameters, their gradients and Adam's two moments.
@@ -60,15 +60,10 @@ def hpz_divides(config: RunConfig) -> Problems:
             f"{found(config, 'parallel.zero_hpz_partition_size')}\n"
             "  is for zero_hpz: true, but zero_hpz is false. Set it to null, or set zero_hpz: true."
         )
-    # Where none is written it is a machine's ranks, and those divide unless another rule is broken, which
-    # says so.
-    ranks, size = parallel.data_axis_size, parallel.zero_hpz_partition_size
-    if parallel.zero_hpz and size is not None and ranks % size:
-        yield (
-            f"{found(config, 'parallel.zero_hpz_partition_size')}\n"
-            f"  must divide data_parallel_size * ds_sequence_parallel_size = {ranks}; "
-            f"nearest: {join(nearest_divisors(size, ranks))}."
-        )
+    # null means a machine's ranks, which divide unless another rule, with a message of its own, is broken.
+    if parallel.zero_hpz and parallel.zero_hpz_partition_size is not None:
+        words = f"data_parallel_size * ds_sequence_parallel_size = {parallel.data_axis_size}"
+        yield from no_divisor(config, "parallel.zero_hpz_partition_size", parallel.data_axis_size, words)
 
 
 def quantized_gradients_are_scattered(config: RunConfig) -> Problems:
@@ -83,7 +78,7 @@ def quantized_gradients_are_scattered(config: RunConfig) -> Problems:
 
 
 def prescale_is_without_zero(config: RunConfig) -> Problems:
-    """ZeRO divides gradients behind their sum only."""
+    """ZeRO divides gradients after their sum only."""
     stage = config.parallel.zero_stage
     if config.parallel.prescale_gradients and stage:
         yield (

@@ -33,8 +33,9 @@ nbtrain.data > nbtrain.dataset.look: baselines browser card card_pictures conten
 nbtrain.data > nbtrain.dataset.prepare: inputs prepare prepare_dataset=dataset prepare_report=report
 nbtrain.data > nbtrain.dataset.samples: gpt_blend gpt_dataset gpt_index index_files packed_dataset
     packed_index packing sample state
+nbtrain.data.sources > nbtrain.corpus: optional
 nbtrain.data.sources > nbtrain.corpus.sources: arrow base compression files folder hf_dataset instructions
-    json_line jsonl mock optional parquet python_docs record_files templates text tokens wiki
+    json_line jsonl mock parquet python_docs record_files templates text tokens wiki
 nbtrain.data.wiki > nbtrain.corpus.wiki: download dump markup prefixes text_templates walker
 nbtrain.generation > nbtrain.inference: __main__=generate decode sampling
 nbtrain.jobs > nbtrain.jobs: problem=obstacle

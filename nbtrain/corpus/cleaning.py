@@ -13,9 +13,9 @@ from importlib.util import find_spec
 
 import numpy as np
 
-from nbtrain.base.errors import DataError
 from nbtrain.config.data_section import CleaningConfig
 from nbtrain.corpus import characters
+from nbtrain.corpus.optional import missing
 
 EMPTY = "empty"
 TOO_SHORT = "too_short"
@@ -37,10 +37,7 @@ class Cleaner:
     def __init__(self, config: CleaningConfig):
         self.config = config
         if config.ftfy and find_spec("ftfy") is None:
-            raise DataError(
-                "data.cleaning.ftfy: needs the package ftfy, which is not installed. Install it with "
-                "`pip install 'nbtrain[data]'`, or leave ftfy out."
-            )
+            raise missing("ftfy", "data.cleaning.ftfy", "leave ftfy out")
         self._looks_at_kinds = (
             config.max_symbol_fraction is not None
             or config.max_digit_fraction is not None

@@ -4,7 +4,9 @@ sentencex (MIT, the Wikimedia Foundation) knows the abbreviations and stops of s
 back to a related one, in the end English.
 """
 
-from nbtrain.base.errors import DataError
+from typing import Any
+
+from nbtrain.corpus.optional import optional
 
 
 def check_dependencies() -> None:
@@ -20,12 +22,5 @@ def sentences(text: str, language: str) -> list[str]:
     return [sentence for piece in _segment()(language, text) if (sentence := piece.strip())]
 
 
-def _segment():
-    try:
-        from sentencex import segment
-    except ImportError:
-        raise DataError(
-            "data.split_sentences: needs the package sentencex, which is not installed. Install it with "
-            "`pip install 'nbtrain[data]'`, or leave split_sentences out."
-        ) from None
-    return segment
+def _segment() -> Any:
+    return optional("sentencex", "data.split_sentences", "leave split_sentences out").segment

@@ -195,7 +195,7 @@ def test_ftfy_missing(monkeypatch):
     with pytest.raises(DataError) as caught:
         Cleaner(CleaningConfig(ftfy=True))
     assert str(caught.value) == (
-        "data.cleaning.ftfy: needs the package ftfy, which is not installed. Install it with "
+        "data.cleaning.ftfy needs the package ftfy, which is not installed. Install it with "
         "`pip install 'nbtrain[data]'`, or leave ftfy out."
     )
     assert Cleaner(CleaningConfig())("text") == ("text", None)

@@ -259,6 +259,6 @@ def test_rensa_and_its_version(monkeypatch):
     with pytest.raises(DataError) as caught:
         NearIndex(NEAR)
     assert str(caught.value) == (
-        "data.cleaning.near_dedup: needs the package rensa, which is not installed. Install it with "
+        "data.cleaning.near_dedup needs the package rensa, which is not installed. Install it with "
         "`pip install 'nbtrain[data]'`, or set near_dedup.enabled: false."
     )

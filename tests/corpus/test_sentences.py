@@ -35,6 +35,6 @@ def test_sentencex_missing(monkeypatch):
     with pytest.raises(DataError) as caught:
         sentences.check_dependencies()
     assert str(caught.value) == (
-        "data.split_sentences: needs the package sentencex, which is not installed. Install it with "
+        "data.split_sentences needs the package sentencex, which is not installed. Install it with "
         "`pip install 'nbtrain[data]'`, or leave split_sentences out."
     )

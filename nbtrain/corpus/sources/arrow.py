@@ -1,11 +1,121 @@
-"""Text out of Arrow's columns, for the sources that pyarrow reads."""
+"""Files of columns, for the sources that pyarrow reads: their parts, and the text of their rows."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
 
 from nbtrain.base.errors import DataError
-from nbtrain.corpus.records import Tally, Texts
+from nbtrain.base.workspace import display
+from nbtrain.corpus.optional import optional
+from nbtrain.corpus.records import SourcePart, Tally, Texts
+from nbtrain.corpus.sources import base
+from nbtrain.corpus.sources.files import FileReader
+from nbtrain.corpus.sources.folder import unreadable
 from nbtrain.corpus.sources.json_line import not_utf8
+
+BATCH_BYTES = 4 << 20
+
+
+class OpenTable(ABC):
+    """An open file of columns. Raises DataError if it cannot be read, has another format or is damaged."""
+
+    format: ClassVar[str]
+    """What messages call such a file."""
+    units: ClassVar[str]
+    """What parts are ranges of, in the plural."""
+    schema: Any
+    """pyarrow.Schema."""
+    _file: Any
+    """What is closed in the end."""
+
+    def __init__(self, path: Path, where: str):
+        self._path, self._where = path, where
+        self._arrow = optional("pyarrow", f"{where}: {display(path)}")
+        try:
+            self._open()
+        except (OSError, self._arrow.ArrowException) as error:
+            raise self.refusal(error) from error
+
+    def __enter__(self) -> "OpenTable":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    @abstractmethod
+    def _open(self) -> None:
+        """Set `_file` and `schema`."""
+
+    @abstractmethod
+    def unit_bytes(self, columns: Collection[str] | None) -> list[int]:
+        """Bytes of `columns` (None: all) in each unit of the file."""
+
+    @abstractmethod
+    def batches(self, columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[Any]:
+        """Units start to stop (None: the end), as a pyarrow.RecordBatch for about each BATCH_BYTES."""
+
+    def parts(self, columns: Collection[str] | None) -> Iterator[SourcePart]:
+        """Ranges of units whose `columns` (None: all) take about PART_BYTES.
+
+        The bytes of the file are shared among them in proportion.
+        """
+        name, file_bytes, sizes = display(self._path), self._path.stat().st_size, self.unit_bytes(columns)
+        start = held = passed = attributed = 0
+        for index, num_bytes in enumerate(sizes, start=1):
+            held += num_bytes
+            passed += num_bytes
+            if held < base.PART_BYTES and index < len(sizes):
+                continue
+            until = file_bytes if index == len(sizes) else file_bytes * passed // max(1, sum(sizes))
+            shown = f"{name}, {self.units} {start:,} to {index:,}"
+            yield SourcePart(shown, name, start, index, until - attributed, details=(str(self._path),))
+            start, held, attributed = index, 0, until
+
+    def refusal(self, error: Exception) -> DataError:
+        """The error for what pyarrow says of the file."""
+        # Errors of the system have a number, those of Arrow have none.
+        if isinstance(error, OSError) and (error.errno is not None or isinstance(error, PermissionError)):
+            return unreadable(self._path, error, self._where)
+        first = str(error).splitlines()[0].rstrip(".")
+        return DataError(
+            f"{self._where}: {display(self._path)}: no {self.format}, or damaged: {first}. Copy or download "
+            f"it again."
+        )
+
+
+class ColumnReader(FileReader):
+    """One column of text, and those of data.extra_json_keys. A row that is null is broken."""
+
+    @abstractmethod
+    def open_table(self, path: Path) -> OpenTable:
+        """One of its files."""
+
+    def check_dependencies(self) -> None:
+        optional("pyarrow", f"{self.where}: kind {self.kind}")
+
+    def pieces(self, path: Path) -> Iterator[SourcePart]:
+        with self._opened(path) as file:
+            yield from file.parts(self._keys)
+
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[str | Texts]:
+        for name in part.details:
+            path = Path(name)
+            with self._opened(path) as file:
+                batches = file.batches(self._keys, part.start, part.stop)
+                yield from text_rows(batches, self._keys, display(path), tally, part.path is not None)
+
+    @property
+    def _keys(self) -> tuple[str, ...]:
+        return (self.config.text_key, *self.extra_keys)
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[OpenTable]:
+        columns = {self.config.text_key: "text_key", **dict.fromkeys(self.extra_keys, "data.extra_json_keys")}
+        with self.open_table(path) as file:
+            check_texts(file.schema, columns, f"{self.where}: {display(path)}")
+            yield file
 
 
 def check_columns(schema: Any, columns: Mapping[str, str], where: str) -> None:
@@ -25,8 +135,7 @@ def check_texts(schema: Any, columns: Mapping[str, str], where: str) -> None:
             there = ", ".join(map(repr, others[:20])) or "none"
             raise DataError(
                 f"{where}: column {name!r} is {schema.field(name).type}, not text; columns of text are "
-                f"{there}. "
-                f"Set {setting}."
+                f"{there}. Set {setting}."
             )
 
 
@@ -36,16 +145,16 @@ def holds_text(kind: Any) -> bool:
 
     if types.is_dictionary(kind):
         kind = kind.value_type
-    tests = (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary)
-    views = [getattr(types, name) for name in ("is_string_view", "is_binary_view") if hasattr(types, name)]
-    return any(test(kind) for test in (*tests, *views))
+    names = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view")
+    return any(getattr(types, f"is_{name}")(kind) for name in names)
 
 
 def text_rows(
-    batches: Iterable[Any], keys: tuple[str, ...], path: str, tally: Tally, count_lines: bool
+    batches: Iterable[Any], keys: Sequence[str], path: str, tally: Tally, count_lines: bool
 ) -> Iterator[str | Texts]:
-    """The rows of record batches: text if there is one key, else Texts. Null and bytes that are not UTF-8 are
-    broken.
+    """The rows of record batches: text if there is one key, else Texts.
+
+    Null is broken, and so are bytes that are not UTF-8. `count_lines` is for Tally.lines.
     """
     number = 0
     try:
@@ -67,7 +176,7 @@ def text_rows(
 
 
 def _values(column: Any) -> list[Any]:
-    """str, or None, or bytes that are no UTF-8."""
+    """str, or None, or bytes that are not UTF-8."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -78,7 +187,7 @@ def _values(column: Any) -> list[Any]:
             return column.to_pylist()
         except UnicodeDecodeError:
             column = column.view(pa.binary() if pa.types.is_string(kind) else pa.large_binary())
-    elif hasattr(pa, "string_view") and kind in (pa.string_view(), pa.binary_view()):
+    elif kind in (pa.string_view(), pa.binary_view()):
         column = column.cast(pa.large_binary())
     return [_decoded(value) for value in column.to_pylist()]
 

@@ -74,8 +74,8 @@ class ChatReader(ExampleReader):
 
     def __init__(self, config: BaseModel, where: str = "data.sources", extra_keys: tuple[str, ...] = ()):
         super().__init__(config, where, extra_keys)
-        template = Template(self.config.template, ("role", "content"))
-        self._header, self._body = template.before("content"), template.from_on("content")
+        header, content, rest = self.config.template.partition("{content}")
+        self._header, self._body = (Template(text, ("role", "content")) for text in (header, content + rest))
         self._names = {**OTHER_NAMES, **self.config.roles}
         self._learnt = {self._names.get(role, role) for role in self.config.learn_roles}
         self._roles = {*ROLES, *self._learnt, *self.config.roles.values()}

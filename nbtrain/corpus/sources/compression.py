@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
-from nbtrain.corpus.sources.optional import optional
+from nbtrain.corpus.optional import optional
 
 CHECKS = {".gz": "gzip -t", ".zst": "zstd -t", ".bz2": "bzip2 -t", ".xz": "xz -t"}
 SUFFIXES = tuple(CHECKS)
@@ -248,6 +248,6 @@ def _decompressor(suffix: str, where: str) -> tuple[Callable[[], Any], tuple[typ
         return bz2.BZ2Decompressor, (OSError, ValueError)
     if suffix == ".xz":
         return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ), (lzma.LZMAError,)
-    zstandard = optional("zstandard", where, "a .zst file")
+    zstandard = optional("zstandard", f"{where}: a .zst file")
     decompressor = zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW_BYTES)
     return decompressor.decompressobj, (zstandard.ZstdError,)

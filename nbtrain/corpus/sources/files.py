@@ -22,10 +22,10 @@ from typing import Any, ClassVar
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display, resolve
 from nbtrain.corpus import heap
+from nbtrain.corpus.optional import optional
 from nbtrain.corpus.records import SourcePart
 from nbtrain.corpus.sources import base, compression, folder
 from nbtrain.corpus.sources.compression import is_compressed, open_bytes
-from nbtrain.corpus.sources.optional import optional
 
 logger = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class FileReader(base.SourceReader):
 
     def check_dependencies(self) -> None:
         if any(path.suffix.lower() == ".zst" for path in self.files()):
-            optional("zstandard", self.where, "a .zst file")
+            optional("zstandard", f"{self.where}: a .zst file")
         for path in self._unread_files():
             logger.warning("%s: left out: %s", self.where, compression.advice(path, self.suffixes))
 

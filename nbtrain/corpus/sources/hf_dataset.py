@@ -1,5 +1,4 @@
-"""A Hugging Face dataset on disk, as save_to_disk writes it: Arrow streams read batch by batch, by pyarrow
-alone.
+"""A Hugging Face dataset on disk, as save_to_disk writes it: Arrow streams, read by pyarrow alone.
 
 dataset_dict.json {"splits": [...]}     only if there are splits, each a folder of its own
 state.json        {"_data_files": [{"filename": "data-00000-of-00002.arrow"}, ...]}
@@ -7,27 +6,58 @@ dataset_info.json license, citation, homepage
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display, resolve
-from nbtrain.corpus.records import SourcePart, Tally, Texts
-from nbtrain.corpus.sources import base
-from nbtrain.corpus.sources.arrow import check_texts, text_rows
-from nbtrain.corpus.sources.files import FileReader
+from nbtrain.corpus.sources import arrow
 from nbtrain.corpus.sources.folder import is_file, is_folder, unreadable
-from nbtrain.corpus.sources.optional import optional
-
-BATCH_BYTES = 4 << 20
 
 
-class HfDatasetReader(FileReader):
-    """One column of one split, and those of data.extra_json_keys. A row that is null is broken."""
+class OpenArrow(arrow.OpenTable):
+    """An Arrow stream mapped into memory: pages are read when their batch is. Its units are batches."""
+
+    format = "Arrow stream"
+    units = "batches"
+
+    def _open(self) -> None:
+        self._file = self._arrow.memory_map(str(self._path))
+        self._stream = self._arrow.ipc.open_stream(self._file)
+        self.schema = self._stream.schema
+
+    def unit_bytes(self, columns: Collection[str] | None) -> list[int]:
+        return [_num_bytes(batch, columns) for batch in self._units(0, None)]
+
+    def batches(self, columns: Sequence[str] | None, start: int, stop: int | None) -> Iterator[Any]:
+        """Writers make batches of any size: large ones are sliced."""
+        for batch in self._units(start, stop):
+            num_rows = max(1, batch.num_rows * arrow.BATCH_BYTES // max(1, _num_bytes(batch, columns)))
+            for first in range(0, batch.num_rows, num_rows):
+                yield batch.slice(first, num_rows)
+
+    def _units(self, start: int, stop: int | None) -> Iterator[Any]:
+        """The batches as they are in the file; those before `start` are passed over unread."""
+        try:
+            yield from islice(self._stream, start, stop)
+        except (OSError, self._arrow.ArrowException) as error:
+            raise self.refusal(error) from error
+
+
+def _num_bytes(batch: Any, columns: Collection[str] | None) -> int:
+    return batch.nbytes if columns is None else sum(batch.column(name).nbytes for name in columns)
+
+
+class HfDatasetReader(arrow.ColumnReader):
+    """One column of one split, and those of data.extra_json_keys."""
 
     kind = "hf-dataset"
     suffixes = (".arrow",)
+
+    def open_table(self, path: Path) -> OpenArrow:
+        return OpenArrow(path, self.where)
 
     def folder(self) -> Path:
         """The folder that holds state.json. Raises DataError if the dataset or the split is not there."""
@@ -72,45 +102,11 @@ class HfDatasetReader(FileReader):
                 )
         return [folder / name for name in names]
 
-    def check_dependencies(self) -> None:
-        optional("pyarrow", self.where, "an Arrow file")
-
     def licence(self) -> str | None:
         return self._info("license")
 
     def attribution(self) -> str | None:
         return self._info("citation") or self._info("homepage")
-
-    def pieces(self, path: Path) -> Iterator[SourcePart]:
-        name, file_bytes = display(path), path.stat().st_size
-        with OpenArrow(path, self.where) as file:
-            sizes = [sum(batch.column(key).nbytes for key in self._keys(file)) for batch in file.batches()]
-        start = held = passed = attributed = 0
-        for index, num_bytes in enumerate(sizes, start=1):
-            held += num_bytes
-            passed += num_bytes
-            if held < base.PART_BYTES and index < len(sizes):
-                continue
-            until = file_bytes if index == len(sizes) else file_bytes * passed // max(1, sum(sizes))
-            shown = f"{name}, batches {start:,} to {index:,}"
-            yield SourcePart(shown, name, start, index, until - attributed, details=(str(path),))
-            start, held, attributed = index, 0, until
-
-    def read(self, part: SourcePart, tally: Tally) -> Iterator[str | Texts]:
-        for name in part.details:
-            path = Path(name)
-            with OpenArrow(path, self.where) as file:
-                keys = self._keys(file)
-                batches = _slices(file.batches(part.start, part.stop), keys)
-                yield from text_rows(batches, keys, display(path), tally, part.path is not None)
-
-    def _keys(self, file: "OpenArrow") -> tuple[str, ...]:
-        columns = {
-            self.config.text_key: "text_key",
-            **dict.fromkeys(self.extra_keys, "data.extra_json_keys"),
-        }
-        check_texts(file.schema, columns, f"{self.where}: {display(file.path)}")
-        return (self.config.text_key, *self.extra_keys)
 
     def _json(self, path: Path, key: str) -> list[Any]:
         try:
@@ -130,60 +126,3 @@ class HfDatasetReader(FileReader):
         except (OSError, ValueError, AttributeError):
             return None
         return str(value) if value else None
-
-
-class OpenArrow:
-    """An Arrow stream mapped into memory: pages are read when their batch is. Raises DataError if it is
-    damaged.
-    """
-
-    def __init__(self, path: Path, where: str):
-        self.path, self._where = path, where
-        self._arrow = optional("pyarrow", where, "an Arrow file")
-        try:
-            self._map = self._arrow.memory_map(str(path))
-            self._stream = self._arrow.ipc.open_stream(self._map)
-        except PermissionError as error:
-            raise unreadable(path, error, where) from error
-        except (OSError, self._arrow.ArrowException) as error:
-            raise self._damaged(error) from error
-        self.schema = self._stream.schema
-        """pyarrow.Schema."""
-
-    def __enter__(self) -> "OpenArrow":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._map.close()
-
-    def batches(self, start: int = 0, stop: int | None = None) -> Iterator[Any]:
-        """pyarrow.RecordBatch after RecordBatch, start to stop (None: the end). Earlier ones are passed over
-        unread.
-        """
-        index = 0
-        while stop is None or index < stop:
-            try:
-                batch = self._stream.read_next_batch()
-            except StopIteration:
-                return
-            except (OSError, self._arrow.ArrowException) as error:
-                raise self._damaged(error) from error
-            if index >= start:
-                yield batch
-            index += 1
-
-    def _damaged(self, error: Exception) -> DataError:
-        first = str(error).splitlines()[0].rstrip(".")
-        return DataError(
-            f"{self._where}: {display(self.path)}: no Arrow stream, or damaged: {first}. Copy or download it "
-            f"again."
-        )
-
-
-def _slices(batches: Iterator[Any], keys: tuple[str, ...]) -> Iterator[Any]:
-    """The same rows in batches of about BATCH_BYTES, as writers make them of any size."""
-    for batch in batches:
-        num_bytes = sum(batch.column(key).nbytes for key in keys)
-        num_rows = max(1, batch.num_rows * BATCH_BYTES // max(1, num_bytes))
-        for start in range(0, batch.num_rows, num_rows):
-            yield batch.slice(start, num_rows)

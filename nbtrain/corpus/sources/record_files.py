@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import orjson
 
 from nbtrain.base.workspace import display
+from nbtrain.corpus.optional import optional
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.arrow import check_columns
 from nbtrain.corpus.sources.files import USUAL_RATIO, FileReader, line_pieces, with_compressed
 from nbtrain.corpus.sources.json_array import array_pieces, is_array, open_records
-from nbtrain.corpus.sources.optional import optional
-from nbtrain.corpus.sources.parquet import SUFFIX, OpenParquet, parquet_pieces
+from nbtrain.corpus.sources.parquet import SUFFIX, OpenParquet
 
 
 class Row(NamedTuple):
@@ -58,7 +58,7 @@ class RecordFileReader(FileReader):
     def check_dependencies(self) -> None:
         super().check_dependencies()
         if any(path.suffix.lower() == SUFFIX for path in self.files()):
-            optional("pyarrow", self.where, "a .parquet file")
+            optional("pyarrow", f"{self.where}: a {SUFFIX} file")
 
     def size_as_text(self, path: Path) -> int:
         return (
@@ -67,7 +67,8 @@ class RecordFileReader(FileReader):
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:
         if path.suffix.lower() == SUFFIX:
-            yield from parquet_pieces(path, self.where, self.columns())
+            with OpenParquet(path, self.where) as file:
+                yield from file.parts(self.columns())
         elif is_array(path, self.where):
             yield from array_pieces(path, self.where)
         else:

@@ -39,19 +39,3 @@ class Template:
         for name, text in zip(self._fields, self._texts[1:], strict=True):
             parts += [values[name], text]
         return "".join(parts)
-
-    def before(self, field: str) -> "Template":
-        """The template before the first `field`."""
-        return self._slice(0, self._fields.index(field))
-
-    def from_on(self, field: str) -> "Template":
-        """The first `field` and what follows it."""
-        place = self._fields.index(field)
-        rest = self._slice(place, len(self._fields))
-        rest._texts[0] = ""
-        return rest
-
-    def _slice(self, start: int, stop: int) -> "Template":
-        part = Template("", ("field",))
-        part._texts, part._fields = self._texts[start : stop + 1], self._fields[start:stop]
-        return part

@@ -16,10 +16,10 @@ from typing import Any
 from nbtrain.base.addresses import redacted
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display, resolve
+from nbtrain.corpus.optional import optional
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources.base import SourceReader
 from nbtrain.corpus.sources.folder import is_file
-from nbtrain.corpus.sources.optional import optional
 from nbtrain.corpus.wiki import download, dump
 from nbtrain.corpus.wiki.walker import Walker
 
@@ -196,7 +196,7 @@ class WikiReader(SourceReader):
         )
 
     def check_dependencies(self) -> None:
-        optional("lxml", self.where, "kind wiki")
+        optional("lxml", f"{self.where}: kind wiki")
 
     def fingerprint(self) -> dict[str, Any]:
         if self.config.path is not None:

@@ -6,6 +6,7 @@ import io
 import logging
 import lzma
 import random
+import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 
 from nbtrain.base.errors import DataError
 from nbtrain.config.sources import JsonlSource
-from nbtrain.corpus.sources import compression, optional
+from nbtrain.corpus.sources import compression
 from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.sources.compression import Unpacked, open_bytes
 from tests.fuzzing import num_cases
@@ -124,15 +125,11 @@ def test_memory_of_a_bomb(suffix):
 
 def test_without_zstandard(workspace, refusal, monkeypatch):
     """The message has the pip command."""
-
-    def missing(name):
-        raise ImportError(name)
-
     (workspace / "a.jsonl.zst").write_bytes(PACK[".zst"](b"{}"))
-    monkeypatch.setattr(optional, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
     assert refusal(JsonlSource(kind="jsonl", path="a.jsonl.zst")) == (
-        "run.yaml:7: data.sources[0]: a .zst file needs the package zstandard, which is not installed: "
-        "`pip install 'nbtrain[data]'`."
+        "run.yaml:7: data.sources[0]: a .zst file needs the package zstandard, which is not installed. "
+        "Install it with `pip install 'nbtrain[data]'`."
     )
 
 

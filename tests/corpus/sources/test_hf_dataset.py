@@ -52,7 +52,7 @@ def test_shards_and_batches(workspace, read, part_bytes, size):
 
 def test_one_large_batch(workspace, read, monkeypatch):
     """Batches of any size are gone through in pieces."""
-    monkeypatch.setattr("nbtrain.corpus.sources.hf_dataset.BATCH_BYTES", 50)
+    monkeypatch.setattr("nbtrain.corpus.sources.arrow.BATCH_BYTES", 50)
     save(workspace / "set", table([*TEXTS[:8], None, *TEXTS[8:]]), batch_rows=1000)
     found = read(hf("set"))
     assert found.records == TEXTS

@@ -1,5 +1,7 @@
 """Parquet: row groups in parts, rows of every type of text, and what is said about others."""
 
+import sys
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from nbtrain.base.errors import DataError
 from nbtrain.config.sources import ParquetSource
 from nbtrain.corpus.records import Texts
-from nbtrain.corpus.sources import base, optional
+from nbtrain.corpus.sources import base
 from nbtrain.corpus.sources.base import open_source
 from tests.fuzzing import num_cases
 
@@ -142,13 +144,9 @@ def test_damaged_page(workspace, refusal):
 
 def test_without_pyarrow(workspace, refusal, monkeypatch):
     """The message has the pip command."""
-
-    def missing(name):
-        raise ImportError(name)
-
     (workspace / "a.parquet").write_bytes(b"")
-    monkeypatch.setattr(optional, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert refusal(parquet("a.parquet")) == (
-        "run.yaml:7: data.sources[0]: a .parquet file needs the package pyarrow, which is not installed: "
-        "`pip install 'nbtrain[data]'`."
+        "run.yaml:7: data.sources[0]: a.parquet needs the package pyarrow, which is not installed. "
+        "Install it with `pip install 'nbtrain[data]'`."
     )

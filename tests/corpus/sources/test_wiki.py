@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import lzma
 import pickle
+import sys
 
 import pytest
 import zstandard
@@ -18,7 +19,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.config.sources import WikiSource
 from nbtrain.corpus.asked import source_settings
 from nbtrain.corpus.records import Tally
-from nbtrain.corpus.sources import optional, wiki
+from nbtrain.corpus.sources import wiki
 from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.wiki import dump
 from tests.corpus import made
@@ -199,15 +200,12 @@ def test_missing_files(workspace):
 
 def test_without_lxml(path, monkeypatch):
     """The message has the pip command."""
-
-    def missing(name):
-        raise ImportError(name)
-
-    monkeypatch.setattr(optional, "import_module", missing)
+    monkeypatch.setitem(sys.modules, "lxml", None)
     with pytest.raises(DataError) as caught:
         reader(path=path).check_dependencies()
     assert str(caught.value) == (
-        f"{WHERE}: kind wiki needs the package lxml, which is not installed: `pip install 'nbtrain[data]'`."
+        f"{WHERE}: kind wiki needs the package lxml, which is not installed. Install it with "
+        "`pip install 'nbtrain[data]'`."
     )
 
 

@@ -21,15 +21,8 @@ from pydantic import BaseModel
 
 from nbtrain.base.workspace import display
 from nbtrain.corpus.records import Example, SourcePart, Tally
-from nbtrain.corpus.sources import json_line
-from nbtrain.corpus.sources.instructions import (
-    BrokenExample,
-    ExampleReader,
-    answer_of,
-    joined,
-    keys_of,
-    text_of,
-)
+from nbtrain.corpus.sources.instructions import BrokenExample, ExampleReader, answer_of, joined, text_of
+from nbtrain.corpus.sources.json_line import keys_of, kind_of
 from nbtrain.corpus.sources.parquet import SUFFIX, OpenParquet
 from nbtrain.corpus.sources.record_files import Row
 from nbtrain.corpus.sources.templates import Template
@@ -37,16 +30,9 @@ from nbtrain.corpus.sources.templates import Template
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # What ShareGPT's many exports and OpenAssistant call them; `roles` of a source adds others.
 OTHER_NAMES = {
-    "human": "user",
-    "prompter": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bing": "assistant",
-    "bard": "assistant",
-    "model": "assistant",
-    "function_call": "assistant",
-    "function": "tool",
-    "observation": "tool",
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "function_call"), "assistant"),
+    **dict.fromkeys(("function", "observation"), "tool"),
 }
 MESSAGE_KEYS = ("message_id", "parent_id", "role")
 """The keys of a row that is one message of a tree."""
@@ -93,7 +79,7 @@ class ChatReader(ExampleReader):
                 yield from self._tree(_linked(list(rows), tally), path, tally)
                 continue
             for row in rows:
-                if self._is_nested(row.record):
+                if self.config.messages_key is None and isinstance(row.record.get("prompt"), dict):
                     root = _nested(row, tally)
                     yield from self._tree([root] if root else [], path, tally, row.number)
                     continue
@@ -108,7 +94,7 @@ class ChatReader(ExampleReader):
         key = self._messages_key(value)
         messages = value[key]
         if not isinstance(messages, list):
-            raise BrokenExample(f"{key!r} is not a list but {json_line.kind_of(messages)}")
+            raise BrokenExample(f"{key!r} is not a list but {kind_of(messages)}")
         path = [Node(message, f"{key}[{number}]", []) for number, message in enumerate(messages)]
         example = self._conversation(path)
         if example is None:
@@ -141,12 +127,9 @@ class ChatReader(ExampleReader):
             tally.dropped[UNANSWERED] += 1
 
     def _conversation(self, messages: list[Node], num_shared: int = 0) -> Example | None:
-        """The example of some messages, of which the first `num_shared` are not learnt; None if none is
-        learnt.
-        """
+        """The example of some messages, the first `num_shared` not learnt; None if no message is learnt."""
         pieces: list[tuple[str, bool]] = []
-        end = 0
-        last = ""
+        end, last = 0, ""
         for number, (message, place, _) in enumerate(messages):
             role, content = self._message(message, place, last)
             values = {"role": role, "content": content}
@@ -168,7 +151,7 @@ class ChatReader(ExampleReader):
     def _message(self, message: Any, place: str, last: str) -> tuple[str, str]:
         """(role, content) of a message that follows one of role `last`."""
         if not isinstance(message, dict):
-            raise BrokenExample(f"{place} is not an object but {json_line.kind_of(message)}")
+            raise BrokenExample(f"{place} is not an object but {kind_of(message)}")
         role_key, content_key = ("role", "content") if message.get("role") is not None else ("from", "value")
         if message.get(role_key) is None:
             raise BrokenExample(f"{place} has neither 'role' nor 'from' among {keys_of(message)}")
@@ -177,9 +160,7 @@ class ChatReader(ExampleReader):
         found = text_of(message, role_key, place)
         role = self._names.get(found, found)
         if role not in self._roles:
-            raise BrokenExample(
-                f"{_shown(place, role_key)} = {found[:SHOWN_CHARS]!r}, {self._advice(found, last)}"
-            )
+            raise BrokenExample(f"{place}.{role_key} = {found[:SHOWN_CHARS]!r}, {self._advice(found, last)}")
         return role, (answer_of if role in self._learnt else text_of)(message, content_key, place)
 
     def _advice(self, found: str, last: str) -> str:
@@ -200,9 +181,6 @@ class ChatReader(ExampleReader):
             return row.path, None
         return row.path, str(row.record.get("message_tree_id", "one tree"))
 
-    def _is_nested(self, record: dict[str, Any]) -> bool:
-        return self.config.messages_key is None and isinstance(record.get("prompt"), dict)
-
     def _is_flat(self, path: Path) -> bool:
         """Whether the rows of a file are messages of trees, by its columns or its first line."""
         if path.suffix.lower() == SUFFIX:
@@ -219,9 +197,7 @@ class ChatReader(ExampleReader):
 
 
 def threads(root: Node) -> Iterator[tuple[list[Node], int]]:
-    """(messages from the root to a leaf, how many of them the path before has shared) for each leaf, in
-    order.
-    """
+    """For each leaf, in order: (the messages from the root to it, how many are on the path before too)."""
     path: list[Node] = []
     num_shared = 0
     waiting = [(root, 0)]
@@ -242,9 +218,7 @@ def _is_message(record: Any) -> bool:
 
 
 def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
-    """The roots of rows that are messages; one whose parent is not among them is broken, its replies go with
-    it.
-    """
+    """The roots of rows that are messages. A row without its parent is broken, and its replies go with it."""
     nodes = {str(row.record["message_id"]): Node(row.record, f"row {row.number}", []) for row in rows}
     roots: list[Node | BrokenExample] = []
     for row in rows:
@@ -278,16 +252,10 @@ def _nested(row: Row, tally: Tally) -> "Node | BrokenExample | None":
         parent.replies.append(node)
         replies = (message.get("replies") if isinstance(message, dict) else None) or []
         if not isinstance(replies, list):
-            return BrokenExample(f"{place}.replies is not a list but {json_line.kind_of(replies)}")
+            return BrokenExample(f"{place}.replies is not a list but {kind_of(replies)}")
         # The last first, for they are taken from the end.
-        waiting += [
-            (replies[number], f"{place}.replies[{number}]", node) for number in reversed(range(len(replies)))
-        ]
+        waiting += reversed([(reply, f"{place}.replies[{n}]", node) for n, reply in enumerate(replies)])
     return top.replies[0] if top.replies else None
-
-
-def _shown(place: str, key: str) -> str:
-    return f"{place}.{key}"
 
 
 def _yaml(name: str) -> str:

@@ -153,7 +153,35 @@ def _check_plain(file: io.FileIO, path: Path, where: str) -> None:
         )
 
 
-class Unpacked(io.RawIOBase):
+class BlockStream(io.RawIOBase):
+    """A raw stream, read forward only, of the blocks that a subclass gives."""
+
+    _block = memoryview(b"")
+
+    def next_block(self) -> bytes | None:
+        """The next bytes, perhaps none; None at the end."""
+        raise NotImplementedError
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._block:
+            block = self.next_block()
+            if block is None:
+                return 0
+            self._block = memoryview(block)
+        count = min(len(buffer), len(self._block))
+        buffer[:count] = self._block[:count]
+        self._block = self._block[count:]
+        return count
+
+    def readall(self) -> bytes:
+        blocks, self._block = [bytes(self._block)], memoryview(b"")
+        return b"".join(blocks + list(iter(self.next_block, None)))
+
+
+class Unpacked(BlockStream):
     """What a compressed file holds, as a raw stream that can only be read forward."""
 
     def __init__(self, file: BinaryIO | io.FileIO, path: Path, where: str, suffix: str | None = None):
@@ -172,37 +200,14 @@ class Unpacked(io.RawIOBase):
         is_zstd = self._suffix == ".zst"
         self._feed_bytes = ZSTD_FEED_BYTES if is_zstd else FEED_BYTES
         self._limit: tuple[int, ...] = () if is_zstd else (BLOCK_BYTES,)
-        self._is_full = (
-            False  # whether the last block was as large as may be, and more may come without input
-        )
-        self._block = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._block:
-            block = self._next()
-            if block is None:
-                return 0
-            self._block = memoryview(block)
-        count = min(len(buffer), len(self._block))
-        buffer[:count] = self._block[:count]
-        self._block = self._block[count:]
-        return count
-
-    def readall(self) -> bytes:
-        blocks, self._block = [bytes(self._block)], memoryview(b"")
-        while (block := self._next()) is not None:
-            blocks.append(block)
-        return b"".join(blocks)
+        # Whether the last block was as large as may be: more may come without input.
+        self._is_full = False
 
     def close(self) -> None:
         self._file.close()
         super().close()
 
-    def _next(self) -> bytes | None:
-        """The next unpacked bytes, perhaps none; None at the end."""
+    def next_block(self) -> bytes | None:
         if self._is_full:
             packed = getattr(self._member, "unconsumed_tail", b"")
         else:

@@ -1,11 +1,10 @@
-"""What the sources of examples share, of which only a part is learnt: prompt_completion.py, alpaca.py,
-chat.py.
+"""What the sources of fine-tuning examples share: prompt_completion.py, alpaca.py, chat.py.
 
-    record -> pieces (text, is it learnt) -> records.Example
+    record -> pieces (text, whether it is learnt) -> records.Example
 
-The encoding takes each piece by itself and puts the end-of-document token after the last piece, learnt if
-that piece is: it is what a model says when it has answered. The pieces of a prompt are joined, so that the
-prompt is the text that the model is asked with later, and has the same tokens.
+Only a part of an example is learnt. The encoding takes each piece by itself and puts the end-of-document
+token after the last piece, learnt if that piece is: it is what a model says when it has answered. The pieces
+of a prompt are joined, so that the prompt has the tokens of the text that the model is asked with later.
 """
 
 from abc import abstractmethod
@@ -25,7 +24,6 @@ class ExampleReader(RecordFileReader):
     """Objects that are examples. Broken ones are left out and counted."""
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[Example]:
-        """The examples of one part, streamed."""
         for path, line, value in self.rows(part, tally):
             try:
                 example = self.example(value)
@@ -40,11 +38,9 @@ class ExampleReader(RecordFileReader):
 
 
 def text_of(value: dict[str, Any], key: str, place: str = "") -> str:
-    """The text under a key, or the joined texts of its parts. Raises BrokenExample; `place` names `value` in
-    it.
-    """
+    """The text under a key, or the joined texts of its parts. `place` names `value` in BrokenExample."""
     if key not in value:
-        raise BrokenExample(f"{place and place + ' has '}no key {key!r} among {keys_of(value)}")
+        raise BrokenExample(f"{place and place + ' has '}no key {key!r} among {json_line.keys_of(value)}")
     found = value[key]
     if isinstance(found, list) and found and all(_is_text_part(part) for part in found):
         found = "".join(part["text"] for part in found)
@@ -70,15 +66,8 @@ def _shown(key: str, place: str) -> str:
     return f"{place}.{key}" if place else repr(key)
 
 
-def keys_of(value: dict[str, Any]) -> str:
-    """The first keys of an object, for messages."""
-    return ", ".join(map(repr, list(value)[:5])) or "no keys"
-
-
 def joined(pieces: list[tuple[str, bool]]) -> Example:
-    """The example of some pieces: neighbours that are both learnt, or both not, as one; empty ones
-    dropped.
-    """
+    """The example of some pieces without the empty ones; neighbours both learnt, or both not, become one."""
     joined: list[tuple[str, bool]] = []
     for text, is_learnt in pieces:
         if joined and joined[-1][1] == is_learnt:

@@ -62,18 +62,14 @@ def array_pieces(path: Path, where: str) -> Iterator[SourcePart]:
         yield from stream_pieces(path, stream)
 
 
-class ArrayLines(io.RawIOBase):
-    """The elements of an array as lines, as a raw stream that can only be read forward.
-
-    Reading raises DataError if the array does not end, or if anything follows its end.
-    """
+class ArrayLines(compression.BlockStream):
+    """The elements of an array as lines. Reading raises DataError if it has no end or anything after it."""
 
     def __init__(self, stream: io.BufferedReader, path: Path, where: str):
         super().__init__()
         self._stream, self._where, self._name = stream, where, display(path)
         self._num_elements = 0
         self._elements = self._cut()
-        self._line = memoryview(b"")
 
     @property
     def consumed_bytes(self) -> int:
@@ -81,20 +77,10 @@ class ArrayLines(io.RawIOBase):
         raw: Any = self._stream.raw
         return raw.consumed_bytes if isinstance(raw, compression.Unpacked) else raw.tell()
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._line:
-            element = next(self._elements, None)
-            if element is None:
-                return 0
-            # A bare \r is white space as \n is, and as wrong inside a string; but it ends no line.
-            self._line = memoryview(element.strip().replace(b"\n", b"\r") + b"\n")
-        count = min(len(buffer), len(self._line))
-        buffer[:count] = self._line[:count]
-        self._line = self._line[count:]
-        return count
+    def next_block(self) -> bytes | None:
+        element = next(self._elements, None)
+        # A bare \r is white space as \n is, and as wrong inside a string; but it ends no line.
+        return None if element is None else element.strip().replace(b"\n", b"\r") + b"\n"
 
     def close(self) -> None:
         self._stream.close()

@@ -1,7 +1,7 @@
 """JSON as Python writes it: what orjson refuses and is no reason to lose a document.
 
-NaN, Infinity and numbers beyond float64 occur under keys that are not read, and lone surrogates come from
-json.dumps. A reader asks orjson first, and comes here with the lines that orjson refuses.
+NaN, Infinity and numbers beyond float64 occur under keys that are not read, and json.dumps writes lone
+surrogates. A reader asks orjson first, and comes here with the lines that orjson refuses.
 """
 
 import json
@@ -9,11 +9,25 @@ from typing import Any
 
 import orjson
 
+KINDS = {bool: "true or false", **dict.fromkeys((int, float), "a number"), str: "text", list: "a list"}
 
-def loads(content: bytes) -> Any:
-    """The value; its strings may hold lone surrogates. Raises json.JSONDecodeError if neither parser reads
-    it.
-    """
+
+def record_of(line: bytes) -> dict[str, Any]:
+    """The object of a line; its strings may hold lone surrogates. Raises ValueError, with what is wrong."""
+    try:
+        value = _value(line)
+        if isinstance(value, dict):
+            return value
+        problem = f"not an object but {kind_of(value)}"
+    except json.JSONDecodeError as error:
+        problem = f"not JSON ({error.msg})"
+    is_array = line.lstrip().startswith(b"[")
+    rule = "; one object per line is asked for, not an array" if is_array else ""
+    raise ValueError(not_utf8(line) or problem + rule)
+
+
+def _value(content: bytes) -> Any:
+    """The value of a line. Raises json.JSONDecodeError if neither parser reads it."""
     try:
         return orjson.loads(content)
     except orjson.JSONDecodeError as error:
@@ -26,29 +40,21 @@ def loads(content: bytes) -> Any:
         raise refusal from None
 
 
-def problem_of(content: bytes, error: json.JSONDecodeError) -> str:
-    """What is wrong with a line that is no JSON."""
-    return not_utf8(content) or _with_rule(f"not JSON ({error.msg})", content)
-
-
-def no_object(value: Any, content: bytes = b"") -> str:
-    """What is wrong with a value that is no object, and with its line."""
-    return _with_rule(f"not an object but {kind_of(value)}", content)
+def _integer(digits: str) -> float:
+    """Python makes no int of more than 4,300 digits; only whether it is a number matters here."""
+    return int(digits) if len(digits) < 1000 else float(digits)
 
 
 def kind_of(value: Any) -> str:
-    """A value in JSON's words."""
+    """A value in the words of JSON."""
     if value is None:
         return "null"
-    kinds = {
-        bool: "true or false",
-        int: "a number",
-        float: "a number",
-        str: "text",
-        list: "a list",
-        dict: "an object",
-    }
-    return kinds.get(type(value), type(value).__name__)
+    return "an object" if isinstance(value, dict) else KINDS.get(type(value), type(value).__name__)
+
+
+def keys_of(value: dict[str, Any]) -> str:
+    """The first keys of an object, for messages."""
+    return ", ".join(map(repr, list(value)[:5])) or "no keys"
 
 
 def is_unicode(text: str) -> bool:
@@ -61,19 +67,9 @@ def is_unicode(text: str) -> bool:
 
 
 def not_utf8(content: bytes) -> str | None:
-    """What is wrong with bytes that are no UTF-8; None if they are."""
+    """What is wrong with bytes that are not UTF-8; None if they are."""
     try:
         content.decode()
     except UnicodeDecodeError as error:
         return f"not UTF-8 (byte 0x{content[error.start]:02x})"
     return None
-
-
-def _integer(digits: str) -> float:
-    """Python makes no int of more than 4,300 digits; only whether it is a number matters here."""
-    return int(digits) if len(digits) < 1000 else float(digits)
-
-
-def _with_rule(problem: str, content: bytes) -> str:
-    is_array = content.lstrip().startswith(b"[")
-    return f"{problem}; one object per line is asked for, not an array" if is_array else problem

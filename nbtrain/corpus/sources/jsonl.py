@@ -1,7 +1,6 @@
 """JSON lines: one object per line, the document under one key; or one array of such objects."""
 
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,7 @@ from nbtrain.corpus.sources.json_array import array_pieces, is_array, open_recor
 
 
 class JsonlReader(FileReader):
-    """.jsonl files, compressed ones too. Broken lines are left out and counted; text with a lone surrogate is
-    dropped.
-    """
+    """.jsonl files, also compressed. Broken lines are left out and counted, lone surrogates drop a text."""
 
     kind = "jsonl"
     suffixes = with_compressed(".jsonl")
@@ -71,18 +68,11 @@ class JsonlReader(FileReader):
 
 
 def texts_of(line: bytes, keys: tuple[str, ...]) -> tuple[str, ...]:
-    """The text under each of `keys`. Raises ValueError, with what is wrong, where the line is no object with
-    them.
-    """
-    try:
-        value = json_line.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(json_line.problem_of(line, error)) from None
-    if not isinstance(value, dict):
-        raise ValueError(json_line.no_object(value, line))
+    """The text under each of `keys`. Raises ValueError, with what is wrong with the line."""
+    value = json_line.record_of(line)
     for key in keys:
         if key not in value:
-            raise ValueError(f"no key {key!r} among {', '.join(map(repr, list(value)[:5])) or 'no keys'}")
+            raise ValueError(f"no key {key!r} among {json_line.keys_of(value)}")
         if not isinstance(value[key], str):
             raise ValueError(f"{key!r} is not text but {json_line.kind_of(value[key])}")
     return tuple(value[key] for key in keys)

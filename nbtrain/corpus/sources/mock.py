@@ -8,24 +8,7 @@ import numpy as np
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources.base import SourceReader
 
-SYLLABLES = (
-    "ba",
-    "do",
-    "ki",
-    "lu",
-    "mer",
-    "nos",
-    "pa",
-    "ri",
-    "sen",
-    "to",
-    "ul",
-    "van",
-    "we",
-    "xi",
-    "yo",
-    "zat",
-)
+SYLLABLES = tuple("ba do ki lu mer nos pa ri sen to ul van we xi yo zat".split())  # noqa: SIM905 (read best as words)
 NUM_WORDS = 2_000
 
 

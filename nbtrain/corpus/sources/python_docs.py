@@ -24,32 +24,12 @@ from typing import Any, NamedTuple
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources.base import SourceReader
 
-# Packages of nbtrain's dependency tree with much English in their docstrings; fixed and sorted. distribution
-# -> import.
-PACKAGES = {
-    "deepspeed": "deepspeed",
-    "huggingface-hub": "huggingface_hub",
-    "ipython": "IPython",
-    "ipywidgets": "ipywidgets",
-    "jinja2": "jinja2",
-    "jupyter-client": "jupyter_client",
-    "jupyter-server": "jupyter_server",
-    "jupyterlab": "jupyterlab",
-    "matplotlib": "matplotlib",
-    "nbconvert": "nbconvert",
-    "networkx": "networkx",
-    "numpy": "numpy",
-    "papermill": "papermill",
-    "psutil": "psutil",
-    "pydantic": "pydantic",
-    "sympy": "sympy",
-    "tensorboard": "tensorboard",
-    "torch": "torch",
-    "tornado": "tornado",
-    "tqdm": "tqdm",
-    "traitlets": "traitlets",
-    "werkzeug": "werkzeug",
-}
+DISTRIBUTIONS = """
+deepspeed huggingface-hub ipython ipywidgets jinja2 jupyter-client jupyter-server jupyterlab matplotlib
+nbconvert networkx numpy papermill psutil pydantic sympy tensorboard torch tornado tqdm traitlets werkzeug
+""".split()  # noqa: SIM905 (read best as words)
+# In nbtrain's dependency tree, with much English in their docstrings; sorted. Distribution -> import.
+PACKAGES = {name: name.replace("-", "_") for name in DISTRIBUTIONS} | {"ipython": "IPython"}
 STANDARD_LIBRARY = "standard library"
 TOPICS = "pydoc_data.topics"
 # Tests have little prose, and installations differ in whether they carry them.

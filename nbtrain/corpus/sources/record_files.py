@@ -4,12 +4,9 @@ For sources that look at several keys of a record: fine-tuning examples, token i
 """
 
 import io
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import orjson
 
 from nbtrain.base.workspace import display
 from nbtrain.corpus.optional import optional
@@ -46,9 +43,7 @@ class RecordFileReader(FileReader):
     suffixes = (*with_compressed(".jsonl"), ".json", SUFFIX)
 
     def columns(self) -> dict[str, str] | None:
-        """Which columns of a .parquet are read -> the setting that names each; None reads all that there
-        are.
-        """
+        """Which columns of a .parquet are read -> the setting that names each; None reads all columns."""
         return None
 
     def table_rows(self, batch: Any) -> Iterator[dict[str, Any]]:
@@ -94,21 +89,15 @@ class RecordFileReader(FileReader):
             number = blank = 0
             try:
                 for number, line in enumerate(lines, start=1):
+                    if not line or line.isspace():
+                        blank += 1
+                        continue
                     try:
-                        record = orjson.loads(line)
-                    except orjson.JSONDecodeError:
-                        if not line or line.isspace():
-                            blank += 1
-                            continue
-                        try:
-                            record = json_line.loads(line)
-                        except json.JSONDecodeError as error:
-                            tally.add_broken(path, number, json_line.problem_of(line, error))
-                            continue
-                    if isinstance(record, dict):
-                        yield Row(path, number, record)
-                    else:
-                        tally.add_broken(path, number, json_line.no_object(record, line))
+                        record = json_line.record_of(line)
+                    except ValueError as problem:
+                        tally.add_broken(path, number, str(problem))
+                        continue
+                    yield Row(path, number, record)
             finally:
                 tally.records += number - blank
                 tally.lines += number if part.path else 0

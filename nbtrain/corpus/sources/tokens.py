@@ -68,7 +68,7 @@ def _lists(column: Any) -> list[Any]:
 def _integers(record: dict[str, Any], key: str) -> np.ndarray:
     """int64 [n]. Raises ValueError, with what is wrong, where it is no list of whole numbers."""
     if key not in record:
-        raise ValueError(f"no key {key!r} among {', '.join(map(repr, list(record)[:5])) or 'no keys'}")
+        raise ValueError(f"no key {key!r} among {json_line.keys_of(record)}")
     values = record[key]
     if isinstance(values, list):
         if not values:

@@ -117,7 +117,7 @@ def test_memory_of_a_bomb(suffix):
     content = PACK[suffix](random.Random(1).randbytes(300_000) + bytes(num_zeros))
     stream = unpack(content, suffix)
     sizes = []
-    while (block := stream._next()) is not None:
+    while (block := stream.next_block()) is not None:
         sizes.append(len(block))
     assert sum(sizes) == 300_000 + num_zeros
     assert max(sizes) <= largest

@@ -81,30 +81,21 @@ def unread(begun: bytes, name: str) -> Unread | None:
     return None
 
 
-def unread_by_name(name: str, suffixes: tuple[str, ...]) -> Unread | None:
-    """What a file is whose name ends in one of `suffixes` and then in that of a compression that is not
-    read.
-    """
+def advice(path: Path, suffixes: tuple[str, ...]) -> str | None:
+    """What to do about a file that by its name is one of `suffixes` in a compression that is not read."""
     for kind in UNREAD:
-        if any(name.lower().endswith(tuple(suffix + end for suffix in suffixes)) for end in kind.suffixes):
-            return kind
+        if path.name.lower().endswith(tuple(suffix + end for suffix in suffixes for end in kind.suffixes)):
+            return (
+                f"{display(path)} is {kind.name} by its name, which is not read; {READ_ARE} files are. "
+                f"Unpack it with `{kind.unpack}`."
+            )
     return None
-
-
-def advice(path: Path, suffixes: tuple[str, ...]) -> str:
-    """What to do about a file that unread_by_name knows."""
-    kind = unread_by_name(path.name, suffixes)
-    assert kind is not None
-    return (
-        f"{display(path)} is {kind.name} by its name, which is not read; {READ_ARE} files are. Unpack it "
-        f"with `{kind.unpack}`."
-    )
 
 
 def refusal(kind: Unread, path: Path, where: str) -> DataError:
     """The error for a file that is an archive or a compression that is not read."""
     return DataError(
-        f"{where and where + ': '}{display(path)}: is {kind.name}, which is not read; {READ_ARE} files are. "
+        f"{where}: {display(path)}: is {kind.name}, which is not read; {READ_ARE} files are. "
         f"Unpack it with `{kind.unpack}`, and name what comes out."
     )
 
@@ -239,7 +230,7 @@ class Unpacked(BlockStream):
     def _damaged(self, reason: str) -> DataError:
         name, check = display(self._path), CHECKS[self._suffix]
         return DataError(
-            f"{self._where and self._where + ': '}{name}: damaged {self._suffix} file: {reason}, after "
+            f"{self._where}: {name}: damaged {self._suffix} file: {reason}, after "
             f"{self.consumed_bytes:,} bytes ({self._unpacked_bytes:,} unpacked). Copy or download it again; "
             f"`{check}` checks it."
         )

@@ -40,14 +40,12 @@ def with_compressed(*suffixes: str) -> tuple[str, ...]:
 
 
 class FileReader(base.SourceReader):
-    """A source that is a file, or a folder searched for `suffixes`, upper or lower case, in the order of
-    relative paths.
-    """
+    """A source that is a file, or a folder that is searched for `suffixes` in upper or lower case."""
 
     suffixes: ClassVar[tuple[str, ...]]
 
     def files(self) -> list[Path]:
-        """The files, in reading order. Raises DataError if there is none."""
+        """The files, in the order of relative paths. Raises DataError if there is none."""
         path = resolve(self.config.path)
         if folder.is_file(path, self.where):
             folder.check_name(path, self.where)
@@ -62,21 +60,20 @@ class FileReader(base.SourceReader):
             )
         found = folder.wanted_files(path, self.is_wanted, self.where)
         if not found:
-            unread = self._unread_files()
-            raise DataError(
-                f"{self.where}: path = {self.config.path!r}: the folder holds {self.nothing_found()}."
-                + (f" {compression.advice(unread[0], self.suffixes)}" if unread else "")
-            )
+            what = f"path = {self.config.path!r}: the folder holds {self.nothing_found()}."
+            raise DataError(" ".join([f"{self.where}: {what}", *self._unread()[:1]]))
         return found
 
-    def _unread_files(self) -> list[Path]:
-        """Files of the folder that would be wanted, were they not compressed in a way that is not read."""
+    def _unread(self) -> list[str]:
+        """What to do about files of the folder that would be read if their compression were read."""
         root = resolve(self.config.path)
         if not folder.is_folder(root, self.where):
             return []
-        return folder.wanted_files(
-            root, lambda name: compression.unread_by_name(name, self.suffixes) is not None, self.where
-        )
+        unread = folder.wanted_files(root, lambda name: bool(self._advice_about(Path(name))), self.where)
+        return [str(self._advice_about(path)) for path in unread]
+
+    def _advice_about(self, path: Path) -> str | None:
+        return compression.advice(path, self.suffixes)
 
     def is_wanted(self, name: str) -> bool:
         """Whether a file of a folder is read."""
@@ -90,9 +87,8 @@ class FileReader(base.SourceReader):
         root = resolve(self.config.path)
         entries = {}
         for path in self.files():
-            status = path.stat()
             name = path.name if path == root else path.relative_to(root).as_posix()
-            entries[name] = [status.st_size, status.st_mtime_ns]
+            entries[name] = [path.stat().st_size, path.stat().st_mtime_ns]
         return {"files": entries}
 
     def total_bytes(self) -> int | None:
@@ -101,8 +97,8 @@ class FileReader(base.SourceReader):
     def check_dependencies(self) -> None:
         if any(path.suffix.lower() == ".zst" for path in self.files()):
             optional("zstandard", f"{self.where}: a .zst file")
-        for path in self._unread_files():
-            logger.warning("%s: left out: %s", self.where, compression.advice(path, self.suffixes))
+        for advice in self._unread():
+            logger.warning("%s: left out: %s", self.where, advice)
 
     def parts(self) -> Iterator[SourcePart]:
         group: list[Path] = []
@@ -177,9 +173,7 @@ class _PartBytes(io.RawIOBase):
 
 
 def open_lines(path: Path, where: str) -> io.BufferedReader:
-    """open_bytes of a file of lines. Raises DataError too also if it is UTF-16, whose lines could not be
-    read.
-    """
+    """open_bytes of a file of lines. Raises DataError also if it is UTF-16, whose lines cannot be read."""
     stream = open_bytes(path, where)
     try:
         begun = stream.peek(2)
@@ -195,11 +189,10 @@ def open_lines(path: Path, where: str) -> io.BufferedReader:
 
 
 def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[SourcePart]:
-    """A file of lines in parts of about PART_BYTES, which end after a line, or after a line that is
-    `separator`.
+    """A file of lines in parts of about PART_BYTES, which end after a line, or after a line `separator`.
 
-    A compressed file is unpacked here, in order; its parts bring their content, which may be larger if a line
-    is.
+    A compressed file is unpacked here, in order: its parts bring their content. A long line makes a larger
+    part.
     """
     if is_compressed(path):
         with open_lines(path, where) as stream:
@@ -242,21 +235,17 @@ def _cut(stream: io.BufferedReader, at: int, num_bytes: int, separator: bytes | 
 def stream_pieces(
     path: Path, stream: io.BufferedReader, separator: bytes | None = None
 ) -> Iterator[SourcePart]:
-    """The lines of a stream in parts that bring their content; its raw stream counts `consumed_bytes` of the
-    file.
-    """
+    """The lines of a stream in parts with content. Its raw stream counts the `consumed_bytes` of the file."""
     raw: Any = stream.raw
-    name, start, attributed = display(path), 0, 0
-    num_bytes = path.stat().st_size
+    name, num_bytes, start, attributed = display(path), path.stat().st_size, 0, 0
     while content := _piece(stream, separator):
         stop = start + len(content)
         # One byte ahead tells whether it is the last, which takes what is left of the file.
         consumed = raw.consumed_bytes if stream.peek(1) else num_bytes
         whole = content.removeprefix(BOM_UTF8) if start == 0 else content
         content = b""
-        yield SourcePart(
-            _named(name, start, stop, "unpacked "), name, start, stop, consumed - attributed, content=whole
-        )
+        shown = _named(name, start, stop, "unpacked ")
+        yield SourcePart(shown, name, start, stop, consumed - attributed, content=whole)
         whole = b""
         start, attributed = stop, consumed
 
@@ -280,12 +269,10 @@ def _piece(stream: io.BufferedReader, separator: bytes | None) -> bytes:
 
 
 def _grouped(paths: list[Path]) -> SourcePart:
-    first, last = display(paths[0]), display(paths[-1])
-    return SourcePart(
-        first if len(paths) == 1 else f"{first} to {last} ({len(paths):,} files)",
-        size_bytes=sum(path.stat().st_size for path in paths),
-        details=tuple(map(str, paths)),
-    )
+    name, num_bytes = display(paths[0]), sum(path.stat().st_size for path in paths)
+    if len(paths) > 1:
+        name += f" to {display(paths[-1])} ({len(paths):,} files)"
+    return SourcePart(name, size_bytes=num_bytes, details=tuple(map(str, paths)))
 
 
 def _named(name: str, start: int, stop: int, what: str = "") -> str:

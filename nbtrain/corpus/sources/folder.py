@@ -1,5 +1,4 @@
-"""The files of a folder, whatever is in the way: links, loops of them, missing rights, names and kinds of
-files.
+"""The files of a folder, in spite of links, loops of links, missing rights, odd names and kinds of files.
 
 Nothing that may hold text is passed over in silence: what cannot be read is a DataError that names it.
 """
@@ -23,12 +22,11 @@ IRREGULAR = {
 
 
 def wanted_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> list[Path]:
-    """The files below `root` whose name is wanted, in the order of their relative paths; hidden ones are left
-    out.
+    """The files below `root` whose name is wanted, in the order of relative paths, without hidden ones.
 
     Links are followed. Each folder is read once: by its own name if it lies below `root`, else by the first
-    of the links to it. Raises DataError for what cannot be entered, for links that lead nowhere, for what is
-    no regular file and for names that are not UTF-8.
+    link to it. Raises DataError for a folder that cannot be entered, a link that leads nowhere, a wanted name
+    that is no regular file, and a name that is not UTF-8.
     """
     found: list[tuple[str, Path]] = []
     seen: set[tuple[int, int] | str] = set()
@@ -38,13 +36,20 @@ def wanted_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> li
         while folders:
             folder = folders.pop()
             path = root / folder
+            try:
+                here = path.stat()
+                with os.scandir(path) as listed:
+                    # In the order of names, so that which of several links counts does not depend on the
+                    # disk.
+                    entries = sorted(listed, key=lambda entry: entry.name)
+            except OSError as error:
+                raise unreadable(path, error, where) from error
             # File systems without inode numbers say 0 for all.
-            here = _asked(path, where)
             identity = (here.st_dev, here.st_ino) if here.st_ino else os.path.realpath(path)
             if identity in seen:
                 continue
             seen.add(identity)
-            for entry in _entries(path, where):
+            for entry in entries:
                 # Hidden ones are copies and leftovers of editors, Jupyter and download tools.
                 if entry.name.startswith("."):
                     continue
@@ -79,9 +84,7 @@ def is_folder(path: Path, where: str) -> bool:
 
 
 def is_file(path: Path, where: str) -> bool:
-    """Whether it is a regular file. Raises DataError if it is a pipe, a socket or a device, or cannot be
-    asked.
-    """
+    """Whether it is a regular file. Raises DataError for a pipe, a socket, a device and a missing right."""
     found = status(path, where)
     if found is None:
         return False
@@ -89,8 +92,7 @@ def is_file(path: Path, where: str) -> bool:
     if kind is not None:
         raise DataError(
             f"{where}: {shown(path)}: is not a regular file but {kind}; sources are read several times and "
-            f"from places "
-            "within. Write what it holds to a file, and name that."
+            f"from places within. Write what it holds to a file, and name that."
         )
     return stat.S_ISREG(found.st_mode)
 
@@ -100,8 +102,7 @@ def check_name(path: Path, where: str) -> None:
     if shown(path) != display(path):
         raise DataError(
             f"{where}: {shown(path)}: a name that is not UTF-8; the names of a source's files are kept in "
-            f"records that "
-            "are. Rename it."
+            f"records that are. Rename it."
         )
 
 
@@ -109,8 +110,7 @@ def dangling(path: Path, where: str) -> DataError:
     """The error for a link that leads nowhere."""
     return DataError(
         f"{where}: {shown(path)}: a link to {str(path.readlink())!a}, which leads nowhere. Put the file "
-        f"there, or "
-        "remove the link."
+        f"there, or remove the link."
     )
 
 
@@ -131,26 +131,8 @@ def shown(path: Path) -> str:
     return name
 
 
-def _asked(path: Path, where: str) -> os.stat_result:
-    try:
-        return path.stat()
-    except OSError as error:
-        raise unreadable(path, error, where) from error
-
-
-def _entries(path: Path, where: str) -> list[os.DirEntry[str]]:
-    """In the order of names, so that which of several links counts does not depend on the disk."""
-    try:
-        with os.scandir(path) as entries:
-            return sorted(entries, key=lambda entry: entry.name)
-    except OSError as error:
-        raise unreadable(path, error, where) from error
-
-
 def _leads_to_folder(link: Path, is_wanted: bool, where: str) -> bool:
-    """Whether a link leads to a folder. Raises DataError if a wanted one leads nowhere or to something that
-    is no file.
-    """
+    """Whether a link leads to a folder. Raises DataError if it is wanted and leads to no file either."""
     found = status(link, where)
     if found is None:
         if is_wanted:

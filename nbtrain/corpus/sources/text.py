@@ -6,17 +6,10 @@ from pathlib import Path
 
 from nbtrain.base.workspace import display
 from nbtrain.corpus.records import SourcePart, Tally
-from nbtrain.corpus.sources.files import (
-    FileReader,
-    is_separator,
-    joined,
-    line_pieces,
-    open_lines,
-    with_compressed,
-)
+from nbtrain.corpus.sources import files
 
 
-class TextReader(FileReader):
+class TextReader(files.FileReader):
     """UTF-8 .txt files, compressed ones too. A file is streamed if a separator cuts it, else read whole.
 
     A document that is not UTF-8 is broken; the line of its first wrong byte is named. Line ends are
@@ -24,20 +17,20 @@ class TextReader(FileReader):
     """
 
     kind = "text"
-    suffixes = with_compressed(".txt")
+    suffixes = files.with_compressed(".txt")
     gives_unicode = True
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:
         if self._separator is None:
             yield SourcePart(display(path), size_bytes=path.stat().st_size, details=(str(path),))
         else:
-            yield from line_pieces(path, self.where, self._separator)
+            yield from files.line_pieces(path, self.where, self._separator)
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         if self._separator is None:
             for name in part.details:
                 path = Path(name)
-                with open_lines(path, self.where) as stream:
+                with files.open_lines(path, self.where) as stream:
                     content = stream.read()
                 yield from self._text(content.removeprefix(BOM_UTF8), display(path), 1, tally)
             return
@@ -53,10 +46,8 @@ class TextReader(FileReader):
             text = content.decode()
         except UnicodeDecodeError as error:
             line = first + content.count(b"\n", 0, error.start)
-            what = (
-                f"not UTF-8 (byte 0x{content[error.start]:02x}); convert the file, e.g. with iconv -t UTF-8"
-            )
-            tally.add_broken(path, line, what)
+            advice = "convert the file, e.g. with iconv -t UTF-8"
+            tally.add_broken(path, line, f"not UTF-8 (byte 0x{content[error.start]:02x}); {advice}")
             return
         del content
         if self.config.newlines == "lf" and "\r\n" in text:
@@ -74,10 +65,10 @@ def _documents(lines: Iterable[bytes], separator: bytes) -> Iterator[tuple[int, 
     first, number = 1, 0
     begun: list[bytes] = []
     for number, line in enumerate(lines, start=1):
-        if line.startswith(separator) and is_separator(line, separator):
-            yield first, number, joined(begun)
+        if line.startswith(separator) and files.is_separator(line, separator):
+            yield first, number, files.joined(begun)
             first = number + 1
         else:
             begun.append(line)
     if begun:
-        yield first, number, joined(begun)
+        yield first, number, files.joined(begun)

@@ -7,8 +7,8 @@ empty. A multistream .bz2 and an .xml are read in parallel; a .bz2 of one stream
 take reading in order, where the workers only turn wikitext into text.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -43,60 +43,25 @@ class WikiReader(SourceReader):
         return {**then, "extraction": None} == {**now, "extraction": None}
 
     def parts(self) -> Iterator[SourcePart]:
-        with self._named():
-            yield from self._parts()
-
-    def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
-        with self._named():
-            yield from self._read(part, tally)
-
-    @contextmanager
-    def _named(self) -> Iterator[None]:
-        """Errors begin with the source's place in the run YAML."""
-        try:
-            yield
-        except DataError as error:
-            if str(error).startswith(self.where):
-                raise
-            raise DataError(f"{self.where}: {error}") from error
-
-    def _parts(self) -> Iterator[SourcePart]:
-        found = dump.open_dump(self._path())
-        details = (found,)
-        shown, total = display(found.path), found.path.stat().st_size
-        points = [0]
+        found, most = dump.open_dump(self._path(), self.where), self.config.max_articles
+        path, shown, total = str(found.path), display(found.path), found.path.stat().st_size
         part_bytes = FILE_BYTES if found.packing is None else COMPRESSED_BYTES
-        if self.config.max_articles is None:
-            points = dump.entry_points(found, part_bytes)
-        if len(points) > 1 or (total <= part_bytes and self.config.max_articles is None):
+        points = [0] if most is not None else dump.entry_points(found, part_bytes)
+        if len(points) > 1 or (total <= part_bytes and most is None):
             for start, stop in zip(points, [*points[1:], total]):
-                yield SourcePart(
-                    f"{shown}, bytes {start:,} to {stop:,}",
-                    str(found.path),
-                    start,
-                    None if stop == total else stop,
-                    stop - start,
-                    details=details,
-                )
+                name, end = f"{shown}, bytes {start:,} to {stop:,}", None if stop == total else stop
+                yield SourcePart(name, path, start, end, stop - start, details=(found,))
             return
         read = kept = 0
         for piece in dump.pieces(found, piece_bytes=PIECE_BYTES):
-            xml, is_last = piece.xml, False
-            if self.config.max_articles is not None:
-                xml, kept = self._first_articles(xml, kept)
-                is_last = kept == self.config.max_articles
-            yield SourcePart(
-                f"{shown}, up to byte {piece.position:,}",
-                str(found.path),
-                size_bytes=piece.position - read,
-                content=xml,
-                details=details,
-            )
+            xml, kept = (piece.xml, 0) if most is None else self._first_articles(piece.xml, kept)
+            name, num_bytes = f"{shown}, up to byte {piece.position:,}", piece.position - read
+            yield SourcePart(name, path, size_bytes=num_bytes, content=xml, details=(found,))
             read = piece.position
-            if is_last:
+            if kept == most:
                 return
 
-    def _read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
+    def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         (found,) = part.details
         walker = Walker(found.namespaces)
         for page in self._pages(found, part):
@@ -123,10 +88,12 @@ class WikiReader(SourceReader):
 
     def _pages(self, found: dump.Dump, part: SourcePart) -> Iterator[dump.Page | dump.BrokenPage]:
         if part.content is not None:
-            yield from dump.pages(part.content)
-            return
-        for piece in dump.pieces(found, part.start, part.stop, dump.READ_BYTES):
-            yield from dump.pages(piece.xml)
+            pieces: Iterable[bytes] = [part.content]
+        else:
+            pieces = (piece.xml for piece in dump.pieces(found, part.start, part.stop, dump.READ_BYTES))
+        for xml in pieces:
+            for page, _ in dump.pages(xml):
+                yield page
 
     def _left_out(self, page: dump.Page) -> str | None:
         """By which rule, if by any."""
@@ -139,16 +106,12 @@ class WikiReader(SourceReader):
         return None
 
     def _first_articles(self, xml: bytes, kept: int) -> tuple[bytes, int]:
-        """`xml` up to the article that makes max_articles, and how many there are now. Counted by rule, in
-        order.
-        """
-        position = 0
-        for page, end in dump.pages_with_ends(xml):
-            position = end
+        """(`xml` up to the article that makes max_articles, the number of articles up to there)."""
+        for page, end in dump.pages(xml):
             if isinstance(page, dump.Page) and self._left_out(page) is None:
                 kept += 1
                 if kept == self.config.max_articles:
-                    return xml[:position], kept
+                    return xml[:end], kept
         return xml, kept
 
     # --- the file -------------------------------------------------------------------------------------------
@@ -159,8 +122,7 @@ class WikiReader(SourceReader):
             if not is_file(path, self.where):
                 raise DataError(
                     f"{self.where}: path = {self.config.path!r}: no such file ({display(path)}). Relative "
-                    f"paths start at "
-                    "the workspace; leave path out to download a dump."
+                    f"paths start at the workspace; leave path out to download a dump."
                 )
             return path
         return download.folder() / self._downloaded().file
@@ -171,8 +133,7 @@ class WikiReader(SourceReader):
         if found is None or self.config.sha1 not in (None, found.sha1):
             raise DataError(
                 f"{self.where}: {download.database(self.config.language)} of date {self.config.date} is not "
-                f"in "
-                f"{display(download.folder())}. `nbtrain data download` fetches it."
+                f"in {display(download.folder())}. `nbtrain data download` fetches it."
             )
         return found
 
@@ -200,11 +161,9 @@ class WikiReader(SourceReader):
 
     def fingerprint(self) -> dict[str, Any]:
         if self.config.path is not None:
-            stat = self._path().stat()
-            return {
-                "files": {self._path().name: [stat.st_size, stat.st_mtime_ns]},
-                "extraction": EXTRACTION,
-            }
+            path = self._path()
+            size_and_time = [path.stat().st_size, path.stat().st_mtime_ns]
+            return {"files": {path.name: size_and_time}, "extraction": EXTRACTION}
         # The dump may be removed once its text is extracted.
         found = self._downloaded(with_file=False)
         return {"files": {found.file: found.sha1}, "extraction": EXTRACTION}

@@ -1,13 +1,12 @@
-"""Pages of a MediaWiki dump (pages-articles): .xml, .xml.bz2 or multistream .xml.bz2, .gz, .xz, .zst; in
-constant memory.
+"""Pages of a MediaWiki dump (pages-articles): .xml, also compressed, in constant memory.
 
     bytes -> pieces that begin and end between pages -> each <page> parsed by itself with lxml -> Page
 
-A page belongs to the place where its "<page>" begins. That makes any offset of an .xml file, and any bz2
-stream inside a .bz2 file, a place to start from: a reader goes to the first page after its start and reads on
-after its stop until the last page is whole. A .bz2 file of one stream, or any other compressed file, is read
-from the beginning. Since "<" in text is written "&lt;", the tags can be found before the XML is parsed, and
-one broken page costs no other. UTF-16 becomes UTF-8 on the way, which takes reading from the beginning too.
+A page belongs to the place where its "<page>" begins. So any offset of an .xml file, and any bz2 stream
+inside a .bz2 file, is a place to start from: a reader goes to the first page after its start and reads on
+after its stop until the last page is whole. A .bz2 file of one stream, any other compressed file, and UTF-16,
+which becomes UTF-8 on the way, are read from the beginning. Since "<" in text is written "&lt;", the tags can
+be found before the XML is parsed, and one broken page costs no other.
 """
 
 import bz2
@@ -35,6 +34,9 @@ PAGE_BEGINS = re.compile(rb"<page[\s>]")
 PAGE_ENDS = b"</page>"
 DUMP_ENDS = b"</mediawiki>"
 TAG_BYTES = 16
+# What UTF-16 begins with, with a byte order mark or without.
+LITTLE, BIG = "utf-16-le", "utf-16-be"
+ENCODINGS = {codecs.BOM_UTF16_LE: LITTLE, b"<\0": LITTLE, codecs.BOM_UTF16_BE: BIG, b"\0<": BIG}
 
 
 class Page(NamedTuple):
@@ -63,9 +65,11 @@ class Dump:
     """What the beginning of a dump says of it."""
 
     path: Path
+    where: str
+    """What messages begin with."""
     packing: str | None
-    """The suffix of its compression, told by its first bytes; None if it is not compressed."""
-    encoding: str
+    """The suffix of its compression, known by its first bytes; None if it is not compressed."""
+    encoding: str = "utf-8"
     """utf-8, utf-16-le or utf-16-be."""
     namespaces: dict[int, str] = field(default_factory=dict)
     """{key: name} of <siteinfo>; empty if there is none."""
@@ -80,83 +84,66 @@ class Piece(NamedTuple):
     position: int
 
 
-def open_dump(path: Path) -> Dump:
+def open_dump(path: Path, where: str = "data.sources") -> Dump:
     """Look at the beginning. Raises DataError, which names what the file is, if it is no dump."""
+    name = f"{where}: {display(path)}"
     try:
         with path.open("rb") as stream:
             begin = stream.read(compression.MAGIC_BYTES)
     except OSError as error:
-        raise DataError(f"{display(path)}: cannot be read: {error.strerror}.") from error
+        raise DataError(f"{name}: cannot be read: {error.strerror}.") from error
     if kind := compression.unread(begin, path.name):
-        raise compression.refusal(kind, path, "")
+        raise compression.refusal(kind, path, where)
     # No dump begins with BZh as text: what does is bzip2, though its next bytes may be damaged.
     packing = compression.packing_of(begin) or (".bz2" if begin.startswith(b"BZh") else None)
     raw = b""
     try:
-        for block in _blocks(path, packing, 0, None):
+        for block in _blocks(Dump(path, where, packing), 0, None):
             raw += block.content
             if len(raw) >= HEAD_BYTES:
                 break
     except _Cut as error:
         if not raw:
-            raise DataError(f"{display(path)}: {error}. Fetch it again, and compare its SHA-1.") from error
-    return _look(path, packing, raw[:HEAD_BYTES])
-
-
-def _look(path: Path, packing: str | None, raw: bytes) -> Dump:
-    encoding = _encoding(raw)
+            raise DataError(f"{name}: {error}. Fetch it again, and compare its SHA-1.") from error
+    raw = raw[:HEAD_BYTES]
+    encoding = next((encoding for mark, encoding in ENCODINGS.items() if raw.startswith(mark)), "utf-8")
     head = raw.decode(encoding, errors="replace").lstrip("\ufeff")
     root = re.search(r"<(?![?!])([^\s/>]*)", re.sub(r"<!--.*?-->", "", head, flags=re.DOTALL))
     if root is None or root[1].rpartition(":")[2] != "mediawiki":
         what = f"its first element is <{root[1]}>" if root else "no XML element was found"
-        raise DataError(f"{display(path)}: not a MediaWiki dump: {what}, <mediawiki> must be.")
+        raise DataError(f"{name}: not a MediaWiki dump: {what}, <mediawiki> must be.")
     if re.search(r"<!(DOCTYPE|ENTITY)", head[: head.find("<mediawiki")], re.IGNORECASE):
         raise DataError(
-            f"{display(path)}: it declares a document type, which a dump never does and which can be made to "
-            f"fill the "
+            f"{name}: it declares a document type, which a dump never does and which can be made to fill the "
             "memory. Fetch the dump from its source again."
         )
     declared = re.match(r"""\s*<\?xml[^>]*encoding=["']([A-Za-z0-9_.-]+)["']""", head)
     if declared and not encoding.startswith("utf-16") and declared[1].lower() not in ("utf-8", "us-ascii"):
         raise DataError(
-            f"{display(path)}: its encoding is {declared[1]}; UTF-8 and UTF-16 are read. Convert it, e.g. "
-            f"with iconv."
+            f"{name}: its encoding is {declared[1]}; UTF-8 and UTF-16 are read. Convert it, e.g. with iconv."
         )
     end = head.find("</siteinfo>")
     if end < 0:
-        return Dump(path, packing, encoding)
+        return Dump(path, where, packing, encoding)
     try:
         siteinfo = _parse(head[max(0, head.find("<siteinfo")) : end + len("</siteinfo>")].encode())
     except SyntaxError as error:  # lxml's XMLSyntaxError is one
-        raise DataError(f"{display(path)}: its <siteinfo> is not well-formed XML: {error.msg}.") from error
+        raise DataError(f"{name}: its <siteinfo> is not well-formed XML: {error.msg}.") from error
     namespaces = {
         int(child.get("key")): child.text or ""
         for child in siteinfo.iter("{*}namespace")
         if re.fullmatch("-?[0-9]{1,9}", child.get("key") or "")
     }
     site = {name: siteinfo.findtext(f"{{*}}{name}") or "" for name in ("sitename", "dbname", "base")}
-    return Dump(path, packing, encoding, namespaces, {key: text for key, text in site.items() if text})
-
-
-def _encoding(raw: bytes) -> str:
-    for mark, encoding in (
-        (codecs.BOM_UTF16_LE, "utf-16-le"),
-        (codecs.BOM_UTF16_BE, "utf-16-be"),
-        (b"<\0", "utf-16-le"),
-        (b"\0<", "utf-16-be"),
-    ):
-        if raw.startswith(mark):
-            return encoding
-    return "utf-8"
+    site = {key: text for key, text in site.items() if text}
+    return Dump(path, where, packing, encoding, namespaces, site)
 
 
 # --- where to start -----------------------------------------------------------------------------------------
 
 
 def entry_points(dump: Dump, part_bytes: int) -> list[int]:
-    """Offsets at least part_bytes apart where reading may start, the first 0. One alone: only from the
-    beginning.
-    """
+    """Offsets at least part_bytes apart where reading may start; 0 alone if only the beginning will do."""
     size = dump.path.stat().st_size
     if dump.encoding != "utf-8" or dump.packing not in (None, ".bz2"):
         return [0]
@@ -237,21 +224,14 @@ def pieces(
     if ends < 0:
         after = f"page {_name(title)!r}" if title else f"byte {start:,}"
         raise DataError(
-            f"{display(dump.path)}: {cut or 'the XML ends without </mediawiki>'}, after {after}, byte "
-            f"{position:,} of "
-            f"{dump.path.stat().st_size:,}. It is cut short or damaged: fetch it again, and compare its "
-            f"SHA-1."
+            f"{dump.where}: {display(dump.path)}: {cut or 'the XML ends without </mediawiki>'}, after "
+            f"{after}, byte {position:,} of {dump.path.stat().st_size:,}. It is cut short or damaged: fetch "
+            f"it again, and compare its SHA-1."
         )
 
 
-def pages(xml: bytes) -> Iterator[Page | BrokenPage]:
-    """The pages of one piece, each parsed by itself."""
-    for page, _ in pages_with_ends(xml):
-        yield page
-
-
-def pages_with_ends(xml: bytes) -> Iterator[tuple[Page | BrokenPage, int]]:
-    """The pages of one piece, each with the place in `xml` at which it ends."""
+def pages(xml: bytes) -> Iterator[tuple[Page | BrokenPage, int]]:
+    """The pages of one piece, each parsed by itself, and the place in `xml` at which it ends."""
     position = 0
     while match := PAGE_BEGINS.search(xml, position):
         end = xml.find(PAGE_ENDS, match.start())
@@ -278,21 +258,14 @@ def _page(xml: bytes) -> Page | BrokenPage:
     content = None if revision is None else revision.find("{*}text")
     if revision is None or content is None:
         return BrokenPage(_name(_title(xml)), "it has no revision with a text")
-    namespace = page.findtext("{*}ns") or "0"
-    return Page(
-        page.findtext("{*}title") or "",
-        int(namespace) if re.fullmatch("-?[0-9]{1,9}", namespace) else -1,
-        page.find("{*}redirect") is not None,
-        revision.findtext("{*}model") or "wikitext",
-        content.text or "",
-        len(revisions) - 1,
-    )
+    title, number = page.findtext("{*}title") or "", page.findtext("{*}ns") or "0"
+    namespace = int(number) if re.fullmatch("-?[0-9]{1,9}", number) else -1
+    is_redirect, model = page.find("{*}redirect") is not None, revision.findtext("{*}model") or "wikitext"
+    return Page(title, namespace, is_redirect, model, content.text or "", len(revisions) - 1)
 
 
 def _timestamp(revision: Any) -> tuple[str, int]:
-    """Orders revisions by time (ISO 8601 in UTC, which sorts as text), then by id, whatever their order in
-    the dump.
-    """
+    """Orders revisions by time (ISO 8601 in UTC, which sorts as text), then by id."""
     number = revision.findtext("{*}id") or ""
     return revision.findtext("{*}timestamp") or "", int(number) if re.fullmatch("[0-9]{1,18}", number) else 0
 
@@ -343,7 +316,7 @@ class _Block(NamedTuple):
 
 
 def _utf8_blocks(dump: Dump, start: int, stop: int | None) -> Iterator[_Block]:
-    blocks = _blocks(dump.path, dump.packing, start, stop)
+    blocks = _blocks(dump, start, stop)
     if dump.encoding == "utf-8":
         yield from blocks
         return
@@ -354,15 +327,16 @@ def _utf8_blocks(dump: Dump, start: int, stop: int | None) -> Iterator[_Block]:
         yield block._replace(content=text.encode("utf-8", errors="replace"))
 
 
-def _blocks(path: Path, packing: str | None, start: int, stop: int | None) -> Iterator[_Block]:
-    if packing is None:
-        return _plain_blocks(path, start, stop)
-    return _bz2_blocks(path, start) if packing == ".bz2" else _unpacked_blocks(path, packing)
+def _blocks(dump: Dump, start: int, stop: int | None) -> Iterator[_Block]:
+    if dump.packing is None:
+        return _plain_blocks(dump.path, start, stop)
+    return _bz2_blocks(dump.path, start) if dump.packing == ".bz2" else _unpacked_blocks(dump)
 
 
-def _unpacked_blocks(path: Path, packing: str) -> Iterator[_Block]:
+def _unpacked_blocks(dump: Dump) -> Iterator[_Block]:
     """A compression that cannot be entered in the middle: read from the beginning."""
-    with path.open("rb", buffering=0) as file, compression.Unpacked(file, path, "", packing) as stream:
+    with dump.path.open("rb", buffering=0) as file:
+        stream = compression.Unpacked(file, dump.path, dump.where, dump.packing)
         while content := stream.read(READ_BYTES):
             yield _Block(content, 0, stream.consumed_bytes)
 

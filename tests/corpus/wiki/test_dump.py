@@ -24,13 +24,13 @@ def write(folder: Path, content: bytes, name: str = "test.xml") -> Path:
 
 def read(path: Path, part_bytes: int | None = None, piece_bytes: int = 3000) -> list:
     """All pages: from the beginning, or part by part."""
-    found = dump.open_dump(path)
+    found = dump.open_dump(path, "here")
     points = [0] if part_bytes is None else dump.entry_points(found, part_bytes)
     return [
         one
         for start, stop in zip(points, [*points[1:], None])
         for piece in dump.pieces(found, start, stop, piece_bytes)
-        for one in dump.pages(piece.xml)
+        for one, _ in dump.pages(piece.xml)
     ]
 
 
@@ -64,7 +64,7 @@ def test_siteinfo(workspace):
     assert found.namespaces == {0: "", 6: "Datei", 14: "Kategorie"}
     assert found.site["dbname"] == "testwiki"
     path = write(workspace, dump_xml(PAGES, siteinfo=""))
-    assert dump.open_dump(path).namespaces == {}
+    assert dump.open_dump(path, "here").namespaces == {}
     assert len(read(path)) == 60
 
 
@@ -93,7 +93,7 @@ def test_every_entry_point_gives_the_same_pages(workspace):
         cuts = sorted({tag, tag + 3, tag + 6, *generator.sample(range(1, len(content)), 12)})
         streams = [content[a:b] for a, b in zip([0, *cuts], [*cuts, len(content)])]
         path = write(workspace, b"".join(map(bz2.compress, streams)), "cut.xml.bz2")
-        assert len(dump.entry_points(dump.open_dump(path), 1)) == len(streams)
+        assert len(dump.entry_points(dump.open_dump(path, "here"), 1)) == len(streams)
         assert read(path, part_bytes=1) == whole
 
 
@@ -101,7 +101,7 @@ def test_multistream(workspace):
     """As Wikipedia writes it, a stream for some pages; parts are at least as large as asked for."""
     path = write(workspace, multistream(PAGES), "m.xml.bz2")
     assert read(path, part_bytes=1) == read(path, part_bytes=600) == read(path)
-    points = dump.entry_points(dump.open_dump(path), 600)
+    points = dump.entry_points(dump.open_dump(path, "here"), 600)
     assert len(points) > 2
     assert all(after - before >= 600 for before, after in itertools.pairwise(points))
 
@@ -109,7 +109,7 @@ def test_multistream(workspace):
 def test_one_stream_has_one_entry(workspace):
     """It cannot be entered in the middle."""
     path = write(workspace, bz2.compress(dump_xml(PAGES)), "s.xml.bz2")
-    assert dump.entry_points(dump.open_dump(path), 1) == [0]
+    assert dump.entry_points(dump.open_dump(path, "here"), 1) == [0]
 
 
 def test_a_broken_page_costs_no_other(workspace):
@@ -137,21 +137,20 @@ def test_cut_short(workspace):
     xml = dump_xml(PAGES)
     half = xml[: xml.index(b"Text 30 ") + 5]
     path = write(workspace, half)
-    found = dump.open_dump(path)
+    found = dump.open_dump(path, "here")
     pages = []
     with pytest.raises(DataError) as caught:
         for piece in dump.pieces(found, piece_bytes=3000):
-            pages += dump.pages(piece.xml)
+            pages += [page for page, _ in dump.pages(piece.xml)]
     assert len(pages) == 30
     assert str(caught.value) == (
-        f"test.xml: the XML ends without </mediawiki>, after page 'Page 29', byte {len(half):,} of "
-        f"{len(half):,}. It is cut "
-        "short or damaged: fetch it again, and compare its SHA-1."
+        f"here: test.xml: the XML ends without </mediawiki>, after page 'Page 29', byte {len(half):,} of "
+        f"{len(half):,}. It is cut short or damaged: fetch it again, and compare its SHA-1."
     )
     packed = bz2.compress(xml)
     assert refusal(write(workspace, packed[:-20], "test.xml.bz2")) == (
-        "test.xml.bz2: the bz2 stream that begins at byte 0 is cut short. Fetch it again, and compare its "
-        "SHA-1."
+        "here: test.xml.bz2: the bz2 stream that begins at byte 0 is cut short. Fetch it again, and compare "
+        "its SHA-1."
     )
     streams = multistream(PAGES)
     path = write(workspace, streams[:-30], "m.xml.bz2")

@@ -240,7 +240,7 @@ def test_residue_of_the_sample(shared_data):
     texts = [
         walker.text(page.text)
         for piece in dump.pieces(found)
-        for page in dump.pages(piece.xml)
+        for page, _ in dump.pages(piece.xml)
         if page.namespace == 0 and not page.is_redirect
     ]
     assert len(texts) == 106

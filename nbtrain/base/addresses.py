@@ -36,10 +36,7 @@ def _has_port(netloc: str) -> bool:
 
 
 def without_secrets(value: Any, key: str = "") -> Any:
-    """A value of a run YAML, however nested, with its addresses redacted.
-
-    `key` is what it is the value of.
-    """
+    """A value of a run YAML, the one of `key`, with the addresses in it redacted, however nested."""
     if isinstance(value, str):
         return redacted(value) if key == "mirror" else text_without_secrets(value)
     if isinstance(value, Mapping):
@@ -50,10 +47,7 @@ def without_secrets(value: Any, key: str = "") -> Any:
 
 
 def text_without_secrets(text: str) -> str:
-    """Text with every address in it redacted.
-
-    If it is unclear what belongs to an address, more is hidden rather than less.
-    """
+    """Text with every address redacted; if it is unclear where an address ends, more is hidden."""
     if "://" not in text:
         return text
     if WITHOUT_BLANKS.fullmatch(text):

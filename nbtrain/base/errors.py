@@ -74,17 +74,13 @@ class JobFailed(JobError):
 
 
 class StabilityError(NbtrainError):
-    """A step went wrong in a way that stability.* does not pass over: a loss or gradient of NaN or Inf, or a
-    jump.
-    """
+    """A loss or gradient is NaN or Inf, or the loss jumps, and stability.* does not pass over it."""
 
     exit_code = 8
 
 
 class RollbackError(StabilityError):
-    """A step went wrong and the ranks leave, to go on from the newest checkpoint, after the samples of that
-    step.
-    """
+    """A step went wrong: the ranks leave, to go on from the newest checkpoint without the step's samples."""
 
     exit_code = 0
 

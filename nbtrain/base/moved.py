@@ -114,7 +114,7 @@ for _head, _modules in _rows(_MOVED):
 
 
 class MovedModule(Loader):
-    """Makes a module of an old name that hands on what its new modules define."""
+    """Makes a module with an old name that hands on what its new modules define."""
 
     def __init__(self, old: str, new: str) -> None:
         self.old, self.new = old, new

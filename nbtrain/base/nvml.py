@@ -36,8 +36,7 @@ def gpus() -> list[GpuUse]:
 
 
 def utilization_fraction(uuid: str) -> float | None:
-    """Share of the last sample period in which a kernel ran on the GPU with this UUID; None if it is not
-    reported.
+    """Share of the last sample period in which a kernel ran on a GPU; None if it is not reported.
 
     `uuid` is CUDA's, as torch.cuda.get_device_properties(device).uuid prints it: the same GPU, however
     CUDA_VISIBLE_DEVICES numbers it.

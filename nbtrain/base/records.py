@@ -14,10 +14,7 @@ from nbtrain.base.rundir import SCHEMA_VERSION
 
 
 class Record:
-    """Base of the dataclasses below: from and to the JSON of a file.
-
-    A key that this nbtrain does not know, as a newer one may have written it, is passed over.
-    """
+    """A dataclass from and to the JSON of a file. Keys that only a newer nbtrain knows are ignored."""
 
     @classmethod
     def of_json(cls, value: Any, where: object = "") -> Self:
@@ -40,9 +37,7 @@ class Record:
 
 
 def _nested(kind: Any, value: Any, where: object) -> Any:
-    """A field's value; records within a record by the field's type, such as `TrainingProgress | None` or
-    `list[TrainingProgress]`.
-    """
+    """The value of a field of type `kind`, with the records in it: one, a list of them or a dict of them."""
     if value is None:
         return None
     for inner in (kind, *get_args(kind)):
@@ -57,9 +52,7 @@ def _nested(kind: Any, value: Any, where: object) -> Any:
 
 @dataclass
 class Stamp(Record):
-    """A moment by the kernel's clock since boot, which nobody sets: between two of one boot lies the true
-    duration.
-    """
+    """A moment by the kernel's clock since boot, which nobody sets: two of one boot give a true duration."""
 
     boot_id: str
     seconds: float
@@ -72,10 +65,7 @@ class Stamp(Record):
 
 @dataclass
 class Stamped(Record):
-    """A record whose moments, seconds since the epoch by name, have a Stamp each.
-
-    Records of nbtrain 0.1 have none.
-    """
+    """A record with a Stamp for each of its moments, in seconds since the epoch; nbtrain 0.1 wrote none."""
 
     stamps: dict[str, Stamp] = field(default_factory=dict, kw_only=True, compare=False)
 
@@ -107,10 +97,7 @@ class ProcessIdentity(Record):
     start_ticks: int
     boot_id: str
     host: str = field(default="", compare=False)
-    """The host that it runs on; "" in records of nbtrain 0.1, which knew none.
-
-    A host may be renamed meanwhile.
-    """
+    """Name of its host, which may be renamed later; "" in records of nbtrain 0.1."""
 
     @classmethod
     def of(cls, pid: int) -> "ProcessIdentity | None":
@@ -210,9 +197,7 @@ class JobRecord(Stamped):
         return self.attempts[-1].first_step if self.attempts else None
 
     def placed(self, beat: "Heartbeat") -> "Heartbeat":
-        """`beat` at the checkpoint's step and tokens, until its rank has loaded the checkpoint and reports
-        its own.
-        """
+        """`beat` at the checkpoint's step and tokens until its rank has loaded the checkpoint."""
         newest = self.attempts[-1] if self.attempts else None
         if newest is None or not newest.first_step or (beat.step and beat.attempt == newest.attempt):
             return beat
@@ -266,8 +251,8 @@ class Collective(Record):
 class Heartbeat(Stamped):
     """heartbeat/<rank>.json, renewed at every change of phase and once a second in between.
 
-    A thread of the rank renews it, so it is fresh even while the rank hangs: whether a rank goes on shows in
-    every field but `time`.
+    A thread of the rank renews it, so that `time` is fresh even if the rank hangs; the other fields show
+    progress.
     """
 
     rank: int

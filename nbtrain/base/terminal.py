@@ -20,10 +20,7 @@ def shortened(text: str) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with \\x1b for an escape, \\u202e for a change of direction, and so on.
-
-    Line ends and tabs stay.
-    """
+    """The text with \\x1b for an escape, \\u202e for a change of direction, ...; line ends and tabs stay."""
     if text.isprintable():
         return text
     return "".join(

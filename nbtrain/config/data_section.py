@@ -48,14 +48,12 @@ LANGUAGES = frozenset((ISO_639_1 + WITH_FALLBACK).split())
 
 
 class TokenizerConfig(ConfigModel):
-    """A byte-level BPE in data/tokenizer/<name>/: taken from `path`, or trained on the corpus if there is
-    none yet."""
+    """A byte-level BPE in data/tokenizer/<name>/: taken from `path`, or trained if there is none yet."""
 
     name: Name
     """Folder under data/tokenizer/."""
     vocab_size: VocabularySize
-    """Entries, the end-of-document token included. Training ends at this many at most; the model is built for
-    this many."""
+    """Entries, the end-of-document token included: the most that training makes; the model has this many."""
     path: PathText | None = None
     """Tokenizer to take: a tokenizer.json, or a folder with vocab.json and merges.txt; null trains one."""
     eod_token: Word = "<|endoftext|>"
@@ -68,13 +66,12 @@ class TokenizerConfig(ConfigModel):
     train_seed: WideSeed = 1234
     """Seed of the text sample that the tokenizer is trained on."""
     max_unknown_fraction: Fraction | None = 0.1
-    """Stop with an error when more than this share of a source's tokens is the unknown token, whose text is
-    lost; null sets no limit."""
+    """Stop with an error if a larger share of a source's tokens is the unknown token, whose text is lost;
+    null sets no limit."""
 
 
 class NearDedupConfig(ConfigModel):
-    """MinHash over shingles (runs of words): of documents that share most of their shingles, the first is
-    kept."""
+    """MinHash over shingles (runs of words); of documents that share most shingles the first is kept."""
 
     enabled: bool = False
     """Drop near duplicates."""
@@ -98,13 +95,11 @@ class CleaningConfig(ConfigModel):
     max_bytes: PositiveBytes | None = None
     """Drop documents longer than this, in UTF-8 bytes; null sets no limit."""
     max_symbol_fraction: Fraction | None = None
-    """Drop documents in which a larger share of the characters is neither letter, mark, digit, space nor
-    punctuation."""
+    """Drop documents with a larger share of symbols: no letter, mark, digit, space or punctuation."""
     max_digit_fraction: Fraction | None = None
     """Drop documents with a larger share of digits among their characters."""
     max_duplicate_line_fraction: Fraction | None = None
-    """Drop documents in which a larger share of the lines repeats an earlier one (Gopher, arXiv:2112.11446,
-    table A1)."""
+    """Drop documents with a larger share of repeated lines (Gopher, arXiv:2112.11446, table A1)."""
     max_top_word_fraction: Fraction | None = None
     """Drop documents in which one word makes up a larger share of all words."""
     max_word_chars: PositiveBytes | None = None
@@ -142,11 +137,9 @@ class DataConfig(ConfigModel):
     extra_json_keys: list[Word] = []
     """Other keys of each record that are encoded too, each into a <key>_document.bin and .idx of its own."""
     split_sentences: Annotated[str, Field(pattern=LANGUAGE_CODE)] | None = None
-    """Language whose rules cut documents into sentences, each its own sequence in <json_key>_sentence.bin and
-    .idx; null leaves documents whole."""
+    """Language whose rules cut documents into sentences, in <json_key>_sentence; null leaves them whole."""
     num_prepare_workers: WorkerCount = 0
-    """Processes that extract and encode; 0 means one for each core. The result does not depend on the
-    number."""
+    """Processes that extract and encode; 0 means one for each core. The result is the same for any number."""
     split: Word = "949,50,1"
     """Relative sizes of training, validation and test."""
     split_rule: Literal["megatron-deepspeed", "megatron-core"] = "megatron-deepspeed"
@@ -155,8 +148,7 @@ class DataConfig(ConfigModel):
     seed: Seed = 1234
     """Seed of the order of documents and samples."""
     index_samples: PositiveAmount | None = None
-    """Training samples that the order is built for; null means as many as train_tokens needs, fixed at the
-    first launch."""
+    """Training samples that the order is built for; null: what train_tokens needs at the first launch."""
     shuffle: Literal["megatron", "per_epoch"] = "megatron"
     """megatron shuffles all epochs together, as upstream does. per_epoch shuffles each epoch by itself: the
     samples differ from upstream's, and training on more tokens never changes the order."""

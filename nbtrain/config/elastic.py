@@ -21,10 +21,7 @@ def resized(config: RunConfig, data_parallel_size: int) -> RunConfig:
 
 
 def elastic_size(config: RunConfig, devices: int) -> int | None:
-    """The largest legal data_parallel_size that `devices` devices hold; None where not even one copy fits.
-
-    Legal: every step's batch divides, and all rules of config/rules/check.py hold.
-    """
+    """The largest data_parallel_size for `devices` devices that passes all rules; None if no copy fits."""
     copy = config.world_size // config.parallel.data_parallel_size
     most = min(devices // copy, config.batch.global_batch_size // config.batch.micro_batch_size)
     for size in range(most, 0, -1):

@@ -21,10 +21,7 @@ EXAMPLE = '[{"step": 6, "do": "nan"}]'
 
 
 def read_orders(text: str) -> list[dict[str, Any]]:
-    """The orders of the variable's value.
-
-    Raises ValueError, with what was found and the rule, for any other value.
-    """
+    """The orders in the variable's value. Raises ValueError with what was found and the rule."""
     try:
         orders = json.loads(text)
     except ValueError as error:
@@ -40,7 +37,7 @@ def read_orders(text: str) -> list[dict[str, Any]]:
 
 
 def _wrong(order: object) -> str | None:
-    """What is not as it must be in one order; None where all is."""
+    """What is wrong with an order; None if nothing is."""
     if not isinstance(order, dict):
         return f"must be an object such as {EXAMPLE[1:-1]}"
     if missing := [key for key in ("step", "do") if key not in order]:

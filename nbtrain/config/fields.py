@@ -46,7 +46,7 @@ def described(model: type[BaseModel]) -> dict[str, FieldInfo]:
 
 @functools.cache
 def _docstrings(path: str) -> dict[str, dict[str, str]]:
-    """{class: {field: docstring}} of a module's source; empty where there is no source to read."""
+    """{class: {field: docstring}} of a module's source; empty if there is no source to read."""
     try:
         tree = ast.parse(Path(path).read_text(encoding="utf-8"))
     except OSError:

@@ -41,11 +41,9 @@ class PrecisionConfig(ConfigModel):
     dtype: Literal["fp32", "bf16", "fp16"] = "bf16"
     """Format of the matrix products. Loss, master weights and moments are always fp32."""
     autocast: bool = False
-    """bf16 only: keep fp32 weights and cast them inside each product, in place of bf16 weights with fp32
-    masters."""
+    """bf16 only: fp32 weights that each product casts, in place of bf16 weights with fp32 masters."""
     fp8: bool = False
-    """bf16 only, on GPUs from Hopper on: the linear layers of each block multiply in FP8 (e4m3 forward, e5m2
-    backward)."""
+    """bf16 only, from Hopper on: each block's linear layers multiply in FP8 (e4m3 forward, e5m2 backward)."""
     fp16: LossScaleConfig = LossScaleConfig()
     """Loss scaling of fp16."""
 
@@ -77,8 +75,7 @@ class ParallelConfig(ConfigModel):
     """How the model and the batch are cut over the ranks; docs/parallelism.md says what goes together."""
 
     data_parallel_size: Ranks = 1
-    """Copies of the model that take different samples; each copy is cut by tensor and pipeline
-    parallelism."""
+    """Copies of the model that take different samples; tensor and pipeline parallelism cut each copy."""
     tensor_parallel_size: Ranks = 1
     """Tensor parallelism: ranks that share each layer's matrices."""
     pipeline_parallel_size: Ranks = 1
@@ -98,15 +95,13 @@ class ParallelConfig(ConfigModel):
     """What ZeRO divides among the data-parallel ranks: 0 nothing, 1 optimizer state, 2 gradients too, 3
     parameters too."""
     offload_optimizer: OffloadConfig = OffloadConfig()
-    """ZeRO: where master weights and moments are kept. Off the device, the optimizer's step is made on the
-    CPU."""
+    """ZeRO: where master weights and moments are kept. Off the device, the CPU makes the optimizer's step."""
     offload_param: OffloadConfig = OffloadConfig()
     """ZeRO 3: where parameters are kept between their uses."""
     zero_hpz: bool = False
     """ZeRO++ on stage 3: a second copy of the parameters, cut inside each machine (arXiv:2306.10209)."""
     zero_hpz_partition_size: Ranks | None = None
-    """ZeRO++ on stage 3: ranks that share the second copy of the parameters; null means the ranks of one
-    machine."""
+    """ZeRO++ on stage 3: ranks that share the second copy of the parameters; null: those of one machine."""
     zero_quantized_weights: bool = False
     """ZeRO++ on stage 3: gather parameters in INT8; GPU only."""
     zero_quantized_gradients: bool = False
@@ -140,8 +135,7 @@ class ParallelConfig(ConfigModel):
     steps_per_print: PositiveSteps | None = None
     """Steps between DeepSpeed's own reports; null leaves them out, because nbtrain writes its own."""
     elastic_checkpoint: bool = False
-    """DeepSpeed's older way to load on another number of ranks. Refused: every checkpoint of nbtrain loads
-    into any layout."""
+    """DeepSpeed's older way to load on other ranks. Refused: checkpoints of nbtrain load into any layout."""
     process_group_timeout_seconds: Annotated[float, Field(ge=1, le=2_592_000)] = 600.0
     """A collective that waits longer than this ends the rank; at most 30 days."""
     deepspeed_extra: dict[str, Any] = {}

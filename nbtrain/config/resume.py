@@ -92,10 +92,7 @@ def within(key: str, sections: Iterable[str]) -> bool:
 
 
 def misfits(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """One phrase for each bound field whose recorded value differs; [] if the checkpoint fits the run.
-
-    saved: the checkpoint's manifest. now: the same fields of the run.
-    """
+    """A phrase for each bound field that differs between a checkpoint's manifest and the run (`now`)."""
     found = []
     for key, recorded in BOUND:
         if recorded is None:

@@ -28,10 +28,7 @@ NO_LENGTH = "{where}: batch.train_tokens is missing: set it, or train_samples or
 
 
 def given_unit(section: ConfigModel, stem: str) -> str | None:
-    """The unit that an amount is given in: "steps" for `lr_warmup` if lr_warmup_steps is set.
-
-    None if none is set.
-    """
+    """The unit of an amount: "steps" for `lr_warmup` if lr_warmup_steps is set; None if no unit is set."""
     return next((unit for unit in UNITS if getattr(section, f"{stem}_{unit}") is not None), None)
 
 
@@ -58,29 +55,22 @@ class BatchConfig(ConfigModel):
     train_samples: PositiveAmount | None = None
     """Length of training in sequences, in place of train_tokens."""
     train_steps: PositiveAmount | None = None
-    """Length of training in optimizer steps (a ramp-up's included), in place of train_tokens; max_steps may
-    end the run earlier."""
+    """Length of training in optimizer steps, a ramp-up's included, in place of train_tokens."""
     rampup: RampupConfig | None = None
     """Batch ramp-up; null trains every step at global_batch_size."""
     step_batch_size_schedule: Annotated[str, Field(pattern=STEP_SIZES, max_length=10_000)] | None = None
     """Batch sizes by tokens, as Megatron-LM writes them: "0:16 2.4B:320" trains with 16 sequences until 2.4e9
     tokens and then with 320. The other way to grow the batch is rampup."""
     max_steps: PositiveSteps | None = None
-    """Stop after this many steps with all schedules unchanged: a trial of the same run. null trains to the
-    end."""
+    """Stop after this many steps with all schedules unchanged: a trial of the run. null trains to the end."""
     exit_interval_steps: PositiveSteps | None = None
-    """Save and stop at each step that is a multiple of this (validating first if that is due); `resume` goes
-    on."""
+    """Save and stop at each multiple of this step, after a validation that is due; `resume` goes on."""
     exit_duration_minutes: Annotated[float, Field(gt=0, le=10 * 365 * 1440)] | None = None
-    """Save and stop at the end of the step at which the job (its restarts included) reaches this age;
-    `resume` goes on."""
+    """Save and stop after the step in which the job, restarts included, gets this old; `resume` goes on."""
 
     @property
     def train_amount(self) -> tuple[str, int]:
-        """The unit and the number of the run's length, e.g.
-
-        ("tokens", 2_500_000_000). Raises ConfigError without one.
-        """
+        """The run's length, e.g. ("tokens", 2_500_000_000). Raises ConfigError if there is none."""
         unit = given_unit(self, "train")
         if unit is None:
             raise ConfigError(NO_LENGTH.format(where="batch"))
@@ -107,11 +97,7 @@ class OptimizerConfig(ConfigModel):
 
 
 class LrScheduleConfig(ConfigModel):
-    """Linear warm-up, then decay from lr to min_lr, counted in tokens; formulas in
-    config/arithmetic/lr_schedule.py.
-
-    Each amount may be given in tokens, samples or steps, but only in one of the three.
-    """
+    """Linear warm-up, then decay from lr to min_lr; each amount is given in tokens, samples or steps."""
 
     lr: PositiveRate
     """Peak learning rate."""
@@ -120,8 +106,7 @@ class LrScheduleConfig(ConfigModel):
     lr_warmup_init: Rate = 0.0
     """Learning rate at which the warm-up begins."""
     lr_decay_style: Literal["cosine", "linear", "constant", "inverse-square-root", "WSD"] = "cosine"
-    """Shape of the decay. WSD (warm-up, stable, decay) stays at lr until lr_wsd_decay_tokens before the
-    decay's end."""
+    """Shape of the decay. WSD (warm-up, stable, decay) stays at lr until the last lr_wsd_decay_tokens."""
     lr_warmup_tokens: Amount | None = None
     """Length of the warm-up in tokens: the rate rises from lr_warmup_init to lr. There is no warm-up if this,
     lr_warmup_samples, lr_warmup_steps and lr_warmup_fraction are all null."""
@@ -139,8 +124,7 @@ class LrScheduleConfig(ConfigModel):
     lr_decay_steps: PositiveAmount | None = None
     """Optimizer steps from the start of the run to the end of the decay, a batch ramp-up's included."""
     lr_wsd_decay_tokens: PositiveAmount | None = None
-    """WSD only: length in tokens of the last part, in which the rate falls. WSD needs this,
-    lr_wsd_decay_samples or lr_wsd_decay_steps."""
+    """WSD only: length in tokens of the last part, in which the rate falls; WSD needs it in one unit."""
     lr_wsd_decay_samples: PositiveAmount | None = None
     """WSD only: length in sequences of the last part, in which the rate falls."""
     lr_wsd_decay_steps: PositiveAmount | None = None

@@ -80,8 +80,7 @@ class ModelConfig(ConfigModel):
     attention_backend: Literal["auto", "flash", "efficient", "math"] = "auto"
     """Kernel of scaled_dot_product_attention; auto lets PyTorch choose."""
     cross_entropy_chunk_tokens: ChunkTokens = 1024
-    """Tokens whose logits are in memory at one time, in the fused linear + cross entropy; 0 means all
-    tokens."""
+    """Tokens whose logits the fused linear + cross entropy holds at one time; 0 means all tokens."""
     compile: bool = False
     """torch.compile the model; needs a C++ compiler on CPU."""
     seed: WideSeed = 1234
@@ -102,13 +101,11 @@ class ResourcesConfig(ConfigModel):
     device: Literal["cpu", "gpu"] = "gpu"
     """Kind of device that each rank computes on."""
     gpu_type: Word | None = None
-    """Name in the planner's device table, e.g. A100-40GB: the plan takes memory and peak FLOP/s from
-    there."""
+    """Name in the device table, e.g. A100-40GB: gives the plan the GPU's memory and peak FLOP/s."""
     nodes: PositiveSmallCount = 1
     """Number of machines."""
     gpus_per_node: SmallCount = 1
-    """GPUs on each machine, with one rank for each. Not read on device: cpu, whose ranks are spread
-    evenly."""
+    """GPUs on each machine, one rank each. Not read on device: cpu, whose ranks are spread evenly."""
     cpus_per_node: PositiveSmallCount | None = None
     """CPU cores asked for on each machine."""
     memory_per_node_bytes: PositiveBytes | None = None
@@ -128,8 +125,7 @@ class LocalBackendConfig(ConfigModel):
     shutdown_timeout_seconds: PositiveSeconds = 60.0
     """Time that ranks have to save and end when they are asked to stop; after that they are killed."""
     heartbeat_timeout_seconds: Annotated[float, Field(ge=2, le=YEAR_SECONDS)] = 1800.0
-    """A rank that makes no progress (step, micro batch, phase or collective) for this long counts as
-    hanging."""
+    """A rank without progress (step, micro batch, phase or collective) for this long counts as hanging."""
     disk_wait_seconds: Seconds = 600.0
     """How long to wait for room for a checkpoint when the disk is full, before the job fails."""
     elastic: bool = False
@@ -293,15 +289,13 @@ class RunConfig(ConfigModel):
 
     @property
     def train_steps(self) -> int:
-        """Steps that this run makes: the least of scheduled_steps, max_steps and, in mode: perf,
-        PERF_STEPS."""
+        """Steps of this run: the least of scheduled_steps, max_steps and, in mode: perf, PERF_STEPS."""
         limit = self.batch.max_steps or (PERF_STEPS if self.mode == "perf" else self.scheduled_steps)
         return min(self.scheduled_steps, limit)
 
     @property
     def shortened_by(self) -> str:
-        """What makes train_steps less than scheduled_steps: "batch.max_steps", "mode: perf", or "" if nothing
-        does."""
+        """What makes train_steps less than scheduled_steps: "batch.max_steps", "mode: perf" or ""."""
         if self.train_steps == self.scheduled_steps:
             return ""
         return "batch.max_steps" if self.batch.max_steps else "mode: perf"

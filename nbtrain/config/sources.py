@@ -104,8 +104,7 @@ class WikiSource(SourceModel):
 
     kind: Literal["wiki"]
     path: PathText | None = None
-    """A dump on disk, .xml or compressed (.bz2, .gz, .xz, .zst), relative to the workspace; null downloads
-    one."""
+    """A dump on disk, .xml or .bz2, .gz, .xz, .zst, relative to the workspace; null downloads one."""
     language: Annotated[str, Field(pattern="^[a-z][a-z0-9-]{0,23}$")] = "en"
     """Which Wikipedia is downloaded: en, bg, simple, zh-min-nan, ..."""
     date: Annotated[str, Field(pattern="^([0-9]{8}|latest)$")] = "latest"
@@ -113,8 +112,7 @@ class WikiSource(SourceModel):
     mirror: PathText = "https://dumps.wikimedia.org"
     """Server of the dumps: the part of the address before /<language>wiki/<date>/."""
     sha1: Annotated[str, Field(pattern="^[0-9a-f]{40}$")] | None = None
-    """SHA-1 of the dump; null takes it from the dump's own list of checksums, or checks nothing if path is
-    set."""
+    """SHA-1 of the dump; null takes it from the server's list of checksums, or with a path checks nothing."""
     namespaces: list[SmallCount] = [0]
     """Namespaces whose pages are read; 0 holds the articles."""
     max_articles: PositiveAmount | None = None
@@ -130,8 +128,7 @@ class TokensSource(FileSourceModel):
     input_ids_key: Word = "input_ids"
     """Key or column that holds the token ids."""
     labels_key: Word | None = None
-    """Key or column that holds the labels, which are -100 for tokens without loss; null trains on every
-    token."""
+    """Key or column of the labels, which are -100 for tokens without loss; null trains on every token."""
     append_eod: bool = True
     """Append the end-of-document token to documents that do not end in it."""
 
@@ -140,8 +137,7 @@ class FineTuningSourceModel(FileSourceModel):
     """Fields of sources whose examples are trained on in part."""
 
     weight: PositiveRatio = 1.0
-    """How often an epoch goes through these examples: 1 is once, 2 is twice, 0.5 is one half of them in
-    turn."""
+    """How often an epoch takes these examples: 1 is once, 2 is twice, 0.5 is each half in turn."""
 
 
 class PromptCompletionSource(FineTuningSourceModel):
@@ -159,13 +155,11 @@ class AlpacaSource(FineTuningSourceModel):
 
     kind: Literal["alpaca"]
     template: Annotated[str, Field(pattern=r"\{instruction\}", max_length=MOST_TEXT_CHARS)] | None = None
-    """Text with {instruction} and {input}, which the output follows; null means Alpaca's own two
-    templates."""
+    """Text with {instruction} and {input} before the output; null means Alpaca's own two templates."""
 
 
 class ChatSource(FineTuningSourceModel):
-    """Conversations, .jsonl, .json or .parquet: `messages` of role and content, ShareGPT's `conversations` of
-    from and value, or OpenAssistant's trees."""
+    """Conversations in .jsonl, .json or .parquet: role and content, ShareGPT's, or OpenAssistant's trees."""
 
     kind: Literal["chat"]
     messages_key: Word | None = None
@@ -173,14 +167,11 @@ class ChatSource(FineTuningSourceModel):
     template: Annotated[str, Field(pattern=r"\{content\}", max_length=MOST_TEXT_CHARS)] = (
         "<|{role}|>\n{content}\n"
     )
-    """Text of one message, with {role} and {content}; of learnt roles, what is in front of {content} bears no
-    loss."""
+    """Text of one message, with {role} and {content}; what is before {content} bears no loss."""
     learn_roles: Annotated[list[Word], Field(min_length=1)] = ["assistant"]
-    """Roles that are learnt: system, user, assistant, tool or others; ShareGPT's gpt is assistant, its human
-    user."""
+    """Roles that are learnt: system, user (ShareGPT's human), assistant (ShareGPT's gpt), tool or others."""
     roles: dict[Word, Word] = {}
-    """Names of roles in the files and what they mean, e.g. {bot: assistant, customer: user}; added to those
-    that are known."""
+    """What further names of roles in the files mean, e.g. {bot: assistant, customer: user}."""
 
 
 class MockSource(SourceModel):

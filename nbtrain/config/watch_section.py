@@ -17,11 +17,9 @@ class CheckpointConfig(ConfigModel):
     keep_every_steps: PositiveSteps | None = None
     """Checkpoints at multiples of this step are never deleted; null keeps none for that."""
     keep_best: bool = False
-    """Keep the checkpoint with the lowest validation loss too. Only steps with both a checkpoint and a
-    validation count."""
+    """Keep the checkpoint with the lowest validation loss too; a step needs both to count."""
     async_save: bool = False
-    """Copy the state to host memory and write it from there while training goes on; needs host memory for
-    that copy."""
+    """Copy the state to host memory, which must hold it, and write it from there while training goes on."""
 
 
 class EvaluationConfig(ConfigModel):
@@ -67,8 +65,7 @@ class AlertConfig(ConfigModel):
     max_host_memory_fraction: Fraction | None = 0.9
     """Alert if a larger share of the host's memory is in use."""
     max_rank_slowdown: Fraction | None = 0.25
-    """Alert if a rank computes longer than the median of its pipeline stage by this share, in three log lines
-    in a row."""
+    """Alert if a rank is this share slower than its pipeline stage's median in three log lines in a row."""
 
 
 class LoggingConfig(ConfigModel):

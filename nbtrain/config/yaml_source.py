@@ -201,10 +201,7 @@ def _is_part_of(value: Any, entries: list[Any]) -> bool:
 
 
 def read_yaml(path: Path, label: str | None = None) -> Located:
-    """A run YAML with origins. `label` is the file's name in messages.
-
-    Raises ConfigError if the file is missing, is not YAML, is not a mapping or repeats a key.
-    """
+    """A run YAML with origins, called `label` in messages. Raises ConfigError if it is not a mapping."""
     label = label or path.name
     try:
         text = path.read_text(encoding="utf-8")
@@ -284,11 +281,7 @@ def _scalar(loader: _Loader, node: yaml.Node, found: str) -> Any:
 
 
 def parse_value(text: str) -> Any:
-    """The value of `key=value`, read as YAML reads it.
-
-    Raises ValueError with a sentence if it is not YAML, and MisleadingValue if YAML reads something
-    unexpected.
-    """
+    """The value of `key=value`. Raises ValueError if it is no YAML, MisleadingValue if it looks different."""
     try:
         return yaml.load(text, Loader=_Loader)  # a SafeLoader
     except MisleadingValue:

@@ -36,10 +36,10 @@ _ONE_THREAD = dict.fromkeys(
 
 
 def matmul_flops_per_core() -> float | None:
-    """FLOP/s of one core in fp32 matrix products of NumPy; None where it cannot be measured.
+    """FLOP/s of one core in fp32 matrix products of NumPy; None if it cannot be measured.
 
     Kept in cpu_rate.json of the data home, if there is one, under the CPU's model, the number of cores and
-    NumPy's version; machines that share a data home do not take each other's.
+    NumPy's version, so that machines with a common data home keep their own.
     """
     return _rate_of(_machine())
 

@@ -18,7 +18,7 @@ class DiskEstimate:
     num_checkpoints: int
     """Kept, and one more that is being written."""
     dataset_bytes: int | None
-    """None where the dataset is not prepared."""
+    """None if the dataset is not prepared."""
     dataset_tokens: int | None
 
     @property
@@ -42,8 +42,7 @@ def estimate_disk(config: RunConfig) -> DiskEstimate:
 
 
 def num_checkpoints(config: RunConfig) -> int:
-    """Most checkpoints on disk at one time: the newest, the best, those kept for ever, and one being
-    written."""
+    """Most checkpoints on disk at one time: newest, best, kept for ever, and one being written."""
     if config.mode != "full":
         return 0
     checkpoint, steps = config.checkpoint, config.train_steps

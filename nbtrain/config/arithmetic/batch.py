@@ -30,10 +30,7 @@ class StepSizes:
 
     @classmethod
     def parse(cls, text: str, seq_length: int) -> "StepSizes":
-        """Of "0:16 2.4B:320 12B:1536", thresholds in tokens.
-
-        The text has the form that schema.py asks for.
-        """
+        """From "0:16 2.4B:320 12B:1536", with thresholds in tokens: the form that the schema checks."""
         pairs = (entry.split(":") for entry in text.split())
         return cls(tuple((_tokens(threshold) // seq_length, int(size)) for threshold, size in pairs))
 
@@ -108,8 +105,7 @@ class BatchSchedule:
 
 @functools.lru_cache(maxsize=64)
 def _stretches(schedule: BatchSchedule) -> tuple[list[int], list[int], list[int]]:
-    """First step, samples consumed before it, and batch size of each stretch of equal steps; the last has no
-    end.
+    """First step, samples before it and batch size of each stretch of equal steps; the last has no end.
 
     There is no entry for each step, because a ramp may be arbitrarily long.
     """

@@ -12,12 +12,12 @@ from nbtrain.config.schema import RunConfig
 
 
 def find_warnings(config: RunConfig) -> list[str]:
-    """One sentence or two each; empty where nothing is to be said."""
+    """One or two sentences each; empty if there is nothing to warn about."""
     return [warning for rule in RULES for warning in rule(config)]
 
 
 def hpz_stays_inside_a_machine(config: RunConfig) -> Problems:
-    """ZeRO++'s second copy saves traffic between machines, and only where it is shared inside one."""
+    """ZeRO++'s second copy saves traffic between machines only if it is shared inside one."""
     parallel, size = config.parallel, config.zero_hpz_partition_size
     if not parallel.zero_hpz:
         return
@@ -39,7 +39,7 @@ def hpz_stays_inside_a_machine(config: RunConfig) -> Problems:
 
 
 def quantized_gradients_cross_machines(config: RunConfig) -> Problems:
-    """DeepSpeed quantizes gradients where there are machines to send them between."""
+    """DeepSpeed quantizes gradients only if there are machines to send them between."""
     if config.parallel.zero_quantized_gradients and config.resources.nodes == 1:
         yield (
             f"{found(config, 'parallel.zero_quantized_gradients')}: on one machine gradients are not "
@@ -62,8 +62,7 @@ def best_is_looked_for_often(config: RunConfig) -> Problems:
 
 
 def nvme_folder_is_here(config: RunConfig) -> Problems:
-    """The folder of offloading may be another machine's, where the run is started; that launch asks for it
-    again."""
+    """The folder may be on the machine that trains, not here; the launch there looks for it again."""
     for name in ("offload_optimizer", "offload_param"):
         offload = getattr(config.parallel, name)
         if offload.device == "nvme" and offload.nvme_path and not Path(offload.nvme_path).is_dir():

@@ -12,7 +12,7 @@
            34 + 12 S   8 D    int64 document array: first sequence of each document, then S
 
 Byte-compatible with megatron-core and Megatron-DeepSpeed (`mmap`). A document is one sequence and ends in
-the end-of-document token (EOD), which is counted in its length. The writer is in indexed_writer.py.
+the end-of-document token (EOD), which is counted in its length. indexed_writer.py writes them.
 """
 
 import os

@@ -9,8 +9,8 @@ import pytest
 from nbtrain.base import files
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
-from nbtrain.dataset.indexed_writer import IndexedWriter
 from nbtrain.dataset.manifest import DatasetManifest
+from tests.dataset.indexed_writer import IndexedWriter
 
 WORDS = ["the", "model", "reads", "a", "text", "and", "is", "cut", "into", "tokens", "one", "by"]
 

@@ -13,9 +13,9 @@ from nbtrain.corpus.tokenizer import training as tokenizer_training
 from nbtrain.corpus.tokenizer.folder import save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.files import DatasetFiles
-from nbtrain.dataset.indexed_writer import IndexedWriter
 from nbtrain.dataset.manifest import DatasetManifest, manifest_dtype
 from nbtrain.dataset.of_run import dataset_of
+from tests.dataset.indexed_writer import IndexedWriter
 
 
 def make_tokenizer(name: str, texts: Sequence[str], vocab_size: int = 300) -> Tokenizer:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from nbtrain.base.errors import DataError
 from nbtrain.dataset import indexed
 from nbtrain.dataset.indexed import HEADER, IndexedDataset
-from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
+from nbtrain.dataset.indexed_writer import write_index
 from nbtrain.dataset.repair import plan_repair
+from tests.dataset.indexed_writer import IndexedWriter
 from tests.fuzzing import num_cases
 
 EDGES = [0, 1, 2, 3, 2**7, 2**15, 2**16, 2**31 - 1, 2**31, 2**32, 2**61, 2**62, 2**63 - 1, 2**63, 2**64 - 1]

@@ -13,7 +13,8 @@ import pytest
 from nbtrain.base.errors import DataError
 from nbtrain.dataset import indexed, indexed_writer
 from nbtrain.dataset.indexed import DTYPES, HEADER, IndexedDataset, check_vocabulary, optimal_dtype
-from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
+from nbtrain.dataset.indexed_writer import write_index
+from tests.dataset.indexed_writer import IndexedWriter
 
 
 @pytest.fixture

@@ -17,13 +17,14 @@ from nbtrain.cli import __main__ as cli
 from nbtrain.dataset import merge as module
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
-from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
+from nbtrain.dataset.indexed_writer import write_index
 from nbtrain.dataset.look.browser import Browser
 from nbtrain.dataset.look.inspect import verify
 from nbtrain.dataset.merge import merge
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 from tests.dataset.dataset_maker import make_dataset
+from tests.dataset.indexed_writer import IndexedWriter
 
 MEGATRON_MERGE = """
 import sys

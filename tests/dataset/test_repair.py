@@ -8,10 +8,11 @@ import pytest
 from nbtrain.base.errors import DataError
 from nbtrain.cli import __main__ as cli
 from nbtrain.dataset.indexed import IndexedDataset
-from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
+from nbtrain.dataset.indexed_writer import write_index
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.repair import plan_repair
 from tests.dataset.dataset_maker import make_dataset
+from tests.dataset.indexed_writer import IndexedWriter
 
 
 @pytest.fixture

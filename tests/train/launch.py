@@ -24,8 +24,8 @@ from nbtrain.base.rundir import JobDir, RunDir, new_job_id, new_run_id
 from nbtrain.config.attempt import attempt_record
 from nbtrain.config.load import load, load_resolved, to_yaml
 from nbtrain.dataset.files import DatasetFiles
-from nbtrain.dataset.indexed_writer import IndexedWriter
 from nbtrain.dataset.manifest import DatasetManifest
+from tests.dataset.indexed_writer import IndexedWriter
 
 if TYPE_CHECKING:
     from nbtrain.jobs.twin.fork_client import Ended, ForkServer

@@ -9,11 +9,11 @@ import torch
 
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset
-from nbtrain.dataset.indexed_writer import IndexedWriter
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.samples.packed_dataset import build_split
 from nbtrain.model.gpt import GPT, GPTConfig
 from nbtrain.train.batches import Batches
+from tests.dataset.indexed_writer import IndexedWriter
 
 SEQ, VOCABULARY = 24, 64
 

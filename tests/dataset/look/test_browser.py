@@ -5,7 +5,7 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import tokenizer_dir
-from nbtrain.dataset.indexed_writer import IndexedWriter, write_index
+from nbtrain.dataset.indexed_writer import write_index
 from nbtrain.dataset.look import browser as module
 from nbtrain.dataset.look.browser import Browser
 from nbtrain.dataset.look.inspect import inspect
@@ -13,6 +13,7 @@ from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 from tests.corpus.tokenizer.byte_fallback import byte_fallback_tokenizer
 from tests.dataset.dataset_maker import make_dataset
+from tests.dataset.indexed_writer import IndexedWriter
 
 
 def test_every_document_decodes(make_config, texts):

@@ -11,13 +11,13 @@ from nbtrain.base.errors import DataError
 from nbtrain.cli import __main__ as cli
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
-from nbtrain.dataset.indexed_writer import IndexedWriter
 from nbtrain.dataset.look import duplicates
 from nbtrain.dataset.look.card import data_card
 from nbtrain.dataset.look.inspect import inspect
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.prepare.prepare import prepare
 from tests.dataset.dataset_maker import make_dataset, make_tokenizer
+from tests.dataset.indexed_writer import IndexedWriter
 
 
 def test_card_of_a_run(make_config, texts):

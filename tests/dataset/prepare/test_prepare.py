@@ -423,12 +423,10 @@ KILLED = """
 import json, os, signal, sys
 from nbtrain.base import files
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset import indexed_writer
 from nbtrain.dataset.prepare import prepare
 from nbtrain.corpus.tokenizer import prepare as tokenizer
 
 config, calls = RunConfig.model_validate(json.loads(sys.argv[1])), 0
-prepare.ENCODE_BYTES = 10_000
 
 def counting(function, point):
     def call(*arguments, **keywords):
@@ -443,9 +441,9 @@ def prepared(home, point):
     # A fork for each: the imports are paid once.
     if child := os.fork():
         return os.waitpid(child, 0)[1]
-    # Wherever something has just got its final name, or tokens are appended.
+    # Wherever something has just got its final name, or tokens were appended.
     files.fsync_directory = counting(files.fsync_directory, point)
-    indexed_writer.IndexedWriter.add_batch = counting(indexed_writer.IndexedWriter.add_batch, point)
+    files.fsync_file = counting(files.fsync_file, point)
     tokenizer.save = counting(tokenizer.save, point)
     os.environ["NBTRAIN_DATA"] = home
     prepare.prepare(config)

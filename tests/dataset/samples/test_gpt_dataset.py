@@ -9,11 +9,11 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.dataset.indexed import IndexedDataset
-from nbtrain.dataset.indexed_writer import IndexedWriter
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.samples import gpt_dataset
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.dataset.samples.state import rank_positions
+from tests.dataset.indexed_writer import IndexedWriter
 
 
 def all_samples(dataset):

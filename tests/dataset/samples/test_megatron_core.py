@@ -157,8 +157,8 @@ def oracle(tmp_path_factory):
 
 def write(name: str, documents: int, seed: int) -> None:
     """As the fixture write_dataset of conftest.py, for a module."""
-    from nbtrain.dataset.indexed_writer import IndexedWriter
     from nbtrain.dataset.manifest import DatasetManifest
+    from tests.dataset.indexed_writer import IndexedWriter
 
     target = DatasetFiles.named(name)
     target.directory.mkdir(parents=True)

@@ -12,10 +12,10 @@ from nbtrain.base.errors import DataError
 from nbtrain.config.sources import AlpacaSource
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset
-from nbtrain.dataset.indexed_writer import IndexedWriter
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.samples import packed_dataset
 from nbtrain.dataset.samples.packed_dataset import build_split
+from tests.dataset.indexed_writer import IndexedWriter
 
 SEQ = 16
 EOD = 0

@@ -19,7 +19,7 @@ from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles, OpenDataset, stem_of
 from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary
-from nbtrain.dataset.manifest import DatasetManifest, added_unknown, manifest_dtype
+from nbtrain.dataset.manifest import DatasetManifest, added_counts, manifest_dtype
 
 
 @dataclass(frozen=True)
@@ -126,9 +126,9 @@ class BlendFiles(DatasetFiles):
             if manifest.tokenizer_sha256:
                 tokenizers.setdefault(manifest.tokenizer_sha256, entry.name)
         if len(tokenizers) > 1:
-            told = ", ".join(f"{name} {sha256[:12]}" for sha256, name in tokenizers.items())
+            listed = ", ".join(f"{name} {sha256[:12]}" for sha256, name in tokenizers.items())
             raise DataError(
-                f"{self.where}: the datasets were encoded with different tokenizers (sha256 of {told}): "
+                f"{self.where}: the datasets were encoded with different tokenizers (sha256 of {listed}): "
                 "their ids mean other text. Encode them with one tokenizer."
             )
         eods = {manifest.eod_id for manifest in manifests if manifest.eod_id is not None}
@@ -137,24 +137,12 @@ class BlendFiles(DatasetFiles):
                 f"{self.where}: the datasets end their documents in different tokens ({sorted(eods)}). "
                 "Encode them with one tokenizer."
             )
-        dropped: dict[str, int] = {}
-        for manifest in manifests:
-            for reason, count in manifest.counts["dropped"].items():
-                dropped[reason] = dropped.get(reason, 0) + count
-        sizes = [manifest.counts["bytes"] for manifest in manifests]
-        dtypes = sorted({manifest.dtype for manifest in manifests})
         return BlendManifest(
             json_key=manifests[0].json_key,
             sources=[source for manifest in manifests for source in manifest.sources],
-            counts={
-                "documents": sum(manifest.counts["documents"] for manifest in manifests),
-                "tokens": sum(manifest.counts["tokens"] for manifest in manifests),
-                "bytes": None if None in sizes else sum(sizes),
-                "dropped": dropped,
-                **added_unknown(manifests),
-            },
+            counts=added_counts(manifests),
             vocab_size=max(manifest.vocab_size for manifest in manifests),
-            dtype=", ".join(dtypes),
+            dtype=", ".join(sorted({manifest.dtype for manifest in manifests})),
             eod_id=next(iter(eods), None),
             tokenizer_sha256=next(iter(tokenizers), None),
             files={},

@@ -79,35 +79,20 @@ class IndexedDataset:
 
     Opening checks the header, both file sizes, the ends of every array, and the first OPENED_BLOCKS blocks of
     the index; a further block is checked when it is first read from. So no access leaves the file, whatever
-    the index says. Raises DataError if something does not agree. (A file that is cut while it is mapped ends
-    the process, as with every mapping: datasets are written by rename, never in place.)
+    the index says. With `surplus_allowed`, for repairs, the .bin may hold more tokens than the index counts.
+    Raises DataError if something does not agree. (A file that is cut while it is mapped ends the process, as
+    with every mapping: datasets are written by rename, never in place.)
     """
 
-    def __init__(self, prefix: str | os.PathLike):
+    def __init__(self, prefix: str | os.PathLike, surplus_allowed: bool = False):
         self.prefix = Path(prefix)
-        self._open(checked=True)
-
-    @classmethod
-    def unchecked(cls, prefix: str | os.PathLike) -> "IndexedDataset":
-        """As opening, but a .bin that holds more tokens than the index counts is accepted: for repairs."""
-        dataset = cls.__new__(cls)
-        dataset.prefix = Path(prefix)
-        dataset._open(checked=False)
-        return dataset
-
-    def _open(self, checked: bool) -> None:
         self.dtype, num_sequences, num_entries = read_header(idx_path(self.prefix))
         # asarray: the same memory as a plain array, without memmap's price at every slice.
         index = np.asarray(np.memmap(idx_path(self.prefix), mode="r", dtype=np.uint8))
-        cut = [
-            HEADER.size,
-            HEADER.size + 4 * num_sequences,
-            HEADER.size + 12 * num_sequences,
-            HEADER.size + 12 * num_sequences + 8 * num_entries,
-        ]
-        self.lengths = index[cut[0] : cut[1]].view("<i4")
-        self.pointers = index[cut[1] : cut[2]].view("<i8")
-        self._document_indices = index[cut[2] : cut[3]].view("<i8")
+        sizes = (HEADER.size, 4 * num_sequences, 8 * num_sequences)
+        _, lengths, pointers, documents = np.split(index, np.cumsum(sizes))
+        self.lengths, self.pointers = lengths.view("<i4"), pointers.view("<i8")
+        self._document_indices = documents.view("<i8")
         self._documents_checked = False
         self._itemsize = self.dtype.itemsize
         # One flag a block: that its lengths and offsets are right.
@@ -115,7 +100,7 @@ class IndexedDataset:
         if not bin_path(self.prefix).is_file():
             raise missing(bin_path(self.prefix))
         self._check_ends()
-        self._check_bin_size(surplus_allowed=not checked)
+        self._check_bin_size(surplus_allowed)
         size = bin_path(self.prefix).stat().st_size // self._itemsize
         self.tokens = (
             np.asarray(np.memmap(bin_path(self.prefix), mode="r", dtype=self.dtype, shape=(size,)))
@@ -127,13 +112,9 @@ class IndexedDataset:
         if num_entries <= BLOCK * OPENED_BLOCKS:
             self.check_documents()
 
-    def __getstate__(self) -> dict:
+    def __reduce__(self) -> tuple:
         # A worker process maps the files itself; a pickled memmap would carry the whole array.
-        return {"prefix": self.prefix}
-
-    def __setstate__(self, state: dict) -> None:
-        self.prefix = state["prefix"]
-        self._open(checked=True)
+        return IndexedDataset, (self.prefix,)
 
     def __len__(self) -> int:
         return len(self.lengths)
@@ -142,12 +123,13 @@ class IndexedDataset:
         return self.get(sequence)
 
     def get(self, sequence: int, offset: int = 0, length: int | None = None) -> np.ndarray:
-        """`length` tokens of a sequence from `offset` on; None means to its end. Never fewer: DataError
-        instead.
-        """
+        """`length` tokens of a sequence from `offset` on; None: to its end. DataError if it has fewer."""
         block = sequence >> BLOCK_BITS
         if sequence < 0 or block >= len(self._checked):
-            sequence, block = self._place(sequence)
+            if not -len(self) <= sequence < len(self):
+                raise IndexError(f"sequence {sequence:,} of {len(self):,}")
+            sequence %= len(self)
+            block = sequence >> BLOCK_BITS
         if not self._checked[block]:
             self._check_block(block)
         available = self.lengths.item(sequence)
@@ -162,19 +144,10 @@ class IndexedDataset:
         start = self.pointers.item(sequence) // self._itemsize + offset
         return self.tokens[start : start + length]
 
-    def _place(self, sequence: int) -> tuple[int, int]:
-        """(sequence, its block) of a number counted from the end. IndexError if there is no such sequence."""
-        if not -len(self) <= sequence < len(self):
-            raise IndexError(f"sequence {sequence:,} of {len(self):,}")
-        sequence %= len(self)
-        return sequence, sequence >> BLOCK_BITS
-
     @property
     def num_tokens(self) -> int:
         """Tokens by the index (sum of all lengths)."""
-        if not len(self):
-            return 0
-        return int(self.pointers[-1]) // self._itemsize + int(self.lengths[-1])
+        return self._end // self._itemsize
 
     @property
     def num_documents(self) -> int:
@@ -238,13 +211,10 @@ class IndexedDataset:
         np.cumsum(lengths, dtype=np.int64, out=expected[1:])
         expected *= self._itemsize
         start = int(self.pointers[first])
+        before = int(self.pointers[first - 1]) + int(self.lengths[first - 1]) * self._itemsize if first else 0
         found = np.append(self.pointers[first:last], self._end if last == len(self) else self.pointers[last])
         # Compared as differences from the first, so that a hostile one cannot overflow either.
         wrong = np.flatnonzero((found.view(np.uint64) - np.uint64(start % 2**64)) != expected.view(np.uint64))
-        if first:
-            before = int(self.pointers[first - 1]) + int(self.lengths[first - 1]) * self._itemsize
-        else:
-            before = 0
         if start != before or wrong.size:
             at = first if start != before else first + int(wrong[0])
             must = before if start != before else start + int(expected[wrong[0]])
@@ -259,7 +229,7 @@ class IndexedDataset:
     @property
     def _end(self) -> int:
         """The byte after the last token, by the index."""
-        return int(self.pointers[-1]) + int(self.lengths[-1]) * self._itemsize
+        return int(self.pointers[-1]) + int(self.lengths[-1]) * self._itemsize if len(self) else 0
 
     def _wrong_pointer(self, sequence: int, pointer: int, must: str) -> DataError:
         return DataError(
@@ -341,11 +311,10 @@ class IndexedDataset:
             )
         return largest
 
-    def chunks(self, start: int = 0, stop: int | None = None) -> Iterator[np.ndarray]:
-        """The flat token stream from token `start` to `stop`, in pieces of at most SCAN_TOKENS."""
-        stop = self.num_tokens if stop is None else stop
-        for first in range(start, stop, SCAN_TOKENS):
-            yield self.tokens[first : min(first + SCAN_TOKENS, stop)]
+    def chunks(self) -> Iterator[np.ndarray]:
+        """All tokens in order, in pieces of at most SCAN_TOKENS."""
+        for first in range(0, self.num_tokens, SCAN_TOKENS):
+            yield self.tokens[first : first + SCAN_TOKENS]
 
 
 AGAIN = "Copy the file again, or make it again with `nbtrain prepare RUN.yaml --force`."

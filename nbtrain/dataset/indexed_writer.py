@@ -12,7 +12,9 @@ from nbtrain.dataset.indexed import CODES, HEADER, MAGIC, VERSION
 CHUNK = 1 << 20
 """Entries of an index that are written at one time."""
 Chunks = Callable[[], Iterable[np.ndarray]]
-"""Gives an array piece by piece, each time it is called from its beginning on."""
+"""Gives an array piece by piece, from its beginning at each call."""
+FileEntry = dict[str, int | str]
+"""bytes and sha256 of a file, as a manifest holds them."""
 # Values per insertion from which copying slices is faster than a mask.
 LONG_SLICE = 64
 
@@ -22,19 +24,18 @@ def write_index(path: Path, dtype: np.dtype, lengths: np.ndarray, documents: np.
     num_entries = len(lengths) + 1 if documents is None else len(documents)
 
     def entries() -> Iterator[np.ndarray]:
-        for first in range(0, num_entries, CHUNK):
-            last = min(first + CHUNK, num_entries)
-            yield np.arange(first, last) if documents is None else documents[first:last]
+        if documents is not None:
+            return pieces(documents)
+        firsts = range(0, num_entries, CHUNK)
+        return (np.arange(first, min(first + CHUNK, num_entries)) for first in firsts)
 
-    return write_index_chunks(path, dtype, len(lengths), num_entries, lambda: _chunks(lengths), entries)
+    return write_index_chunks(path, dtype, len(lengths), num_entries, lambda: pieces(lengths), entries)
 
 
 def write_index_chunks(
     path: Path, dtype: np.dtype, num_sequences: int, num_entries: int, lengths: Chunks, documents: Chunks
 ) -> str:
-    """As write_index, of arrays that need not be in memory: `lengths` is gone through twice, `documents`
-    once.
-    """
+    """As write_index, for arrays not in memory: `lengths` is called twice, `documents` once."""
     dtype = np.dtype(dtype).newbyteorder("<")
     digest = hashlib.sha256()
     with files.atomic_writer(path) as stream:
@@ -56,9 +57,9 @@ def write_index_chunks(
     return digest.hexdigest()
 
 
-def _chunks(values: np.ndarray) -> Iterator[np.ndarray]:
-    for first in range(0, len(values), CHUNK):
-        yield values[first : first + CHUNK]
+def pieces(values: np.ndarray) -> Iterator[np.ndarray]:
+    """Views of at most CHUNK entries each, in order."""
+    return (values[first : first + CHUNK] for first in range(0, len(values), CHUNK))
 
 
 def insert_at(values: np.ndarray, ends: np.ndarray, inserted: np.ndarray, dtype: np.dtype) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The manifest of a dataset: what its files are, what they were made of, and one hash that names them all."""
 
 import hashlib
+from collections import Counter
 from collections.abc import Container, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -115,8 +116,17 @@ def manifest_dtype(dtype: np.dtype) -> str:
     return dtype.newbyteorder("=").name
 
 
-def added_unknown(manifests: Sequence[DatasetManifest]) -> dict[str, int]:
-    """{"unknown_tokens": n} of all of them, for the counts of one dataset made of them; {} if one has no
-    count."""
-    counted = [manifest.unknown_tokens for manifest in manifests]
-    return {} if None in counted else {"unknown_tokens": sum(filter(None, counted))}
+def added_counts(manifests: Sequence[DatasetManifest]) -> dict[str, Any]:
+    """The counts of one dataset made of all these; a figure that one of them does not know is not known."""
+    counts = [manifest.counts for manifest in manifests]
+    dropped: Counter[str] = Counter()
+    for entry in counts:
+        dropped.update(entry["dropped"])
+    texts, unknown = [entry["bytes"] for entry in counts], [entry.get("unknown_tokens") for entry in counts]
+    return {
+        "documents": sum(entry["documents"] for entry in counts),
+        "tokens": sum(entry["tokens"] for entry in counts),
+        "bytes": None if None in texts else sum(texts),
+        "dropped": dict(dropped),
+        **({} if None in unknown else {"unknown_tokens": sum(unknown)}),
+    }

@@ -15,8 +15,7 @@ k is the same record in all of them; a prefix stands for that pair alone.
 import hashlib
 import os
 import shutil
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,10 @@ from nbtrain.base.workspace import NAME_RULE, dataset_dir, display, resolve, val
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import HEADER, IndexedDataset
-from nbtrain.dataset.indexed_writer import CHUNK, write_index_chunks
-from nbtrain.dataset.look.tables import html_table, text_table
-from nbtrain.dataset.manifest import LEVELS, DatasetManifest, added_unknown, is_mask, manifest_dtype
+from nbtrain.dataset.indexed_writer import FileEntry, pieces, write_index_chunks
+from nbtrain.dataset.look.tables import Table, html_table, text_table
+from nbtrain.dataset.manifest import LEVELS, DatasetManifest, added_counts, is_mask, manifest_dtype
 from nbtrain.dataset.of_run import find_dataset
-
-COPY_TOKENS = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -63,26 +60,22 @@ class Merged:
         return asdict(self)
 
     def __str__(self) -> str:
-        said = (
-            ""
-            if self.manifest
-            else "\nNo manifest: not every input has one. `nbtrain prepare` makes it on use."
-        )
+        text = text_table(*self._table())
+        if not self.manifest:
+            text += "\nNo manifest: not every input has one. `nbtrain prepare` makes it on use."
         if self.left_out:
-            said += f"\nLeft out, for a prefix names one pair: {', '.join(self.left_out)}."
-        return text_table(*self._table()) + said
+            text += f"\nLeft out, since a prefix names one pair: {', '.join(self.left_out)}."
+        return text
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
         return html_table(*self._table())
 
-    def _table(self) -> tuple[list[str], list[list[str]]]:
-        rows = [*self.inputs, {**asdict(self)}, *self.beside]
-        return ["", "sequences", "documents", "tokens"], [
-            [row["prefix"], *(f"{row[name]:,}" for name in ("sequences", "documents", "tokens"))]
-            for row in rows
-        ]
+    def _table(self) -> Table:
+        names = ["sequences", "documents", "tokens"]
+        rows = [*self.inputs, vars(self), *self.beside]
+        return ["", *names], [[row["prefix"], *(f"{row[name]:,}" for name in names)] for row in rows]
 
 
 def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunConfig]) -> Merged:
@@ -102,7 +95,7 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
     pairs = groups[0].pairs
     manifests = [_manifest_of(dataset) for dataset in inputs]
     for group in groups:
-        _check_dtypes(group.inputs, group.pairs)
+        _check_dtypes(group)
         _check_documents(groups[0], group)
     _check_tokenizers(inputs, manifests)
     target = _output_files(output, inputs[0].stem, stems)
@@ -112,9 +105,13 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
         _check_free(outputs)
         try:
             with Progress(f"merge {target.stem}", num_bytes, "B") as progress:
-                written: dict[str, dict[str, int | str]] = {}
+                written: dict[str, FileEntry] = {}
                 for place, group in zip(outputs, groups):
-                    written |= _write_group(place, group, progress)
+                    if group.is_masked:
+                        chunks = _mask_chunks(group)
+                        written |= _write(place.loss_mask, group.pairs, chunks, np.dtype("u1"), progress)
+                    chunks = (chunk for pair in group.pairs for chunk in pair.chunks())
+                    written |= _write(place, group.pairs, chunks, group.pairs[0].dtype, progress)
             known = [manifest for manifest in manifests if manifest is not None]
             if len(known) == len(manifests):
                 manifest = _joined_manifest(target, inputs, pairs, known, written)
@@ -139,7 +136,7 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
 
 @dataclass(frozen=True)
 class _Group:
-    """The pairs that become one, of each input one."""
+    """The pairs that become one: one of each input."""
 
     inputs: Sequence[DatasetFiles]
     pairs: list[IndexedDataset]
@@ -178,9 +175,7 @@ def _is_whole(target: str | os.PathLike | RunConfig, dataset: DatasetFiles) -> b
 
 
 def _left_out(inputs: Sequence[DatasetFiles]) -> list[str]:
-    """The pairs that belong to those which were named by a prefix; in a loose folder none belongs to
-    another.
-    """
+    """The pairs that a manifest puts beside `inputs`, which were named by a prefix each."""
     found = [
         dataset.pair(stem).prefix
         for dataset in inputs
@@ -212,7 +207,7 @@ def _manifest_of(dataset: DatasetFiles) -> DatasetManifest | None:
 
 
 def _check_levels(inputs: Sequence[DatasetFiles]) -> None:
-    known = [(dataset, level) for dataset in inputs if (level := _level(dataset.stem)) is not None]
+    known = [(dataset, level) for dataset in inputs for level in LEVELS if dataset.stem.endswith(f"_{level}")]
     for dataset, level in known:
         first, wanted = known[0]
         if level != wanted:
@@ -221,10 +216,6 @@ def _check_levels(inputs: Sequence[DatasetFiles]) -> None:
                 f"are {wanted}s. Only pairs of one level can be merged: encode one again with the other's "
                 "data.split_sentences."
             )
-
-
-def _level(stem: str) -> str | None:
-    return next((level for level in LEVELS if stem.endswith(f"_{level}")), None)
 
 
 def _check_keys(inputs: Sequence[DatasetFiles], others: Sequence[list[str]]) -> None:
@@ -252,13 +243,14 @@ def _check_documents(main: _Group, group: _Group) -> None:
             )
 
 
-def _check_dtypes(inputs: Sequence[DatasetFiles], pairs: Sequence[IndexedDataset]) -> None:
-    for dataset, pair in zip(inputs, pairs):
-        if pair.dtype != pairs[0].dtype:
+def _check_dtypes(group: _Group) -> None:
+    first = group.pairs[0].dtype
+    for dataset, pair in zip(group.inputs, group.pairs):
+        if pair.dtype != first:
             raise DataError(
-                f"{display(dataset.prefix)}: holds {pair.dtype.name}, {display(inputs[0].prefix)} holds "
-                f"{pairs[0].dtype.name}. Pairs of different dtypes cannot be merged: encode one again with "
-                "the other's."
+                f"{display(dataset.prefix)}: holds {pair.dtype.name}, {display(group.inputs[0].prefix)} "
+                f"holds {first.name}. Pairs of different dtypes cannot be merged: encode one again with the "
+                "other's."
             )
 
 
@@ -317,13 +309,13 @@ def _paths(outputs: Sequence[DatasetFiles]) -> list[Path]:
 
 def _check_space(target: DatasetFiles, groups: Sequence[_Group]) -> int:
     """The bytes of tokens and masks. Raises DataError if the disk has less room than all files need."""
-    num_bytes = needed = 0
+    num_bytes = index_bytes = 0
     for group in groups:
         tokens = sum(pair.num_tokens for pair in group.pairs)
         index = HEADER.size + sum(12 * len(pair) + 8 * pair.num_documents for pair in group.pairs) + 8
         num_bytes += tokens * (group.pairs[0].dtype.itemsize + group.is_masked)
-        needed += index * (1 + group.is_masked)
-    needed += num_bytes
+        index_bytes += index * (1 + group.is_masked)
+    needed = num_bytes + index_bytes
     folder = target.directory
     while not folder.is_dir():
         folder = folder.parent
@@ -339,38 +331,28 @@ def _check_space(target: DatasetFiles, groups: Sequence[_Group]) -> int:
 # --- writing ------------------------------------------------------------------------------------------------
 
 
-def _write_group(target: DatasetFiles, group: _Group, progress: Progress) -> dict[str, dict[str, int | str]]:
-    written: dict[str, dict[str, int | str]] = {}
-    if group.is_masked:
-        chunks = _mask_chunks(group.pairs, group.masks)
-        written |= _write(target.loss_mask, group.pairs, chunks, np.dtype("u1"), progress)
-    tokens = (chunk for pair in group.pairs for chunk in pair.chunks())
-    return written | _write(target, group.pairs, tokens, group.pairs[0].dtype, progress)
-
-
 def _write(
     target: DatasetFiles,
     pairs: Sequence[IndexedDataset],
     chunks: Iterator[np.ndarray],
     dtype: np.dtype,
     progress: Progress,
-) -> dict[str, dict[str, int | str]]:
+) -> dict[str, FileEntry]:
     """Write one pair and return its entries for the manifest."""
     digest = hashlib.sha256()
     num_bytes = 0
     with files.atomic_writer(target.bin) as stream:
         for chunk in chunks:
-            content = chunk.data
-            digest.update(content)
-            stream.write(content)
-            num_bytes += content.nbytes
-            progress.update(content.nbytes)
+            digest.update(chunk.data)
+            stream.write(chunk.data)
+            num_bytes += chunk.nbytes
+            progress.update(chunk.nbytes)
     sha256 = write_index_chunks(
         target.idx,
         dtype,
         sum(len(pair) for pair in pairs),
         1 + sum(pair.num_documents for pair in pairs),
-        _lengths_of(pairs),
+        lambda: (part for pair in pairs for part in pieces(pair.lengths)),
         lambda: _documents(pairs),
     )
     return {
@@ -379,31 +361,20 @@ def _write(
     }
 
 
-def _lengths_of(pairs: Sequence[IndexedDataset]) -> Callable[[], Iterator[np.ndarray]]:
-    return lambda: (
-        pair.lengths[first : first + CHUNK] for pair in pairs for first in range(0, len(pair), CHUNK)
-    )
-
-
 def _documents(pairs: Sequence[IndexedDataset]) -> Iterator[np.ndarray]:
     sequences = 0
     yield np.zeros(1, np.int64)
     for pair in pairs:
-        documents = pair.document_indices
-        for first in range(1, len(documents), CHUNK):
-            yield documents[first : first + CHUNK] + sequences
+        yield from (part + sequences for part in pieces(pair.document_indices[1:]))
         sequences += len(pair)
 
 
-def _mask_chunks(
-    pairs: Sequence[IndexedDataset], masks: Sequence[IndexedDataset | None]
-) -> Iterator[np.ndarray]:
-    for pair, mask in zip(pairs, masks):
+def _mask_chunks(group: _Group) -> Iterator[np.ndarray]:
+    for pair, mask in zip(group.pairs, group.masks):
         if mask is not None:
             yield from mask.chunks()
-            continue
-        for first in range(0, pair.num_tokens, COPY_TOKENS):
-            yield np.ones(min(COPY_TOKENS, pair.num_tokens - first), np.uint8)
+        else:
+            yield from (np.ones(len(chunk), np.uint8) for chunk in pair.chunks())
 
 
 def _joined_manifest(
@@ -411,29 +382,23 @@ def _joined_manifest(
     inputs: Sequence[DatasetFiles],
     pairs: Sequence[IndexedDataset],
     manifests: Sequence[DatasetManifest],
-    written: dict[str, dict[str, int | str]],
+    written: dict[str, FileEntry],
 ) -> DatasetManifest:
     sources: list[dict[str, Any]] = []
-    dropped: Counter[str] = Counter()
     sequences = 0
     for pair, manifest in zip(pairs, manifests):
         for source in manifest.sources:
             if "sequences" in source:
                 source = {**source, "sequences": [sequences + end for end in source["sequences"]]}
             sources.append(source)
-        dropped.update(manifest.counts["dropped"])
         sequences += len(pair)
-    texts = [manifest.counts["bytes"] for manifest in manifests]
-    stem = target.stem
     return DatasetManifest(
-        json_key=stem.removesuffix("_document").removesuffix("_sentence"),
+        json_key=target.stem.removesuffix("_document").removesuffix("_sentence"),
         sources=sources,
         counts={
+            **added_counts(manifests),
             "documents": sum(pair.num_documents for pair in pairs),
             "tokens": sum(pair.num_tokens for pair in pairs),
-            "bytes": None if None in texts else sum(texts),
-            "dropped": dict(dropped),
-            **added_unknown(manifests),
         },
         vocab_size=max(manifest.vocab_size for manifest in manifests),
         dtype=manifest_dtype(pairs[0].dtype),

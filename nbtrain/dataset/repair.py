@@ -5,12 +5,12 @@ Megatron-DeepSpeed's preprocess_data.py --append-eod appends the EOD to a docume
     .bin     a a a E b b E c E        9 tokens
     lengths  3 2 1                    6 tokens: document 1 would begin at E, document 2 at b
 
-Found when the .bin holds one token more for each document that holds any, and all these tokens are one and
-the same. Then the last sequence of each document becomes one token longer; the .bin and the document array
-stay.
+Found if the .bin holds one token more for each document that holds any, and all these tokens are equal. The
+repair makes the last sequence of each document one token longer; the .bin and the document array stay.
 """
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,7 @@ from nbtrain.dataset.indexed_writer import write_index
 from nbtrain.dataset.of_run import find_dataset
 
 SHOWN_TOKENS = 8
+COPY_BYTES = 1 << 22
 ANOTHER = "This is another damage: make it again."
 
 
@@ -65,19 +66,18 @@ class Repair:
     def apply(self) -> None:
         """Write the repaired index by rename, and the manifest's entry if there is a manifest.
 
-        Raises DataError, and changes nothing, where the kept index of an earlier repair is in the way.
+        Raises DataError, and changes nothing, if an index that an earlier repair has kept is in the way.
         """
         with locked_directory(self.dataset.directory):
-            broken = IndexedDataset.unchecked(self.dataset.prefix)
-            lengths, _ = _mended_lengths(broken)
+            broken = IndexedDataset(self.dataset.prefix, surplus_allowed=True)
+            lengths, _ = _repaired_lengths(broken)
             manifest = self.dataset.manifest()
             if self.kept_idx.exists():
                 raise DataError(
                     f"{display(self.kept_idx)}: there already, from an earlier repair. Move it away first."
                 )
             with self.dataset.idx.open("rb") as old, files.atomic_writer(self.kept_idx) as kept:
-                while piece := old.read(1 << 22):
-                    kept.write(piece)
+                shutil.copyfileobj(old, kept, COPY_BYTES)
             sha256 = write_index(self.dataset.idx, broken.dtype, lengths, broken.document_indices)
             if manifest is not None and self.dataset.idx.name in manifest.files:
                 entry = {"bytes": self.dataset.idx.stat().st_size, "sha256": sha256}
@@ -94,12 +94,12 @@ def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None
     Raises DataError for every other damage.
     """
     dataset = find_dataset(target)
-    broken = IndexedDataset.unchecked(dataset.prefix)
+    broken = IndexedDataset(dataset.prefix, surplus_allowed=True)
     if len(broken.tokens) == broken.num_tokens:
         # Raises if something else is wrong.
         IndexedDataset(dataset.prefix).check()
         return None
-    lengths, ends = _mended_lengths(broken)
+    lengths, ends = _repaired_lengths(broken)
     where = display(dataset.bin)
     if not len(ends) or len(broken.tokens) != int(lengths.sum(dtype=np.int64)):
         raise DataError(
@@ -131,10 +131,8 @@ def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None
     )
 
 
-def _mended_lengths(broken: IndexedDataset) -> tuple[np.ndarray, np.ndarray]:
-    """(lengths with each document's EOD counted, the token at which each document that holds any would
-    end).
-    """
+def _repaired_lengths(broken: IndexedDataset) -> tuple[np.ndarray, np.ndarray]:
+    """(lengths with each document's EOD counted, the last token of each document that holds any)."""
     broken.check()
     documents = broken.document_indices
     last = documents[1:][documents[1:] > documents[:-1]] - 1

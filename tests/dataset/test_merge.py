@@ -14,6 +14,7 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.cli import __main__ as cli
+from nbtrain.dataset import indexed_writer
 from nbtrain.dataset import merge as module
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import IndexedDataset
@@ -56,11 +57,12 @@ def content(prefix):
 
 def test_merged_is_what_one_writer_writes(folder, monkeypatch):
     """Three pairs, one of them empty, in pieces: the bytes of a writer that had all documents."""
-    monkeypatch.setattr(module, "CHUNK", 2)
     documents = [[1, 2], [3], [4, 5, 6], [7], [8, 8]]
+    expected = content(pair(folder, "whole", documents))
+    monkeypatch.setattr(indexed_writer, "CHUNK", 2)
     parts = [pair(folder, "a", documents[:3]), pair(folder, "b", []), pair(folder, "c", documents[3:])]
     merged = merge(folder / "all", parts)
-    assert content(folder / "all") == content(pair(folder, "whole", documents))
+    assert content(folder / "all") == expected
     assert (merged.documents, merged.tokens, merged.manifest) == (5, 14, False)
     assert str(merged) == (
         "          sequences  documents  tokens\n"
@@ -253,7 +255,7 @@ def test_a_prefix_is_one_pair(make_config, workspace):
     assert DatasetFiles.named("all").require().stems == ["text_document"]
     assert merged.beside == []
     assert merged.left_out == ["data/dataset/one/title_document"]
-    assert str(merged).endswith("\nLeft out, for a prefix names one pair: data/dataset/one/title_document.")
+    assert str(merged).endswith("\nLeft out, since a prefix names one pair: data/dataset/one/title_document.")
 
 
 def test_a_key_of_some_inputs_is_refused(make_config, workspace):

@@ -1,6 +1,4 @@
-"""Documents of a dataset, read straight from its .bin and decoded: one, several, or the next that holds a
-text.
-"""
+"""Documents of a dataset, read from its .bin and decoded: one, several, or the next that holds a text."""
 
 import html
 import itertools
@@ -10,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Union
 
 import numpy as np
 
@@ -30,14 +28,7 @@ SEARCHED_TOKENS = 100_000
 SEARCH_SECONDS = 3.0
 UNLEARNT = "color:#7a828e"
 LEARNT = "background-color:rgba(46,158,79,.18)"
-
-
-class Decoder(Protocol):
-    """What decodes: our own Tokenizer, or somebody's."""
-
-    def decode(self, ids: Sequence[int]) -> str: ...
-
-    def decode_finished(self, ids: Sequence[int]) -> tuple[str, bool]: ...
+Decoder = Union[Tokenizer, "_ForeignTokenizer"]
 
 
 @dataclass(frozen=True)
@@ -109,11 +100,23 @@ def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
     return "".join(parts)
 
 
-class Browser:
-    """The documents of one pair. `named` is a tokenizer's name or path; None takes that of the manifest's
-    hash.
+def samples_text(samples: Sequence[Mapping[str, Any]], most_chars: int | None = None) -> list[str]:
+    """Documents as Document.to_dict gives them, each as indented lines, of at most `most_chars`."""
+    parts = []
+    for sample in samples:
+        shown = sample["text"][:most_chars]
+        if len(shown) < len(sample["text"]):
+            shown = shown.rstrip() + " ..."
+        lines = "\n".join(f"  | {line}" for line in shown.splitlines())
+        parts.append(f"document {sample['document']:,} ({sample['tokens']:,} tokens)\n{lines}")
+    return parts
 
-    Raises DataError if the pair is missing or damaged, or if a named tokenizer does not exist.
+
+class Browser:
+    """The documents of one pair, decoded.
+
+    `named` is a tokenizer's name or path; None takes the one whose hash the manifest holds. Raises DataError
+    if the pair is missing or damaged, or if a named tokenizer does not exist.
     """
 
     def __init__(self, target: str | os.PathLike | RunConfig | DatasetFiles, named: str | None = None):
@@ -122,7 +125,7 @@ class Browser:
         self.manifest = manifest_of_pair(self.dataset)
         self.mask = self.dataset.open_loss_mask(self.indexed)
         self.eod_id = self.manifest.eod_id if self.manifest else None
-        self._decoder, self.tokenizer = find_tokenizer(target, self.manifest, named)
+        self._decoder, self.tokenizer = _find_tokenizer(target, self.manifest, named)
 
     @property
     def num_documents(self) -> int:
@@ -172,21 +175,21 @@ class Browser:
     @cached_property
     def _sources(self) -> list[tuple[str, int, int]]:
         """Name and sequences [first, last) of each source, if there are several."""
-        told = (
-            [source for source in self.manifest.sources if source.get("sequences")] if self.manifest else []
-        )
-        named = [(source.get("name") or source.get("kind") or "", *source["sequences"]) for source in told]
+        named = [
+            (source.get("name") or source.get("kind") or "", *source["sequences"])
+            for source in (self.manifest.sources if self.manifest else [])
+            if source.get("sequences")
+        ]
         return [entry for entry in named if entry[2] > entry[1]] if len(named) > 1 else []
 
     def _source(self, sequence: int) -> str | None:
         return next((name for name, first, last in self._sources if first <= sequence < last), None)
 
     def find(self, text: str, start: int = 0, seconds: float = SEARCH_SECONDS) -> tuple[int | None, int]:
-        """(the next document from `start` on whose text holds `text`, the one to go on from); capitals do not
-        count.
+        """(the next document from `start` on that holds `text`, the document to go on from).
 
-        Gives up after `seconds`: the first value is then None, the second less than num_documents. Of a long
-        document the first SEARCHED_TOKENS are searched.
+        Capitals do not count. Gives up after `seconds`: the first value is then None, the second less than
+        num_documents. Of a long document the first SEARCHED_TOKENS are searched.
         """
         wanted = text.casefold()
         deadline = time.monotonic() + seconds
@@ -218,8 +221,8 @@ class Browser:
         """The text of `ids`; if they are `cut`, without a last character that the cut has gone through."""
         if self._decoder is None:
             return " ".join(map(str, ids.tolist()))
-        size = getattr(self._decoder, "vocab_size", None)
-        if size is not None and len(ids) and int(ids.max()) >= size:
+        size = self._decoder.vocab_size
+        if len(ids) and int(ids.max()) >= size:
             raise DataError(
                 f"{display(self.dataset.bin)}: holds token id {int(ids.max()):,}, but {self.tokenizer} has "
                 f"{size:,} entries: it was encoded with another tokenizer. Name that one."
@@ -233,13 +236,13 @@ def manifest_of_pair(dataset: DatasetFiles) -> DatasetManifest | None:
     return manifest if manifest is not None and dataset.bin.name in manifest.files else None
 
 
-def find_tokenizer(
+def _find_tokenizer(
     target: Any, manifest: DatasetManifest | None, named: str | None
 ) -> tuple[Decoder | None, str | None]:
-    """(what decodes, where it lies): the named one; else, by the manifest's hash, the run's or any in the
-    data home.
+    """(what decodes, where it lies): the named tokenizer, else the one whose hash the manifest holds.
 
-    (None, None) if no tokenizer has this hash. Raises DataError if a named tokenizer does not exist.
+    The run's own is looked at first, then all of the data home; (None, None) if none has this hash. Raises
+    DataError if a named tokenizer does not exist.
     """
     if named is not None:
         return _named_tokenizer(named)

@@ -19,19 +19,19 @@ from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.blend import BlendFiles
 from nbtrain.dataset.indexed import IndexedDataset
-from nbtrain.dataset.look.browser import Browser, samples_html
+from nbtrain.dataset.look.browser import Browser, samples_html, samples_text
 from nbtrain.dataset.look.card_pictures import bars_svg, histogram_svg
 from nbtrain.dataset.look.duplicates import Duplicates, find_duplicates
-from nbtrain.dataset.look.tables import Table, html_table, source_rows, text_table
+from nbtrain.dataset.look.tables import SOURCE_COLUMNS, Table, html_table, source_rows, text_table
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest
-from nbtrain.dataset.prepare.report import split_rows
+from nbtrain.dataset.prepare.report import split_rows, splits_table
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES, split_bounds
 
 NUM_SAMPLES = 12
 NUM_TEXT_SAMPLES = 4
 SAMPLE_TOKENS = 400
-TEXT_SAMPLE_TOKENS = 160
+TEXT_SAMPLE_CHARS = 800
 MAX_EPOCHS = 4.0
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
@@ -44,8 +44,54 @@ th{{border-bottom:1px solid #9aa2ad;font-weight:600}}summary{{cursor:pointer}}pr
 """
 
 
-@dataclass(frozen=True)
-class DataCard:
+class _Card:
+    """What both kinds of card have: a heading, warnings, tables and pictures, as text and as HTML."""
+
+    warnings: list[str]
+
+    @property
+    def _heading(self) -> str:
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        parts = [self._heading, *(text_table(*table) for table in self._tables())]
+        parts += [f"warning: {warning}" for warning in self.warnings]
+        return printable("\n\n".join([*parts, *self._text_parts()]))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def to_page(self) -> str:
+        """A whole HTML page that needs nothing beside it."""
+        return PAGE.format(title=html.escape(f"data card of {self._heading}"), body=self.to_html())
+
+    def summary_html(self) -> str:
+        """The heading, warnings, tables and pictures, without what follows them."""
+        warnings = "".join(
+            f'<p style="color:#b3540b"><b>warning</b>: {html.escape(warning)}</p>'
+            for warning in self.warnings
+        )
+        tables = "".join(html_table(*table) for table in self._tables())
+        return f"<h3>{html.escape(self._heading)}</h3>{warnings}{tables}{self._pictures()}"
+
+    def to_html(self) -> str:
+        """A self-contained fragment; pictures are inline SVG."""
+        raise NotImplementedError
+
+    def _tables(self) -> list[Table]:
+        raise NotImplementedError
+
+    def _pictures(self) -> str:
+        raise NotImplementedError
+
+    def _text_parts(self) -> list[str]:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class DataCard(_Card):
     """A dataset described; shows itself as text and as HTML."""
 
     prefix: str
@@ -89,62 +135,38 @@ class DataCard:
         """JSON values."""
         return {**asdict(self), "bytes_per_token": self.bytes_per_token}
 
-    def __str__(self) -> str:
-        parts = [self.prefix, *(text_table(*table) for table in self._tables())]
-        parts += [f"warning: {warning}" for warning in self.warnings]
-        # From everywhere, as the whole list is.
-        step = max(1, len(self.samples) // NUM_TEXT_SAMPLES)
-        for sample in self.samples[step // 2 :: step][:NUM_TEXT_SAMPLES]:
-            parts.append(
-                f"document {sample['document']:,} ({sample['tokens']:,} tokens)\n{_indented(sample['text'])}"
-            )
-        return printable("\n\n".join(parts))
-
-    __repr__ = __str__
+    @property
+    def _heading(self) -> str:
+        return self.prefix
 
     def to_html(self) -> str:
         """A self-contained fragment: tables, pictures as inline SVG, documents to open one by one."""
         learnt = "" if self.learnt_tokens is None else ", learnt tokens coloured"
-        return f"{self.summary_html()}<h4>documents{learnt}</h4>{self.documents_html()}"
+        return f"{self.summary_html()}<h4>documents{learnt}</h4>{samples_html(self.samples)}"
 
-    _repr_html_ = to_html
+    def _text_parts(self) -> list[str]:
+        # From everywhere, as the whole list is.
+        step = max(1, len(self.samples) // NUM_TEXT_SAMPLES)
+        return samples_text(self.samples[step // 2 :: step][:NUM_TEXT_SAMPLES], TEXT_SAMPLE_CHARS)
 
-    def to_page(self) -> str:
-        """A whole HTML page that needs nothing beside it."""
-        return PAGE.format(title=html.escape(f"data card of {self.prefix}"), body=self.to_html())
-
-    def summary_html(self) -> str:
-        """The fragment without the documents."""
-        tables = "".join(html_table(*table) for table in self._tables())
-        pictures = _image(self.histogram_svg(), "documents by length in tokens")
-        if len(self.sources) > 1 and all(source.get("tokens") for source in self.sources):
-            pictures += _image(self.sources_svg(), "tokens by source")
-        return (
-            f"<h3>{html.escape(self.prefix)}</h3>{_warnings_html(self.warnings)}{tables}<div>{pictures}</div>"
-        )
-
-    def documents_html(self) -> str:
-        """The samples, the first one open."""
-        return samples_html(self.samples)
-
-    def histogram_svg(self) -> bytes:
-        """Documents by length, in bins of powers of 2."""
-        return histogram_svg(self.histogram["edges"], self.histogram["counts"], self.seq_length)
-
-    def sources_svg(self) -> bytes:
-        """Tokens of each source."""
-        names = [source.get("name") or source.get("kind") or "" for source in self.sources]
-        return bars_svg(names, [source.get("tokens") or 0 for source in self.sources], "tokens")
+    def _pictures(self) -> str:
+        lengths = histogram_svg(self.histogram["edges"], self.histogram["counts"], self.seq_length)
+        pictures = _image(lengths, "documents by length in tokens")
+        tokens = [source.get("tokens") or 0 for source in self.sources]
+        if len(tokens) > 1 and all(tokens):
+            names = [source.get("name") or source.get("kind") or "" for source in self.sources]
+            pictures += _image(bars_svg(names, tokens, "tokens"), "tokens by source")
+        return f"<div>{pictures}</div>"
 
     def _tables(self) -> list[Table]:
-        documents = f"{self.documents:,}"
+        documents, learnt = f"{self.documents:,}", self.learnt_tokens
         if self.empty_documents:
             documents += f", {self.empty_documents:,} of them empty"
         facts = [
             ["documents", documents],
             *([["sequences", f"{self.sequences:,}"]] if self.sequences not in (0, self.documents) else []),
             ["tokens (EOD counted)", f"{self.tokens:,}"],
-            *([["learnt tokens", self._learnt()]] if self.learnt_tokens is not None else []),
+            *([["learnt tokens", _share(learnt, self.tokens, ".1%")]] if learnt is not None else []),
             ["text bytes", f"{self.text_bytes:,}" if self.text_bytes else "unknown"],
             ["bytes/token", f"{self.bytes_per_token:.3f}" if self.bytes_per_token else "unknown"],
             ["stored as", self.dtype],
@@ -163,7 +185,7 @@ class DataCard:
         ]
         if self.splits:
             what = "documents" if self.sequences == self.documents else "sequences"
-            tables.append(_splits_table(self.splits, what))
+            tables.append(splits_table(self.splits, what, "samples read"))
         if self.sources:
             extra = ["unknown tokens"] if any(source.get("unknown_tokens") for source in self.sources) else []
             rows = [
@@ -175,32 +197,17 @@ class DataCard:
                 ]
                 for row, source in zip(source_rows(self.sources), self.sources)
             ]
-            header = [
-                "source",
-                "documents",
-                "bytes",
-                "tokens",
-                "bytes/token",
-                *extra,
-                "licence",
-                "attribution",
-            ]
-            tables.append((header, rows))
+            tables.append(([*SOURCE_COLUMNS, *extra, "licence", "attribution"], rows))
         return tables
 
-    def _learnt(self) -> str:
-        return _share(self.learnt_tokens or 0, self.tokens, ".1%")
 
-
-@dataclass(frozen=True)
-class BlendCard:
+@dataclass(frozen=True, repr=False)
+class BlendCard(_Card):
     """The card of a run that mixes datasets: shares and epochs of each, then a card of each."""
 
     name: str
     entries: list[dict[str, Any]]
-    """name, weight, share, tokens and train_tokens of the dataset, samples and epochs that training takes of
-    it.
-    """
+    """name, weight, share, tokens and train_tokens of each; the samples and epochs that training takes."""
     cards: list[DataCard]
     warnings: list[str]
 
@@ -209,50 +216,32 @@ class BlendCard:
         cards = [card.to_dict() for card in self.cards]
         return {"name": self.name, "entries": self.entries, "warnings": self.warnings, "cards": cards}
 
-    def __str__(self) -> str:
-        parts = [f"blend {self.name}", text_table(*self._table())]
-        parts += [f"warning: {warning}" for warning in self.warnings]
-        return printable("\n\n".join([*parts, *map(str, self.cards)]))
-
-    __repr__ = __str__
+    @property
+    def _heading(self) -> str:
+        return f"blend {self.name}"
 
     def to_html(self) -> str:
         """A self-contained fragment: the blend, then each dataset."""
         return self.summary_html() + "".join(card.to_html() for card in self.cards)
 
-    _repr_html_ = to_html
+    def _text_parts(self) -> list[str]:
+        return [str(card) for card in self.cards]
 
-    def to_page(self) -> str:
-        """A whole HTML page that needs nothing beside it."""
-        return PAGE.format(title=html.escape(f"data card of blend {self.name}"), body=self.to_html())
+    def _pictures(self) -> str:
+        names, samples = zip(*((entry["name"], entry["samples"]) for entry in self.entries))
+        return _image(bars_svg(names, samples, "training samples"), "training samples by dataset")
 
-    def summary_html(self) -> str:
-        """The fragment without the datasets' own cards."""
-        shares = bars_svg(
-            [entry["name"] for entry in self.entries],
-            [entry["samples"] for entry in self.entries],
-            "training samples",
-        )
-        return (
-            f"<h3>blend {html.escape(self.name)}</h3>{_warnings_html(self.warnings)}"
-            f"{html_table(*self._table())}"
-            f"{_image(shares, 'training samples by dataset')}"
-        )
-
-    def _table(self) -> Table:
-        rows = [
-            [
-                entry["name"],
-                f"{entry['weight']:g}",
-                f"{entry['share']:.1%}",
-                f"{entry['tokens']:,}",
-                f"{entry['train_tokens']:,}",
-                f"{entry['samples']:,}",
-                f"{entry['epochs']:.2f}",
-            ]
-            for entry in self.entries
+    def _tables(self) -> list[Table]:
+        columns = {
+            "dataset": "{name}",
+            "weight": "{weight:g}",
+            "share": "{share:.1%}",
+            "tokens": "{tokens:,}",
+        }
+        columns |= {"training tokens": "{train_tokens:,}", "samples": "{samples:,}", "epochs": "{epochs:.2f}"}
+        return [
+            (list(columns), [[cell.format(**entry) for cell in columns.values()] for entry in self.entries])
         ]
-        return ["dataset", "weight", "share", "tokens", "training tokens", "samples", "epochs"], rows
 
 
 def data_card(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> DataCard | BlendCard:
@@ -272,25 +261,23 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
     indexed, manifest = browser.indexed, browser.manifest
     if not browser.num_documents or not indexed.num_tokens:
         raise DataError(f"{display(browser.dataset.prefix)}: holds no document.")
-    bounds = indexed.document_bounds()
-    lengths = np.diff(bounds)
-    # A manifest describes text, sources and drops of the pair that is trained on, not of other pairs beside
-    # it.
-    told = manifest if manifest and manifest.stem == browser.dataset.stem else None
+    lengths = np.diff(indexed.document_bounds())
+    # A manifest has text, sources and drops of the pair that is trained on, not of the pairs beside it.
+    own = manifest if manifest and manifest.stem == browser.dataset.stem else None
     splits = _splits(config, indexed) if config is not None else []
     return DataCard(
         prefix=display(browser.dataset.prefix),
         documents=browser.num_documents,
         tokens=indexed.num_tokens,
-        text_bytes=told.counts["bytes"] if told else None,
+        text_bytes=own.counts["bytes"] if own else None,
         dtype=indexed.dtype.name,
         vocab_size=manifest.vocab_size if manifest else None,
         eod_id=manifest.eod_id if manifest else None,
         dataset_sha256=manifest.dataset_sha256 if manifest else None,
         tokenizer=browser.tokenizer,
-        sources=[_with_tokens(source, indexed) for source in told.sources] if told else [],
-        dropped=told.counts["dropped"] if told else {},
-        unknown_tokens=told.unknown_tokens if told else None,
+        sources=[_with_tokens(source, indexed) for source in own.sources] if own else [],
+        dropped=own.counts["dropped"] if own else {},
+        unknown_tokens=own.unknown_tokens if own else None,
         lengths={
             "minimum": float(lengths.min()),
             "median": float(np.median(lengths)),
@@ -308,7 +295,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
         else None,
         duplicates=asdict(find_duplicates(indexed)),
         seq_length=config.model.seq_length if config is not None else None,
-        warnings=[*_epoch_warnings(splits), *_unknown_warnings(told)],
+        warnings=[*_epoch_warnings(splits), *_unknown_warnings(own)],
     )
 
 
@@ -351,20 +338,6 @@ def _splits(config: RunConfig, indexed: IndexedDataset) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _splits_table(splits: list[dict[str, Any]], what: str) -> Table:
-    rows = [
-        [
-            split["name"],
-            f"{split['documents']:,}",
-            f"{split['tokens']:,}",
-            f"{split['samples']:,}",
-            f"{split['epochs']:.2f}",
-        ]
-        for split in splits
-    ]
-    return ["split", what, "tokens", "samples read", "epochs"], rows
 
 
 def _share(part: int, whole: int, digits: str = ".2%") -> str:
@@ -423,12 +396,6 @@ def _blend_card(config: RunConfig, tokenizer: str | None) -> BlendCard:
     return BlendCard(config.data.name, rows, cards, warnings)
 
 
-def _warnings_html(warnings: list[str]) -> str:
-    return "".join(
-        f'<p style="color:#b3540b"><b>warning</b>: {html.escape(warning)}</p>' for warning in warnings
-    )
-
-
 def _image(svg: bytes, title: str) -> str:
     data = base64.b64encode(svg).decode()
     return f'<img alt="{html.escape(title)}" src="data:image/svg+xml;base64,{data}"/>'
@@ -439,10 +406,3 @@ def _licence(licence: Any) -> str:
         names = sorted({str(value) for value in licence.values()})
         return f"{len(names)} licences of {len(licence)} packages: see manifest.json"
     return licence or "not stated"
-
-
-def _indented(text: str) -> str:
-    shown = text[: TEXT_SAMPLE_TOKENS * 5]
-    if len(shown) < len(text):
-        shown = shown.rstrip() + " ..."
-    return "\n".join(f"  | {line}" for line in shown.splitlines())

@@ -18,8 +18,8 @@ from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import BLOCK, IndexedDataset
-from nbtrain.dataset.look.browser import Browser, manifest_of_pair, samples_html
-from nbtrain.dataset.look.tables import Table, html_table, source_rows, text_table
+from nbtrain.dataset.look.browser import Browser, manifest_of_pair, samples_html, samples_text
+from nbtrain.dataset.look.tables import SOURCE_COLUMNS, Table, html_table, source_rows, text_table
 from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest
 from nbtrain.dataset.of_run import find_dataset
 
@@ -30,13 +30,13 @@ PROGRESS_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class Inspection:
-    """Facts of one pair, name and value (None: no manifest says it); `checks` are what verify has found
-    right.
-    """
+    """Facts of one pair, and the checks that verify has made."""
 
     prefix: str
     facts: dict[str, Any]
+    """None: no manifest says it."""
     checks: list[str]
+    """What was found right, in words."""
     sources: list[dict[str, Any]] = field(default_factory=list)
     """name, documents, bytes, tokens of each source of the manifest."""
     samples: list[dict[str, Any]] = field(default_factory=list)
@@ -48,10 +48,7 @@ class Inspection:
 
     def __str__(self) -> str:
         parts = [self.prefix, *(text_table(*table) for table in self._tables())]
-        parts += [
-            f"document {sample['document']:,} ({sample['tokens']:,} tokens)\n{_indented(sample['text'])}"
-            for sample in self.samples
-        ]
+        parts += samples_text(self.samples)
         parts.append("\n".join(f"ok: {check}" for check in self.checks))
         return printable("\n\n".join(part for part in parts if part))
 
@@ -65,8 +62,7 @@ class Inspection:
     def _tables(self) -> list[Table]:
         tables: list[Table] = [(["", ""], [[name, _shown(value)] for name, value in self.facts.items()])]
         if self.sources:
-            header = ["source", "documents", "bytes", "tokens", "bytes/token"]
-            tables.append((header, source_rows(self.sources)))
+            tables.append((SOURCE_COLUMNS, source_rows(self.sources)))
         return tables
 
 
@@ -119,8 +115,7 @@ def _facts(
 
 
 def verify(target: str | os.PathLike | RunConfig) -> Inspection:
-    """Every byte is read: offsets, ids, EOD at each document's end, loss masks, sha256 of all files of the
-    manifest.
+    """Read every byte: offsets, ids, EOD at each document's end, loss masks, sha256 of the manifest's files.
 
     Shows progress if it takes long. Raises DataError at the first thing that is wrong; a wrong sha256 is
     reported before what follows from it.
@@ -140,18 +135,18 @@ def verify(target: str | os.PathLike | RunConfig) -> Inspection:
         for path in ((pair.bin, pair.idx) if manifest else (pair.bin,))
         if path.is_file()
     )
-    bar = Progress(f"verify {dataset.stem}", total, "B") if total > PROGRESS_BYTES else None
-    with bar or contextlib.nullcontext():
+    is_long = total > PROGRESS_BYTES
+    with Progress(f"verify {dataset.stem}", total, "B") if is_long else contextlib.nullcontext() as bar:
         advance = bar.update if bar else lambda amount: None
         for pair, of_mask in pairs:
             try:
-                told = _verify_pair(pair, of_mask, manifest, digests, advance)
+                found = _verify_pair(pair, of_mask, manifest, digests, advance)
             except DataError:
                 # If bytes have changed since they were written, that is the cause.
                 if manifest is not None:
                     _check_sha256(dataset, manifest, digests, lambda amount: None)
                 raise
-            checks += told if pair is dataset else [f"{pair.stem}: {check}" for check in told]
+            checks += found if pair is dataset else [f"{pair.stem}: {check}" for check in found]
         if manifest is not None:
             checks.append(_check_sha256(dataset, manifest, digests, advance))
     return Inspection(display(dataset.prefix), _facts(dataset, indexed, manifest, None), checks)
@@ -249,10 +244,6 @@ def _check_sha256(
                 "with `nbtrain prepare RUN.yaml --force`."
             )
     return f"sha256 of all {len(manifest.files)} files is the manifest's"
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"  | {line}" for line in text.splitlines())
 
 
 def _shown(value: Any) -> str:

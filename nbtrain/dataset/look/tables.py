@@ -6,6 +6,7 @@ from typing import Any
 from nbtrain.base.terminal import printable
 
 Table = tuple[list[str], list[list[str]]]
+SOURCE_COLUMNS = ["source", "documents", "bytes", "tokens", "bytes/token"]
 
 
 def text_table(header: list[str], rows: list[list[str]]) -> str:
@@ -32,8 +33,7 @@ def html_table(header: list[str], rows: list[list[str]]) -> str:
     facts = not any(header)
 
     def line(cells: list[str], tag: str) -> str:
-        # In attributes: a widget and a page have no style sheet for tables, and a saved notebook may lose
-        # one.
+        # In attributes: widgets and pages have no style sheet for tables, and a saved notebook may lose one.
         sides = ("right" if is_number(cell) and not facts else "left" for cell in cells)
         styled = (
             f'<{tag} style="text-align:{side};padding:2px 14px 2px 0">{html.escape(cell)}</{tag}>'
@@ -51,8 +51,7 @@ def is_number(cell: str) -> bool:
 
 
 def source_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """name, documents, bytes, tokens, bytes/token of each source of a manifest; "" for what it does not
-    say."""
+    """SOURCE_COLUMNS of each source of a manifest; "" for a figure that it does not have."""
 
     def figure(value: Any) -> str:
         return f"{value:,}" if value is not None else ""

@@ -8,6 +8,7 @@ from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.dataset.look.tables import Table, html_table, text_table
 from nbtrain.dataset.manifest import DatasetManifest
+from nbtrain.dataset.samples.gpt_index import SPLIT_NAMES
 
 if TYPE_CHECKING:
     from nbtrain.dataset.samples.build import GPTDatasets
@@ -92,29 +93,19 @@ class PrepareReport:
 
 def split_rows(datasets: "GPTDatasets") -> list[dict[str, Any]]:
     """name, documents, tokens, samples, epochs of each split that is read."""
+    read = [(name, getattr(datasets, name)) for name in SPLIT_NAMES]
+    figures = ("documents", "tokens", "samples", "epochs")
     return [
-        {
-            "name": name,
-            "documents": split.num_documents,
-            "tokens": split.num_tokens,
-            "samples": split.num_samples,
-            "epochs": split.num_epochs,
-        }
-        for name, split in (("train", datasets.train), ("valid", datasets.valid), ("test", datasets.test))
+        {"name": name, **{figure: getattr(split, f"num_{figure}") for figure in figures}}
+        for name, split in read
         if split is not None
     ]
 
 
-def splits_table(splits: list[dict[str, Any]]) -> Table:
-    """The rows of split_rows as a table."""
-    rows = [
-        [
-            split["name"],
-            f"{split['documents']:,}",
-            f"{split['tokens']:,}",
-            f"{split['samples']:,}",
-            f"{split['epochs']:.2f}",
-        ]
-        for split in splits
-    ]
-    return ["split", "documents", "tokens", "samples", "epochs"], rows
+def splits_table(
+    splits: list[dict[str, Any]], documents: str = "documents", samples: str = "samples"
+) -> Table:
+    """The rows of split_rows as a table, whose two columns may have other headings."""
+    cells = ("{name}", "{documents:,}", "{tokens:,}", "{samples:,}", "{epochs:.2f}")
+    rows = [[cell.format(**split) for cell in cells] for split in splits]
+    return ["split", documents, "tokens", samples, "epochs"], rows

@@ -12,14 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import dataset_dir, display, resolve
 from nbtrain.config.data_section import BlendEntry
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.files import DatasetFiles, OpenDataset, stem_of
+from nbtrain.dataset.files import DatasetFiles, OpenDataset, manifest_of_files, stem_of
 from nbtrain.dataset.indexed import IndexedDataset, check_vocabulary
-from nbtrain.dataset.manifest import DatasetManifest, added_counts, manifest_dtype
+from nbtrain.dataset.manifest import DatasetManifest, added_counts
 
 
 @dataclass(frozen=True)
@@ -49,24 +48,19 @@ class Entry:
     """In the data home; else somebody's pair."""
 
     def manifest(self) -> DatasetManifest | None:
-        """The manifest beside it if it is of this pair; else what the pair says of itself, or None if it does
-        not exist.
+        """The manifest of this pair; without one, what the pair says of itself; None if it does not exist.
 
         Raises DataError if the pair or its manifest is damaged.
         """
-        manifest = self.files.manifest()
-        if self.is_named or (manifest and self.files.bin.name in manifest.files):
+        manifest = self.files.manifest() if self.is_named else self.files.own_manifest()
+        if manifest or self.is_named or not self.files.idx.is_file():
             return manifest
-        if not self.files.idx.is_file():
-            return None
         return _manifest_of_pair(self.files, IndexedDataset(self.files.prefix))
 
     def open(self, vocab_size: int | None) -> OpenDataset:
         """The entry's pair, memory-mapped and whole by its sizes. Raises DataError."""
-        if self.is_named:
-            return self.files.open(vocab_size)
-        manifest = self.files.manifest()
-        if manifest and self.files.bin.name in manifest.files:
+        manifest = None if self.is_named else self.files.own_manifest()
+        if manifest or self.is_named:
             return self.files.open(vocab_size, manifest)
         indexed = IndexedDataset(self.files.prefix)
         if vocab_size is not None:
@@ -167,24 +161,8 @@ def _name_of(target: DatasetFiles) -> str:
     return target.directory.name if target.stem.endswith(("_document", "_sentence")) else target.stem
 
 
-def _manifest_of_pair(pair: DatasetFiles, dataset: IndexedDataset) -> DatasetManifest:
+def _manifest_of_pair(pair: DatasetFiles, indexed: IndexedDataset) -> DatasetManifest:
     """What a pair without a manifest says of itself. Its hash covers the index and the size of the .bin."""
-    size = pair.bin.stat().st_size
-    return DatasetManifest(
-        json_key=pair.stem,
-        sources=[],
-        counts={
-            "documents": max(len(dataset.document_indices) - 1, 0),
-            "tokens": dataset.num_tokens,
-            "bytes": None,
-            "dropped": {},
-        },
-        vocab_size=0,
-        dtype=manifest_dtype(dataset.dtype),
-        eod_id=None,
-        tokenizer_sha256=None,
-        files={
-            pair.bin.name: {"bytes": size, "sha256": f"{size} bytes"},
-            pair.idx.name: {"bytes": pair.idx.stat().st_size, "sha256": files.sha256_of(pair.idx)},
-        },
-    )
+    bin_sha256 = f"{pair.bin.stat().st_size} bytes"
+    unknown = {"vocab_size": 0, "eod_id": None, "tokenizer_sha256": None}
+    return manifest_of_files(pair, indexed, bin_sha256, json_key=pair.stem, **unknown)

@@ -13,14 +13,15 @@ data/dataset/<name>/
 
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import dataset_dir, display
 from nbtrain.config.schema import RunConfig
 from nbtrain.corpus.records import BROKEN_RECORDS
 from nbtrain.dataset.indexed import IndexedDataset, bin_path, check_vocabulary, idx_path, missing
-from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest, read_manifest
+from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest, manifest_dtype, read_manifest
 
 
 class DatasetFiles:
@@ -88,6 +89,11 @@ class DatasetFiles:
     def manifest(self) -> DatasetManifest | None:
         """The manifest, or None if there is none. Raises DataError if it cannot be read."""
         return read_manifest(self.manifest_json)
+
+    def own_manifest(self) -> DatasetManifest | None:
+        """The manifest beside this pair if it describes it: a pair may lie in another dataset's folder."""
+        manifest = self.manifest()
+        return manifest if manifest is not None and self.bin.name in manifest.files else None
 
     def open(self, vocab_size: int | None = None, manifest: DatasetManifest | None = None) -> "OpenDataset":
         """The pair, memory-mapped: whole by its sizes, and fit for a vocabulary. Reads no token.
@@ -157,8 +163,23 @@ class OpenDataset(NamedTuple):
     """None: every token is learnt."""
 
 
+def manifest_of_files(
+    pair: DatasetFiles, indexed: IndexedDataset, bin_sha256: str, **known: Any
+) -> DatasetManifest:
+    """A manifest of what the two files of a pair say, and of what is `known` besides."""
+    documents, tokens = indexed.num_documents, indexed.num_tokens
+    return DatasetManifest(
+        sources=[],
+        counts={"documents": documents, "tokens": tokens, "bytes": None, "dropped": {}},
+        dtype=manifest_dtype(indexed.dtype),
+        files={
+            pair.bin.name: {"bytes": pair.bin.stat().st_size, "sha256": bin_sha256},
+            pair.idx.name: {"bytes": pair.idx.stat().st_size, "sha256": files.sha256_of(pair.idx)},
+        },
+        **known,
+    )
+
+
 def stem_of(config: RunConfig, json_key: str) -> str:
-    """The stem of one key's pair, by Megatron's naming: documents, or sentences if a run cuts documents into
-    sentences.
-    """
+    """The stem of one key's pair, by Megatron's naming: <key>_document, or <key>_sentence."""
     return f"{json_key}_{'sentence' if config.data.split_sentences else 'document'}"

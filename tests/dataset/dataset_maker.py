@@ -1,7 +1,7 @@
 """A dataset in the data home as prepare would leave it, made in a few lines: for tests of what reads
 datasets."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,3 +67,8 @@ def make_dataset(
     )
     files.write_json(dataset.manifest_json, manifest.to_dict())
     return manifest
+
+
+def stacked(dataset: Any, positions: Iterable[int]) -> np.ndarray:
+    """Samples of several positions, int64 [positions, seq_length + 1]."""
+    return np.stack([dataset[position] for position in positions])

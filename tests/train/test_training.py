@@ -164,7 +164,7 @@ def test_the_newest_checkpoints_weights_load_without_a_process_group(finished, d
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_DATA", str(data_home))
         valid = build_datasets(config).valid
-    sequences = torch.from_numpy(valid.batch(range(4)))
+    sequences = torch.stack([torch.from_numpy(valid[position]) for position in range(4)])
     with torch.no_grad():
         loss = model.eval()(sequences[:, :-1], sequences[:, 1:]).item()
     assert loss == pytest.approx(events(finished, "validation")[-1]["loss"], abs=1e-5)

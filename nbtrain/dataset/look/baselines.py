@@ -6,9 +6,9 @@
 
 In nats per token, over the very samples that the run's validation reads, and there over the labels that bear
 loss, so that the figures and the trained model's validation loss are of the same tokens. V is the vocabulary.
-For each k is the one of a fixed grid that suits these tokens best: in the baseline's favour, never in the
-model's. Pairs run over document ends, as samples do. Counts are of at most the first 20 million training
-tokens (`train_tokens` says how many).
+For each model, k is the value of a fixed grid that gives it the lowest loss: in the baseline's favour, never
+in the trained model's. Pairs run over document ends, as samples do. Counts are of at most the first 20
+million training tokens (`train_tokens` says how many).
 """
 
 import logging
@@ -53,10 +53,6 @@ class Baselines:
     validation_tokens: int
     """Tokens predicted."""
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's plain text."""
-        printer.text(str(self))
-
     def __str__(self) -> str:
         return (
             f"validation samples, nats/token: unigram entropy {self.unigram_entropy_nats:.4f}, "
@@ -65,6 +61,8 @@ class Baselines:
             f"{self.train_tokens:,} training and {self.validation_tokens:,} validation tokens"
         )
 
+    __repr__ = __str__
+
 
 @dataclass(frozen=True)
 class NoBaselines:
@@ -72,12 +70,10 @@ class NoBaselines:
 
     reason: str
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's plain text."""
-        printer.text(str(self))
-
     def __str__(self) -> str:
         return f"no baselines: {self.reason}"
+
+    __repr__ = __str__
 
 
 @overload
@@ -89,7 +85,7 @@ def baselines(config: RunConfig, too_small: str) -> Baselines | NoBaselines: ...
 
 
 def baselines(config: RunConfig, too_small: str = "refuse") -> Baselines | NoBaselines:
-    """The baselines of a run's data; computed once, then read from the dataset's folder.
+    """The baselines of a run's data: computed once, then read from the dataset's folder.
 
     Raises DataError if the data is not prepared, one of the two splits is too short, or the run blends
     datasets; with too_small="explain" the last two raise nothing and a NoBaselines comes back, so that a
@@ -107,8 +103,8 @@ def _baselines(config: RunConfig) -> Baselines | NoBaselines:
     if config.data.blend:
         return NoBaselines(
             f"{place(config, 'data.blend')}: baselines are of one dataset, a blend has "
-            f"{len(config.data.blend)}. Ask for "
-            "those of one entry: a run with data.name set to it and without data.blend."
+            f"{len(config.data.blend)}. Ask for those of one entry: a run with data.name set to it and "
+            "without data.blend."
         )
     dataset = dataset_of(config)
     opened = dataset.open(config.tokenizer.vocab_size)
@@ -177,9 +173,7 @@ def _validation_labels(
 
 
 def compute(train: np.ndarray, context: np.ndarray, target: np.ndarray, vocab_size: int) -> Baselines:
-    """The baselines of training tokens [tokens] on labels [labels] and the token before each, ids below
-    `vocab_size`.
-    """
+    """The baselines of training tokens [tokens] on labels `target` [labels] after the tokens `context`."""
     counts = np.bincount(train, minlength=vocab_size)
     unigram_nats, unigram_k = _best(counts[target], np.full(len(target), len(train)), vocab_size)
 

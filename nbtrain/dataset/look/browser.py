@@ -122,7 +122,7 @@ class Browser:
     def __init__(self, target: str | os.PathLike | RunConfig | DatasetFiles, named: str | None = None):
         self.dataset = target if isinstance(target, DatasetFiles) else find_dataset(target)
         self.indexed = IndexedDataset(self.dataset.prefix)
-        self.manifest = manifest_of_pair(self.dataset)
+        self.manifest = self.dataset.own_manifest()
         self.mask = self.dataset.open_loss_mask(self.indexed)
         self.eod_id = self.manifest.eod_id if self.manifest else None
         self._decoder, self.tokenizer = _find_tokenizer(target, self.manifest, named)
@@ -228,12 +228,6 @@ class Browser:
                 f"{size:,} entries: it was encoded with another tokenizer. Name that one."
             )
         return self._decoder.decode_finished(ids.tolist())[0] if cut else self._decoder.decode(ids.tolist())
-
-
-def manifest_of_pair(dataset: DatasetFiles) -> DatasetManifest | None:
-    """The manifest beside a pair, if it describes this pair."""
-    manifest = dataset.manifest()
-    return manifest if manifest is not None and dataset.bin.name in manifest.files else None
 
 
 def _find_tokenizer(

@@ -21,30 +21,24 @@ REMEMBERED = ".contents.json"
 
 
 def check_contents(dataset: DatasetFiles) -> None:
-    """Raises DataError if a file of the dataset, or of a dataset of its blend, differs from what its manifest
-    says.
-    """
+    """Raises DataError if a file of the dataset, or of its blend's, is not what its manifest says."""
     if isinstance(dataset, BlendFiles):
         for entry in dataset.entries:
             check_contents(entry.files)
         return
-    manifest = dataset.manifest()
-    # Brought along without a manifest, or as a stranger in a folder that has one.
-    if manifest is None or dataset.bin.name not in manifest.files:
-        return
-    young = _younger_files(dataset, manifest)
-    if not young:
+    manifest = dataset.own_manifest()
+    if manifest is None or not (young := _younger_files(dataset, manifest)):
         return
     with Progress(f"read {dataset.directory.name}", sum(path.stat().st_size for path in young), "B") as bar:
         for path in young:
-            stat, said = path.stat(), manifest.files[path.name]["sha256"]
+            stat, recorded = path.stat(), manifest.files[path.name]["sha256"]
             found = files.sha256_of(path)
-            if found != said:
+            if found != recorded:
                 when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(stat.st_mtime))
                 raise DataError(
                     f"{display(path)}: is not what its manifest describes: written on {when}, after the "
-                    f"manifest, its SHA-256 is {found[:12]}... and the manifest says {said[:12]}.... Put the "
-                    "file back, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
+                    f"manifest, its SHA-256 is {found[:12]}... and the manifest says {recorded[:12]}.... "
+                    "Put the file back, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
                 )
             bar.update(stat.st_size)
     # If the folder belongs to another user, the file is read again the next time.

@@ -18,7 +18,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import DatasetFiles
 from nbtrain.dataset.indexed import BLOCK, IndexedDataset
-from nbtrain.dataset.look.browser import Browser, manifest_of_pair, samples_html, samples_text
+from nbtrain.dataset.look.browser import Browser, samples_html, samples_text
 from nbtrain.dataset.look.tables import SOURCE_COLUMNS, Table, html_table, source_rows, text_table
 from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest
 from nbtrain.dataset.of_run import find_dataset
@@ -122,7 +122,7 @@ def verify(target: str | os.PathLike | RunConfig) -> Inspection:
     """
     dataset = find_dataset(target)
     indexed = IndexedDataset(dataset.prefix)
-    manifest = manifest_of_pair(dataset)
+    manifest = dataset.own_manifest()
     pairs = [(dataset, False)]
     if manifest is not None:
         pairs += [(dataset.pair(stem), False) for stem in manifest.stems if stem != dataset.stem]

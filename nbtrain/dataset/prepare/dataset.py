@@ -44,7 +44,7 @@ from nbtrain.dataset.encode.encoder import Encoder
 from nbtrain.dataset.encode.join import Joined, join
 from nbtrain.dataset.encode.progress import PREFIX, EncodeProgress, WorkerCounters
 from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord
-from nbtrain.dataset.files import DatasetFiles, OpenDataset
+from nbtrain.dataset.files import DatasetFiles, OpenDataset, manifest_of_files
 from nbtrain.dataset.indexed import IndexedDataset, bin_path, idx_path, missing, optimal_dtype
 from nbtrain.dataset.manifest import UNKNOWN_WARNED_FRACTION, DatasetManifest, manifest_dtype
 from nbtrain.dataset.prepare.inputs import check_same_inputs
@@ -68,8 +68,9 @@ def prepare_dataset(
     force: bool,
     say: Say,
 ) -> OpenDataset:
-    """Make, keep or adopt the dataset of a run; `manifest` is that of the dataset that is there. Raises
-    DataError.
+    """Make, keep or adopt the dataset of a run; `manifest` is that of the dataset that is there.
+
+    Raises DataError.
     """
     vocab_size = config.tokenizer.vocab_size
     if not config.data.sources:
@@ -159,10 +160,8 @@ class _Encoding:
     @property
     def prefixes(self) -> list[Path]:
         """Of the pairs of token ids: the main key's, then the extra ones'."""
-        extras = [
-            DatasetFiles(self.dataset.directory, json_key=key).prefix for key in self.settings.extra_keys
-        ]
-        return [self.dataset.prefix, *extras]
+        extras = [DatasetFiles(self.dataset.directory, json_key=key) for key in self.settings.extra_keys]
+        return [pair.prefix for pair in (self.dataset, *extras)]
 
     @property
     def mask_prefix(self) -> Path | None:
@@ -170,13 +169,11 @@ class _Encoding:
 
     def file_names(self) -> list[str]:
         """What will be written, besides the manifest."""
-        prefixes = [*self.prefixes, *([self.mask_prefix] if self.mask_prefix else [])]
-        return [path(prefix).name for prefix in prefixes for path in (bin_path, idx_path)]
+        prefixes = [*self.prefixes, self.mask_prefix]
+        return [path(prefix).name for prefix in prefixes if prefix for path in (bin_path, idx_path)]
 
     def run(self, old: DatasetManifest | None) -> DatasetManifest:
-        """Make it; `old` is the manifest of the dataset that gives way, when the new one is ready to be
-        joined.
-        """
+        """Make the dataset; as soon as its shards are done, that of the manifest `old` is removed."""
         self._open_work()
         records = self._shards()
         if not any(record.documents for record in records):
@@ -211,9 +208,7 @@ class _Encoding:
             leftover.unlink()
 
     def _check_unchanged(self) -> None:
-        """Raises DataError if a source has changed: what was read of it is neither the old text nor the new
-        text.
-        """
+        """Raises DataError if a source has changed: what was read is neither the old text nor the new."""
         now = self.corpus.fingerprint()
         for reader, before, after in zip(self.corpus.readers, self._fingerprint, now, strict=True):
             if before != after:
@@ -244,31 +239,27 @@ class _Encoding:
         return records
 
     def _check_unknown(self, records: list[ShardRecord]) -> None:
-        """Warn of text that the tokenizer could not write. Raises DataError above
-        tokenizer.max_unknown_fraction.
-        """
+        """Warn of text that the tokenizer cannot write; DataError above tokenizer.max_unknown_fraction."""
         limit = self.config.tokenizer.max_unknown_fraction
         for number, reader in enumerate(self.corpus.readers):
             own = [record for record in records if record.source == number]
-            unknown, tokens = (
-                sum(record.unknown_tokens for record in own),
-                sum(record.tokens for record in own),
-            )
+            unknown = sum(record.unknown_tokens for record in own)
+            tokens = sum(record.tokens for record in own)
             if unknown <= UNKNOWN_WARNED_FRACTION * tokens:
                 continue
-            told = (
+            found = (
                 f"{reader.where}: {unknown:,} of {tokens:,} tokens ({unknown / tokens:.2%}) are the unknown "
                 f"token {self.settings.unknown_id} of {display(self.settings.tokenizer_directory or '')}: "
                 "the tokenizer has no token for that text, which is lost."
             )
             if limit is not None and unknown > limit * tokens:
                 raise DataError(
-                    f"{told} At most {place(self.config, 'tokenizer.max_unknown_fraction')} = {limit:.2%} "
+                    f"{found} At most {place(self.config, 'tokenizer.max_unknown_fraction')} = {limit:.2%} "
                     "may be. Take a tokenizer made for this text, train one (tokenizer.path: null), or raise "
                     "the limit: what is encoded is kept."
                 )
             logger.warning(
-                "%s Take a tokenizer made for this text, or train one (tokenizer.path: null).", told
+                "%s Take a tokenizer made for this text, or train one (tokenizer.path: null).", found
             )
 
     @property
@@ -339,13 +330,14 @@ class _Encoding:
     def _manifest(self, joined: Joined) -> DatasetManifest:
         dropped: Counter[str] = Counter()
         sources: list[dict[str, Any]] = []
-        for reader, counts, total in zip(self.corpus.readers, self.counts, joined.sources, strict=True):
+        parts = zip(self.corpus.readers, self._fingerprint, self.counts, joined.sources, strict=True)
+        for reader, fingerprint, counts, total in parts:
             of_source = counts.dropped + total.dropped
             dropped.update(of_source)
             sources.append(
                 {
                     **reader.describe(),
-                    "fingerprint": self._fingerprint[len(sources)],
+                    "fingerprint": fingerprint,
                     "name": reader.name,
                     "documents": total.documents,
                     "tokens": total.tokens,
@@ -356,17 +348,16 @@ class _Encoding:
                     "sha256": total.digest.hexdigest(),
                 }
             )
-        tokens = sum(total.tokens for total in joined.sources)
         engine = self.settings.engine
         return DatasetManifest(
             json_key=self.config.data.json_key,
             sources=sources,
             counts={
-                "documents": sum(total.documents for total in joined.sources),
-                "tokens": tokens,
-                "bytes": sum(total.bytes for total in joined.sources),
+                **{
+                    name: sum(source[name] for source in sources) for name in ("documents", "tokens", "bytes")
+                },
                 "dropped": dict(dropped),
-                "unknown_tokens": sum(total.unknown_tokens for total in joined.sources),
+                "unknown_tokens": sum(source["unknown_tokens"] for source in sources),
             },
             vocab_size=self.settings.vocab_size,
             dtype=manifest_dtype(np.dtype(self.settings.dtype)),
@@ -387,33 +378,23 @@ def _adopt(config: RunConfig, dataset: DatasetFiles, loaded: Tokenizer | None) -
     """A manifest for files that somebody brought: everything is read once and checked."""
     for path in (dataset.bin, dataset.idx):
         if not path.is_file():
-            error = missing(path)
             raise DataError(
-                f"{error} It makes data from data.sources, which {origin(config, 'data.sources')} leaves "
-                "empty."
+                f"{missing(path)} It makes data from data.sources, which {origin(config, 'data.sources')} "
+                "leaves empty."
             )
     indexed = IndexedDataset(dataset.prefix)
     vocab_size = config.tokenizer.vocab_size
     indexed.verify(vocab_size)
     ends = np.cumsum(indexed.lengths, dtype=np.int64)[: min(len(indexed), 1000)] - 1
     last_tokens = np.unique(indexed.tokens[ends])
-    manifest = DatasetManifest(
+    manifest = manifest_of_files(
+        dataset,
+        indexed,
+        files.sha256_of(dataset.bin),
         json_key=config.data.json_key,
-        sources=[],
-        counts={
-            "documents": len(indexed.document_indices) - 1,
-            "tokens": indexed.num_tokens,
-            "bytes": None,
-            "dropped": {},
-        },
         vocab_size=loaded.vocab_size if loaded else vocab_size,
-        dtype=manifest_dtype(indexed.dtype),
         eod_id=loaded.eod_id if loaded else int(last_tokens[0]) if len(last_tokens) == 1 else None,
         tokenizer_sha256=loaded.sha256 if loaded else None,
-        files={
-            path.name: {"bytes": path.stat().st_size, "sha256": files.sha256_of(path)}
-            for path in (dataset.bin, dataset.idx)
-        },
         software=software(),
     )
     files.write_json(dataset.manifest_json, manifest.to_dict())

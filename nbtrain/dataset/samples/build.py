@@ -1,16 +1,17 @@
 """Samples for training, validation and test of a run, built from its datasets."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from nbtrain.base.errors import DataError
 from nbtrain.base.terminal import printable
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.blend import Entry, OpenBlend
+from nbtrain.dataset.blend import OpenBlend
 from nbtrain.dataset.files import OpenDataset
 from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.of_run import open_dataset
@@ -60,18 +61,13 @@ def build_datasets(
     train_samples = config.batch_schedule.samples_after(config.train_steps) + skipped_samples
     train_samples = max(index_samples, train_samples)
     evaluation_samples = config.evaluation.eval_iters * config.batch.global_batch_size
-    wanted = {
-        "train": (index_samples, train_samples),
-        "valid": (evaluation_samples, evaluation_samples),
-        "test": (evaluation_samples, evaluation_samples),
-    }
+    wanted = dict.fromkeys(SPLIT_NAMES, (evaluation_samples, evaluation_samples))
+    wanted["train"] = (index_samples, train_samples)
     weights = dict(zip(SPLIT_NAMES, split_weights(config.data.split), strict=True))
     build_split = split_builder(config, opened)
     splits: dict[str, Any] = {}
     for name, (own_index_samples, num_samples) in wanted.items():
-        splits[name] = None
-        if num_samples:
-            splits[name] = build_split(name, own_index_samples, num_samples)
+        splits[name] = build_split(name, own_index_samples, num_samples) if num_samples else None
         if splits[name] is None and (name == "train" or (weights[name] and num_samples)):
             message = (
                 f"{display(opened.files.prefix)}: split {config.data.split} ({config.data.split_rule}) of "
@@ -89,11 +85,8 @@ def build_datasets(
         shuffle=config.data.shuffle,
         packing=config.data.packing,
     )
-    if (
-        train_samples > index_samples
-        and config.data.shuffle == "megatron"
-        and config.data.packing == "stream"
-    ):
+    is_fixed = (config.data.shuffle, config.data.packing) == ("megatron", "stream")
+    if train_samples > index_samples and is_fixed:
         logger.info(
             "the order of training samples was fixed for %s; positions after them are read on to %s, and "
             "none before them changes.",
@@ -104,14 +97,9 @@ def build_datasets(
         names = tuple(entry.name for entry in opened.files.entries)
     else:
         names = tuple(getattr(splits["train"], "dataset_names", ()))
+    is_masked = _is_masked(splits["train"])
     return GPTDatasets(
-        splits["train"],
-        splits["valid"],
-        splits["test"],
-        manifest,
-        state,
-        names if len(names) > 1 else (),
-        _is_masked(splits["train"]),
+        **splits, manifest=manifest, state=state, names=names if len(names) > 1 else (), is_masked=is_masked
     )
 
 
@@ -123,12 +111,10 @@ def _is_masked(dataset: Any) -> bool:
     return True  # packed: padding is not learnt
 
 
-class SplitBuilder(Protocol):
-    def __call__(self, split: str, index_samples: int, num_samples: int) -> SampleDataset | None: ...
-
-
-def split_builder(config: RunConfig, opened: OpenDataset | OpenBlend) -> SplitBuilder:
-    """What makes the splits of a run's dataset, one at each call."""
+def split_builder(
+    config: RunConfig, opened: OpenDataset | OpenBlend
+) -> Callable[[str, int, int], SampleDataset | None]:
+    """A function that makes one split of a run's dataset: of (name, index_samples, num_samples)."""
     if isinstance(opened, OpenBlend):
         return _BlendBuilder(config, opened)
     if config.data.packing == "best_fit":
@@ -191,11 +177,8 @@ class _BlendBuilder:
 
     def __call__(self, split: str, index_samples: int, num_samples: int) -> BlendedDataset | None:
         config, entries = self.config, self.files.entries
-        empty = [
-            number
-            for number, entry in enumerate(self.opened)
-            if len(set(_bounds(config, split, len(entry.indexed)))) == 1
-        ]
+        bounds = [_bounds(config, split, len(entry.indexed)) for entry in self.opened]
+        empty = [number for number, (first, last) in enumerate(bounds) if first == last]
         present = [number for number in range(len(entries)) if number not in empty]
         if empty and (split == "train" or present):
             message = (
@@ -212,26 +195,18 @@ class _BlendBuilder:
         # The choice of a sample does not depend on the size, so more samples go on in the same blend.
         index = BlendIndex(self.files.index_cache, rule, sizes.weights, max(sizes.blend, num_samples))
         asked, taken = index.counts(sizes.blend), index.counts(len(index.dataset_index))
-        datasets = [
-            self._dataset(number, split, own, most)
-            for number, own, most in zip(present, sizes.samples, taken, strict=True)
-        ]
-        if rule == "megatron-core" and config.data.shuffle == "megatron":
-            for number, dataset, needed in zip(present, datasets, asked, strict=True):
-                self._check_size(entries[number], split, dataset, needed)
+        is_limited = rule == "megatron-core" and config.data.shuffle == "megatron"
+        datasets = []
+        for number, own, needed, most in zip(present, sizes.samples, asked, taken, strict=True):
+            entry = entries[number]
+            dataset = _stream(config, self.opened[number], entry.index_cache, split, own, most)
+            assert dataset is not None
+            if is_limited and needed > dataset.samples_per_pass:
+                raise DataError(
+                    f"{self.files.where}: the {split} blend takes {needed:,} samples of {entry.name}, which "
+                    f"was asked for {dataset.index_samples:,} and holds {dataset.samples_per_pass:,} in "
+                    "whole epochs; megatron-core refuses that. Ask for more samples, or use data.split_rule: "
+                    "megatron-deepspeed, which reads on."
+                )
+            datasets.append(dataset)
         return BlendedDataset(datasets, present, index, num_samples)
-
-    def _dataset(self, number: int, split: str, index_samples: int, num_samples: int) -> GPTDataset:
-        cache = self.files.entries[number].index_cache
-        dataset = _stream(self.config, self.opened[number], cache, split, index_samples, num_samples)
-        assert dataset is not None
-        return dataset
-
-    def _check_size(self, entry: Entry, split: str, dataset: GPTDataset, needed: int) -> None:
-        if needed > dataset.samples_per_pass:
-            raise DataError(
-                f"{self.files.where}: the {split} blend takes {needed:,} samples of {entry.name}, which was "
-                f"asked for {dataset.index_samples:,} and holds {dataset.samples_per_pass:,} in whole "
-                "epochs; megatron-core refuses that. Ask for more samples, or use data.split_rule: "
-                "megatron-deepspeed, which reads on."
-            )

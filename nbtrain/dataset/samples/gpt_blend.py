@@ -61,9 +61,7 @@ def blend_sizes(rule: str, weights: list[float], num_samples: int) -> BlendSizes
         targets = [math.ceil(num_samples * share) for share in shares]
         samples = [math.ceil(target * (1 + SURPLUS)) for target in targets]
         return BlendSizes(_normalised(shares), samples, sum(targets))
-    total = 0.0
-    for weight in weights:  # in this order: the last bit decides a ceil
-        total += weight
+    total = float(np.cumsum(weights)[-1])  # one after the other: the last bit decides a ceil
     shares = [weight / total for weight in weights]
     samples = [math.ceil(num_samples * share * (1 + SURPLUS)) for share in shares]
     return BlendSizes(_normalised(shares), samples, sum(samples))
@@ -114,7 +112,7 @@ def _choices(shares: np.ndarray, counts: np.ndarray, start: int, length: int) ->
     true = counts.astype(np.int64).copy()
     for number, begin in enumerate(begins.tolist()):
         column = table[: min(stretch, start + length - begin), number]
-        _mend(shares, true.copy(), true - guessed[number], begin, column)
+        _correct(shares, true.copy(), true - guessed[number], begin, column)
         true += np.bincount(column, minlength=len(shares))
     return np.ascontiguousarray(table.T).reshape(-1)[:length]
 
@@ -127,10 +125,10 @@ def _walk(shares: np.ndarray, counts: np.ndarray, start: int, chosen: np.ndarray
         counts[number] += 1
 
 
-def _mend(
+def _correct(
     shares: np.ndarray, counts: np.ndarray, difference: np.ndarray, start: int, chosen: np.ndarray
 ) -> None:
-    """Walk on from the right `counts` until they are those that `chosen` was walked with."""
+    """Walk again from the right `counts`, until they agree with those that `chosen` was walked with."""
     apart = int(np.abs(difference).sum())
     place = 0
     while apart and place < len(chosen):
@@ -246,7 +244,3 @@ class BlendedDataset:
         """With the number of its entry in data.blend."""
         number, own = self.place(position)
         return self.datasets[number].sample(own)._replace(dataset=self.numbers[number])
-
-    def batch(self, positions: np.ndarray) -> np.ndarray:
-        """Samples of several positions, int64 [len(positions), seq_length + 1]."""
-        return np.stack([self[position] for position in positions])

@@ -13,6 +13,7 @@ global batches, the same ones every time.
 
 import logging
 from collections import OrderedDict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -20,16 +21,13 @@ import numpy as np
 
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.samples.gpt_index import Allocate, GPTIndex, build_gpt_index
-from nbtrain.dataset.samples.index_files import cached_arrays, store
+from nbtrain.dataset.samples.index_files import cached_arrays, opened_pass, store
 from nbtrain.dataset.samples.sample import Sample
 
 logger = logging.getLogger(__name__)
 
 INDEX_VERSION = 1
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
-# A step reads from one pass, or from two at the end of one; a validation between steps has a dataset of its
-# own.
-OPEN_PASSES = 2
 
 
 class SampleDataset(Protocol):
@@ -125,9 +123,7 @@ class GPTDataset:
         return self._gather(self.indexed, self.parts(position))
 
     def parts(self, position: int) -> list[tuple[int, int, int]]:
-        """(sequence, first token, tokens) of each document part of a sample; together seq_length + 1
-        tokens.
-        """
+        """(sequence, first token, tokens) of each document in a sample; seq_length + 1 tokens in all."""
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} of {len(self)}")
         number, entry = divmod(int(position), self.samples_per_pass)
@@ -169,10 +165,6 @@ class GPTDataset:
                 cu_seqlens[: len(starts)] = starts
         return Sample(tokens, labels, loss_mask, position_ids, cu_seqlens)
 
-    def batch(self, positions: np.ndarray) -> np.ndarray:
-        """Samples of several positions, int64 [len(positions), seq_length + 1]."""
-        return np.stack([self[position] for position in positions])
-
     def _gather(self, indexed: IndexedDataset, parts: list[tuple[int, int, int]]) -> np.ndarray:
         gathered = np.empty(self.seq_length + 1, np.int64)
         filled = 0
@@ -184,15 +176,11 @@ class GPTDataset:
     # --- passes -----------------------------------------------------------------------------------
 
     def _pass(self, number: int) -> GPTIndex:
-        index = self._open.get(number)
-        if index is None:
-            index = GPTIndex(
-                **cached_arrays(self.index_cache, self._description(number), ARRAYS, self._builder(number))
-            )
-            self._open[number] = index
-            if len(self._open) > OPEN_PASSES:
-                self._open.popitem(last=False)
-        return index
+        def open_index(number: int) -> GPTIndex:
+            description, build = self._description(number), self._builder(number)
+            return GPTIndex(**cached_arrays(self.index_cache, description, ARRAYS, build))
+
+        return opened_pass(self._open, number, open_index)
 
     def _description(self, number: int) -> dict[str, Any]:
         return {
@@ -204,15 +192,13 @@ class GPTDataset:
             "seed": (self.seed + number) % 2**32,
         }
 
-    def _builder(self, number: int) -> Any:
-        seed = self._description(number)["seed"]
-
+    def _builder(self, number: int) -> Callable[[Allocate], GPTIndex]:
         def build(allocate: Allocate) -> GPTIndex:
             # All lengths decide an index: none may be damaged.
             self.indexed.check()
-            first, last = self.bounds
+            seed = self._description(number)["seed"]
             return build_gpt_index(
-                self.indexed.lengths, first, last, self.seq_length, self.index_samples, seed, allocate
+                self.indexed.lengths, *self.bounds, self.seq_length, self.index_samples, seed, allocate
             )
 
         return build

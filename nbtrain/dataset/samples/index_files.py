@@ -11,9 +11,10 @@ import contextlib
 import hashlib
 import json
 import os
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import numpy as np
 
@@ -22,14 +23,28 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.dataset.samples.gpt_index import Allocate
 
+# A step reads from one pass, or from two at the end of one; a validation between steps has a dataset of its
+# own. Each open array of an index holds a file descriptor.
+OPEN_PASSES = 2
+Index = TypeVar("Index")
+
+
+def opened_pass(opened: OrderedDict[int, Index], number: int, open_index: Callable[[int], Index]) -> Index:
+    """The index of a pass out of `opened`, which keeps the last OPEN_PASSES that were opened."""
+    if number not in opened:
+        opened[number] = open_index(number)
+        if len(opened) > OPEN_PASSES:
+            opened.popitem(last=False)
+    return opened[number]
+
 
 def cached_arrays(
     folder: Path, description: dict[str, Any], names: tuple[str, ...], build: Callable[[Allocate], Any]
 ) -> dict[str, np.ndarray]:
     """The arrays that `description` decides, memory-mapped; if they do not exist, `build` fills them first.
 
-    `build` is given a function that allocates an array inside its file, and must allocate each of `names`.
-    Raises DataError if a stored array cannot be read.
+    `build` gets a function that allocates an array inside its file, and must allocate each of `names`. Raises
+    DataError if a stored array cannot be read.
     """
     key = store(folder, description, names, build)
     paths = {name: folder / f"{key}-{name}.npy" for name in names}
@@ -82,7 +97,6 @@ def _mapped(stream: IO, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
     stream.flush()
     offset = stream.tell()
     num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    # Space is taken before the first byte is mapped: a full disk is an OSError here, and a dead process
-    # later.
+    # Space is taken before the first byte is mapped: a full disk is an OSError here, a dead process later.
     os.posix_fallocate(stream.fileno(), 0, offset + num_bytes)
     return np.memmap(stream, dtype, "r+", offset, shape)

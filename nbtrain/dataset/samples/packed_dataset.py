@@ -23,7 +23,7 @@ from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.files import OpenDataset
 from nbtrain.dataset.samples.gpt_index import Allocate
-from nbtrain.dataset.samples.index_files import cached_arrays
+from nbtrain.dataset.samples.index_files import cached_arrays, opened_pass
 from nbtrain.dataset.samples.packed_index import (
     COUNTS,
     MixedSource,
@@ -40,8 +40,6 @@ from nbtrain.dataset.samples.sample import Sample
 logger = logging.getLogger(__name__)
 
 INDEX_VERSION = 1
-# A step reads from one pass, or from two at the end of one. Each open array holds a file descriptor.
-OPEN_PASSES = 2
 Index = TypeVar("Index", Pieces, PackedIndex)
 
 
@@ -181,19 +179,14 @@ class PackedDataset:
         if not len(pieces.rows):
             raise DataError(
                 f"{display(self.files.prefix)}: nothing of {', '.join(self.dataset_names)} can be learnt: "
-                f"{left_out}. Raise model.seq_length = {self.seq_length:,}, or mend the sources."
+                f"{left_out}. Raise model.seq_length = {self.seq_length:,}, or fix the sources."
             )
         if left_out:
             logger.warning("%s: %s.", printable(display(self.files.prefix)), left_out)
         return pieces
 
     def _pass(self, number: int) -> PackedIndex:
-        index = self._open.get(number)
-        if index is None:
-            index = self._open[number] = self._stored(number)
-            if len(self._open) > OPEN_PASSES:
-                self._open.popitem(last=False)
-        return index
+        return opened_pass(self._open, number, self._stored)
 
     def _stored(self, number: int) -> PackedIndex:
         first = number * self.epochs_per_pass
@@ -219,12 +212,12 @@ def counts_of(pieces: Pieces) -> dict[str, int]:
 
 def _left_out(counts: dict[str, int], seq_length: int) -> str:
     limit = f"{seq_length + 1:,} tokens (seq_length + 1)"
-    told = [
+    reasons = [
         (counts["truncated"], f"longer than {limit}: truncated"),
         (counts["nothing_learnt"], f"without a learnt token among their first {limit}: left out"),
         (counts["too_short"], "of a single token: left out"),
     ]
-    return "; ".join(f"{count:,} examples {what}" for count, what in told if count)
+    return "; ".join(f"{count:,} examples {what}" for count, what in reasons if count)
 
 
 def build_split(

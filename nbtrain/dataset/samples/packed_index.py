@@ -14,6 +14,7 @@ places ceil(e w n) to ceil((e + 1) w n) of that stream. So weight 0.5 is one hal
 half in the next, and no epoch depends on how many are asked for.
 """
 
+import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -132,28 +133,13 @@ def build_pieces(
         sequences = np.flatnonzero(kept) + source.first
         slots, is_text = lengths[kept] - 1, is_text[kept]
         is_long = slots > seq_length
-        counts += np.array(
-            [
-                np.count_nonzero(kept),
-                np.count_nonzero(is_long & is_text),
-                np.count_nonzero(is_long & ~is_text),
-                np.count_nonzero(~is_short & ~is_learnt),
-                np.count_nonzero(is_short),
-            ]
-        )
+        fates = (kept, is_long & is_text, is_long & ~is_text, ~is_short & ~is_learnt, is_short)
+        counts += np.array([np.count_nonzero(fate) for fate in fates])
         each = np.where(is_text, -(-slots // seq_length), 1)
         ends = np.cumsum(each)
         starts = (np.arange(int(each.sum())) - np.repeat(ends - each, each)) * seq_length
-        rows.append(
-            np.stack(
-                [
-                    np.repeat(sequences, each),
-                    starts,
-                    np.minimum(np.repeat(slots, each) - starts, seq_length),
-                ],
-                axis=1,
-            ).astype(dtype)
-        )
+        own_slots = np.minimum(np.repeat(slots, each) - starts, seq_length)
+        rows.append(np.stack([np.repeat(sequences, each), starts, own_slots], axis=1).astype(dtype))
         offsets.append(offsets[-1] + len(rows[-1]))
     return Pieces(np.concatenate(rows), np.array(offsets, np.int64), counts)
 
@@ -201,8 +187,7 @@ class PackedIndex(NamedTuple):
 
 
 def epochs_per_pass(pieces: Pieces, weights: list[float], seq_length: int) -> int:
-    """So many that a pass has about LEAST_PASS_SAMPLES samples or more: a handful of examples makes few
-    files.
+    """Epochs that give a pass about LEAST_PASS_SAMPLES samples or more, so that few examples make few files.
 
     Raises DataError if the weights leave less than one example an epoch.
     """
@@ -215,9 +200,7 @@ def epochs_per_pass(pieces: Pieces, weights: list[float], seq_length: int) -> in
         )
     slots = sum(
         weight * int(pieces.rows[start:stop, 2].sum(dtype=np.int64))
-        for weight, start, stop in zip(
-            weights, pieces.source_offsets[:-1], pieces.source_offsets[1:], strict=True
-        )
+        for weight, (start, stop) in zip(weights, itertools.pairwise(pieces.source_offsets), strict=True)
     )
     return max(1, math.ceil(LEAST_PASS_SAMPLES / max(1.0, slots / seq_length)))
 

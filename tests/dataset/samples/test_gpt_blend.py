@@ -13,6 +13,7 @@ from nbtrain.dataset.samples import gpt_blend, gpt_dataset
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.dataset.samples.gpt_blend import blend_sizes, fill_blend_index
 from nbtrain.dataset.samples.state import DataState, rank_positions
+from tests.dataset.dataset_maker import stacked
 
 
 def upstream(weights, size):
@@ -124,12 +125,12 @@ def test_more_tokens_later_continue_a_blend(blend, shuffle):
     longer = build_datasets(config, short.state.index_samples).train
     before = len(short.train)
     assert len(longer) == 1600
-    assert np.array_equal(longer.batch(range(before)), short.train.batch(range(before)))
+    assert np.array_equal(stacked(longer, range(before)), stacked(short.train, range(before)))
     counts = np.bincount(longer.index.dataset_index)
     assert counts.tolist() == [400, 1200]
-    assert longer.batch(range(before, 1600)).shape == (1600 - before, 17)
+    assert stacked(longer, range(before, 1600)).shape == (1600 - before, 17)
     fresh = build_datasets(config).train
-    same = np.array_equal(fresh.batch(range(before)), short.train.batch(range(before)))
+    same = np.array_equal(stacked(fresh, range(before)), stacked(short.train, range(before)))
     assert same == (shuffle == "per_epoch")
 
 
@@ -140,8 +141,10 @@ def test_a_blend_resumes_on_other_ranks_with_a_skipped_range(blend):
     resumed = DataState.from_dict(state.to_dict())
     positions = resumed.step_positions(8)
     assert positions.tolist() == [24, 25, 26, 27, 28, 29, 37, 38]
-    read = [datasets.train.batch(rank_positions(positions, 2, rank, 4).ravel()).tolist() for rank in range(4)]
-    assert [row for part in read for row in part] == datasets.train.batch(positions).tolist()
+    read = [
+        stacked(datasets.train, rank_positions(positions, 2, rank, 4).ravel()).tolist() for rank in range(4)
+    ]
+    assert [row for part in read for row in part] == stacked(datasets.train, positions).tolist()
 
 
 def test_a_rank_builds_nothing_after_prepare(blend, monkeypatch):
@@ -166,7 +169,9 @@ def test_pairs_by_prefix(blend, workspace):
     entries = [{"name": "a", "weight": 1.0}, {"prefix": "brought/b_document", "weight": 3.0}]
     config = blend(data={"blend": entries, "eod_mask_loss": True})
     datasets = build_datasets(config)
-    assert np.array_equal(datasets.train.batch(range(len(expected))), expected.batch(range(len(expected))))
+    assert np.array_equal(
+        stacked(datasets.train, range(len(expected))), stacked(expected, range(len(expected)))
+    )
     assert datasets.names == ("a", "brought")
     # The other dataset has the same tokenizer and knows how a document ends.
     sample = next(
@@ -266,4 +271,4 @@ def test_a_blend_that_takes_more_than_there_is(blend, write_dataset):
         "megatron-deepspeed, which reads on."
     )
     read_on = build_datasets(blend(data={**core, "split_rule": "megatron-deepspeed"}, **sections)).train
-    assert read_on.batch(range(len(read_on))).shape == (len(read_on), 17)
+    assert stacked(read_on, range(len(read_on))).shape == (len(read_on), 17)

@@ -13,6 +13,7 @@ from nbtrain.dataset.of_run import dataset_of
 from nbtrain.dataset.samples import gpt_dataset
 from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.dataset.samples.state import rank_positions
+from tests.dataset.dataset_maker import stacked
 from tests.dataset.indexed_writer import IndexedWriter
 
 
@@ -59,7 +60,7 @@ def test_steps_are_the_same_on_any_number_of_ranks(make_config, write_dataset):
     sets = []
     for size, micro in ((1, 4), (2, 1), (4, 1), (2, 2)):
         read = [
-            datasets.train.batch(rank_positions(state.step_positions(4), micro, rank, size).ravel())
+            stacked(datasets.train, rank_positions(state.step_positions(4), micro, rank, size).ravel())
             for rank in range(size)
         ]
         sets.append(sorted(map(tuple, np.concatenate(read).tolist())))
@@ -237,7 +238,7 @@ def test_per_epoch_is_not_moved_by_more_tokens(make_config, write_dataset):
     assert np.array_equal(all_samples(long.train)[: len(short.train)], all_samples(short.train))
     assert short.state.shuffle == "per_epoch"
     tiled = [
-        build_datasets(make_config(batch={"train_tokens": 16 * 4 * steps})).train.batch(range(100))
+        stacked(build_datasets(make_config(batch={"train_tokens": 16 * 4 * steps})).train, range(100))
         for steps in (30, 300)
     ]
     assert not np.array_equal(*tiled)
@@ -275,13 +276,13 @@ def test_resume_reads_the_same_samples_on_other_ranks(make_config, write_dataset
     per_pass = datasets.train.samples_per_pass
     state = datasets.state.advanced(per_pass - 10).skipping(per_pass - 3, per_pass + 5)
     straight = [
-        datasets.train.batch(state.advanced(8 * step).step_positions(8)).tolist() for step in range(4)
+        stacked(datasets.train, state.advanced(8 * step).step_positions(8)).tolist() for step in range(4)
     ]
     resumed = type(state).from_dict(state.advanced(16).to_dict())
     again = build_datasets(config, resumed.index_samples).train
     for step in (2, 3):
         positions = resumed.advanced(8 * (step - 2)).step_positions(8)
-        read = [again.batch(rank_positions(positions, 2, rank, 4).ravel()).tolist() for rank in range(4)]
+        read = [stacked(again, rank_positions(positions, 2, rank, 4).ravel()).tolist() for rank in range(4)]
         assert [row for part in read for row in part] == straight[step]
 
 

@@ -20,6 +20,7 @@ from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.of_run import open_dataset
 from nbtrain.dataset.samples.build import split_builder
 from nbtrain.dataset.samples.gpt_blend import fill_blend_index
+from tests.dataset.dataset_maker import stacked
 
 pytestmark = pytest.mark.slow
 
@@ -220,7 +221,7 @@ def test_indices_and_samples(home, make_config, number):
             own = getattr(ours._pass(0), array)
             assert own.dtype == theirs[array].dtype
             assert np.array_equal(own, theirs[array])
-        assert np.array_equal(ours.batch(range(ours.samples_per_pass)), theirs["samples"])
+        assert np.array_equal(stacked(ours, range(ours.samples_per_pass)), theirs["samples"])
         compared += 1
     assert compared == (1 if split == "100,0,0" else 3)
 
@@ -237,7 +238,7 @@ def test_a_blend(home, make_config):
             own = getattr(ours.index, array)
             assert own.dtype == theirs[array].dtype
             assert np.array_equal(own, theirs[array])
-        assert np.array_equal(ours.batch(range(len(ours))), theirs["samples"])
+        assert np.array_equal(stacked(ours, range(len(ours))), theirs["samples"])
 
 
 def test_the_order_of_a_long_blend(home):

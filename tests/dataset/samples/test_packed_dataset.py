@@ -13,7 +13,7 @@ from nbtrain.config.sources import AlpacaSource
 from nbtrain.dataset.files import DatasetFiles, OpenDataset
 from nbtrain.dataset.indexed import IndexedDataset
 from nbtrain.dataset.manifest import DatasetManifest
-from nbtrain.dataset.samples import packed_dataset
+from nbtrain.dataset.samples import index_files, packed_dataset
 from nbtrain.dataset.samples.packed_dataset import build_split
 from tests.dataset.indexed_writer import IndexedWriter
 
@@ -236,7 +236,7 @@ def test_nothing_to_learn_is_an_error(write):
         build(write({"a": (1.0, [example(1, 40, 5)])}))
     assert str(caught.value) == (
         "data/dataset/tuning/text_document: nothing of a can be learnt: 1 examples without a learnt token "
-        "among their first 17 tokens (seq_length + 1): left out. Raise model.seq_length = 16, or mend the "
+        "among their first 17 tokens (seq_length + 1): left out. Raise model.seq_length = 16, or fix the "
         "sources."
     )
 
@@ -296,7 +296,7 @@ def test_more_samples_never_change_earlier_positions(write, monkeypatch):
         assert all(
             np.array_equal(one, other) for one, other in zip(short.sample(position), longer.sample(position))
         )
-    assert len(longer._open) == packed_dataset.OPEN_PASSES, (
+    assert len(longer._open) == index_files.OPEN_PASSES, (
         "a long run would need a file descriptor for each array"
     )
     assert longer.num_samples == 300 and short.num_epochs < longer.num_epochs

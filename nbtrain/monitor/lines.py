@@ -16,10 +16,9 @@ STATUS_EVENTS = 8
 def progress_line(run: RunDir) -> str:
     """State, step, tokens, loss, rate and time left in one line: for a terminal and a log."""
     view = RunView(run)
-    state, progress = view.state, view.progress
+    state, heartbeat = view.state, view.heartbeats().get(0)
     parts = [f"{run.name} {state}"]
-    heartbeat = view.heartbeats().get(0)
-    if progress and heartbeat:
+    if heartbeat and (progress := heartbeat.progress):
         parts.append(f"step {heartbeat.step:,}/{progress.total_steps:,}")
         parts.append(
             f"tokens {amounts.count(progress.consumed_tokens)}/{amounts.count(progress.train_tokens)}"
@@ -44,9 +43,7 @@ def progress_line(run: RunDir) -> str:
 
 
 def resume_lines(run: RunDir) -> list[str]:
-    """What the newest job kept of the checkpoint that it went on from, and which newer ones it passed over,
-    and why.
-    """
+    """What the newest job kept of its checkpoint, and which newer checkpoints it passed over, and why."""
     job = run.newest_job()
     made = ResumeCertificate.read(job.resume_json) if job else None
     if job is None or made is None:

@@ -39,9 +39,7 @@ def log_attempts(job: JobDir) -> dict[int, list[int]]:
 
 
 def log_path(job: JobDir, rank: int | str = 0, attempt: int | None = None) -> Path:
-    """The log of a rank (of its newest attempt, if none is given), or of "supervisor". The file need not
-    exist.
-    """
+    """The log of a rank (by default of its newest attempt) or of "supervisor"; the file need not exist."""
     if rank == SUPERVISOR:
         return job.supervisor_log
     attempts = log_attempts(job).get(int(rank), [])

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
-from nbtrain.base.metrics import SCALARS, Scalar, name_of
+from nbtrain.base.metrics import BY_NAME, Scalar, name_of
 from nbtrain.base.metrics import scalar as scalar_named
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import resolve
@@ -81,9 +81,7 @@ def training_curves(source: Source) -> "Figure":
 
 
 def timing(source: Source) -> "Figure":
-    """Where each step's time goes, and the ranks side by side: seconds of computing, and how slow the slowest
-    is.
-    """
+    """Where each step's time goes, and how long the slowest, the median and the fastest rank compute."""
     series = scalars_of(source)
     figure = shown_figure(_title(source), 3.6)
     parts, ranks = figure.subplots(1, 2)
@@ -96,10 +94,10 @@ def timing(source: Source) -> "Figure":
     ):
         _curve(ranks, series.get(name), color, label, marker="o")
     slowest, slowdown = series.get("slowest_rank"), series.get("rank_slowdown")
-    slowest_words = ""
+    title = "Computing, rank by rank"
     if slowest and slowdown:
-        slowest_words = f": rank {slowest.values[-1]:.0f} is {slowdown.values[-1]:.0%} slower than its stage"
-    _dress(ranks, f"Computing, rank by rank{slowest_words}", "s")
+        title += f": rank {slowest.values[-1]:.0f} is {slowdown.values[-1]:.0%} slower than its stage"
+    _dress(ranks, title, "s")
     ranks.set_ylim(bottom=0)
     return figure
 
@@ -157,29 +155,21 @@ def scalars_table(source: Source) -> "ScalarsTable":
     return ScalarsTable(_title(source), scalars_of(source))
 
 
-def _row(name: str) -> Scalar | None:
-    """Its row in metrics.SCALARS; None for a tag that is not there."""
-    try:
-        return scalar_named(name)
-    except KeyError:
-        return None
-
-
 class ScalarsTable:
     """Shown in a cell, a table; printed, lines."""
 
     def __init__(self, title: str, series: dict[str, Series]):
         self.title = title
         self.rows: list[tuple[str, str, str, str]] = []
-        known = {scalar.name: scalar for scalar in SCALARS}
-        ours = [scalar.name for scalar in SCALARS if scalar.name in series]
-        others = sorted(name for name in series if name not in known)
-        for name in [*ours, *others]:
+        for name in [*(name for name in BY_NAME if name in series), *sorted(series.keys() - BY_NAME.keys())]:
             points = series[name]
-            if points.last is not None:
-                scalar = _row(name)
-                meaning = scalar.meaning if scalar else ""
-                self.rows.append((name, _value(points.last, scalar), f"{points.steps[-1]:,}", meaning))
+            if points.last is None:
+                continue
+            try:
+                known = scalar_named(name)
+            except KeyError:
+                known = Scalar(name, name, "", "")  # a tag of somebody else's event files
+            self.rows.append((name, _value(points.last, known.unit), f"{points.steps[-1]:,}", known.meaning))
 
     def __repr__(self) -> str:
         if not self.rows:
@@ -201,8 +191,7 @@ class ScalarsTable:
         return f"<table>{head}{body}</table>"
 
 
-def _value(value: float, scalar: Scalar | None) -> str:
-    unit = scalar.unit if scalar else ""
+def _value(value: float, unit: str) -> str:
     if unit == "bytes":
         return amounts.size(value)
     if unit in ("tokens", "samples", "sequences", "ranks"):
@@ -212,11 +201,7 @@ def _value(value: float, scalar: Scalar | None) -> str:
 
 
 def _title(source: Source) -> str:
-    if isinstance(source, RunView):
-        return source.name
-    if isinstance(source, RunDir):
-        return source.name
-    return Path(source).name
+    return source.name if isinstance(source, RunView | RunDir) else Path(source).name
 
 
 def _curve(

@@ -13,9 +13,9 @@ from typing import Any
 
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import ACTIVE, MEANING, read_state
-from nbtrain.base.metrics import BY_NAME, SCALARS, name_of
+from nbtrain.base.metrics import BY_NAME, name_of
 from nbtrain.base.metrics import scalar as scalar_named
-from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord, TrainingProgress
+from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
 from nbtrain.monitor.resources import ResourceSampler
@@ -34,17 +34,13 @@ from nbtrain.monitor.snapshot import (
 from nbtrain.monitor.tfevents import ScalarReader, Series
 
 SNAPSHOT_SCHEMA_VERSION = 1
-CURVES = (
-    "loss",
-    "validation_loss",
-    "learning_rate",
-    "tokens_per_second",
-    "grad_norm",
-    "host_memory_bytes",
-    "device_memory_bytes",
-    "mfu",
-)
+_PROGRESS = ("loss", "validation_loss", "learning_rate", "tokens_per_second", "grad_norm")
+CURVES = (*_PROGRESS, "host_memory_bytes", "device_memory_bytes", "mfu")
 """Names in metrics.SCALARS of the curves in a snapshot."""
+
+# Of the configuration, what a snapshot holds.
+MODEL_KEYS = ("num_layers", "hidden_size", "num_attention_heads", "seq_length")
+PARALLEL_KEYS = ("zero_stage", "data_parallel_size", "tensor_parallel_size", "pipeline_parallel_size")
 
 LARGEST_NUM_POINTS = 300
 LOG_LINES = 12
@@ -92,12 +88,6 @@ class RunView:
         """Whether the newest job still has something to do."""
         return self.state in ACTIVE
 
-    @property
-    def progress(self) -> TrainingProgress | None:
-        """The progress in rank 0's newest heartbeat; None before its first."""
-        heartbeat = self.heartbeats().get(0)
-        return heartbeat.progress if heartbeat else None
-
     def _state_and_cause(self) -> tuple[str, str | None]:
         job = self.job
         if job is None:
@@ -123,19 +113,11 @@ class RunView:
             return self._reader.series.get(tag, Series())
 
     def scalar_names(self) -> list[str]:
-        """Names of all scalars that have points, in the order of metrics.SCALARS; then the losses of
-        datasets.
-        """
+        """Names of all scalars with points, in the order of metrics.SCALARS; the losses of datasets last."""
         with self._lock:
             self._reader.refresh()
-            there = {name_of(tag) for tag in self._reader.series}
-        known = [scalar.name for scalar in SCALARS if scalar.name in there]
-        return known + sorted(name for name in there if name is not None and name not in BY_NAME)
-
-    def log_tail(self, lines: int = LOG_LINES, rank: int | str = 0) -> list[str]:
-        """The last lines of a rank's log ("supervisor" for the supervisor's) in the newest job."""
-        job = self.job
-        return logs.tail_lines(logs.log_path(job, rank), lines) if job else []
+            there = {name for tag in self._reader.series if (name := name_of(tag))}
+        return [name for name in BY_NAME if name in there] + sorted(there - BY_NAME.keys())
 
     def snapshot(self) -> dict[str, Any]:
         """Everything a panel draws, as JSON values: numbers in base units, times in seconds since the epoch.
@@ -182,8 +164,8 @@ class RunView:
             "alerts": alerts_part(events),
             "warnings": list(self._reader.warnings),
         }
-        value = finite(value)
-        return {**value, "shown": shown(value)}
+        finite_value = finite(value)
+        return {**finite_value, "shown": shown(finite_value)}
 
     def heartbeats(self) -> dict[int, Heartbeat]:
         """{rank: its newest heartbeat} of the newest job; at the checkpoint's step until that is loaded."""
@@ -203,16 +185,10 @@ class RunView:
             job = self.run.job(job_id)
             record = JobRecord.read(job.job_json)
             state, cause = read_state(job, now)
-            found.append(
-                {
-                    "job_id": job_id,
-                    "state": state,
-                    "cause": cause,
-                    "created_at": record.created_at if record else None,
-                    "ended_at": record.ended_at if record else None,
-                    "resumed_from_step": record.resumed_from_step if record else None,
-                }
-            )
+            known = {
+                key: getattr(record, key, None) for key in ("created_at", "ended_at", "resumed_from_step")
+            }
+            found.append({"job_id": job_id, "state": state, "cause": cause, **known})
         return found
 
     def _config_summary(self) -> dict[str, Any] | None:
@@ -221,26 +197,18 @@ class RunView:
             from nbtrain.config.load import load_resolved
 
             config = load_resolved(self.run.config_yaml)
-            model, parallel = config.model, config.parallel
+            steps = config.train_steps
             self._config = {
                 "name": config.name,
-                "num_layers": model.num_layers,
-                "hidden_size": model.hidden_size,
-                "num_attention_heads": model.num_attention_heads,
-                "seq_length": model.seq_length,
+                **{key: getattr(config.model, key) for key in MODEL_KEYS},
                 "vocab_size": config.tokenizer.vocab_size,
                 "micro_batch_size": config.batch.micro_batch_size,
                 "global_batch_size": config.batch.global_batch_size,
                 "train_tokens": config.train_tokens,
-                "train_steps": config.train_steps,
-                "target_tokens": min(
-                    config.batch_schedule.tokens_after(config.train_steps), config.train_tokens
-                ),
+                "train_steps": steps,
+                "target_tokens": min(config.batch_schedule.tokens_after(steps), config.train_tokens),
                 "precision": config.precision.dtype + (" autocast" if config.precision.autocast else ""),
-                "zero_stage": parallel.zero_stage,
-                "data_parallel_size": parallel.data_parallel_size,
-                "tensor_parallel_size": parallel.tensor_parallel_size,
-                "pipeline_parallel_size": parallel.pipeline_parallel_size,
+                **{key: getattr(config.parallel, key) for key in PARALLEL_KEYS},
                 "device": config.resources.device,
                 "backend": config.backend.kind,
                 "dataset": config.data.name,
@@ -291,31 +259,27 @@ class RunView:
             else:
                 phase = heartbeat.phase
             use = uses.get(str(rank)) or {}
-            rows.append(
-                {
-                    "rank": rank,
-                    "phase": phase,
-                    "step": ended.step if ended and ended.step is not None else heartbeat and heartbeat.step,
-                    "pid": heartbeat.process.pid if heartbeat else None,
-                    "attempt": attempt,
-                    "heartbeat_age_seconds": age,
-                    "stale": bool(
-                        active and ended is None and age is not None and age > STALE_HEARTBEAT_SECONDS
-                    ),
-                    "cpu_cores": use.get("cpu_cores"),
-                    "memory_bytes": use.get("memory_bytes"),
-                    "exit_code": ended.exit_code if ended else None,
-                    "signal": ended.signal if ended else None,
-                    "message": ended.message if ended else "",
-                }
-            )
+            stale = active and ended is None and age is not None and age > STALE_HEARTBEAT_SECONDS
+            row = {
+                "rank": rank,
+                "phase": phase,
+                "step": ended.step if ended and ended.step is not None else heartbeat and heartbeat.step,
+                "pid": heartbeat.process.pid if heartbeat else None,
+                "attempt": attempt,
+                "heartbeat_age_seconds": age,
+                "stale": stale,
+                **{key: use.get(key) for key in ("cpu_cores", "memory_bytes")},
+                **{key: getattr(ended, key, None) for key in ("exit_code", "signal")},
+                "message": ended.message if ended else "",
+            }
+            rows.append(row)
         return rows
 
     def _log(self, job: JobDir | None, state: str) -> dict[str, Any]:
         """The end of rank 0's log, or of the supervisor's while rank 0 has written nothing."""
         if job is None:
             return {"source": None, "lines": []}
-        lines = self.log_tail(LOG_LINES, 0)
+        lines = logs.tail_lines(logs.log_path(job), LOG_LINES)
         if lines or state == "RUNNING":
             return {"source": "rank 0", "lines": lines}
-        return {"source": logs.SUPERVISOR, "lines": self.log_tail(LOG_LINES, logs.SUPERVISOR)}
+        return {"source": logs.SUPERVISOR, "lines": logs.tail_lines(job.supervisor_log, LOG_LINES)}

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from nbtrain.base.workspace import output_root
 
 NO_JOB = "NEW"
 DAMAGED = "DAMAGED"
+CAUSE_LENGTH = 60
 
 
 @dataclass(frozen=True)
@@ -21,24 +22,22 @@ class RunSummary:
     """One line of `nbtrain runs`."""
 
     name: str
-    run_id: str | None
-    parent: str | None
     state: str
-    """The newest job's, as a reader must see it; NEW before the first submission, DAMAGED if a record of the
-    run cannot be read (`cause` names it).
-    """
+    """The newest job's; NEW before the first, DAMAGED if `cause` names a record that cannot be read."""
     cause: str | None
-    job_id: str | None
     num_jobs: int
     created_at: float
     """Of the newest job, or of the run if it has none."""
-    ended_at: float | None
-    world_size: int | None
-    restarts: int
-    step: int | None
-    total_steps: int | None
-    loss: float | None
-    validation_loss: float | None
+    run_id: str | None = None
+    parent: str | None = None
+    job_id: str | None = None
+    ended_at: float | None = None
+    world_size: int | None = None
+    restarts: int = 0
+    step: int | None = None
+    total_steps: int | None = None
+    loss: float | None = None
+    validation_loss: float | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,7 +50,6 @@ class RunList(list[RunSummary]):
         return runs_table(self)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """IPython's plain text."""
         printer.text(repr(self))
 
 
@@ -71,12 +69,8 @@ def _summary_or_damage(run: RunDir, now: float) -> RunSummary:
         return summary_of(run, now)
     except RecordError as error:
         # One damaged file must not hide every other run.
-        unknown: dict[str, Any] = dict.fromkeys(field.name for field in fields(RunSummary))
-        return RunSummary(
-            **unknown
-            | {"name": run.name, "state": DAMAGED, "cause": str(error)}
-            | {"num_jobs": len(run.job_ids()), "created_at": run.run_json.stat().st_mtime, "restarts": 0}
-        )
+        damaged_at = run.run_json.stat().st_mtime
+        return RunSummary(run.name, DAMAGED, str(error), len(run.job_ids()), damaged_at)
 
 
 def summary_of(run: RunDir, now: float) -> RunSummary:
@@ -97,13 +91,11 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
         job_id=job.job_id if job else None,
         num_jobs=len(run.job_ids()),
         created_at=record.created_at if record else identity.get("created_at", 0.0),
-        ended_at=record.ended_at if record else None,
-        world_size=record.world_size if record else None,
+        ended_at=getattr(record, "ended_at", None),
+        world_size=getattr(record, "world_size", None),
         restarts=record.restarts if record else 0,
         step=beat.step if beat else record.first_step if record else None,
-        total_steps=progress.total_steps if progress else None,
-        loss=progress.loss if progress else None,
-        validation_loss=progress.validation_loss if progress else None,
+        **{key: getattr(progress, key, None) for key in ("total_steps", "loss", "validation_loss")},
     )
 
 
@@ -111,30 +103,18 @@ def runs_table(entries: Sequence[RunSummary]) -> str:
     """The lines of `nbtrain runs`, as text in columns."""
     if not entries:
         return f"No runs under {output_root()}. `nbtrain submit gpt-tiny` starts one."
-    rows = [("NAME", "STATE", "STEP", "LOSS", "VALIDATION", "JOBS", "SUBMITTED (UTC)", "CAUSE")]
+    rows: list[tuple[str, ...]] = [
+        ("NAME", "STATE", "STEP", "LOSS", "VALIDATION", "JOBS", "SUBMITTED (UTC)", "CAUSE")
+    ]
     for entry in entries:
         of = f"/{entry.total_steps:,}" if entry.total_steps else ""
-        rows.append(
-            (
-                entry.name,
-                entry.state,
-                f"{entry.step:,}{of}" if entry.step is not None else "-",
-                _figure(entry.loss),
-                _figure(entry.validation_loss),
-                str(entry.num_jobs),
-                time.strftime("%Y-%m-%d %H:%M", time.gmtime(entry.created_at)),
-                _shortened(entry.cause or ""),
-            )
-        )
+        step = f"{entry.step:,}{of}" if entry.step is not None else "-"
+        losses = ("-" if loss is None else f"{loss:.4f}" for loss in (entry.loss, entry.validation_loss))
+        submitted = time.strftime("%Y-%m-%d %H:%M", time.gmtime(entry.created_at))
+        cause = entry.cause or ""
+        cause = cause if len(cause) <= CAUSE_LENGTH else f"{cause[: CAUSE_LENGTH - 3]}..."
+        rows.append((entry.name, entry.state, step, *losses, str(entry.num_jobs), submitted, cause))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
     )
-
-
-def _figure(value: float | None) -> str:
-    return f"{value:.4f}" if value is not None else "-"
-
-
-def _shortened(text: str, length: int = 60) -> str:
-    return text if len(text) <= length else text[: length - 3] + "..."

@@ -6,27 +6,20 @@ from typing import Any
 
 from nbtrain.base.records import Heartbeat, JobRecord
 
-SNAPSHOT_KEYS = (
-    "schema_version",
-    "name",
-    "run_id",
-    "time",
-    "state",
-    "meaning",
-    "cause",
-    "active",
-    "job",
-    "jobs",
-    "config",
-    "progress",
-    "curves",
-    "resources",
-    "ranks",
-    "log",
-    "events",
-    "alerts",
-    "warnings",
-    "shown",
+OWN_KEYS = ("schema_version", "name", "run_id", "time", "state", "meaning", "cause", "active")
+PARTS = ("job", "jobs", "config", "progress", "curves", "resources", "ranks", "log", "events", "alerts")
+SNAPSHOT_KEYS = (*OWN_KEYS, *PARTS, "warnings", "shown")
+# Of the newest job's record.
+_JOB_TIMES = ("created_at", "started_at", "ended_at")
+JOB_KEYS = (
+    "job_id",
+    *_JOB_TIMES,
+    "attempt",
+    "restarts",
+    "resumed_from_step",
+    "world_size",
+    "backend",
+    "command",
 )
 
 NUM_EVENTS = 60
@@ -58,21 +51,8 @@ def job_part(record: JobRecord, now: float, active: bool) -> dict[str, Any]:
     """What a snapshot says about the newest job."""
     begin = "started_at" if record.started_at else "created_at"
     ended = not active and record.ended_at is not None
-    return {
-        "job_id": record.job_id,
-        "created_at": record.created_at,
-        "started_at": record.started_at,
-        "ended_at": record.ended_at,
-        "elapsed_seconds": record.seconds_between(begin, "ended_at")
-        if ended
-        else record.seconds_since(begin, now),
-        "attempt": record.attempt,
-        "restarts": record.restarts,
-        "resumed_from_step": record.resumed_from_step,
-        "world_size": record.world_size,
-        "backend": record.backend,
-        "command": record.command,
-    }
+    elapsed = record.seconds_between(begin, "ended_at") if ended else record.seconds_since(begin, now)
+    return {**{key: getattr(record, key) for key in JOB_KEYS}, "elapsed_seconds": elapsed}
 
 
 def progress_part(
@@ -81,7 +61,7 @@ def progress_part(
     """How far the training is, by rank 0's heartbeat; None before its first."""
     if heartbeat is None or heartbeat.progress is None:
         return None
-    known = heartbeat.progress
+    known, loss = heartbeat.progress, heartbeat.progress.validation_loss
     # A trial (batch.max_steps) ends before train_tokens: its bar must still reach the end.
     target = config["target_tokens"] if config else known.train_tokens
     return {
@@ -92,13 +72,9 @@ def progress_part(
         "target_tokens": target,
         "fraction": min(1.0, known.consumed_tokens / target) if target else None,
         "eta_seconds": known.eta_seconds if active else None,
-        "validation_perplexity": _exp(known.validation_loss),
+        "validation_perplexity": math.exp(loss) if loss is not None and loss < 700 else None,
         "heartbeat_age_seconds": heartbeat.seconds_since("time", now),
     }
-
-
-def _exp(value: float | None) -> float | None:
-    return math.exp(value) if value is not None and value < 700 else None
 
 
 def event_part(event: Mapping[str, Any]) -> dict[str, Any]:
@@ -107,9 +83,7 @@ def event_part(event: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_sight(events: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
-    """At most `most` events, in their order: the newest ones, and in half of the room the weighty ones,
-    however old.
-    """
+    """At most `most` events, in order: the newest, and in up to half of the room weighty ones of any age."""
     weighty = [number for number, event in enumerate(events) if event.get("kind") in WEIGHTY][-(most // 2) :]
     others = [number for number in range(len(events)) if number not in weighty]
     return [events[number] for number in sorted([*weighty, *others[-(most - len(weighty)) :]])]

@@ -3,18 +3,13 @@
 matplotlib is imported when the figure is made.
 """
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.base import files
-from nbtrain.base.errors import RecordError
-from nbtrain.base.rundir import RunDir
 from nbtrain.monitor.pictures import shown_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-REPORT_JSON = "twin.json"
 # Name in the report: (words, colour, line). Drawn in this order; curves that coincide have different strokes.
 CURVES = {
     "reference": ("one process, fp32", "#6b7280", "-"),
@@ -28,16 +23,8 @@ CURVES = {
 NO_DIFFERENCE = 1e-8
 
 
-def twin_picture(run: RunDir) -> "Figure":
-    """Losses by step, and their differences to one fp32 process. Raises RecordError if the run is no twin."""
-    report = files.read_json(run.path / REPORT_JSON)
-    if report is None:
-        raise RecordError(f"{Path(run.path) / REPORT_JSON} is not there: `nbtrain twin RUN` writes it.")
-    return draw(report)
-
-
 def draw(report: dict[str, Any]) -> "Figure":
-    """The figure of what TwinReport.to_dict() holds."""
+    """The figure of a TwinReport.to_dict(): losses by step, and their differences to one fp32 process."""
     verdict = "passed" if report["passed"] else "FAILED"
     title = f"Twin of {report['run']}: {verdict} ({report['layout']}, {report['number_format']})"
     figure = shown_figure(title, 4.0)

@@ -74,9 +74,9 @@ def test_the_list_tells_which_are_whole_and_why_others_are_not(run, capsys):
         "2,000 2.9 KiB not whole: it has no manifest.json: its writing was cut off",
     ]
     assert cli.main(["checkpoint", "list", "tiny", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [one["step"] for one in told] == [10, 20, 1000, 2000]
-    assert told[1]["problem"] is None and told[1]["validation_loss"] == 3.25
+    listed = json.loads(capsys.readouterr().out)
+    assert [one["step"] for one in listed] == [10, 20, 1000, 2000]
+    assert listed[1]["problem"] is None and listed[1]["validation_loss"] == 3.25
 
 
 def test_a_manifest_that_is_no_json_is_told(run, capsys):

@@ -113,6 +113,6 @@ def test_lab_hands_jupyterlabs_own_options_on():
 def test_help_names_every_verb_of_checkpoint_and_data():
     for verb in ("checkpoint", "data"):
         [verbs_of] = [action for action in cli.parser()._actions if action.choices and verb in action.choices]
-        [told] = [entry.help for entry in verbs_of._choices_actions if entry.dest == verb]
+        [words] = [entry.help for entry in verbs_of._choices_actions if entry.dest == verb]
         [under] = [action for action in verbs_of.choices[verb]._actions if isinstance(action.choices, dict)]
-        assert told.partition(": ")[2].rstrip(".").split(", ") == list(under.choices)
+        assert words.partition(": ")[2].rstrip(".").split(", ") == list(under.choices)

@@ -85,13 +85,13 @@ def _adam_steps_before_training() -> dict[str, float]:
 
 def _norms() -> dict[str, bool]:
     """T2: whether the engine reports the gradient norm, by ZeRO stage, in fp32."""
-    told = {}
+    reported = {}
     for stage in (0, 1):
         engine, _ = _engine(stage, gradient_clipping=1.0)
         engine.backward(engine(torch.ones(1, 4)).sum())
         engine.step()
-        told[str(stage)] = engine.get_global_grad_norm() is not None
-    return told
+        reported[str(stage)] = engine.get_global_grad_norm() is not None
+    return reported
 
 
 def _matrices_inside_zero_init() -> dict[str, int]:

@@ -77,9 +77,9 @@ def test_what_is_weighty_stays_in_sight(run: RunDir) -> None:
     for step in range(100):
         job.events.write("alert", f"step {step}: communication is above 30%")
     view = RunView(run)
-    told = [event["message"] for event in view.snapshot()["events"]]
-    assert len(told) == NUM_EVENTS
-    assert [text.split(":")[0] for text in told[:3]] == [
+    messages = [event["message"] for event in view.snapshot()["events"]]
+    assert len(messages) == NUM_EVENTS
+    assert [text.split(":")[0] for text in messages[:3]] == [
         "rank 1 was killed; 2 steps are lost",
         "attempt 0 failed",
         "step 42",
@@ -118,7 +118,7 @@ def test_later_snapshots_follow_the_run(run: RunDir) -> None:
     assert snapshot["ranks"][0]["phase"] == "finished"
     assert view.state == "SUCCEEDED"
     assert not view.active
-    assert view.progress.consumed_tokens == 10 * TOKENS_PER_STEP
+    assert view.heartbeats()[0].progress.consumed_tokens == 10 * TOKENS_PER_STEP
 
 
 def test_snapshots_within_a_moment_are_one(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 
+from nbtrain.base import files
 from nbtrain.base.events import EventWriter
 from nbtrain.base.rundir import RunDir
 from nbtrain.jobs.twin.report import (
@@ -16,7 +17,7 @@ from nbtrain.jobs.twin.report import (
     check_export,
     check_trained,
 )
-from nbtrain.monitor.twin_picture import draw, twin_picture
+from nbtrain.monitor.twin_picture import draw
 
 STEPS = 7
 
@@ -152,7 +153,7 @@ def test_a_report_passes_when_all_of_it_did(tmp_path):
         "Not proven here:",
         "  precision.fp8: true: only GPUs; here bf16",
     ]
-    figure = twin_picture(run)
+    figure = draw(files.read_json(run.path / "twin.json"))
     assert figure.get_suptitle().startswith("Twin of gpt: FAILED")
     losses, differences = figure.axes
     assert len(losses.lines) == 5

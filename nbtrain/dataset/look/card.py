@@ -103,7 +103,7 @@ class DataCard(_Card):
     eod_id: int | None
     dataset_sha256: str | None
     tokenizer: str | None
-    """Folder of the tokenizer that decodes it, or None if it is not in the data home."""
+    """Folder of the tokenizer that decodes the dataset, or None if it is not in the data home."""
     sources: list[dict[str, Any]]
     """Of the manifest: name, documents, bytes, tokens, licence, attribution, settings of each."""
     dropped: dict[str, int]
@@ -328,15 +328,9 @@ def _splits(config: RunConfig, indexed: IndexedDataset) -> list[dict[str, Any]]:
     for name, (first, last) in zip(SPLIT_NAMES, bounds, strict=True):
         tokens = int(indexed.lengths[first:last].sum(dtype=np.int64))
         samples = (train if name == "train" else evaluation) if tokens else 0
-        rows.append(
-            {
-                "name": name,
-                "documents": last - first,
-                "tokens": tokens,
-                "samples": samples,
-                "epochs": samples * config.model.seq_length / tokens if tokens else 0.0,
-            }
-        )
+        epochs = samples * config.model.seq_length / tokens if tokens else 0.0
+        figures = {"documents": last - first, "tokens": tokens, "samples": samples, "epochs": epochs}
+        rows.append({"name": name, **figures})
     return rows
 
 

@@ -29,19 +29,16 @@ NAMED_CHANGES = 3
 
 
 def _changed_settings(config: RunConfig, changed: list[tuple[str, str, str]]) -> str:
-    """Each value that differs, with the place that sets it in this run: 'data.json_key = 'a' there, 'b' in
-    x.yaml:7'.
-    """
-    told = []
-    for key, there, here in changed:
-        dotted = key.replace("[", ".").replace("]", "")
-        told.append(f"{key} = {there} there, {here} in {origin(config, dotted)}")
-    return "; ".join(told)
+    """Each setting that differs and where it is set here: "data.json_key = 'a' there, 'b' in x.yaml:7"."""
+    return "; ".join(
+        f"{key} = {there} there, {here} in {origin(config, key.replace('[', '.').replace(']', ''))}"
+        for key, there, here in changed
+    )
 
 
 def _changed_sources(corpus: Corpus, then: list[dict[str, Any]], now: list[dict[str, Any]]) -> str:
-    """What is new, gone or changed of the sources' files and versions, at most NAMED_CHANGES of it."""
-    told, touched = [], []
+    """Which of the sources' files and versions are new, gone or changed; NAMED_CHANGES are named."""
+    changes, touched = [], []
     for reader, old, new in zip(corpus.readers, then, now, strict=True):
         before, after = old.get("files", {}), new.get("files", {})
         for name in sorted(before.keys() | after.keys()):
@@ -49,18 +46,19 @@ def _changed_sources(corpus: Corpus, then: list[dict[str, Any]], now: list[dict[
             if before.get(name) == after.get(name):
                 continue
             if name not in before:
-                told.append(f"{reader.where}: {name} is new")
+                changes.append(f"{reader.where}: {name} is new")
             elif name not in after:
-                told.append(f"{reader.where}: {name} is gone")
+                changes.append(f"{reader.where}: {name} is gone")
             elif size != found:
-                told.append(f"{reader.where}: {name} has changed ({_shown(size)} then, {_number(found)} now)")
+                sizes = f"{_shown(size)} then, {_number(found)} now"
+                changes.append(f"{reader.where}: {name} has changed ({sizes})")
             else:
                 touched.append(f"{reader.where}: {name} was written again ({_shown(size)} then and now)")
         others = differences({**old, "files": None}, {**new, "files": None})
-        told += [f"{reader.where}: {key} = {a} then, {b} now" for key, a, b in others]
-    told += touched
-    more = [f"and {len(told) - NAMED_CHANGES:,} more"] if len(told) > NAMED_CHANGES else []
-    return "; ".join(told[:NAMED_CHANGES] + more)
+        changes += [f"{reader.where}: {key} = {a} then, {b} now" for key, a, b in others]
+    changes += touched
+    more = [f"and {len(changes) - NAMED_CHANGES:,} more"] if len(changes) > NAMED_CHANGES else []
+    return "; ".join(changes[:NAMED_CHANGES] + more)
 
 
 def gone_sources(config: RunConfig) -> list[int]:

@@ -38,15 +38,13 @@ def split_bounds(split: str, rule: str, num_sequences: int) -> list[tuple[int, i
     weights = split_weights(split)
     total = sum(weights)
     if rule == "megatron-core":
-        fractions = (np.array(weights) / total).tolist()
-        ends = [0.0]
-        for fraction in fractions:
-            ends.append(ends[-1] + fraction)
+        ends = [0.0, *np.cumsum(np.array(weights) / total).tolist()]
         bounds = [round(end * float(num_sequences)) for end in ends]
     elif rule == "megatron-deepspeed":
-        bounds = [0]
-        for weight in weights:
-            bounds.append(bounds[-1] + round(weight / total * float(num_sequences)))
+        bounds = [
+            0,
+            *itertools.accumulate(round(weight / total * float(num_sequences)) for weight in weights),
+        ]
         excess = bounds[-1] - num_sequences
         bounds = [0, *(bound - excess for bound in bounds[1:])]
     else:
@@ -81,17 +79,15 @@ class Epochs(NamedTuple):
 
 
 def epochs_needed(tokens_per_epoch: int, seq_length: int, num_samples: int) -> Epochs:
-    """The smallest E >= 1 with (E * tokens_per_epoch - 1) // seq_length >= num_samples, and what follows from
-    it.
-    """
+    """The fewest epochs with (num_epochs * tokens_per_epoch - 1) // seq_length >= num_samples."""
     # (E t - 1) // T >= N  <=>  E t >= N T + 1
     num_epochs = max(1, -(-(num_samples * seq_length + 1) // tokens_per_epoch))
     available = (num_epochs * tokens_per_epoch - 1) // seq_length
-    before_last = ((num_epochs - 1) * tokens_per_epoch - 1) // seq_length if num_epochs > 1 else 0
-    separate = False
-    if num_epochs > 1:
-        per_epoch = (tokens_per_epoch - 1) // seq_length
-        separate = num_samples - before_last < int(SEPARATE_LAST_EPOCH_BELOW * per_epoch)
+    if num_epochs == 1:
+        return Epochs(1, available, 0, False)
+    before_last = ((num_epochs - 1) * tokens_per_epoch - 1) // seq_length
+    per_epoch = (tokens_per_epoch - 1) // seq_length
+    separate = num_samples - before_last < int(SEPARATE_LAST_EPOCH_BELOW * per_epoch)
     return Epochs(num_epochs, available, before_last, separate)
 
 
@@ -175,12 +171,13 @@ def _fill_document_index(
     index: np.ndarray, first: int, last: int, epochs: Epochs, generator: np.random.RandomState
 ) -> None:
     index.reshape(epochs.num_epochs, last - first)[:] = np.arange(first, last, dtype=np.int32)
-    if not epochs.separate_last_epoch:
-        generator.shuffle(index)
-        return
-    cut = (epochs.num_epochs - 1) * (last - first)
-    generator.shuffle(index[:cut])
-    generator.shuffle(index[cut:])
+    _shuffle(index, (epochs.num_epochs - 1) * (last - first), epochs, generator)
+
+
+def _shuffle(index: np.ndarray, cut: int, epochs: Epochs, generator: np.random.RandomState) -> None:
+    """Shuffle all of it, or the parts before and after `cut` if the last epoch is shuffled by itself."""
+    for part in (index[:cut], index[cut:]) if epochs.separate_last_epoch else (index,):
+        generator.shuffle(part)
 
 
 def _fill_sample_index(
@@ -211,8 +208,4 @@ def _fill_shuffle_index(index: np.ndarray, epochs: Epochs, generator: np.random.
     for start in range(0, len(index), CHUNK_DOCUMENTS):
         end = min(start + CHUNK_DOCUMENTS, len(index))
         index[start:end] = np.arange(start, end, dtype=index.dtype)
-    if not epochs.separate_last_epoch:
-        generator.shuffle(index)
-    else:
-        generator.shuffle(index[: epochs.samples_before_last])
-        generator.shuffle(index[epochs.samples_before_last :])
+    _shuffle(index, epochs.samples_before_last, epochs, generator)

@@ -27,10 +27,10 @@ class Packed(NamedTuple):
 
 
 def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packed:
-    """Items of these `lengths`, each 1 to `capacity`, in bins of `capacity`. The same input gives the same
-    bins.
+    """Items of these `lengths`, each 1 to `capacity`, in bins of `capacity`.
 
-    Items of one length are taken in the order given. Raises ValueError for a length that is outside.
+    The same input gives the same bins: items of one length are taken in the order given. Raises ValueError
+    for a length outside 1 to `capacity`.
     """
     lengths = np.asarray(lengths, np.int64)
     if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= capacity:
@@ -50,18 +50,15 @@ def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packed:
         while left:
             place = bisect_left(rooms, length)
             if place == len(rooms):
-                # No bin holds it. Whole new bins are alike: all but the last are filled at one go.
+                # No bin holds it. New bins that become full of it are alike, and filled at one go.
                 each = capacity // length
                 whole, rest = divmod(left, each)
-                chosen.extend(range(num_bins, num_bins + whole))
-                taken.extend([each] * whole)
-                _open(rooms, stacks, capacity - each * length, range(num_bins, num_bins + whole))
-                num_bins += whole
-                if rest:
-                    chosen.append(num_bins)
-                    taken.append(rest)
-                    _open(rooms, stacks, capacity - rest * length, range(num_bins, num_bins + 1))
-                    num_bins += 1
+                for fitting, count in ((each, whole), (rest, 1 if rest else 0)):
+                    new = range(num_bins, num_bins + count)
+                    chosen.extend(new)
+                    taken.extend([fitting] * count)
+                    _open(rooms, stacks, capacity - fitting * length, new)
+                    num_bins += count
                 break
             room = rooms[place]
             stack = stacks[room]

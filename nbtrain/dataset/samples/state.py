@@ -60,18 +60,15 @@ class DataState:
         return replace(self, consumed_samples=self.consumed_samples + num_samples)
 
     def skipping(self, first: int, last: int) -> "DataState":
-        """The state that passes over positions [first, last). Raises DataError if the run has already passed
-        them.
-        """
+        """The state that passes over positions [first, last). DataError if the run is past them."""
         reached = self.position(self.consumed_samples)
         if first < reached:
             raise DataError(
                 f"positions {first:,} to {last:,} cannot be skipped: the order has come to {reached:,}. "
                 "Resume from a checkpoint before them."
             )
-        return replace(
-            self, skipped_sample_ranges=tuple(sorted((*self.skipped_sample_ranges, (first, last))))
-        )
+        ranges = sorted((*self.skipped_sample_ranges, (first, last)))
+        return replace(self, skipped_sample_ranges=tuple(ranges))
 
     def position(self, sample: int) -> int:
         """The position of the `sample`-th sample that is trained on."""

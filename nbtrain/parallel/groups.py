@@ -11,8 +11,7 @@ The names are Megatron's and DeepSpeed's. Megatron's sequence parallelism has no
 sequence inside the tensor group.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import timedelta
 
 import torch.distributed as dist
@@ -38,15 +37,6 @@ class Group:
 
 ALONE = Group()
 """The group of a single process: its layers never communicate and need no process group."""
-
-KINDS = (
-    "tensor_model_parallel",
-    "pipeline_model_parallel",
-    "model_parallel",
-    "data_parallel",
-    "sequence_parallel",
-    "sequence_data_parallel",
-)
 
 
 def group_ranks(topology: Topology, sequence_parallel_size: int = 1) -> dict[str, list[tuple[int, ...]]]:
@@ -130,9 +120,8 @@ class ParallelGroups:
         mine = {kind: next(ranks for ranks in kinds[kind] if me in ranks) for kind in KINDS}
         return cls(**{kind: Group(ranks, ranks.index(me), made[ranks]) for kind, ranks in mine.items()})
 
-    def __iter__(self) -> Iterator[tuple[str, Group]]:
-        """(kind, group) in the order of KINDS."""
-        return ((kind, getattr(self, kind)) for kind in KINDS)
+
+KINDS = tuple(field.name for field in fields(ParallelGroups))
 
 
 class MegatronUnits:

@@ -3,10 +3,8 @@
     function                                        forward            backward
     copy_to_tensor_model_parallel_region            as it is           sum
     reduce_from_tensor_model_parallel_region        sum                as it is
-    scatter_to_tensor_model_parallel_region         own columns        gather columns
     gather_from_tensor_model_parallel_region        gather columns     own columns
-    scatter_to_sequence_parallel_region             own tokens         gather tokens
-    gather_from_sequence_parallel_region            gather tokens      sum, own tokens (or own tokens)
+    gather_from_sequence_parallel_region            gather tokens      sum, own tokens
     reduce_scatter_to_sequence_parallel_region      sum, own tokens    gather tokens
     copy_parameters_to_sequence_parallel_region     as they are        sum
 
@@ -116,64 +114,24 @@ class Scattering:
         return self._own
 
 
+def _unchanged(x: torch.Tensor, _group: Group) -> torch.Tensor:
+    return x.view_as(x)
+
+
 def _summed(x: torch.Tensor, group: Group) -> torch.Tensor:
     # Never in place: another branch may share the gradient, and another reader the activation.
     return all_reduce(x.clone(memory_format=torch.contiguous_format), group)
 
 
-class _CopyTo(torch.autograd.Function):
+class _Region(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, group):
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return _summed(grad, ctx.group), None
-
-
-class _ReduceFrom(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, group):
-        return _summed(x, group)
+    def forward(ctx, x, forward, conjugate, arguments):
+        ctx.conjugate, ctx.arguments = conjugate, arguments
+        return forward(x, *arguments)
 
     @staticmethod
     def backward(ctx, grad):
-        return grad, None
-
-
-class _Scatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, dim, group):
-        ctx.dim, ctx.group = dim, group
-        return own_part(x, dim, group).clone(memory_format=torch.contiguous_format)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return all_gather(grad, ctx.dim, ctx.group), None, None
-
-
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, dim, group, sums):
-        ctx.dim, ctx.group, ctx.sums = dim, group, sums
-        return all_gather(x, dim, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        back = reduce_scatter if ctx.sums else own_part
-        return back(grad, ctx.dim, ctx.group), None, None, None
-
-
-class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, dim, group):
-        ctx.dim, ctx.group = dim, group
-        return reduce_scatter(x, dim, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return all_gather(grad, ctx.dim, ctx.group), None, None
+        return ctx.conjugate(grad, *ctx.arguments), None, None, None
 
 
 class _CopyParameters(torch.autograd.Function):
@@ -190,57 +148,46 @@ class _CopyParameters(torch.autograd.Function):
         return None, *(part.view_as(grad) for part, grad in zip(parts, grads))
 
 
-_apply = uncompiled(lambda function, *arguments: function.apply(*arguments))
+_cross = uncompiled(_Region.apply)
+_copy_parameters = uncompiled(_CopyParameters.apply)
+
+
+def region(x: torch.Tensor, group: Group, forward: Callable, conjugate: Callable, *dim: int) -> torch.Tensor:
+    """forward(x, *dim, group), whose gradient is conjugate(gradient, *dim, group); x itself on one rank."""
+    return _cross(x, forward, conjugate, (*dim, group)) if group.size > 1 else x
 
 
 def copy_to_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
     """The way into a region whose ranks all read x for their own columns: gradients are summed."""
-    return _apply(_CopyTo, x, group) if group.size > 1 else x
+    return region(x, group, _unchanged, _summed)
 
 
 def reduce_from_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
     """The sum of what each rank computed from its rows."""
-    return _apply(_ReduceFrom, x, group) if group.size > 1 else x
-
-
-def scatter_to_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """[.., h], equal on all ranks, -> this rank's [.., h/t]."""
-    return _apply(_Scatter, x, COLUMNS, group) if group.size > 1 else x
+    return region(x, group, _summed, _unchanged)
 
 
 def gather_from_tensor_model_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
     """[.., h/t] -> [.., h], for computations that all ranks repeat."""
-    return _apply(_Gather, x, COLUMNS, group, False) if group.size > 1 else x
+    return region(x, group, all_gather, own_part, COLUMNS)
 
 
-def scatter_to_sequence_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """[b, s, ..], equal on all ranks, -> this rank's [b, s/t, ..]."""
-    return _apply(_Scatter, x, TOKENS, group) if group.size > 1 else x
-
-
-def gather_from_sequence_parallel_region(
-    x: torch.Tensor, group: Group, tensor_parallel_output_grad: bool = True
-) -> torch.Tensor:
-    """[b, s/t, ..] -> [b, s, ..].
-
-    `tensor_parallel_output_grad`: each rank goes on with its own columns, so that its gradient is one part of
-    a sum. False if all ranks compute the same and each has the whole gradient already.
-    """
-    return _apply(_Gather, x, TOKENS, group, tensor_parallel_output_grad) if group.size > 1 else x
+def gather_from_sequence_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
+    """[b, s/t, ..] -> [b, s, ..], for ranks that go on with different columns: gradients are summed."""
+    return region(x, group, all_gather, reduce_scatter, TOKENS)
 
 
 def reduce_scatter_to_sequence_parallel_region(x: torch.Tensor, group: Group) -> torch.Tensor:
     """The sum of what each rank computed from its rows, [b, s, ..] -> this rank's [b, s/t, ..]."""
-    return _apply(_ReduceScatter, x, TOKENS, group) if group.size > 1 else x
+    return region(x, group, reduce_scatter, all_gather, TOKENS)
 
 
 def copy_parameters_to_sequence_parallel_region(
     *parameters: torch.Tensor, group: Group
 ) -> tuple[torch.Tensor, ...]:
-    """Parameters that are equal on all ranks and see only this rank's tokens: LayerNorms, biases of row
-    layers.
+    """Parameters that are equal on all ranks and see only this rank's tokens (LayerNorm, row layers' bias).
 
     Each rank has the gradient of its own tokens. Without the sum the copies would drift apart, and no error
     would show it.
     """
-    return _apply(_CopyParameters, group, *parameters) if group.size > 1 else parameters
+    return _copy_parameters(group, *parameters) if group.size > 1 else parameters

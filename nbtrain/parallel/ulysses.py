@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from nbtrain.parallel.groups import Group
-from nbtrain.parallel.mappings import uncompiled
+from nbtrain.parallel.mappings import region
 
 TOKENS, HEADS = 1, 2
 
@@ -21,12 +21,12 @@ def heads_for_tokens(x: torch.Tensor, group: Group) -> torch.Tensor:
 
     Raises ValueError unless u divides the heads.
     """
-    return _trade(x, HEADS, TOKENS, group) if group.size > 1 else x
+    return region(x, group, _heads_for_tokens, _tokens_for_heads)
 
 
 def tokens_for_heads(x: torch.Tensor, group: Group) -> torch.Tensor:
     """[b, s, n/u, ..] -> all heads of this rank's tokens, [b, s/u, n, ..]; the way back."""
-    return _trade(x, TOKENS, HEADS, group) if group.size > 1 else x
+    return region(x, group, _tokens_for_heads, _heads_for_tokens)
 
 
 def own_tokens(x: torch.Tensor, group: Group, chunk_tokens: int = 0) -> torch.Tensor:
@@ -70,15 +70,9 @@ def _all_to_all(x: torch.Tensor, cut: int, join: int, group: Group) -> torch.Ten
     return came.movedim(0, join).flatten(join, join + 1)
 
 
-class _Trade(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x, cut, join, group):
-        ctx.cut, ctx.join, ctx.group = cut, join, group
-        return _all_to_all(x, cut, join, group)
-
-    @staticmethod
-    def backward(ctx, grad):
-        return _all_to_all(grad, ctx.join, ctx.cut, ctx.group), None, None, None
+def _heads_for_tokens(x: torch.Tensor, group: Group) -> torch.Tensor:
+    return _all_to_all(x, HEADS, TOKENS, group)
 
 
-_trade = uncompiled(_Trade.apply)
+def _tokens_for_heads(x: torch.Tensor, group: Group) -> torch.Tensor:
+    return _all_to_all(x, TOKENS, HEADS, group)

@@ -41,7 +41,7 @@ def train_run(
     with heartbeat.phase("build"):
         built = build(config, run, world, heartbeat.events)
         if heartbeat.name_group is not None:
-            for kind, group in built.engine.groups:
+            for kind, group in vars(built.engine.groups).items():
                 heartbeat.name_group(kind, group.process_group)
     with heartbeat.phase("load"):
         built.load()

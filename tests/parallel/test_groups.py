@@ -68,7 +68,7 @@ def check_each_group_adds_up_its_own_ranks():
     for topology, sequence in LAYOUTS:
         if topology.world_size != dist.get_world_size():
             continue
-        for kind, group in ParallelGroups.create(topology, sequence, 10):
+        for kind, group in vars(ParallelGroups.create(topology, sequence, 10)).items():
             assert group.ranks[group.rank] == dist.get_rank()
             total = torch.tensor(2.0 ** dist.get_rank())
             dist.all_reduce(total, group=group.process_group)

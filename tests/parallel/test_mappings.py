@@ -17,11 +17,11 @@ def of_ranks(*shape: int) -> list[torch.Tensor]:
     return [draw(*shape, seed=rank).mul(4).round() for rank in range(world().size)]
 
 
-def apply(function, inputs: list[torch.Tensor], grads: list[torch.Tensor], **keywords):
+def apply(function, inputs: list[torch.Tensor], grads: list[torch.Tensor]):
     """(output, gradient of the input) on this rank."""
     group = world()
     x = inputs[group.rank].clone().requires_grad_()
-    y = function(x, group, **keywords)
+    y = function(x, group)
     (grad,) = torch.autograd.grad(y, x, grads[group.rank])
     assert torch.equal(x, inputs[group.rank]), "the input was changed"
     return y, grad
@@ -41,30 +41,20 @@ def check_reduce_from_sums():
     assert torch.equal(grad, grads[world().rank])
 
 
-def check_columns_are_scattered_and_gathered():
+def check_columns_are_gathered():
     group = world()
     whole, parts = of_ranks(B, S, H), of_ranks(B, S, H // group.size)
-    y, grad = apply(mappings.scatter_to_tensor_model_parallel_region, whole, parts)
-    assert torch.equal(y, own_part(whole[group.rank], 2, group))
-    assert torch.equal(grad, torch.cat(parts, 2))
     y, grad = apply(mappings.gather_from_tensor_model_parallel_region, parts, whole)
     assert torch.equal(y, torch.cat(parts, 2))
     assert torch.equal(grad, own_part(whole[group.rank], 2, group))
 
 
-def check_tokens_are_scattered_gathered_and_summed():
+def check_tokens_are_gathered_and_summed():
     group = world()
     whole, parts = of_ranks(B, S, H), of_ranks(B, S // group.size, H)
-    y, grad = apply(mappings.scatter_to_sequence_parallel_region, whole, parts)
-    assert torch.equal(y, own_part(whole[group.rank], 1, group))
-    assert torch.equal(grad, torch.cat(parts, 1))
     y, grad = apply(mappings.gather_from_sequence_parallel_region, parts, whole)
     assert torch.equal(y, torch.cat(parts, 1))
     assert torch.equal(grad, own_part(sum(whole), 1, group))
-    y, grad = apply(
-        mappings.gather_from_sequence_parallel_region, parts, whole, tensor_parallel_output_grad=False
-    )
-    assert torch.equal(grad, own_part(whole[group.rank], 1, group))
     y, grad = apply(mappings.reduce_scatter_to_sequence_parallel_region, whole, parts)
     assert torch.equal(y, own_part(sum(whole), 1, group))
     assert torch.equal(grad, torch.cat(parts, 1))
@@ -113,7 +103,7 @@ def check_an_uneven_cut_is_refused():
     with pytest.raises(
         ValueError, match=r"dimension 1 of \(1, 7\) cannot be cut into \d equal parts: must be a multiple of"
     ):
-        mappings.scatter_to_sequence_parallel_region(torch.zeros(1, 7), group)
+        mappings.reduce_scatter_to_sequence_parallel_region(torch.zeros(1, 7), group)
 
 
 @pytest.mark.parametrize(

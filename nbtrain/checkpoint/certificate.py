@@ -29,16 +29,12 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.sample import Samples
 from nbtrain.dataset.samples.state import DataState
 
-# The key of the YAML that decides each entry of a layout (describe.py): what messages name.
-LAYOUT_KEYS = {
-    "data_parallel_size": "parallel.data_parallel_size",
-    "tensor_parallel_size": "parallel.tensor_parallel_size",
-    "pipeline_parallel_size": "parallel.pipeline_parallel_size",
-    "ds_sequence_parallel_size": "parallel.ds_sequence_parallel_size",
-    "zero_stage": "parallel.zero_stage",
+# Entries of a layout (describe.py) that are fields of the section `parallel`, by their own name.
+SIZES = (*(f"{kind}_parallel_size" for kind in ("data", "tensor", "pipeline", "ds_sequence")), "zero_stage")
+# The key of the YAML that decides each entry of a layout: what messages name.
+LAYOUT_KEYS = {key: f"parallel.{key}" for key in (*SIZES, "sub_group_size")} | {
     "weights": "precision.dtype",
     "stage_layers": "parallel.pipeline_stage_layers",
-    "sub_group_size": "parallel.sub_group_size",
     "offload_optimizer": "parallel.offload_optimizer.device",
     "offload_param": "parallel.offload_param.device",
 }
@@ -100,9 +96,8 @@ def certify(
         inexact.append("the checkpoint's version does not say the settings it was trained with")
     else:
         for key, before, now in _differences(manifest["settings"], settings(config)):
-            if within(key, WITHOUT_EFFECT):
-                continue
-            (inexact if within(key, SAME_MATHEMATICS) else changed).append(f"{key}: {before} -> {now}")
+            if not within(key, WITHOUT_EFFECT):
+                (inexact if within(key, SAME_MATHEMATICS) else changed).append(f"{key}: {before} -> {now}")
     if not inexact or manifest["settings"] is None:
         # Else the settings say it, in the words of the YAML.
         inexact += layout_words(manifest["layout"], layout)

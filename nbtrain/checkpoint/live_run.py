@@ -1,5 +1,6 @@
 """A run that is being trained, as saving and loading see it."""
 
+import hashlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from nbtrain.checkpoint import certificate
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.sample import Samples
 from nbtrain.dataset.samples.state import DataState
+from nbtrain.parallel import random
 from nbtrain.parallel.random import TensorParallelStream
 from nbtrain.parallel.startup import World
 
@@ -40,3 +42,25 @@ class LiveRun:
             return None
         batch_size = self.config.batch_schedule.size_at(data.consumed_samples)
         return certificate.next_batch_sha256(self.samples, data, batch_size)
+
+    # --- the random state of this rank --------------------------------------------------------------------
+
+    def random_state(self) -> dict[str, Any]:
+        """Every generator of this rank."""
+        state = random.get_state()
+        return state if self.stream is None else {**state, "stream": self.stream.get_state()}
+
+    def restore_random(self, state: dict[str, Any]) -> None:
+        """Restore what random_state() returned."""
+        random.set_state(state)
+        if self.stream is not None:
+            self.stream.set_state(state["stream"])
+
+    def reseed(self, step: int) -> None:
+        """Begin new streams, the same at each load, from the seed and the step: for another layout."""
+        digest = hashlib.sha256(f"{self.config.model.seed} {step}".encode()).digest()
+        seed = int.from_bytes(digest[:4])
+        place, tensor = divmod(self.world.rank, self.config.parallel.tensor_parallel_size)
+        random.seed_rank(seed, place)
+        if self.stream is not None:
+            self.stream.set_state(TensorParallelStream(seed, place, tensor).get_state())

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.checkpoint import certificate, random_state, reshape
+from nbtrain.checkpoint import certificate, reshape
 from nbtrain.checkpoint.describe import architecture, layout
 from nbtrain.checkpoint.live_run import LiveRun
 from nbtrain.checkpoint.state import TrainState
@@ -37,12 +37,12 @@ def load(live: LiveRun, manifest: dict[str, Any], data: DataState) -> TrainState
     state = _train_state(saved["state"], manifest)
     message = f"resumed from the checkpoint of step {step}"
     if changes:
-        random_state.reseed(live, step)
+        live.reseed(step)
         message += f", which another layout saved ({', '.join(changes)})"
         if live.events is not None:
             logger.info("%s", message)
     else:
-        random_state.restore(live, saved["random"][live.world.rank])
+        live.restore_random(saved["random"][live.world.rank])
     live.tell("checkpoint", message, step=step, saved_layout=manifest["layout"], layout=layout(config))
     if live.world.rank == 0:
         _certify(live, manifest, state, reseeded=bool(changes))

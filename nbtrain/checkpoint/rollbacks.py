@@ -29,8 +29,7 @@ def pass_bad_samples(run: RunDir, data: DataState, events: EventWriter | None = 
 
 
 def skipped_samples(run: RunDir, manifest: dict[str, Any] | None) -> int:
-    """How many samples, at most, are passed over on the way to the run's end; `manifest`: of its
-    checkpoint."""
+    """How many samples, at most, the run passes over on the way to its end; `manifest`: its checkpoint's."""
     ranges = [(entry.first, entry.last) for entry in Rollback.read_all(run.rollbacks_json)]
     if manifest is not None:
         ranges += DataState.from_dict(manifest["data_state"]).skipped_sample_ranges

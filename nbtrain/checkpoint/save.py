@@ -20,7 +20,6 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint import describe
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.live_run import LiveRun
-from nbtrain.checkpoint.random_state import random_state
 from nbtrain.checkpoint.state import TrainState
 from nbtrain.checkpoint.writer import SHARES, BackgroundSave, CheckpointWriter, Described
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
@@ -41,7 +40,7 @@ class Saved:
     bytes: int
     stall_seconds: float
     """How long training stood still for it."""
-    write_seconds: float
+    seconds: float
     """How long it took until it counted, training or not."""
     removed_steps: list[int]
     """Older checkpoints that were removed."""
@@ -56,7 +55,7 @@ class Saver:
         """What DeepSpeed hands its files to (train/engine/patches.py)."""
         self._in_flight: BackgroundSave | None = None
         self._saved: Saved | None = None
-        self._told: Saved | None = None
+        self._announced: Saved | None = None
         self._parameters: dict[str, Any] | None = None
 
     # --- at a step boundary, each rank for itself ---------------------------------------------------------
@@ -67,9 +66,9 @@ class Saver:
 
     def poll(self) -> Saved | None:
         """Rank 0: the checkpoint that has come to count since the last call. Costs nothing."""
-        self._tell_saved()
-        told, self._told = self._told, None
-        return told
+        self._announce()
+        announced, self._announced = self._announced, None
+        return announced
 
     # --- all ranks together -------------------------------------------------------------------------------
 
@@ -85,7 +84,7 @@ class Saver:
         problem = make_room(live.run, live.config, folder) if live.world.rank == 0 else None
         if agreed := broadcast_object(problem):
             raise CheckpointError(str(agreed))
-        if is_whole(folder):
+        if broadcast_object(manifests.size_problem(folder)) is None:
             return time.monotonic() - started
         write_state(live, state, folder)
         manifest = self._manifest(state)
@@ -98,13 +97,14 @@ class Saver:
                 # the main thread.
                 self._saved = publish(live, step, manifest, shares, started, stall)
 
-            world = live.world
-            self._in_flight = BackgroundSave(self.writer, folder, world.rank, world.size, publish_shares)
+            self._in_flight = BackgroundSave(
+                self.writer, folder, live.world.rank, live.world.size, publish_shares
+            )
             return stall
         shares = dict(enumerate(gather_objects(self.writer.described)))
         if live.world.rank == 0:
             self._saved = publish(live, step, manifest, shares, started, None)
-            self._tell_saved()
+            self._announce()
         return time.monotonic() - started
 
     def finish(self) -> None:
@@ -128,7 +128,7 @@ class Saver:
                 f"{saving.folder}: the checkpoint could not be written: {errors[0]}. The one before it still "
                 "counts."
             )
-        self._tell_saved()
+        self._announce()
 
     def _manifest(self, state: TrainState) -> dict[str, Any]:
         """All but the files; {} on other ranks than rank 0."""
@@ -136,29 +136,20 @@ class Saver:
             self._parameters = describe.described_parameters(self.live)
         return describe.manifest_of(self.live, state, self._parameters) if self.live.world.rank == 0 else {}
 
-    def _tell_saved(self) -> None:
+    def _announce(self) -> None:
         saved, self._saved = self._saved, None
-        if saved is None:
-            return
-        self._told = saved
-        self.live.tell(
-            "checkpoint",
-            f"checkpoint of step {saved.step} saved",
-            step=saved.step,
-            bytes=saved.bytes,
-            seconds=saved.write_seconds,
-            stall_seconds=saved.stall_seconds,
-            removed_steps=saved.removed_steps,
-        )
+        if saved is not None:
+            self._announced = saved
+            self.live.tell("checkpoint", f"checkpoint of step {saved.step} saved", **vars(saved))
 
 
 def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
     """Rank 0: remove a torn folder of the same step; a message if the disk cannot hold the checkpoint."""
     run.model.mkdir(parents=True, exist_ok=True)
-    if folder.exists() and manifests.size_problem(folder) is not None:
-        shutil.rmtree(folder)
-    if folder.exists():
+    if manifests.size_problem(folder) is None:
         return None
+    if folder.exists():
+        shutil.rmtree(folder)
     needed, free = checkpoint_room_bytes(config), shutil.disk_usage(run.model).free
     if free >= needed:
         return None
@@ -168,17 +159,12 @@ def make_room(run: RunDir, config: RunConfig, folder: Path) -> str | None:
     )
 
 
-def is_whole(folder: Path) -> bool:
-    """Whether the checkpoint is there already, on all ranks alike."""
-    return bool(broadcast_object(folder.exists() and manifests.size_problem(folder) is None))
-
-
 def write_state(live: LiveRun, state: TrainState, folder: Path) -> None:
     """DeepSpeed's files, or their copies in memory. Called by all ranks together. Raises CheckpointError."""
     client_state = {
         "nbtrain": {
             "state": {**vars(state), "data": state.data.to_dict()},
-            "random": gather_objects(random_state(live)),
+            "random": gather_objects(live.random_state()),
             "optimizer_names": describe.optimizer_names(live),
         },
         "universal_checkpoint_info": describe.universal_checkpoint_info(live.config),
@@ -231,9 +217,8 @@ def add_validation(live: LiveRun, state: TrainState) -> None:
     """
     if live.world.rank != 0:
         return
-    step, options = state.step, live.config.checkpoint
+    step, options, removed = state.step, live.config.checkpoint, []
     manifests.add_validation(live.run, step, state.validation_loss)
-    removed = []
     if options.keep_best:
         removed = manifests.prune(live.run, step, options.keep_last, options.keep_every_steps, True)
     message = f"the checkpoint of step {step} has its validation loss now"

@@ -25,22 +25,20 @@ def write_file(path: Path, state: Any) -> dict[str, Any]:
 
     Raises CheckpointError if the file cannot be written.
     """
-    stream = None
+    stream = _HashedStream()
     try:
-        with files.atomic_writer(path) as opened:
-            stream = _HashedStream(opened)
+        with files.atomic_writer(path) as stream.file:
             torch.save(state, stream)  # type: ignore[arg-type]
-            stream.raise_failure()
+            if stream.failure is not None:
+                raise stream.failure
     except (OSError, RuntimeError) as error:
         # torch replaces the system's message about a full disk by its own.
-        cause = stream.failure if stream is not None and stream.failure is not None else error
-        raise CheckpointError(f"{path}: could not be written: {cause}") from error
+        raise CheckpointError(f"{path}: could not be written: {stream.failure or error}") from error
     return {"bytes": stream.size, "sha256": stream.sha256.hexdigest()}
 
 
 def load_file(path: Path, mmap: bool = False) -> Any:
-    """A file of a checkpoint, on the CPU; with `mmap` its tensors are read from the file when they are looked
-    at.
+    """A file of a checkpoint, on the CPU; with `mmap` its tensors are read when they are looked at.
 
     Raises CheckpointError if the file holds code, or anything else than tensors, plain values and the classes
     of DeepSpeed that are named here. No code of the file runs.
@@ -85,17 +83,18 @@ def _deepspeed_types() -> list[Any]:
 
 
 class _HashedStream:
-    """What torch.save writes to."""
+    """What torch.save writes to: `file`, counted and hashed on the way."""
 
-    def __init__(self, stream: IO[bytes]):
+    file: IO[bytes]
+
+    def __init__(self) -> None:
         self.size = 0
         self.sha256 = hashlib.sha256()
         self.failure: OSError | None = None
-        self._stream = stream
 
     def write(self, content: bytes | memoryview) -> int:
         try:
-            written = self._stream.write(content)
+            written = self.file.write(content)
         except OSError as error:
             self.failure = self.failure or error
             raise
@@ -104,8 +103,4 @@ class _HashedStream:
         return written
 
     def flush(self) -> None:
-        self._stream.flush()
-
-    def raise_failure(self) -> None:
-        if self.failure is not None:
-            raise self.failure
+        self.file.flush()

@@ -12,7 +12,6 @@ collective, so a rank that is still writing holds up no step; what is published 
 
 import copy
 import threading
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -81,13 +80,13 @@ class CheckpointWriter:
         return False
 
     def preserves_storage_sharing(self) -> bool:
-        """False keeps DeepSpeed from cloning every tensor before save(), which copies what needs it by
-        itself."""
+        """False keeps DeepSpeed from cloning every tensor before save(), which copies what needs a copy."""
         return False
 
     def wait_for_copies(self) -> None:
         """Wait until the copies are whole: copying from a GPU goes on in the background until then."""
-        self._host.synchronize()
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()
 
     def write_copies(self) -> None:
         """Write what save() has copied; in the background thread."""
@@ -113,19 +112,12 @@ class BackgroundSave:
         self.folder = folder
         self.error: str | None = None
         """Why this rank could not write its files, or rank 0 not publish; one line."""
-        self.write_seconds = 0.0
         self._writer, self._rank, self._size, self._publish = writer, rank, size, publish
         self._written = threading.Event()
         self._cancelled = threading.Event()
         # A daemon: a rank that fails must not wait for the disk; an unpublished folder does not count.
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
-        self._started = time.monotonic()
         self._thread.start()
-
-    @property
-    def is_done(self) -> bool:
-        """Whether this rank has nothing left to do, well or not."""
-        return not self._thread.is_alive()
 
     def wait_written(self) -> str | None:
         """Wait until this rank's files are on the disk; its error."""
@@ -148,11 +140,9 @@ class BackgroundSave:
             share = self.folder / SHARES / f"{self._rank}.json"
             share.parent.mkdir(exist_ok=True)
             files.write_json(share, self._writer.described)
-            self.write_seconds = time.monotonic() - self._started
             self._written.set()
             if self._rank == 0 and (shares := self._all_shares()) is not None:
                 self._publish(shares)
-                self.write_seconds = time.monotonic() - self._started
         except Exception as error:  # reported at the next step boundary, on all ranks
             self.error = " ".join(f"{error}".split()) or type(error).__name__
         finally:
@@ -163,23 +153,20 @@ class BackgroundSave:
         shares: dict[int, Described] = {}
         while len(shares) < self._size:
             for rank in range(self._size):
-                if rank not in shares:
-                    said = files.read_json(self.folder / SHARES / f"{rank}.json")
-                    if said is not None:
-                        shares[rank] = said
+                share = files.read_json(self.folder / SHARES / f"{rank}.json") if rank not in shares else None
+                if share is not None:
+                    shares[rank] = share
             if len(shares) < self._size and self._cancelled.wait(POLL_SECONDS):
                 return None
         return shares
 
 
 class _HostMemory:
-    """Copies of tensors in host memory that is taken once: the n-th copy of each save goes to the same
-    place."""
+    """Copies of tensors in host memory that is taken once: the n-th copy of each save has the same place."""
 
     def __init__(self) -> None:
         self._buffers: list[torch.Tensor] = []
         self._next = 0
-        self._devices: set[torch.device] = set()
 
     def rewind(self) -> None:
         self._next = 0
@@ -192,29 +179,21 @@ class _HostMemory:
         if buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
             self._buffers[number] = buffer
-        if tensor.is_cuda:
-            self._devices.add(tensor.device)
         buffer.copy_(tensor.detach(), non_blocking=tensor.is_cuda)
         return buffer
-
-    def synchronize(self) -> None:
-        for device in self._devices:
-            torch.cuda.synchronize(device)
 
 
 def _apart(tensor: torch.Tensor) -> torch.Tensor:
     """The tensor without the rest of the buffer that it is a view of, which torch.save would write too."""
     tensor = tensor.detach()
-    # The part of a rank in ZeRO's flat buffers is short of its storage by the padding alone: not worth a
-    # copy.
+    # A rank's part of ZeRO's flat buffers is short of its storage by the padding alone: not worth a copy.
     if tensor.untyped_storage().nbytes() <= tensor.nbytes * 1.01 + 4096:
         return tensor
     return tensor.cpu() if tensor.is_cuda else tensor.clone()
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    """The same tree of dicts and sequences with changed tensors; other values are copied, as they may live
-    on."""
+    """The same tree of dicts and sequences with changed tensors; other values are copied."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, dict):

@@ -241,7 +241,7 @@ class Trainer:
 
     def _tell_written(self, saved: Saved | None) -> None:
         if saved is not None and self.report is not None:
-            self.report.add_checkpoint_written(self.state, saved.step, saved.write_seconds, saved.bytes)
+            self.report.add_checkpoint_written(self.state, saved.step, saved.seconds, saved.bytes)
 
     # --- data ---------------------------------------------------------------------------------------------
 

@@ -3,14 +3,17 @@
 import time
 from typing import Any
 
-from nbtrain.checkpoint import certificate, reshape
+from nbtrain.checkpoint import certificate
 from nbtrain.checkpoint.live_run import LiveRun
 from nbtrain.checkpoint.manifest import SCHEMA_VERSION
+from nbtrain.checkpoint.reshape import live_shape
 from nbtrain.checkpoint.state import TrainState
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
+from nbtrain.model.gpt_pipe import canonical_parameters
 from nbtrain.model.names import optimizer_group
 from nbtrain.parallel.agreement import gather_objects
+from nbtrain.parallel.tensor import partition_dim
 
 # DeepSpeed's constant for the layout of universal_checkpoint_info (deepspeed/checkpoint/constants.py).
 UNIVERSAL_CHECKPOINT_VERSION = 0.2
@@ -32,14 +35,8 @@ def architecture(config: RunConfig) -> dict[str, Any]:
 def layout(config: RunConfig) -> dict[str, Any]:
     """How the state is cut into files: DeepSpeed itself loads a checkpoint into the very same layout only."""
     parallel, precision = config.parallel, config.precision
-    found: dict[str, Any] = {
-        "data_parallel_size": parallel.data_parallel_size,
-        "tensor_parallel_size": parallel.tensor_parallel_size,
-        "pipeline_parallel_size": parallel.pipeline_parallel_size,
-        "ds_sequence_parallel_size": parallel.ds_sequence_parallel_size,
-        "zero_stage": parallel.zero_stage,
-        "weights": "fp32" if precision.autocast else precision.dtype,
-    }
+    found: dict[str, Any] = {key: getattr(parallel, key) for key in certificate.SIZES}
+    found["weights"] = "fp32" if precision.autocast else precision.dtype
     if parallel.pipeline_parallel_size > 1:
         found["stage_layers"] = stage_layers(config)
     if parallel.zero_stage == 3:
@@ -84,9 +81,8 @@ def described_parameters(live: LiveRun) -> dict[str, Any]:
     stage, data, tensor = live.config.topology.coordinate(live.world.rank)
     held = {}
     if data == tensor == 0:
-        named = reshape.canonical_parameters(live.engine, live.config.model.num_layers)
-        for name, parameter in named.items():
-            shape, dim = list(reshape.live_shape(parameter)), reshape.partition_dim(parameter)
+        for name, parameter in canonical_parameters(live.engine.module):
+            shape, dim = list(live_shape(parameter)), partition_dim(parameter)
             if dim is not None:
                 shape[dim] *= live.config.parallel.tensor_parallel_size
             held[name] = {
@@ -104,8 +100,7 @@ def optimizer_names(live: LiveRun) -> list[list[str]] | None:
     """ZeRO 0: the names that the numbers in torch's optimizer state stand for; None for the other stages."""
     if live.config.parallel.zero_stage:
         return None
-    named = reshape.canonical_parameters(live.engine, live.config.model.num_layers)
-    names = {id(parameter): name for name, parameter in named.items()}
+    names = {id(parameter): name for name, parameter in canonical_parameters(live.engine.module)}
     return [
         [names[id(parameter)] for parameter in group["params"]]
         for group in live.engine.optimizer.param_groups

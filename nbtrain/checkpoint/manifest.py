@@ -28,13 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import MANIFEST, MANIFEST_VERSIONS, REJECTED, checkpoint_problem
+from nbtrain.base.checkpoint_files import MANIFEST, MANIFEST_VERSIONS, REJECTED, newest_whole
+from nbtrain.base.checkpoint_files import checkpoint_problem as size_problem
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
+from nbtrain.base.workspace import display
 from nbtrain.checkpoint.torch_files import SUFFIX, code_problem
 
 SCHEMA_VERSION = MANIFEST_VERSIONS[-1]
-size_problem = checkpoint_problem
 # How version 1 named its files: data rank and, always 0, model rank.
 DATA_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_00")
 
@@ -113,8 +114,7 @@ def content_problem(folder: Path, part: int = 0, parts: int = 1) -> str | None:
 
 
 def add_validation(run: RunDir, step: int, loss: float | None) -> None:
-    """Write the validation loss after `step` into the manifest of its checkpoint, by rename; its files stay
-    as they are."""
+    """Write the validation loss after `step` into the manifest of its checkpoint."""
     path = run.checkpoint_manifest(step)
     manifest = files.read_json(path)
     assert manifest is not None
@@ -122,8 +122,7 @@ def add_validation(run: RunDir, step: int, loss: float | None) -> None:
 
 
 def reject(folder: Path, reason: str) -> None:
-    """Let a checkpoint count no more: its manifest moves into rejected.json, with the reason; its files
-    stay."""
+    """Make a checkpoint count no more: its manifest moves into rejected.json; its other files stay."""
     manifest = files.read_json(folder / MANIFEST)
     files.write_json(folder / REJECTED, {"reason": reason, "manifest": manifest})
     (folder / MANIFEST).unlink()
@@ -134,11 +133,27 @@ def problem(folder: Path) -> str | None:
     return size_problem(folder) or content_problem(folder)
 
 
+def whole_step(run: RunDir, step: int | None = None) -> tuple[int, list[tuple[int, str]]]:
+    """(`step` or, for None, the newest whole one; the newer ones that are not whole, each with its reason).
+
+    Reads all of the checkpoint. Raises CheckpointError if it is not whole, or if there is none.
+    """
+    if step is None:
+        step, torn = newest_whole(run, problem)
+        if step is None:
+            reasons = "".join(f"\n  global_step{number}: {reason}" for number, reason in torn)
+            raise CheckpointError(f"{run.model}: holds no whole checkpoint; train the run first.{reasons}")
+        return step, torn
+    if reason := problem(run.checkpoint(step)):
+        known = ", ".join(str(known) for known in run.checkpoint_steps()) or "none"
+        raise CheckpointError(f"{display(run.checkpoint(step))}: {reason}. Checkpoints there: {known}.")
+    return step, []
+
+
 def prune(
     run: RunDir, newest: int, keep_last: int, keep_every_steps: int | None, keep_best: bool = False
 ) -> list[int]:
-    """Remove checkpoints that need not stay, and torn folders older than the newest; returns the removed
-    steps."""
+    """Remove checkpoints that need not stay, and torn folders older than the newest; the removed steps."""
     whole = [step for step in run.checkpoint_steps() if size_problem(run.checkpoint(step)) is None]
     keep = set(whole[-keep_last:]) | {newest}
     if keep_every_steps:
@@ -147,7 +162,9 @@ def prune(
         keep.add(best)
     removed = [step for step in run.checkpoint_steps() if step not in keep and step < newest]
     for step in removed:
-        remove(run, step)
+        # The manifest first, so that a half removed checkpoint does not count.
+        run.checkpoint_manifest(step).unlink(missing_ok=True)
+        shutil.rmtree(run.checkpoint(step))
     return removed
 
 
@@ -161,9 +178,3 @@ def best_step(run: RunDir, steps: list[int]) -> int | None:
         if loss is not None and loss == loss and manifest.get("evaluated_step") == step:
             losses[step] = loss
     return min(losses, key=lambda step: (losses[step], -step), default=None)
-
-
-def remove(run: RunDir, step: int) -> None:
-    """Remove a checkpoint, its manifest first, so that a half removed one does not count."""
-    run.checkpoint_manifest(step).unlink(missing_ok=True)
-    shutil.rmtree(run.checkpoint(step))

@@ -18,16 +18,14 @@ import torch
 from torch import nn
 
 from nbtrain.base.errors import CheckpointError
-from nbtrain.checkpoint.store import MASTER, MOMENTS, CheckpointStore, TensorPart
-from nbtrain.model.names import canonical_name
-
-WORD_EMBEDDINGS = "word_embeddings.weight"
+from nbtrain.checkpoint.store import MASTER, MOMENTS, WORD_EMBEDDINGS, CheckpointStore, TensorPart
+from nbtrain.model.gpt_pipe import canonical_parameters
+from nbtrain.parallel.tensor import partition_dim
 
 
 @dataclass(frozen=True)
 class Target:
-    """Elements [start, start + count) of this tensor rank's part of a parameter, as this rank's optimizer
-    holds them."""
+    """Elements [start, start + count) of this tensor rank's part of a parameter, in this rank's optimizer."""
 
     name: str
     start: int
@@ -36,26 +34,14 @@ class Target:
     """fp32, exp_avg and exp_avg_sq: flat views into the live state."""
 
 
-def canonical_parameters(engine: Any, num_layers: int) -> dict[str, nn.Parameter]:
-    """This rank's parameters by canonical name, in the model's order; of a pipeline too."""
-    from deepspeed.runtime.pipe.module import PipelineModule
-
-    piped = isinstance(engine.module, PipelineModule)
-    return {
-        canonical_name(name, num_layers) if piped else name: parameter
-        for name, parameter in engine.module.named_parameters()
-    }
-
-
 def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padded_vocab_size: int) -> None:
     """Put masters, moments, steps, weights, loss scale and counters of `store` into `engine`.
 
     `tensor`: this rank among the tensor-parallel ranks, and how many there are. Called by all ranks together.
     Raises CheckpointError where the checkpoint lacks a parameter of the model, or holds it in another shape.
     """
-    parameters = canonical_parameters(engine, store.num_layers)
+    parameters, optimizer = dict(canonical_parameters(engine.module)), engine.optimizer
     _check_shapes(store, parameters, tensor, padded_vocab_size)
-    scaler, optimizer = store.global_state.get("loss_scaler"), engine.optimizer
     is_partitioned = hasattr(optimizer, "fp16_partitioned_groups_flat")
     if is_partitioned:
         optimizer.checkpoint_event_prologue()
@@ -71,6 +57,7 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
         _round_weights(optimizer)
     if is_partitioned:
         optimizer.checkpoint_event_epilogue()
+    scaler = store.global_state.get("loss_scaler")
     if scaler is not None and type(getattr(optimizer, "loss_scaler", None)) is type(scaler):
         optimizer.loss_scaler = scaler
     for key, value in store.counters.items():
@@ -97,13 +84,6 @@ def _check_shapes(
                 f"{store.folder}: {name} is {tuple(stored.shape)} in the checkpoint; the model's part of it "
                 f"is {live}, and would be {tuple(shape)}."
             )
-
-
-def partition_dim(parameter: nn.Parameter) -> int | None:
-    """The dimension along which tensor ranks share it; None if each holds all of it (parallel/tensor.py)."""
-    if not getattr(parameter, "tensor_model_parallel", False):
-        return None
-    return parameter.partition_dim  # type: ignore[attr-defined]
 
 
 def live_shape(parameter: nn.Parameter) -> tuple[int, ...]:
@@ -161,13 +141,9 @@ def _partitioned_targets(optimizer: Any, names: dict[int, str], store: Checkpoin
             "was saved in."
         )
     rank = torch.distributed.get_rank(optimizer.dp_process_group)
-    live_groups = [
-        optimizer.optimizer.param_groups[optimizer.sub_group_to_group_id[number]]
-        for number in range(len(optimizer.fp16_groups))
-    ]
-    for live_group, group, flat in zip(
-        live_groups, optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True
-    ):
+    flats = zip(optimizer.fp16_groups, optimizer.fp32_partitioned_groups_flat, strict=True)
+    for number, (group, flat) in enumerate(flats):
+        live_group = optimizer.optimizer.param_groups[optimizer.sub_group_to_group_id[number]]
         step = _common_step(store, [names[id(parameter)] for parameter in group])
         states = {MASTER: flat.data, **_moments(optimizer.optimizer, live_group, flat, step)}
         offset = 0
@@ -193,8 +169,7 @@ def _common_step(store: CheckpointStore, names: list[str]) -> float:
 def _moments(
     optimizer: Any, group: dict[str, Any], parameter: torch.Tensor, step: float
 ) -> dict[str, torch.Tensor]:
-    """exp_avg and exp_avg_sq of one tensor of the optimizer, made if Adam has not made them yet; sets its
-    step.
+    """exp_avg and exp_avg_sq of one tensor of the optimizer, made if Adam has not made them; sets its step.
 
     The step is a tensor of its own: torch counts it up in place, and one shared by all parameters would
     advance once for each of them.
@@ -204,10 +179,8 @@ def _moments(
         if key not in state:
             state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
     if isinstance(optimizer, torch.optim.AdamW):
-        on_device = group.get("fused") or group.get("capturable")
-        state["step"] = torch.tensor(
-            step, dtype=torch.float32, device=parameter.device if on_device else "cpu"
-        )
+        device = parameter.device if group.get("fused") or group.get("capturable") else "cpu"
+        state["step"] = torch.tensor(step, dtype=torch.float32, device=device)
     else:
         # DeepSpeed's own optimizers count in integers.
         state["step"] = int(step)

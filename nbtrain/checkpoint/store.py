@@ -31,11 +31,12 @@ import torch
 from nbtrain.base.errors import CheckpointError
 from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.torch_files import load_file
-from nbtrain.model.names import canonical_name, optimizer_group
+from nbtrain.model.names import DECAY, NO_DECAY, canonical_name, optimizer_group
 
 MASTER = "fp32"
 MOMENTS = ("exp_avg", "exp_avg_sq")
 STATES = (MASTER, *MOMENTS)
+WORD_EMBEDDINGS = "word_embeddings.weight"
 
 OPTIMIZER_FILE = re.compile(r"zero_pp_rank_\d+_mp_rank_\d+_optim_states\.pt$")
 MODEL_FILE = re.compile(r"^(zero_pp_rank_\d+_)?mp_rank_\d+_model_states\.pt$")
@@ -57,10 +58,6 @@ class StoredParameter:
     """The first pipeline stage that has it."""
 
     @property
-    def group(self) -> str:
-        return optimizer_group(self.name)
-
-    @property
     def count(self) -> int:
         return torch.Size(self.shape).numel()
 
@@ -71,8 +68,7 @@ class TensorPart(NamedTuple):
     rank: int = 0
     size: int = 1
     dim: int | None = None
-    """The dimension along which the reader's ranks share it, whatever the checkpoint's did; None: each holds
-    all of it."""
+    """The dimension along which the reader's ranks share it; None if each holds all of it."""
 
 
 WHOLE = TensorPart()
@@ -122,9 +118,7 @@ class CheckpointStore:
         described = self.manifest["parameters"]
         if described is None:
             shapes = self._shapes_of_version_1()
-            described = {
-                name: {"shape": shape, "partition_dim": None, "stage": 0} for name, shape in shapes.items()
-            }
+            return {name: StoredParameter(name, shape, None, stage=0) for name, shape in shapes.items()}
         return {
             name: StoredParameter(name, tuple(entry["shape"]), entry["partition_dim"], entry["stage"])
             for name, entry in described.items()
@@ -166,10 +160,6 @@ class CheckpointStore:
         """Rows of the word embedding that mean a token; the rest is padding."""
         known = self.manifest["vocab_size"]
         return known or self._model_file(0, 0)["universal_checkpoint_info"]["original_vocab_size"]
-
-    def partition_dim(self, name: str) -> int | None:
-        """The dimension along which tensor ranks share a parameter; None if each holds all of it."""
-        return self._parameter(name).partition_dim
 
     # --- state of the optimizer ---------------------------------------------------------------------------
 
@@ -257,20 +247,18 @@ class CheckpointStore:
     # --- weights as the model holds them ------------------------------------------------------------------
 
     def weights(self, name: str) -> torch.Tensor:
-        """The whole weight in the format it was trained in; of ZeRO 3, which keeps no other, the rounded
-        master."""
-        parameter = self._parameter(name)
+        """The whole weight in the format it was trained in; ZeRO 3 keeps only masters, which are rounded."""
+        dim = self._parameter(name).partition_dim
         if self.zero_stage == 3:
             return self.full(name).to(self.dtype)
-        if parameter.partition_dim is None or self.tensor_parallel_size == 1:
-            return self._module(parameter, 0)
-        parts = [self._module(parameter, rank) for rank in range(self.tensor_parallel_size)]
-        return torch.cat(parts, dim=parameter.partition_dim)
+        if dim is None or self.tensor_parallel_size == 1:
+            return self._module(name, 0)
+        return torch.cat([self._module(name, rank) for rank in range(self.tensor_parallel_size)], dim)
 
-    def _module(self, parameter: StoredParameter, tensor: int) -> torch.Tensor:
+    def _module(self, name: str, tensor: int) -> torch.Tensor:
         if self.pipeline_parallel_size == 1:
-            return self._model_file(0, tensor)["module"][parameter.name]
-        return self._piped[tensor][parameter.name]
+            return self._model_file(0, tensor)["module"][name]
+        return self._piped[tensor][name]
 
     @cached_property
     def _piped(self) -> dict[int, dict[str, torch.Tensor]]:
@@ -280,14 +268,10 @@ class CheckpointStore:
             if (matched := LAYER_FILE.match(file)) is None:
                 continue
             index = int(matched[1])
+            # The tied output holds the word embedding again.
+            layer = "tied_modules.word_embeddings" if index in (0, self.num_layers + 3) else str(index)
             for inner, weight in self._open(file).items():
-                # The tied output holds the word embedding again.
-                tied = index == 0 or index > self.num_layers + 2
-                name = (
-                    f"word_embeddings.{inner}"
-                    if tied
-                    else canonical_name(f"{index}.{inner}", self.num_layers)
-                )
+                name = canonical_name(f"{layer}.{inner}", self.num_layers)
                 found[entry["rank"][2]].setdefault(name, weight)
         return found
 
@@ -316,19 +300,16 @@ class CheckpointStore:
         common = self._model_file(pipeline, tensor)
         optimizer, order = common["optimizer"], common["nbtrain"].get("optimizer_names")
         if order is None:  # version 1: the order of the model's parameters
-            names = list(common["module"])
+            groups = (DECAY, NO_DECAY)
             order = [
-                [name for name in names if optimizer_group(name) == group] for group in ("decay", "no_decay")
+                [name for name in common["module"] if optimizer_group(name) == group] for group in groups
             ]
         for group, names in zip(optimizer["param_groups"], order, strict=True):
             for number, name in zip(group["params"], names, strict=True):
                 state = optimizer["state"][number]
-                weight = (
-                    common["module"][name] if self.pipeline_parallel_size == 1 else self._piped[tensor][name]
-                )
-                flat = {MASTER: weight, **{key: state[key] for key in MOMENTS}}
-                flat = {key: value.reshape(-1) for key, value in flat.items()}
-                yield name, _Piece(0, weight.numel(), flat, float(state["step"]))
+                whole = {MASTER: self._module(name, tensor), **{key: state[key] for key in MOMENTS}}
+                flat = {key: value.reshape(-1) for key, value in whole.items()}
+                yield name, _Piece(0, flat[MASTER].numel(), flat, float(state["step"]))
 
     def _pieces_1(self, pipeline: int, tensor: int) -> Iterator[tuple[str, _Piece]]:
         reached: dict[str, int] = {}
@@ -338,8 +319,7 @@ class CheckpointStore:
             for number, mapping in enumerate(saved["param_slice_mappings"]):
                 (key,) = base["param_groups"][number]["params"]
                 state = base["state"].get(key, {})
-                whole = {MASTER: saved["single_partition_of_fp32_groups"][number]}
-                whole |= {moment: state[moment] for moment in MOMENTS if moment in state}
+                whole = {MASTER: saved["single_partition_of_fp32_groups"][number], **_moments(state)}
                 for found, address in mapping.items():
                     name = self._canonical(found)
                     here = slice(address.start, address.start + address.numel)
@@ -356,8 +336,7 @@ class CheckpointStore:
             groups = {key: group for group in base["param_groups"] for key in group["params"]}
             for number, names in enumerate(shapes):
                 state = base["state"].get(number, {})
-                whole = {MASTER: saved["fp32_flat_groups"][number]}
-                whole |= {moment: state[moment] for moment in MOMENTS if moment in state}
+                whole = {MASTER: saved["fp32_flat_groups"][number], **_moments(state)}
                 offset = 0
                 for found, shape in names.items():
                     share = -(-shape.numel() // self.data_axis_size)
@@ -369,9 +348,7 @@ class CheckpointStore:
                     offset += share
 
     def _canonical(self, found: str) -> str:
-        if self.pipeline_parallel_size == 1:
-            return found
-        return canonical_name(found, self.num_layers)
+        return found if self.pipeline_parallel_size == 1 else canonical_name(found, self.num_layers)
 
     def _optimizer_state(self, pipeline: int, data: int, tensor: int) -> dict[str, Any]:
         return self._open(self._file(OPTIMIZER_FILE, (pipeline, data, tensor)))["optimizer_state_dict"]
@@ -409,3 +386,7 @@ class CheckpointStore:
 def _adam_step(state: dict[str, Any], group: dict[str, Any]) -> float:
     """torch keeps it with the moments, DeepSpeed's own optimizers with the group; 0 before the first step."""
     return float(state.get("step", group.get("step", 0)))
+
+
+def _moments(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    return {moment: state[moment] for moment in MOMENTS if moment in state}

@@ -27,14 +27,12 @@ from typing import Any
 import torch
 
 from nbtrain.base import files
-from nbtrain.base.checkpoint_files import newest_whole
 from nbtrain.base.errors import CheckpointError, NbtrainError
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
-from nbtrain.checkpoint import manifest as manifests
 from nbtrain.checkpoint.describe import UNIVERSAL_CHECKPOINT_VERSION
-from nbtrain.checkpoint.reshape import WORD_EMBEDDINGS
-from nbtrain.checkpoint.store import STATES, CheckpointStore
+from nbtrain.checkpoint.manifest import whole_step
+from nbtrain.checkpoint.store import STATES, WORD_EMBEDDINGS, CheckpointStore
 from nbtrain.checkpoint.torch_files import write_file
 from nbtrain.config.arithmetic.checkpoint_bytes import SPARE_BYTES
 from nbtrain.model.names import piped_name
@@ -54,15 +52,9 @@ def main() -> int:
 def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """One "progress" per parameter, then one "end"."""
     run = RunDir(request["run_dir"])
-    step = request.get("step")
-    if step is None:
-        step, torn = newest_whole(run, manifests.problem)
-        for number, why in torn:
-            yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {why}"}
-        if step is None:
-            raise CheckpointError(f"{run.model}: holds no whole checkpoint; train the run first.")
-    elif reason := manifests.problem(run.checkpoint(step)):
-        raise CheckpointError(f"{display(run.checkpoint(step))}: {reason}.")
+    step, torn = whole_step(run, request.get("step"))
+    for number, reason in torn:
+        yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {reason}"}
     to = Path(request["to"]) if request.get("to") else run.universal / f"global_step{step}"
     started = time.monotonic()
     store = CheckpointStore(run.checkpoint(step))
@@ -118,7 +110,7 @@ def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int
 
 def _write_parameter(store: CheckpointStore, folder: Path, name: str) -> None:
     folder.mkdir(parents=True)
-    partition_dim = store.partition_dim(name)
+    partition_dim = store.parameters[name].partition_dim
     for state in STATES:
         whole = store.full(name, state)
         if name == WORD_EMBEDDINGS:

@@ -16,12 +16,11 @@ from typing import Any
 
 import torch
 
-from nbtrain.base.checkpoint_files import newest_whole
 from nbtrain.base.errors import DataError, NbtrainError
 from nbtrain.base.files import read_json
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, tokenizer_dir
-from nbtrain.checkpoint import manifest as manifests
+from nbtrain.checkpoint.manifest import whole_step
 from nbtrain.checkpoint.weights import load_model_weights
 from nbtrain.config.load import load_resolved
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -52,15 +51,11 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
     run = RunDir(Path(request["run_dir"]))
     config = load_resolved(run.config_yaml)
     tokenizer = Tokenizer.load(tokenizer_dir(config.tokenizer.name))
-    step = request.get("step")
-    if step is None:
-        # None again if there is no whole checkpoint: load_model_weights says which are torn, and why.
-        step, torn = newest_whole(run, manifests.problem)
-        for number, reason in torn:
-            yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {reason}"}
+    step, torn = whole_step(run, request.get("step"))
+    for number, reason in torn:
+        yield {"kind": "note", "message": f"checkpoint global_step{number} is not used: {reason}"}
     # A run that was resumed on other tensor ranks pads its vocabulary otherwise.
     weights = load_model_weights(run.path, step, padded_vocab_size=config.padded_vocab_size)
-    assert step is not None  # without a whole checkpoint there are no weights
     trained_with = (read_json(run.checkpoint_manifest(step)) or {}).get("tokenizer_sha256")
     if trained_with not in (None, tokenizer.sha256):
         raise DataError(

@@ -10,7 +10,7 @@ Shapes: b sequences, s tokens of this call, p tokens in the cache before it, n h
 import contextlib
 import inspect
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -43,10 +43,9 @@ class Documents(NamedTuple):
 def documents_of(
     cu_seqlens: torch.Tensor, max_seqlen: int, batch: int, tokens: int, as_lengths: bool
 ) -> Documents:
-    """Documents from cumulative lengths over the b * s tokens, int32 [m + 1]; each sequence begins a
-    document.
+    """Documents from cumulative lengths over the b * s tokens, int32 [m + 1].
 
-    Several equal entries, such as padding at the end, stand for documents without a token.
+    Each sequence begins a document. Equal entries, such as padding at the end, are documents without a token.
     """
     if as_lengths:
         return Documents(None, cu_seqlens, max_seqlen)
@@ -54,8 +53,7 @@ def documents_of(
 
 
 def document_numbers(cu_seqlens: torch.Tensor, batch: int, tokens: int) -> torch.Tensor:
-    """The number of each token's document, int32 [b, s], from cumulative lengths as documents_of takes
-    them."""
+    """The number of each token's document, int32 [b, s], from the cumulative lengths of documents_of."""
     begins = torch.zeros(batch * tokens + 1, dtype=torch.int32, device=cu_seqlens.device)
     begins.index_fill_(0, cu_seqlens.long(), 1)
     return begins[:-1].cumsum(0, dtype=torch.int32).view(batch, tokens)
@@ -103,13 +101,8 @@ def causal_attention(
     queries, keys = query.shape[-2], key.shape[-2]
     if documents is not None and documents.cu_seqlens is not None:
         return _varlen_attention(query, key, value, documents.cu_seqlens, documents.max_seqlen)
-    if (
-        documents is None
-        and backend == "auto"
-        and dropout == 0
-        and queries == keys
-        and _cpu_bf16_training(query)
-    ):
+    plain = documents is None and backend == "auto" and dropout == 0 and queries == keys
+    if plain and _cpu_bf16_training(query):
         return _BlockedBackward.apply(query, key, value)
     # A single query sees the whole cache; several queries after a cache need the offset triangle.
     mask = documents.mask if documents is not None else None
@@ -134,11 +127,9 @@ def keeps_weights(
 
     False inside a compiled layer, in which the compiler decides.
     """
-    if torch.compiler.is_compiling():
-        return False
-    if documents is not None and documents.mask is None:
-        return False
     mask = documents.mask if documents is not None else None
+    if torch.compiler.is_compiling() or (documents is not None and mask is None):
+        return False
     with _kernels(backend):
         # The kernel that torch's function itself would choose.
         choice = torch._fused_sdp_choice(query, key, value, mask, dropout, mask is None)
@@ -159,11 +150,9 @@ def backend_problem(
     """
     if backend == "auto":
         return None
-    shape = (1, 1, 16, head_size)
-    query = torch.zeros(shape, dtype=dtype, device=device, requires_grad=True)
-    bounds = None
-    if documents:
-        bounds = Documents(mask_of(torch.zeros(1, 16, dtype=torch.int32, device=device)))
+    query = torch.zeros(1, 1, 16, head_size, dtype=dtype, device=device, requires_grad=True)
+    numbers = torch.zeros(1, 16, dtype=torch.int32, device=device)
+    bounds = Documents(mask_of(numbers)) if documents else None
     with preserved(), warnings.catch_warnings(record=True) as reasons:
         warnings.simplefilter("always")
         try:
@@ -240,7 +229,7 @@ class _BlockedBackward(torch.autograd.Function):
 
 @dataclass
 class LayerCache:
-    """Keys and values of one layer, [b, n, max_tokens, d] each, filled up to the cache's length."""
+    """Keys and values of one layer, [b, n, positions, d] each, filled up to the cache's length."""
 
     keys: torch.Tensor
     values: torch.Tensor
@@ -257,12 +246,10 @@ class LayerCache:
 
 @dataclass
 class KVCache:
-    """Keys and values of every layer for `batch_size` sequences of at most `max_tokens`.
+    """Keys and values of every layer; made by GPT.new_cache.
 
-    Made by GPT.new_cache; forward(tokens, cache=cache) appends the tokens and moves `length`.
-    Lower `length` to forget the newest tokens.
+    forward(tokens, cache=cache) appends the tokens and moves `length`. Lower `length` to forget the newest.
     """
 
-    max_tokens: int
+    layers: list[LayerCache]
     length: int = 0
-    layers: list[LayerCache] = field(default_factory=list)

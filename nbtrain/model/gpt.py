@@ -15,7 +15,6 @@ Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel 
 """
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -55,16 +54,6 @@ class GPT(nn.Module):
         )
         self.final_layernorm = LayerNorm(config, init, parallel)
 
-    def layer_list(self) -> Iterator[nn.Module]:
-        """The layers in running order; the tied output follows the last.
-
-        A pipeline is cut along this list.
-        """
-        yield self.word_embeddings
-        yield self.position_embeddings
-        yield from self.layers
-        yield self.final_layernorm
-
     def forward(
         self,
         tokens: torch.Tensor,
@@ -85,8 +74,8 @@ class GPT(nn.Module):
         cache: position_ids [b, s] unless they are 0 .. s-1; cu_seqlens, int32 cumulative lengths over the b *
         s tokens, with the longest length, to keep documents apart (attention.documents_of). loss_mask [b, s],
         loss_denominator and token_losses [b, s] are those of parallel/cross_entropy.py; for Ulysses see
-        language_model_loss. Logits of padding ids are -inf. Raises ValueError if tokens exceed the positions
-        or the cache, or if logits are asked for under Ulysses.
+        language_model_loss. Logits of padding ids are -inf. Raises ValueError if tokens exceed the positions,
+        or if logits are asked for under Ulysses.
         """
         with products_in(self.config, tokens.device.type):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
@@ -100,21 +89,15 @@ class GPT(nn.Module):
                 hidden, weight, labels, self.config, self.parallel, loss_mask, loss_denominator, token_losses
             )
 
-    def new_cache(self, batch_size: int, max_tokens: int | None = None) -> KVCache:
-        """An empty key-value cache on the model's device; at most max_position_embeddings tokens."""
-        config = self.config
-        limit = max_tokens or config.max_position_embeddings
-        weight = self.word_embeddings.weight
-        dtype = torch.bfloat16 if config.autocast else weight.dtype
+    def new_cache(self, batch_size: int) -> KVCache:
+        """An empty key-value cache on the model's device, for max_position_embeddings tokens."""
+        config, weight = self.config, self.word_embeddings.weight
         heads = config.num_attention_heads // self.parallel.tensor.size
-        shape = (batch_size, heads, limit, config.head_size)
-        return KVCache(
-            limit,
-            layers=[
-                LayerCache(*(torch.empty(shape, dtype=dtype, device=weight.device) for _ in range(2)))
-                for _ in self.layers
-            ],
+        pairs = weight.new_empty(
+            (len(self.layers), 2, batch_size, heads, config.max_position_embeddings, config.head_size),
+            dtype=torch.bfloat16 if config.autocast else weight.dtype,
         )
+        return KVCache([LayerCache(*pair) for pair in pairs])
 
     def _hidden(
         self,
@@ -125,9 +108,7 @@ class GPT(nn.Module):
     ) -> torch.Tensor:
         start = cache.length if cache is not None else 0
         end = start + tokens.shape[1]
-        limit = self.config.max_position_embeddings
-        limit = min(limit, cache.max_tokens) if cache is not None else limit
-        if end > limit:
+        if end > (limit := self.config.max_position_embeddings):
             raise ValueError(f"{end} tokens are more than the {limit} positions there are")
         if cache is not None and (position_ids is not None or documents is not None):
             raise ValueError(

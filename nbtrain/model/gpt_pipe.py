@@ -1,4 +1,4 @@
-"""The GPT as the layer list of a pipeline: the layers of model/gpt.py, in the order of GPT.layer_list.
+"""The GPT as the layer list of a pipeline: the layers of model/gpt.py, in the order in which they run.
 
     0            word embedding (tied)      tokens -> [b, s, h]
     1            positions
@@ -38,22 +38,15 @@ Inputs = tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...]]
 
 
 def build_pipeline(
-    config: Any, parallel: ModelParallel, topology: Topology, stage_layers: Sequence[int]
+    config: GPTConfig, parallel: ModelParallel, topology: Topology, stage_layers: Sequence[int]
 ) -> "Pipeline":
-    """This rank's stage of a RunConfig's GPT, with build_model's initial weights, for deepspeed.initialize.
+    """This rank's stage of a GPT, with build_model's initial weights, for deepspeed.initialize.
 
     `stage_layers`: blocks of each stage (config/arithmetic/stages.py). All ranks call this together, because
     it makes process groups. The engine must not cut activations or gradients when it sends them
     (`pipe_partitioned`, `grad_partitioned`: false): with sequence parallelism each tensor-parallel rank has
     its own.
     """
-    return piped(GPTConfig.of(config), parallel, topology, stage_layers)
-
-
-def piped(
-    config: GPTConfig, parallel: ModelParallel, topology: Topology, stage_layers: Sequence[int]
-) -> "Pipeline":
-    """This rank's stage of the GPT of a GPTConfig."""
     # A late import: DeepSpeed is prepared first (startup.py), and only pipelines need it.
     from nbtrain.parallel.pipeline import LayerSpec, Pipeline, TiedLayerSpec
 
@@ -98,11 +91,11 @@ def pipeline_inputs(
     return tuple(inputs), (batch.labels, *(_or_nothing(one) for one in losses))
 
 
-def canonical_parameters(pipeline: "Pipeline") -> Iterator[tuple[str, nn.Parameter]]:
-    """(canonical name, parameter) of all parameters of this stage; the tied one is on the first and the last
-    stage."""
-    for name, parameter in pipeline.named_parameters():
-        yield canonical_name(name, len(pipeline.repeated)), parameter
+def canonical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
+    """(canonical name, parameter) of a GPT or a stage of it; the tied one is on the first and last stage."""
+    repeated = getattr(model, "repeated", None)  # a Pipeline's
+    for name, parameter in model.named_parameters():
+        yield name if repeated is None else canonical_name(name, len(repeated)), parameter
 
 
 def _or_nothing(tensor: torch.Tensor | None) -> torch.Tensor:

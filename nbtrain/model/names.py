@@ -11,9 +11,8 @@
     layers.<i>.mlp.dense_4h_to_h.{weight,bias}    [h, f], [h]
     final_layernorm.{weight,bias}                 [h]
 
-Checkpoints, initialization and the optimizer's groups go by these names. A pipeline module numbers its layers
-in the order of GPT.layer_list(): 0 the tied word embedding, 1 the positions, then the blocks, then the final
-LayerNorm, then the tied output.
+Checkpoints, initialization and the optimizer's groups go by these names. A pipeline module numbers its
+layers: 0 the tied word embedding, 1 the positions, then the blocks, the final LayerNorm and the tied output.
 """
 
 DECAY = "decay"
@@ -30,9 +29,7 @@ def optimizer_group(name: str) -> str:
 
 
 def canonical_name(piped: str, num_layers: int) -> str:
-    """The canonical name of a pipeline module's parameter, e.g.
-
-    "3.mlp.dense_4h_to_h.bias" with 2 layers' offset.
+    """The canonical name of a pipeline module's parameter: layers.1.<rest> for "3.<rest>".
 
     Raises ValueError unless the name is a parameter of a pipeline of `num_layers` blocks.
     """

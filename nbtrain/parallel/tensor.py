@@ -65,9 +65,10 @@ def shard(whole: nn.Parameter, dim: int, group: Group) -> nn.Parameter:
     return part
 
 
-def is_sharded(parameter: torch.Tensor) -> bool:
-    """Whether each tensor-parallel rank holds a different part of the parameter."""
-    return getattr(parameter, "tensor_model_parallel", False)
+def partition_dim(parameter: torch.Tensor) -> int | None:
+    """The dimension along which tensor-parallel ranks share it; None if each holds all of it."""
+    is_cut = getattr(parameter, "tensor_model_parallel", False)
+    return parameter.partition_dim if is_cut else None  # type: ignore[attr-defined]
 
 
 class ColumnParallelLinear(nn.Module):
@@ -193,8 +194,7 @@ class VocabParallelEmbedding(nn.Module):
 
 
 def _as_products(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """`tensors` in autocast's dtype if autocast is on; inside an autograd function it would not reach
-    backward."""
+    """`tensors` in autocast's dtype if it is on: inside an autograd function it would not reach backward."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return tensors
@@ -223,10 +223,9 @@ class _ColumnLinear(torch.autograd.Function):
     def backward(ctx, grad):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
-        gathering = (
-            mappings.Gathering(x, TOKENS, ctx.group) if ctx.sequence_parallel and needs_weight else None
-        )
-        grad_x = grad_weight = grad_bias = work = None
+        grad_x = grad_weight = grad_bias = gathering = work = None
+        if ctx.sequence_parallel and needs_weight:
+            gathering = mappings.Gathering(x, TOKENS, ctx.group)
         if needs_x:
             grad_x = ctx.products.input_gradient(grad, weight)
             if ctx.sequence_parallel:
@@ -234,8 +233,7 @@ class _ColumnLinear(torch.autograd.Function):
             elif ctx.group.size > 1:
                 work = torch.distributed.all_reduce(grad_x, group=ctx.group.process_group, async_op=True)
         if needs_weight:
-            whole_x = gathering.wait() if gathering is not None else x
-            grad_weight = ctx.products.weight_gradient(grad, whole_x)
+            grad_weight = ctx.products.weight_gradient(grad, gathering.wait() if gathering is not None else x)
         if needs_bias:
             grad_bias = grad.flatten(0, -2).sum(0)
         if work is not None:
@@ -263,13 +261,9 @@ class _RowLinear(torch.autograd.Function):
         if ctx.sequence_parallel:
             grad = mappings.all_gather(grad, TOKENS, ctx.group)
         needs_x, needs_weight, *_ = ctx.needs_input_grad
-        return (
-            ctx.products.input_gradient(grad, weight) if needs_x else None,
-            ctx.products.weight_gradient(grad, x) if needs_weight else None,
-            None,
-            None,
-            None,
-        )
+        grad_x = ctx.products.input_gradient(grad, weight) if needs_x else None
+        grad_weight = ctx.products.weight_gradient(grad, x) if needs_weight else None
+        return grad_x, grad_weight, None, None, None
 
 
 _column_linear = mappings.uncompiled(_ColumnLinear.apply)

@@ -28,6 +28,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.samples.build import GPTDatasets, build_datasets
 from nbtrain.model.attention import backend_problem
 from nbtrain.model.gpt import build_model
+from nbtrain.model.gpt_config import GPTConfig
 from nbtrain.model.gpt_pipe import build_pipeline, canonical_parameters
 from nbtrain.parallel.groups import MegatronUnits, ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
@@ -180,7 +181,7 @@ def _build_engine(
     # A pipeline makes its own from its topology.
     units = None if is_piped else deepspeed_units(groups)
     if is_piped:
-        model = build_pipeline(config, layout, config.topology, stage_layers(config))
+        model = build_pipeline(GPTConfig.of(config), layout, config.topology, stage_layers(config))
     else:
         # Around the model: under ZeRO 3 a parameter is cut as soon as its module is made.
         axis = groups.sequence_data_parallel.process_group
@@ -191,14 +192,13 @@ def _build_engine(
         )
         with cut_at_once:
             model = build_model(config, layout)
-    named = canonical_parameters(model) if is_piped else model.named_parameters()
     if config.model.compile:
         for layer in model.layers:
             layer.compile()
     with quiet():
         engine, optimizer, _, _ = deepspeed.initialize(
             model=model,
-            optimizer=build_optimizer(named, config.optimizer),
+            optimizer=build_optimizer(canonical_parameters(model), config.optimizer),
             config=derived,
             mpu=units,
             dist_init_required=False,

@@ -30,7 +30,7 @@ def test_torn_checkpoints_are_told_and_another_tokenizer_is_refused(tmp_path, mo
     config = SimpleNamespace(tokenizer=SimpleNamespace(name="x"), padded_vocab_size=128)
     monkeypatch.setattr(generation, "load_resolved", lambda path: config)
     monkeypatch.setattr(generation.Tokenizer, "load", lambda folder: tokenizer)
-    monkeypatch.setattr(generation, "newest_whole", lambda run, check: (10, [(20, "it is torn")]))
+    monkeypatch.setattr(generation, "whole_step", lambda run, step: (10, [(20, "it is torn")]))
     monkeypatch.setattr(generation, "load_model_weights", lambda path, step, **more: {})
     answers = generation.answers({"run_dir": str(run.path), **REQUEST})
     assert next(answers) == {"kind": "note", "message": "checkpoint global_step20 is not used: it is torn"}

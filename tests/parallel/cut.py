@@ -5,7 +5,7 @@ import torch.distributed as dist
 
 from nbtrain.parallel.groups import Group
 from nbtrain.parallel.mappings import own_part
-from nbtrain.parallel.tensor import is_sharded
+from nbtrain.parallel.tensor import partition_dim
 from tests.parallel.rounding import ONE_SUM
 
 
@@ -28,5 +28,5 @@ def assert_close(ours: torch.Tensor, expected: torch.Tensor, relative: float = O
 
 def assert_gradient(parameter: torch.nn.Parameter, whole: torch.Tensor, group: Group) -> None:
     """The parameter's gradient is the part of `whole` that it holds, or all of it."""
-    expected = own_part(whole, parameter.partition_dim, group) if is_sharded(parameter) else whole
+    expected = whole if (dim := partition_dim(parameter)) is None else own_part(whole, dim, group)
     assert_close(parameter.grad, expected)

@@ -13,13 +13,13 @@ import torch.distributed as dist
 
 from nbtrain.base.topology import Topology
 from nbtrain.model.gpt import GPT
-from nbtrain.model.gpt_pipe import canonical_parameters, piped, pipeline_inputs
+from nbtrain.model.gpt_pipe import build_pipeline, canonical_parameters, pipeline_inputs
 from nbtrain.model.names import DECAY, NO_DECAY, optimizer_group
 from nbtrain.parallel.groups import ParallelGroups
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.mappings import own_part
 from nbtrain.parallel.random import TensorParallelStream
-from nbtrain.parallel.tensor import is_sharded
+from nbtrain.parallel.tensor import partition_dim
 from tests.parallel import ranks
 from tests.parallel.rounding import rounding, training_terms
 from tests.parallel.small import S, gpt_config, text
@@ -128,7 +128,7 @@ def model_of(
     tensor = groups.tensor_model_parallel
     apart = TensorParallelStream(1, 0, tensor.rank) if stream else None
     parallel = ModelParallel(tensor, sequence_parallel, stream=apart)
-    return groups, piped(gpt_config(**LAYERS | changes), parallel, topology, stage_layers)
+    return groups, build_pipeline(gpt_config(**LAYERS | changes), parallel, topology, stage_layers)
 
 
 def engine_of(topology: Topology, *layout, **changes):
@@ -171,8 +171,8 @@ def assert_trains_as_one(engine, groups, apart: bool = False) -> None:
     torch.testing.assert_close(float(loss), evaluated, rtol=ALLOWED, atol=0)
     for name, parameter in canonical_parameters(engine.module):
         expected = weights[name]
-        if is_sharded(parameter):
-            expected = own_part(expected, parameter.partition_dim, tensor)
+        if (dim := partition_dim(parameter)) is not None:
+            expected = own_part(expected, dim, tensor)
         torch.testing.assert_close(parameter, expected, rtol=1e-5, atol=5e-6)
     engine.destroy()
 

@@ -12,7 +12,7 @@ from nbtrain.parallel.tensor import (
     ColumnParallelLinear,
     RowParallelLinear,
     VocabParallelEmbedding,
-    is_sharded,
+    partition_dim,
 )
 from tests.parallel import ranks
 from tests.parallel.cut import assert_close, assert_gradient, draw, world
@@ -27,7 +27,7 @@ def whole_linear(inputs: int, outputs: int, name: str = "linear"):
 
 
 def with_bias(layer, bias: torch.Tensor):
-    cut = is_sharded(layer.bias)
+    cut = partition_dim(layer.bias) is not None
     layer.bias.data = (own_part(bias.detach(), 0, layer.group) if cut else bias.detach()).clone()
     return layer
 
@@ -184,10 +184,10 @@ def test_cut_weights_are_those_of_one_process(size):
     for name, (make, dim) in layers.items():
         parts = [make(Group(tuple(range(size)), rank)) for rank in range(size)]
         assert torch.equal(torch.cat([part.weight for part in parts], dim), whole[name]), name
-        assert all(is_sharded(part.weight) and part.weight.partition_dim == dim for part in parts)
+        assert all(partition_dim(part.weight) == dim for part in parts)
         assert all(part.weight.untyped_storage().nbytes() == part.weight.nbytes for part in parts)
     row = layers["dense"][0](Group((0, 1), 1))
-    assert not is_sharded(row.bias) and len(row.bias) == hidden
+    assert partition_dim(row.bias) is None and len(row.bias) == hidden
 
 
 def test_each_rank_holds_whole_heads():

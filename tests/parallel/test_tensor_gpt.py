@@ -14,7 +14,7 @@ from nbtrain.model.gpt import GPT
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.mappings import own_part
 from nbtrain.parallel.random import TensorParallelStream
-from nbtrain.parallel.tensor import is_sharded
+from nbtrain.parallel.tensor import partition_dim
 from tests.parallel import ranks
 from tests.parallel.cut import assert_close, world
 from tests.parallel.rounding import FORWARD, GRADIENT
@@ -41,7 +41,7 @@ def assert_gradients(model: GPT, one: GPT) -> None:
         if name == "word_embeddings.weight":
             more = len(parameter) * group.size - len(grad)
             grad = F.pad(grad, (0, 0, 0, more))
-        part = own_part(grad, parameter.partition_dim, group) if is_sharded(parameter) else grad
+        part = grad if (dim := partition_dim(parameter)) is None else own_part(grad, dim, group)
         try:
             assert_close(parameter.grad, part, GRADIENT)
         except AssertionError as error:
@@ -144,7 +144,7 @@ def check_parameters_of_own_tokens_are_marked():
         marked = {
             name for name, value in model.named_parameters() if getattr(value, "sequence_parallel", False)
         }
-        whole = {name for name, value in model.named_parameters() if not is_sharded(value)}
+        whole = {name for name, value in model.named_parameters() if partition_dim(value) is None}
         assert marked == (whole if sequence_parallel else set())
         assert {"position_embeddings.weight", "layers.0.attention.dense.bias"} < whole
 

@@ -23,7 +23,7 @@ class EventWriter:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         existing = list(read_events_file(self.path))
         self._sequence = existing[-1]["sequence"] + 1 if existing else 0
-        self._mend_torn_tail()
+        self._end_torn_line()
 
     def write(self, kind: str, message: str, **data: Any) -> None:
         event = {
@@ -39,8 +39,8 @@ class EventWriter:
         with self.path.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(event, ensure_ascii=False) + "\n")
 
-    def _mend_torn_tail(self) -> None:
-        """End a line that a killed writer left open, so that ours does not glue to it."""
+    def _end_torn_line(self) -> None:
+        """End a line that a killed writer left open, so that the next event starts a line of its own."""
         if self.path.exists() and (content := self.path.read_bytes()) and not content.endswith(b"\n"):
             with self.path.open("ab") as stream:
                 stream.write(b"\n")

@@ -15,9 +15,9 @@ logger = logging.getLogger(__name__)
 
 @contextlib.contextmanager
 def locked_directory(directory: Path) -> Iterator[None]:
-    """Hold a folder: flock on the folder itself, so that no lock file is left. Says so if it has to wait."""
+    """Hold a folder: flock on the folder itself, so that no lock file is left. Logs if it has to wait."""
     descriptor = _lock(directory)
-    # Whoever held it may have removed it as it left: then the lock is on a folder that is no more.
+    # The last holder may have removed the folder: then this lock is on a folder that is gone.
     while not _is_at(descriptor, directory):
         os.close(descriptor)
         descriptor = _lock(directory)
@@ -34,13 +34,12 @@ def _lock(directory: Path) -> int:
     except OSError as error:
         raise DataError(
             f"{display(directory)}: cannot be made or opened: {error.strerror}. Set NBTRAIN_DATA to a folder "
-            "that "
-            "can be written."
+            "that can be written."
         ) from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        logger.warning("%s: another process is preparing it; waiting for its end.", display(directory))
+        logger.warning("%s: another process is preparing it; waiting until it ends.", display(directory))
         fcntl.flock(descriptor, fcntl.LOCK_EX)
     return descriptor
 

@@ -6,8 +6,9 @@ so that its users' dashboards keep working; scalars marked `by_tokens` are also 
 "<tag> vs tokens" and "<tag> vs samples", with that count in place of the step.
 """
 
-import re
 from dataclasses import dataclass, replace
+
+from nbtrain.base.table import rows
 
 
 @dataclass(frozen=True)
@@ -21,10 +22,8 @@ class Scalar:
     by_tokens: bool = False
 
 
-def _rows(text: str, by_tokens: bool = False) -> list[Scalar]:
-    """Rows of name | tag | unit | meaning; an indented line goes on with the row above it."""
-    rows = [map(str.strip, row.split("|")) for row in re.sub(r"\n +", " ", text.strip()).splitlines()]
-    return [Scalar(name, tag, unit, meaning, by_tokens) for name, tag, unit, meaning in rows]
+def _scalars(text: str, by_tokens: bool = False) -> list[Scalar]:
+    return [Scalar(name, tag, unit, meaning, by_tokens) for name, tag, unit, meaning in rows(text)]
 
 
 _MEGATRON_DEEPSPEED = """
@@ -90,8 +89,8 @@ loss/<dataset> | lm-loss-training/lm loss/<dataset> | nats |
     Training loss of one dataset of a blend or a mixture: mean over its learnt tokens in the global batch.
 """
 
-SCALARS = (*_rows(_MEGATRON_DEEPSPEED, by_tokens=True), *_rows(_OTHERS))
-FAMILIES = tuple(_rows(_FAMILIES, by_tokens=True))
+SCALARS = (*_scalars(_MEGATRON_DEEPSPEED, by_tokens=True), *_scalars(_OTHERS))
+FAMILIES = tuple(_scalars(_FAMILIES, by_tokens=True))
 """Scalars of which a run may have several: <dataset> stands for a name."""
 
 BY_NAME = {scalar.name: scalar for scalar in SCALARS}

@@ -3,7 +3,6 @@
 `nbtrain/__init__.py` asks here only when Python finds no module of a name.
 """
 
-import re
 import warnings
 from importlib import import_module
 from importlib.abc import Loader
@@ -11,74 +10,76 @@ from importlib.machinery import ModuleSpec
 from types import CodeType, ModuleType
 from typing import Any
 
-# Old package > new package: modules, as old=new if their own name changed.
+from nbtrain.base.table import rows
+
+# Old package | new package | modules, as old=new if their own name changed.
 _MOVED = """
-nbtrain > nbtrain.base: addresses amounts errors files jobstate metrics parent_death progress rundir
-    terminal topology workspace
-nbtrain > nbtrain.cli: cli_checkpoint=checkpoint cli_data=data cli_twin=twin doctor notebook_runner
+nbtrain | nbtrain.base | addresses amounts errors files jobstate metrics parent_death progress rundir terminal
+    topology workspace
+nbtrain | nbtrain.cli | cli_checkpoint=checkpoint cli_data=data cli_twin=twin doctor notebook_runner
     workspace_init=init
-nbtrain > nbtrain.lab: notebook_parameters=parameters
-nbtrain.config > nbtrain.config: languages=data_section
-nbtrain.config > nbtrain.config.arithmetic: batch devices flops lr_schedule parameters stages weight_decay
-nbtrain.config > nbtrain.config.rules: check check_data=data check_layout=layout check_warnings=warnings
+nbtrain | nbtrain.lab | notebook_parameters=parameters
+nbtrain.config | nbtrain.config | languages=data_section
+nbtrain.config | nbtrain.config.arithmetic | batch devices flops lr_schedule parameters stages weight_decay
+nbtrain.config | nbtrain.config.rules | check check_data=data check_layout=layout check_warnings=warnings
     check_wording=wording check_zero=zero combinations
-nbtrain.config > nbtrain.jobs.twin: twin=shape
-nbtrain.data > nbtrain.corpus: broken_records characters cleaning corpus dedup extract heap records
-    sentences text_sample workers
-nbtrain.data > nbtrain.corpus.tokenizer: prepare_tokenizer=prepare tokenizer tokenizer_exactness=exactness
+nbtrain.config | nbtrain.jobs.twin | twin=shape
+nbtrain.data | nbtrain.corpus | broken_records characters cleaning corpus dedup extract heap records sentences
+    text_sample workers
+nbtrain.data | nbtrain.corpus.tokenizer | prepare_tokenizer=prepare tokenizer tokenizer_exactness=exactness
     tokenizer_training=training
-nbtrain.data > nbtrain.dataset: blend_files=blend dataset_files=files indexed indexed_writer merge repair
-nbtrain.data > nbtrain.dataset.encode: encode=encoder encode_progress=progress shards=join
-nbtrain.data > nbtrain.dataset.look: baselines browser card card_pictures contents duplicates inspect tables
-nbtrain.data > nbtrain.dataset.prepare: inputs prepare prepare_dataset=dataset prepare_report=report
-nbtrain.data > nbtrain.dataset.samples: gpt_blend gpt_dataset gpt_index index_files packed_dataset
+nbtrain.data | nbtrain.dataset | blend_files=blend dataset_files=files indexed indexed_writer merge repair
+nbtrain.data | nbtrain.dataset.encode | encode=encoder encode_progress=progress shards=join
+nbtrain.data | nbtrain.dataset.look | baselines browser card card_pictures contents duplicates inspect tables
+nbtrain.data | nbtrain.dataset.prepare | inputs prepare prepare_dataset=dataset prepare_report=report
+nbtrain.data | nbtrain.dataset.samples | gpt_blend gpt_dataset gpt_index index_files packed_dataset
     packed_index packing sample state
-nbtrain.data.sources > nbtrain.corpus: optional
-nbtrain.data.sources > nbtrain.corpus.sources: arrow base compression files folder hf_dataset instructions
+nbtrain.data.sources | nbtrain.corpus | optional
+nbtrain.data.sources | nbtrain.corpus.sources | arrow base compression files folder hf_dataset instructions
     json_line jsonl mock parquet python_docs record_files templates text tokens wiki
-nbtrain.data.wiki > nbtrain.corpus.wiki: download dump markup prefixes text_templates walker
-nbtrain.generation > nbtrain.inference: __main__=generate decode sampling
-nbtrain.jobs > nbtrain.jobs: problem=obstacle
-nbtrain.jobs > nbtrain.jobs.supervisor: attempt hang host_memory leftovers processes rank_wrapper reserve
+nbtrain.data.wiki | nbtrain.corpus.wiki | download dump markup prefixes text_templates walker
+nbtrain.generation | nbtrain.inference | __main__=generate decode sampling
+nbtrain.jobs | nbtrain.jobs | problem=obstacle
+nbtrain.jobs | nbtrain.jobs.supervisor | attempt hang host_memory leftovers processes rank_wrapper reserve
     summary verdict
-nbtrain.jobs > nbtrain.jobs.twin: fork_server=fork_client twin_folder=folder twin_report=report
-nbtrain.jobs > nbtrain.monitor: registry=runs
-nbtrain.model > nbtrain.model: pipeline=gpt_pipe
-nbtrain.monitor > nbtrain.base: nvml
-nbtrain.planner > nbtrain.cli.reference: docs=pages docs_parallelism=parallelism
-nbtrain.server > nbtrain.lab.server: extension handlers tensorboard_proxy views
-nbtrain.train > nbtrain.checkpoint: certificate checkpoint=save checkpoint_manifest=manifest
+nbtrain.jobs | nbtrain.jobs.twin | fork_server=fork_client twin_folder=folder twin_report=report
+nbtrain.jobs | nbtrain.monitor | registry=runs
+nbtrain.model | nbtrain.model | pipeline=gpt_pipe
+nbtrain.monitor | nbtrain.base | nvml
+nbtrain.planner | nbtrain.cli.reference | docs=pages docs_parallelism=parallelism
+nbtrain.server | nbtrain.lab.server | extension handlers tensorboard_proxy views
+nbtrain.train | nbtrain.checkpoint | certificate checkpoint=save checkpoint_manifest=manifest
     checkpoint_store=store checkpoint_writer=writer reshape universal
-nbtrain.train > nbtrain.train: dataset_losses=batches exit_limits=requests step_result=training_step
-nbtrain.train > nbtrain.train.engine: optimizer pipeline_engine pipeline_timers plain_engine run_ahead
-nbtrain.train > nbtrain.train.figures: communication metrics_writer perf report stragglers throughput
+nbtrain.train | nbtrain.train | dataset_losses=batches exit_limits=requests step_result=training_step
+nbtrain.train | nbtrain.train.engine | optimizer pipeline_engine pipeline_timers plain_engine run_ahead
+nbtrain.train | nbtrain.train.figures | communication metrics_writer perf report stragglers throughput
     time_split
-nbtrain.train > nbtrain.train.health: collectives faults finite_weights heartbeat stability
-nbtrain.train > nbtrain.train.profile: profile_picture=picture profile_summary=summary profiler
-nbtrain.train > nbtrain.train.twin: fork_server twin_export=export
-nbtrain.widgets > nbtrain.lab.widgets: data_browser draft launcher mime panel static tensorboard watched
+nbtrain.train | nbtrain.train.health | collectives faults finite_weights heartbeat stability
+nbtrain.train | nbtrain.train.profile | profile_picture=picture profile_summary=summary profiler
+nbtrain.train | nbtrain.train.twin | fork_server twin_export=export
+nbtrain.widgets | nbtrain.lab.widgets | data_browser draft launcher mime panel static tensorboard watched
 """
-# Where else the definitions of an old module went.
+# Old module | where else its definitions went.
 _SPLIT = """
-nbtrain.config.twin: nbtrain.jobs.twin.small_sections
-nbtrain.data.dataset_files: nbtrain.base.locks nbtrain.corpus.records nbtrain.dataset.manifest
+nbtrain.config.twin | nbtrain.jobs.twin.small_sections
+nbtrain.data.dataset_files | nbtrain.base.locks nbtrain.corpus.records nbtrain.dataset.manifest
     nbtrain.dataset.of_run
-nbtrain.data.encode: nbtrain.dataset.encode.shard
-nbtrain.data.gpt_dataset: nbtrain.dataset.samples.build
-nbtrain.data.inputs: nbtrain.corpus.asked
-nbtrain.data.prepare_dataset: nbtrain.base.progress
-nbtrain.data.sources.instructions: nbtrain.corpus.sources.alpaca nbtrain.corpus.sources.chat
+nbtrain.data.encode | nbtrain.dataset.encode.shard
+nbtrain.data.gpt_dataset | nbtrain.dataset.samples.build
+nbtrain.data.inputs | nbtrain.corpus.asked
+nbtrain.data.prepare_dataset | nbtrain.base.progress
+nbtrain.data.sources.instructions | nbtrain.corpus.sources.alpaca nbtrain.corpus.sources.chat
     nbtrain.corpus.sources.prompt_completion
-nbtrain.data.sources.jsonl: nbtrain.corpus.sources.wikiextractor
-nbtrain.data.tokenizer: nbtrain.corpus.tokenizer.folder
-nbtrain.data.wiki.download: nbtrain.corpus.http nbtrain.corpus.partial_file
-nbtrain.notebook_runner: nbtrain.cli.demo nbtrain.cli.jupyterlab
-nbtrain.rundir: nbtrain.base.checkpoint_files nbtrain.base.events nbtrain.base.records
-nbtrain.train.checkpoint: nbtrain.checkpoint.choose nbtrain.checkpoint.describe nbtrain.checkpoint.load
+nbtrain.data.sources.jsonl | nbtrain.corpus.sources.wikiextractor
+nbtrain.data.tokenizer | nbtrain.corpus.tokenizer.folder
+nbtrain.data.wiki.download | nbtrain.corpus.http nbtrain.corpus.partial_file
+nbtrain.notebook_runner | nbtrain.cli.demo nbtrain.cli.jupyterlab
+nbtrain.rundir | nbtrain.base.checkpoint_files nbtrain.base.events nbtrain.base.records
+nbtrain.train.checkpoint | nbtrain.checkpoint.choose nbtrain.checkpoint.describe nbtrain.checkpoint.load
     nbtrain.checkpoint.state nbtrain.checkpoint.weights nbtrain.config.arithmetic.checkpoint_bytes
-nbtrain.train.profile_summary: nbtrain.train.profile.intervals nbtrain.train.profile.trace
-nbtrain.train.report: nbtrain.train.figures.alerts
-nbtrain.train.stability: nbtrain.checkpoint.rollbacks nbtrain.train.health.discard
+nbtrain.train.profile_summary | nbtrain.train.profile.intervals nbtrain.train.profile.trace
+nbtrain.train.report | nbtrain.train.figures.alerts
+nbtrain.train.stability | nbtrain.checkpoint.rollbacks nbtrain.train.health.discard
 """
 _PACKAGES = {
     "nbtrain.data": "nbtrain.dataset",
@@ -98,18 +99,11 @@ PUBLIC = {
 }
 
 
-def _rows(text: str) -> list[tuple[str, list[str]]]:
-    """(head, words) of rows of "head: words"; an indented line goes on with the row above it."""
-    rows = (row.partition(": ") for row in re.sub(r"\n +", " ", text.strip()).splitlines())
-    return [(head, words.split()) for head, _, words in rows]
-
-
-SPLIT = dict(_rows(_SPLIT))
+SPLIT = {old: new.split() for old, new in rows(_SPLIT)}
 NEW_NAMES = dict(_PACKAGES)
 """{old name of a package or module: its new name}."""
-for _head, _modules in _rows(_MOVED):
-    _old, _new = _head.split(" > ")
-    for _before, _, _after in (module.partition("=") for module in _modules):
+for _old, _new, _modules in rows(_MOVED):
+    for _before, _, _after in (module.partition("=") for module in _modules.split()):
         NEW_NAMES[f"{_old}.{_before}"] = f"{_new}.{_after or _before}"
 
 

@@ -10,8 +10,7 @@
         job.json                submit, then the supervisor from its first act on
         environment.json        submit      commit, versions, devices, hashes
         deepspeed.json          submit      the derived DeepSpeed configuration
-        resume.json             rank 0      what its newest attempt kept of the checkpoint that it went on
-        from
+        resume.json             rank 0      what its newest attempt kept of its checkpoint
         control/request.json    supervisor  what the ranks are asked to do at the next step boundary
         control/ack.json        rank 0      the last request it carried out
         control/devices.json    an operator how many devices the next attempt may take (backend.elastic)
@@ -21,8 +20,7 @@
         logs/supervisor.log     supervisor  its own words and torchrun's
         events/<writer>.jsonl   that writer (submit, supervisor, rank0, ...)
       tensorboard/              rank 0      event files
-      model/global_step<N>/     the ranks   a checkpoint; counts when its manifest.json (rank 0, last) is
-      whole
+      model/global_step<N>/     the ranks   a checkpoint; counts if its manifest.json (written last) is whole
       model/latest              rank 0      a hint, never the truth
       universal/global_step<N>/ `nbtrain checkpoint universal`: a checkpoint in DeepSpeed's universal form
       profiling/  export/  notebooks/

@@ -5,7 +5,9 @@ mark of direction would show what follows backwards. A page in HTML and a file i
 own.
 """
 
+import difflib
 import re
+from collections.abc import Iterable
 
 # What str.isprintable() takes for unprintable and is harmless: blanks of every width, and what joins letters.
 HARMLESS = re.compile("[\n\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u200d]")
@@ -17,6 +19,12 @@ MOST_QUOTED_CHARS = 80
 def shortened(text: str) -> str:
     """The text, or its first 77 characters and "..." if it is longer than a message should quote."""
     return text if len(text) <= MOST_QUOTED_CHARS else f"{text[: MOST_QUOTED_CHARS - 3]}..."
+
+
+def nearest(word: str, known: Iterable[str], count: int = 1) -> str:
+    """A sentence with the known words that look like `word`, a blank in front; "" if none does."""
+    near = difflib.get_close_matches(word, list(known), n=count)
+    return f" Nearest: {', '.join(near)}." if near else ""
 
 
 def printable(text: str) -> str:

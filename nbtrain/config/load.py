@@ -17,7 +17,7 @@ from pydantic import BaseModel, ValidationError
 
 from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError
-from nbtrain.base.terminal import shortened
+from nbtrain.base.terminal import nearest, shortened
 from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, workspace
 from nbtrain.config.data_section import LANGUAGE_CODE, BlendEntry
 from nbtrain.config.schedule_section import NO_LENGTH, STEP_SIZES, given_unit
@@ -109,8 +109,7 @@ def find(run: str | Path) -> Path:
             if _is_file(folder / name):
                 return (folder / name).absolute()
     known = sorted({path.stem for folder in (examples, *shipped) for path in folder.glob("*.yaml")})
-    near = difflib.get_close_matches(typed.stem, known, n=3)
-    hint = f" Nearest: {', '.join(near)}." if near else f" Known: {', '.join(known)}." if known else ""
+    hint = nearest(typed.stem, known, 3) or (f" Known: {', '.join(known)}." if known else "")
     raise ConfigError(f"{shortened(str(run))}: no such run YAML, here or in {examples}.{hint}")
 
 
@@ -367,17 +366,13 @@ def _problem(entry: Any, located: Located, label: str) -> str:
     if kind == "extra_forbidden":
         section, _, key = dotted.rpartition(".")
         item = SOURCES.get(location[-2], BlendEntry)
-        near = difflib.get_close_matches(key, item.model_fields, n=1)
-        return f"{where}: {section} has no key `{shortened(key)}`." + (
-            f" Nearest: {near[0]}." if near else ""
-        )
+        return f"{where}: {section} has no key `{shortened(key)}`.{nearest(key, item.model_fields)}"
     if kind == "union_tag_not_found":
         return f"{where}: {dotted} has no `kind`; it must be one of {', '.join(SOURCES)}."
     if kind == "union_tag_invalid":
-        near = difflib.get_close_matches(str(context["tag"]), SOURCES, n=1)
-        hint = f" Nearest: {near[0]}." if near else ""
-        tag = shortened(str(context["tag"]))
-        return f"{where}: {dotted}.kind = {tag}: must be one of {', '.join(SOURCES)}.{hint}"
+        tag = str(context["tag"])
+        rule = f"must be one of {', '.join(SOURCES)}.{nearest(tag, SOURCES)}"
+        return f"{where}: {dotted}.kind = {shortened(tag)}: {rule}"
     if kind == "string_pattern_mismatch":
         pattern = context["pattern"]
         rule = _PATTERNS.get(pattern, f"must match {pattern}")

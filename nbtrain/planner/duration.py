@@ -92,7 +92,7 @@ def tensor_communication_seconds(config: RunConfig) -> float | None:
     tensor, resources = config.parallel.tensor_parallel_size, config.resources
     if tensor == 1 or resources.device == "cpu":
         return 0.0
-    device = find_device(resources.gpu_type) if resources.gpu_type else None
+    device = find_device(resources.gpu_type)
     if device is None:
         return None
     link = SHARE_OF_LINK * device.link_bytes_per_second / 2
@@ -136,7 +136,7 @@ def _assumed(config: RunConfig, bubble: float, use_measured: bool) -> tuple[floa
             f"matrix products, as training in {dtype} did in the benchmarks"
         )
         return cores * per_core * (1 - bubble) / flops, basis
-    device = find_device(resources.gpu_type) if resources.gpu_type else None
+    device = find_device(resources.gpu_type)
     peak = device.peak(dtype) if device else None
     if not device or not peak:
         reason = f"{device.name} has no {dtype} peak" if device else "resources.gpu_type is not set"

@@ -338,7 +338,7 @@ def _workspace(config: RunConfig, stage: int) -> int:
 def _device(config: RunConfig) -> tuple[int | None, str]:
     resources = config.resources
     if resources.device == "gpu":
-        device = find_device(resources.gpu_type) if resources.gpu_type else None
+        device = find_device(resources.gpu_type)
         return (device.memory_bytes, device.name) if device else (None, "GPU of unknown type")
     ranks = max(1, config.world_size // resources.nodes)
     label = "host memory" if ranks == 1 else f"host memory / {ranks} ranks"

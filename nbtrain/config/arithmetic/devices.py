@@ -93,13 +93,13 @@ DEVICES: tuple[Device, ...] = (
 BY_NAME = {device.name: device for device in DEVICES}
 
 
-def find_device(name: str) -> Device | None:
+def find_device(name: str | None) -> Device | None:
     """The row for a table name or for torch's device name, or None.
 
     The whole name must match: an A10G is no A10, a MIG slice no whole A100.
     """
-    if name in BY_NAME:
-        return BY_NAME[name]
+    if name is None or name in BY_NAME:
+        return BY_NAME.get(name or "")
     bare = re.sub(r"^(NVIDIA )?(Tesla )?", "", name.strip())
     return next((device for device in DEVICES if re.fullmatch(device.torch_name, bare)), None)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from nbtrain.base.table import rows
 from nbtrain.config.rules.wording import Problems, found, value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
@@ -180,91 +181,35 @@ class Refusal:
     """A sentence."""
 
 
-REFUSALS: tuple[Refusal, ...] = (
-    Refusal(
-        "zero0",
-        ("bf16", "fp16"),
-        "with 16-bit weights DeepSpeed's stage 0 makes an extra optimizer step at start, so that Adam is one "
-        "step ahead",
-        "Set zero_stage: 1, which costs nothing, or precision.dtype: fp32.",
-    ),
-    Refusal(
-        "zero0",
-        ("tensor", "pipeline"),
-        "gradients would be clipped by the norm of one part of the model",
-        "Set zero_stage: 1, which costs nothing.",
-    ),
-    Refusal(
-        "zero2",
-        ("pipeline",),
-        "DeepSpeed's pipeline engine keeps gradients whole between micro batches",
-        "Set zero_stage: 1.",
-    ),
-    Refusal(
-        "zero3",
-        ("pipeline",),
-        "DeepSpeed's pipeline engine keeps parameters and gradients whole between micro batches",
-        "Set zero_stage: 1.",
-    ),
-    Refusal(
-        "ulysses",
-        ("tensor", "pipeline"),
-        "such a run has not been compared with one process yet",
-        "Set ds_sequence_parallel_size: 1, or keep Ulysses with ZeRO 3 and an uncut model. For long "
-        "sequences, tensor parallelism has sequence_parallel.",
-    ),
-    Refusal(
-        "hpz",
-        ("tensor",),
-        "DeepSpeed lets ranks with consecutive numbers share the second copy, but these are tensor-parallel "
-        "ranks, whose parameters differ",
-        "Set zero_hpz: false, or tensor_parallel_size: 1.",
-    ),
-    Refusal(
-        "qgz",
-        ("tensor",),
-        "DeepSpeed exchanges INT4 gradients among all ranks of a machine, but tensor-parallel ranks hold "
-        "different gradients",
-        "Set zero_quantized_gradients: false, or tensor_parallel_size: 1.",
-    ),
-    Refusal(
-        "qwz",
-        ("cpu",),
-        "DeepSpeed's quantization runs on GPUs only",
-        "Set zero_quantized_weights: false.",
-    ),
-    Refusal(
-        "qgz",
-        ("cpu",),
-        "DeepSpeed's quantization runs on GPUs only",
-        "Set zero_quantized_gradients: false.",
-    ),
-    Refusal(
-        "fpdt",
-        ("cpu",),
-        "FPDT streams chunks of attention between GPU and host",
-        "Set fpdt_chunk_tokens: 0.",
-    ),
-    Refusal(
-        "fpdt",
-        ("tensor", "pipeline", "zero3"),
-        "such a run has not been compared with one without FPDT yet",
-        "Set fpdt_chunk_tokens: 0, or take FPDT with Ulysses and ZeRO 1 or 2.",
-    ),
-    Refusal("fp8", ("cpu",), "only GPUs from Hopper on have FP8 units", "Set fp8: false."),
-    Refusal(
-        "compile",
-        ("zero3",),
-        "torch's compiler cannot follow parameters that are cut and gathered again between their uses",
-        "Set compile: false, or zero_stage: 2.",
-    ),
-    Refusal(
-        "async_save",
-        ("offload_optimizer_nvme", "offload_param_nvme"),
-        "state on NVMe passes through host memory in pieces, so that there is no moment at which all of it "
-        "can be copied",
-        "Set async_save: false, or device: cpu.",
-    ),
+_REFUSALS = """
+zero0 | bf16 fp16 | with 16-bit weights DeepSpeed's stage 0 makes an extra optimizer step at start, so that
+    Adam is one step ahead | Set zero_stage: 1, which costs nothing, or precision.dtype: fp32.
+zero0 | tensor pipeline | gradients would be clipped by the norm of one part of the model | Set zero_stage: 1,
+    which costs nothing.
+zero2 | pipeline | DeepSpeed's pipeline engine keeps gradients whole between micro batches | Set zero_stage:
+    1.
+zero3 | pipeline | DeepSpeed's pipeline engine keeps parameters and gradients whole between micro batches |
+    Set zero_stage: 1.
+ulysses | tensor pipeline | such a run has not been compared with one process yet | Set
+    ds_sequence_parallel_size: 1, or keep Ulysses with ZeRO 3 and an uncut model. For long sequences, tensor
+    parallelism has sequence_parallel.
+hpz | tensor | DeepSpeed lets ranks with consecutive numbers share the second copy, but these are
+    tensor-parallel ranks, whose parameters differ | Set zero_hpz: false, or tensor_parallel_size: 1.
+qgz | tensor | DeepSpeed exchanges INT4 gradients among all ranks of a machine, but tensor-parallel ranks hold
+    different gradients | Set zero_quantized_gradients: false, or tensor_parallel_size: 1.
+qwz | cpu | DeepSpeed's quantization runs on GPUs only | Set zero_quantized_weights: false.
+qgz | cpu | DeepSpeed's quantization runs on GPUs only | Set zero_quantized_gradients: false.
+fpdt | cpu | FPDT streams chunks of attention between GPU and host | Set fpdt_chunk_tokens: 0.
+fpdt | tensor pipeline zero3 | such a run has not been compared with one without FPDT yet | Set
+    fpdt_chunk_tokens: 0, or take FPDT with Ulysses and ZeRO 1 or 2.
+fp8 | cpu | only GPUs from Hopper on have FP8 units | Set fp8: false.
+compile | zero3 | torch's compiler cannot follow parameters that are cut and gathered again between their uses
+    | Set compile: false, or zero_stage: 2.
+async_save | offload_optimizer_nvme offload_param_nvme | state on NVMe passes through host memory in pieces,
+    so that there is no moment at which all of it can be copied | Set async_save: false, or device: cpu.
+"""
+REFUSALS = tuple(
+    Refusal(kind, tuple(others.split()), reason, fix) for kind, others, reason, fix in rows(_REFUSALS)
 )
 
 
@@ -274,12 +219,9 @@ REFUSALS: tuple[Refusal, ...] = (
 def kinds_have_what_they_need(config: RunConfig) -> Problems:
     """ZeRO++ has its stage, sequence parallelism its group, FP8 its 16-bit format."""
     for kind in KINDS:
-        if (
-            kind.needs
-            and kind.present(config)
-            and not any(BY_NAME[name].present(config) for name in kind.needs)
-        ):
-            key = BY_NAME[kind.needs[0]].key
+        needed = [BY_NAME[name] for name in kind.needs]
+        if needed and kind.present(config) and not any(other.present(config) for other in needed):
+            key = needed[0].key
             yield (
                 f"{found(config, kind.key)}\n"
                 f"  needs {kind.needs_words}, but it is {show(value_of(config, key))}. Set {kind.off}, or "

@@ -191,7 +191,7 @@ def attention_backend_serves(config: RunConfig) -> Problems:
             dropout = f"attention_dropout is {model.attention_dropout:g}"
             reason = f"on a CPU only the math kernel has dropout, and {dropout}"
     elif backend == "flash":
-        device = find_device(resources.gpu_type) if resources.gpu_type else None
+        device = find_device(resources.gpu_type)
         head = model.hidden_size // model.num_attention_heads
         if config.precision.dtype == "fp32":
             reason = "on a GPU flash attention needs bf16 or fp16, and precision.dtype is fp32"
@@ -212,7 +212,7 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
     """FP8 products need a GPU from Hopper on, and matrices whose sides are multiples of 16."""
     if not config.precision.fp8 or config.resources.device == "cpu":
         return
-    device = find_device(config.resources.gpu_type) if config.resources.gpu_type else None
+    device = find_device(config.resources.gpu_type)
     if device and device.compute_capability < FP8_CAPABILITY:
         major, minor = device.compute_capability
         yield (

@@ -3,11 +3,11 @@
 Which kinds of parallelism, offloading and formats go together is in combinations.py.
 """
 
-import difflib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.terminal import nearest
 from nbtrain.config.deepspeed import KNOWN_KEYS, deepspeed_config
 from nbtrain.config.rules.combinations import kinds_go_together, kinds_have_what_they_need
 from nbtrain.config.rules.layout import layers_fill_the_stages
@@ -168,11 +168,9 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
         )
     unknown = [key for key in extra if key not in KNOWN_KEYS and key not in DECIDED_ELSEWHERE]
     for key in unknown:
-        near = difflib.get_close_matches(key, KNOWN_KEYS, n=1)
         yield (
             f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, which "
-            f"DeepSpeed does not read.{f' Nearest: {near[0]}.' if near else ''} Take it out, or correct its "
-            "name."
+            f"DeepSpeed does not read.{nearest(key, KNOWN_KEYS)} Take it out, or correct its name."
         )
     # What broken layouts and stages would say has rules of its own, and said here it would be said twice.
     broken = any(kinds_go_together(config)) or any(layers_fill_the_stages(config))

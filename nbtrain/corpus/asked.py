@@ -40,12 +40,9 @@ def source_settings(source: Any) -> dict[str, Any]:
 def with_defaults(there: dict[str, Any]) -> dict[str, Any]:
     """The settings of a manifest that was written before a key existed."""
     data = DataConfig(name="x")
-    filled = {
-        "cleaning": {},
-        **{key: getattr(data, key) for key in ("extra_json_keys", "split_sentences")},
-        **there,
-    }
-    filled["cleaning"] = {**data.cleaning.model_dump(), **filled["cleaning"]}
+    added = {key: getattr(data, key) for key in ("extra_json_keys", "split_sentences")}
+    cleaning = {**data.cleaning.model_dump(), **there.get("cleaning", {})}
+    filled = {**added, **there, "cleaning": cleaning}
     # The sources of a version that knew other kinds stay as they are: the comparison names them.
     with contextlib.suppress(KeyError, ValidationError):
         sources: TypeAdapter[list[Any]] = TypeAdapter(list[Source])

@@ -20,7 +20,6 @@ import unicodedata
 import numpy as np
 
 LETTER, UNSPACED, DIGIT, NUMBER, SPACE, PUNCTUATION, SYMBOL = range(7)
-NUM_KINDS = 7
 
 # First and last code point of blocks whose languages put no blank between words.
 UNSPACED_BLOCKS = (

@@ -1,11 +1,10 @@
 """What is fixed and what is dropped before encoding: rules that need to know no language.
 
-    text -> ftfy, when asked -> length -> characters -> lines -> words -> (text, None), or the reason of its
-    drop
+    text -> ftfy, if asked for -> length -> characters -> lines -> words -> (text, None), or (text, reason)
 
-Rules run from the cheapest to the dearest, and the first that a document breaks names its drop. What a word
-and a symbol are says characters.py; the shares are those of Gopher's rules (arXiv:2112.11446, table A1), made
-independent of English.
+Rules run from the cheapest to the most costly, and the first that a document breaks is the reason of its
+drop. characters.py says what a word and a symbol are; the shares are those of Gopher's rules
+(arXiv:2112.11446, table A1), made independent of English.
 """
 
 from collections import Counter
@@ -38,23 +37,15 @@ class Cleaner:
         self.config = config
         if config.ftfy and find_spec("ftfy") is None:
             raise missing("ftfy", "data.cleaning.ftfy", "leave ftfy out")
-        self._looks_at_kinds = (
-            config.max_symbol_fraction is not None
-            or config.max_digit_fraction is not None
-            or config.max_word_chars is not None
-        )
-        self.is_trivial = not (
-            config.ftfy
-            or config.min_bytes
-            or config.max_bytes is not None
-            or self._looks_at_kinds
-            or config.max_duplicate_line_fraction is not None
-            or config.max_top_word_fraction is not None
-        )
+        of_kinds = (config.max_symbol_fraction, config.max_digit_fraction, config.max_word_chars)
+        others = (config.max_bytes, config.max_duplicate_line_fraction, config.max_top_word_fraction)
+        self._looks_at_kinds = any(limit is not None for limit in of_kinds)
+        has_limit = self._looks_at_kinds or any(limit is not None for limit in others)
+        self.is_trivial = not (config.ftfy or config.min_bytes or has_limit)
         """Whether only empty documents are dropped and nothing is fixed."""
 
     def __call__(self, text: str) -> tuple[str, str | None]:
-        """(text, None) for a document that stays; (text, reason) for one that goes, reason one of REASONS."""
+        """(text, None) for a document that stays; (text, one of REASONS) for a document that is dropped."""
         if self.is_trivial:
             return text, EMPTY if not text or text.isspace() else None
         if self.config.ftfy:
@@ -71,24 +62,19 @@ class Cleaner:
             return TOO_LONG
         if self._looks_at_kinds:
             kinds = characters.kinds_of(text)
-            if config.max_symbol_fraction is not None and (
-                np.count_nonzero(kinds == characters.SYMBOL) > config.max_symbol_fraction * len(text)
+            symbols, digits = config.max_symbol_fraction, config.max_digit_fraction
+            for kind, share, reason in (
+                (characters.SYMBOL, symbols, SYMBOLS),
+                (characters.DIGIT, digits, DIGITS),
             ):
-                return SYMBOLS
-            if config.max_digit_fraction is not None and (
-                np.count_nonzero(kinds == characters.DIGIT) > config.max_digit_fraction * len(text)
-            ):
-                return DIGITS
-            if config.max_word_chars is not None and _longest_word(kinds) > config.max_word_chars:
+                if share is not None and np.count_nonzero(kinds == kind) > share * len(text):
+                    return reason
+            if config.max_word_chars is not None and longest_word(kinds) > config.max_word_chars:
                 return LONG_WORD
-        if (
-            config.max_duplicate_line_fraction is not None
-            and duplicate_line_fraction(text) > config.max_duplicate_line_fraction
-        ):
+        lines, words = config.max_duplicate_line_fraction, config.max_top_word_fraction
+        if lines is not None and duplicate_line_fraction(text) > lines:
             return DUPLICATE_LINES
-        if config.max_top_word_fraction is not None and (
-            top_word_fraction(text) > config.max_top_word_fraction
-        ):
+        if words is not None and top_word_fraction(text) > words:
             return TOP_WORD
         return None
 
@@ -96,18 +82,12 @@ class Cleaner:
 def fixed(text: str) -> str:
     """The text with wrongly decoded characters and HTML entities fixed, and nothing else changed.
 
-    ftfy's further habits (straight quotes, ligatures, full width letters, line ends, Unicode normalization,
-    control characters) are off: they change text that is right, and Chinese punctuation with it.
+    ftfy's other fixes (straight quotes, ligatures, full width letters, line ends, Unicode normalization,
+    control characters) are off: they change text that is right, such as Chinese punctuation.
     """
     import ftfy
 
-    return ftfy.fix_text(text, _mending())
-
-
-def _mending():
-    import ftfy
-
-    return ftfy.TextFixerConfig(
+    config = ftfy.TextFixerConfig(
         unescape_html="auto",
         remove_terminal_escapes=False,
         fix_latin_ligatures=False,
@@ -118,11 +98,11 @@ def _mending():
         normalization=None,
         explain=False,
     )
+    return ftfy.fix_text(text, config)
 
 
 def _has_bytes(text: str, num_bytes: int) -> bool:
-    """Whether a text has at least so many UTF-8 bytes; encodes the text only if its length leaves that
-    open."""
+    """Whether a text has at least so many UTF-8 bytes; encoded only if its length leaves that open."""
     if len(text) >= num_bytes:
         return True
     if text.isascii() or 4 * len(text) < num_bytes:
@@ -131,7 +111,7 @@ def _has_bytes(text: str, num_bytes: int) -> bool:
 
 
 def duplicate_line_fraction(text: str) -> float:
-    """The share of lines that repeat an earlier one; blank lines do not count, nor blanks at either end."""
+    """The share of lines that repeat an earlier line; blank lines and blanks at either end do not count."""
     lines = [line for line in map(str.strip, text.splitlines()) if line]
     return 1 - len(set(lines)) / len(lines) if lines else 0.0
 
@@ -146,14 +126,11 @@ def top_word_fraction(text: str) -> float:
     return most / len(words) if most > 1 else 0.0
 
 
-def longest_word(text: str) -> int:
-    """Characters of the longest run without a blank; a character of an unspaced script ends a run, too.
+def longest_word(kinds: np.ndarray) -> int:
+    """Length of the longest run without a blank in `characters.kinds_of(text)`.
 
-    So a Chinese paragraph has no long word, and the base64 inside it has.
+    A character of an unspaced script ends a run, too: a Chinese paragraph has no long word, base64 inside it
+    has.
     """
-    return _longest_word(characters.kinds_of(text))
-
-
-def _longest_word(kinds: np.ndarray) -> int:
     ends = np.flatnonzero((kinds == characters.SPACE) | (kinds == characters.UNSPACED))
     return int(np.diff(ends, prepend=-1, append=len(kinds)).max()) - 1

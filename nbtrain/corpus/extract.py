@@ -1,4 +1,4 @@
-"""Costly sources, read once: their documents as JSON lines in data/corpus/, part by part, by many processes.
+"""Costly sources are read once: their documents lie as JSON lines in data/corpus/, made by many processes.
 
     data/corpus/<source>-<hash of its settings and fingerprint>/
       000012.jsonl    {"text": ...} per document
@@ -35,9 +35,7 @@ MANIFEST = "manifest.json"
 
 
 class ExtractedReader(SourceReader):
-    """The documents of another reader, read from data/corpus/. Name, licence and fingerprint are the other
-    reader's.
-    """
+    """The documents of another reader, read from data/corpus/. All else is that reader's."""
 
     kind = "extracted"
 
@@ -52,12 +50,12 @@ class ExtractedReader(SourceReader):
 
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         path = Path(part.details[0])
-        # What the extraction looked at and dropped is the dataset's account too.
-        told = _read_tally(path.with_suffix(".json"))
-        tally.dropped.update(told.dropped)
-        tally.problems += told.problems[: LISTED_PROBLEMS - len(tally.problems)]
-        tally.records += told.records
-        tally.broken += told.broken
+        # What the extraction looked at and dropped counts for the dataset too.
+        found = _read_tally(path.with_suffix(".json"))
+        tally.dropped.update(found.dropped)
+        tally.problems += found.problems[: LISTED_PROBLEMS - len(tally.problems)]
+        tally.records += found.records
+        tally.broken += found.broken
         with path.open("rb") as stream:
             for line in stream:
                 yield orjson.loads(line)["text"]
@@ -80,7 +78,7 @@ def extracted(
 ) -> tuple[ExtractedReader, str, str]:
     """(reader of what was extracted, "made" or "kept", why). Makes what is missing.
 
-    `num_workers` is asked with the source's total_bytes. Raises DataError if the source cannot be read, or
+    `num_workers` is called with the source's total_bytes. Raises DataError if the source cannot be read, or
     if more of it is broken than it allows.
     """
     inputs = {
@@ -97,11 +95,8 @@ def extracted(
                 path.unlink()
         manifest = files.read_json(folder / MANIFEST)
         if manifest is not None and all((folder / name).is_file() for name in manifest["parts"]):
-            return (
-                ExtractedReader(reader, folder),
-                "kept",
-                f"{display(folder)}: {manifest['documents']:,} documents",
-            )
+            why = f"{display(folder)}: {manifest['documents']:,} documents"
+            return ExtractedReader(reader, folder), "kept", why
         for leftover in folder.glob(".*.tmp"):
             leftover.unlink()
         kept = len(list(folder.glob("[0-9]*.json")))
@@ -110,15 +105,10 @@ def extracted(
             for path in folder.iterdir():
                 path.unlink()
             raise changed_while_read(reader, inputs["fingerprint"], now)
-        files.write_json(
-            folder / MANIFEST, {**inputs, "source": reader.describe(), "documents": documents, "parts": parts}
-        )
-    why = f"{display(folder)}: {documents:,} documents"
-    return (
-        ExtractedReader(reader, folder),
-        "made",
-        why + (f"; {kept} part(s) were there already" if kept else ""),
-    )
+        manifest = {**inputs, "source": reader.describe(), "documents": documents, "parts": parts}
+        files.write_json(folder / MANIFEST, manifest)
+    before = f"; {kept} part(s) were there already" if kept else ""
+    return ExtractedReader(reader, folder), "made", f"{display(folder)}: {documents:,} documents{before}"
 
 
 def _extract(reader: SourceReader, folder: Path, num_workers: int) -> tuple[int, list[str]]:
@@ -127,7 +117,7 @@ def _extract(reader: SourceReader, folder: Path, num_workers: int) -> tuple[int,
     with Progress(f"extract {reader.name}", reader.total_bytes(), "B") as progress:
         make: Callable[[], Any] = partial(_Extractor, reader, folder)
         if num_workers <= 1:
-            make = partial(_Extractor, reader, folder, progress)
+            make = partial(_Extractor, reader, folder, progress.update)
         for part, tally, found in ordered_map(make, enumerate(reader.parts()), num_workers):
             counts.absorb(tally, part.path)
             documents += found
@@ -136,29 +126,31 @@ def _extract(reader: SourceReader, folder: Path, num_workers: int) -> tuple[int,
                 progress.update(part.size_bytes)
             progress.update(0, documents=f"{documents:,}")
     listed = folder / BROKEN_RECORDS
-    told = display(listed) if broken_records.write(listed, [counts]) else ""
-    counts.check_broken(reader, told)
+    shown = display(listed) if broken_records.write(listed, [counts]) else ""
+    counts.check_broken(reader, shown)
     if not documents:
-        raise empty_error(reader.where, counts.dropped, counts.first(told) if counts.named else "")
+        raise empty_error(reader.where, counts.dropped, counts.first(shown) if counts.named else "")
     return documents, names
 
 
 class _Extractor:
-    """Makes one part. `progress`, given in the process of the caller, advances with each document."""
+    """Makes one part. `advance` is called with the bytes of the part that each document stands for."""
 
-    def __init__(self, reader: SourceReader, folder: Path, progress: Progress | None = None):
-        self.reader, self.folder, self.progress = reader, folder, progress
+    def __init__(
+        self, reader: SourceReader, folder: Path, advance: Callable[[int], None] = lambda size: None
+    ):
+        self.reader, self.folder, self.advance = reader, folder, advance
 
     def __call__(self, task: tuple[int, SourcePart]) -> tuple[SourcePart, Tally, int]:
         number, part = task
         path = self.folder / f"{number:06d}.jsonl"
-        # The content of a part came from the caller, who needs it no more.
+        # The caller sent the content of the part and does not need it back.
         bare = SourcePart(part.name, part.path, part.start, part.stop, part.size_bytes)
         record = files.read_json(path.with_suffix(".json"))
         if record is not None and path.is_file() and path.stat().st_size == record["bytes"]:
-            self._tell(part.size_bytes)
-            return bare, _read_tally(path.with_suffix(".json")), record["documents"]
-        tally, documents, size, told = Tally(), 0, 0, 0
+            self.advance(part.size_bytes)
+            return bare, Tally.from_dict(record["tally"]), record["documents"]
+        tally, documents, size, advanced = Tally(), 0, 0, 0
         with files.atomic_writer(path) as stream:
             for text in self.reader.read(part, tally):
                 if isinstance(text, Texts):
@@ -173,24 +165,17 @@ class _Extractor:
                 stream.write(line)
                 documents += 1
                 size += len(line)
-                step = min(len(text), max(0, part.size_bytes - told))
-                told += step
-                self._tell(step)
-        self._tell(part.size_bytes - told)
-        files.write_json(
-            path.with_suffix(".json"), {"documents": documents, "bytes": size, "tally": tally.to_dict()}
-        )
+                step = min(len(text), max(0, part.size_bytes - advanced))
+                advanced += step
+                self.advance(step)
+        self.advance(part.size_bytes - advanced)
+        record = {"documents": documents, "bytes": size, "tally": tally.to_dict()}
+        files.write_json(path.with_suffix(".json"), record)
         return bare, tally, documents
-
-    def _tell(self, size: int) -> None:
-        if self.progress is not None:
-            self.progress.update(size)
 
 
 def _read_tally(path: Path) -> Tally:
     value = files.read_json(path)
     if value is None:
-        raise DataError(
-            f"{display(path)}: is missing. Remove {display(path.parent)}; it is made again by itself."
-        )
+        raise DataError(f"{display(path)}: is missing. Remove {display(path.parent)}: it is made again.")
     return Tally.from_dict(value["tally"])

@@ -1,8 +1,8 @@
 """Downloads over HTTP that go on where they stopped.
 
-urllib3 opens connections, follows redirects, counts tries and waits between them (its Retry, here
-`Patience`). What is ours: where a file that was cut off goes on, which redirects are refused, and that no
-message or log holds a secret.
+urllib3 opens connections, follows redirects, counts tries and waits between them (`Patience` is its Retry).
+This file decides where a download that was cut off goes on and which redirects are refused, and keeps secrets
+out of messages and logs.
 """
 
 import contextlib
@@ -19,15 +19,8 @@ from typing import Any
 from urllib.parse import unquote, urljoin, urlsplit, urlunsplit
 
 import urllib3
-from urllib3.exceptions import (
-    HTTPError,
-    InvalidHeader,
-    MaxRetryError,
-    ProtocolError,
-    ResponseError,
-    SSLError,
-    TimeoutError,
-)
+from urllib3 import exceptions
+from urllib3.exceptions import HTTPError, MaxRetryError, ProtocolError, ResponseError, SSLError
 from urllib3.util import Retry, Timeout, make_headers
 
 from nbtrain.base import files
@@ -77,11 +70,11 @@ def folder() -> Path:
 
 
 class Patience(Retry):
-    """urllib3's rules of trying again, after busy servers and broken connections: 2, 4, 8 ... seconds, or
-    Retry-After.
+    """urllib3's rules of trying again after busy servers and broken connections.
 
-    Redirects are counted apart. They are refused from https to http and to other schemes, and a certificate
-    that is not trusted is refused at once. `shown` is the address in logs.
+    It waits 2, 4, 8 ... seconds, or as long as Retry-After says. Redirects are counted apart; they are
+    refused from https to http and to other schemes. A certificate that is not trusted is refused at once.
+    `shown` is the address in logs.
     """
 
     def __init__(self, *arguments: Any, shown: str = "", **settings: Any):
@@ -90,28 +83,14 @@ class Patience(Retry):
 
     @classmethod
     def for_address(cls, shown: str) -> "Patience":
-        """That of a new file: all tries are left."""
-        return cls(
-            ATTEMPTS - 1,
-            redirect=MAX_REDIRECTS,
-            status_forcelist=BUSY,
-            backoff_factor=1,
-            backoff_max=LONGEST_WAIT_SECONDS,
-            shown=shown,
-        )
+        """The patience at the start of a file: all tries are left."""
+        waits = {"backoff_factor": 1, "backoff_max": LONGEST_WAIT_SECONDS}
+        return cls(ATTEMPTS - 1, redirect=MAX_REDIRECTS, status_forcelist=BUSY, shown=shown, **waits)
 
     def new(self, **settings: Any) -> "Patience":
         return super().new(shown=self.shown, **settings)
 
-    def increment(
-        self,
-        method: str | None = None,
-        url: str | None = None,
-        response: Any = None,
-        error: Exception | None = None,
-        _pool: Any = None,
-        _stacktrace: Any = None,
-    ) -> "Patience":
+    def increment(self, method=None, url=None, response=None, error=None, _pool=None, _stacktrace=None):
         location = response.get_redirect_location() if response is not None and error is None else None
         if location:
             before, after = urlsplit(url or ""), urlsplit(urljoin(url or "", location))
@@ -127,7 +106,7 @@ class Patience(Retry):
     def get_retry_after(self, response: Any) -> float | None:
         try:
             seconds = super().get_retry_after(response)
-        except InvalidHeader:
+        except exceptions.InvalidHeader:
             return None
         return None if seconds is None else min(seconds, LONGEST_WAIT_SECONDS)
 
@@ -236,23 +215,14 @@ class MirrorClient:
     def _open(self, address: str, patience: Any, headers: dict[str, str] | None = None) -> Any:
         """The answer once a server gives one; 416 too if a range was asked for. Raises DataError."""
         try:
-            response = self._pool.request(
-                "GET",
-                self.url(address),
-                headers={**self._headers, **(headers or {})},
-                retries=patience,
-                timeout=Timeout(TIMEOUT_SECONDS),
-                preload_content=False,
-            )
+            url, sent = self.url(address), {**self._headers, **(headers or {})}
+            response = self._pool.request("GET", url, headers=sent, retries=patience, preload_content=False)
         except HTTPError as error:
             raise self._error(address, error) from None
         if response.status >= 300 and not (response.status == 416 and headers):
             response.close()
-            fix = (
-                "Set language, date or mirror: the dump is not there."
-                if response.status in (404, 410)
-                else "Set mirror."
-            )
+            is_gone = response.status in (404, 410)
+            fix = "Set language, date or mirror: the dump is not there." if is_gone else "Set mirror."
             raise DataError(
                 f"{self.where}: {self.shown(address)}: HTTP {response.status} {response.reason}. {fix}"
             )
@@ -288,8 +258,8 @@ class MirrorClient:
         if free < missing + SPARE_BYTES:
             raise DataError(
                 f"{self.where}: {display(folder())}: {size(missing)} are still to come and "
-                f"{size(SPARE_BYTES)} stay free, but "
-                f"{size(free)} are free. Free space, or set NBTRAIN_DATA to a folder on another disk."
+                f"{size(SPARE_BYTES)} must stay free, but {size(free)} are free. Free space, or set "
+                f"NBTRAIN_DATA to a folder on another disk."
             )
 
 
@@ -308,7 +278,7 @@ def reason_of(error: Any) -> str:
         if isinstance(cause, OSError) and cause.strerror:
             return cause.strerror
         cause = next((one for one in cause.args if isinstance(one, BaseException)), cause.__cause__)
-    if isinstance(error, TimeoutError):
+    if isinstance(error, exceptions.TimeoutError):
         return f"no answer in {TIMEOUT_SECONDS:.0f} s"
     if isinstance(error, ProtocolError) and len(error.args) == 1:
         return str(error)
@@ -321,32 +291,31 @@ def _is_untrusted(error: SSLError) -> bool:
 
 def _pool_for(scheme: str, host: str) -> urllib3.PoolManager:
     """A pool that heeds HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE."""
-    context = ssl.create_default_context()
+    settings: dict[str, Any] = {
+        "ssl_context": ssl.create_default_context(),
+        "timeout": Timeout(TIMEOUT_SECONDS),
+    }
     proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
     if not proxy:
-        return urllib3.PoolManager(ssl_context=context)
+        return urllib3.PoolManager(**settings)
     parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
     headers = None
     if parts.username is not None:
         headers = make_headers(proxy_basic_auth=f"{unquote(parts.username)}:{unquote(parts.password or '')}")
     address = urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], "", "", ""))
-    return urllib3.ProxyManager(address, proxy_headers=headers, ssl_context=context)
+    return urllib3.ProxyManager(address, proxy_headers=headers, **settings)
 
 
 @contextlib.contextmanager
 def _silent_urllib3() -> Iterator[None]:
-    """urllib3 logs whole addresses, queries included: while this thread downloads, nothing of it is
-    logged.
-    """
+    """While this thread downloads, urllib3 logs nothing of it: it would log addresses with their secrets."""
     thread = threading.get_ident()
 
     def is_of_others(record: logging.LogRecord) -> bool:
         return record.thread != thread
 
-    loggers = [
-        logging.getLogger(f"urllib3.{name}")
-        for name in ("connectionpool", "poolmanager", "connection", "response", "util.retry")
-    ]
+    names = ("connectionpool", "poolmanager", "connection", "response", "util.retry")
+    loggers = [logging.getLogger(f"urllib3.{name}") for name in names]
     for one in loggers:
         one.addFilter(is_of_others)
     try:

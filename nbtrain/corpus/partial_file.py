@@ -1,4 +1,4 @@
-"""What has come of a download: <name>.part, the ETag that it belongs to, and its SHA-1 so far."""
+"""What has come of a download so far: <name>.part, the ETag that it belongs to, and its SHA-1."""
 
 import hashlib
 import json
@@ -15,10 +15,9 @@ READ_BYTES = 1 << 20
 
 
 class PartialFile:
-    """A file that grows by answers, here or in a later process; `sha1` is that of the whole file, which names
-    it.
+    """A file that grows with each answer, in this process or a later one.
 
-    `total` is its size in bytes once a server has said it.
+    `sha1` is that of the whole file and says which file it is; `total` its size in bytes, once it is known.
     """
 
     def __init__(self, path: Path, sha1: str):
@@ -32,9 +31,8 @@ class PartialFile:
         if note is not None and note.get("sha1") == sha1 and path.is_file():
             self._validator, self.total = note["validator"], note["total"]
             with path.open("rb") as stream:
-                while content := stream.read(READ_BYTES):
-                    self._digest.update(content)
-                    self.bytes += len(content)
+                self._digest = hashlib.file_digest(stream, lambda: hashlib.sha1(usedforsecurity=False))
+                self.bytes = stream.tell()
         self._sha1 = sha1
 
     @property
@@ -56,20 +54,15 @@ class PartialFile:
         tag = response.headers.get("ETag", "")
         validator = tag if tag and not tag.startswith("W/") else response.headers.get("Last-Modified")
         if response.status == 206:
-            match = re.fullmatch(
-                r"bytes ([0-9]+)-([0-9]+)/([0-9]+)", response.headers.get("Content-Range", "")
-            )
-            same = self._validator is None or validator in (None, self._validator)
-            if (
-                not match
-                or int(match[1]) != self.bytes
-                or not same
-                or self.total not in (None, int(match[3]))
+            match = re.fullmatch(r"bytes ([0-9]+)-[0-9]+/([0-9]+)", response.headers.get("Content-Range", ""))
+            is_same = self._validator is None or validator in (None, self._validator)
+            if not (
+                is_same and match and int(match[1]) == self.bytes and self.total in (None, int(match[2]))
             ):
-                # It answered another range than was asked for, or of another file.
+                # The answer is another range than was asked for, or a range of another file.
                 self.restart()
                 raise ProtocolError("the file has changed on the server; it starts from nothing")
-            self.total = int(match[3])
+            self.total = int(match[2])
             return
         self.restart()
         length = response.headers.get("Content-Length", "")
@@ -78,9 +71,7 @@ class PartialFile:
         files.write_json(self._json, {"sha1": self._sha1, "validator": self._validator, "total": self.total})
 
     def receive(self, response: Any) -> Iterator[int]:
-        """Append what comes; yields amounts. If the length is unknown, the end of the answer is that of the
-        file.
-        """
+        """Append what comes; yields its sizes. The end of an answer of unknown length is that of the file."""
         with self.path.open("r+b" if self.path.exists() else "wb") as stream:
             stream.seek(self.bytes)
             stream.truncate()
@@ -95,7 +86,7 @@ class PartialFile:
             self.total = self.bytes
 
     def restart(self) -> None:
-        """From nothing."""
+        """Forget what has come."""
         self.remove()
         self.bytes, self.total, self._validator = 0, None, None
         self._digest = hashlib.sha1(usedforsecurity=False)

@@ -20,8 +20,8 @@ Unicode and such as came before are left out, as when encoding.
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from nbtrain.corpus import dedup
-from nbtrain.corpus.records import Example, Record, SourcePart, Tally, Texts, TokenIds
+from nbtrain.corpus import corpus, dedup
+from nbtrain.corpus.records import Example, Record, SourcePart, Tally, TokenIds
 from nbtrain.corpus.sources.base import SourceReader
 
 MAX_PARTS = 2048
@@ -67,21 +67,17 @@ class _Admission:
     def texts(self, records: Iterable[Record]) -> Iterator[str]:
         """The texts of records as they will be encoded, without those that will be dropped."""
         for record in records:
-            text = text_of(record)
-            admitted = None if text is None else self._admitted(text)
-            if admitted is not None:
-                yield admitted
+            if (text := text_of(record)) is None:
+                continue
+            text, reason = (text, None) if self._clean is None else self._clean(text)
+            if reason := reason or self._refused(text):
+                self.tally.dropped[reason] += 1
+            else:
+                yield text
 
-    def _admitted(self, text: str) -> str | None:
-        text, reason = (text, None) if self._clean is None else self._clean(text)
-        if reason is None:
-            reason = "empty" if not text or text.isspace() else self._seen_or_broken(text)
-        if reason is None:
-            return text
-        self.tally.dropped[reason] += 1
-        return None
-
-    def _seen_or_broken(self, text: str) -> str | None:
+    def _refused(self, text: str) -> str | None:
+        if not text or text.isspace():
+            return "empty"
         try:
             identity = dedup.digest(text.encode())
         except UnicodeEncodeError:  # a lone surrogate
@@ -94,15 +90,9 @@ class _Admission:
 
 def text_of(record: Record) -> str | None:
     """The text a record is learnt from, None for one of token ids."""
-    match record:
-        case str():
-            return record
-        case Texts():
-            return record.text
-        case Example():
-            return "".join(piece for piece, _ in record.pieces)
-        case TokenIds():
-            return None
+    if isinstance(record, Example):
+        return "".join(piece for piece, _ in record.pieces)
+    return None if isinstance(record, TokenIds) else corpus.text_of(record)
 
 
 def _sample_source(

@@ -2,9 +2,9 @@
 
     tasks, in order -> at most 2 per worker under way -> results, in the order of the tasks
 
-One worker is no pool at all: the work is done in this process. loky, not multiprocessing: its workers do not
-run the caller's main module again (a notebook has none, a script may have no guard), and it says how a worker
-died.
+With one worker there is no pool: the work is done in this process. The pool is loky's, not multiprocessing's:
+loky's workers do not run the caller's main module again (a notebook has none, a script may have no guard),
+and it says how a worker died.
 """
 
 import logging
@@ -41,26 +41,17 @@ def ordered_map(
     num_workers: int,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Iterator[Result]:
-    """make()(task) for every task, in order. `make` is called once in each worker, `on_wait` every second of
-    waiting.
+    """make()(task) for every task, in order.
 
-    A task during which workers die (out of memory, kill -9) is tried ATTEMPTS times in all, then DataError is
-    raised. What a task raises is raised here, as itself.
+    `make` is called once in each worker, `on_wait` every second of waiting. A task during which workers die
+    (out of memory, kill -9) is tried ATTEMPTS times in all, then DataError is raised. An exception of a task
+    is raised here as it is.
     """
     if num_workers <= 1:
         function = make()
         for task in tasks:
             yield function(task)
         return
-    yield from _pooled(make, tasks, num_workers, on_wait)
-
-
-def _pooled(
-    make: Callable[[], Callable[[Task], Result]],
-    tasks: Iterable[Task],
-    num_workers: int,
-    on_wait: Callable[[], None],
-) -> Iterator[Result]:
     from loky.process_executor import BrokenProcessPool, ProcessPoolExecutor
 
     def start() -> Any:
@@ -90,9 +81,8 @@ def _pooled(
                 if failures == ATTEMPTS:
                     raise DataError(
                         f"a worker process died {ATTEMPTS} times at the same place: {_reason(error)}. Often "
-                        f"the machine "
-                        "is out of memory: set data.num_prepare_workers lower. What is done is kept: run it "
-                        "again."
+                        f"the machine is out of memory: set data.num_prepare_workers lower. What is done is "
+                        f"kept: run it again."
                     ) from error
                 logger.warning("A worker process died: %s. Its work is done again.", _reason(error))
                 executor.shutdown(kill_workers=True)
@@ -103,12 +93,12 @@ def _pooled(
             under_way.popleft()
             yield result
     finally:
-        # Also if the caller stops early or an error came: nobody waits for work whose result is not read.
+        # Also if the caller stops early or after an error: nobody waits for work whose result is not read.
         executor.shutdown(kill_workers=bool(under_way))
 
 
 def _reason(error: BaseException) -> str:
-    """How it died, e.g. SIGKILL(-9): loky names exit codes in braces in a long sentence."""
+    """How a worker died, e.g. SIGKILL(-9): loky names exit codes in braces in a long sentence."""
     codes = re.search(r"\{([^}]+)\}", str(error))
     return ", ".join(sorted(set(codes[1].split(", ")))) if codes else str(error).partition("\n")[0]
 
@@ -117,8 +107,8 @@ def _initialize(make: Callable[[], Callable[[Any], Any]], parent: int) -> None:
     global _function
     die_with_parent(signal.SIGKILL)
     if os.getppid() != parent:
-        os._exit(1)  # it died while this process started: no signal will come any more
-    # Ctrl-C in a terminal reaches the whole group: the parent alone decides.
+        os._exit(1)  # the parent died while this process started: no signal will come any more
+    # Ctrl-C in a terminal reaches the whole process group, but the parent alone decides.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _function = make()
 

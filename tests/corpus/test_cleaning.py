@@ -9,7 +9,7 @@ import pytest
 
 from nbtrain.base.errors import DataError
 from nbtrain.config.data_section import CleaningConfig
-from nbtrain.corpus import cleaning
+from nbtrain.corpus import characters, cleaning
 from nbtrain.corpus.cleaning import Cleaner
 
 ENGLISH = "The quick brown fox jumps over the lazy dog, and nobody minds; so it goes.\n" * 3 + "An end.\n"
@@ -117,11 +117,15 @@ def test_top_word():
 
 def test_long_words():
     """A run without a blank above the limit; characters of unspaced scripts end it."""
-    assert cleaning.longest_word("") == 0
-    assert cleaning.longest_word("ab cde\nf") == 3
-    assert cleaning.longest_word(" abcd") == cleaning.longest_word("abcd ") == 4
-    assert cleaning.longest_word("中文abc中文") == 3
-    assert cleaning.longest_word("हिन्दी में") == 6
+
+    def longest_word(text: str) -> int:
+        return cleaning.longest_word(characters.kinds_of(text))
+
+    assert longest_word("") == 0
+    assert longest_word("ab cde\nf") == 3
+    assert longest_word(" abcd") == longest_word("abcd ") == 4
+    assert longest_word("中文abc中文") == 3
+    assert longest_word("हिन्दी में") == 6
     assert reason("x " + "y" * 10, max_word_chars=10) is None
     assert reason("x " + "y" * 11, max_word_chars=10) == "long_word"
     assert reason(CHINESE + BASE64 + THAI, max_word_chars=1000) == "long_word"

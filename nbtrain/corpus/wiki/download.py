@@ -1,12 +1,12 @@
 """Fetch a Wikipedia dump: found by the mirror's list of checksums, resumed, verified, and only then named.
 
-    <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt     names the files of a dump; "latest" names dated ones
-                                                          too
+    <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt     the names of a dump's files, with the date, also if
+                                                          <date> is latest
     <name>.part, <name>.part.json                         what has come, and the ETag that it belongs to
-    <name>, <name>.json                                   the whole file, its SHA-1 as listed; and its source
+    <name>, <name>.json                                   the whole file, whose SHA-1 is as listed; its source
 
 After a cut connection the download goes on at the byte it had reached (Range, If-Range), a few times in one
-call and at any time in a later call. If the file has changed on the server, it starts from nothing.
+call and at any time in a later call. If the file has changed on the server, it starts from the beginning.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 # Streams of a hundred pages each are read in parallel: chosen if there is a choice.
 KINDS = ("pages-articles-multistream", "pages-articles")
 
-# Codes of languages that are not how the wiki's database is called.
+# Languages whose code is not the name of the wiki's database.
 DATABASES = {
     "be-tarask": "be_x_old",
     "gsw": "als",
@@ -49,9 +49,9 @@ def database(language: str) -> str:
 
 
 def known(language: str, date: str) -> Downloaded | None:
-    """The dump of this language and date that was fetched into this data home; its file may be gone since.
+    """The dump of this language and date that was fetched into this data home; its file may be gone.
 
-    "latest" is the one that it was when it was asked for, so that a dataset stays what it is.
+    "latest" is the dump that was the latest when it was fetched, so that a dataset stays what it is.
     """
     wiki = database(language)
     if date == "latest":
@@ -67,7 +67,7 @@ def known(language: str, date: str) -> Downloaded | None:
 
 
 def find(language: str, date: str) -> Downloaded | None:
-    """What `known` gives, if its file is on this disk and whole."""
+    """The dump that is `known`, if its file is on this disk and whole."""
     record = known(language, date)
     if record is not None:
         whole = folder() / record.file
@@ -77,10 +77,10 @@ def find(language: str, date: str) -> Downloaded | None:
 
 
 def download(language: str, date: str, mirror: str, sha1: str | None, where: str) -> tuple[Downloaded, bool]:
-    """(the dump, whether it was fetched now). What is there is kept: "latest" is asked for once.
+    """(the dump, whether it was fetched now). A dump that is there is kept: "latest" is asked for once.
 
-    `where` begins every message. Raises DataError: nothing under this address, a full disk, a connection that
-    keeps breaking, a wrong checksum.
+    `where` begins every message. Raises DataError if nothing has this address, the disk is full, the
+    connection keeps breaking, or the checksum is wrong.
     """
     try:
         folder().mkdir(parents=True, exist_ok=True)
@@ -97,11 +97,14 @@ def download(language: str, date: str, mirror: str, sha1: str | None, where: str
                 files.write_json(folder() / f"{database(language)}-latest.json", {"date": dump_date})
             return found, is_new
     except OSError as error:
-        raise _disk_error(error, where) from error
+        raise DataError(
+            f"{where}: {display(Path(error.filename or folder()))}: {error.strerror or error}. What has come "
+            f"is kept: free space, or set NBTRAIN_DATA to a folder on another disk, and run it again."
+        ) from error
 
 
 def check_sha1(path: Path, sha1: str, where: str) -> bool:
-    """Compare a brought file with the source's sha1; False if that was done before. Raises DataError."""
+    """Compare the user's own file with the source's sha1; False if that was done before. Raises DataError."""
     stat = path.stat()
     note = folder() / f"{path.name}.checked.json"
     checked = {"path": str(path), "bytes": stat.st_size, "mtime_ns": stat.st_mtime_ns, "sha1": sha1}
@@ -129,19 +132,9 @@ def locked(path: Path, where: str) -> Iterator[None]:
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise DataError(
-                f"{where}: another process is downloading this Wikipedia into {display(folder())}. Wait for "
-                f"it."
-            ) from None
+            what = f"another process is downloading this Wikipedia into {display(folder())}. Wait for it."
+            raise DataError(f"{where}: {what}") from None
         yield
-
-
-def _disk_error(error: OSError, where: str) -> DataError:
-    what = error.strerror or str(error)
-    return DataError(
-        f"{where}: {display(Path(error.filename or folder()))}: {what}. What has come is kept: free space, "
-        f"or set NBTRAIN_DATA to a folder on another disk, and run it again."
-    )
 
 
 # --- which file ---------------------------------------------------------------------------------------------

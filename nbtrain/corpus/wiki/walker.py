@@ -12,21 +12,8 @@ links to other languages, comments, magic words, quotes of bold and italic; and 
 import re
 from collections.abc import Mapping
 
-from nbtrain.corpus.wiki.markup import (
-    ASIDE,
-    CONTROLS,
-    DROPPED,
-    IS_ADDRESS,
-    LESS_THAN,
-    LINE_BREAK,
-    entities,
-    scan_addresses,
-    scan_headings,
-    scan_links,
-    scan_tables,
-    scan_tags,
-    scan_templates,
-)
+from nbtrain.corpus.wiki import markup
+from nbtrain.corpus.wiki.markup import ASIDE, CONTROLS, DROPPED, LESS_THAN, LINE_BREAK
 from nbtrain.corpus.wiki.prefixes import FILE_ENDINGS, SISTERS, invisible_prefixes, normalized
 from nbtrain.corpus.wiki.text_templates import expand
 
@@ -65,16 +52,16 @@ class Walker:
         """The article's text without its title; empty if nothing is left."""
         aside: list[str] = []
         text = CONTROLS.sub("", wikitext.replace("\r\n", "\n"))
-        text = scan_tags(text, aside)
-        text = scan_templates(text, expand)
-        text = scan_tables(text)
+        text = markup.scan_tags(text, aside)
+        text = markup.scan_templates(text, expand)
+        text = markup.scan_tables(text)
         text = VARIANT.sub(_first_variant, text)
         text = MAGIC_WORD.sub(_magic_word, text)
         text = LIST_MARK.sub(_list_mark, text)
-        text = scan_links(text, self._link)
-        text = scan_addresses(text)
-        text = scan_headings(text)
-        return _finish(entities(text), aside)
+        text = markup.scan_links(text, self._link)
+        text = markup.scan_addresses(text)
+        text = markup.scan_headings(text)
+        return _finish(markup.entities(text), aside)
 
     def _link(self, inside: str) -> str:
         """What [[inside]] leaves in the sentence."""
@@ -82,7 +69,7 @@ class Walker:
         target = title.strip(f" \t\n{DROPPED}")
         if "\n" in target:
             return inside
-        if IS_ADDRESS.match(target):
+        if markup.IS_ADDRESS.match(target):
             return f"[[{inside}]]"  # MediaWiki shows one pair of brackets around the label
         shown = target.startswith(":")
         target = target.lstrip(": ")

@@ -123,7 +123,7 @@ class BlendFiles(DatasetFiles):
             listed = ", ".join(f"{name} {sha256[:12]}" for sha256, name in tokenizers.items())
             raise DataError(
                 f"{self.where}: the datasets were encoded with different tokenizers (sha256 of {listed}): "
-                "their ids mean other text. Encode them with one tokenizer."
+                "the same id would mean different text. Encode them with one tokenizer."
             )
         eods = {manifest.eod_id for manifest in manifests if manifest.eod_id is not None}
         if len(eods) > 1:

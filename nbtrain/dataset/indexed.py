@@ -138,7 +138,7 @@ class IndexedDataset:
         if offset < 0 or length < 0 or offset + length > available:
             raise DataError(
                 f"{display(bin_path(self.prefix))}: sequence {sequence:,} holds {available:,} tokens; "
-                f"{length:,} from {offset:,} on were asked for. The index that asks was made of other data: "
+                f"{length:,} from {offset:,} on were asked for. The cached index was made from other data: "
                 "remove index-cache/."
             )
         start = self.pointers.item(sequence) // self._itemsize + offset
@@ -267,7 +267,7 @@ class IndexedDataset:
             raise DataError(
                 f"{display(path)}: {surplus:,} tokens more than the index counts, one per document: "
                 "Megatron-DeepSpeed's --append-eod writes the end-of-document token without counting it, so "
-                "document k would start k tokens early. Mend the index with "
+                "document k would start k tokens early. Repair the index with "
                 f"`nbtrain data repair {shlex.quote(display(self.prefix))}`, or prepare the data again."
             )
         if found > expected:

@@ -212,8 +212,8 @@ def _check_levels(inputs: Sequence[DatasetFiles]) -> None:
         first, wanted = known[0]
         if level != wanted:
             raise DataError(
-                f"{display(dataset.prefix)}: its sequences are {level}s, those of {display(first.prefix)} "
-                f"are {wanted}s. Only pairs of one level can be merged: encode one again with the other's "
+                f"{display(dataset.prefix)}: its sequences are {level}s, but {display(first.prefix)} "
+                f"holds {wanted}s. Only pairs of one level can be merged: encode one again with the other's "
                 "data.split_sentences."
             )
 
@@ -281,7 +281,7 @@ def _output_files(output: str | os.PathLike, stem: str, others: Sequence[str]) -
         if path.suffix in (".bin", ".idx"):
             path = path.with_suffix("")
         if not path.name or path.is_dir():
-            raise DataError(f"{text}: a folder, where a prefix is needed, e.g. {path / 'text_document'}.")
+            raise DataError(f"{text}: is a folder; a prefix is needed, e.g. {path / 'text_document'}.")
         # As typed if that folder exists, else below the workspace.
         path = path.absolute() if path.parent.is_dir() else resolve(path)
         target = DatasetFiles(path.parent, stem=path.name)
@@ -298,7 +298,7 @@ def _check_free(outputs: Sequence[DatasetFiles]) -> None:
     for path in _paths(outputs):
         if path.exists():
             raise DataError(
-                f"{display(path)}: there already. Merge to another name or folder, or move it away."
+                f"{display(path)}: exists already. Merge to another name or folder, or move it away."
             )
 
 

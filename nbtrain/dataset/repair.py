@@ -29,7 +29,7 @@ from nbtrain.dataset.of_run import find_dataset
 
 SHOWN_TOKENS = 8
 COPY_BYTES = 1 << 22
-ANOTHER = "This is another damage: make it again."
+ANOTHER = "This is another damage: make the dataset again."
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Repair:
             manifest = self.dataset.manifest()
             if self.kept_idx.exists():
                 raise DataError(
-                    f"{display(self.kept_idx)}: there already, from an earlier repair. Move it away first."
+                    f"{display(self.kept_idx)}: exists already, from an earlier repair. Move it away first."
                 )
             with self.dataset.idx.open("rb") as old, files.atomic_writer(self.kept_idx) as kept:
                 shutil.copyfileobj(old, kept, COPY_BYTES)

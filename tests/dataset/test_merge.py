@@ -149,7 +149,7 @@ def test_refusals_write_nothing(folder, monkeypatch):
         folder / "all",
         [a, b],
     )
-    refuses("data/a.bin: there already. Merge to another name or folder, or move it away.", a, [a, a])
+    refuses("data/a.bin: exists already. Merge to another name or folder, or move it away.", a, [a, a])
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: SimpleNamespace(free=60))
     refuses(
         "data: merging needs 94 B, 60 B are free. Free 34 B, or merge to another disk.",
@@ -182,7 +182,7 @@ def test_verb(folder, capsys):
     assert cli.main(["data", "merge", str(folder / "all"), str(a), f"{a}.bin"]) == 0
     assert "data/all          2          2       6" in capsys.readouterr().out
     assert cli.main(["data", "merge", str(folder / "all"), str(a)]) == 3
-    assert "there already" in capsys.readouterr().err
+    assert "exists already" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
@@ -237,7 +237,7 @@ def test_every_key_is_merged(make_config, workspace, capsys):
         key = stem.removesuffix("_document")
         assert [browser.document(number).text for number in range(12)] == [row[key] for row in rows]
     assert verify("all").facts["beside it"] == "title_document"
-    refuses("data/dataset/all/text_document.bin: there already. Merge to another name or folder, or move it "
+    refuses("data/dataset/all/text_document.bin: exists already. Merge to another name or folder, or move it "
         "away.",
         "all", ["one", "two"])  # fmt: skip
     refuses(
@@ -286,7 +286,7 @@ def test_levels_are_not_mixed(folder):
     """Sequences that are documents and sequences that are sentences are not one dataset."""
     documents, sentences = pair(folder, "a_document", [[1, 2]]), pair(folder, "a_sentence", [[1], [2]])
     refuses(
-        "data/a_sentence: its sequences are sentences, those of data/a_document are documents. Only pairs of "
+        "data/a_sentence: its sequences are sentences, but data/a_document holds documents. Only pairs of "
         "one level can be merged: encode one again with the other's data.split_sentences.",
         folder / "all",
         [documents, sentences],

@@ -45,7 +45,7 @@ def test_detected_and_mended(prefix):
     refuses(
         "data/text_document.bin: 2 tokens more than the index counts, one per document: Megatron-DeepSpeed's "
         "--append-eod writes the end-of-document token without counting it, so document k would start k "
-        "tokens early. Mend the index with `nbtrain data repair data/text_document`, or prepare the data "
+        "tokens early. Repair the index with `nbtrain data repair data/text_document`, or prepare the data "
         "again.",
         IndexedDataset,
         prefix,
@@ -76,19 +76,19 @@ def test_documents_of_several_sequences_and_empty_ones(prefix):
             np.arange(6),
             None,
             "data/text_document.bin: documents would end in 2 different tokens, not in one EOD. This is "
-            "another damage: make it again.",
+            "another damage: make the dataset again.",
         ),
         (
             [1, 2, 3, 9, 4, 9],
             8,
             "data/text_document.bin: documents would end in token 9, but the EOD is 8. This is another "
-            "damage: make it again.",
+            "damage: make the dataset again.",
         ),
         (
             [1, 2, 3, 9, 4, 9, 5],
             None,
             "data/text_document.bin: holds 7 tokens; with one uncounted EOD for each of 2 documents it would "
-            "hold 6. This is another damage: make it again.",
+            "hold 6. This is another damage: make the dataset again.",
         ),
         (
             [1, 2, 3],
@@ -153,5 +153,5 @@ def test_verb_shows_first_and_keeps_the_old_index(prefix, capsys):
     assert capsys.readouterr().out == f"{prefix}: nothing to repair.\n"
     uncounted(prefix, [[1, 2, 3], [4]])
     assert cli.main(["data", "repair", str(prefix), "--yes"]) == 3
-    assert "there already, from an earlier repair. Move it away first." in capsys.readouterr().err
+    assert "exists already, from an earlier repair. Move it away first." in capsys.readouterr().err
     assert prefix.with_suffix(".idx").read_bytes() != right

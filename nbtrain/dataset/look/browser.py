@@ -139,8 +139,8 @@ class Browser:
         """A document, its text from its first `max_tokens` tokens. DataError if there is no such document."""
         if not 0 <= number < self.num_documents:
             raise DataError(
-                f"{display(self.dataset.prefix)}: document {number:,} is not there; it holds "
-                f"{self.num_documents:,}, from 0 on."
+                f"{display(self.dataset.prefix)}: has no document {number:,}; it holds "
+                f"{self.num_documents:,}, numbered from 0."
             )
         first, last = self.indexed.document_indices[number : number + 2].tolist()
         length = int(self._bounds[number + 1] - self._bounds[number])
@@ -225,7 +225,7 @@ class Browser:
         if len(ids) and int(ids.max()) >= size:
             raise DataError(
                 f"{display(self.dataset.bin)}: holds token id {int(ids.max()):,}, but {self.tokenizer} has "
-                f"{size:,} entries: it was encoded with another tokenizer. Name that one."
+                f"{size:,} entries: it was encoded with another tokenizer. Name that tokenizer."
             )
         return self._decoder.decode_finished(ids.tolist())[0] if cut else self._decoder.decode(ids.tolist())
 

@@ -76,7 +76,7 @@ def test_no_such_document(make_config, texts):
     with pytest.raises(DataError) as caught:
         Browser("small").document(120)
     assert str(caught.value) == (
-        "data/dataset/small/text_document: document 120 is not there; it holds 120, from 0 on."
+        "data/dataset/small/text_document: has no document 120; it holds 120, numbered from 0."
     )
 
 

@@ -242,7 +242,7 @@ def test_another_tokenizer_by_name(make_config, texts, workspace):
     assert re.fullmatch(
         r"data/dataset/small/text_document\.bin: holds token id \d+, but data/tokenizer/tiny has 257 "
         r"entries: it was "
-        r"encoded with another tokenizer\. Name that one\.",
+        r"encoded with another tokenizer\. Name that tokenizer\.",
         str(caught.value),
     )
     with pytest.raises(DataError, match=r"^none: no tokenizer of this name in data/tokenizer, and none at"):

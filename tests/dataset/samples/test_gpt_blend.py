@@ -224,7 +224,7 @@ def test_vocabularies_and_tokenizers_must_go_together(blend, write_dataset):
         build_datasets(config)
     assert str(caught.value) == (
         "default: data.blend: the datasets were encoded with different tokenizers (sha256 of a 000000000000, "
-        "other 111111111111): their ids mean other text. Encode them with one tokenizer."
+        "other 111111111111): the same id would mean different text. Encode them with one tokenizer."
     )
     write_dataset("large", vocab_size=301)
     config = blend(data={"blend": [{"name": "a", "weight": 1.0}, {"name": "large", "weight": 1.0}]})

@@ -50,10 +50,12 @@ nbtrain.planner | nbtrain.cli.reference | docs=pages docs_parallelism=parallelis
 nbtrain.server | nbtrain.lab.server | extension handlers tensorboard_proxy views
 nbtrain.train | nbtrain.checkpoint | certificate checkpoint=save checkpoint_manifest=manifest
     checkpoint_store=store checkpoint_writer=writer reshape universal
-nbtrain.train | nbtrain.train | dataset_losses=batches exit_limits=requests step_result=training_step
-nbtrain.train | nbtrain.train.engine | optimizer pipeline_engine pipeline_timers plain_engine run_ahead
-nbtrain.train | nbtrain.train.figures | communication metrics_writer perf report stragglers throughput
-    time_split
+nbtrain.train | nbtrain.train | dataset_losses=batches exit_limits=requests outcome=attempt
+    step_result=training_step
+nbtrain.train | nbtrain.train.engine | optimizer pipeline_engine pipeline_timers=pipeline_engine plain_engine
+    run_ahead
+nbtrain.train | nbtrain.train.figures | communication metrics_writer perf=throughput report stragglers
+    throughput time_split=throughput
 nbtrain.train | nbtrain.train.health | collectives faults finite_weights heartbeat stability
 nbtrain.train | nbtrain.train.profile | profile_picture=picture profile_summary=summary profiler
 nbtrain.train | nbtrain.train.twin | fork_server twin_export=export
@@ -77,7 +79,7 @@ nbtrain.notebook_runner | nbtrain.cli.demo nbtrain.cli.jupyterlab
 nbtrain.rundir | nbtrain.base.checkpoint_files nbtrain.base.events nbtrain.base.records
 nbtrain.train.checkpoint | nbtrain.checkpoint.choose nbtrain.checkpoint.describe nbtrain.checkpoint.load
     nbtrain.checkpoint.state nbtrain.checkpoint.weights nbtrain.config.arithmetic.checkpoint_bytes
-nbtrain.train.profile_summary | nbtrain.train.profile.intervals nbtrain.train.profile.trace
+nbtrain.train.profile_summary | nbtrain.train.profile.trace
 nbtrain.train.report | nbtrain.train.figures.alerts
 nbtrain.train.stability | nbtrain.checkpoint.rollbacks nbtrain.train.health.discard
 """

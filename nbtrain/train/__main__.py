@@ -20,8 +20,7 @@ from nbtrain.base.records import TrainingProgress
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.config.attempt import attempt_config
 from nbtrain.config.load import load_resolved
-from nbtrain.train import outcome
-from nbtrain.train.attempt import find_job, this_attempt, this_attempt_number
+from nbtrain.train.attempt import find_job, report_outcome, this_attempt, this_attempt_number
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.requests import Requests
 
@@ -38,7 +37,7 @@ def main(run_path: str) -> int:
     except RollbackError as error:
         first, last = error.positions
         detail = json.dumps({"step": error.step, "first": first, "last": last})
-        outcome.report("rollback", error.step, str(error), detail)
+        report_outcome("rollback", error.step, str(error), detail)
         return error.exit_code
     except Exception as error:
         step = heartbeat.step if heartbeat else None
@@ -46,14 +45,14 @@ def main(run_path: str) -> int:
         message = str(error) if known else f"{type(error).__name__}: {error}"
         detail = traceback.format_exc()
         # The supervisor first: on a full disk writing to the log fails, and that error would hide this one.
-        outcome.report("failed", step, message.partition("\n")[0], message if known else detail)
+        report_outcome("failed", step, message.partition("\n")[0], message if known else detail)
         with contextlib.suppress(OSError):
             print(f"{type(error).__name__}: {error}" if known else detail, file=sys.stderr, flush=True)
         return getattr(error, "exit_code", 1)
     finally:
         if heartbeat is not None:
             heartbeat.stop()
-    outcome.report(word, heartbeat.step, f"{word} at step {heartbeat.step}", limit)
+    report_outcome(word, heartbeat.step, f"{word} at step {heartbeat.step}", limit)
     return 0
 
 
@@ -78,10 +77,8 @@ def train(run: RunDir, job: JobDir, heartbeat: HeartbeatWriter) -> tuple[str, st
         if "NBTRAIN_EXIT_FD" not in os.environ:
             die_with_parent()
         world = startup.start(config.resources.device, config.parallel.process_group_timeout_seconds)
-        collectives = CollectiveWatch()
-        collectives.install()
-        heartbeat.collective, heartbeat.calls = collectives.current, lambda: collectives.calls
-        heartbeat.name_group = collectives.name_group
+        heartbeat.collectives = CollectiveWatch()
+        heartbeat.collectives.install()
     try:
         result = train_run(run, config, world, requests, heartbeat)
     except RollbackError:

@@ -1,9 +1,10 @@
-"""Which attempt this rank belongs to, and its record in job.json, which says what changes from attempt to
-attempt.
+"""Which job and attempt this rank belongs to, and the rank's last word to the wrapper that started it.
 
-The environment carries names alone: NBTRAIN_JOB and NBTRAIN_ATTEMPT.
+The environment carries names alone: NBTRAIN_JOB, NBTRAIN_ATTEMPT and, of the wrapper's pipe, NBTRAIN_EXIT_FD.
+What changes from attempt to attempt is in job.json.
 """
 
+import json
 import os
 
 from nbtrain.base.errors import JobError
@@ -34,3 +35,16 @@ def this_attempt(run: RunDir) -> AttemptRecord:
     record = JobRecord.read(find_job(run).job_json)
     found = record.attempt_record(number) if record else None
     return found or attempt_record(load_resolved(run.config_yaml), number)
+
+
+def report_outcome(outcome: str, step: int | None, message: str, detail: str = "") -> None:
+    """Send outcome, step, message and detail, as in records.ExitRecord, as one line of JSON.
+
+    A rank cannot report that it was killed. Without a wrapper this does nothing: the message is in the log.
+    """
+    number = os.environ.get("NBTRAIN_EXIT_FD")
+    if number is None:
+        return
+    word = {"outcome": outcome, "step": step, "message": message, "detail": detail}
+    with os.fdopen(int(number), "w", encoding="utf-8") as pipe:
+        pipe.write(json.dumps(word) + "\n")

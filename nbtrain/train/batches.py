@@ -39,8 +39,7 @@ class Batch(NamedTuple):
     position_ids: torch.Tensor | None = None
     """int64 [b, seq_length]."""
     cu_seqlens: torch.Tensor | None = None
-    """int32 [documents + 1]: cumulative lengths over all b * seq_length tokens; each sample begins a
-    document."""
+    """int32 [documents + 1]: cumulative lengths over all b * seq_length tokens; samples begin documents."""
     max_seqlen: int = 0
     """The longest of these documents."""
     dataset_ids: torch.Tensor | None = None
@@ -49,12 +48,12 @@ class Batch(NamedTuple):
     @property
     def bounds(self) -> dict[str, Any]:
         """What the model takes besides tokens and labels; nothing for a plain batch."""
-        told: dict[str, Any] = {}
+        bounds: dict[str, Any] = {}
         if self.position_ids is not None:
-            told["position_ids"] = self.position_ids
+            bounds["position_ids"] = self.position_ids
         if self.cu_seqlens is not None:
-            told |= {"cu_seqlens": self.cu_seqlens, "max_seqlen": self.max_seqlen}
-        return told
+            bounds |= {"cu_seqlens": self.cu_seqlens, "max_seqlen": self.max_seqlen}
+        return bounds
 
     def to(self, device: torch.device) -> "Batch":
         """This batch on another device, without waiting for the copy."""
@@ -75,8 +74,7 @@ def training_rows(
 
 
 def evaluation_rows(num_samples: int, micro_batch_size: int, rank: int, size: int) -> Iterator[list[int]]:
-    """Positions of each micro batch of a data-parallel rank, for the first `num_samples` samples of a
-    split."""
+    """Positions of each micro batch of a data-parallel rank, for the first samples of a split."""
     yield from rank_positions(np.arange(num_samples), micro_batch_size, rank, size).tolist()
 
 
@@ -101,7 +99,7 @@ class Batches:
         self._loader: Iterator[Batch] = iter(
             DataLoader(
                 _Readable(dataset),
-                batch_sampler=_Rows(rows),
+                batch_sampler=rows,
                 collate_fn=functools.partial(_stack, masked=masked, named=named),
                 num_workers=num_workers,
                 worker_init_fn=_start_worker,
@@ -132,10 +130,9 @@ class Batches:
 
 
 class DatasetLosses:
-    """The loss of each named dataset in a step: of() before a micro batch's forward pass, sums() after the
-    step.
+    """The loss of each named dataset in a step, summed up on the device without waiting for it.
 
-    Summed up on the device: nothing here waits for it.
+    of() is called before a micro batch's forward pass, sums() after the step.
     """
 
     def __init__(self, num_datasets: int, device: torch.device):
@@ -174,14 +171,6 @@ class _Readable(Dataset):
         return self._dataset.sample(index)
 
 
-class _Rows(torch.utils.data.Sampler):
-    def __init__(self, rows: Iterator[list[int]]):
-        self._rows = rows
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return self._rows
-
-
 def _start_worker(number: int) -> None:
     # A stop signals the whole process group: the rank still needs its batches to finish the step.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -194,10 +183,8 @@ def _stack(samples: list[Sample], masked: bool, named: bool) -> Batch:
     What only some samples carry is filled in for the others with what None means.
     """
     length = len(samples[0].tokens)
-    tokens, labels = (
-        _tensor([sample.tokens for sample in samples]),
-        _tensor([sample.labels for sample in samples]),
-    )
+    tokens = _tensor([sample.tokens for sample in samples])
+    labels = _tensor([sample.labels for sample in samples])
     loss_mask = position_ids = cu_seqlens = dataset_ids = None
     max_seqlen = 0
     if masked or any(sample.loss_mask is not None for sample in samples):
@@ -215,9 +202,8 @@ def _stack(samples: list[Sample], masked: bool, named: bool) -> Batch:
         ends = np.concatenate([*begins, [length * len(samples)]])
         cu_seqlens, max_seqlen = torch.from_numpy(ends.astype(np.int32)), int(np.diff(ends).max())
     if named:
-        dataset_ids = _tensor(
-            [_or(sample.dataset_ids, np.full(length, sample.dataset)) for sample in samples]
-        )
+        ids = [_or(sample.dataset_ids, np.full(length, sample.dataset)) for sample in samples]
+        dataset_ids = _tensor(ids)
     return Batch(tokens, labels, loss_mask, position_ids, cu_seqlens, max_seqlen, dataset_ids)
 
 

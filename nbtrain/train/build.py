@@ -61,7 +61,7 @@ class Built:
         """Load the checkpoint, if there is one. Called by all ranks together."""
         if self.manifest is not None:
             self.state = load(self.saver.live, self.manifest, self.state.data)
-            self.guard.load_state_dict(self.state.stability)
+            self.guard.history.load_state_dict(self.state.stability)
         self.state.data = pass_bad_samples(self.run, self.state.data, self.events)
 
 

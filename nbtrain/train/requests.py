@@ -1,7 +1,8 @@
 """Why a run ends or saves before it is done: what it is asked from outside, and the limits of its job.
 
-Requests     SIGTERM, and control/request.json on rank 0 ExitLimits   after so many minutes, or at every so
-many steps: as Megatron's --exit-duration-in-mins, --exit-interval
+Requests     SIGTERM, and control/request.json on rank 0
+ExitLimits   after so many minutes, or at every so many steps: as Megatron's --exit-duration-in-mins and
+             --exit-interval
 """
 
 import os
@@ -22,7 +23,6 @@ class Requests:
     """The strongest open wish of this rank; the ranks agree on the strongest of all their wishes."""
 
     def __init__(self, job: JobDir, rank: int):
-        self.reason = ""
         self.limit = ""
         """Why the job ends itself (ExitLimits); "" if it does not."""
         self.job = job
@@ -40,27 +40,16 @@ class Requests:
             request = ControlRequest.read(self.job.control_request)
             if request is not None and request.request_id > self._done_id:
                 self._request = request
-                self.reason = request.reason
                 wanted = ACTIONS[request.action]
-        if self._terminated:
-            self.reason = self.reason or "SIGTERM"
-            wanted = STOP
-        return wanted
+        return STOP if self._terminated else wanted
 
     def acknowledge(self, step: int) -> None:
         """Rank 0: record that the request seen last has been carried out."""
         if self._request is None or self._request.request_id <= self._done_id:
             return
-        self._done_id = self._request.request_id
-        files.write_json(
-            self.job.control_ack,
-            {
-                "request_id": self._done_id,
-                "action": self._request.action,
-                "step": step,
-                "time": time.time(),
-            },
-        )
+        self._done_id, action = self._request.request_id, self._request.action
+        done = {"request_id": self._done_id, "action": action, "step": step, "time": time.time()}
+        files.write_json(self.job.control_ack, done)
 
     def _on_terminate(self, number: int, frame: FrameType | None) -> None:
         self._terminated = True

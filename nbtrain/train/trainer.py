@@ -20,11 +20,11 @@ from nbtrain.parallel.agreement import Agreement
 from nbtrain.parallel.startup import World
 from nbtrain.parallel.wishes import LEAVE, NOTHING, STOP
 from nbtrain.train.attempt import this_attempt
-from nbtrain.train.batches import Batches, evaluation_rows, training_rows
+from nbtrain.train.batches import Batches, training_rows
 from nbtrain.train.build import Built, build
-from nbtrain.train.figures.perf import PerfClock
-from nbtrain.train.figures.report import Report, make_report
+from nbtrain.train.figures.report import Report
 from nbtrain.train.figures.stragglers import Stragglers
+from nbtrain.train.figures.throughput import PerfClock
 from nbtrain.train.health.finite_weights import bad_weights
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.profile.profiler import profiling
@@ -40,16 +40,16 @@ def train_run(
     """Build, load, train, close: "finished" or "stopped". Called by all ranks together."""
     with heartbeat.phase("build"):
         built = build(config, run, world, heartbeat.events)
-        if heartbeat.name_group is not None:
+        if heartbeat.collectives is not None:
             for kind, group in vars(built.engine.groups).items():
-                heartbeat.name_group(kind, group.process_group)
+                heartbeat.collectives.name_group(kind, group.process_group)
     with heartbeat.phase("load"):
         built.load()
         refuse_bad_weights(run, built, world)
         heartbeat.beat(built.state.step)
     names, attempt = built.datasets.names, this_attempt(run)
     report = (
-        make_report(config, world, built.state, heartbeat, run.tensorboard, names, attempt.trace)
+        Report(config, world, built.state, heartbeat, run.tensorboard, names, attempt.trace)
         if world.rank == 0
         else None
     )
@@ -162,7 +162,7 @@ class Trainer:
             self.perf.at(self.state.step, self.state.data.consumed_samples)
 
     def _tell(self, result: StepResult) -> None:
-        if self._log_due(result.step):
+        if result.logged:
             spread = self.stragglers.gather(result.timer)
             if self.report is not None:
                 self.report.add_spread(result.step, spread, self.state)
@@ -177,8 +177,8 @@ class Trainer:
         if self.requests.wish() != STOP:
             self.requests.limit = self.limits.cause(self.state.step)
         left = "the validation of this step is left to the job that goes on" if self._evaluation_due() else ""
-        if (told := self.requests.limit or left) and self.world.rank == 0:
-            logger.info("step %6s | stops: %s", f"{self.state.step:,}", told)
+        if (reason := self.requests.limit or left) and self.world.rank == 0:
+            logger.info("step %6s | stops: %s", f"{self.state.step:,}", reason)
 
     def _log_due(self, step: int) -> bool:
         return step % self.config.logging.log_interval_steps == 0 or step == self.config.train_steps
@@ -225,7 +225,7 @@ class Trainer:
             return
         self.guard.settle()
         self.guard.check_weights()
-        self.state.stability = self.guard.state_dict()
+        self.state.stability = self.guard.history.state_dict()
         with self.heartbeat.phase("save"):
             stall_seconds = self.saver.save(self.state)
         if self.report is not None:
@@ -265,9 +265,4 @@ class Trainer:
         )
 
     def _loss_on(self, dataset: Any) -> float:
-        batch, data = self.config.batch, self.engine.groups.data_parallel
-        num_samples = self.config.evaluation.eval_iters * batch.global_batch_size
-        rows = evaluation_rows(num_samples, batch.micro_batch_size, data.rank, data.size)
-        num_batches = num_samples // (batch.micro_batch_size * data.size)
-        with Batches(dataset, rows, self.world.device, masked=self.datasets.is_masked) as batches:
-            return self.engine.evaluate(batches, num_batches, self.heartbeat.beat)
+        return self.engine.loss_on(dataset, self.config, self.datasets.is_masked, self.heartbeat.beat)

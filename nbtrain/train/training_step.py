@@ -1,5 +1,4 @@
-"""One optimizer step: its batch size and rates, its micro batches, the engine, and what is left behind for
-the report."""
+"""One optimizer step: its batch size and rates, its micro batches, the engine, and its result."""
 
 import contextlib
 import time
@@ -40,9 +39,10 @@ class StepResult:
     """After this step."""
     timer: StepTimer = field(repr=False)
     wall_seconds: float = 0.0
+    logged: bool = False
+    """Whether a log line is due."""
     dataset_losses: torch.Tensor | None = None
-    """[named datasets, 2], over all ranks: the sum of the losses of a dataset's learnt tokens, and their
-    number."""
+    """[named datasets, 2], over all ranks: the sum of the losses of its learnt tokens, and their number."""
     overflowed_scale: float | None = None
     """The loss scale at which fp16 overflowed, so that the weights did not move; None if it did not."""
     stability_counts: dict[str, int] = field(default_factory=dict)
@@ -112,9 +112,12 @@ class TrainingStep:
             engine.loss_scale,
             timer,
             time.perf_counter() - started,
+            logged,
             dataset_losses=sums,
             overflowed_scale=loss_scale if verdict.overflowed else None,
-            stability_counts=dict(self.guard.counts) if any(self.guard.counts.values()) else {},
+            stability_counts=dict(self.guard.history.counts)
+            if any(self.guard.history.counts.values())
+            else {},
         )
 
     def _micro_batches(self, batches: Batches, steps: int, timer: StepTimer) -> Iterator[MicroBatch]:
@@ -145,8 +148,7 @@ class TrainingStep:
 
 @contextlib.contextmanager
 def smallest_scale_explained(config: RunConfig, step: int) -> Iterator[None]:
-    """DeepSpeed raises a bare Exception on every rank if gradients overflow at the smallest loss scale; say
-    more."""
+    """Raises StabilityError for DeepSpeed's bare Exception after an overflow at the smallest loss scale."""
     try:
         yield
     except Exception as error:

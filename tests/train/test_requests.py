@@ -14,7 +14,7 @@ from nbtrain.base import files
 from nbtrain.base.records import ControlRequest
 from nbtrain.base.rundir import RunDir
 from nbtrain.parallel.wishes import NOTHING, SAVE, STOP
-from nbtrain.train import outcome
+from nbtrain.train.attempt import report_outcome
 from nbtrain.train.requests import Requests
 
 
@@ -49,7 +49,6 @@ def test_a_request_is_wished_until_it_is_done(job):
     assert Requests(job, 0).wish() == NOTHING
     ask(job, 2, "stop")
     assert requests.wish() == STOP
-    assert requests.reason == "a test"
 
 
 def test_other_ranks_do_not_read_the_file(job):
@@ -61,13 +60,12 @@ def test_sigterm_means_stop_on_any_rank(job):
     requests = Requests(job, 3)
     os.kill(os.getpid(), signal.SIGTERM)
     assert requests.wish() == STOP
-    assert requests.reason == "SIGTERM"
 
 
 def test_the_last_word_goes_through_the_pipe(monkeypatch):
     reader, writer = os.pipe()
     monkeypatch.setenv("NBTRAIN_EXIT_FD", str(writer))
-    outcome.report("stopped", 7, "stopped at step 7")
+    report_outcome("stopped", 7, "stopped at step 7")
     with os.fdopen(reader) as pipe:
         word = json.loads(pipe.read())
     assert word == {"outcome": "stopped", "step": 7, "message": "stopped at step 7", "detail": ""}
@@ -75,7 +73,7 @@ def test_the_last_word_goes_through_the_pipe(monkeypatch):
 
 def test_without_a_wrapper_there_is_nobody_to_tell(monkeypatch):
     monkeypatch.delenv("NBTRAIN_EXIT_FD", raising=False)
-    outcome.report("finished", 7, "finished at step 7")
+    report_outcome("finished", 7, "finished at step 7")
 
 
 def test_the_last_word_arrives_where_the_log_takes_none(tmp_path):

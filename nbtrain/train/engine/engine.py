@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
+from nbtrain.config.schema import RunConfig
+from nbtrain.dataset.samples.sample import Samples
 from nbtrain.parallel.groups import ParallelGroups
-from nbtrain.train.batches import Batch, Batches, DatasetLosses
+from nbtrain.train.batches import Batch, Batches, DatasetLosses, evaluation_rows
 from nbtrain.train.figures.throughput import StepTimer
 
 
@@ -27,6 +29,17 @@ class MicroBatch(NamedTuple):
     batch: Batch
     loss_denominator: torch.Tensor | None
     """With a loss mask: what a micro batch's sum of losses is divided by (parallel/cross_entropy.py)."""
+
+
+def summed(batch: Batch, tokens: list[float]) -> torch.Tensor | None:
+    """A denominator of 1 for a batch with a loss mask, so that its loss is the sum over its learnt tokens.
+
+    `tokens` receives the number of learnt tokens. None for a batch without a mask: its loss is the mean.
+    """
+    if batch.loss_mask is None:
+        return None
+    tokens.append(batch.loss_mask.sum(dtype=torch.float64).item())
+    return batch.loss_mask.new_ones(())
 
 
 class StepLoss(NamedTuple):
@@ -97,6 +110,14 @@ class TrainEngine:
         """Mean loss in nats over the `num_batches` micro batches of each rank, on all ranks the same."""
         raise NotImplementedError
 
+    def loss_on(self, dataset: Samples, config: RunConfig, masked: bool, beat: Callable[[], None]) -> float:
+        """Mean loss in nats over the first samples of a split, as many as config.evaluation says."""
+        data, micro_batch_size = self.groups.data_parallel, config.batch.micro_batch_size
+        num_samples = config.evaluation.eval_iters * config.batch.global_batch_size
+        rows = evaluation_rows(num_samples, micro_batch_size, data.rank, data.size)
+        with Batches(dataset, rows, self.deepspeed.device, masked=masked) as batches:
+            return self.evaluate(batches, num_samples // (micro_batch_size * data.size), beat)
+
     def over_data_axis(self, values: torch.Tensor) -> torch.Tensor:
         """The sum of `values` over the ranks that take other tokens, as the last stage has it, on every rank.
 
@@ -112,8 +133,7 @@ class TrainEngine:
     def _mean_loss(
         self, losses: list[torch.Tensor], tokens: list[float] | None, device: torch.device
     ) -> float:
-        """Of an evaluation: the mean of the micro batches' means, or the sum over `tokens`, the learnt
-        tokens, if that is given."""
+        """The mean of `losses`; if the learnt `tokens` of each batch are given, the sum over the tokens."""
         total = torch.zeros(2, dtype=torch.float64)
         if self.has_loss:
             total[0] = sum(loss.item() for loss in losses)

@@ -1,21 +1,37 @@
-"""Steps of a model that is cut into stages: DeepSpeed's PipelineEngine runs its schedule (1F1B,
-arXiv:2104.04473).
+"""Steps of a model that is cut into stages: DeepSpeed's PipelineEngine runs 1F1B (arXiv:2104.04473).
 
 The first stage takes tokens and the last stage labels from an iterator of micro batches; the stages between
 take none. The last stage sends its loss to all.
+
+The time of a step is taken instruction by instruction (PART_OF). A stage that has nothing to do waits in a
+receive, so that "pipeline" is the bubble (section 2.2 of the paper) and the transfers together.
+LoadMicroBatch is not timed here: its batches are timed by their reader.
 """
 
-import contextlib
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
+from deepspeed.runtime.pipe import schedule
 
 from nbtrain.model.gpt_pipe import pipeline_inputs
-from nbtrain.train.batches import Batch, Batches, DatasetLosses
-from nbtrain.train.engine.engine import MicroBatch, StepLoss, TrainEngine
-from nbtrain.train.engine.pipeline_timers import pipeline_timers
+from nbtrain.train.batches import Batches, DatasetLosses
+from nbtrain.train.engine.engine import MicroBatch, StepLoss, TrainEngine, summed
+from nbtrain.train.engine.replaced import replaced
 from nbtrain.train.figures.throughput import StepTimer
+
+PART_OF = {
+    schedule.ForwardPass: "forward",
+    schedule.BackwardPass: "backward",
+    schedule.ReduceGrads: "backward",
+    schedule.ReduceTiedGrads: "backward",
+    schedule.OptimizerStep: "optimizer",
+    schedule.SendActivation: "pipeline",
+    schedule.RecvActivation: "pipeline",
+    schedule.SendGrad: "pipeline",
+    schedule.RecvGrad: "pipeline",
+}
 
 
 class PipelineEngine(TrainEngine):
@@ -36,23 +52,15 @@ class PipelineEngine(TrainEngine):
                 noted = losses.of(batch) if losses is not None and self.has_loss else None
                 yield pipeline_inputs(batch, denominator, noted)
 
-        with pipeline_timers(self.deepspeed, timer), self._scaled(loss_factor):
+        module: Any = self.module
+        own = module.loss_fn
+        scaled = own if loss_factor is None else lambda outputs, labels: own(outputs, labels) * loss_factor
+        with pipeline_timers(self.deepspeed, timer), replaced(module, "loss_fn", scaled):
             loss = self.deepspeed.train_batch(inputs())
         return StepLoss(loss, self.deepspeed.get_global_grad_norm())
 
     def local_loss(self) -> torch.Tensor | None:
         return self.deepspeed.total_loss / self.deepspeed.micro_batches if self.has_loss else None
-
-    @contextlib.contextmanager
-    def _scaled(self, factor: float | None) -> Iterator[None]:
-        module: Any = self.module
-        loss_function = module.loss_fn
-        if factor is not None:
-            module.loss_fn = lambda outputs, labels: loss_function(outputs, labels) * factor
-        try:
-            yield
-        finally:
-            module.loss_fn = loss_function
 
     def evaluate(self, batches: Batches, num_batches: int, beat: Callable[[], None]) -> float:
         tokens: list[float] = []
@@ -60,7 +68,7 @@ class PipelineEngine(TrainEngine):
         def inputs() -> Iterator[tuple]:
             for batch in batches:
                 beat()
-                yield pipeline_inputs(batch, self._one(batch, tokens))
+                yield pipeline_inputs(batch, summed(batch, tokens))
 
         # Summed up here, in double precision: the engine would do it in the losses' own format.
         losses = self.deepspeed.eval_batch(
@@ -69,11 +77,19 @@ class PipelineEngine(TrainEngine):
         self.module.train()
         return self._mean_loss(losses or [], tokens or None, self.deepspeed.device)
 
-    @staticmethod
-    def _one(batch: Batch, tokens: list[float]) -> torch.Tensor | None:
-        """With a loss mask, a denominator of 1, so that the loss is a sum; `tokens` receives the number of
-        learnt tokens."""
-        if batch.loss_mask is None:
-            return None
-        tokens.append(batch.loss_mask.sum(dtype=torch.float64).item())
-        return batch.loss_mask.new_ones(())
+
+def pipeline_timers(engine: Any, timer: StepTimer) -> AbstractContextManager[None]:
+    """Time the instructions that DeepSpeed's PipelineEngine runs inside."""
+    table = {
+        instruction: _timed(execute, timer, PART_OF[instruction]) if instruction in PART_OF else execute
+        for instruction, execute in engine._INSTRUCTION_MAP.items()
+    }
+    return replaced(engine, "_INSTRUCTION_MAP", table)
+
+
+def _timed(execute: Callable, timer: StepTimer, part: str) -> Callable:
+    def timed(engine: Any, **arguments: Any) -> Any:
+        with timer.part(part):
+            return execute(engine, **arguments)
+
+    return timed

@@ -6,8 +6,9 @@ import torch
 
 from nbtrain.parallel.random import preserved
 from nbtrain.train.batches import Batch, Batches, DatasetLosses
-from nbtrain.train.engine.engine import MicroBatch, StepLoss, TrainEngine
+from nbtrain.train.engine.engine import MicroBatch, StepLoss, TrainEngine, summed
 from nbtrain.train.figures.throughput import StepTimer
+from nbtrain.train.health.discard import gradient_norm
 
 
 class PlainEngine(TrainEngine):
@@ -43,8 +44,7 @@ class PlainEngine(TrainEngine):
             with timer.part("optimizer"):
                 if number == accumulation_steps and not self.zero_stage:
                     # Without ZeRO the engine clips but does not report the norm.
-                    gradients = [parameter.grad for parameter in engine.module.parameters()]
-                    norm = torch.nn.utils.get_total_norm([grad for grad in gradients if grad is not None])
+                    norm = gradient_norm(engine.module)
                 engine.step()
             beat()
         if self.zero_stage:
@@ -59,13 +59,12 @@ class PlainEngine(TrainEngine):
         module = self.module
         training = module.training
         module.eval()
-        losses, tokens = [], []
+        losses: list[torch.Tensor] = []
+        tokens: list[float] = []
         with torch.no_grad(), preserved():
             for _, batch in zip(range(num_batches), batches):
-                one = None if batch.loss_mask is None else batch.loss_mask.new_ones(())
-                losses.append(module(batch.tokens, batch.labels, **batch.bounds, **_masked(batch, one)))
-                if batch.loss_mask is not None:
-                    tokens.append(batch.loss_mask.sum(dtype=torch.float64).item())
+                masked = _masked(batch, summed(batch, tokens))
+                losses.append(module(batch.tokens, batch.labels, **batch.bounds, **masked))
                 beat()
         module.train(training)
         return self._mean_loss(losses, tokens or None, self.deepspeed.device)

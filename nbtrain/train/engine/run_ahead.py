@@ -10,8 +10,6 @@ whose loss scale depends on them, for `skip`, which must know before the weights
 The arithmetic is bit for bit the same: gradients that need no clipping are multiplied by 1.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -21,6 +19,7 @@ from deepspeed.runtime.zero import stage_1_and_2
 from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
 
 from nbtrain.config.schema import RunConfig
+from nbtrain.train.engine.replaced import replaced
 
 
 def may_run_ahead(config: RunConfig) -> bool:
@@ -30,8 +29,7 @@ def may_run_ahead(config: RunConfig) -> bool:
 
 
 def let_run_ahead(engine: Any) -> None:
-    """Make the steps of an engine's optimizer without a wait; nothing if it is neither ZeRO 1 or 2 nor
-    BF16_Optimizer."""
+    """Make the steps of an engine's optimizer without a wait, for ZeRO 1 and 2 and BF16_Optimizer alone."""
     optimizer = engine.optimizer
     if not isinstance(optimizer, BF16_Optimizer | DeepSpeedZeroOptimizer):
         return
@@ -40,29 +38,14 @@ def let_run_ahead(engine: Any) -> None:
     step = optimizer.step
 
     def without_waiting(*arguments: Any, **named: Any) -> Any:
-        with _no_looks():
+        with (
+            replaced(bf16_optimizer, "is_invalid_grad_norm", _unseen),
+            replaced(stage_1_and_2, "is_invalid_grad_norm", _unseen),
+            replaced(bf16_optimizer, "clip_tensors_by_global_norm", _clip),
+        ):
             return step(*arguments, **named)
 
     optimizer.step = without_waiting
-
-
-@contextlib.contextmanager
-def _no_looks() -> Iterator[None]:
-    kept = (
-        bf16_optimizer.is_invalid_grad_norm,
-        stage_1_and_2.is_invalid_grad_norm,
-        bf16_optimizer.clip_tensors_by_global_norm,
-    )
-    bf16_optimizer.is_invalid_grad_norm = stage_1_and_2.is_invalid_grad_norm = _unseen
-    bf16_optimizer.clip_tensors_by_global_norm = _clip
-    try:
-        yield
-    finally:
-        (
-            bf16_optimizer.is_invalid_grad_norm,
-            stage_1_and_2.is_invalid_grad_norm,
-            bf16_optimizer.clip_tensors_by_global_norm,
-        ) = kept
 
 
 def _unseen(norm: torch.Tensor | float) -> bool:

@@ -11,14 +11,21 @@ from nbtrain.config.schema import RunConfig
 logger = logging.getLogger(__name__)
 
 
-# Figures of single steps flutter around their threshold: an alert is repeated only after so many checks below
-# it.
+# The figure of a single step flutters around its threshold: an alert is repeated only after so many clear
+# checks.
 CLEAR_INTERVALS = 10
+# Fields of logging.alerts that are compared with a share, and what an alert calls it.
+THRESHOLDS = {
+    "min_mfu": "MFU",
+    "max_communication_fraction": "communication",
+    "max_host_memory_fraction": "host memory",
+    "max_device_memory_fraction": "device memory",
+    "min_device_utilization": "device utilization",
+}
 
 
 class Alerts:
-    """An event and a log line when a threshold is crossed; repeated only after the figure was good for a
-    while."""
+    """An event and a log line when a threshold is crossed, and again after CLEAR_INTERVALS clear checks."""
 
     def __init__(self, config: RunConfig, events: EventWriter):
         self._limits = config.logging.alerts
@@ -42,54 +49,24 @@ class Alerts:
             if self._raised[name] >= CLEAR_INTERVALS:
                 del self._raised[name]
 
-    def check_all(
-        self,
-        step: int,
-        mfu: float | None,
-        communication_fraction: float | None,
-        host_fraction: float,
-        device_fraction: float | None,
-        device: torch.device,
-    ) -> None:
-        """Every threshold that is on and whose figure is known."""
-        limits = self._limits
-        figures: list[tuple[str, str, float | None, float | None, bool]] = [
-            ("min_mfu", "MFU", mfu, limits.min_mfu, False),
-            (
-                "max_communication_fraction",
-                "communication",
-                communication_fraction,
-                limits.max_communication_fraction,
-                True,
-            ),
-            ("max_host_memory_fraction", "host memory", host_fraction, limits.max_host_memory_fraction, True),
-            (
-                "max_device_memory_fraction",
-                "device memory",
-                device_fraction,
-                limits.max_device_memory_fraction,
-                True,
-            ),
-            (
-                "min_device_utilization",
-                "device utilization",
-                device_utilization(device),
-                limits.min_device_utilization,
-                False,
-            ),
-        ]
-        for name, title, value, limit, is_upper in figures:
+    def check_all(self, step: int, **figures: float | None) -> None:
+        """Every threshold of THRESHOLDS that is on and whose figure is known.
+
+        `figures` by the name of the threshold without its min_ or max_.
+        """
+        for name, title in THRESHOLDS.items():
+            value, limit = figures.get(name[len("min_") :]), getattr(self._limits, name)
             if value is None or limit is None:
                 continue
-            crossed = value > limit if is_upper else value < limit
-            relation = "above" if is_upper else "below"
+            crossed, relation = (
+                (value > limit, "above") if name.startswith("max_") else (value < limit, "below")
+            )
             message = f"step {step}: {title} {value:.1%} is {relation} {limit:.0%} (logging.alerts.{name})"
             self.check(name, crossed, message, step)
 
 
 def device_utilization(device: torch.device) -> float | None:
-    """Share of time that the GPU was busy, by NVML; None without a GPU, or if the driver does not report
-    it."""
+    """Share of time that the GPU was busy; None without a GPU, or if NVML does not report it."""
     if device.type != "cuda":
         return None
     use = nvml.utilization_fraction(str(torch.cuda.get_device_properties(device).uuid))

@@ -20,7 +20,8 @@ import torch.distributed as torch_distributed
 from deepspeed.comm import comm as deepspeed_comm
 
 from nbtrain.parallel.startup import World
-from nbtrain.train.figures.throughput import StepTimer
+from nbtrain.train.engine.replaced import replaced
+from nbtrain.train.figures.throughput import StepTimer, settle
 
 COLLECTIVES = (
     "all_reduce",
@@ -46,8 +47,7 @@ class CommunicationTimer:
 
     @contextlib.contextmanager
     def measured(self, world: World, wanted: bool, timer: StepTimer) -> Iterator[None]:
-        """Fill in timer.communication with the collectives of the body, if there are several ranks and it is
-        wanted."""
+        """Fill in timer.communication with the collectives of the body, if it is wanted."""
         if not wanted or world.size == 1:
             yield
             return
@@ -58,7 +58,7 @@ class CommunicationTimer:
                 for name in COLLECTIVES:
                     if hasattr(place, name):
                         stack.enter_context(
-                            _replaced(place, name, self._timed(getattr(place, name), world.device))
+                            replaced(place, name, self._timed(getattr(place, name), world.device))
                         )
             yield
 
@@ -66,14 +66,14 @@ class CommunicationTimer:
         def timed(*arguments: Any, **named: Any) -> Any:
             if self._inside:
                 return collective(*arguments, **named)
-            _settle(device)
+            settle(device)
             started = time.perf_counter()
             self._inside = True
             try:
                 work = collective(*arguments, **named)
                 if hasattr(work, "wait"):
                     work.wait()
-                _settle(device)
+                settle(device)
             finally:
                 self._inside = False
             assert self._timer is not None and self._timer.communication is not None
@@ -82,23 +82,3 @@ class CommunicationTimer:
             return work
 
         return timed
-
-
-@contextlib.contextmanager
-def _replaced(place: Any, name: str, function: Callable) -> Iterator[None]:
-    own = vars(place).get(name)
-    setattr(place, name, function)
-    try:
-        yield
-    finally:
-        if own is None:
-            # What was set hides the method of the class; without it the method is back.
-            delattr(place, name)
-        else:
-            setattr(place, name, own)
-
-
-def _settle(device: torch.device) -> None:
-    """Until everything that was given to the device is done."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -14,20 +14,16 @@ from pathlib import Path
 import torch
 
 from nbtrain.base import amounts
-from nbtrain.base.events import EventWriter
-from nbtrain.base.records import TrainingProgress
 from nbtrain.checkpoint.state import TrainState
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.startup import World
-from nbtrain.train.figures.alerts import Alerts
+from nbtrain.train.figures.alerts import Alerts, device_utilization
 from nbtrain.train.figures.metrics_writer import MetricsWriter
-from nbtrain.train.figures.perf import Throughput
 from nbtrain.train.figures.stragglers import Spread
-from nbtrain.train.figures.throughput import Rate, Speedometer, Speeds, host_memory
-from nbtrain.train.figures.time_split import TimeSplit
+from nbtrain.train.figures.throughput import Rate, Speedometer, Throughput, TimeSplit, host_memory
 from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.training_step import StepResult
 
@@ -39,40 +35,43 @@ logger = logging.getLogger(__name__)
 
 
 class Report:
-    """Rank 0 only. `progress` is the object that the heartbeat carries."""
+    """Rank 0's. It keeps the progress that the heartbeat carries."""
 
     def __init__(
         self,
         config: RunConfig,
         world: World,
         state: TrainState,
-        progress: TrainingProgress,
-        events: EventWriter,
-        writer: MetricsWriter,
+        heartbeat: HeartbeatWriter,
+        folder: Path,
         dataset_names: tuple[str, ...] = (),
         trace: bool = False,
     ):
-        """`dataset_names`: of the rows of StepResult.dataset_losses. `trace`: losses as float hex, too."""
-        self.dataset_names = dataset_names
-        self.config = config
-        self.world = world
-        self.progress = progress
-        self.events = events
-        self.writer = writer
+        """The run goes on from `state`. `folder`: of TensorBoard, where the settings are written as text.
+
+        `dataset_names`: of the rows of StepResult.dataset_losses. `trace`: losses as float hex, too.
+        """
+        assert heartbeat.progress is not None and heartbeat.events is not None
+        self.config, self.world, self.dataset_names = config, world, dataset_names
+        self.progress, self.events = heartbeat.progress, heartbeat.events
+        samples = state.data.consumed_samples
+        self.writer = MetricsWriter(folder, state.step, samples * config.model.seq_length, samples)
+        self.writer.text("config", to_yaml(config))
+        self.writer.text("deepspeed", json.dumps(deepspeed_config(config), indent=2))
         self.speedometer = Speedometer(config, world.device)
-        self.alerts = Alerts(config, events)
+        self.alerts = Alerts(config, self.events)
         self._time_split = TimeSplit()
         self._times_slow: dict[int, int] = {}
         self._overflows: deque[bool] = deque(maxlen=OVERFLOW_WINDOW_STEPS)
-        self._speeds: Speeds | None = None
         self._trace = trace
         self._rate = Rate()
         self._pending: list[StepResult] = []
-        progress.num_parameters = count_parameters(config).total
+        self.progress.num_parameters = count_parameters(config).total
         # A run that goes on has loaded it; it counts until there is a newer one.
-        progress.checkpoint_step = state.step or None
+        self.progress.checkpoint_step = state.step or None
         self._run_samples = config.batch_schedule.samples_after(config.train_steps)
         self._follow(state)
+        self._log_start(state)
 
     def add_step(self, result: StepResult, state: TrainState) -> None:
         """A step is done (or, on a GPU, under way)."""
@@ -81,7 +80,7 @@ class Report:
         self._follow(state)
         if self.world.device.type == "cpu":
             self.flush()
-        elif any(self._is_logged(earlier) for earlier in self._pending[:-1]):
+        elif any(earlier.logged for earlier in self._pending[:-1]):
             # After the next step is launched: the device computes it while the host writes.
             self._write_pending(keep=1)
 
@@ -91,14 +90,7 @@ class Report:
 
     def _write_pending(self, keep: int) -> None:
         while len(self._pending) > keep:
-            result = self._pending.pop(0)
-            self._write(result)
-            if self._is_logged(result):
-                self._log(result)
-
-    def _is_logged(self, result: StepResult) -> bool:
-        interval, last = self.config.logging.log_interval_steps, self.config.train_steps
-        return result.step % interval == 0 or result.step == last
+            self._write(self._pending.pop(0))
 
     def add_validation(self, state: TrainState, seconds: float) -> None:
         self.flush()
@@ -108,32 +100,29 @@ class Report:
         self.alerts.check(
             "validation_loss",
             not math.isfinite(loss),
-            f"step {state.step}: the validation loss is {loss}, though all weights are numbers",
+            f"step {state.step}: the validation loss is {loss}, though all weights are finite",
             state.step,
         )
-        self._write_scalars(
-            state, validation_loss=loss, validation_perplexity=_exp(loss), evaluation_seconds=seconds
-        )
+        self._write_scalars(state, evaluation_seconds=seconds)
         self._follow(state)
-        text = f"validation loss {loss:.4f}, perplexity {_exp(loss):.4g}"
-        logger.info("step %6s | %s | %.2f s", f"{state.step:,}", text, seconds)
-        self.events.write(
-            "validation", f"step {state.step}: {text}", step=state.step, loss=loss, seconds=seconds
-        )
+        self._add_loss("validation", state, loss, f" | {seconds:.2f} s", seconds=seconds)
 
-    def add_test(self, state: TrainState, loss: float, seconds: float | None = None) -> None:
-        self._time_split.add(evaluation=seconds or 0.0)
-        self._write_scalars(state, test_loss=loss, test_perplexity=_exp(loss))
+    def add_test(self, state: TrainState, loss: float, seconds: float) -> None:
+        self._time_split.add(evaluation=seconds)
         self.progress.test_loss = loss
-        text = f"test loss {loss:.4f}, perplexity {_exp(loss):.4g}"
-        logger.info("step %6s | %s", f"{state.step:,}", text)
-        self.events.write("test", f"step {state.step}: {text}", step=state.step, loss=loss)
+        self._add_loss("test", state, loss)
+
+    def _add_loss(self, kind: str, state: TrainState, loss: float, ending: str = "", **data: float) -> None:
+        perplexity = _exp(loss)
+        self._write_scalars(state, **{f"{kind}_loss": loss, f"{kind}_perplexity": perplexity})
+        text = f"{kind} loss {loss:.4f}, perplexity {perplexity:.4g}"
+        logger.info("step %6s | %s%s", f"{state.step:,}", text, ending)
+        self.events.write(kind, f"step {state.step}: {text}", step=state.step, loss=loss, **data)
 
     def add_throughput(self, state: TrainState, measured: Throughput) -> None:
-        """mode: perf is done: write the figures of the steps after the warm-up, into the summary too."""
+        """mode: perf is done: write the figures of the steps after the warm-up."""
         self.flush()
-        seq_length = self.config.model.seq_length
-        tokens_per_second = measured.samples_per_second * seq_length
+        tokens_per_second = measured.samples_per_second * self.config.model.seq_length
         self.progress.samples_per_second = measured.samples_per_second
         self.progress.tokens_per_second = tokens_per_second
         speeds = self.speedometer.at(tokens_per_second)
@@ -177,7 +166,7 @@ class Report:
         logger.info("step %6s | checkpoint of step %s | %s", f"{state.step:,}", f"{step:,}", text)
 
     def add_spread(self, step: int, spread: Spread | None, state: TrainState) -> None:
-        """The ranks' own seconds of a logged step; None where there is one rank."""
+        """The ranks' own seconds of a logged step; None if there is one rank."""
         if spread is None:
             return
         self._write_scalars(
@@ -233,55 +222,52 @@ class Report:
         seconds = result.timer.seconds()
         # On a GPU the host is ahead of the device: its clock says little about one step.
         wall_seconds = result.timer.wall_seconds() or result.wall_seconds
-        communication_seconds = result.timer.communication_seconds
-        self._time_split.add_step(wall_seconds, seconds, communication_seconds)
+        self._time_split.add_step(wall_seconds, seconds, result.timer.communication_seconds)
         batch, samples, seq_length = result.batch_size, result.consumed_samples, self.config.model.seq_length
         tokens = samples * seq_length
         tokens_per_second = batch * seq_length / wall_seconds
-        self._speeds = speeds = self.speedometer.at(tokens_per_second)
+        speeds = self.speedometer.at(tokens_per_second)
         resident, used = host_memory()
         device_bytes, device_fraction = self._device_memory()
         self.progress.loss, self.progress.grad_norm = loss, norm
         self.progress.learning_rate = result.learning_rate
         self.progress.tokens_per_second = tokens_per_second
-        self.writer.write(
-            result.step,
-            tokens,
-            samples,
-            loss=loss,
-            grad_norm=norm,
-            learning_rate=result.learning_rate,
-            loss_scale=result.loss_scale,
-            batch_size=batch,
-            world_size=self.world.size,
-            seq_length=seq_length,
-            iteration_time=wall_seconds,
-            steps_vs_samples=samples,
-            steps_vs_tokens=tokens,
-            tokens_per_second=tokens_per_second,
-            samples_per_second=batch / wall_seconds,
-            tflops_per_device=speeds.model_flops / 1e12,
-            mfu=speeds.mfu,
-            hfu=speeds.hfu,
-            matmul_fraction=speeds.matmul_fraction,
-            data_seconds=seconds["data"],
-            forward_seconds=seconds["forward"],
-            backward_seconds=seconds["backward"],
-            optimizer_seconds=seconds["optimizer"],
-            pipeline_seconds=seconds["pipeline"] if self.config.parallel.pipeline_parallel_size > 1 else None,
-            communication_seconds=communication_seconds,
-            host_memory_bytes=resident,
-            host_memory_fraction=used,
-            device_memory_bytes=device_bytes,
-            device_memory_fraction=device_fraction,
+        values: dict[str, float | None] = {
+            "loss": loss,
+            "grad_norm": norm,
+            "learning_rate": result.learning_rate,
+            "loss_scale": result.loss_scale,
+            "batch_size": batch,
+            "world_size": self.world.size,
+            "seq_length": seq_length,
+            "iteration_time": wall_seconds,
+            "steps_vs_samples": samples,
+            "steps_vs_tokens": tokens,
+            "tokens_per_second": tokens_per_second,
+            "samples_per_second": batch / wall_seconds,
+            "tflops_per_device": speeds.model_flops / 1e12,
+            "mfu": speeds.mfu,
+            "hfu": speeds.hfu,
+            "matmul_fraction": speeds.matmul_fraction,
+            **{f"{part}_seconds": own for part, own in seconds.items()},
+            "communication_seconds": result.timer.communication_seconds,
+            "host_memory_bytes": resident,
+            "host_memory_fraction": used,
+            "device_memory_bytes": device_bytes,
+            "device_memory_fraction": device_fraction,
             **self._dataset_losses(result),
             **result.stability_counts,
-        )
+        }
+        if self.config.parallel.pipeline_parallel_size == 1:
+            values["pipeline_seconds"] = None
+        self.writer.write(result.step, tokens, samples, **values)
         self.alerts.check(
             "loss", not math.isfinite(loss), f"step {result.step}: the loss is {loss}", result.step
         )
         if self.config.precision.dtype == "fp16":
             self._follow_overflows(result)
+        if result.logged:
+            self._log(result, speeds.mfu, wall_seconds, used, device_fraction)
 
     def _follow_overflows(self, result: StepResult) -> None:
         self.progress.overflow_steps = result.stability_counts.get("overflow_steps", 0)
@@ -304,10 +290,15 @@ class Report:
             for name, (total, count) in zip(self.dataset_names, rows, strict=True)
         }
 
-    def _log(self, result: StepResult) -> None:
+    def _log(
+        self,
+        result: StepResult,
+        mfu: float | None,
+        wall_seconds: float,
+        host_memory_fraction: float,
+        device_memory_fraction: float | None,
+    ) -> None:
         progress, config = self.progress, self.config
-        mfu = self._speeds.mfu if self._speeds is not None else None
-        wall_seconds = result.timer.wall_seconds() or result.wall_seconds
         done = result.consumed_samples * config.model.seq_length
         parts = [
             f"step {result.step:>6,}",
@@ -324,11 +315,28 @@ class Report:
         communication = result.timer.communication_seconds
         self.alerts.check_all(
             result.step,
-            mfu,
-            communication / wall_seconds if communication is not None else None,
-            host_memory()[1],
-            self._device_memory()[1],
-            self.world.device,
+            mfu=mfu,
+            communication_fraction=communication / wall_seconds if communication is not None else None,
+            host_memory_fraction=host_memory_fraction,
+            device_memory_fraction=device_memory_fraction,
+            device_utilization=device_utilization(self.world.device),
+        )
+
+    def _log_start(self, state: TrainState) -> None:
+        config, device = self.config, self.world.device
+        by = config.shortened_by
+        early = f" ({by} stops it after {config.train_steps:,})" if by else ""
+        logger.info(
+            "%s: %s parameters, %s tokens in %s steps of %s%s, %d x %s, %s",
+            config.name,
+            amounts.count(count_parameters(config).total),
+            amounts.count(config.train_tokens),
+            f"{config.scheduled_steps:,}",
+            amounts.count(config.tokens_per_step),
+            early,
+            self.world.size,
+            torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
+            f"from step {state.step}" if state.step else "from the start",
         )
 
     # --- state --------------------------------------------------------------------------------------------
@@ -354,39 +362,6 @@ class Report:
             return None, None
         peak = torch.cuda.max_memory_allocated(device)
         return peak, peak / torch.cuda.get_device_properties(device).total_memory
-
-
-def make_report(
-    config: RunConfig,
-    world: World,
-    state: TrainState,
-    heartbeat: HeartbeatWriter,
-    folder: Path,
-    dataset_names: tuple[str, ...] = (),
-    trace: bool = False,
-) -> Report:
-    """The report of a run that goes on from `state`, with its settings written down as text."""
-    assert heartbeat.progress is not None and heartbeat.events is not None
-    samples = state.data.consumed_samples
-    writer = MetricsWriter(folder, state.step, samples * config.model.seq_length, samples)
-    writer.text("config", to_yaml(config))
-    writer.text("deepspeed", json.dumps(deepspeed_config(config), indent=2))
-    report = Report(config, world, state, heartbeat.progress, heartbeat.events, writer, dataset_names, trace)
-    by = config.shortened_by
-    early = f" ({by} stops it after {config.train_steps:,})" if by else ""
-    logger.info(
-        "%s: %s parameters, %s tokens in %s steps of %s%s, %d x %s, %s",
-        config.name,
-        amounts.count(count_parameters(config).total),
-        amounts.count(config.train_tokens),
-        f"{config.scheduled_steps:,}",
-        amounts.count(config.tokens_per_step),
-        early,
-        world.size,
-        torch.cuda.get_device_name(world.device) if world.device.type == "cuda" else "CPU",
-        f"from step {state.step}" if state.step else "from the start",
-    )
-    return report
 
 
 def _overflow(result: StepResult) -> str:

@@ -27,7 +27,10 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.train.profile.trace import PART_PREFIX
 
 PARTS = ("data", "forward", "backward", "optimizer", "pipeline")
+JOB_PARTS = (*PARTS, "checkpoint", "evaluation", "other")
 MEAN_STEPS = 100
+# mode: perf: one in so many steps is warm-up.
+WARMUP_FRACTION = 4
 
 Mark = float | torch.cuda.Event
 """A moment: on the host's clock, or in the device's stream."""
@@ -50,8 +53,7 @@ class StepTimer:
         self.part_now: str | None = None
         """The part that is being timed."""
         self.communication: dict[str | None, float] | None = None
-        """Seconds of collectives by the part they are in; None if they are not measured
-        (communication.py)."""
+        """Seconds of collectives by part; None if they are not measured (communication.py)."""
 
     @contextlib.contextmanager
     def part(self, name: str) -> Iterator[None]:
@@ -82,8 +84,7 @@ class StepTimer:
         return None if self._end is None else self._between(self._begin, self._end)
 
     def compute_seconds(self) -> float:
-        """This rank's own work: forward and backward pass, without the collectives inside if they are
-        measured."""
+        """This rank's own forward and backward pass, without the collectives inside if measured."""
         seconds, waited = self.seconds(), self.communication or {}
         return sum(seconds[name] - waited.get(name, 0.0) for name in ("forward", "backward"))
 
@@ -108,8 +109,7 @@ class StepTimer:
     @staticmethod
     def _between(begin: Mark, end: Mark) -> float:
         if isinstance(begin, float) or isinstance(end, float):
-            assert isinstance(begin, float) and isinstance(end, float)
-            return end - begin
+            return end - begin  # type: ignore[operator]
         end.synchronize()
         return begin.elapsed_time(end) / 1000.0
 
@@ -165,12 +165,87 @@ class Speedometer:
     def at(self, tokens_per_second: float) -> Speeds:
         model, hardware = (tokens_per_second * flops for flops in (self._model_flops, self._hardware_flops))
         peak = self.peak_flops
-        return Speeds(
-            model,
-            model / peak if peak else None,
-            hardware / peak if peak else None,
-            model / self.matmul_flops,
-        )
+        mfu, hfu = (model / peak, hardware / peak) if peak else (None, None)
+        return Speeds(model, mfu, hfu, model / self.matmul_flops)
+
+
+class TimeSplit:
+    """Where a job's time went on this rank; the time of a step that no part claims is "other"."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self._sums = dict.fromkeys(JOB_PARTS, 0.0)
+        self._measured_seconds = self._communication_seconds = 0.0
+
+    def add_step(
+        self, wall_seconds: float, parts: dict[str, float], communication_seconds: float | None
+    ) -> None:
+        """One step: its seconds, their parts and, if they were measured, its collectives."""
+        self.steps += 1
+        self.add(**parts, other=max(wall_seconds - sum(parts.values()), 0.0))
+        if communication_seconds is not None:
+            self._measured_seconds += wall_seconds
+            self._communication_seconds += communication_seconds
+
+    def add(self, **seconds: float) -> None:
+        """Seconds by name."""
+        for name, more in seconds.items():
+            self._sums[name] += more
+
+    def seconds(self) -> dict[str, float]:
+        """By name. The other parts contain "communication", an estimate from the steps that measured it."""
+        share = self._communication_seconds / self._measured_seconds if self._measured_seconds else 0.0
+        in_steps = sum(self._sums.values()) - self._sums["checkpoint"] - self._sums["evaluation"]
+        return {**self._sums, "communication": share * in_steps}
+
+    def __str__(self) -> str:
+        seconds = self.seconds()
+        communication = seconds.pop("communication")
+        whole = sum(seconds.values()) or 1.0
+        parts = [f"{name} {own / whole:.1%}" for name, own in seconds.items() if own]
+        if communication:
+            parts.append(f"in these, communication {communication / whole:.1%}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Throughput:
+    """What mode: perf measured, over all ranks."""
+
+    steps: int
+    samples: int
+    seconds: float
+
+    @property
+    def samples_per_second(self) -> float:
+        return self.samples / self.seconds
+
+
+class PerfClock:
+    """mode: perf: times all steps but the first, which allocate memory, compile and choose kernels.
+
+    It waits for the device at the beginning and at the end, so that what a step left under way on a GPU is
+    counted. Only rank 0's is read.
+    """
+
+    def __init__(self, train_steps: int, device: torch.device):
+        self._first, self._last = train_steps // WARMUP_FRACTION, train_steps
+        self._device = device
+        self._begun: tuple[float, int] | None = None
+        self.result: Throughput | None = None
+        """Set by the last step."""
+
+    def at(self, step: int, consumed_samples: int) -> None:
+        """`step` steps are done, with `consumed_samples` sequences."""
+        if step == self._first:
+            self._begun = self._now(), consumed_samples
+        elif step == self._last and self._begun is not None:
+            started, samples = self._begun
+            self.result = Throughput(step - self._first, consumed_samples - samples, self._now() - started)
+
+    def _now(self) -> float:
+        settle(self._device)
+        return time.perf_counter()
 
 
 def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
@@ -184,15 +259,19 @@ def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
     left = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     best = float("inf")
     for _ in range(6):
-        if on_gpu:
-            torch.cuda.synchronize(device)
+        settle(device)
         started = time.perf_counter()
         for _ in range(products):
             left @ left
-        if on_gpu:
-            torch.cuda.synchronize(device)
+        settle(device)
         best = min(best, time.perf_counter() - started)
     return 2 * size**3 * products / best
+
+
+def settle(device: torch.device) -> None:
+    """Wait until everything that was given to the device is done."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
 
 
 def peak_flops(device: torch.device, config: RunConfig) -> float | None:

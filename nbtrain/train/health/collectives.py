@@ -97,12 +97,12 @@ class CollectiveWatch:
             group = named.get("group")
             if group is None and len(arguments) > 2:
                 group = next((value for value in arguments[2:] if isinstance(value, dist.ProcessGroup)), None)
-            told = name
+            label = name
             if peer is not None:
                 other = named.get(peer, arguments[1] if len(arguments) > 1 else None)
-                told = f"{name} ({'to' if peer == 'dst' else 'from'} rank {other})"
+                label = f"{name} ({'to' if peer == 'dst' else 'from'} rank {other})"
             number = self._counts[group] = self._counts.get(group, 0) + 1
-            self._last = (told, group, number, time.time())
+            self._last = (label, group, number, time.time())
             self._waiting = True
             self.calls += 1
             try:

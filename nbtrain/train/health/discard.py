@@ -38,6 +38,12 @@ def discard_gradients(engine: Any) -> None:
     engine.global_samples += engine.train_batch_size()
 
 
+def gradient_norm(module: torch.nn.Module) -> torch.Tensor:
+    """Of all gradients of this rank together, as a scalar on the device."""
+    gradients = [parameter.grad for parameter in module.parameters()]
+    return torch.nn.utils.get_total_norm([gradient for gradient in gradients if gradient is not None])
+
+
 def _discard_stage_1_and_2(optimizer: DeepSpeedZeroOptimizer) -> None:
     optimizer.micro_step_id = INITIAL_MICRO_STEP_ID
     optimizer._wait_for_offload_copies()

@@ -1,5 +1,4 @@
-"""Whether all weights are finite: weights that are not may not be saved, and skipping steps does not fix
-them."""
+"""Whether all weights are finite: others may not be saved, and skipping steps does not fix them."""
 
 import math
 from typing import Any
@@ -29,14 +28,13 @@ def bad_weights(module: torch.nn.Module, world: World) -> str:
         return ""
     own = [name.replace("_orig_mod.", "") for name, part in parts.items() if not part.isfinite().all()]
     all_own = gather_objects(own) if world.size > 1 else [own]
-    told = list(dict.fromkeys(name for names in all_own for name in names))
-    more = f" and {len(told) - NAMES_SHOWN} more" if len(told) > NAMES_SHOWN else ""
-    return ", ".join(told[:NAMES_SHOWN]) + more
+    bad_names = list(dict.fromkeys(name for names in all_own for name in names))
+    more = f" and {len(bad_names) - NAMES_SHOWN} more" if len(bad_names) > NAMES_SHOWN else ""
+    return ", ".join(bad_names[:NAMES_SHOWN]) + more
 
 
 def local_part(parameter: torch.nn.Parameter) -> torch.Tensor:
-    """The parameter; under ZeRO 3 this rank's part of it, without the padding, whose memory nobody has
-    set."""
+    """The parameter; under ZeRO 3 this rank's part of it, without the padding, which nobody has set."""
     if not hasattr(parameter, "ds_tensor"):
         return parameter.detach()
     zero: Any = parameter

@@ -14,20 +14,16 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from nbtrain.base.events import EventWriter
-from nbtrain.base.records import (
-    PHASES,
-    STACK_SIGNAL,
-    Collective,
-    Heartbeat,
-    ProcessIdentity,
-    Stamp,
-    TrainingProgress,
-)
+from nbtrain.base.records import PHASES, STACK_SIGNAL, Heartbeat, ProcessIdentity, Stamp, TrainingProgress
 from nbtrain.base.rundir import JobDir
+
+if TYPE_CHECKING:
+    # It imports torch, which takes seconds: the first heartbeat is written before.
+    from nbtrain.train.health.collectives import CollectiveWatch
 
 BEAT_SECONDS = 1.0
 # A disk that is full, or was turned read-only: it shows at the next checkpoint.
@@ -41,12 +37,8 @@ class HeartbeatWriter:
     """Where phase events go; rank 0 only."""
     progress: TrainingProgress | None = None
     """Rides in every beat; rank 0 only."""
-    collective: Callable[[], Collective | None] | None = None
-    """Tells the collective that this rank is in (collectives.py)."""
-    calls: Callable[[], int] | None = None
-    """Tells how many collectives were begun or ended."""
-    name_group: Callable[[str, Any], None] | None = None
-    """Takes what a process group is for, which a report of a hang then says."""
+    collectives: "CollectiveWatch | None" = None
+    """Knows the collective that this rank is in, and how many it has begun or ended."""
 
     def __init__(self, job: JobDir, rank: int, attempt: int):
         self.path = job.heartbeat(rank)
@@ -137,8 +129,8 @@ class HeartbeatWriter:
             phase=self._phase,
             phase_since=self._since,
             progress=self.progress,
-            progress_count=self._beats + (self.calls() if self.calls else 0),
-            collective=self.collective() if self.collective else None,
+            progress_count=self._beats + (self.collectives.calls if self.collectives else 0),
+            collective=self.collectives.current() if self.collectives else None,
             host=self._host,
             dumps_stack=self._dumps_stack,
             stamps={"time": Stamp.now(), "phase_since": self._since_stamp},

@@ -36,14 +36,22 @@ from nbtrain.base.events import EventWriter
 from nbtrain.base.records import Rollback
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.watch_section import StabilityConfig
 from nbtrain.parallel.agreement import gather_objects
 from nbtrain.parallel.startup import World
 from nbtrain.train.attempt import this_attempt, this_attempt_number
-from nbtrain.train.health.discard import discard_gradients, finish_own_skip
+from nbtrain.train.health.discard import discard_gradients, finish_own_skip, gradient_norm
 from nbtrain.train.health.faults import Faults
 from nbtrain.train.health.finite_weights import bad_weights, local_part
 
 logger = logging.getLogger(__name__)
+
+
+DONE = {
+    "stop": "the job ends",
+    "skip": "the step is skipped, the weights stay as they were",
+    "rollback": "the job goes back to the newest checkpoint and passes over these samples",
+}
 
 
 @dataclass(frozen=True)
@@ -59,7 +67,7 @@ class StepVerdict:
 
 @dataclass
 class _Step:
-    """A step that is being made or looked at."""
+    """A step that is being made or looked at; tensors may still be on their way."""
 
     number: int
     positions: tuple[int, int]
@@ -67,6 +75,65 @@ class _Step:
     loss: torch.Tensor | None = None
     norm: torch.Tensor | None = None
     copied: torch.cuda.Event | None = None
+
+    @property
+    def samples(self) -> str:
+        return f"samples {self.positions[0]:,} to {self.positions[1] - 1:,} of the order"
+
+    def copy(self, loss: torch.Tensor, norm: torch.Tensor | float | None, on_gpu: bool) -> None:
+        """Keep loss and norm; on a GPU in host memory, once `copied` has happened."""
+        self.loss, self.norm = loss.detach(), None if norm is None else torch.as_tensor(norm).detach()
+        if on_gpu:
+            self.loss = _pinned(self.loss)
+            self.norm = None if self.norm is None else _pinned(self.norm)
+            self.copied = torch.cuda.Event()
+            self.copied.record()
+
+
+class StepHistory:
+    """What is kept of earlier steps, and what counts as a bad step compared with them."""
+
+    def __init__(self, stability: StabilityConfig, rollbacks: int):
+        self.counts = {"skipped_steps": 0, "overflow_steps": 0, "loss_spikes": 0, "rollbacks": rollbacks}
+        """Of the run so far, by their names in metrics.py."""
+        self.losses: deque[float] = deque(maxlen=stability.loss_spike_window_steps)
+        """Of the last good steps."""
+        self._stability = stability
+        self._skipped: deque[int] = deque()
+
+    @property
+    def mean_loss(self) -> float:
+        return sum(self.losses) / len(self.losses)
+
+    def kind(self, loss: float, norm: float | None) -> str:
+        """ "nan", "spike", or "" for a good step. DeepSpeed reports a NaN norm as -1 too."""
+        if not math.isfinite(loss) or (norm is not None and (not math.isfinite(norm) or norm < 0)):
+            return "nan"
+        if (
+            self._stability.on_loss_spike == "ignore"
+            or len(self.losses) < self._stability.loss_spike_window_steps
+        ):
+            return ""
+        return "spike" if loss > self._stability.loss_spike_factor * self.mean_loss else ""
+
+    def skip(self, step: int) -> int:
+        """Count a skipped step; how many of the last loss_spike_window_steps steps were skipped."""
+        self.counts["skipped_steps"] += 1
+        self._skipped.append(step)
+        while self._skipped[0] <= step - self._stability.loss_spike_window_steps:
+            self._skipped.popleft()
+        return len(self._skipped)
+
+    def state_dict(self) -> dict[str, Any]:
+        """For the checkpoint, as JSON: the losses before the next step, skipped steps, counts."""
+        return {"losses": list(self.losses), "skipped": list(self._skipped), "counts": dict(self.counts)}
+
+    def load_state_dict(self, state: dict[str, Any] | None) -> None:
+        """Restore what state_dict() gave; None, from a checkpoint without it, changes nothing."""
+        if state is not None:
+            self.losses.extend(state["losses"])
+            self._skipped.extend(state["skipped"])
+            self.counts |= {**state["counts"], "rollbacks": self.counts["rollbacks"]}
 
 
 class StepGuard:
@@ -84,27 +151,21 @@ class StepGuard:
         run: RunDir | None = None,
     ):
         """`run`: its record of rollbacks is counted."""
-        stability = config.stability
         self.config = config
         self.world = world
         self.events = events
         self.loss_factor: float | None = None
         """A fault on order (faults.py): what the loss of this step is multiplied by; None leaves it alone."""
-        rollbacks = len(Rollback.read_all(run.rollbacks_json)) if run is not None else 0
-        self.counts = {"skipped_steps": 0, "overflow_steps": 0, "loss_spikes": 0, "rollbacks": rollbacks}
-        """Of the run so far, by their names in metrics.py."""
-        self._policy = {"nan": stability.on_nan, "spike": stability.on_loss_spike}
-        self._before_the_step = "skip" in self._policy.values()
-        self._scale_adapts = config.precision.dtype == "fp16" and not config.precision.fp16.loss_scale
-        self._window: deque[float] = deque(maxlen=stability.loss_spike_window_steps)
-        self._skipped: deque[int] = deque()
-        attempt = this_attempt(run) if run is not None else None
-        self._faults = Faults(attempt.faults if attempt else [], world.rank, this_attempt_number())
+        self.history = StepHistory(config.stability, len(Rollback.read_all(run.rollbacks_json)) if run else 0)
+        self._acts_before_the_step = "skip" in (config.stability.on_nan, config.stability.on_loss_spike)
+        orders = this_attempt(run).faults if run else []
+        self._faults = Faults(orders, world.rank, this_attempt_number())
         self._engine = engine
         self._step = _Step(0, (0, 0))
         self._pending: deque[_Step] = deque()
+        # Known before the step if the policy is skip: what is bad about it, and the mean loss of all ranks.
         self._found = ""
-        self._told_loss: float | None = None
+        self._mean_loss: float | None = None
         self._local_loss: Callable[[], torch.Tensor | None] = lambda: None
         self._take_model_step: Callable[..., None] = engine._take_model_step
 
@@ -123,7 +184,7 @@ class StepGuard:
         device), or None if another pipeline stage computes the loss.
         """
         self._step, self._local_loss = _Step(step, positions), local_loss
-        self._found, self._told_loss = "", None
+        self._found, self._mean_loss = "", None
         self.loss_factor = self._faults.loss_factor(step)
         self._faults.at(step)
 
@@ -133,22 +194,24 @@ class StepGuard:
         Raises StabilityError if the step, or on a GPU the one before it, ends the job, and RollbackError if
         the job goes back to a checkpoint.
         """
-        step = self._step
+        step, precision = self._step, self.config.precision
         if self._faults.spoils_weights(step.number):
             local_part(next(self._engine.module.parameters())).fill_(math.nan)
         if self._found:
-            return self._act(step, self._found, self._told_loss, None)
+            return self._act(step, self._found, self._mean_loss, None)
         if getattr(self._engine.optimizer, "overflow", False):
-            if self._scale_adapts:
-                self.counts["overflow_steps"] += 1
+            if precision.dtype == "fp16" and not precision.fp16.loss_scale:
+                self.history.counts["overflow_steps"] += 1
                 return StepVerdict(overflowed=True, reason="overflow: the loss scale is lowered")
-            told = self._told_loss if self._before_the_step else float(loss)
-            return self._act(step, "nan", told, math.inf, overflowed=True)
-        if not self._before_the_step:
-            self._copy(step, loss, grad_norm)
-            self._look(keep=1 if self.world.device.type == "cuda" else 0)
-        elif self._told_loss is not None:
-            self._window.append(self._told_loss)
+            mean_loss = self._mean_loss if self._acts_before_the_step else float(loss)
+            return self._act(step, "nan", mean_loss, math.inf, _scale_advice(self.config, mean_loss))
+        if not self._acts_before_the_step:
+            on_gpu = self.world.device.type == "cuda"
+            step.copy(loss, grad_norm, on_gpu)
+            self._pending.append(step)
+            self._look(keep=1 if on_gpu else 0)
+        elif self._mean_loss is not None:
+            self.history.losses.append(self._mean_loss)
         return StepVerdict()
 
     def settle(self) -> None:
@@ -163,34 +226,18 @@ class StepGuard:
         if not (names := bad_weights(self._engine.module, self.world)):
             return
         step = self._step
-        first, last = step.positions
-        said = (
+        found = (
             f"step {step.number}: weights after it are NaN or Inf ({names}), so no checkpoint of them is "
-            f"saved; samples {first:,} to {last - 1:,} of the order"
+            f"saved; {step.samples}"
         )
-        policy = "rollback" if self._policy["nan"] == "rollback" else "stop"
-        self._tell(
-            policy, f"{said}; {DONE[policy]}", step=step.number, bad="weights", positions=[first, last]
-        )
+        policy = "rollback" if self.config.stability.on_nan == "rollback" else "stop"
+        self._report(step, policy, f"{found}; {DONE[policy]}", bad="weights")
         if policy == "rollback":
-            raise RollbackError(said, step.number, step.positions)
+            raise RollbackError(found, step.number, step.positions)
         raise StabilityError(
-            f"{said}. `nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first, or "
+            f"{found}. `nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first, or "
             "set stability.on_nan = rollback, which passes over the samples since."
         )
-
-    # --- what outlives a process --------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """For the checkpoint, as JSON: the window of losses before the next step, skipped steps, counts."""
-        return {"losses": list(self._window), "skipped": list(self._skipped), "counts": dict(self.counts)}
-
-    def load_state_dict(self, state: dict[str, Any] | None) -> None:
-        """Restore what state_dict() gave; None, from a checkpoint without it, changes nothing."""
-        if state is not None:
-            self._window.extend(state["losses"])
-            self._skipped.extend(state["skipped"])
-            self.counts |= {**state["counts"], "rollbacks": self.counts["rollbacks"]}
 
     # --- before the weights move --------------------------------------------------------------------------
 
@@ -198,9 +245,9 @@ class StepGuard:
         """DeepSpeed's _take_model_step, unless the step is bad and may still be thrown away."""
         own = self._local_loss()
         self._step.own_loss = None if own is None else own.detach().float().clone()
-        if self._before_the_step:
-            self._told_loss, finite = self._over_ranks(self._step.own_loss)
-            self._found = self._kind(self._told_loss, 0.0 if finite else math.nan)
+        if self._acts_before_the_step:
+            self._mean_loss, finite = self._over_ranks(self._step.own_loss)
+            self._found = self.history.kind(self._mean_loss, 0.0 if finite else math.nan)
             if self._found:
                 discard_gradients(self._engine)
                 return
@@ -213,28 +260,17 @@ class StepGuard:
 
         The gradients are looked at only if DeepSpeed does not check them itself.
         """
-        told = torch.zeros(3, dtype=torch.float32, device=self.world.device)
+        sums = torch.zeros(3, dtype=torch.float32, device=self.world.device)
         if own_loss is not None:
-            told[0], told[1] = own_loss, 1.0
+            sums[0], sums[1] = own_loss, 1.0
         if isinstance(self._engine.optimizer, torch.optim.Optimizer):
-            gradients = [parameter.grad for parameter in self._engine.module.parameters()]
-            norm = torch.nn.utils.get_total_norm([grad for grad in gradients if grad is not None])
-            told[2] = (~norm.isfinite()).float()
+            sums[2] = (~gradient_norm(self._engine.module).isfinite()).float()
         if self.world.size > 1:
-            dist.all_reduce(told)
-        total, count, bad = told.tolist()
+            dist.all_reduce(sums)
+        total, count, bad = sums.tolist()
         return total / max(count, 1.0), bad == 0
 
     # --- after the step -----------------------------------------------------------------------------------
-
-    def _copy(self, step: _Step, loss: torch.Tensor, norm: torch.Tensor | float | None) -> None:
-        step.loss, step.norm = loss.detach(), None if norm is None else torch.as_tensor(norm).detach()
-        if self.world.device.type == "cuda":
-            step.loss = _pinned(step.loss)
-            step.norm = None if step.norm is None else _pinned(step.norm)
-            step.copied = torch.cuda.Event()
-            step.copied.record()
-        self._pending.append(step)
 
     def _look(self, keep: int) -> None:
         while len(self._pending) > keep:
@@ -243,135 +279,106 @@ class StepGuard:
                 step.copied.synchronize()
             assert step.loss is not None
             loss, norm = float(step.loss), None if step.norm is None else float(step.norm)
-            if kind := self._kind(loss, norm):
+            if kind := self.history.kind(loss, norm):
                 self._act(step, kind, loss, norm)
-            self._window.append(loss)
-
-    def _kind(self, loss: float, norm: float | None) -> str:
-        """ "nan", "spike", or "" for a good step. DeepSpeed reports a NaN norm as -1 too."""
-        if not math.isfinite(loss) or (norm is not None and (not math.isfinite(norm) or norm < 0)):
-            return "nan"
-        stability = self.config.stability
-        if self._policy["spike"] == "ignore" or len(self._window) < stability.loss_spike_window_steps:
-            return ""
-        return "spike" if loss > stability.loss_spike_factor * self._mean() else ""
-
-    def _mean(self) -> float:
-        return sum(self._window) / len(self._window)
+            self.history.losses.append(loss)
 
     # --- what is done -------------------------------------------------------------------------------------
 
     def _act(
-        self, step: _Step, kind: str, loss: float | None, norm: float | None, overflowed: bool = False
+        self, step: _Step, kind: str, loss: float | None, norm: float | None, scale_advice: str = ""
     ) -> StepVerdict:
-        """Carry out the policy for a bad step: return for skip, raise for the others.
-
-        `overflowed`: DeepSpeed found it in the scaled gradients.
-        """
-        said = self._said(step, kind, loss, norm)
-        precision = self.config.precision
-        # A scale of 1 or less does not make the gradient of a good loss infinite.
-        is_scale = (
-            overflowed and precision.dtype == "fp16" and precision.fp16.loss_scale > 1 and _is_finite(loss)
-        )
-        if is_scale:
-            said += (
-                f"; {self.config.where('precision.fp16.loss_scale')}: precision.fp16.loss_scale = "
-                f"{precision.fp16.loss_scale:,.10g} is fixed, and likely too high: lower it, or set 0 for a "
-                "dynamic one"
-            )
-        policy, key = self._policy[kind], "on_nan" if kind == "nan" else "on_loss_spike"
-        if kind == "spike":
-            self.counts["loss_spikes"] += 1
-        first, last = step.positions
-        self._tell(
-            policy,
-            f"{said}; {DONE[policy]} (stability.{key} = {policy})",
-            step=step.number,
-            bad=kind,
-            loss=_as_json(loss),
-            grad_norm=_as_json(norm),
-            positions=[first, last],
-        )
+        """Carry out the policy for a bad step: return for skip, raise for the others."""
+        stability, field = self.config.stability, "on_nan" if kind == "nan" else "on_loss_spike"
+        policy = getattr(stability, field)
+        own = None if step.own_loss is None else float(step.own_loss)
+        own_losses = gather_objects(own) if self.world.size > 1 else [own]
+        found = _describe(step, kind, loss, norm, own_losses, self.history) + scale_advice
+        self.history.counts["loss_spikes"] += kind == "spike"
+        message = f"{found}; {DONE[policy]} (stability.{field} = {policy})"
+        self._report(step, policy, message, bad=kind, loss=_as_json(loss), grad_norm=_as_json(norm))
         if policy == "rollback":
-            raise RollbackError(said, step.number, step.positions)
-        where = self.config.where(f"stability.{key}")
+            raise RollbackError(found, step.number, step.positions)
         if policy == "stop":
             cure = (
-                f" Lower lr_schedule.lr or look at these samples; stability.{key} = skip leaves out such "
+                f" Lower lr_schedule.lr or look at these samples; stability.{field} = skip leaves out such "
                 "steps, rollback passes over the samples since the checkpoint."
             )
+            where = self.config.where(f"stability.{field}")
             raise StabilityError(
-                f"{said}; {where}: stability.{key} = stop ends the job.{'' if is_scale else cure}"
+                f"{found}; {where}: stability.{field} = stop ends the job.{'' if scale_advice else cure}"
             )
         if kind == "nan" and (names := bad_weights(self._engine.module, self.world)):
             raise StabilityError(
-                f"{said}; the weights themselves are NaN or Inf ({names}), and skipping steps does not fix "
+                f"{found}; the weights themselves are NaN or Inf ({names}), and skipping steps does not fix "
                 "them. `nbtrain resume` goes on from the newest checkpoint; lower lr_schedule.lr first."
             )
-        self.counts["skipped_steps"] += 1
-        self._skipped.append(step.number)
-        limit, window = self.config.stability.max_skipped_steps, self.config.stability.loss_spike_window_steps
-        while self._skipped[0] <= step.number - window:
-            self._skipped.popleft()
-        if len(self._skipped) > limit:
+        skipped, limit = self.history.skip(step.number), stability.max_skipped_steps
+        if skipped > limit:
+            cure = "" if scale_advice else ": lower lr_schedule.lr, or go back to an older checkpoint"
             raise StabilityError(
-                f"{said}; {len(self._skipped)} of the last {window} steps were skipped, more than "
-                f"stability.max_skipped_steps = {limit} allows. The run does not learn any more"
-                + ("." if is_scale else ": lower lr_schedule.lr, or go back to an older checkpoint.")
+                f"{found}; {skipped} of the last {stability.loss_spike_window_steps} steps were skipped, "
+                f"more than stability.max_skipped_steps = {limit} allows. The run does not learn any "
+                f"more{cure}."
             )
-        return StepVerdict(skipped=True, reason=said)
+        return StepVerdict(skipped=True, reason=found)
 
-    def _said(self, step: _Step, kind: str, loss: float | None, norm: float | None) -> str:
-        own = [None if step.own_loss is None else float(step.own_loss)]
-        if self.world.size > 1:
-            own = gather_objects(own[0])
-        told = {rank: value for rank, value in enumerate(own) if value is not None}
-        first, last = step.positions
-        where = f"samples {first:,} to {last - 1:,} of the order"
-        if kind == "spike":
-            highest = max(told, key=lambda rank: told[rank]) if told else 0
-            return (
-                f"step {step.number}: the loss jumps to {loss:.4g}, {loss / self._mean():.1f} times the mean "
-                f"of the last {len(self._window)} steps ({self._mean():.4g}); highest on rank {highest} "
-                f"({told.get(highest, math.nan):.4g}); {where}"
-                if loss is not None
-                else ""
-            )
-        bad = [rank for rank, value in told.items() if not math.isfinite(value)]
-        normed = "" if norm is None else f", gradient norm {norm:.4g}"
-        if not bad:
-            return (
-                f"step {step.number}: the gradient is not finite{normed}, though the loss is on every rank "
-                f"(loss {loss:.4g}); {where}"
-            )
-        ranks = (
-            f"rank {', '.join(map(str, bad))} of {self.world.size}" if len(bad) < len(told) else "every rank"
-        )
-        return f"step {step.number}: the loss is {loss:.4g} on {ranks}{normed}; {where}"
-
-    def _tell(self, policy: str, message: str, **data: Any) -> None:
+    def _report(self, step: _Step, policy: str, message: str, **data: Any) -> None:
         if self.world.rank == 0:
             logger.warning("%s", message)
         if self.events is not None:
-            self.events.write(policy if policy != "stop" else "error", message, **data)
+            kind = "error" if policy == "stop" else policy
+            self.events.write(kind, message, step=step.number, positions=list(step.positions), **data)
 
 
-DONE = {
-    "stop": "the job ends",
-    "skip": "the step is skipped, the weights stay as they were",
-    "rollback": "the job goes back to the newest checkpoint and passes over these samples",
-}
+def _describe(
+    step: _Step,
+    kind: str,
+    loss: float | None,
+    norm: float | None,
+    own_losses: list[float | None],
+    history: StepHistory,
+) -> str:
+    """What is bad about a step, on which ranks and samples. `own_losses`: of all ranks, None without one."""
+    losses = {rank: own for rank, own in enumerate(own_losses) if own is not None}
+    if kind == "spike":
+        assert loss is not None
+        highest, mean = max(losses, key=lambda rank: losses[rank], default=0), history.mean_loss
+        return (
+            f"step {step.number}: the loss jumps to {loss:.4g}, {loss / mean:.1f} times the mean of the "
+            f"last {len(history.losses)} steps ({mean:.4g}); highest on rank {highest} "
+            f"({losses.get(highest, math.nan):.4g}); {step.samples}"
+        )
+    bad = [rank for rank, own in losses.items() if not math.isfinite(own)]
+    normed = "" if norm is None else f", gradient norm {norm:.4g}"
+    if not bad:
+        return (
+            f"step {step.number}: the gradient is not finite{normed}, though the loss is on every rank "
+            f"(loss {loss:.4g}); {step.samples}"
+        )
+    some = f"rank {', '.join(map(str, bad))} of {len(own_losses)}"
+    ranks = some if len(bad) < len(losses) else "every rank"
+    return f"step {step.number}: the loss is {loss:.4g} on {ranks}{normed}; {step.samples}"
+
+
+def _scale_advice(config: RunConfig, loss: float | None) -> str:
+    """What to do about an overflow of fp16 with a fixed loss scale; "" if the scale is not at fault."""
+    precision = config.precision
+    # A scale of 1 or less does not make the gradient of a good loss infinite.
+    is_scale = precision.dtype == "fp16" and precision.fp16.loss_scale > 1
+    if not is_scale or loss is None or not math.isfinite(loss):
+        return ""
+    return (
+        f"; {config.where('precision.fp16.loss_scale')}: precision.fp16.loss_scale = "
+        f"{precision.fp16.loss_scale:,.10g} is fixed, and likely too high: lower it, or set 0 for a "
+        "dynamic one"
+    )
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.device.type == "cpu":
         return tensor
     return torch.empty_like(tensor, device="cpu", pin_memory=True).copy_(tensor, non_blocking=True)
-
-
-def _is_finite(value: float | None) -> bool:
-    return value is not None and math.isfinite(value)
 
 
 def _as_json(value: float | None) -> float | str | None:

@@ -1,127 +1,103 @@
-"""A profile as one picture, in SVG, which a browser and JupyterLab show as it is: no plotting library in a
-training run.
+"""A profile as one SVG picture: time by category, the costliest operators, memory over the profiled steps.
 
-where the time goes   one bar, cut by category
-the costliest operators, a bar each
-memory                the bytes allocated over the profiled steps
+A browser and JupyterLab show it without further help, and a training run loads no plotting library.
 """
 
-from collections.abc import Iterator
 from html import escape
 from typing import Any
 
 from nbtrain.base import amounts
+from nbtrain.train.profile.trace import CATEGORIES, shortened
 
-WIDTH, MARGIN = 960, 24
-COLORS = {
-    "matmul": "#1f77b4",
-    "attention": "#17a2b8",
-    "norm, elementwise": "#2ca02c",
-    "optimizer": "#9467bd",
-    "copies": "#bcbd22",
-    "other": "#8c8c8c",
-    "communication": "#d62728",
-    "data": "#e8710a",
-    "idle": "#e5e7eb",
-}
+WIDTH, MARGIN, SPACE = 960, 24, 30
 OPERATORS, NAME_LETTERS = 15, 62
 ROW, MEMORY_HEIGHT = 20, 130
 INK, SOFT = "#1f2328", "#6b7280"
 
 
 def picture(summary: dict[str, Any]) -> str:
-    """The SVG document of ProfileSummary.to_dict()."""
-    parts: list[str] = []
-    y = 30
-    whole, steps = summary["seconds"], summary["steps"]
-    parts.append(_text(MARGIN, y, summary["title"], size=16, weight="600"))
-    line = f"{summary['device']}, {amounts.counted(steps, 'step')}, {whole / steps * 1e3:.4g} ms a step"
-    parts.append(_text(MARGIN, y + 20, line, color=SOFT))
-    y = _put(parts, _categories(summary, y + 44))
-    y = _put(parts, _operators(summary, y + 30))
-    y = _put(parts, _memory(summary, y + 30))
+    """The SVG document of a ProfileSummary as a dict."""
+    seconds, steps = summary["seconds"], summary["steps"]
+    line = f"{summary['device']}, {amounts.counted(steps, 'step')}, {seconds / steps * 1e3:.4g} ms a step"
+    parts = [_text(MARGIN, 30, summary["title"], size=16, weight="600"), _text(MARGIN, 50, line, color=SOFT)]
+    bottom = 74
+    for draw in (_categories, _operators, _memory):
+        pieces, bottom = draw(summary, bottom)
+        parts += pieces
+        bottom += SPACE
+    height = bottom - SPACE + MARGIN
     body = "\n".join(parts)
     return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y + MARGIN}" width="{WIDTH}" '
-        f'height="{y + MARGIN}" font-family="sans-serif" font-size="12">\n'
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" '
+        f'height="{height}" font-family="sans-serif" font-size="12">\n'
         f'<rect width="100%" height="100%" fill="white"/>\n{body}\n</svg>\n'
     )
 
 
-Piece = str | int
-"""A piece of the document, or how far down it reaches."""
-
-
-def _put(parts: list[str], pieces: Iterator[Piece]) -> int:
-    reached = 0
-    for piece in pieces:
-        if isinstance(piece, int):
-            reached = piece
-        else:
-            parts.append(piece)
-    return reached
-
-
-def _categories(summary: dict[str, Any], y: int) -> Iterator[Piece]:
-    yield _text(MARGIN, y, "Where the time goes", weight="600")
+def _categories(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
+    """The pieces of one bar, cut by category, from `y` down, and how far down they reach."""
     whole = summary["seconds"] or 1.0
     x, width = float(MARGIN), WIDTH - 2 * MARGIN
     shown = [(name, own) for name, own in summary["categories"].items() if own > 0]
-    for name, own in shown:
-        wide = width * own / whole
-        told = f"{name}: {own * 1e3:.4g} ms, {own / whole:.1%}"
-        yield _bar(x, y + 10, wide, 28, COLORS.get(name, SOFT), told)
-        if wide > 44:
-            color = INK if name == "idle" else "white"
-            yield _text(x + wide / 2, y + 28, f"{own / whole:.0%}", color=color, anchor="middle")
-        x += wide
+    pieces = [_text(MARGIN, y, "Where the time goes", weight="600")]
     for number, (name, own) in enumerate(shown):
+        wide, color = width * own / whole, CATEGORIES.get(name, SOFT)
+        pieces.append(_bar(x, y + 10, wide, 28, color, f"{name}: {own * 1e3:.4g} ms, {own / whole:.1%}"))
+        if wide > 44:
+            ink = INK if name == "idle" else "white"
+            pieces.append(_text(x + wide / 2, y + 28, f"{own / whole:.0%}", color=ink, anchor="middle"))
+        x += wide
         left, row = MARGIN + (number % 4) * width // 4, y + 58 + number // 4 * ROW
-        yield _bar(left, row - 10, 12, 12, COLORS.get(name, SOFT), name)
-        yield _text(left + 18, row, f"{name} {own / whole:.1%}")
-    yield y + 58 + (len(shown) - 1) // 4 * ROW
+        pieces += [
+            _bar(left, row - 10, 12, 12, color, name),
+            _text(left + 18, row, f"{name} {own / whole:.1%}"),
+        ]
+    return pieces, y + 58 + (len(shown) - 1) // 4 * ROW
 
 
-def _operators(summary: dict[str, Any], y: int) -> Iterator[Piece]:
-    yield _text(MARGIN, y, "The costliest operators, own time", weight="600")
+def _operators(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
+    """The costliest operators, a bar each."""
     operators = summary["operators"][:OPERATORS]
     longest = max((operator["seconds"] for operator in operators), default=0.0) or 1.0
     left, room = MARGIN + 420, WIDTH - 2 * MARGIN - 420 - 150
+    pieces = [_text(MARGIN, y, "The costliest operators, own time", weight="600")]
     for number, operator in enumerate(operators):
-        row = y + 12 + number * ROW
-        name = operator["name"]
-        short = name if len(name) <= NAME_LETTERS else name[: NAME_LETTERS - 3] + "..."
-        yield _text(left - 8, row + 13, short, anchor="end")
-        color = COLORS.get(operator["category"], SOFT)
-        yield _bar(left, row + 2, room * operator["seconds"] / longest, ROW - 5, color, name)
-        told = f"{operator['seconds'] * 1e3:.4g} ms, {operator['calls']:,} calls"
-        yield _text(left + room * operator["seconds"] / longest + 6, row + 13, told, color=SOFT)
-    yield y + 12 + len(operators) * ROW
+        row, name, wide = y + 12 + number * ROW, operator["name"], room * operator["seconds"] / longest
+        words = f"{operator['seconds'] * 1e3:.4g} ms, {operator['calls']:,} calls"
+        pieces += [
+            _text(left - 8, row + 13, shortened(name, NAME_LETTERS), anchor="end"),
+            _bar(left, row + 2, wide, ROW - 5, CATEGORIES.get(operator["category"], SOFT), name),
+            _text(left + wide + 6, row + 13, words, color=SOFT),
+        ]
+    return pieces, y + 12 + len(operators) * ROW
 
 
-def _memory(summary: dict[str, Any], y: int) -> Iterator[Piece]:
+def _memory(summary: dict[str, Any], y: int) -> tuple[list[str], int]:
+    """The bytes allocated over the profiled steps; nothing if the profile recorded none."""
     points, peak = summary["memory"], summary["peak_memory_bytes"]
     if not points or peak <= 0:
-        yield y - 30
-        return
-    yield _text(MARGIN, y, f"Memory, peak {amounts.size(peak)}", weight="600")
-    top, bottom, width = y + 12, y + 12 + MEMORY_HEIGHT, WIDTH - 2 * MARGIN
+        return [], y - SPACE
+    top, bottom, right = y + 12, y + 12 + MEMORY_HEIGHT, WIDTH - MARGIN
     whole = summary["seconds"] or 1.0
+
+    def x_of(moment: float) -> float:
+        return MARGIN + (right - MARGIN) * min(max(moment / whole, 0.0), 1.0)
+
     # A staircase: memory stays what it is until the next allocation.
     corners, height = [f"{MARGIN},{bottom}"], float(bottom)
     for moment, allocated in points:
-        x = MARGIN + width * min(max(moment / whole, 0.0), 1.0)
-        corners.append(f"{x:.1f},{height:.1f}")
+        corners.append(f"{x_of(moment):.1f},{height:.1f}")
         height = bottom - MEMORY_HEIGHT * max(allocated, 0) / peak
-        corners.append(f"{x:.1f},{height:.1f}")
-    corners += [f"{MARGIN + width},{height:.1f}", f"{MARGIN + width},{bottom}"]
-    yield f'<polygon points="{" ".join(corners)}" fill="#cfe2f3" stroke="#1f77b4" stroke-width="1"/>'
-    yield _line(MARGIN, bottom, MARGIN + width, bottom)
-    at = MARGIN + width * min(max(summary["peak_memory_seconds"] / whole, 0.0), 1.0)
-    yield f'<circle cx="{at:.1f}" cy="{top}" r="3" fill="#d62728"/>'
-    yield _text(MARGIN, bottom + 16, "0", color=SOFT)
-    yield _text(MARGIN + width, bottom + 16, f"{whole * 1e3:.4g} ms", color=SOFT, anchor="end")
-    yield bottom + 16
+        corners.append(f"{x_of(moment):.1f},{height:.1f}")
+    corners += [f"{right},{height:.1f}", f"{right},{bottom}"]
+    return [
+        _text(MARGIN, y, f"Memory, peak {amounts.size(peak)}", weight="600"),
+        f'<polygon points="{" ".join(corners)}" fill="#cfe2f3" stroke="#1f77b4" stroke-width="1"/>',
+        f'<line x1="{MARGIN}" y1="{bottom}" x2="{right}" y2="{bottom}" stroke="{SOFT}" stroke-width="1"/>',
+        f'<circle cx="{x_of(summary["peak_memory_seconds"]):.1f}" cy="{top}" r="3" fill="#d62728"/>',
+        _text(MARGIN, bottom + 16, "0", color=SOFT),
+        _text(right, bottom + 16, f"{whole * 1e3:.4g} ms", color=SOFT, anchor="end"),
+    ], bottom + 16
 
 
 def _text(
@@ -140,12 +116,8 @@ def _text(
     )
 
 
-def _bar(x: float, y: float, width: float, height: float, color: str, told: str) -> str:
+def _bar(x: float, y: float, width: float, height: float, color: str, title: str) -> str:
     return (
         f'<rect x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.5):.1f}" height="{height}" fill="{color}">'
-        f"<title>{escape(told)}</title></rect>"
+        f"<title>{escape(title)}</title></rect>"
     )
-
-
-def _line(x: float, y: float, to_x: float, to_y: float) -> str:
-    return f'<line x1="{x}" y1="{y}" x2="{to_x}" y2="{to_y}" stroke="{SOFT}" stroke-width="1"/>'

@@ -51,13 +51,11 @@ def profiling(
         stem = run.profiling / f"rank{rank}.step{step}"
         snapshots.end(stem)
         first = step - settings.active_steps + 1
-        summary = write_trace(trace, stem, f"{run.name}, rank {rank}, steps {first} to {step}")
-        text = f"step {step}: profile in {summary.relative_to(run.path)}"
-        logger.info(
-            "step %6s | %s | %.2f s", f"{step:,}", text.partition(": ")[2], time.perf_counter() - started
-        )
+        title = f"{run.name}, rank {rank}, steps {first} to {step}"
+        path = write_trace(trace, stem, title).relative_to(run.path)
+        logger.info("step %6s | profile in %s | %.2f s", f"{step:,}", path, time.perf_counter() - started)
         if events is not None:
-            events.write("profile", text, step=step, path=str(summary.relative_to(run.path)))
+            events.write("profile", f"step {step}: profile in {path}", step=step, path=str(path))
 
     schedule = profiler.schedule(
         wait=settings.wait_steps,
@@ -65,9 +63,7 @@ def profiling(
         active=settings.active_steps,
         repeat=settings.repeat,
     )
-    activities = [profiler.ProfilerActivity.CPU]
-    if on_gpu:
-        activities.append(profiler.ProfilerActivity.CUDA)
+    activities = [profiler.ProfilerActivity.CPU, *([profiler.ProfilerActivity.CUDA] if on_gpu else [])]
     with (
         warnings.catch_warnings(),
         profiler.profile(
@@ -99,14 +95,20 @@ def profiling(
 def write_trace(trace: profiler.profile, stem: Path, title: str) -> Path:
     """Write the timeline of one cycle and its summary; the path of the summary's text."""
     path = stem.with_name(f"{stem.name}.trace.json.gz")
-    # torch writes by name, and compresses by its ending: a hidden neighbour first, then a rename.
+    with _hidden_until_whole(path) as temporary:
+        trace.export_chrome_trace(temporary)
+    return write_summary(path, title)
+
+
+@contextlib.contextmanager
+def _hidden_until_whole(path: Path) -> Iterator[str]:
+    """A name to write `path` under. torch opens it itself, and compresses by its ending, which stays."""
     temporary = path.with_name(f".{path.name}")
     try:
-        trace.export_chrome_trace(str(temporary))
+        yield str(temporary)
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    return write_summary(path, title)
 
 
 class Snapshots:
@@ -126,12 +128,7 @@ class Snapshots:
         """Write what was recorded beside the timeline."""
         if not self._recording:
             return
-        path = stem.with_name(f"{stem.name}.memory.pickle")
-        temporary = path.with_name(f".{path.name}")
-        try:
-            torch.cuda.memory._dump_snapshot(str(temporary))
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with _hidden_until_whole(stem.with_name(f"{stem.name}.memory.pickle")) as temporary:
+            torch.cuda.memory._dump_snapshot(temporary)
         torch.cuda.memory._record_memory_history(enabled=None)
         self._recording = False

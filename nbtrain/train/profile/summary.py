@@ -21,9 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base import amounts, files
-from nbtrain.train.profile.intervals import Interval, length, overlap, union, without
 from nbtrain.train.profile.picture import picture
-from nbtrain.train.profile.trace import CATEGORIES, is_step, on_device, on_host, parts_of
+from nbtrain.train.profile.trace import (
+    CATEGORIES,
+    Interval,
+    is_step,
+    length,
+    on_device,
+    on_host,
+    overlap,
+    parts_of,
+    union,
+    without,
+)
 
 TOP_OPERATORS = 25
 TIMELINE_POINTS = 400
@@ -82,10 +92,8 @@ class ProfileSummary:
             lines += ["", *_table("parts of the step, by the host's clock", self.parts, self.seconds)]
         if self.flops:
             rate = self.flops / self.seconds / 1e12
-            lines += [
-                "",
-                f"matrix products: {self.flops / 1e12:.4g} TFLOP, {rate:.4g} TFLOP/s over the steps",
-            ]
+            products = f"{self.flops / 1e12:.4g} TFLOP, {rate:.4g} TFLOP/s over the steps"
+            lines += ["", f"matrix products: {products}"]
         lines += [
             "",
             f"{'own ms':>10}  {'share':>6}  {'calls':>7}  {'TFLOP/s':>8}  {'category':<17}  operator",
@@ -102,18 +110,14 @@ class ProfileSummary:
             lines += ["", f"memory: peak {amounts.size(self.peak_memory_bytes)}, {moment}{since}"]
         return "\n".join(lines) + "\n"
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def write_summary(trace_path: Path, title: str) -> Path:
-    """Read a chrome trace and write <stem>.txt, <stem>.json and <stem>.svg beside it; the path of the
-    text."""
+    """Summarize a chrome trace in <stem>.txt, .json and .svg beside it; the path of the text."""
     with gzip.open(trace_path) as stream:
         summary = summarize(json.load(stream), title)
     stem = trace_path.name.removesuffix(".trace.json.gz")
-    files.write_json(trace_path.with_name(f"{stem}.json"), summary.to_dict())
-    files.write_text(trace_path.with_name(f"{stem}.svg"), picture(summary.to_dict()))
+    files.write_json(trace_path.with_name(f"{stem}.json"), asdict(summary))
+    files.write_text(trace_path.with_name(f"{stem}.svg"), picture(asdict(summary)))
     target = trace_path.with_name(f"{stem}.txt")
     files.write_text(target, summary.text())
     return target
@@ -163,17 +167,11 @@ def summarize(trace: dict[str, Any], title: str = "profile") -> ProfileSummary:
     )
 
 
-# --- what ran when ----------------------------------------------------------------------------------------
-
-
-# --- intervals --------------------------------------------------------------------------------------------
-
-
 def _shares(stretches: dict[str, list[Interval]], window: Interval) -> tuple[dict[str, float], float]:
     """Seconds by category, each moment counted once, and the communication that others hide."""
     covered: list[Interval] = []
     shares, hidden = {}, 0.0
-    for name in CATEGORIES[:-1]:
+    for name in list(CATEGORIES)[:-1]:
         own = union(stretches[name])
         free = without(own, covered)
         shares[name] = length(free) / 1e6
@@ -182,9 +180,6 @@ def _shares(stretches: dict[str, list[Interval]], window: Interval) -> tuple[dic
         covered = union([*covered, *free])
     shares["idle"] = (window[1] - window[0] - length(covered)) / 1e6
     return shares, hidden
-
-
-# --- memory -----------------------------------------------------------------------------------------------
 
 
 def _memory(events: list[dict[str, Any]], window: Interval, device: str) -> list[tuple[float, int]]:

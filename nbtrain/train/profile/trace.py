@@ -1,23 +1,26 @@
 """The events of a chrome trace: which part of a step and which kind of work each belongs to."""
 
+import bisect
 import collections
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-from nbtrain.train.profile.intervals import Interval, is_in, union, without
+Interval = tuple[float, float]
 
-CATEGORIES = (
-    "matmul",
-    "attention",
-    "norm, elementwise",
-    "optimizer",
-    "copies",
-    "other",
-    "communication",
-    "data",
-    "idle",
-)
+CATEGORIES = {
+    "matmul": "#1f77b4",
+    "attention": "#17a2b8",
+    "norm, elementwise": "#2ca02c",
+    "optimizer": "#9467bd",
+    "copies": "#bcbd22",
+    "other": "#8c8c8c",
+    "communication": "#d62728",
+    "data": "#e8710a",
+    "idle": "#e5e7eb",
+}
+"""The colour of each kind of work in a picture. When several run at once, the first one has the moment."""
 
 PART_PREFIX = "nbtrain: "
 """Before the name of a step's part (throughput.py) in the trace."""
@@ -92,18 +95,11 @@ def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Int
             if open_events:
                 # Clocks are rounded: an inner event may seem to end after its outer one.
                 end = min(end, open_events[-1][3])
-            reached = event["ts"]
             open_events.append((event, _name(event), category, end))
             # A stretch without length carries what counts once a call; summarize() wants some, so a
             # nanosecond is given.
-            yield (
-                _name(event),
-                category,
-                (event["ts"], min(end, event["ts"] + 1e-3)),
-                product_flops(event),
-                True,
-            )
             reached = min(end, event["ts"] + 1e-3)
+            yield _name(event), category, (event["ts"], reached), product_flops(event), True
 
 
 def on_device(
@@ -120,7 +116,7 @@ def on_device(
         for event in events
         if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
     }
-    told: set[Any] = set()
+    counted: set[Any] = set()
     for kernel in kernels:
         arguments = kernel.get("args", {})
         operator = launchers.get(arguments.get("External id"))
@@ -132,11 +128,11 @@ def on_device(
         if category != "communication" and moment is not None and is_in(moment, parts.get("optimizer", [])):
             category = "optimizer"
         flops = 0.0
-        if operator is not None and arguments["External id"] not in told:
+        if operator is not None and arguments["External id"] not in counted:
             # An operator may launch several kernels; its FLOPs count once.
-            told.add(arguments["External id"])
+            counted.add(arguments["External id"])
             flops = product_flops(operator)
-        name = _name(operator) if operator is not None else _short(kernel["name"])
+        name = _name(operator) if operator is not None else shortened(kernel["name"], 90)
         yield name, category, (kernel["ts"], kernel["ts"] + kernel["dur"]), flops, True
 
 
@@ -160,7 +156,7 @@ def product_flops(event: dict[str, Any]) -> float:
             *batch, queries, size = dims[1 if backward else 0]
             keys = dims[2 if backward else 1][-2]
             products = 5 if backward else 2
-            return 2.0 * products * _product(batch) * queries * keys * size
+            return 2.0 * products * math.prod(batch) * queries * keys * size
     except (ValueError, IndexError):
         # Shapes that are none of a product's: an overload with other inputs.
         return 0.0
@@ -208,13 +204,53 @@ def _name(event: dict[str, Any]) -> str:
     return name
 
 
-def _short(name: str) -> str:
-    """A kernel's name without its template arguments' tail."""
-    return name if len(name) <= 90 else name[:87] + "..."
+def shortened(name: str, letters: int) -> str:
+    """A name of at most so many letters: the tail of a kernel's template arguments says little."""
+    return name if len(name) <= letters else name[: letters - 3] + "..."
 
 
-def _product(numbers: list[int]) -> int:
-    result = 1
-    for number in numbers:
-        result *= number
-    return result
+# --- intervals --------------------------------------------------------------------------------------------
+
+
+def union(intervals: Iterable[Interval]) -> list[Interval]:
+    """Sorted and disjoint intervals that cover the same moments."""
+    joined: list[Interval] = []
+    for begin, end in sorted(intervals):
+        if joined and begin <= joined[-1][1]:
+            if end > joined[-1][1]:
+                joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def without(intervals: list[Interval], taken: list[Interval]) -> list[Interval]:
+    """The moments of `intervals` that are not in `taken`; both are sorted and disjoint."""
+    left: list[Interval] = []
+    at = 0
+    for begin, end in intervals:
+        while at < len(taken) and taken[at][1] <= begin:
+            at += 1
+        look = at
+        while look < len(taken) and taken[look][0] < end:
+            if taken[look][0] > begin:
+                left.append((begin, taken[look][0]))
+            begin = max(begin, taken[look][1])
+            look += 1
+        if begin < end:
+            left.append((begin, end))
+    return left
+
+
+def length(intervals: list[Interval]) -> float:
+    return sum(end - begin for begin, end in intervals)
+
+
+def overlap(interval: Interval, window: Interval) -> float:
+    return max(0.0, min(interval[1], window[1]) - max(interval[0], window[0]))
+
+
+def is_in(moment: float, intervals: list[Interval]) -> bool:
+    """Whether `moment` lies in one of `intervals`, which are sorted and disjoint."""
+    at = bisect.bisect_right(intervals, (moment, float("inf"))) - 1
+    return at >= 0 and intervals[at][0] <= moment <= intervals[at][1]

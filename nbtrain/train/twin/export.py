@@ -1,5 +1,4 @@
-"""The last link of a twin's chain: weights of a checkpoint in one file, loaded by one process, give the run's
-loss.
+"""The last link of a twin's chain: one process loads a checkpoint's weights and finds the run's loss.
 
 jobs/twin/prove.py has the fork server call `main` as one rank.
 """
@@ -17,7 +16,6 @@ from nbtrain.dataset.samples.build import build_datasets
 from nbtrain.model.gpt import build_model
 from nbtrain.parallel import startup
 from nbtrain.parallel.groups import ParallelGroups
-from nbtrain.train.batches import Batches, evaluation_rows
 from nbtrain.train.engine.plain_engine import PlainEngine
 
 WEIGHTS = "weights.pt"
@@ -25,8 +23,7 @@ ANSWER = "export.json"
 
 
 def main(trained: str, whole: str) -> int:
-    """Put the newest weights of the run `trained` into one file of its export/, and evaluate them as the run
-    `whole`.
+    """Put the newest weights of the run `trained` into one file, and evaluate them as the run `whole`.
 
     `whole` has the configuration of one process for the same model. The answer is export/export.json of
     `trained`: {"validation_loss", "num_parameters", "num_tensors", "bytes"}.
@@ -44,16 +41,10 @@ def main(trained: str, whole: str) -> int:
     model.load_state_dict(weights)
     datasets = build_datasets(config)
     assert datasets.valid is not None
-    batch = config.batch
-    rows = evaluation_rows(
-        config.evaluation.eval_iters * batch.global_batch_size, batch.micro_batch_size, 0, 1
-    )
-    batches = Batches(datasets.valid, rows, world.device, masked=datasets.is_masked)
-    number = config.evaluation.eval_iters * batch.global_batch_size // batch.micro_batch_size
     groups = ParallelGroups.create(config.topology, 1, 60)
     holder = SimpleNamespace(module=model, device=world.device)
     engine = PlainEngine(holder, torch.optim.SGD(model.parameters()), groups, 0)
-    loss = engine.evaluate(batches, number, lambda: None)
+    loss = engine.loss_on(datasets.valid, config, datasets.is_masked, lambda: None)
     startup.finish()
     files.write_json(
         run.export / ANSWER,

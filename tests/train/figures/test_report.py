@@ -16,11 +16,10 @@ from nbtrain.config.load import load
 from nbtrain.dataset.samples.state import DataState
 from nbtrain.parallel.startup import World
 from nbtrain.train.figures.alerts import Alerts
-from nbtrain.train.figures.metrics_writer import MetricsWriter
 from nbtrain.train.figures.report import Report
 from nbtrain.train.figures.stragglers import Spread
-from nbtrain.train.figures.throughput import StepTimer
-from nbtrain.train.figures.time_split import TimeSplit
+from nbtrain.train.figures.throughput import StepTimer, TimeSplit
+from nbtrain.train.health.heartbeat import HeartbeatWriter
 from nbtrain.train.training_step import StepResult
 
 CPU = torch.device("cpu")
@@ -47,15 +46,9 @@ def config():
 @pytest.fixture
 def report(job, config, tmp_path):
     state = TrainState(0, DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000))
-    writer = MetricsWriter(tmp_path / "tensorboard", 0, 0, 0)
-    report = Report(
-        config,
-        World(0, 1, 0, CPU),
-        state,
-        TrainingProgress(800, 3_276_800),
-        EventWriter(job, "rank0"),
-        writer,
-    )
+    heartbeat = HeartbeatWriter(job, 0, 0)
+    heartbeat.progress, heartbeat.events = TrainingProgress(800, 3_276_800), EventWriter(job, "rank0")
+    report = Report(config, World(0, 1, 0, CPU), state, heartbeat, tmp_path / "tensorboard")
     yield report
     report.close()
 
@@ -63,7 +56,7 @@ def report(job, config, tmp_path):
 def add_step(report, config, step, loss=4.5):
     data = DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16 * step)
     result = StepResult(
-        step, 16, 16 * step, 2e-3, torch.tensor(loss), 0.84321, 1.0, StepTimer(CPU), wall_seconds=2.0
+        step, 16, 16 * step, 2e-3, torch.tensor(loss), 0.84321, 1.0, StepTimer(CPU), 2.0, step % 2 == 0
     )
     report.add_step(result, TrainState(step, data))
 
@@ -83,8 +76,9 @@ def overflow(report, step, before, now, count):
     """A step of fp16 that overflowed with the scale `before`, as the run's `count`-th; None: a good step."""
     data = DataState(1, "1,0,0", "megatron-core", "0" * 64, 100_000, consumed_samples=16 * step)
     result = StepResult(
-        step, 16, 16 * step, 2e-3, torch.tensor(4.5), math.inf if before else 0.5, now, StepTimer(CPU), 2.0,
-        overflowed_scale=before, stability_counts={"overflow_steps": count} if count else {},
+        step, 16, 16 * step, 2e-3, torch.tensor(4.5), math.inf if before else 0.5, now, StepTimer(CPU),
+        wall_seconds=2.0, logged=True, overflowed_scale=before,
+        stability_counts={"overflow_steps": count} if count else {},
     )  # fmt: skip
     report.add_step(result, TrainState(step, data))
 
@@ -92,7 +86,7 @@ def overflow(report, step, before, now, count):
 def test_an_overflow_of_fp16_is_told_in_place_of_its_norm(report, caplog):
     """The first is kept by fp16.hysteresis; a scale that was given may be no power of two."""
     caplog.set_level(logging.INFO, "nbtrain")
-    fp16 = {"precision.dtype": "fp16", "logging.log_interval_steps": 1}
+    fp16 = {"precision.dtype": "fp16"}
     report.config = load(report.config, fp16, check=False)
     told = []
     for step, (before, now, count) in enumerate(
@@ -127,7 +121,7 @@ def test_on_a_gpu_a_logged_step_is_written_behind_the_next_ones_launch(report, c
     caplog.set_level(logging.INFO, "nbtrain")
     monkeypatch.setattr(report, "world", World(0, 1, 0, torch.device("cuda")))
     monkeypatch.setattr(report, "_device_memory", lambda: (None, None))
-    monkeypatch.setattr("nbtrain.train.figures.alerts.device_utilization", lambda device: None)
+    monkeypatch.setattr("nbtrain.train.figures.report.device_utilization", lambda device: None)
     told = []
     for step in range(1, 6):
         add_step(report, config, step, loss=5.0 - step)
@@ -212,7 +206,7 @@ def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept_for_a_
     alerts = Alerts(config, EventWriter(job, "rank0"))
     used = [0.5, *(0.95, 0.5) * 20, *(0.5,) * 8, 0.92, *(0.5,) * 10, 0.91]
     for step, fraction in enumerate(used, start=1):
-        alerts.check_all(step, None, None, fraction, None, CPU)
+        alerts.check_all(step, host_memory_fraction=fraction)
     assert [event["message"] for event in read_events(job)] == [
         "step 2: host memory 95.0% is above 90% (logging.alerts.max_host_memory_fraction)",
         "step 61: host memory 91.0% is above 90% (logging.alerts.max_host_memory_fraction)",
@@ -222,7 +216,7 @@ def test_an_alert_is_raised_when_crossed_and_again_only_after_it_was_kept_for_a_
 def test_a_threshold_below_and_one_turned_off(job):
     config = load("gpt-tiny", {"logging.alerts.max_host_memory_fraction": None})
     alerts = Alerts(config, EventWriter(job, "rank0"))
-    alerts.check_all(3, 0.2, None, 0.99, None, CPU)
+    alerts.check_all(3, mfu=0.2, host_memory_fraction=0.99, device_memory_fraction=None)
     assert [(event["alert"], event["message"]) for event in read_events(job)] == [
         ("min_mfu", "step 3: MFU 20.0% is below 50% (logging.alerts.min_mfu)")
     ]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,7 +89,7 @@ def test_the_thread_renews_the_file_and_counts_no_progress(job, monkeypatch):
     monkeypatch.setattr(heartbeat_module.faulthandler, "register", lambda *arguments, **named: None)
     writer = HeartbeatWriter(job, 0, 0)
     here = Collective("all_reduce", "data_parallel", [0, 1], 7, 5.0, True)
-    writer.collective, writer.calls = lambda: here, lambda: 13
+    writer.collectives = SimpleNamespace(current=lambda: here, calls=13)
     writer.beat(3)
     writer.start()
     seen = []
@@ -150,11 +151,11 @@ def test_a_hanging_rank_tells_its_stack(job):
     try:
         assert rank.stdout.readline() == "ready\n"
         rank.send_signal(STACK_SIGNAL)
-        told = []
-        while not any("in <module>" in line for line in told):
-            told.append(rank.stderr.readline())
-        assert any("in where_it_hangs" in line for line in told)
-        assert any("in _renew" in line for line in told)
+        lines = []
+        while not any("in <module>" in line for line in lines):
+            lines.append(rank.stderr.readline())
+        assert any("in where_it_hangs" in line for line in lines)
+        assert any("in _renew" in line for line in lines)
         assert rank.poll() is None
     finally:
         rank.send_signal(signal.SIGKILL)

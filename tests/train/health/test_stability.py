@@ -119,7 +119,12 @@ def test_skip_acts_before_the_weights_move(yaml, job):
     assert run.engine.skipped_steps == 2 and run.engine.global_steps == 3
     assert not run.step(2.0).skipped
     assert run.weight == pytest.approx(before - 1.0, abs=1e-6)
-    assert run.guard.counts == {"skipped_steps": 2, "overflow_steps": 0, "loss_spikes": 0, "rollbacks": 0}
+    assert run.guard.history.counts == {
+        "skipped_steps": 2,
+        "overflow_steps": 0,
+        "loss_spikes": 0,
+        "rollbacks": 0,
+    }
     first = next(iter(read_events(job)))
     assert first["kind"] == "skip"
     assert first["message"] == (
@@ -139,7 +144,7 @@ def test_too_many_skips_end_the_job(yaml, job):
         run.step(math.nan)
 
 
-def test_skipping_does_not_mend_weights(yaml, job):
+def test_skipping_does_not_fix_weights(yaml, job):
     """The loss is NaN because the weight is: the first such step ends the job, not the eleventh."""
     run = Run(yaml, job, on_nan="skip")
     run.step(2.0)
@@ -186,13 +191,13 @@ def test_a_spike_is_seen_once_the_window_is_full(yaml, job, policy):
     else:
         with pytest.raises(StabilityError if policy == "stop" else RollbackError, match=said):
             run.step(6.4)
-    assert run.guard.counts["loss_spikes"] == 1
+    assert run.guard.history.counts["loss_spikes"] == 1
 
 
 def test_spikes_are_ignored_where_nobody_asked(yaml, job):
     run = Run(yaml, job, loss_spike_window_steps=1)
     assert not any(run.step(loss).skipped for loss in (1.0, 50.0, 1.0))
-    assert run.guard.counts["loss_spikes"] == 0
+    assert run.guard.history.counts["loss_spikes"] == 0
 
 
 def test_a_rollback_carries_step_and_samples(yaml, job):
@@ -218,20 +223,21 @@ def test_the_window_goes_through_a_checkpoint(yaml, job):
     run = Run(yaml, job, **settings)
     for loss in (1.0, 1.0, 1.0, 9.0):
         run.step(loss)
-    saved = json.loads(json.dumps(run.guard.state_dict()))
+    saved = json.loads(json.dumps(run.guard.history.state_dict()))
     later = Run(yaml, job, **settings)
-    later.guard.load_state_dict(saved)
-    later.guard.load_state_dict(None)
+    later.guard.history.load_state_dict(saved)
+    later.guard.history.load_state_dict(None)
     assert later.step(9.0).skipped
-    assert later.guard.counts["skipped_steps"] == 2
+    assert later.guard.history.counts["skipped_steps"] == 2
 
 
 def test_an_overflow_of_a_scale_that_adapts_is_no_bad_step(yaml, job):
     run = Run(yaml, job, on_nan="stop")
-    run.guard._scale_adapts = True
+    fp16 = {"precision.dtype": "fp16", "precision.fp16.loss_scale": 0}
+    run.guard.config = load(run.config, fp16, check=False)
     run.engine.optimizer.overflow = True
     assert run.step(2.0).overflowed
-    assert run.guard.counts["overflow_steps"] == 1
+    assert run.guard.history.counts["overflow_steps"] == 1
     assert read_events(job) == []
 
 
@@ -245,7 +251,7 @@ def test_an_overflow_of_a_fixed_scale_names_the_scale(yaml, job, policy):
         "or set 0 for a dynamic one"
     )
 
-    def told(loss, loss_scale=2.0**32):
+    def message_of(loss, loss_scale=2.0**32):
         fp16 = {"precision.dtype": "fp16", "precision.fp16.loss_scale": loss_scale}
         run.guard.config = load(run.config, fp16, check=False)
         if policy == "skip":
@@ -254,15 +260,15 @@ def test_an_overflow_of_a_fixed_scale_names_the_scale(yaml, job, policy):
             run.step(loss)
         return str(caught.value)
 
-    first = told(2.0)
+    first = message_of(2.0)
     assert advice in first and "lr_schedule.lr" not in first
     assert advice in read_events(job)[0]["message"]
     if policy == "skip":
         with pytest.raises(StabilityError, match=r"does not learn any more[.]$"):
             run.step(2.0)
         return
-    assert "precision.fp16" not in (second := told(2.0, 1.0)) and "Lower lr_schedule.lr" in second
-    assert "precision.fp16" not in (third := told(math.nan)) and "Lower lr_schedule.lr" in third
+    assert "precision.fp16" not in (second := message_of(2.0, 1.0)) and "Lower lr_schedule.lr" in second
+    assert "precision.fp16" not in (third := message_of(math.nan)) and "Lower lr_schedule.lr" in third
 
 
 def test_an_overflow_at_the_smallest_scale_is_explained(yaml):

@@ -8,7 +8,7 @@ import torch
 from deepspeed.runtime.pipe import schedule
 from deepspeed.runtime.pipe.engine import PipelineEngine
 
-from nbtrain.train.engine.pipeline_timers import PART_OF, pipeline_timers
+from nbtrain.train.engine.pipeline_engine import PART_OF, pipeline_timers
 from nbtrain.train.figures.throughput import StepTimer
 
 
@@ -18,11 +18,10 @@ def test_every_instruction_of_deepspeed_is_known():
 
 
 def test_the_bubble_is_told_from_the_work(monkeypatch):
-    """The first stage of two, one micro batch: 2 s forward, 3 s backward, 1 s sent, 5 s waited, 4 s of
-    optimizer."""
+    """The first stage of two, one micro batch: every kind of instruction takes other seconds."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
-    told = []
+    calls = []
 
     class Engine:
         """As DeepSpeed's: a table of functions, called with the engine."""
@@ -34,7 +33,7 @@ def test_the_bubble_is_told_from_the_work(monkeypatch):
 
     def takes(seconds):
         def execute(engine, **arguments):
-            told.append(arguments)
+            calls.append(arguments)
             now[0] += seconds
 
         return execute
@@ -54,7 +53,7 @@ def test_the_bubble_is_told_from_the_work(monkeypatch):
         for instruction in costs:
             engine.run(instruction, buffer_id=0)
     assert timer.seconds() == {"data": 0, "forward": 2.0, "backward": 3.0, "optimizer": 4.0, "pipeline": 6.0}
-    assert told == [{"buffer_id": 0}] * len(costs)
+    assert calls == [{"buffer_id": 0}] * len(costs)
     # Afterwards the class's own table is used again.
     assert vars(engine) == {}
     with pytest.raises(ValueError, match="broken"), pipeline_timers(engine, timer):

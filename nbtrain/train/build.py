@@ -36,7 +36,7 @@ from nbtrain.parallel.random import TensorParallelStream, seed_rank
 from nbtrain.parallel.startup import World, quiet
 from nbtrain.train.engine.engine import TrainEngine
 from nbtrain.train.engine.optimizer import build_optimizer
-from nbtrain.train.engine.patches import Patched, install_patches
+from nbtrain.train.engine.patches import install_patches
 from nbtrain.train.engine.pipeline_engine import PipelineEngine
 from nbtrain.train.engine.plain_engine import PlainEngine
 from nbtrain.train.figures.throughput import compute_dtype
@@ -67,13 +67,9 @@ class Built:
 
 def refuse_unsupported(config: RunConfig) -> None:
     """Raises ConfigError, naming the field, for what the versions and the machine of this rank cannot run."""
-    if config.model.compile:
-        _refuse_compile(config)
-
-
-def _refuse_compile(config: RunConfig) -> None:
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if config.resources.device == "cpu" and (compiler is None or shutil.which(compiler) is None):
+    missing = compiler is None or shutil.which(compiler) is None
+    if config.model.compile and config.resources.device == "cpu" and missing:
         raise ConfigError(
             f"{config.where('model.compile')}: model.compile = true needs a C++ compiler on CPU, and neither "
             "$CXX nor g++ nor clang++ was found. Install one (Debian: apt-get install g++), or set compile: "
@@ -85,16 +81,12 @@ def _refuse_format(config: RunConfig) -> None:
     from deepspeed.accelerator import get_accelerator
 
     accelerator, dtype = get_accelerator(), config.precision.dtype
-    supported = {
-        "fp32": True,
-        "bf16": accelerator.is_bf16_supported(),
-        "fp16": accelerator.is_fp16_supported(),
-    }
-    if not supported[dtype]:
-        usable = ", ".join(name for name, can in supported.items() if can)
+    bf16, fp16 = accelerator.is_bf16_supported(), accelerator.is_fp16_supported()
+    usable = ["fp32", *(["bf16"] if bf16 else []), *(["fp16"] if fp16 else [])]
+    if dtype not in usable:
         raise ConfigError(
             f"{config.where('precision.dtype')}: precision.dtype = {dtype} is not supported by DeepSpeed on "
-            f"this {accelerator.device_name()}; here it can be {usable}."
+            f"this {accelerator.device_name()}; here it can be {', '.join(usable)}."
         )
 
 
@@ -132,28 +124,20 @@ def build(config: RunConfig, run: RunDir, world: World, events: EventWriter | No
     manifest = choose(run, world, events)
     index_samples = manifest["data_state"]["index_samples"] if manifest else None
     datasets = _build_data(config, index_samples, skipped_samples(run, manifest), world)
-    groups = ParallelGroups.create(
-        config.topology,
+    ulysses, timeout = (
         config.parallel.ds_sequence_parallel_size,
         config.parallel.process_group_timeout_seconds,
     )
+    groups = ParallelGroups.create(config.topology, ulysses, timeout)
     stream = _tensor_parallel_stream(config, groups)
     engine = _build_engine(config, groups, stream)
-    live = LiveRun(
-        run,
-        config,
-        engine.deepspeed,
-        world,
-        datasets.manifest.tokenizer_sha256,
-        events,
-        datasets.train,
-        stream,
-    )
+    tokenizer, train = datasets.manifest.tokenizer_sha256, datasets.train
+    live = LiveRun(run, config, engine.deepspeed, world, tokenizer, events, train, stream)
     # Stages and places on the data axis draw different dropout; tensor-parallel ranks draw the same for what
     # they hold alike.
     seed_rank(config.model.seed, world.rank // config.parallel.tensor_parallel_size)
     guard, saver = StepGuard(config, engine.deepspeed, world, events, run), Saver(live)
-    install_patches(Patched(engine.deepspeed, config, saver, guard))
+    install_patches(saver, guard)
     state = TrainState(0, datasets.state)
     return Built(run, events, engine, datasets, saver, guard, state, manifest)
 
@@ -226,9 +210,9 @@ def deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
 
 def _build_data(config: RunConfig, index_samples: int | None, skipped: int, world: World) -> GPTDatasets:
     # Rank 0 fills the index cache, the others read it.
-    if world.rank == 0:
-        datasets = build_datasets(config, index_samples, skipped)
-    dist.barrier()
     if world.rank != 0:
-        datasets = build_datasets(config, index_samples, skipped)
+        dist.barrier()
+    datasets = build_datasets(config, index_samples, skipped)
+    if world.rank == 0:
+        dist.barrier()
     return datasets

@@ -9,6 +9,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from nbtrain.base.errors import CheckpointError
@@ -48,11 +49,9 @@ def train_run(
         refuse_bad_weights(run, built, world)
         heartbeat.beat(built.state.step)
     names, attempt = built.datasets.names, this_attempt(run)
-    report = (
-        Report(config, world, built.state, heartbeat, run.tensorboard, names, attempt.trace)
-        if world.rank == 0
-        else None
-    )
+    report = None
+    if world.rank == 0:
+        report = Report(config, world, built.state, heartbeat, run.tensorboard, names, attempt.trace)
     try:
         first_step, events = built.state.step, heartbeat.events
         with profiling(config.profile, run, world.rank, first_step, events) as profile_step:
@@ -74,35 +73,27 @@ def refuse_bad_weights(run: RunDir, built: Built, world: World) -> None:
     )
 
 
+@dataclass
 class Trainer:
     """Trains what build() made until the tokens are done or a stop is agreed on."""
 
-    def __init__(
-        self,
-        config: RunConfig,
-        world: World,
-        built: Built,
-        requests: Requests,
-        heartbeat: HeartbeatWriter,
-        report: Report | None,
-        profile_step: Callable[[], None],
-    ):
-        self.config = config
-        self.world = world
-        self.engine = built.engine
-        self.datasets = built.datasets
-        self.saver = built.saver
-        self.guard = built.guard
-        self.state = built.state
-        self.requests = requests
-        self.heartbeat = heartbeat
-        self.report = report
-        self.profile_step = profile_step
-        self.step = TrainingStep(config, world, built, heartbeat)
+    config: RunConfig
+    world: World
+    built: Built
+    requests: Requests
+    heartbeat: HeartbeatWriter
+    report: Report | None
+    profile_step: Callable[[], None]
+
+    def __post_init__(self) -> None:
+        config, world, built = self.config, self.world, self.built
+        self.engine, self.datasets, self.saver = built.engine, built.datasets, built.saver
+        self.guard, self.state = built.guard, built.state
+        self.step = TrainingStep(config, world, built, self.heartbeat)
         self.agreement = Agreement()
         self.stragglers = Stragglers(world, config)
         self.perf = PerfClock(config.train_steps, world.device) if config.mode == "perf" else None
-        self.limits = ExitLimits(config.batch, job_age_seconds(requests.job))
+        self.limits = ExitLimits(config.batch, job_age_seconds(self.requests.job))
 
     def run(self) -> str:
         """ "finished" or "stopped". On a stop and at the end the last step is saved, except in mode: perf.
@@ -246,23 +237,11 @@ class Trainer:
     # --- data ---------------------------------------------------------------------------------------------
 
     def _training_batches(self) -> Batches:
-        data = self.engine.groups.data_parallel
-        rows = training_rows(
-            self.state.data,
-            self.config.train_steps - self.state.step,
-            self.config.batch_schedule,
-            self.config.batch.micro_batch_size,
-            data.rank,
-            data.size,
-        )
-        return Batches(
-            self.datasets.train,
-            rows,
-            self.world.device,
-            self.config.data.num_workers,
-            masked=self.datasets.is_masked,
-            named=bool(self.datasets.names),
-        )
+        config, data, place = self.config, self.datasets, self.engine.groups.data_parallel
+        steps, micro = config.train_steps - self.state.step, config.batch.micro_batch_size
+        rows = training_rows(self.state.data, steps, config.batch_schedule, micro, place.rank, place.size)
+        masked, named = data.is_masked, bool(data.names)
+        return Batches(data.train, rows, self.world.device, config.data.num_workers, masked, named)
 
     def _loss_on(self, dataset: Any) -> float:
         return self.engine.loss_on(dataset, self.config, self.datasets.is_masked, self.heartbeat.beat)

@@ -15,7 +15,7 @@ from nbtrain.config.schema import RunConfig
 from nbtrain.parallel.startup import World
 from nbtrain.train.batches import Batches, DatasetLosses
 from nbtrain.train.build import Built
-from nbtrain.train.engine.engine import MicroBatch
+from nbtrain.train.engine.engine import MicroBatch, StepWork
 from nbtrain.train.engine.optimizer import set_batch_size, set_rates
 from nbtrain.train.figures.communication import CommunicationTimer
 from nbtrain.train.figures.throughput import StepTimer
@@ -53,13 +53,9 @@ class TrainingStep:
     """Makes the steps of one run, each from where built.state stands. Called by all ranks together."""
 
     def __init__(self, config: RunConfig, world: World, built: Built, heartbeat: HeartbeatWriter):
-        self.config = config
-        self.world = world
-        self.engine = built.engine
-        self.datasets = built.datasets
-        self.state = built.state
-        self.guard = built.guard
-        self.heartbeat = heartbeat
+        self.config, self.world, self.heartbeat = config, world, heartbeat
+        self.engine, self.datasets = built.engine, built.datasets
+        self.state, self.guard = built.state, built.guard
         self.learning_rate = LrSchedule.of(config)
         self.weight_decay = WeightDecaySchedule.of(config)
         self.batch_schedule = config.batch_schedule
@@ -86,15 +82,10 @@ class TrainingStep:
         self.guard.begin_step(state.step + 1, (first, last + 1), engine.local_loss)
         with self.communication.measured(self.world, logged, timer):
             micro_batches = self._micro_batches(batches, accumulation_steps, timer)
+            beat, factor = self.heartbeat.beat, self.guard.loss_factor
+            work = StepWork(micro_batches, accumulation_steps, timer, beat, losses, factor)
             with smallest_scale_explained(self.config, state.step + 1):
-                loss, norm = engine.train_step(
-                    micro_batches,
-                    accumulation_steps,
-                    timer,
-                    self.heartbeat.beat,
-                    losses,
-                    self.guard.loss_factor,
-                )
+                loss, norm = engine.train_step(work)
             sums = engine.over_data_axis(losses.sums(engine.ulysses_size)) if losses is not None else None
         timer.end()
         verdict = self.guard.end_step(loss, norm)

@@ -31,6 +31,20 @@ class MicroBatch(NamedTuple):
     """With a loss mask: what a micro batch's sum of losses is divided by (parallel/cross_entropy.py)."""
 
 
+class StepWork(NamedTuple):
+    """What an engine is given for one step."""
+
+    micro_batches: Iterator[MicroBatch]
+    accumulation_steps: int
+    timer: StepTimer
+    beat: Callable[[], None]
+    """Called once a micro batch."""
+    losses: DatasetLosses | None = None
+    """Receives the loss of each token."""
+    loss_factor: float | None = None
+    """For tests that need a bad step."""
+
+
 def summed(batch: Batch, tokens: list[float]) -> torch.Tensor | None:
     """A denominator of 1 for a batch with a loss mask, so that its loss is the sum over its learnt tokens.
 
@@ -83,20 +97,8 @@ class TrainEngine:
         pipeline = self.groups.pipeline_model_parallel
         return pipeline.rank == pipeline.size - 1
 
-    def train_step(
-        self,
-        micro_batches: Iterator[MicroBatch],
-        accumulation_steps: int,
-        timer: StepTimer,
-        beat: Callable[[], None],
-        losses: DatasetLosses | None = None,
-        loss_factor: float | None = None,
-    ) -> StepLoss:
-        """Forward, backward and one step of the optimizer. Called by all ranks together.
-
-        `beat` is called once a micro batch. `losses`, if given, receives the loss of each token.
-        `loss_factor` is for tests that need a bad step.
-        """
+    def train_step(self, work: StepWork) -> StepLoss:
+        """Forward, backward and one step of the optimizer. Called by all ranks together."""
         raise NotImplementedError
 
     def local_loss(self) -> torch.Tensor | None:

@@ -6,23 +6,10 @@ an update of DeepSpeed look at each row: if its test passes without it, the row 
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from nbtrain.checkpoint.save import Saver
-from nbtrain.config.schema import RunConfig
 from nbtrain.train.engine.run_ahead import let_run_ahead, may_run_ahead
 from nbtrain.train.health.stability import StepGuard
-
-
-@dataclass(frozen=True)
-class Patched:
-    """An engine and what takes the place of its parts."""
-
-    engine: Any
-    """DeepSpeed's own."""
-    config: RunConfig
-    saver: Saver
-    guard: StepGuard
 
 
 @dataclass(frozen=True)
@@ -35,25 +22,26 @@ class Patch:
     """file::function, which fails without it."""
     where: str
     """The file that holds what takes its place."""
-    install: Callable[[Patched], None] | None = None
+    install: Callable[[Saver, StepGuard], None] | None = None
     version: str = "0.19.8"
     """The newest DeepSpeed that is known to need it."""
 
 
-def install_patches(patched: Patched) -> None:
-    """Install every row of PATCHES that is installed, in their order."""
+def install_patches(saver: Saver, guard: StepGuard) -> None:
+    """Install every row of PATCHES that is installed, in their order, in the engine of both."""
     for patch in PATCHES:
         if patch.install is not None:
-            patch.install(patched)
+            patch.install(saver, guard)
 
 
-def _write_our_way(patched: Patched) -> None:
-    patched.engine.checkpoint_engine = patched.saver.writer
+def _write_our_way(saver: Saver, guard: StepGuard) -> None:
+    engine = saver.live.engine
+    engine.checkpoint_engine = saver.writer
 
 
-def _run_ahead(patched: Patched) -> None:
-    if patched.config.resources.device == "gpu" and may_run_ahead(patched.config):
-        let_run_ahead(patched.engine)
+def _run_ahead(saver: Saver, guard: StepGuard) -> None:
+    if guard.config.resources.device == "gpu" and may_run_ahead(guard.config):
+        let_run_ahead(saver.live.engine)
 
 
 PATCHES = (
@@ -71,7 +59,7 @@ PATCHES = (
         "where a bad step can still be skipped",
         "tests/train/health/test_stability.py::test_skip_acts_before_the_weights_move",
         "nbtrain/train/health/stability.py",
-        lambda patched: patched.guard.install(),
+        lambda saver, guard: guard.install(),
     ),
     Patch(
         "DeepSpeedZeroOptimizer.step, BF16_Optimizer.step",

@@ -16,8 +16,8 @@ import torch
 from deepspeed.runtime.pipe import schedule
 
 from nbtrain.model.gpt_pipe import pipeline_inputs
-from nbtrain.train.batches import Batches, DatasetLosses
-from nbtrain.train.engine.engine import MicroBatch, StepLoss, TrainEngine, summed
+from nbtrain.train.batches import Batches
+from nbtrain.train.engine.engine import StepLoss, StepWork, TrainEngine, summed
 from nbtrain.train.engine.replaced import replaced
 from nbtrain.train.figures.throughput import StepTimer
 
@@ -37,25 +37,19 @@ PART_OF = {
 class PipelineEngine(TrainEngine):
     """All micro batches of a step go through the stages one after the other; then the optimizer steps."""
 
-    def train_step(
-        self,
-        micro_batches: Iterator[MicroBatch],
-        accumulation_steps: int,
-        timer: StepTimer,
-        beat: Callable[[], None],
-        losses: DatasetLosses | None = None,
-        loss_factor: float | None = None,
-    ) -> StepLoss:
+    def train_step(self, work: StepWork) -> StepLoss:
+        losses, factor = work.losses, work.loss_factor
+
         def inputs() -> Iterator[tuple]:
-            for batch, denominator in micro_batches:
-                beat()
+            for batch, denominator in work.micro_batches:
+                work.beat()
                 noted = losses.of(batch) if losses is not None and self.has_loss else None
                 yield pipeline_inputs(batch, denominator, noted)
 
         module: Any = self.module
         own = module.loss_fn
-        scaled = own if loss_factor is None else lambda outputs, labels: own(outputs, labels) * loss_factor
-        with pipeline_timers(self.deepspeed, timer), replaced(module, "loss_fn", scaled):
+        scaled = own if factor is None else lambda outputs, labels: own(outputs, labels) * factor
+        with pipeline_timers(self.deepspeed, work.timer), replaced(module, "loss_fn", scaled):
             loss = self.deepspeed.train_batch(inputs())
         return StepLoss(loss, self.deepspeed.get_global_grad_norm())
 

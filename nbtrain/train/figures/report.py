@@ -141,9 +141,7 @@ class Report:
             "throughput",
             f"throughput: {text}",
             step=state.step,
-            steps=measured.steps,
-            samples=measured.samples,
-            seconds=measured.seconds,
+            **asdict(measured),
             tokens_per_second=tokens_per_second,
             **asdict(speeds),
             measured_matmul_flops=self.speedometer.matmul_flops,
@@ -209,13 +207,8 @@ class Report:
         loss = float(result.loss)
         norm = float(result.grad_norm) if result.grad_norm is not None else None
         if self._trace:
-            self.events.write(
-                "trace",
-                f"step {result.step}",
-                step=result.step,
-                loss=loss.hex(),
-                grad_norm=norm.hex() if norm is not None else None,
-            )
+            exact = {"loss": loss.hex(), "grad_norm": norm.hex() if norm is not None else None}
+            self.events.write("trace", f"step {result.step}", step=result.step, **exact)
         if result.overflowed_scale is not None:
             # The norm of a step that moved nothing is infinite: it would only spoil curves and progress.
             norm = None

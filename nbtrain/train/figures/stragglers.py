@@ -26,8 +26,7 @@ class Spread:
     seconds: tuple[float, ...]
     """By rank."""
     slowdowns: tuple[float, ...]
-    """By rank: how much longer than the median of the ranks of its stage, as a fraction; below 0 if it is
-    faster."""
+    """By rank: what it takes longer than the median of its stage, as a fraction; below 0 if it is faster."""
     hosts: tuple[str, ...]
     """By rank."""
 
@@ -35,15 +34,12 @@ class Spread:
     def of(cls, seconds: list[float], stages: list[int], hosts: list[str]) -> "Spread":
         """Of all ranks' seconds, pipeline stages and host names, by rank."""
         # The lower of two middle values: of two ranks the faster one is the measure.
+        pairs = list(zip(seconds, stages, strict=True))
         medians = {
-            stage: statistics.median_low(
-                own for own, other in zip(seconds, stages, strict=True) if other == stage
-            )
+            stage: statistics.median_low(own for own, other in pairs if other == stage)
             for stage in set(stages)
         }
-        slowdowns = [
-            own / medians[stage] - 1 if medians[stage] > 0 else 0.0 for own, stage in zip(seconds, stages)
-        ]
+        slowdowns = [own / medians[stage] - 1 if medians[stage] > 0 else 0.0 for own, stage in pairs]
         return cls(tuple(seconds), tuple(slowdowns), tuple(hosts))
 
     @property
@@ -91,8 +87,4 @@ class Stragglers:
         own = torch.tensor([timer.compute_seconds()], dtype=torch.float64)
         parts = [torch.zeros_like(own) for _ in range(self._world.size)] if self._world.rank == 0 else None
         dist.gather(own, parts, dst=0, group=self._group)
-        return (
-            Spread.of([part.item() for part in parts], self._stages, self._hosts)
-            if parts is not None
-            else None
-        )
+        return Spread.of([part.item() for part in parts], self._stages, self._hosts) if parts else None

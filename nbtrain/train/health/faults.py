@@ -1,9 +1,8 @@
 """Faults on order, so that their handling can be seen on a healthy run: for tests and docs/faults.md.
 
-    NBTRAIN_FAULTS='[{"rank": 1, "attempt": 0, "step": 6, "do": "nan"}]'     in backend.env; the supervisor
-                                                                            takes it over into the attempt's
-                                                                            record
+    NBTRAIN_FAULTS='[{"rank": 1, "attempt": 0, "step": 6, "do": "nan"}]'
 
+in backend.env; the supervisor copies it into the attempt's record.
 Without `rank` or `attempt` the fault is for every rank or attempt. `do` is one of
     nan              the step's loss, and with it its gradient, becomes NaN
     spike            the step's loss, and with it its gradient, is multiplied by `factor` (100)
@@ -21,7 +20,7 @@ import errno
 import os
 import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _PIECE_BYTES = 64 << 20
@@ -39,30 +38,25 @@ class Faults:
 
     def loss_factor(self, step: int) -> float | None:
         """What the loss of `step` is multiplied by; None leaves it alone."""
-        for fault in self._mine:
-            if fault["step"] == step and fault["do"] in ("nan", "spike"):
-                _announce(fault)
-                return float("nan") if fault["do"] == "nan" else float(fault.get("factor", 100))
+        for fault in self._due(step, lambda do: do in ("nan", "spike")):
+            return float("nan") if fault["do"] == "nan" else float(fault.get("factor", 100))
         return None
 
     def spoils_weights(self, step: int) -> bool:
         """Whether a weight is to become NaN after `step`."""
-        ordered = [fault for fault in self._mine if fault["step"] == step and fault["do"] == "weights"]
-        for fault in ordered:
-            _announce(fault)
-        return bool(ordered)
+        return bool(list(self._due(step, lambda do: do == "weights")))
 
     def at(self, step: int) -> None:
         """Suffer what is ordered for the beginning of `step`."""
+        for fault in self._due(step, lambda do: do not in ("nan", "spike", "weights")):
+            _suffer(fault)
+
+    def _due(self, step: int, wanted: Callable[[str], bool]) -> Iterator[dict[str, Any]]:
+        """Faults of `step`; the rank's log names each with its time, from which recovery is timed."""
         for fault in self._mine:
-            if fault["step"] == step and fault["do"] not in ("nan", "spike", "weights"):
-                _announce(fault)
-                _suffer(fault)
-
-
-def _announce(fault: dict[str, Any]) -> None:
-    """Write the fault into the rank's log with the time, from which the time to recovery is counted."""
-    print(f"fault on order: {fault['do']} at step {fault['step']}, time {time.time():.3f}", flush=True)
+            if fault["step"] == step and wanted(fault["do"]):
+                print(f"fault on order: {fault['do']} at step {step}, time {time.time():.3f}", flush=True)
+                yield fault
 
 
 def _suffer(fault: dict[str, Any]) -> None:

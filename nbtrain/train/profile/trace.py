@@ -76,26 +76,26 @@ def on_host(events: list[dict[str, Any]], thread: Any, parts: dict[str, list[Int
     own = [event for event in own if not is_step(event) and not event["name"].startswith(PART_PREFIX)]
     # Outer before inner.
     own.sort(key=lambda event: (event["ts"], -event["dur"]))
-    open_events: list[tuple[dict[str, Any], str, str, float]] = []
+    open_events: list[tuple[str, str, float]] = []
     reached = 0.0
     for event in [*own, {"ts": float("inf"), "dur": 0.0, "name": ""}]:
-        while open_events and open_events[-1][3] <= event["ts"]:
-            _, name, category, end = open_events.pop()
+        while open_events and open_events[-1][2] <= event["ts"]:
+            name, category, end = open_events.pop()
             if end > reached:
                 yield name, category, (reached, end), 0.0, False
                 reached = end
         if open_events and event["ts"] > reached:
-            yield open_events[-1][1], open_events[-1][2], (reached, event["ts"]), 0.0, False
+            yield *open_events[-1][:2], (reached, event["ts"]), 0.0, False
         if event["name"]:
-            outer = open_events[-1][2] if open_events else ""
+            outer = open_events[-1][1] if open_events else ""
             category = outer if outer in _LASTING else category_of(event["name"])
             if category != "communication" and is_in(event["ts"], parts.get("optimizer", [])):
                 category = "optimizer"
             end = event["ts"] + event["dur"]
             if open_events:
                 # Clocks are rounded: an inner event may seem to end after its outer one.
-                end = min(end, open_events[-1][3])
-            open_events.append((event, _name(event), category, end))
+                end = min(end, open_events[-1][2])
+            open_events.append((_name(event), category, end))
             # A stretch without length carries what counts once a call; summarize() wants some, so a
             # nanosecond is given.
             reached = min(end, event["ts"] + 1e-3)

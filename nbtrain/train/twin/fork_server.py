@@ -116,9 +116,8 @@ class Server:
             try:
                 self._launch(request)
             except Exception as error:
-                self.answer(
-                    {"kind": "error", "id": request["id"], "message": f"{type(error).__name__}: {error}"}
-                )
+                message = f"{type(error).__name__}: {error}"
+                self.answer({"kind": "error", "id": request["id"], "message": message})
         return bool(content)
 
     def _launch(self, request: dict[str, Any]) -> None:
@@ -135,14 +134,9 @@ class Server:
                 os.close(self._answers)
                 _be_rank(request, rank, port)
             running[pid] = rank
-        self._launches[request["id"]] = ForkedRanks(
-            request["id"],
-            now,
-            now + request["timeout_seconds"],
-            request["linger_seconds"],
-            running,
-            [None] * ranks,
-        )
+        deadline, linger = now + request["timeout_seconds"], request["linger_seconds"]
+        launch = ForkedRanks(request["id"], now, deadline, linger, running, [None] * ranks)
+        self._launches[launch.id] = launch
         self.answer({"kind": "started", "id": request["id"], "pids": list(running)})
 
     def _look_after(self) -> None:
@@ -185,9 +179,8 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
     try:
         # First of all: from here on what is said, and how it ends, is this rank's.
         die_with_parent(signal.SIGKILL)
-        log = os.open(
-            request["log"].replace("{rank}", str(rank)), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666
-        )
+        path = request["log"].replace("{rank}", str(rank))
+        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in ((null, 0), (log, 1), (log, 2)):
             os.dup2(source, target)
@@ -230,10 +223,8 @@ def _abilities() -> dict[str, Any]:
     from deepspeed.accelerator import get_accelerator
 
     accelerator = get_accelerator()
-    return {
-        "fp16": bool(accelerator.is_fp16_supported()),
-        "bf16": bool(accelerator.is_bf16_supported()),
-    }
+    fp16, bf16 = accelerator.is_fp16_supported(), accelerator.is_bf16_supported()
+    return {"fp16": bool(fp16), "bf16": bool(bf16)}
 
 
 def main(modules: list[str]) -> None:

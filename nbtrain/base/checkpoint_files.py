@@ -23,7 +23,7 @@ def checkpoint_problem(folder: Path) -> str | None:
     if manifest is None:
         return _why_rejected(folder) or f"it has no {MANIFEST}: its writing was cut off"
     if not isinstance(manifest, dict):
-        return f"{MANIFEST} holds a {type(manifest).__name__} in place of fields"
+        return f"{MANIFEST} holds a {type(manifest).__name__} instead of fields"
     if (version := manifest.get("schema_version")) not in MANIFEST_VERSIONS:
         known = " and ".join(str(number) for number in MANIFEST_VERSIONS)
         return f"{MANIFEST} has schema_version {version}; this nbtrain reads {known}"
@@ -34,7 +34,7 @@ def checkpoint_problem(folder: Path) -> str | None:
         and isinstance(entry.get("sha256"), str)
         for entry in described.values()
     ):
-        return f"{MANIFEST} does not say size and SHA-256 of its files"
+        return f"{MANIFEST} does not give size and SHA-256 of its files"
     for name, expected in described.items():
         path = folder / name
         if not path.is_file():

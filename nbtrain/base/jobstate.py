@@ -23,7 +23,7 @@ CANCELLED = "CANCELLED"
 LOST = "LOST"
 
 MEANING = {
-    QUEUED: "written down; its supervisor has not spoken yet",
+    QUEUED: "submitted; its supervisor has not started yet",
     STARTING: "the supervisor runs and has started the ranks",
     RUNNING: "rank 0 trains",
     RESTARTING: "a rank failed; waiting before the next attempt",

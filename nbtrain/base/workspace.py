@@ -82,7 +82,7 @@ def bundled(part: str) -> Path:
     for candidate in (PACKAGE / "_bundled" / part, PACKAGE.parent / part):
         if candidate.is_dir():
             return candidate
-    raise ConfigError(f"this installation of nbtrain carries no {part}; install the wheel or use a clone.")
+    raise ConfigError(f"this installation of nbtrain has no {part}; install the wheel or use a clone.")
 
 
 def display(path: str | os.PathLike) -> str:

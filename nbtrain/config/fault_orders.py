@@ -28,7 +28,7 @@ def read_orders(text: str) -> list[dict[str, Any]]:
         raise ValueError(f"is not JSON ({error}); it must be a list of orders such as {EXAMPLE}") from None
     if not isinstance(orders, list):
         raise ValueError(
-            f"holds {json.dumps(orders)} in place of a list; it must be a list of orders such as {EXAMPLE}"
+            f"holds {json.dumps(orders)} instead of a list; it must be a list of orders such as {EXAMPLE}"
         )
     for number, order in enumerate(orders):
         if wrong := _wrong(order):
@@ -47,7 +47,7 @@ def _wrong(order: object) -> str | None:
         return f"do must be one of {', '.join(KINDS)}"
     if unknown := [key for key in order if FIELDS.get(key) not in ("all", kind)]:
         known = [key for key, of in FIELDS.items() if of in ("all", kind)]
-        return f"has {', '.join(unknown)}; do: {kind} knows {', '.join(known)}"
+        return f"has {', '.join(unknown)}; do: {kind} takes {', '.join(known)}"
     for key in ("step", "rank", "attempt"):
         if key in order and not (_whole(order[key]) and order[key] >= 0):
             return f"{key} must be a whole number, at least 0"

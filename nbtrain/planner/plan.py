@@ -264,14 +264,16 @@ def _host_memory_warnings(memory: MemoryEstimate) -> list[str]:
     largest = max(memory.host_parts, key=lambda part: memory.host_parts[part])
     return [
         f"Host memory does not suffice: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
-        f"its share of resources.memory_per_node_bytes is {amounts.size(memory.host_bytes)}. Most is "
-        f"{largest}."
+        f"its share of resources.memory_per_node_bytes is {amounts.size(memory.host_bytes)}. The "
+        f"largest part is {largest}."
     ]
 
 
 def _device_memory_warnings(config: RunConfig, memory: MemoryEstimate) -> list[str]:
     if memory.device_bytes is None:
-        return ["The device is not known, so nothing says whether the run fits: set resources.gpu_type."]
+        return [
+            "The device is not known, so the plan cannot say whether the run fits: set resources.gpu_type."
+        ]
     if memory.total_bytes <= TIGHT_MEMORY_FRACTION * memory.device_bytes:
         return []
     verdict = "does not fit" if not memory.fits else "fits with less than 10 % to spare"
@@ -280,7 +282,7 @@ def _device_memory_warnings(config: RunConfig, memory: MemoryEstimate) -> list[s
         f"{memory.device} has {amounts.size(memory.device_bytes)}."
     )
     largest = max(memory.parts, key=lambda part: memory.parts[part])
-    return [warning[0].upper() + warning[1:] + f" Most is {largest}: {_remedy(config, largest)}."]
+    return [warning[0].upper() + warning[1:] + f" The largest part is {largest}: {_remedy(config, largest)}."]
 
 
 def _remedy(config: RunConfig, part: str) -> str:
@@ -311,7 +313,7 @@ def _run_warnings(config: RunConfig, duration: DurationEstimate, disk: DiskEstim
         warnings.append(
             f"The pipeline waits {duration.bubble_fraction:.0%} of each step: {config.accumulation_steps} "
             f"micro batches for {parallel.pipeline_parallel_size} stages. A larger global_batch_size or a "
-            "smaller micro_batch_size makes more."
+            "smaller micro_batch_size makes more micro batches."
         )
     if resources.device == "gpu" and parallel.tensor_parallel_size > resources.gpus_per_node:
         warnings.append(
@@ -320,7 +322,7 @@ def _run_warnings(config: RunConfig, duration: DurationEstimate, disk: DiskEstim
         )
     if parallel.fpdt_chunk_tokens or config.precision.fp8:
         warnings.append(
-            "What FPDT and FP8 save or take is not estimated: memory and time are counted as without them."
+            "The effect of FPDT and FP8 is not estimated: memory and time are counted without them."
         )
     if config.lr_schedule.lr_decay_style != "constant" and config.lr_decay_tokens > config.train_tokens:
         warnings.append(
@@ -336,6 +338,6 @@ def _run_warnings(config: RunConfig, duration: DurationEstimate, disk: DiskEstim
     if disk.checkpoint_bytes > 10 * GIB and config.checkpoint.keep_last > 5:
         warnings.append(
             f"{disk.num_checkpoints} checkpoints of {amounts.size(disk.checkpoint_bytes)} stay on disk; "
-            "checkpoint.keep_last decides."
+            "checkpoint.keep_last says how many."
         )
     return warnings

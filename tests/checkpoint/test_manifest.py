@@ -80,8 +80,8 @@ def test_a_manifest_of_another_form_is_told(run, content):
     found, [(step, reason)] = newest_whole(run, manifests.problem)
     assert (found, step) == (10, 20)
     assert reason in (
-        "manifest.json holds a list in place of fields",
-        "manifest.json does not say size and SHA-256 of its files",
+        "manifest.json holds a list instead of fields",
+        "manifest.json does not give size and SHA-256 of its files",
     )
     assert newest_checkpoint_step(run) == 10
 

@@ -73,4 +73,4 @@ def test_two_units_are_told_with_both_lines(run_yaml):
     first, second, advice = str(raised.value).splitlines()
     assert first.startswith("gpt-tiny.yaml:") and first.endswith(": lr_schedule.lr_warmup_tokens = 61440")
     assert second == "  and my-run.yaml:3: lr_schedule.lr_warmup_steps = 10"
-    assert advice == "  are one amount in several units; set all but one to null."
+    assert advice == "  give one amount in several units; set all but one to null."

@@ -268,26 +268,26 @@ def test_a_damaged_manifest_is_no_reason_to_have_no_plan():
         (
             "gpt-125m",
             ["resources.gpu_type=T4", "batch.micro_batch_size=32"],
-            "Does not fit: one rank needs 24.1 GiB, T4 has 15.0 GiB. Most is activations: "
+            "Does not fit: one rank needs 24.1 GiB, T4 has 15.0 GiB. The largest part is activations: "
             "set parallel.activation_checkpointing.granularity: full, or a smaller batch.micro_batch_size.",
         ),
         (
             "gpt-125m",
             ["resources.gpu_type=T4"],
-            "Fits with less than 10 % to spare: one rank needs 14.3 GiB, T4 has 15.0 GiB. Most is "
-            "activations: set parallel.activation_checkpointing.granularity: full, or a smaller "
+            "Fits with less than 10 % to spare: one rank needs 14.3 GiB, T4 has 15.0 GiB. The largest part "
+            "is activations: set parallel.activation_checkpointing.granularity: full, or a smaller "
             "batch.micro_batch_size.",
         ),
         (
             "gpt-125m",
             ["resources.gpu_type=null"],
-            "The device is not known, so nothing says whether the run fits: set resources.gpu_type.",
+            "The device is not known, so the plan cannot say whether the run fits: set resources.gpu_type.",
         ),
         (
             "gpt-1-3b-4xdp-4xpp",
             [],
             "The pipeline waits 32% of each step: 8 micro batches for 4 stages. A larger global_batch_size "
-            "or a smaller micro_batch_size makes more.",
+            "or a smaller micro_batch_size makes more micro batches.",
         ),
         (
             "gpt-125m",
@@ -298,12 +298,12 @@ def test_a_damaged_manifest_is_no_reason_to_have_no_plan():
             "gpt-125m-4xdp",
             ["checkpoint.async_save=true", "resources.memory_per_node_bytes=1e9"],
             "Host memory does not suffice: one rank needs 603.9 MiB of it, and its share of "
-            "resources.memory_per_node_bytes is 238.4 MiB. Most is snapshot.",
+            "resources.memory_per_node_bytes is 238.4 MiB. The largest part is snapshot.",
         ),
         (
             "gpt-125m",
             ["precision.fp8=true", "precision.dtype=bf16", "resources.gpu_type=H100"],
-            "What FPDT and FP8 save or take is not estimated: memory and time are counted as without them.",
+            "The effect of FPDT and FP8 is not estimated: memory and time are counted without them.",
         ),
         (
             "gpt-13b-4xdp-4xpp-4xtp",

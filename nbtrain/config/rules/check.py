@@ -76,17 +76,17 @@ def _step_sizes_problems(config: RunConfig) -> Problems:
         return
     setting = found(config, "batch.step_batch_size_schedule")
     if batch.rampup is not None:
-        yield f"{setting}\n  and batch.rampup are two ways to grow the batch; set one of them to null."
+        yield f"{setting}\n  and batch.rampup both grow the batch; set one of them to null."
     starts = [first for first, _ in sizes.parts]
     for number, (before, after) in enumerate(itertools.pairwise(starts), start=2):
         if after <= before:
             yield (
-                f"{setting}\n  must rise: its size number {number} begins at sequence {after}, the one "
+                f"{setting}\n  must rise, but size number {number} begins at sequence {after}, the size "
                 f"before at {before} (tokens / seq_length({config.model.seq_length}), rounded down)."
             )
     last = sizes.parts[-1][1]
     if last != batch.global_batch_size:
-        yield f"{setting}\n  must end at global_batch_size({batch.global_batch_size}), and ends at {last}."
+        yield f"{setting}\n  must end at global_batch_size({batch.global_batch_size}), but ends at {last}."
     unit, words = _micro_batches(config)
     for _, size in sizes.parts[:-1]:
         if size % unit:
@@ -138,7 +138,7 @@ def amounts_are_given_once(config: RunConfig) -> Problems:
             yield (
                 f"{found(config, given[0])}\n"
                 + "".join(f"  and {found(config, key)}\n" for key in given[1:])
-                + "  are one amount in several units; set all but one to null."
+                + "  give one amount in several units; set all but one to null."
             )
 
 

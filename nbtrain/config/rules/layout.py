@@ -121,7 +121,7 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
     setting = found(config, "parallel.fpdt_chunk_tokens")
     if config.model.attention_dropout:
         yield (
-            f"{setting}\n  needs model.attention_dropout: 0, which is {config.model.attention_dropout:g}: "
+            f"{setting}\n  needs model.attention_dropout: 0, but it is {config.model.attention_dropout:g}: "
             "its backward pass would draw different random numbers."
         )
     if config.data.inter_document_masking or config.data.packing == "best_fit":
@@ -186,7 +186,7 @@ def attention_backend_serves(config: RunConfig) -> Problems:
     reason = None
     if resources.device == "cpu":
         if backend == "efficient":
-            reason = "on a CPU there are flash and math only"
+            reason = "a CPU has the flash and math kernels only"
         elif model.attention_dropout:
             dropout = f"attention_dropout is {model.attention_dropout:g}"
             reason = f"on a CPU only the math kernel has dropout, and {dropout}"

@@ -52,10 +52,10 @@ def test_the_schedule_of_175b_upstream():
 @pytest.mark.parametrize(
     "text, problem",
     [
-        ("0:64 1M:128", "must end at global_batch_size(256), and ends at 128."),
+        ("0:64 1M:128", "must end at global_batch_size(256), but ends at 128."),
         (
             "0:64 2K:128 3K:256",
-            "must rise: its size number 2 begins at sequence 0, the one before at 0 (tokens / "
+            "must rise, but size number 2 begins at sequence 0, the size before at 0 (tokens / "
             "seq_length(2048), rounded down).",
         ),
         (
@@ -74,7 +74,7 @@ def test_what_breaks_the_rule(text, problem):
 
 def test_two_ways_to_grow_are_refused():
     [told] = find_problems(load("gpt-175b", {"batch.step_batch_size_schedule": UPSTREAM}, check=False))
-    assert told.endswith("and batch.rampup are two ways to grow the batch; set one of them to null.")
+    assert told.endswith("and batch.rampup both grow the batch; set one of them to null.")
 
 
 @pytest.mark.parametrize("text", ["16 32", "1:16 2B:32", "0:0", "0:16, 2B:32", "0:16 2X:32", ""])

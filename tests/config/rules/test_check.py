@@ -138,7 +138,7 @@ BROKEN = {
         "gpt-125m",
         ["parallel.fpdt_chunk_tokens=512"],
         "@: parallel.fpdt_chunk_tokens = 512\n"
-        "  needs model.attention_dropout: 0, which is 0.1: its backward pass would draw different random "
+        "  needs model.attention_dropout: 0, but it is 0.1: its backward pass would draw different random "
         "numbers.",
     ),
     "chunks across documents": (
@@ -232,7 +232,7 @@ BROKEN = {
         "gpt-tiny",
         ["model.attention_backend=efficient"],
         "@: model.attention_backend = efficient\n"
-        "  cannot serve this run: on a CPU there are flash and math only.\n  Set attention_backend: auto.",
+        "  cannot serve this run: a CPU has the flash and math kernels only.\n  Set attention_backend: auto.",
     ),
     "flash attention in fp32 on a GPU": (
         "gpt-125m",
@@ -566,7 +566,7 @@ BROKEN = {
         ["lr_schedule.lr_warmup_fraction=0.01"],
         "@: lr_schedule.lr_warmup_tokens = 25000000\n"
         "  and override lr_schedule.lr_warmup_fraction=0.01: lr_schedule.lr_warmup_fraction = 0.01\n"
-        "  are one amount in several units; set all but one to null.",
+        "  give one amount in several units; set all but one to null.",
     ),
     "a warm-up as long as the decay": (
         "gpt-125m",
@@ -772,7 +772,7 @@ BROKEN = {
         ["batch.train_steps=100"],
         "@: batch.train_tokens = 2500000000\n"
         "  and override batch.train_steps=100: batch.train_steps = 100\n"
-        "  are one amount in several units; set all but one to null.",
+        "  give one amount in several units; set all but one to null.",
     ),
     "a warm-up in steps beyond the run's end": (
         "gpt-125m",

@@ -95,7 +95,7 @@ def test_what_just_passes(rule, overrides):
         (
             "attention_backend_serves",
             ["model.attention_backend=efficient", "resources={device: cpu, gpu_type: null}"],
-            "on a CPU there are flash and math only",
+            "a CPU has the flash and math kernels only",
         ),
         (
             "attention_backend_serves",

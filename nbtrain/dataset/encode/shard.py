@@ -241,7 +241,7 @@ class _Shard:
         signature: np.ndarray | None,
     ) -> None:
         """One document of one sequence, its ids in pieces."""
-        eod_id = self.settings.eod_id
+        eod_id, unknown_id = self.settings.eod_id, self.settings.unknown_id
         length = unknown = 0
         for ids in chain(pieces, [] if eod_id is None else [np.array([eod_id])]):
             self._check_range(ids)
@@ -249,8 +249,9 @@ class _Shard:
             if self._mask is not None:
                 self._mask.write(bytes([1]) * len(ids))
             length += len(ids)
-            unknown += int(np.count_nonzero(ids == self.settings.unknown_id))
-        if self.settings.unknown_id is not None:
+            if unknown_id is not None:  # with None, NumPy would compare objects one by one
+                unknown += int(np.count_nonzero(ids == unknown_id))
+        if unknown_id is not None:
             self._count_unknown(np.array([unknown]))
         self._add_lengths(0, np.array([length]))
         for index, extra in enumerate(extras, start=1):

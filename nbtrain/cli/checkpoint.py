@@ -16,11 +16,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nbtrain.api.run import open_run
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
-from nbtrain.cli.verbs import add_verb, with_run
+from nbtrain.cli.verbs import add_verb, run_of, with_run
 
 if TYPE_CHECKING:
     from nbtrain.base.rundir import RunDir
@@ -67,7 +66,7 @@ def _with_step(one: argparse.ArgumentParser) -> argparse.ArgumentParser:
 
 
 def list_checkpoints(options: argparse.Namespace) -> None:
-    run = _run(options)
+    run = run_of(options).directory
     found = [summary(run, step) for step in run.checkpoint_steps()]
     if options.json:
         print(json.dumps(found, indent=2))
@@ -122,7 +121,7 @@ def layout_text(layout: dict[str, Any]) -> str:
 def inspect(options: argparse.Namespace) -> None:
     from nbtrain.base.checkpoint_files import checkpoint_problem
 
-    run = _run(options)
+    run = run_of(options).directory
     step = options.step if options.step is not None else _newest_whole(run)
     folder = run.checkpoint(step)
     if problem := checkpoint_problem(folder):
@@ -162,7 +161,7 @@ def verify(options: argparse.Namespace) -> None:
     from nbtrain.base.checkpoint_files import checkpoint_problem
     from nbtrain.base.progress import Progress
 
-    run = _run(options)
+    run = run_of(options).directory
     steps = run.checkpoint_steps()
     if options.step is not None:
         steps = [step for step in steps if step == options.step]
@@ -193,7 +192,7 @@ def universal(options: argparse.Namespace) -> None:
     from nbtrain.base.progress import Progress
     from nbtrain.jobs.gpu_side import stream
 
-    run = _run(options)
+    run = run_of(options).directory
     request = {
         "run_dir": str(run.path),
         "step": options.step,
@@ -214,11 +213,6 @@ def universal(options: argparse.Namespace) -> None:
         f"{display(Path(end['folder']))}: step {end['step']:,}, {end['parameters']} tensors, "
         f"{amounts.size(end['bytes'])} in {amounts.elapsed(end['seconds'])}."
     )
-
-
-def _run(options: argparse.Namespace) -> "RunDir":
-
-    return open_run(options.run).directory
 
 
 def _manifest(run: "RunDir", step: int) -> dict[str, Any]:

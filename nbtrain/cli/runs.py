@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from nbtrain.api.run import open_run
 from nbtrain.base.errors import ConfigError, JobFailed, SubmitError
-from nbtrain.base.jobstate import SUCCEEDED
-from nbtrain.cli.verbs import add_verb, save_picture, with_config, with_run
+from nbtrain.cli.verbs import add_verb, run_of, save_picture, with_config, with_run
 
 
 def add_verbs(under: Any) -> None:
@@ -67,7 +65,7 @@ def submit(options: argparse.Namespace) -> int:
 def resume(options: argparse.Namespace) -> int:
     from nbtrain.api import verbs as api
 
-    run = open_run(options.run).resume(options.overrides)
+    run = run_of(options).resume(options.overrides)
     return _started(run, api.load(run, options.overrides), options.wait)
 
 
@@ -88,12 +86,14 @@ def _started(run: Any, asked: Any, wait: bool) -> int:
 def clone(options: argparse.Namespace) -> None:
     from nbtrain.api import verbs as api
 
-    run = api.submit(open_run(options.run).clone(options.name, options.overrides))
+    run = api.submit(run_of(options).clone(options.name, options.overrides))
     print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
 
 
 def _waited(run: Any) -> int:
     """0 if the run succeeds; a batch script must see that a run was stopped."""
+    from nbtrain.base.jobstate import SUCCEEDED
+
     return 0 if run.wait().state == SUCCEEDED else JobFailed.exit_code
 
 
@@ -110,14 +110,14 @@ def runs(options: argparse.Namespace) -> None:
 def status(options: argparse.Namespace) -> None:
     from nbtrain.monitor.lines import status_text
 
-    run = open_run(options.run)
+    run = run_of(options)
     print(json.dumps(run.view.snapshot(), indent=2) if options.json else status_text(run.view))
 
 
 def logs(options: argparse.Namespace) -> None:
     from nbtrain.monitor.logs import follow
 
-    run = open_run(options.run)
+    run = run_of(options)
     if options.lines < 0:
         raise ConfigError(f"--lines {options.lines}: must be at least 0.")
     ranks = run.config.world_size
@@ -132,11 +132,13 @@ def logs(options: argparse.Namespace) -> None:
 
 
 def wait(options: argparse.Namespace) -> int:
-    return _waited(open_run(options.run))
+    return _waited(run_of(options))
 
 
 def cancel(options: argparse.Namespace) -> None:
-    run = open_run(options.run)
+    from nbtrain.base.jobstate import SUCCEEDED
+
+    run = run_of(options)
     run.stop(now=options.now)
     advice = f" `nbtrain resume {run.name}` goes on from its newest checkpoint."
     print(f"{run.name}: {run.state}.{'' if run.state == SUCCEEDED else advice}")
@@ -145,7 +147,7 @@ def cancel(options: argparse.Namespace) -> None:
 def save(options: argparse.Namespace) -> None:
     from nbtrain.jobs.control import request_save
 
-    run = open_run(options.run)
+    run = run_of(options)
     request_save(run.job)
     print(f"{run.name}: asked to save at the next step.")
 
@@ -153,7 +155,7 @@ def save(options: argparse.Namespace) -> None:
 def clean(options: argparse.Namespace) -> None:
     from nbtrain.jobs.control import clean as clean_run
 
-    found = clean_run(open_run(options.run).directory, dry_run=not options.yes)
+    found = clean_run(run_of(options).directory, dry_run=not options.yes)
     for line in found:
         print(line)
     if found and not options.yes:
@@ -163,14 +165,14 @@ def clean(options: argparse.Namespace) -> None:
 
 
 def curves(options: argparse.Namespace) -> None:
-    save_picture(open_run(options.run).curves(), options.output)
+    save_picture(run_of(options).curves(), options.output)
     print(options.output)
 
 
 def profile(options: argparse.Namespace) -> None:
     from nbtrain.base.workspace import display
 
-    for one in open_run(options.run).profile():
+    for one in run_of(options).profile():
         print(
             f"{one}picture: {display(one.picture)}\n"
             f"timeline: {display(one.timeline)} (https://ui.perfetto.dev)\n"

@@ -3,9 +3,12 @@
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.base.errors import ConfigError
+
+if TYPE_CHECKING:
+    from nbtrain.api.run import Run
 
 Parser = argparse.ArgumentParser
 
@@ -34,6 +37,13 @@ def with_run(one: Parser) -> Parser:
     """RUN: a verb that opens a run which was submitted."""
     one.add_argument("run", metavar="RUN", help="a run's name, folder or YAML")
     return one
+
+
+def run_of(options: argparse.Namespace) -> "Run":
+    """The run that a verb made by with_run names."""
+    from nbtrain.api.run import open_run  # a verb about data would pay 30 ms for records that it never reads
+
+    return open_run(options.run)
 
 
 def save_picture(figure: Any, path: Path) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import TextIO
 
+from nbtrain.base.amounts import count, elapsed
+
 LOG_INTERVAL_SECONDS = 5.0
 
 
@@ -65,22 +67,20 @@ class Progress:
             print(line, file=self._stream, flush=True)
 
     def _write_line(self, final: bool = False) -> None:
-        from tqdm import tqdm
-
         self._last_line = time.monotonic()
-        elapsed = self._last_line - self._started
-        rate = self.done / elapsed if elapsed > 0 else 0.0
+        seconds = self._last_line - self._started
+        rate = self.done / seconds if seconds > 0 else 0.0
         unit = self.unit if self.unit == "B" else f" {self.unit}"  # MB, but k documents
-        amount = tqdm.format_sizeof(self.done)
+        amount = count(self.done)
         if self.total:
-            amount += f"/{tqdm.format_sizeof(self.total)}"
-        parts = [f"{self.description}: {amount}{unit}", f"{tqdm.format_sizeof(rate)}{unit}/s"]
+            amount += f"/{count(self.total)}"
+        parts = [f"{self.description}: {amount}{unit}", f"{count(round(rate, 1))}{unit}/s"]
         if self.total and not final:
             parts[0] += f" ({self.done / self.total:.0%})"
         if final:
-            parts.append(f"{tqdm.format_interval(elapsed)} in all")
+            parts.append(f"{elapsed(seconds)} in all")
         elif self.total and rate:
-            parts.append(f"ETA {tqdm.format_interval(max(0.0, self.total - self.done) / rate)}")
+            parts.append(f"ETA {elapsed((self.total - self.done) / rate)}")
         if self.figures:
             parts.append(self.figures)
         print(", ".join(parts), file=self._stream, flush=True)

@@ -28,6 +28,7 @@ import orjson
 from nbtrain.base import files
 from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
+from nbtrain.corpus import heap
 from nbtrain.corpus.tokenizer import exactness
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, ONE_FILE, read_manifest
 from nbtrain.corpus.tokenizer.unfinished import decode_finished
@@ -224,6 +225,7 @@ class Tokenizer:
         found = exactness.remembered(self.directory, key)
         if found is None:
             found = {"difference": self._difference(list(sample_texts))}
+            heap.give_back()  # what the reference tokenizer took
             if self._fast is None:
                 return self._no_fast
             exactness.remember(self.directory, key, found["difference"])

@@ -23,7 +23,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.progress import Progress, Say
 from nbtrain.base.workspace import display
 from nbtrain.config.schema import RunConfig
-from nbtrain.corpus import broken_records, heap
+from nbtrain.corpus import broken_records
 from nbtrain.corpus.asked import FORCE, origin, place, settings, software
 from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import (
@@ -293,7 +293,6 @@ class _Encoding:
         if self.loaded is None:
             return
         note = self.loaded.check_exact(self._first_texts())
-        heap.give_back()  # what the reference tokenizer took
         if note:
             logger.warning("%s", note)
             self.settings = EncodeSettings(**{**vars(self.settings), "engine": self.loaded.engine})

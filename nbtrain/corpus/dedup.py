@@ -11,7 +11,7 @@ one byte in place of each minimum, Li and Koenig, b-bit minwise hashing (arXiv:0
 """
 
 import importlib.metadata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -98,15 +98,8 @@ class ExactIndex:
     def __init__(self) -> None:
         self._seen = SortedRuns(np.uint64)
 
-    def add_all(self, digests: np.ndarray | bytes | Sequence[bytes]) -> np.ndarray:
-        """bool [n]: whether each document is the first of its digest, among these and all before.
-
-        `digests` is bytes (16 for each document, one after the other), a list of 16 bytes each, or
-        uint64 [n, 2].
-        """
-        if not isinstance(digests, np.ndarray):
-            content = digests if isinstance(digests, bytes) else b"".join(digests)
-            digests = np.frombuffer(content, "<u8").reshape(-1, 2)
+    def add_all(self, digests: np.ndarray) -> np.ndarray:
+        """bool [n]: whether each of `digests`, uint64 [n, 2], is the first of its kind, here and before."""
         high, low = digests[:, 0], digests[:, 1]
         is_first = np.ones(len(high), bool)
         order = np.lexsort((low, high))  # stable: of equal digests the earlier comes first

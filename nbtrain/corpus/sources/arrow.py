@@ -92,9 +92,6 @@ class ColumnReader(FileReader):
     def open_table(self, path: Path) -> OpenTable:
         """One of its files."""
 
-    def check_dependencies(self) -> None:
-        optional("pyarrow", f"{self.where}: kind {self.kind}")
-
     def pieces(self, path: Path) -> Iterator[SourcePart]:
         with self._opened(path) as file:
             yield from file.parts(self._keys)

@@ -16,6 +16,7 @@ import logging
 from abc import abstractmethod
 from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,7 +31,10 @@ from nbtrain.corpus.sources.compression import is_compressed, open_bytes
 logger = logging.getLogger(__name__)
 
 BLOCK_BYTES = 64 << 10
-# What text shrinks to, for the decision which compressed files are small.
+# Suffix -> the package that reads such files.
+PACKAGES = {".zst": "zstandard", ".parquet": "pyarrow", ".arrow": "pyarrow"}
+PACKED = (*compression.SUFFIXES, ".parquet")
+# What text shrinks to in them, for the decision which files are small.
 USUAL_RATIO = 4
 
 
@@ -69,11 +73,9 @@ class FileReader(base.SourceReader):
         root = resolve(self.config.path)
         if not folder.is_folder(root, self.where):
             return []
-        unread = folder.wanted_files(root, lambda name: bool(self._advice_about(Path(name))), self.where)
-        return [str(self._advice_about(path)) for path in unread]
-
-    def _advice_about(self, path: Path) -> str | None:
-        return compression.advice(path, self.suffixes)
+        advice = partial(compression.advice, suffixes=self.suffixes)
+        found = folder.wanted_files(root, lambda name: advice(Path(name)) is not None, self.where)
+        return [str(advice(path)) for path in found]
 
     def is_wanted(self, name: str) -> bool:
         """Whether a file of a folder is read."""
@@ -95,8 +97,8 @@ class FileReader(base.SourceReader):
         return sum(path.stat().st_size for path in self.files())
 
     def check_dependencies(self) -> None:
-        if any(path.suffix.lower() == ".zst" for path in self.files()):
-            optional("zstandard", f"{self.where}: a .zst file")
+        for suffix in sorted(PACKAGES.keys() & {path.suffix.lower() for path in self.files()}):
+            optional(PACKAGES[suffix], f"{self.where}: a {suffix} file")
         for advice in self._unread():
             logger.warning("%s: left out: %s", self.where, advice)
 
@@ -118,7 +120,7 @@ class FileReader(base.SourceReader):
 
     def size_as_text(self, path: Path) -> int:
         """About how many bytes of text a file holds, to tell small files from large ones."""
-        return path.stat().st_size * (USUAL_RATIO if is_compressed(path) else 1)
+        return path.stat().st_size * (USUAL_RATIO if path.suffix.lower() in PACKED else 1)
 
     @abstractmethod
     def pieces(self, path: Path) -> Iterator[SourcePart]:

@@ -18,7 +18,7 @@ from nbtrain.base.errors import DataError
 from nbtrain.base.workspace import display
 from nbtrain.corpus.records import SourcePart
 from nbtrain.corpus.sources import compression
-from nbtrain.corpus.sources.files import open_lines, stream_pieces
+from nbtrain.corpus.sources.files import line_pieces, open_lines, stream_pieces
 
 READ_BYTES = 1 << 18
 # Without a bound, a quote that is missing would fill the memory with the rest of the file.
@@ -33,12 +33,6 @@ _ARRAY = re.compile(rb"\s*\[")
 _ARRAY_OF_OBJECTS = re.compile(rb"\s*\[\s*(\{|\]\s*$)")
 
 
-def is_array(path: Path, where: str) -> bool:
-    """Whether a file is one array. Errors are those of open_lines."""
-    with open_lines(path, where) as stream:
-        return _begins_array(stream, path)
-
-
 def open_records(path: Path, where: str) -> io.BufferedReader:
     """A file of objects as lines, be it JSON lines or an array. Errors are those of open_lines."""
     stream = open_lines(path, where)
@@ -48,7 +42,7 @@ def open_records(path: Path, where: str) -> io.BufferedReader:
 
 
 def _begins_array(stream: io.BufferedReader, path: Path) -> bool:
-    """.json is told by its first bracket, other names by a bracket and an object."""
+    """Whether a file is one array: a .json begins with a bracket, another with a bracket and an object."""
     begun = stream.peek(1024)[:1024].removeprefix(BOM_UTF8)
     name = path.name.lower()
     for suffix in compression.SUFFIXES:
@@ -56,10 +50,11 @@ def _begins_array(stream: io.BufferedReader, path: Path) -> bool:
     return bool((_ARRAY if name.endswith(".json") else _ARRAY_OF_OBJECTS).match(begun))
 
 
-def array_pieces(path: Path, where: str) -> Iterator[SourcePart]:
-    """The parts of a large array: they bring their lines, for it cannot be entered in the middle."""
+def record_pieces(path: Path, where: str) -> Iterator[SourcePart]:
+    """The parts of a large file of objects; those of an array bring their content."""
     with open_records(path, where) as stream:
-        yield from stream_pieces(path, stream)
+        is_array = isinstance(stream.raw, ArrayLines)
+        yield from stream_pieces(path, stream) if is_array else line_pieces(path, where)
 
 
 class ArrayLines(compression.BlockStream):

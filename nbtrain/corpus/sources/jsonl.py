@@ -9,8 +9,8 @@ import orjson
 
 from nbtrain.corpus.records import SourcePart, Tally, Texts
 from nbtrain.corpus.sources import json_line
-from nbtrain.corpus.sources.files import FileReader, line_pieces, with_compressed
-from nbtrain.corpus.sources.json_array import array_pieces, is_array, open_records
+from nbtrain.corpus.sources.files import FileReader, with_compressed
+from nbtrain.corpus.sources.json_array import open_records, record_pieces
 
 
 class JsonlReader(FileReader):
@@ -22,7 +22,7 @@ class JsonlReader(FileReader):
     drops_empty = False
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:
-        return array_pieces(path, self.where) if is_array(path, self.where) else line_pieces(path, self.where)
+        return record_pieces(path, self.where)
 
     def open_file(self, path: Path) -> io.BufferedReader:
         return open_records(path, self.where)

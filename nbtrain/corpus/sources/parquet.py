@@ -9,7 +9,6 @@ from typing import Any
 
 from nbtrain.corpus.optional import optional
 from nbtrain.corpus.sources import arrow
-from nbtrain.corpus.sources.files import USUAL_RATIO
 
 SUFFIX = ".parquet"
 LARGEST_BATCH_ROWS = 8192
@@ -65,6 +64,3 @@ class ParquetReader(arrow.ColumnReader):
 
     def nothing_found(self) -> str:
         return f"no {SUFFIX} file"
-
-    def size_as_text(self, path: Path) -> int:
-        return USUAL_RATIO * path.stat().st_size

@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from nbtrain.base.workspace import display
-from nbtrain.corpus.optional import optional
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import json_line
 from nbtrain.corpus.sources.arrow import check_columns
-from nbtrain.corpus.sources.files import USUAL_RATIO, FileReader, line_pieces, with_compressed
-from nbtrain.corpus.sources.json_array import array_pieces, is_array, open_records
+from nbtrain.corpus.sources.files import FileReader, with_compressed
+from nbtrain.corpus.sources.json_array import open_records, record_pieces
 from nbtrain.corpus.sources.parquet import SUFFIX, OpenParquet
 
 
@@ -50,24 +49,12 @@ class RecordFileReader(FileReader):
         """The rows of a pyarrow.RecordBatch."""
         yield from batch.to_pylist()
 
-    def check_dependencies(self) -> None:
-        super().check_dependencies()
-        if any(path.suffix.lower() == SUFFIX for path in self.files()):
-            optional("pyarrow", f"{self.where}: a {SUFFIX} file")
-
-    def size_as_text(self, path: Path) -> int:
-        return (
-            USUAL_RATIO * path.stat().st_size if path.suffix.lower() == SUFFIX else super().size_as_text(path)
-        )
-
     def pieces(self, path: Path) -> Iterator[SourcePart]:
         if path.suffix.lower() == SUFFIX:
             with OpenParquet(path, self.where) as file:
                 yield from file.parts(self.columns())
-        elif is_array(path, self.where):
-            yield from array_pieces(path, self.where)
         else:
-            yield from line_pieces(path, self.where)
+            yield from record_pieces(path, self.where)
 
     def open_file(self, path: Path) -> io.BufferedReader:
         return open_records(path, self.where)

@@ -1,9 +1,8 @@
-"""Documents that are token ids already, with labels as Hugging Face aligns them: labels[i] belongs to
-input_ids[i].
+"""Documents that are token ids already, with labels aligned as Hugging Face does.
 
-A token is learnt if its label is its id, and not learnt if its label is -100. Any other label cannot be kept
-in a .bin, and mostly means that the list was shifted by one: such a record is broken. So is a record without
-a learnt token.
+labels[i] belongs to input_ids[i]. A token is learnt if its label is its id, and not learnt if its label is
+-100. Any other label cannot be kept in a .bin, and mostly means that the list was shifted by one: such a
+record is broken. So is a record without a learnt token.
 """
 
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ LARGEST_ID = 2**31 - 1
 
 
 class TokensReader(RecordFileReader):
-    """.jsonl (compressed too), .json arrays and .parquet with lists of ids. Empty lists are dropped."""
+    """Lists of ids in .jsonl (also compressed), .json arrays and .parquet. Empty lists are dropped."""
 
     kind = "tokens"
 
@@ -66,7 +65,7 @@ def _lists(column: Any) -> list[Any]:
 
 
 def _integers(record: dict[str, Any], key: str) -> np.ndarray:
-    """int64 [n]. Raises ValueError, with what is wrong, where it is no list of whole numbers."""
+    """Integers [n] under a key. Raises ValueError, with what is wrong, if it holds no list of integers."""
     if key not in record:
         raise ValueError(f"no key {key!r} among {json_line.keys_of(record)}")
     values = record[key]
@@ -85,7 +84,7 @@ def _integers(record: dict[str, Any], key: str) -> np.ndarray:
 
 
 def _token_ids(ids: np.ndarray, labels: np.ndarray | None, ids_key: str, labels_key: str | None) -> TokenIds:
-    """Raises ValueError, with what is wrong."""
+    """The document of ids and labels. Raises ValueError, with what is wrong."""
     if len(ids) and (ids.min() < 0 or ids.max() > LARGEST_ID):
         outside = int(ids.min() if ids.min() < 0 else ids.max())
         raise ValueError(f"{ids_key!r} holds {outside}; ids are 0 to {LARGEST_ID:,}")
@@ -98,8 +97,7 @@ def _token_ids(ids: np.ndarray, labels: np.ndarray | None, ids_key: str, labels_
             at = int(other[0])
             raise ValueError(
                 f"{labels_key}[{at}] = {labels[at]} is neither {IGNORED_LABEL} nor {ids_key}[{at}] = "
-                f"{ids[at]}; labels "
-                "stand at their own tokens, not shifted"
+                f"{ids[at]}; labels stand at their own tokens, not shifted"
             )
         if len(learnt) and not learnt.any():
             raise ValueError(f"{labels_key!r} is {IGNORED_LABEL} throughout: nothing of it is learnt")

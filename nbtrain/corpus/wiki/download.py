@@ -30,17 +30,11 @@ logger = logging.getLogger(__name__)
 KINDS = ("pages-articles-multistream", "pages-articles")
 
 # Languages whose code is not the name of the wiki's database.
-DATABASES = {
-    "be-tarask": "be_x_old",
-    "gsw": "als",
-    "lzh": "zh_classical",
-    "nan": "zh_min_nan",
-    "nb": "no",
-    "rup": "roa_rup",
-    "sgs": "bat_smg",
-    "vro": "fiu_vro",
-    "yue": "zh_yue",
-}
+OTHER_NAMES = """
+be-tarask=be_x_old gsw=als lzh=zh_classical nan=zh_min_nan nb=no rup=roa_rup sgs=bat_smg vro=fiu_vro
+yue=zh_yue
+"""
+DATABASES = dict(pair.split("=") for pair in OTHER_NAMES.split())
 
 
 def database(language: str) -> str:
@@ -151,10 +145,9 @@ def _choose(fetch: MirrorClient, language: str, date: str, sha1: str | None) -> 
     for kind in KINDS:
         pattern = re.compile(rf"{re.escape(wiki)}-([0-9]{{8}})-{kind}\.xml\.bz2")
         matches = [match for name in listed if (match := pattern.fullmatch(name))]
-        matches = [match for match in matches if date in ("latest", match[1])]
-        if not matches:
+        newest = max((m for m in matches if date in ("latest", m[1])), key=lambda m: m[1], default=None)
+        if newest is None:
             continue
-        newest = max(matches, key=lambda match: match[1])
         found = listed[newest[0]]
         if sha1 not in (None, found):
             raise DataError(

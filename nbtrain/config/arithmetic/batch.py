@@ -69,10 +69,8 @@ class BatchSchedule:
         if increments <= 0:
             return self.global_batch_size
         samples_per_increment = ramp.ramp_samples / increments
-        size = (
-            ramp.start_batch_size + int(consumed_samples / samples_per_increment) * ramp.batch_size_increment
-        )
-        return min(size, self.global_batch_size)
+        passed = int(consumed_samples / samples_per_increment)
+        return min(ramp.start_batch_size + passed * ramp.batch_size_increment, self.global_batch_size)
 
     def samples_after(self, step: int) -> int:
         """Sequences consumed when `step` steps are done."""
@@ -122,16 +120,7 @@ def _stretches(schedule: BatchSchedule) -> tuple[list[int], list[int], list[int]
 def _end_of_size(schedule: BatchSchedule, ramp: Rampup | StepSizes, consumed_samples: int) -> int:
     """The least count of samples, beyond `consumed_samples`, at which another size may hold."""
     if isinstance(ramp, StepSizes):
-        return min(first for first, _ in (*ramp.parts, (ramp.ramp_samples, 0)) if first > consumed_samples)
+        return min(first for first, _ in ramp.parts if first > consumed_samples)
+    # size_at() never falls along a ramp. Asking it, rather than a formula, leaves no rounding to differ.
     size = schedule.size_at(consumed_samples)
-    increments = (schedule.global_batch_size - ramp.start_batch_size) // ramp.batch_size_increment
-    if increments <= 0:
-        return ramp.ramp_samples
-    passed = (size - ramp.start_batch_size) // ramp.batch_size_increment + 1
-    end = min(int(passed * (ramp.ramp_samples / increments)), ramp.ramp_samples)
-    # size_at() divides, this multiplies: they may round to numbers that differ by one.
-    while end > consumed_samples + 1 and schedule.size_at(end - 1) != size:
-        end -= 1
-    while end < ramp.ramp_samples and schedule.size_at(end) == size:
-        end += 1
-    return max(end, consumed_samples + 1)
+    return bisect.bisect_right(range(ramp.ramp_samples), size, consumed_samples, key=schedule.size_at)

@@ -1,8 +1,8 @@
-"""Trains the runs of cases in forked ranks and compares what they left with one process.
+"""Trains the runs of cases in forked ranks and compares their results with one process.
 
-A job is a generator that yields launches and returns what it has found; a few jobs run at one time. Every
-launch is ranks of its own: DeepSpeed keeps things from one engine for the next, and a fork costs less than a
-step.
+A job is a generator that yields launches and returns what it has found; a few jobs run at the same time.
+Every launch forks its own ranks: DeepSpeed keeps state of one engine for the next, and a fork costs less than
+a step.
 """
 
 import contextlib
@@ -39,11 +39,11 @@ Job = Generator[Launch, Ended, Found]
 
 
 class RunFailed(Exception):
-    """Ranks that ended otherwise than they should."""
+    """Ranks ended in another way than they should."""
 
 
 def make_datasets(home: Path) -> None:
-    """Those that cases name: `test`, `short` with several documents in a sequence, and `packed`."""
+    """The datasets that cases name: `test`, `short` (several documents in a sequence) and `packed`."""
     launch.make_dataset(home)
     launch.make_dataset(home, "short", document_tokens=(3, 20))
     launch.make_packed(home)
@@ -51,7 +51,7 @@ def make_datasets(home: Path) -> None:
 
 @dataclass(frozen=True)
 class Deviation:
-    """How far a run is from one process, at most over all steps or numbers."""
+    """How far a run is from one process: the maximum over all steps or elements."""
 
     loss: float
     grad_norm: float
@@ -59,12 +59,11 @@ class Deviation:
     weights: float
     """Of any weight, at the end."""
     weights_mean: float
-    """Of the mean over the worst parameter."""
+    """Mean over the weights of the worst parameter."""
     exp_avg: float
-    """Of a parameter's first moments together, relative to their norm: a gradient that is missing or of
-    another scale."""
+    """Of a parameter's first moments, relative to their norm: shows a missing or scaled gradient."""
     exp_avg_sq: float
-    """The same of its second moments."""
+    """Of a parameter's second moments, relative to their norm."""
 
     def worst(self, other: "Deviation") -> "Deviation":
         """The larger of each."""
@@ -177,10 +176,9 @@ class Runner:
         return deviation(run, self.reference(case.data))
 
     def autotp(self, case: Case) -> Job[tuple[float, float]]:
-        """(loss, gradient norm): how far DeepSpeed's own tensor parallelism is from ours, at most over all
-        steps.
+        """How far the (loss, gradient norm) of DeepSpeed's own tensor parallelism is from ours, at most.
 
-        In a layout and ZeRO stage of both; `case` must have been trained.
+        `case` is a layout and ZeRO stage that both have, and has been trained.
         """
         run = self.make_run(case, f"{case.name}-autotp")
         answer = run.path / "autotp.json"
@@ -194,8 +192,7 @@ class Runner:
 
 
 def check_size(run: RunDir) -> None:
-    """The newest checkpoint takes as many bytes as was reckoned before it was written
-    (checkpoint_bytes.py)."""
+    """Raises AssertionError unless the newest checkpoint has the bytes that checkpoint_bytes.py predicts."""
     step, config = max(run.checkpoint_steps()), load_resolved(run.config_yaml)
     entries = launch.manifest(run, step)["files"]
     held = sum(_tensor_bytes(load_file(run.checkpoint(step) / name, mmap=True)) for name in entries)
@@ -253,8 +250,7 @@ def values(run: RunDir, steps: range) -> tuple[np.ndarray, np.ndarray]:
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """SHA-256 of everything that a checkpoint says of each parameter, whatever layout wrote it; padding left
-    out."""
+    """SHA-256 of each parameter's state in a checkpoint of any layout, without the padding."""
     store, hashes = CheckpointStore(folder), {}
     for name in store.parameters:
         rows = store.vocab_size if name == "word_embeddings.weight" else None
@@ -270,13 +266,13 @@ def contents(folder: Path) -> dict[str, str]:
 def exceeds(found: Deviation, case: Case) -> str:
     """What of a deviation is more than the case's tolerance; "" if nothing is."""
     allowed = case.tolerance
-    told = [
+    exceeded = [
         f"{entry.name} {getattr(found, entry.name):.2g} > {getattr(allowed, entry.name):g}"
         for entry in fields(Deviation)
-        # Said this way round, so that NaN exceeds everything.
+        # Asked this way round, so that NaN exceeds everything.
         if not getattr(found, entry.name) <= getattr(allowed, entry.name)
     ]
-    return ", ".join(told)
+    return ", ".join(exceeded)
 
 
 @contextlib.contextmanager

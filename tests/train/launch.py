@@ -37,8 +37,12 @@ TIMEOUT_SECONDS = 800.0
 
 TINY = f"""
 name: tiny
-model: {{num_layers: 2, hidden_size: 64, num_attention_heads: 4, seq_length: 32, \
-cross_entropy_chunk_tokens: 48}}
+model:
+  num_layers: 2
+  hidden_size: 64
+  num_attention_heads: 4
+  seq_length: 32
+  cross_entropy_chunk_tokens: 48
 tokenizer: {{name: test, vocab_size: {VOCAB_SIZE}}}
 data: {{name: test, split: "90,5,5"}}
 batch: {{micro_batch_size: 2, global_batch_size: 4, train_tokens: 1024}}
@@ -58,8 +62,7 @@ def make_dataset(
     document_tokens: tuple[int, int] = (20, 80),
     vocab_size: int = VOCAB_SIZE,
 ) -> None:
-    """A dataset in the data home `home`: random walks over the vocabulary, so that there is something to
-    learn.
+    """A dataset in the data home `home`: random walks over the vocabulary, which a model can learn.
 
     Each document has a random length in [first, last), and the end-of-document token.
     """
@@ -91,8 +94,7 @@ def make_dataset(
 
 
 def make_packed(home: Path) -> None:
-    """The dataset `packed`: 300 examples of 6 to 30 tokens of two sources, of which the second half is
-    learnt."""
+    """The dataset `packed`: 300 examples of 6 to 30 tokens from two sources; the second half is learnt."""
     target = DatasetFiles(home / "dataset" / "packed")
     target.directory.mkdir(parents=True)
     generator = np.random.default_rng(3)
@@ -160,7 +162,7 @@ def new_job(run: RunDir, trace: bool = True) -> JobDir:
 
 
 def order_faults(run: RunDir, *faults: dict[str, Any]) -> None:
-    """Have the newest job's first attempt suffer these."""
+    """Order faults for the first attempt of the newest job."""
     job = run.newest_job()
     assert job is not None
     record = JobRecord.read(job.job_json)
@@ -225,8 +227,7 @@ def train(run: RunDir, data_home: Path, ranks: int = 1, **environment: str) -> s
 
 
 class ForkedRuns:
-    """Trains runs with ranks that are forked from a process with torch and DeepSpeed loaded, without
-    torchrun."""
+    """Trains runs without torchrun: the ranks are forked from a process that has loaded DeepSpeed."""
 
     def __init__(self, server: "ForkServer", data_home: Path):
         self.server, self.data_home = server, data_home

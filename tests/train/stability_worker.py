@@ -130,7 +130,7 @@ def make_step(
     spoils_loss = step == "bad" and how == "loss" and (pipeline or world.rank == 0)
     losses: list[torch.Tensor] = []
 
-    def told(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    def noted_loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         loss = loss_of(x, y) * (math.nan if spoils_loss else 1.0)
         losses.append(loss.detach())
         return Spoil.apply(loss) if spoils_gradient else loss
@@ -141,12 +141,12 @@ def make_step(
     if guard is not None:
         guard.begin_step(number, (8 * number - 8, 8 * number), own_loss)
     if pipeline:
-        engine.module.loss_fn = engine.loss_model = told
+        engine.module.loss_fn = engine.loss_model = noted_loss
         return engine.train_batch(batch(step, micro, 0, dtype) for micro in range(ACCUMULATION))
     for micro in range(ACCUMULATION):
         engine.set_gradient_accumulation_boundary(micro == ACCUMULATION - 1)
         x, y = batch(step, micro, world.rank, dtype)
-        engine.backward(told(engine(x), y))
+        engine.backward(noted_loss(engine(x), y))
         engine.step()
     return own_loss()
 

@@ -17,7 +17,7 @@ RUN = {
 }
 
 
-def told(run: RunDir, kind: str) -> list[tuple[int, float]]:
+def reported(run: RunDir, kind: str) -> list[tuple[int, float]]:
     """(step, loss) of all validations or tests, over all jobs."""
     events = [event for job in run.job_ids() for event in read_events(run.job(job)) if event["kind"] == kind]
     return [(event["step"], event["loss"]) for event in events]
@@ -57,12 +57,12 @@ def test_however_a_job_ends_each_validation_is_made_once_and_is_its_checkpoints(
     limited = launch.make_run(tmp_path, RUN | {"batch.exit_interval_steps": 4}, "limited")
     log = train(limited)
     assert "step      4 | stops: batch.exit_interval_steps = 4 is reached" in log
-    validated = told(limited, "validation")
+    validated = reported(limited, "validation")
     assert [step for step, _ in validated] == [4] and saved(limited, 4) == validated[0]
     launch.new_job(limited)
     log = train(limited)
     assert "stops:" not in log
-    validated, tested = told(limited, "validation"), told(limited, "test")
+    validated, tested = reported(limited, "validation"), reported(limited, "test")
     assert [step for step, _ in validated] == [4, 8] and validated[0][1] > validated[1][1]
     assert [step for step, _ in tested] == [8]
     assert limited.checkpoint_steps() == [8] and saved(limited, 8) == validated[1]
@@ -70,18 +70,18 @@ def test_however_a_job_ends_each_validation_is_made_once_and_is_its_checkpoints(
     killed = launch.make_run(tmp_path, RUN, "killed")
     log = train(killed, terminated_at=4)
     assert "step      4 | stops: the validation of this step is left to the job that goes on" in log
-    assert told(killed, "validation") == [] and saved(killed, 4) == (None, None)
+    assert reported(killed, "validation") == [] and saved(killed, 4) == (None, None)
     launch.new_job(killed)
     log = train(killed, terminated_at=8)
     assert "step      8 | stops: the validation of this step is left to the job that goes on" in log
     # Not finished: no test either, and the best one is still that of step 4.
-    assert (told(killed, "validation"), told(killed, "test")) == (validated[:1], [])
+    assert (reported(killed, "validation"), reported(killed, "test")) == (validated[:1], [])
     assert killed.checkpoint_steps() == [4, 8]
     assert (saved(killed, 4), saved(killed, 8)) == (validated[0], validated[0])
     for _ in range(2):
         # The second of them finds the validation in the manifest.
         launch.new_job(killed)
         train(killed)
-    assert told(killed, "validation") == validated
-    assert told(killed, "test") == tested * 2
+    assert reported(killed, "validation") == validated
+    assert reported(killed, "test") == tested * 2
     assert killed.checkpoint_steps() == [8] and saved(killed, 8) == validated[1]

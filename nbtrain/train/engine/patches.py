@@ -71,7 +71,7 @@ PATCHES = (
     Patch(
         "PipelineEngine._INSTRUCTION_MAP",
         "its own timers wait for the device; replaced while a step is being made",
-        "tests/train/engine/test_pipeline_engine.py::test_the_bubble_is_told_from_the_work",
+        "tests/train/engine/test_pipeline_engine.py::test_the_bubble_is_distinguished_from_the_work",
         "nbtrain/train/engine/pipeline_engine.py",
     ),
     Patch(

@@ -17,7 +17,7 @@ def test_every_instruction_of_deepspeed_is_known():
     assert set(PipelineEngine._INSTRUCTION_MAP) - set(PART_OF) == {schedule.LoadMicroBatch}
 
 
-def test_the_bubble_is_told_from_the_work(monkeypatch):
+def test_the_bubble_is_distinguished_from_the_work(monkeypatch):
     """The first stage of two, one micro batch: every kind of instruction takes other seconds."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])

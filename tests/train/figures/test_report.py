@@ -83,27 +83,27 @@ def overflow(report, step, before, now, count):
     report.add_step(result, TrainState(step, data))
 
 
-def test_an_overflow_of_fp16_is_told_in_place_of_its_norm(report, caplog):
+def test_an_overflow_of_fp16_is_shown_instead_of_its_norm(report, caplog):
     """The first is kept by fp16.hysteresis; a scale that was given may be no power of two."""
     caplog.set_level(logging.INFO, "nbtrain")
     fp16 = {"precision.dtype": "fp16"}
     report.config = load(report.config, fp16, check=False)
-    told = []
+    progress = []
     for step, (before, now, count) in enumerate(
         [(None, 2.0**32, 0), (2.0**32, 2.0**32, 1), (2.0**32, 2.0**31, 2), (3e4, 1.5e4, 3)], start=1
     ):
         overflow(report, step, before, now, count)
-        told.append((report.progress.overflow_steps, report.progress.grad_norm))
+        progress.append((report.progress.overflow_steps, report.progress.grad_norm))
     assert [message.split(" | ")[4] for message in caplog.messages] == [
         "grad norm 0.50",
         "overflow, loss scale 2^32",
         "overflow, loss scale 2^32 -> 2^31",
         "overflow, loss scale 30000 -> 15000",
     ]
-    assert told == [(0, 0.5), (1, None), (2, None), (3, None)]
+    assert progress == [(0, 0.5), (1, None), (2, None), (3, None)]
 
 
-def test_most_steps_overflowing_is_told_once(report, job):
+def test_most_steps_overflowing_is_reported_once(report, job):
     """Two of three; the eleventh of the last twenty steps is more than half."""
     report.config = load(report.config, {"precision.dtype": "fp16"}, check=False)
     for step in range(1, 61):
@@ -116,17 +116,17 @@ def test_most_steps_overflowing_is_told_once(report, job):
     ]
 
 
-def test_on_a_gpu_a_logged_step_is_written_behind_the_next_ones_launch(report, config, caplog, monkeypatch):
+def test_on_a_gpu_a_logged_step_is_written_after_the_next_ones_launch(report, config, caplog, monkeypatch):
     """Steps 2 and 4 are logged: each line is written once the next step is under way, the rest by flush()."""
     caplog.set_level(logging.INFO, "nbtrain")
     monkeypatch.setattr(report, "world", World(0, 1, 0, torch.device("cuda")))
     monkeypatch.setattr(report, "_device_memory", lambda: (None, None))
     monkeypatch.setattr("nbtrain.train.figures.report.device_utilization", lambda device: None)
-    told = []
+    seen = []
     for step in range(1, 6):
         add_step(report, config, step, loss=5.0 - step)
-        told.append((len(caplog.messages), report.progress.loss))
-    assert told == [(0, None), (0, None), (1, 3.0), (1, 3.0), (2, 1.0)]
+        seen.append((len(caplog.messages), report.progress.loss))
+    assert seen == [(0, None), (0, None), (1, 3.0), (1, 3.0), (2, 1.0)]
     report.flush()
     assert (len(caplog.messages), report.progress.loss) == (2, 0.0)
 
@@ -144,14 +144,14 @@ def test_progress_follows_the_steps(report, config):
     assert progress.num_parameters == count_parameters(config).total
 
 
-def test_a_loss_that_is_no_number_raises_an_alert(report, config, job):
+def test_a_nan_loss_raises_an_alert(report, config, job):
     add_step(report, config, 1, loss=float("nan"))
     assert [event["message"] for event in read_events(job) if event["kind"] == "alert"] == [
         "step 1: the loss is nan"
     ]
 
 
-def test_a_slow_rank_is_told_after_three_times_in_a_row(report, job):
+def test_a_slow_rank_is_reported_after_three_times_in_a_row(report, job):
     """Slow twice, as fast as the others once, then slow four times: one alert, at the third of these.
 
     And no second one while it is slow now and then.
@@ -167,7 +167,7 @@ def test_a_slow_rank_is_told_after_three_times_in_a_row(report, job):
     ]
 
 
-def test_the_end_tells_where_the_time_went(report, config, job, monkeypatch):
+def test_the_end_reports_where_the_time_went(report, config, job, monkeypatch):
     """A step of 4 s with 1 s of data and 2 s of forward, a checkpoint of 3 s, an evaluation of 1 s."""
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])

@@ -83,10 +83,10 @@ def test_a_failing_collective_is_left(watch, alone):
 
 
 def test_point_to_point_names_the_other_rank(watch):
-    told = []
+    names = []
     for name, peer in PAIRED.items():
-        watch._noted(name, lambda *arguments, **named: told.append(watch._last[0]), peer)(torch.ones(1), 3)
-    assert told == ["send (to rank 3)", "recv (from rank 3)", "isend (to rank 3)", "irecv (from rank 3)"]
+        watch._noted(name, lambda *arguments, **named: names.append(watch._last[0]), peer)(torch.ones(1), 3)
+    assert names == ["send (to rank 3)", "recv (from rank 3)", "isend (to rank 3)", "irecv (from rank 3)"]
 
 
 def test_a_compiled_function_keeps_its_graph(watch, alone):

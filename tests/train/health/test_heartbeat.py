@@ -140,7 +140,7 @@ where_it_hangs()
 """
 
 
-def test_a_hanging_rank_tells_its_stack(job):
+def test_a_hanging_rank_writes_its_stack(job):
     """STACK_SIGNAL: every thread's stack goes to stderr, and the rank goes on hanging."""
     rank = subprocess.Popen(
         [sys.executable, "-c", HANGING, str(job.run.path)],

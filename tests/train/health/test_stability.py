@@ -100,7 +100,7 @@ def test_stop_says_step_loss_norm_rank_and_samples(yaml, job):
     assert (event["kind"], event["step"], event["loss"], event["grad_norm"]) == ("error", 2, "nan", 3.0)
 
 
-def test_a_gradient_that_is_no_number_is_told_from_a_loss(yaml, job):
+def test_a_gradient_that_is_not_finite_is_distinguished_from_a_loss(yaml, job):
     run = Run(yaml, job)
     with pytest.raises(
         StabilityError, match=r"step 1: the gradient is not finite, gradient norm inf, though the loss"
@@ -155,7 +155,7 @@ def test_skipping_does_not_fix_weights(yaml, job):
 
 @pytest.mark.parametrize("policy", ["stop", "skip", "rollback"])
 @pytest.mark.parametrize("value", [math.nan, -math.inf])
-def test_weights_that_are_no_numbers_are_not_saved(yaml, job, policy, value):
+def test_weights_that_are_not_finite_are_not_saved(yaml, job, policy, value):
     """After a step whose loss and gradient were good: skip cannot help and stops, rollback goes back."""
     run = Run(yaml, job, on_nan=policy)
     run.step(2.0)
@@ -397,7 +397,7 @@ def test_every_rank_decides_alike_and_names_the_culprit(discarded):
         if line["how"] == "call":
             continue
         own_affair = line["case"]["dtype"] == "fp16" and line["how"] == "gradient"
-        told = first["overflowed"] if own_affair else first["verdicts"]
-        assert told == [False, False, True, False, False]
+        skipped = first["overflowed"] if own_affair else first["verdicts"]
+        assert skipped == [False, False, True, False, False]
         if line["how"] == "loss" and "pipeline" not in line["case"]:
             assert first["reason"].startswith("step 3: the loss is nan on rank 0 of 2; samples 16 to 23")

@@ -92,24 +92,26 @@ def test_fields_reach_the_profiler(tmp_path):
 
 def test_a_snapshot_lasts_from_a_cycles_warm_up_to_its_end(tmp_path, monkeypatch):
     """On a GPU, which is played here: recording begins once, is written whole and ends."""
-    told = []
+    calls = []
 
     def dump(path):
-        told.append("dump")
+        calls.append("dump")
         Path(path).write_text("history")
 
-    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **settings: told.append(settings))
+    monkeypatch.setattr(
+        torch.cuda.memory, "_record_memory_history", lambda **settings: calls.append(settings)
+    )
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", dump)
     snapshots = Snapshots(True)
     for _ in range(3):
         snapshots.begin()
     snapshots.end(tmp_path / "rank0.step5")
     snapshots.end(tmp_path / "rank0.step6")
-    assert told == [{"max_entries": SNAPSHOT_ENTRIES}, "dump", {"enabled": None}]
+    assert calls == [{"max_entries": SNAPSHOT_ENTRIES}, "dump", {"enabled": None}]
     assert [path.name for path in tmp_path.iterdir()] == ["rank0.step5.memory.pickle"]
-    told.clear()
+    calls.clear()
     Snapshots(False).begin()
-    assert told == []
+    assert calls == []
 
 
 def test_runs_without_profile_write_nothing(tmp_path):

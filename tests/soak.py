@@ -111,6 +111,26 @@ PARTS = (
         ),
     ),
     Part(
+        "twins-of-examples",
+        "the whole twin of every other example whose shape differs, without notebooks",
+        _pytest("--soak", "tests/jobs/twin/test_prove.py"),
+        _evidence(
+            (*ENGINE, "nbtrain.jobs.twin.prove"),
+            ("tests/jobs/twin/test_prove.py",),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
+        "interrupted",
+        "real jobs killed, cancelled, limited, measured and evaluated, each resumed to its end",
+        _pytest("--soak", "tests/jobs/test_real_trainer.py"),
+        _evidence(
+            (*ENGINE, "nbtrain.jobs.submit"),
+            ("tests/jobs/test_real_trainer.py", "tests/jobs/conftest.py"),
+            OUTSIDE_ENGINE,
+        ),
+    ),
+    Part(
         "notebooks",
         "notebook 03 for every upstream run on a machine that is too small",
         _pytest("--soak", "tests/end_to_end/test_notebooks.py"),

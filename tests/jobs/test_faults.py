@@ -19,6 +19,9 @@ from nbtrain.jobs import control
 from tests.jobs import faults_table
 from tests.jobs.faults_table import BEGIN, DOCUMENT, END, FAULTS, Fault, at, suffer
 
+# A quarter of the table's limit, and still a hundred times longer than a step takes on a busy machine.
+HANG_SECONDS = 15
+
 
 def leave_one_device(suffered, note):
     """Said while attempt 2 runs: the next one counts."""
@@ -31,7 +34,14 @@ def leave_one_device(suffered, note):
 EVERYTHING = Fault(
     "everything, one after the other",
     [at(7, "sleep", rank=1, attempt=0), at(10, "nan", rank=1, attempt=1), at(14, "kill", rank=1, attempt=2)],
-    {"stability.on_nan": "rollback", "backend.elastic": True},
+    {
+        "stability.on_nan": "rollback",
+        "backend.elastic": True,
+        "backend.heartbeat_timeout_seconds": HANG_SECONDS,
+        # The peers of the dead rank have so long for their last words.
+        "backend.shutdown_timeout_seconds": 5,
+        "backend.restart_backoff_seconds": 0.2,
+    },
     act=leave_one_device,
 )
 
@@ -63,13 +73,10 @@ def test_it_comes_to_its_end(suffered):
 
 @pytest.mark.slow
 def test_the_rank_that_sleeps_is_named(suffered):
-    """Not the one that waits: with step, phase, and the collective of the other.
-
-    Its stack is told and in its log.
-    """
+    """Not the rank that waits: with step, phase, the other's collective, and its stack in event and log."""
     restart = next(event for event in suffered.events if event["kind"] == "restart")
     assert re.fullmatch(
-        rf"no progress for {faults_table.HANG_SECONDS} s: rank 1 stopped: last heard of at step 6, \d+ s "
+        rf"no progress for {HANG_SECONDS} s: rank 1 stopped: last heard of at step 6, \d+ s "
         r"ago, in phase train, outside "
         r"any collective \(last: \w+ no. \d+ of ranks 0, 1\); rank 0 waits in \w+ no. \d+ of ranks 0, 1",
         restart["cause"],
@@ -81,11 +88,23 @@ def test_the_rank_that_sleeps_is_named(suffered):
 
 
 @pytest.mark.slow
+def test_a_restart_repeats_its_steps_bit_for_bit(suffered):
+    """Attempt 0 was killed after step 6, and attempt 1 made steps 5 and 6 again from the checkpoint of 4."""
+    for step in (5, 6):
+        made = [
+            (event["loss"], event["grad_norm"])
+            for event in suffered.events
+            if event["kind"] == "trace" and event["step"] == step
+        ]
+        assert (len(made), len(set(made))) == (2, 1)
+
+
+@pytest.mark.slow
 def test_the_bad_steps_samples_are_passed_over(suffered):
     """From the checkpoint of step 8 to the end of step 10: two steps of 8 samples."""
     (entry,) = Rollback.read_all(suffered.job.run.rollbacks_json)
     assert (entry.step, entry.checkpoint_step, entry.first, entry.last) == (10, 8, 64, 80)
-    told = next(
+    rollback = next(
         event for event in suffered.events if event["kind"] == "rollback" and event["writer"] == "supervisor"
     )
     assert re.fullmatch(
@@ -93,7 +112,7 @@ def test_the_bad_steps_samples_are_passed_over(suffered):
         r"order; goes back "
         r"to step 8 and passes over samples 64 to 79; 2 steps \(256 tokens\) since the checkpoint of step 8 "
         r"are lost",
-        told["message"],
+        rollback["message"],
     )
     manifest = files.read_json(suffered.job.run.checkpoint_manifest(20))
     assert manifest["data_state"]["skipped_sample_ranges"] == [[64, 80]]
@@ -106,8 +125,8 @@ def test_one_device_takes_over_the_whole_batch(suffered):
 
     The steps that were made again are the same, to rounding.
     """
-    (told,) = [event for event in suffered.events if event.get("data_parallel_size") == 1]
-    assert told["message"] == (
+    (fewer,) = [event for event in suffered.events if event.get("data_parallel_size") == 1]
+    assert fewer["message"] == (
         "1 devices are usable: data_parallel_size 2 -> 1, 1 ranks; the global batch of 8 stays"
     )
     losses: dict[int, list[float]] = {}

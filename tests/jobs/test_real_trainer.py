@@ -2,6 +2,8 @@
 
 Both runs have dropout, accumulation, two ranks and ZeRO 1. Every step leaves its loss and gradient norm as
 float hex (NBTRAIN_TRACE); a step that was made again after a restart must repeat them bit for bit.
+
+One run goes through five jobs here. The tests marked `soak` take each kind of job by itself.
 """
 
 import os
@@ -14,10 +16,11 @@ from nbtrain.base import files
 from nbtrain.base.events import read_events
 from nbtrain.base.jobstate import read_state
 from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.jobs import control
 from nbtrain.jobs.submit import resume, submit
 from nbtrain.jobs.supervisor import processes
+from tests.train import launch
 
 pytestmark = pytest.mark.slow
 
@@ -33,18 +36,70 @@ SETTINGS = {
 
 def trace(run: RunDir) -> dict[int, set[tuple[str, str]]]:
     """{step: every (loss, grad norm) that any job of the run has written}."""
-    told: dict[int, set[tuple[str, str]]] = {}
+    steps: dict[int, set[tuple[str, str]]] = {}
     for job_id in run.job_ids():
         for event in read_events(run.job(job_id)):
             if event["kind"] == "trace":
-                told.setdefault(event["step"], set()).add((event["loss"], event["grad_norm"]))
-    return told
+                steps.setdefault(event["step"], set()).add((event["loss"], event["grad_norm"]))
+    return steps
 
 
 def last_step(run: RunDir) -> int:
     return max(trace(run), default=0)
 
 
+def test_the_life_of_a_run(tiny, tiny_data, workspace, fork_server, wait_until):
+    """Measured, trained, orphaned, ended by a limit, trained to its end and evaluated.
+
+    Its steps, weights and optimizer state are those of ranks that were never interrupted and had no
+    supervisor.
+    """
+    straight = launch.make_run(workspace, SETTINGS, "straight", str(workspace / "tiny.yaml"))
+    launch.ForkedRuns(fork_server, tiny_data).train(straight, ranks=2)
+    expected = trace(straight)
+    assert sorted(expected) == list(range(1, STEPS + 1))
+
+    measured = submit(tiny(name="cut", mode="perf", **SETTINGS))
+    run = measured.run
+    assert control.wait(measured, 800) == (
+        "SUCCEEDED",
+        f"all steps are measured, none is saved: 20 steps of {STEPS} (mode: perf ends it here)",
+    )
+    assert run.checkpoint_steps() == []
+    measurement = next(event for event in read_events(measured) if event["kind"] == "throughput")
+    assert (measurement["step"], measurement["steps"], measurement["samples"]) == (20, 18, 144)
+
+    orphaned = resume(run, ["mode=full"])
+    wait_until(lambda: last_step(run) >= 30, "step 30")
+    os.kill(JobRecord.read(orphaned.job_json).supervisor.pid, signal.SIGKILL)
+    wait_until(lambda: read_state(orphaned, time.time())[0] == "LOST", "LOST")
+    wait_until(lambda: not processes.marked_pids([orphaned.job_id]), "the ranks' leaving")
+    left = ExitRecord.read(orphaned.exit_record(0, 0))
+    assert left.outcome == "stopped" and left.step in run.checkpoint_steps()
+
+    limit = left.step + 5
+    limited = resume(run, [f"batch.exit_interval_steps={limit}"])
+    assert control.wait(limited, 800) == (
+        "CANCELLED",
+        f"batch.exit_interval_steps = {limit} is reached at step {limit}; saved, `nbtrain resume` goes on",
+    )
+    assert JobRecord.read(limited.job_json).resumed_from_step == left.step
+    ended = resume(run, ["batch.exit_interval_steps=null"])
+    assert control.wait(ended, 800)[0] == "SUCCEEDED", ended.log(0, 0).read_text()
+    assert trace(run) == expected
+    assert len(optimizer_hashes(run)) == 2
+    assert optimizer_hashes(run) == optimizer_hashes(straight)
+    assert list(run.path.rglob(".*.tmp")) == []
+
+    evaluated = resume(run, ["mode=eval"])
+    assert control.wait(evaluated, 800) == (
+        "SUCCEEDED",
+        "the newest checkpoint is evaluated, nothing is trained",
+    )
+    same_losses_at(STEPS, ended, evaluated)
+
+
+@pytest.mark.soak
 def test_interrupted_in_every_way_is_bitwise_the_same(tiny, wait_until):
     """kill -9 of a rank, kill -9 of the supervisor, a cancel: the same curve, weights and optimizer state."""
     straight = submit(tiny(name="straight", **SETTINGS))
@@ -87,11 +142,9 @@ def test_interrupted_in_every_way_is_bitwise_the_same(tiny, wait_until):
     assert (summary["steps"], summary["state"]) == (STEPS, "SUCCEEDED")
 
 
+@pytest.mark.soak
 def test_a_job_ends_itself_by_its_limits(tiny):
-    """At a step that the interval divides, and once it is too old.
-
-    Saved, with the cause told, and resumed.
-    """
+    """At a step that the interval divides, and once it is too old: saved, with a cause, and resumed."""
     first = submit(tiny(**{"batch.exit_interval_steps": 3}))
     assert control.wait(first, 800) == (
         "CANCELLED",
@@ -108,16 +161,15 @@ def test_a_job_ends_itself_by_its_limits(tiny):
     assert control.wait(third, 800)[0] == "SUCCEEDED"
 
 
+@pytest.mark.soak
 def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
-    """No evaluation and no test either; the summary has the figures without the warm-up, and mode=full
-    trains.
-    """
+    """No evaluation, no test; the summary has the figures without the warm-up, and mode=full trains."""
     job = submit(tiny(mode="perf"))
     assert control.wait(job, 800) == ("SUCCEEDED", "all steps are measured, none is saved: 10 steps")
     assert job.run.checkpoint_steps() == []
-    told = {event["kind"]: event for event in read_events(job)}
-    assert not told.keys() & {"checkpoint", "validation", "test"}
-    measured = told["throughput"]
+    events = {event["kind"]: event for event in read_events(job)}
+    assert not events.keys() & {"checkpoint", "validation", "test"}
+    measured = events["throughput"]
     assert (measured["step"], measured["steps"], measured["samples"]) == (10, 8, 64)
     summary = files.read_json(job.run.summary_json)
     assert summary["tokens_per_second"] == measured["tokens_per_second"]
@@ -127,11 +179,9 @@ def test_a_perf_run_measures_and_leaves_no_checkpoint(tiny):
     assert full.run.checkpoint_steps() == [8, 10]
 
 
-def test_an_evaluation_tells_what_the_training_told(tiny):
-    """Of the last checkpoint: the very losses of the training's end.
-
-    Nothing is trained, and more may be after it.
-    """
+@pytest.mark.soak
+def test_an_evaluation_reports_the_losses_of_the_training(tiny):
+    """The newest checkpoint has exactly the losses of the training's end; more may be trained after it."""
     trained = submit(tiny())
     assert control.wait(trained, 800)[0] == "SUCCEEDED"
     run = trained.run
@@ -140,11 +190,7 @@ def test_an_evaluation_tells_what_the_training_told(tiny):
         "SUCCEEDED",
         "the newest checkpoint is evaluated, nothing is trained",
     )
-    for kind in ("validation", "test"):
-        before, after = (
-            [event for event in read_events(job) if event["kind"] == kind] for job in (trained, evaluated)
-        )
-        assert (after[0]["loss"], after[0]["step"], len(after)) == (before[-1]["loss"], 10, 1)
+    same_losses_at(10, trained, evaluated)
     assert run.checkpoint_steps() == [8, 10]
     assert not any(
         event["kind"] == "checkpoint" and "saved" in event["message"] for event in read_events(evaluated)
@@ -152,6 +198,15 @@ def test_an_evaluation_tells_what_the_training_told(tiny):
     longer = resume(run, ["mode=full", "batch.train_tokens=1536"])
     assert control.wait(longer, 800)[0] == "SUCCEEDED"
     assert last_saved(run) == 12
+
+
+def same_losses_at(step: int, trained: JobDir, evaluated: JobDir) -> None:
+    """The job that evaluates reports one loss of each kind: the last one of the job that trained."""
+    for kind in ("validation", "test"):
+        before, after = (
+            [event for event in read_events(job) if event["kind"] == kind] for job in (trained, evaluated)
+        )
+        assert [(event["loss"], event["step"]) for event in after] == [(before[-1]["loss"], step)]
 
 
 def last_saved(run: RunDir) -> int:

@@ -130,6 +130,7 @@ OWN = {
     "sequence-parallel": {
         "parallel.tensor_parallel_size": 2,
         "parallel.sequence_parallel": True,
+        "parallel.activation_checkpointing.granularity": "selective",
         "parallel.data_parallel_size": 2,
         "parallel.zero_stage": 2,
         "precision": {"dtype": "bf16", "autocast": True},
@@ -146,6 +147,14 @@ OWN = {
         "precision.dtype": "bf16",
     },
 }  # fmt: skip
+# Each of these proves what none of the others does; `make soak` runs the rest.
+#   gpt-tiny-instructions    one process, packed examples of prompts and completions
+#   gpt-175b                 pipeline x tensor, ZeRO 1, fp16, a batch that grows
+#   ulysses                  sequences over ranks, ZeRO 3
+#   sequence-parallel        data x tensor, ZeRO 2, selective recomputation, autocast
+#   offloaded                ZeRO 3 with hpZ, optimizer and parameters offloaded, asynchronous saves, bf16
+# Data x pipeline x tensor is a twin of tests/end_to_end/test_twin_notebook.py.
+HERE = ("gpt-tiny-instructions.yaml", "gpt-175b.yaml", *OWN)
 
 
 def shape(config):
@@ -184,8 +193,19 @@ def home(tmp_path_factory):
         yield folder
 
 
+def with_marks(run: str):
+    """The run as a parameter, marked `soak` unless it is one of HERE."""
+    name = run.rpartition("/")[2]
+    return pytest.param(run, id=name, marks=[] if name in HERE else [pytest.mark.soak])
+
+
+def test_the_twins_here_are_examples():
+    """An example that was renamed would be left to `make soak` unseen."""
+    assert set(HERE) <= {run.rpartition("/")[2] for run in (*different_runs(), *OWN)}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("run", [*different_runs(), *OWN], ids=lambda run: run.rpartition("/")[2])
+@pytest.mark.parametrize("run", [with_marks(run) for run in (*different_runs(), *OWN)])
 def test_every_shape_goes_the_whole_way(home, fork_server, run):
     """Data, steps, checkpoint, resume, another layout, export."""
     settings = {"name": f"own-{run}", "batch.global_batch_size": 64, **OWN[run]} if run in OWN else {}

@@ -40,9 +40,10 @@ def this_machine() -> Machine:
     """Look at the machine now. Costs milliseconds, or one call of nvidia-smi if there is a GPU."""
     cpu, flags = _cpu()
     memory = psutil.virtual_memory()
-    limit, used = _memory_limit()
     total, available = memory.total, memory.available
+    limit = cgroup_bytes("memory.max", "memory.limit_in_bytes")
     if limit is not None and limit < total:
+        used = cgroup_bytes("memory.current", "memory.usage_in_bytes") or 0
         total, available = limit, min(available, limit - used)
     return Machine(socket.gethostname(), usable_cores(), cpu, flags, total, available, visible_gpus())
 
@@ -94,10 +95,7 @@ def _driver_gpus() -> tuple[Gpu, ...]:
 
 
 def _cpu() -> tuple[str, frozenset[str]]:
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return platform.machine(), frozenset()
+    text = _text(Path("/proc/cpuinfo"))
     name = re.search(r"^model name\s*:\s*(.*)$", text, flags=re.M)
     flags = re.search(r"^(?:flags|Features)\s*:\s*(.*)$", text, flags=re.M)
     return name[1] if name else platform.machine(), frozenset(flags[1].split() if flags else ())
@@ -105,12 +103,8 @@ def _cpu() -> tuple[str, frozenset[str]]:
 
 def cgroup_file(controller: str, v2_name: str, v1_name: str) -> Path | None:
     """The file of this process's own cgroup that answers to v2_name (version 2) or v1_name (version 1)."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return None
     candidates = []
-    for line in lines:
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
         _, controllers, path = line.split(":", 2)
         relative = path.lstrip("/")
         if not controllers:
@@ -126,40 +120,35 @@ def cgroup_file(controller: str, v2_name: str, v1_name: str) -> Path | None:
 
 def oom_kills() -> int | None:
     """Processes that the kernel's out-of-memory killer has ended in this cgroup, or None if unreadable."""
-    path = cgroup_file("memory", "memory.events", "memory.oom_control")
-    if path is None:
-        return None
-    try:
-        counter = re.search(r"^oom_kill (\d+)$", path.read_text(), flags=re.M)
-    except OSError:
-        return None
+    return oom_kills_in(cgroup_file("memory", "memory.events", "memory.oom_control"))
+
+
+def oom_kills_in(path: Path | None) -> int | None:
+    """The counter `oom_kill` of a kernel's file, or None if unreadable."""
+    counter = re.search(r"^oom_kill (\d+)$", _text(path), flags=re.M)
     return int(counter[1]) if counter else None
 
 
-def _memory_limit() -> tuple[int | None, int]:
-    limit = _number(cgroup_file("memory", "memory.max", "memory.limit_in_bytes"))
-    used = _number(cgroup_file("memory", "memory.current", "memory.usage_in_bytes"))
-    return limit, used or 0
+def cgroup_bytes(v2_name: str, v1_name: str) -> int | None:
+    """The number in a file of this process's own memory cgroup; None if unreadable or without limit."""
+    text = _text(cgroup_file("memory", v2_name, v1_name)).strip()
+    # Version 1 of cgroups reports "no limit" as a number near 2**63.
+    return int(text) if text.isdigit() and int(text) < 2**60 else None
 
 
 def _cpu_quota() -> float | None:
     path = cgroup_file("cpu", "cpu.max", "cpu.cfs_quota_us")
-    if path is None:
-        return None
-    try:
-        words = path.read_text().split()
-        if path.name == "cpu.cfs_quota_us":
-            words.append((path.parent / "cpu.cfs_period_us").read_text().strip())
-    except OSError:
-        return None
+    words = _text(path).split()
+    if path is not None and path.name == "cpu.cfs_quota_us":
+        words += _text(path.parent / "cpu.cfs_period_us").split()
     if len(words) != 2 or words[0] == "max" or int(words[0]) <= 0:
         return None
     return int(words[0]) / int(words[1])
 
 
-def _number(path: Path | None) -> int | None:
+def _text(path: Path | None) -> str:
+    """The contents of a kernel's file; "" if it cannot be read."""
     try:
-        text = path.read_text().strip() if path else ""
+        return path.read_text() if path else ""
     except OSError:
-        return None
-    return int(text) if text.isdigit() else None
+        return ""

@@ -1,5 +1,4 @@
-"""What the kernel reports about host memory: which processes it killed for lack of it, the limit, and the
-peak.
+"""What the kernel reports about host memory: the processes it killed for lack of it, the limit, the peak.
 
 Two things are evidence: the kernel's log, which names processes, and the count of a cgroup that holds the job
 alone. The machine's own count also rises for other programs: it is reported as a possibility and decides
@@ -12,7 +11,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from nbtrain.jobs.machine import cgroup_file, oom_kills
+from nbtrain.jobs.machine import cgroup_bytes, oom_kills, oom_kills_in
 
 KERNEL_LOG = Path("/dev/kmsg")
 # The kernel's log counts processes as the first pid namespace does, whose number this is (PROC_PID_INIT_INO).
@@ -42,9 +41,9 @@ class HostMemory:
     def now(cls) -> "HostMemory":
         return cls(
             oom_kills(),
-            _counter(Path("/proc/vmstat"), "oom_kill"),
-            _number(cgroup_file("memory", "memory.max", "memory.limit_in_bytes")),
-            _number(cgroup_file("memory", "memory.peak", "memory.max_usage_in_bytes")),
+            oom_kills_in(Path("/proc/vmstat")),
+            cgroup_bytes("memory.max", "memory.limit_in_bytes"),
+            cgroup_bytes("memory.peak", "memory.max_usage_in_bytes"),
             killed_processes(),
         )
 
@@ -91,8 +90,7 @@ class HostMemory:
 def killed_processes() -> frozenset[tuple[int, int]]:
     """Whom the out-of-memory killer has ended, by the kernel's log: (number of the entry, process).
 
-    Empty if the log cannot be read, as in most containers, or if its process numbers are not those of
-    os.getpid().
+    Empty if the log cannot be read, or if it counts processes of another namespace, as in most containers.
     """
     found = set()
     with contextlib.suppress(OSError):
@@ -120,20 +118,3 @@ def _record(log: int) -> bytes:
 
 def _difference(after: int | None, before: int | None) -> int | None:
     return None if after is None or before is None else after - before
-
-
-def _counter(path: Path, name: str) -> int | None:
-    try:
-        found = re.search(rf"^{name} (\d+)$", path.read_text(), flags=re.M)
-    except OSError:
-        return None
-    return int(found[1]) if found else None
-
-
-def _number(path: Path | None) -> int | None:
-    try:
-        text = path.read_text().strip() if path else ""
-    except OSError:
-        return None
-    # Version 1 of cgroups reports "no limit" as a number near 2**63.
-    return int(text) if text.isdigit() and int(text) < 2**60 else None

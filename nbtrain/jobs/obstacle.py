@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 GIB = 1 << 30
 
@@ -22,6 +23,7 @@ class Obstacle:
 
 
 Obstacles = Iterator[Obstacle]
+mistake, data_problem, shortage = (partial(Obstacle, kind) for kind in ("error", "data", "resource"))
 
 
 def gib(number: int) -> str:

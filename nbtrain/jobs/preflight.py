@@ -17,12 +17,14 @@ from nbtrain.base.workspace import display, output_root, tokenizer_dir
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.fault_orders import VARIABLE, read_orders
 from nbtrain.config.rules.layout import FLASH_CAPABILITY, FP8_CAPABILITY
+from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.look.contents import check_contents
 from nbtrain.dataset.of_run import dataset_of
 from nbtrain.jobs.machine import Machine, this_machine
-from nbtrain.jobs.obstacle import GIB, Obstacle, Obstacles, gib, size
+from nbtrain.jobs.obstacle import GIB, Obstacle, Obstacles, data_problem, gib, mistake, shortage, size
 from nbtrain.jobs.preflight_tools import (
     compiler_is_there,
     extensions_can_be_built,
@@ -36,10 +38,8 @@ from nbtrain.planner.memory import estimate_memory
 ESTIMATE_SLACK = 1.1
 # Event files, logs and records of a run.
 SPARE_DISK_BYTES = 64 << 20
-# Instructions without which a 16-bit format has no matrix products on CPU (oneDNN's own requirement).
-CPU_FLAGS = {
-    "fp16": ("avx512_fp16", "amx_fp16", "fphp", "asimdhp"),
-}
+# Instructions, one of which fp16 needs for matrix products on CPU (oneDNN's own requirement).
+FP16_FLAGS = ("avx512_fp16", "amx_fp16", "fphp", "asimdhp")
 
 
 def preflight(config: RunConfig, machine: Machine | None = None) -> list[Obstacle]:
@@ -55,8 +55,7 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
     """One machine with a GPU for each rank, or a CPU."""
     resources = config.resources
     if resources.nodes > 1:
-        yield Obstacle(
-            "resource",
+        yield shortage(
             f"{config.where('resources.nodes')}: the run needs {resources.nodes} machines; backend `local` "
             "has 1.",
             "Run it on a cluster, or set resources.nodes=1 and a layout that fits.",
@@ -66,27 +65,21 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
         if present < needed:
             hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
             note = f" (CUDA_VISIBLE_DEVICES={hidden})" if hidden is not None else ""
-            yield Obstacle(
-                "resource",
+            yield shortage(
                 f"{config.where('resources.gpus_per_node')}: the run needs {needed} GPUs; "
                 f"{machine.host} has {present}{note}.",
                 "Use a machine that has them, a smaller layout, or resources.device=cpu for a trial.",
             )
         return
-    if config.precision.dtype in CPU_FLAGS and machine.cpu_flags:
-        wanted = CPU_FLAGS[config.precision.dtype]
-        if not machine.cpu_flags.intersection(wanted):
-            yield Obstacle(
-                "resource",
-                f"{config.where('precision.dtype')}: precision.dtype = {config.precision.dtype} on a CPU "
-                "needs one of "
-                f"{', '.join(wanted)}; {machine.cpu} has none of them.",
-                "Set precision.dtype=bf16 or fp32.",
-            )
+    if config.precision.dtype == "fp16" and machine.cpu_flags and machine.cpu_flags.isdisjoint(FP16_FLAGS):
+        yield shortage(
+            f"{config.where('precision.dtype')}: precision.dtype = fp16 on a CPU needs one of "
+            f"{', '.join(FP16_FLAGS)}; {machine.cpu} has none of them.",
+            "Set precision.dtype=bf16 or fp32.",
+        )
     ranks = config.world_size
     if ranks > 4 * machine.cores:
-        yield Obstacle(
-            "resource",
+        yield shortage(
             f"the run starts {ranks} ranks; {machine.host} has {machine.cores} cores, and more than 4 ranks "
             "on a core "
             "wait for each other.",
@@ -95,39 +88,23 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
 
 
 def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Obstacles:
-    """The GPUs that are there serve the format and the attention that are asked for; check.py has looked at
-    gpu_type.
-
-    A GPU that no table knows is left to the rank's own look at it.
-    """
+    """The GPUs have the run's format and attention; ranks look themselves at a GPU that no table knows."""
     if config.resources.device != "gpu":
         return
-    names = dict.fromkeys(gpu.name for gpu in machine.gpus[: config.world_size])
-    devices = [(name, device) for name in names if (device := find_device(name))]
-    for name, device in devices:
+    for name in dict.fromkeys(gpu.name for gpu in machine.gpus[: config.world_size]):
+        if (device := find_device(name)) is None:
+            continue
         has = f"{name} has compute capability {'.'.join(map(str, device.compute_capability))}"
-        if config.precision.fp8 and device.compute_capability < FP8_CAPABILITY:
-            yield Obstacle(
-                "resource",
-                f"{config.where('precision.fp8')}: precision.fp8 = true needs a GPU from Hopper on (9.0); "
-                f"{has}.",
-                "Set precision.fp8=false.",
-            )
-        if config.precision.dtype == "bf16" and device.peak("bf16") is None:
-            yield Obstacle(
-                "resource",
-                f"{config.where('precision.dtype')}: precision.dtype = bf16 needs a GPU from Ampere on "
-                f"(8.0); {has}.",
-                "Set precision.dtype=fp16 or fp32.",
-            )
-        if config.model.attention_backend == "flash" and device.compute_capability < FLASH_CAPABILITY:
-            yield Obstacle(
-                "resource",
-                f"{config.where('model.attention_backend')}: model.attention_backend = flash needs a GPU "
-                "from Ampere on "
-                f"(8.0); {has}.",
-                "Set model.attention_backend=auto.",
-            )
+        without_fp8 = device.compute_capability < FP8_CAPABILITY
+        without_flash = device.compute_capability < FLASH_CAPABILITY
+        for key, value, lacks, oldest, instead in (
+            ("precision.fp8", True, without_fp8, "Hopper on (9.0)", "false"),
+            ("precision.dtype", "bf16", device.peak("bf16") is None, "Ampere on (8.0)", "fp16 or fp32"),
+            ("model.attention_backend", "flash", without_flash, "Ampere on (8.0)", "auto"),
+        ):
+            if lacks and value_of(config, key) == value:
+                needs = f"{config.where(key)}: {key} = {show(value)} needs a GPU from {oldest}; {has}."
+                yield shortage(needs, f"Set {key}={instead}.")
 
 
 def memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
@@ -144,8 +121,7 @@ def memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
             return
         present, where = min(sizes), f"a rank on {machine.gpus[0].name}"
     if needed > ESTIMATE_SLACK * present:
-        yield Obstacle(
-            "resource",
+        yield shortage(
             f"{where} will need about {gib(needed)} of memory and there is {gib(present)}"
             + (f" (per rank: {parts})." if parts else "."),
             "Lower batch.micro_batch_size or model.seq_length, set "
@@ -160,8 +136,7 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
     needed = estimate.total_host_bytes * min(config.ranks_per_node, config.world_size)
     if needed > machine.memory_bytes:
         parts = ", ".join(f"{name} {gib(size)}" for name, size in estimate.host_parts.items() if size)
-        yield Obstacle(
-            "resource",
+        yield shortage(
             f"{config.ranks_per_node} rank(s) on {machine.host} will need about {gib(needed)} of host memory "
             "and there is "
             f"{gib(machine.memory_bytes)} (per rank: {parts}).",
@@ -183,12 +158,11 @@ def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacle
     try:
         orders = read_orders(text)
     except ValueError as error:
-        yield Obstacle("error", f"{where} {error}.", fix)
+        yield mistake(f"{where} {error}.", fix)
         return
     ranks = config.world_size
     if strange := sorted({order["rank"] for order in orders if order.get("rank", 0) >= ranks}):
-        yield Obstacle(
-            "error",
+        yield mistake(
             f"{where} names rank {', '.join(map(str, strange))}; the run has {ranks}, 0 to {ranks - 1}.",
             fix,
         )
@@ -202,12 +176,9 @@ def output_is_writable(config: RunConfig, machine: Machine) -> Obstacles:
     run = RunDir.named(config.name)
     folder = _existing(run.path)
     if not folder.is_dir():
-        yield Obstacle(
-            "error", f"{display(folder)} is a file, not a folder.", "Set NBTRAIN_OUTPUT to a folder."
-        )
+        yield mistake(f"{display(folder)} is a file, not a folder.", "Set NBTRAIN_OUTPUT to a folder.")
     elif not os.access(folder, os.W_OK | os.X_OK) or is_read_only(folder):
-        yield Obstacle(
-            "error",
+        yield mistake(
             f"{display(run.path)} cannot be written: {display(folder)} gives no right to.",
             "Set NBTRAIN_OUTPUT to a folder that can be written, or change its permissions.",
         )
@@ -220,17 +191,12 @@ def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Obstacles:
     if not folder.is_dir():
         return
     estimate = estimate_disk(config)
-    present = (
-        sum(path.stat().st_size for path in run.model.rglob("*") if path.is_file())
-        if run.model.is_dir()
-        else 0
-    )
+    present = sum(path.stat().st_size for path in run.model.rglob("*") if path.is_file())
     needed = max(0, estimate.checkpoints_bytes - present) + SPARE_DISK_BYTES
     free = shutil.disk_usage(folder).free
     if free < needed:
         there = f", {size(present)} of them there already" if present else ""
-        yield Obstacle(
-            "resource",
+        yield shortage(
             f"{display(output_root())}: the disk has {size(free)} free, but {estimate.num_checkpoints} "
             "checkpoints of "
             f"{size(estimate.checkpoint_bytes)} (keep_last and the one being written{there}) and logs need "
@@ -247,9 +213,7 @@ def _existing(path: Path) -> Path:
 
 
 def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
-    """The .bin/.idx are there, of the size their index counts, hold this vocabulary and what their manifest
-    says.
-    """
+    """The .bin/.idx are there, of their index's size, with this vocabulary and their manifest's contents."""
     tokenizer = manifest = None
     prepare = f"`nbtrain prepare {shlex.join(config.as_arguments)}` makes what is missing."
     try:
@@ -257,25 +221,23 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
     except DataError as error:
         # Data that was brought along needs no tokenizer to train.
         if config.data.sources:
-            yield Obstacle("data", str(error), prepare)
+            yield data_problem(str(error), prepare)
     try:
         dataset = dataset_of(config)
         manifest = dataset.require(config.tokenizer.vocab_size)
         check_contents(dataset)
     except DataError as error:
         # Damaged data is not missing: its message says how it is made again, with --force.
-        yield Obstacle("data", str(error), "" if "--force" in str(error) else prepare)
+        yield data_problem(str(error), "" if "--force" in str(error) else prepare)
     if tokenizer and tokenizer.vocab_size > config.tokenizer.vocab_size:
-        yield Obstacle(
-            "error",
+        yield mistake(
             f"{config.where('tokenizer.vocab_size')}: tokenizer.vocab_size = "
             f"{config.tokenizer.vocab_size:,}, but "
             f"{display(tokenizer.directory)} has {tokenizer.vocab_size:,} entries.",
             f"Set tokenizer.vocab_size={tokenizer.vocab_size} or more, or name another tokenizer.",
         )
     if tokenizer and manifest and manifest.tokenizer_sha256 not in (None, tokenizer.sha256):
-        yield Obstacle(
-            "error",
+        yield mistake(
             f"dataset {config.data.name} was encoded with the tokenizer {manifest.tokenizer_sha256[:12]}..., "
             "but "
             f"{display(tokenizer.directory)} is {tokenizer.sha256[:12]}...: ids would mean other text.",

@@ -14,15 +14,12 @@ from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
 from nbtrain.jobs.machine import Machine
-from nbtrain.jobs.obstacle import Obstacle, Obstacles, size
+from nbtrain.jobs.obstacle import Obstacles, mistake, shortage, size
 from nbtrain.planner.memory import estimate_memory
 
 
 def compiler_is_there(config: RunConfig, machine: Machine) -> Obstacles:
-    """torch.compile calls a C++ compiler on CPU, and for GPUs Triton a C compiler.
-
-    Ranks inherit this environment.
-    """
+    """torch.compile calls a C++ compiler on CPU, Triton a C compiler for GPUs, found in this environment."""
     if not config.model.compile:
         return
     on_cpu = config.resources.device == "cpu"
@@ -30,8 +27,7 @@ def compiler_is_there(config: RunConfig, machine: Machine) -> Obstacles:
         ("CXX", "C++", ("g++", "clang++"), "g++") if on_cpu else ("CC", "C", ("gcc", "clang"), "gcc")
     )
     if not _compiler(variable, *names):
-        yield Obstacle(
-            "error",
+        yield mistake(
             f"{config.where('model.compile')}: model.compile = true needs a {language} compiler on "
             f"{'CPU' if on_cpu else 'GPUs'}, and neither ${variable} nor {' nor '.join(names)} was found.",
             f"Install one (Debian: apt-get install {package}), or set model.compile=false.",
@@ -47,47 +43,43 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 def nvme_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
     """The folders of offloading are there, can be written, lie on a disk of this machine and have room."""
-    parallel = config.parallel
-    keys = [
-        f"parallel.{name}.nvme_path"
-        for name in ("offload_optimizer", "offload_param")
-        if getattr(parallel, name).device == "nvme"
-    ]
+    keys = [f"parallel.{name}.nvme_path" for name in _on_nvme(config)]
     for key in keys:
         folder = Path(str(value_of(config, key)))
         found = f"{config.where(key)}: {key} = {folder}"
         if not folder.is_dir():
-            yield Obstacle("error", f"{found} is no folder.", "Make it, on a local NVMe disk.")
+            yield mistake(f"{found} is no folder.", "Make it, on a local NVMe disk.")
             continue
         if not os.access(folder, os.W_OK | os.X_OK) or is_read_only(folder):
-            yield Obstacle("error", f"{found} cannot be written.", "Name a folder that can be.")
+            yield mistake(f"{found} cannot be written.", "Name a folder that can be.")
         kind = _file_system(folder)
         if kind in MEMORY_FILE_SYSTEMS:
-            yield Obstacle(
-                "error",
+            yield mistake(
                 f"{found} lies in host memory ({kind}), which offloading is to spare.",
                 "Name a folder on a local NVMe disk, or set device=cpu.",
             )
         elif kind and REMOTE_FILE_SYSTEMS.fullmatch(kind):
-            yield Obstacle(
-                "error",
+            yield mistake(
                 f"{found} lies on a file system of another machine ({kind}): every step would wait for it.",
                 "Name a folder on a local NVMe disk.",
             )
-    if folders := [Path(str(value_of(config, key))) for key in keys]:
+    # Both may lie on one disk: each is asked for all of it, which is too much by at most the smaller part.
+    for folder in dict.fromkeys(Path(str(value_of(config, key))) for key in keys):
+        if not folder.is_dir():
+            continue
         needed = estimate_memory(config).nvme_bytes * min(config.ranks_per_node, config.world_size)
-        # Both may lie on one disk: each is asked for all of it, which is too much by at most the smaller
-        # part.
-        for folder in dict.fromkeys(folder for folder in folders if folder.is_dir()):
-            free = shutil.disk_usage(folder).free
-            if free < needed:
-                yield Obstacle(
-                    "resource",
-                    f"{folder}: the disk has {size(free)} free, and the state that is offloaded to NVMe "
-                    "needs "
-                    f"{size(needed)}.",
-                    "Free space, or name a folder on a larger disk.",
-                )
+        if (free := shutil.disk_usage(folder).free) < needed:
+            yield shortage(
+                f"{folder}: the disk has {size(free)} free, and the state that is offloaded to NVMe needs "
+                f"{size(needed)}.",
+                "Free space, or name a folder on a larger disk.",
+            )
+
+
+def _on_nvme(config: RunConfig) -> list[str]:
+    """Sections of `parallel` that offload to NVMe."""
+    names = ("offload_optimizer", "offload_param")
+    return [name for name in names if getattr(config.parallel, name).device == "nvme"]
 
 
 def _file_system(folder: Path) -> str | None:
@@ -112,39 +104,21 @@ INCLUDE_FOLDERS = ("/usr/include", "/usr/local/include")
 
 def extensions_can_be_built(config: RunConfig, machine: Machine) -> Obstacles:
     """DeepSpeed compiles its access to NVMe and its quantization at their first use; each needs its tools."""
-    parallel = config.parallel
-    nvme = next(
-        (
-            f"parallel.{name}.device"
-            for name in ("offload_optimizer", "offload_param")
-            if getattr(parallel, name).device == "nvme"
-        ),
-        None,
-    )
-    quantized = next(
-        (
-            f"parallel.{name}"
-            for name in ("zero_quantized_weights", "zero_quantized_gradients")
-            if getattr(parallel, name)
-        ),
-        None,
-    )
-    for key in (nvme, quantized):
-        if key is None:
-            continue
-        missing = {
-            "a C++ compiler (Debian: g++)": not _compiler("CXX", "g++", "clang++"),
-            "ninja (pip install ninja)": not _tool("ninja"),
+    nvme = [f"parallel.{name}.device" for name in _on_nvme(config)]
+    names = ("zero_quantized_weights", "zero_quantized_gradients")
+    quantized = [f"parallel.{name}" for name in names if getattr(config.parallel, name)]
+    for key in (*nvme[:1], *quantized[:1]):
+        tools = {
+            "a C++ compiler (Debian: g++)": _compiler("CXX", "g++", "clang++"),
+            "ninja (pip install ninja)": _tool("ninja"),
         }
-        if key == nvme:
-            missing["libaio's headers (Debian: libaio-dev)"] = not _header("libaio.h")
+        if key in nvme:
+            tools["libaio's headers (Debian: libaio-dev)"] = _header("libaio.h")
         else:
-            missing["CUDA's compiler nvcc (or $CUDA_HOME)"] = not (
-                shutil.which("nvcc") or os.environ.get("CUDA_HOME")
-            )
-        if lacking := [what for what, lacks in missing.items() if lacks]:
-            yield Obstacle(
-                "error",
+            nvcc = shutil.which("nvcc") or os.environ.get("CUDA_HOME")
+            tools["CUDA's compiler nvcc (or $CUDA_HOME)"] = bool(nvcc)
+        if lacking := [what for what, there in tools.items() if not there]:
+            yield mistake(
                 f"{config.where(key)}: {key} = {show(value_of(config, key))} makes DeepSpeed compile an "
                 "extension, and "
                 f"this is missing: {', '.join(lacking)}.",
@@ -172,8 +146,7 @@ def _header(name: str) -> bool:
 def packages_are_there(config: RunConfig, machine: Machine) -> Obstacles:
     """FPDT's kernels are a package of their own, that nbtrain does not bring."""
     if config.parallel.fpdt_chunk_tokens and importlib.util.find_spec("flash_attn") is None:
-        yield Obstacle(
-            "error",
+        yield mistake(
             f"{config.where('parallel.fpdt_chunk_tokens')}: parallel.fpdt_chunk_tokens = "
             f"{config.parallel.fpdt_chunk_tokens} needs the package flash-attn, which is not installed.",
             "Install it (pip install flash-attn --no-build-isolation), or set parallel.fpdt_chunk_tokens=0.",

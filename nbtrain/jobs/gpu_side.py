@@ -51,7 +51,8 @@ def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 yield answer
             code = process.wait()
             if code != 0:
-                raise NbtrainError(_last_words(module, code, said))
+                how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+                raise NbtrainError(f"python -m {module} {how}. Its last words:\n{last_words(said)}")
         finally:
             _end(process)
 
@@ -79,11 +80,11 @@ def _named_error(answer: dict[str, Any]) -> NbtrainError:
     return kind(str(answer.get("message")))
 
 
-def _last_words(module: str, code: int, said: IO[bytes]) -> str:
+def last_words(said: IO[bytes]) -> str:
+    """The end of what a process wrote to the file `said`, indented."""
     said.seek(0)
     lines = said.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
-    how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-    return f"python -m {module} {how}. Its last words:\n" + "\n".join(f"  {line}" for line in lines)
+    return "\n".join(f"  {line}" for line in lines)
 
 
 def _end(process: subprocess.Popen) -> None:

@@ -127,9 +127,7 @@ def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
 
 
 def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError if there are checkpoints and none is whole by names and sizes: the ranks would
-    refuse them.
-    """
+    """Raises SubmitError if there are checkpoints, and none is whole by names and sizes."""
     if config.mode == "perf" or newest_checkpoint_step(run) is not None:
         return
     torn = [
@@ -145,9 +143,7 @@ def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
 
 
 def refuse_other_data(run: RunDir, config: RunConfig) -> None:
-    """Raises SubmitError if the dataset was made anew since the newest checkpoint: its order means other
-    text.
-    """
+    """Raises SubmitError if the dataset was made anew since the newest checkpoint: its order differs."""
     step, now = newest_checkpoint_step(run), dataset_sha256(config)
     if step is None or now is None:
         return

@@ -67,16 +67,16 @@ def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, 
     check_config(config)
     run = RunDir.named(config.name)
     refuse_foreign(run)
-    if active := active_job(run):
-        _tell_ignored_changes(run, config)
+    if active := _joined(run, config):
         return active
     refuse_finished(run, config)
     return _launch(run, config, parent, command)
 
 
 def refuse_hopeless(config: RunConfig) -> None:
-    """Raise what `submit` will raise whatever the data is: asked before data is prepared for a run, so that a
-    run that cannot start leaves no file. Raises ConfigError and SubmitError.
+    """Before data is prepared for a run: raise what `submit` will raise whatever the data is.
+
+    A run that cannot start leaves no file. Raises ConfigError and SubmitError.
     """
     check_config(config)
     run = RunDir.named(config.name)
@@ -103,8 +103,7 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
     before = load_resolved(run.config_yaml)
     given = override_layer(overrides).value
     config = load(before, given)
-    if active := active_job(run):
-        _tell_ignored_changes(run, config)
+    if active := _joined(run, config):
         return active
     if "mode" not in given and before.mode != "full":
         config = _mode_of_resume(run, before, config)
@@ -124,10 +123,7 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
 
 
 def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunConfig:
-    """`config` with the mode that is meant if none is given, after a job that did not train.
-
-    Raises SubmitError.
-    """
+    """`config` with the mode meant after a job that did not train, if none is given. Raises SubmitError."""
     if before.mode == "perf":
         raise SubmitError(
             f"{display(run.path)}: its last job only measured (mode: perf), and left no checkpoint to go on "
@@ -170,20 +166,20 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
     identity = run.record() or {}
     _make_folder(target)
     with target.locked():
-        _write_identity(target, config, identity.get("run_id"))
+        write_identity(target, identity.get("run_id"))
         files.write_text(target.config_yaml, to_yaml(config))
     return config
 
 
-# --- what is found there --------------------------------------------------------------------------
-
-
-def _tell_ignored_changes(run: RunDir, config: RunConfig) -> None:
-    for change in changes_between(load_resolved(run.config_yaml), config):
-        logger.warning("%s is active; this change is not applied: %s", run.name, change)
-
-
 # --- writing and starting -------------------------------------------------------------------------
+
+
+def _joined(run: RunDir, config: RunConfig) -> JobDir | None:
+    """The run's active job, with a warning for every change that it does not get; None if none is active."""
+    if active := active_job(run):
+        for change in changes_between(load_resolved(run.config_yaml), config):
+            logger.warning("%s is active; this change is not applied: %s", run.name, change)
+    return active
 
 
 def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[str, ...]) -> JobDir:
@@ -239,21 +235,13 @@ def _make_folder(run: RunDir) -> None:
         ) from error
 
 
-def _write_identity(run: RunDir, config: RunConfig, parent: str | None) -> str:
-    """run.json, written once; returns the run id."""
+def write_identity(run: RunDir, parent: str | None = None, **more: str) -> str:
+    """run.json, written once, with the keys of `more`; returns the run id."""
     if existing := run.record():
         return existing["run_id"]
     run_id = new_run_id()
-    files.write_json(
-        run.run_json,
-        {
-            "schema_version": SCHEMA_VERSION,
-            "run_id": run_id,
-            "name": config.name,
-            "parent": parent,
-            "created_at": time.time(),
-        },
-    )
+    identity = {"schema_version": SCHEMA_VERSION, "run_id": run_id, "name": run.name, "parent": parent}
+    files.write_json(run.run_json, {**identity, "created_at": time.time(), **more})
     return run_id
 
 
@@ -267,12 +255,12 @@ def _write_job(
 ) -> JobDir:
     """Everything a supervisor needs; job.json last: a job folder without it is a cut-off submission."""
     try:
-        run_id = _write_identity(run, config, parent)
+        run_id = write_identity(run, parent)
         files.write_text(run.config_yaml, to_yaml(config))
         files.write_json(run.plan_json, plan.to_dict())
         for folder in (run.model, run.tensorboard):
             folder.mkdir(exist_ok=True)
-        job = run.job(_unused_job_id(run))
+        job = run.job(unused_job_id(run))
         job.make_folders()
         files.write_json(job.environment_json, environment_record(config, job))
         files.write_json(job.deepspeed_json, deepspeed_config(config))
@@ -285,17 +273,15 @@ def _write_job(
             events.write(
                 "config", f"changed on resume: {change}", key=change.key, now=without_secrets(change.now)
             )
-        if step and given_unit(config.lr_schedule, "lr_decay") is None:
-            for change in changes:
-                unit = change.key.removeprefix("batch.train_")
-                # If the unit changed, two fields changed: the field that was set holds the length before.
-                if unit not in UNITS or change.before is None:
-                    continue
+            unit = change.key.removeprefix("batch.train_")
+            follows = step and given_unit(config.lr_schedule, "lr_decay") is None
+            # If the unit changed, two fields changed: the field that was set holds the length before.
+            if follows and unit in UNITS and change.before is not None:
+                now, before = config.train_tokens, config.in_tokens(unit, change.before)
                 events.write(
                     "warning",
-                    f"lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate now "
-                    "falls over "
-                    f"{config.train_tokens:,} tokens, {config.in_tokens(unit, change.before):,} before",
+                    "lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate now "
+                    f"falls over {now:,} tokens, {before:,} before",
                 )
         record = JobRecord(
             job_id=job.job_id,
@@ -318,7 +304,7 @@ def _write_job(
     return job
 
 
-def _unused_job_id(run: RunDir) -> str:
+def unused_job_id(run: RunDir) -> str:
     """A job id that sorts after all others of the run, even when the clock went back."""
     known = run.job_ids()
     while True:

@@ -1,5 +1,4 @@
-"""The run directories of a twin: its own, made anew every time, and one for each run that it is compared
-with.
+"""The run directories of a twin: its own, made anew every time, and one for each run to compare with.
 
     output/<run>-twin/            a run directory as any other; run.json says whose twin it is
       twin.json                   the report (report.py)
@@ -19,25 +18,22 @@ from nbtrain.base import files
 from nbtrain.base.errors import SubmitError
 from nbtrain.base.jobstate import FAILED, RUNNING, SUCCEEDED
 from nbtrain.base.records import JobRecord, ProcessIdentity
-from nbtrain.base.rundir import SCHEMA_VERSION, JobDir, RunDir, new_job_id, new_run_id
+from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import display
 from nbtrain.config.attempt import attempt_record
 from nbtrain.config.load import to_yaml
 from nbtrain.config.schema import RunConfig
-from nbtrain.jobs.refusals import active_job, refuse_foreign
+from nbtrain.jobs.refusals import HARMLESS_ENTRIES, active_job, refuse_foreign
+from nbtrain.jobs.submit import unused_job_id, write_identity
 from nbtrain.jobs.twin.small_sections import NUM_DOCUMENTS
 
 # A key of run.json that says: this folder may be made anew.
 TWIN_OF = "twin_of"
-HARMLESS_ENTRIES = frozenset({"notebooks"})
 PROMPTS = 2
 
 
 def renew(run: RunDir, twin_of: str) -> None:
-    """An empty folder for a twin, with its run.json.
-
-    Raises SubmitError if there is something else, or a job runs.
-    """
+    """An empty folder for a twin, with its run.json. Raises SubmitError if it holds more, or a job runs."""
     refuse_foreign(run)
     record = run.record()
     if record is not None and TWIN_OF not in record:
@@ -60,38 +56,18 @@ def renew(run: RunDir, twin_of: str) -> None:
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
-        write_identity(run, twin_of)
-
-
-def write_identity(run: RunDir, twin_of: str) -> None:
-    """run.json of a twin, or of a run that it is compared with."""
-    identity = {
-        "schema_version": SCHEMA_VERSION,
-        "run_id": new_run_id(),
-        "name": run.name,
-        "parent": None,
-        "created_at": time.time(),
-        TWIN_OF: twin_of,
-    }
-    files.write_json(run.run_json, identity)
+        write_identity(run, twin_of=twin_of)
 
 
 def new_job(run: RunDir, config: RunConfig, twin_of: str) -> JobDir:
     """One more job of a run whose ranks are forked; this process stands in job.json for the supervisor."""
     run.path.mkdir(parents=True, exist_ok=True)
-    if not run.exists():
-        write_identity(run, twin_of)
+    run_id = write_identity(run, twin_of=twin_of)
     files.write_text(run.config_yaml, to_yaml(config))
-    moment = time.time()
-    newest = max((job_id[:15] for job_id in run.job_ids()), default="")
-    while (job_id := new_job_id(moment))[:15] <= newest:
-        moment += 1
-    job = run.job(job_id)
+    job = run.job(unused_job_id(run))
     job.make_folders()
-    identity = run.record()
-    assert identity is not None
     now = time.time()
-    record = JobRecord(job_id, identity["run_id"], run.name, RUNNING, now, config.world_size, started_at=now)
+    record = JobRecord(job.job_id, run_id, run.name, RUNNING, now, config.world_size, started_at=now)
     record.mark("created_at")
     record.mark("started_at")
     record.supervisor = ProcessIdentity.of(os.getpid())

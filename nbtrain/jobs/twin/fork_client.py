@@ -20,17 +20,16 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from nbtrain.base.errors import JobError
 from nbtrain.jobs.environment import supervisor_environment
+from nbtrain.jobs.gpu_side import LAST_LINES, last_words
 
 # A machine whose cores are shared by many takes minutes for the imports.
 START_SECONDS = 600.0
 END_SECONDS = 5.0
 PLACES = ("NBTRAIN_WORKSPACE", "NBTRAIN_OUTPUT", "NBTRAIN_DATA")
-LAST_LINES = 15
 
 
 @dataclass(frozen=True)
@@ -74,10 +73,6 @@ class Ended:
         return "\n".join(text.strip().splitlines()[-lines:])
 
 
-def _places() -> dict[str, str]:
-    return {name: value for name, value in supervisor_environment().items() if name in PLACES}
-
-
 class ForkServer:
     """Owner of one server process. Not for several threads."""
 
@@ -110,9 +105,7 @@ class ForkServer:
     def __enter__(self) -> "ForkServer":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property
@@ -144,23 +137,21 @@ class ForkServer:
         """
         assert self.abilities is not None
         self._next_id += 1
+        # Where things are may have changed since the server was started.
+        places = {name: value for name, value in supervisor_environment().items() if name in PLACES}
         request = {
             "id": self._next_id,
             "ranks": ranks,
             "function": function,
             "arguments": list(arguments),
-            # Where things are may have changed since the server was started.
-            "environment": {**_places(), **(environment or {})},
+            "environment": {**places, **(environment or {})},
             "log": str(log),
             "timeout_seconds": timeout_seconds,
             "linger_seconds": linger_seconds,
             "sys_path": [str(entry) for entry in sys_path],
         }
         self._send(request)
-        while True:
-            answer = self._answer(time.monotonic() + START_SECONDS)
-            if answer["id"] == self._next_id:
-                break
+        while (answer := self._answer(time.monotonic() + START_SECONDS))["id"] != self._next_id:
             self._note(answer)
         if answer["kind"] == "error":
             raise JobError(f"{ranks} ranks of {function} could not be forked: {answer['message']}")
@@ -216,7 +207,8 @@ class ForkServer:
         while b"\n" not in self._unread:
             left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
             if not select.select([stream], [], [], left)[0]:
-                raise JobError(f"the fork server said nothing for {START_SECONDS:g} s.\n{self._last_words()}")
+                said = last_words(self._said)
+                raise JobError(f"the fork server said nothing for {START_SECONDS:g} s.\n{said}")
             content = os.read(stream, 1 << 16)
             if not content:
                 raise self._dead()
@@ -226,9 +218,4 @@ class ForkServer:
 
     def _dead(self) -> JobError:
         code = self._process.wait()
-        return JobError(f"the fork server ended with code {code}. Its last words:\n{self._last_words()}")
-
-    def _last_words(self) -> str:
-        self._said.seek(0)
-        lines = self._said.read().decode(errors="replace").strip().splitlines()[-LAST_LINES:]
-        return "\n".join(f"  {line}" for line in lines)
+        return JobError(f"the fork server ended with code {code}. Its last words:\n{last_words(self._said)}")

@@ -1,5 +1,4 @@
-"""`nbtrain twin`: a small run of the same shape goes the whole way on this machine's CPU, before a cluster is
-taken.
+"""`nbtrain twin`: a small run of a run's shape goes the whole way on this machine's CPU.
 
     data       made-up documents -> tokenizer -> .bin/.idx -> indices, by `prepare`
     train      the twin, straight                                          output/<run>-twin/
@@ -100,8 +99,8 @@ class _Proof:
         """Train everything, compare, write twin.json."""
         twin = self.twin
         self._train(submitted)
-        curves = {name: Curve.of(run) for name, run in self.runs.items()}
-        self._compare(curves)
+        self.curves = {name: Curve.of(run) for name, run in self.runs.items()}
+        self._compare()
         made = TwinReport(
             run=twin.run,
             twin=twin.config.name,
@@ -111,7 +110,7 @@ class _Proof:
             number_format=format_of(twin.config),
             checks=self.checks,
             not_proven=[vars(entry) for entry in twin.not_proven],
-            curves={name: curve.points for name, curve in curves.items()},
+            curves={name: curve.points for name, curve in self.curves.items()},
             seconds=time.monotonic() - self.started,
             created_at=time.time(),
             versions={name: package_version(name) for name in ("nbtrain", "torch", "deepspeed")},
@@ -126,20 +125,11 @@ class _Proof:
         started = time.monotonic()
         done = [prepare(config) for config in (*twin.datasets, twin.config)][-1]
         steps = ", ".join(f"{step.name} {step.action}" for step in done.steps)
-        self.checks.append(
-            Check(
-                "data",
-                "passed",
-                f"dataset {twin.config.data.name}: {steps}",
-                {"seconds": time.monotonic() - started},
-            )
-        )
+        values = {"seconds": time.monotonic() - started}
+        self.checks.append(Check("data", "passed", f"dataset {twin.config.data.name}: {steps}", values))
 
     def _train(self, submitted: bool) -> None:
-        """All runs; runs that need nothing of another come first.
-
-        If the twin itself cannot train, no other run is made.
-        """
+        """All runs, those that need no other first; only the twin itself if it cannot train."""
         twin = self.twin
         job = submit(twin.config) if submitted else None
         different = self._different()
@@ -216,20 +206,18 @@ class _Proof:
                 running.append((name, config.world_size, job, launch))
             else:
                 name, _, job, launch = running.popleft()
-                self._note(name, job, self.server.wait(launch))
+                end_job(
+                    job, self._note(name, self.server.wait(launch), f"logs: {display(job.log(0, 0).parent)}")
+                )
 
-    def _note(self, name: str, job: JobDir, ended: Ended) -> None:
-        """Note how one launch ended: in its job.json, and here if it failed."""
-        self._add_time(name, ended)
-        cause = None if ended.succeeded else cause_of(ended)
-        end_job(job, cause)
-        if cause is not None:
-            log = display(job.log(0, 0).parent)
-            self.errors[name] = f"{cause}; logs: {log}"
-
-    def _add_time(self, name: str, ended: Ended) -> None:
+    def _note(self, name: str, ended: Ended, place: str) -> str | None:
+        """Note what one launch took, and its cause and the place to look if it failed; returns the cause."""
         self.seconds[name] = self.seconds.get(name, 0.0) + ended.seconds
         self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + ended.cpu_seconds
+        cause = None if ended.succeeded else cause_of(ended)
+        if cause is not None:
+            self.errors[name] = f"{cause}; {place}"
+        return cause
 
     def _wait(self, job: JobDir) -> None:
         """For the end of the run that went the ordinary way."""
@@ -245,47 +233,44 @@ class _Proof:
         run = self.runs[name]
         log = run.path / EXPORT_LOG
         ended = self.server.run(1, EXPORT, [str(run.path), str(self.runs["reference"].path)], log=log)
-        self._add_time(f"export of {name}", ended)
-        if not ended.succeeded:
-            self.errors[f"export of {name}"] = f"{cause_of(ended)}; log: {display(log)}"
+        self._note(f"export of {name}", ended, f"log: {display(log)}")
 
     # --- comparing --------------------------------------------------------------------------------
 
-    def _compare(self, curves: dict[str, Curve]) -> None:
-        number_format, config = format_of(self.twin.config), self.twin.config
-        ranks = "1 rank" if config.world_size == 1 else f"{config.world_size} ranks"
-        one = f"{ranks} against one process"
-        onward = f"step {SAVE_INTERVAL_STEPS} of {ranks}, on in one process"
-        straight = curves["straight"]
-        self._add("train", ["straight"], lambda: check_trained(straight, STEPS))
+    def _compare(self) -> None:
+        number_format, world_size = format_of(self.twin.config), self.twin.config.world_size
+        ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
+        curves = self.curves
+        self._add("train", ["straight"], lambda: check_trained(curves["straight"], STEPS))
         self._add(
             "resume",
             ["resumed", "straight"],
-            lambda: check_bitwise("resume", straight, curves["resumed"], STOP_STEP),
+            lambda: check_bitwise("resume", curves["straight"], curves["resumed"], STOP_STEP),
         )
-        for name, ours, theirs, form, words in (
-            ("layout", "exact", "reference", "fp32", f"fp32, {one}"),
-            ("precision", "rounded", "reference", number_format, f"{number_format}, against fp32"),
-            ("reshape", "reshaped", "exact", "fp32", onward),
-        ):
-            if name != "precision" or number_format != "fp32":
-                self._add(
-                    name,
-                    [ours, theirs],
-                    lambda name=name, ours=ours, theirs=theirs, form=form, words=words: check_close(  # type: ignore[misc]
-                        name, curves[ours], curves[theirs], form, words
-                    ),
-                )
-        exact = self.serving.get("exact", "exact")
-        for name, run, form in (("export", "straight", number_format), ("export fp32", exact, "fp32")):
-            if name == "export" or run != "straight":
-                self._add(
-                    name,
-                    [f"export of {run}", run, "reference"],
-                    lambda name=name, run=run, form=form: check_export(  # type: ignore[misc]
-                        name, files.read_json(self.runs[run].export / EXPORT_ANSWER), curves[run], form
-                    ),
-                )
+        self._add_close("layout", "exact", "reference", "fp32", f"fp32, {ranks} against one process")
+        if number_format != "fp32":
+            words = f"{number_format}, against fp32"
+            self._add_close("precision", "rounded", "reference", number_format, words)
+        onward = f"step {SAVE_INTERVAL_STEPS} of {ranks}, on in one process"
+        self._add_close("reshape", "reshaped", "exact", "fp32", onward)
+        self._add_export("export", "straight", number_format)
+        if (exact := self.serving.get("exact", "exact")) != "straight":
+            self._add_export("export fp32", exact, "fp32")
+
+    def _add_close(self, name: str, ours: str, theirs: str, number_format: str, words: str) -> None:
+        curves = self.curves
+        self._add(
+            name,
+            [ours, theirs],
+            lambda: check_close(name, curves[ours], curves[theirs], number_format, words),
+        )
+
+    def _add_export(self, name: str, run: str, number_format: str) -> None:
+        def check() -> Check:
+            answer = files.read_json(self.runs[run].export / EXPORT_ANSWER)
+            return check_export(name, answer, self.curves[run], number_format)
+
+        self._add(name, [f"export of {run}", run, "reference"], check)
 
     def _add(self, name: str, needs: list[str], check: Callable[[], Check]) -> None:
         """A check of the runs `needs`; it is about the first of them."""
@@ -338,7 +323,7 @@ def cause_of(ended: Ended) -> str:
     codes = {rank: code for rank, code in enumerate(ended.exit_codes) if code}
     said = ended.last_words(1)
     if len(codes) > 1 and len(codes) == len(ended.exit_codes) and len(set(codes.values())) == 1:
-        told = f"all {len(codes)} ranks ended with code {codes[0]}"
+        how = f"all {len(codes)} ranks ended with code {codes[0]}"
     else:
-        told = ", ".join(f"rank {rank} ended with code {code}" for rank, code in codes.items())
-    return f"{told}: {said}" if said else told
+        how = ", ".join(f"rank {rank} ended with code {code}" for rank, code in codes.items())
+    return f"{how}: {said}" if said else how

@@ -1,5 +1,4 @@
-"""What a twin has shown: curves compared, checks with their figures, and the report that is written and
-printed.
+"""What a twin has shown: curves compared, checks with their figures, and the report of both.
 
 Tolerances. fp32: sums are taken in another order, which moves last bits; a loss of 6 has steps of 5e-7, and a
 few steps of training carry some of them on. 16-bit formats round each weight and activation to 2^-9 (bf16) or
@@ -11,7 +10,6 @@ pipeline's defaults: 1.2e-1).
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any, Literal
 
 from nbtrain.base import amounts, files
@@ -77,21 +75,15 @@ class Curve:
 
 
 def check_trained(curve: Curve, steps: int) -> Check:
-    """Every step was made, and no loss is without a number."""
+    """Every step was made, and no loss or gradient norm is NaN or Inf."""
     values = {"steps": float(len(curve.losses))}
-    odd = [
-        step
-        for step in curve.losses
-        if not (math.isfinite(curve.losses[step]) and math.isfinite(curve.norms[step]))
-    ]
     if sorted(curve.losses) != list(range(1, steps + 1)):
         return Check("train", "failed", f"{len(curve.losses)} of {steps} steps were made", values)
-    if odd:
-        return Check("train", "failed", f"loss or gradient norm of step {odd[0]} is NaN or Inf", values)
-    first, last = curve.losses[1], curve.losses[steps]
-    return Check(
-        "train", "passed", f"{amounts.counted(steps, 'step')}, loss {first:.4f} -> {last:.4f}", values
-    )
+    for step, loss in curve.losses.items():
+        if not (math.isfinite(loss) and math.isfinite(curve.norms[step])):
+            return Check("train", "failed", f"loss or gradient norm of step {step} is NaN or Inf", values)
+    message = f"{amounts.counted(steps, 'step')}, loss {curve.losses[1]:.4f} -> {curve.losses[steps]:.4f}"
+    return Check("train", "passed", message, values)
 
 
 def check_bitwise(name: str, straight: Curve, resumed: Curve, stopped_at: int) -> Check:
@@ -102,13 +94,11 @@ def check_bitwise(name: str, straight: Curve, resumed: Curve, stopped_at: int) -
             return Check(name, "failed", f"{what} of steps {sorted(ours)} against {sorted(theirs)} straight")
         for step in sorted(ours):
             if ours[step] != theirs[step] and not (math.isnan(ours[step]) and math.isnan(theirs[step])):
-                return Check(
-                    name,
-                    "failed",
+                message = (
                     f"{what} differ from step {step} on: {ours[step]!r} resumed, {theirs[step]!r} straight "
-                    f"(stopped at step {stopped_at})",
-                    {"difference": abs(ours[step] - theirs[step])},
+                    f"(stopped at step {stopped_at})"
                 )
+                return Check(name, "failed", message, {"difference": abs(ours[step] - theirs[step])})
     message = f"stopped at step {stopped_at} and resumed: {len(resumed.losses)} steps equal bit for bit"
     return Check(name, "passed", message, {"steps": len(resumed.losses)})
 
@@ -118,37 +108,28 @@ def check_close(name: str, ours: Curve, reference: Curve, number_format: str, wo
     loss_tolerance, norm_tolerance = TOLERANCES[number_format]
     if not ours.losses or not ours.losses.keys() <= reference.losses.keys():
         return Check(name, "failed", f"steps {sorted(ours.losses)} against {sorted(reference.losses)}")
-    losses = {step: abs(loss - reference.losses[step]) for step, loss in ours.losses.items()}
-    norms = {step: abs(norm / reference.norms[step] - 1) for step, norm in ours.norms.items()}
-    validation = {
-        step: abs(loss - reference.validation[step])
-        for step, loss in ours.validation.items()
-        if step in reference.validation
+    validated = sorted(ours.validation.keys() & reference.validation.keys())
+    differences = {
+        "loss": {step: abs(loss - reference.losses[step]) for step, loss in ours.losses.items()},
+        "validation_loss": {
+            step: abs(ours.validation[step] - reference.validation[step]) for step in validated
+        },
+        "relative_grad_norm": {
+            step: abs(ours.norms[step] / reference.norms[step] - 1) for step in ours.norms
+        },
     }
-    worst = {
-        "loss": _largest(losses),
-        "validation_loss": _largest(validation),
-        "relative_grad_norm": _largest(norms),
-    }
-    limits = {
-        "loss": loss_tolerance,
-        "validation_loss": loss_tolerance,
-        "relative_grad_norm": norm_tolerance,
-    }
+    limits = dict(zip(differences, (loss_tolerance, loss_tolerance, norm_tolerance)))
+    worst = {key: _largest(by_step) for key, by_step in differences.items()}
     figures = ", ".join(f"{key.replace('_', ' ')} {value:.1e}" for key, value in worst.items())
     values = worst | {f"{key}_tolerance": limit for key, limit in limits.items()}
-    # `not <=`: a difference of NaN is too large.
-    broken = [key for key, value in worst.items() if not value <= limits[key]]
-    if broken:
-        key = broken[0]
-        by_step = {"loss": losses, "validation_loss": validation, "relative_grad_norm": norms}[key]
-        step = next(step for step in sorted(by_step) if not by_step[step] <= limits[key])
-        found = f"{key.replace('_', ' ')} differs by {by_step[step]:.1e} at step {step}"
-        message = f"{words}: {found}, {limits[key]:.0e} is allowed ({figures})"
-        return Check(name, "failed", message, values)
-    return Check(
-        name, "passed", f"{words}: {figures}; allowed {loss_tolerance:.0e} and {norm_tolerance:.0e}", values
-    )
+    for key, by_step in differences.items():
+        # `not <=`: a difference of NaN is too large.
+        if broken := [step for step in sorted(by_step) if not by_step[step] <= limits[key]]:
+            found = f"{key.replace('_', ' ')} differs by {by_step[broken[0]]:.1e} at step {broken[0]}"
+            message = f"{words}: {found}, {limits[key]:.0e} is allowed ({figures})"
+            return Check(name, "failed", message, values)
+    message = f"{words}: {figures}; allowed {loss_tolerance:.0e} and {norm_tolerance:.0e}"
+    return Check(name, "passed", message, values)
 
 
 def _largest(differences: Mapping[int, float]) -> float:
@@ -200,11 +181,9 @@ class TwinReport:
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "passed": self.passed}
 
-    def write(self, run: RunDir) -> Path:
+    def write(self, run: RunDir) -> None:
         """twin.json in the twin's run directory."""
-        path = run.path / REPORT_JSON
-        files.write_json(path, self.to_dict())
-        return path
+        files.write_json(run.path / REPORT_JSON, self.to_dict())
 
     def __str__(self) -> str:
         folded = "".join(

@@ -1,5 +1,4 @@
-"""The twin of a run: the same kinds of parallelism, ZeRO stage, precision and schedules, so small that CPU
-cores train it.
+"""The twin of a run: its kinds of parallelism, ZeRO stage, precision and schedules, small enough for a CPU.
 
 What is kept is what can be wrong in a layout: which kinds of parallelism there are, ZeRO's stage and
 offloading, number format, recomputation, accumulation, the way the batch grows, the shapes of all schedules,
@@ -16,6 +15,7 @@ is still there:
 What a CPU cannot do is taken out or replaced, and said: a proof must not claim more than was run.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,16 +32,15 @@ from nbtrain.jobs.twin.small_sections import (
     VOCAB_SIZE,
     Abilities,
     NotProven,
-    _batch,
-    _data,
-    _lr_schedule,
-    _model,
-    _name,
-    _parallel,
-    _precision,
-    _product,
-    _validated,
-    _whole,
+    in_one_process,
+    name_of,
+    small_batch,
+    small_data,
+    small_lr_schedule,
+    small_model,
+    small_parallel,
+    small_precision,
+    validated,
 )
 
 MAX_RANKS = 8
@@ -70,10 +69,7 @@ class Twin:
 
     @property
     def exact(self) -> RunConfig:
-        """The twin in fp32 and without dropout: it differs from one process by the order of sums alone.
-
-        The twin itself, if it is that already.
-        """
+        """The twin in fp32 without dropout: only the order of sums differs from one process."""
         if self._is_plain and self.config.precision.dtype == "fp32":
             return self.config
         fp32 = {"dtype": "fp32", "autocast": False}
@@ -81,10 +77,7 @@ class Twin:
 
     @property
     def rounded(self) -> RunConfig:
-        """The twin in its own number format and without dropout.
-
-        The twin itself or `exact`, if one of them is that.
-        """
+        """The twin in its own number format and without dropout."""
         if self.config.precision.dtype == "fp32":
             return self.exact
         return self.config if self._is_plain else self._changed("rounded", {"model": NO_DROPOUT})
@@ -92,12 +85,12 @@ class Twin:
     @property
     def reference(self) -> RunConfig:
         """One process in fp32, nothing cut, recomputed or offloaded: what every layout is held against."""
-        return _whole(self.exact, _name(self.run, "reference"))
+        return in_one_process(self.exact, name_of(self.run, "reference"))
 
     @property
     def reshaped(self) -> RunConfig:
         """What goes on from a checkpoint of `exact` in one process."""
-        return _whole(self.exact, _name(self.run, "reshaped"))
+        return in_one_process(self.exact, name_of(self.run, "reshaped"))
 
     @property
     def resumed(self) -> RunConfig:
@@ -112,30 +105,27 @@ class Twin:
         values = self.config.model_dump()
         for section, change in changes.items():
             values[section] |= change
-        return _validated(values | {"name": _name(self.run, name)})
+        return validated(values | {"name": name_of(self.run, name)})
 
 
 NO_DROPOUT = {"hidden_dropout": 0.0, "attention_dropout": 0.0}
-
-
 # Nothing that only some machines have.
 WITHOUT = Abilities()
 
 
 def fold(sizes: Mapping[str, int], max_ranks: int = MAX_RANKS) -> dict[str, int]:
-    """`sizes` by their fields, so small that their product is at most max_ranks; every kind that is there
-    stays.
+    """`sizes` by field, made so small that their product is at most max_ranks; no kind is lost.
 
     Raises ConfigError if there are too many kinds for so few ranks.
     """
     folded = dict(sizes)
-    while _product(folded) > max_ranks:
+    while math.prod(folded.values()) > max_ranks:
         largest = max(folded.values())
         if largest <= 2:
             kinds = ", ".join(key for key, size in sizes.items() if size > 1)
             raise ConfigError(
-                f"a twin of {kinds} needs {_product(folded)} ranks, two for each kind, but a twin has at "
-                f"most {max_ranks}."
+                f"a twin of {kinds} needs {math.prod(folded.values())} ranks, two for each kind, but a twin "
+                f"has at most {max_ranks}."
             )
         key = next(key for key in FOLDED_FIRST if folded.get(key) == largest)
         folded[key] = max(-(-largest // 2), 2)
@@ -158,17 +148,17 @@ def make_twin(
     folded = fold(sizes, max_ranks)
     values = config.model_dump()
     values |= {
-        "name": _name(config.name, "twin"),
+        "name": name_of(config.name, "twin"),
         "mode": "full",
-        "model": _model(config, folded, abilities, missing),
+        "model": small_model(config, folded, abilities, missing),
         "tokenizer": {"name": TOKENIZER, "vocab_size": VOCAB_SIZE},
-        "precision": _precision(config, abilities, missing),
-        "parallel": _parallel(config, folded, missing),
+        "precision": small_precision(config, abilities, missing),
+        "parallel": small_parallel(config, folded, missing),
         "evaluation": {"eval_interval_steps": EVAL_INTERVAL_STEPS, "eval_iters": 1},
         "profile": {},
         "resources": {"device": "cpu"},
     }
-    values["batch"] = _batch(config, folded)
+    values["batch"] = small_batch(config, folded)
     values["checkpoint"] |= {
         "save_interval_steps": SAVE_INTERVAL_STEPS,
         "keep_last": KEEP_LAST,
@@ -179,11 +169,11 @@ def make_twin(
     # The loss and the norm of each step to the last bit, in the events of rank 0 (train/figures/report.py).
     # One thread, as forked ranks have: products in 16 bits are summed in another order by more.
     values["backend"]["env"] = config.backend.env | {"NBTRAIN_TRACE": "1", "OMP_NUM_THREADS": "1"}
-    datasets = _data(config, values, folder, missing)
+    datasets = small_data(config, values, folder, missing)
     # The schedules need the twin's batch sizes, which are in the values made so far.
     small = RunConfig.model_validate({**values, "lr_schedule": {"lr": LEARNING_RATE}})
-    values["lr_schedule"] = _lr_schedule(config, small)
-    twin = _validated(values)
+    values["lr_schedule"] = small_lr_schedule(config, small)
+    twin = validated(values)
     for key in ("enabled", "memory_snapshot"):
         if getattr(config.profile, key):
             why = "the times and memory of a small run say nothing of the large one"
@@ -193,8 +183,5 @@ def make_twin(
         config.name,
         {key: (sizes[key], size) for key, size in folded.items() if size != sizes[key]},
         missing,
-        [_validated({**values, **entry}) for entry in datasets],
+        [validated({**values, **entry}) for entry in datasets],
     )
-
-
-# --- making configurations ------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +9,7 @@ from nbtrain.base.errors import ConfigError
 from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
 from nbtrain.config.data_section import CleaningConfig, DataConfig
 from nbtrain.config.rules.check import find_problems
-from nbtrain.config.rules.combinations import KINDS, REFUSALS
+from nbtrain.config.rules.combinations import REFUSALS
 from nbtrain.config.schedule_section import given_unit
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.sources import FineTuningSourceModel
@@ -69,11 +68,8 @@ class NotProven:
     instead: str
     """What the twin has in its place."""
 
-    def __str__(self) -> str:
-        return f"{self.what}: {self.why}; the twin has {self.instead}"
 
-
-def _model(
+def small_model(
     config: RunConfig, folded: dict[str, int], abilities: Abilities, missing: list[NotProven]
 ) -> dict[str, Any]:
     model, parallel = config.model, config.parallel
@@ -82,11 +78,8 @@ def _model(
     values = model.model_dump()
     backend, compiled = model.attention_backend, model.compile
     if backend in ("flash", "efficient"):
-        missing.append(
-            NotProven(
-                f"model.attention_backend: {backend}", "that kernel is a GPU's", "attention_backend: auto"
-            )
-        )
+        what = f"model.attention_backend: {backend}"
+        missing.append(NotProven(what, "that kernel is a GPU's", "attention_backend: auto"))
         backend = "auto"
     if compiled and not abilities.compiler:
         missing.append(NotProven("model.compile: true", "no C++ compiler was found here", "compile: false"))
@@ -134,7 +127,7 @@ def _stage_layers(config: RunConfig, stages: int) -> list[int]:
     return [per_stage + (count > min(cut)) for count in chosen]
 
 
-def _batch(config: RunConfig, folded: dict[str, int]) -> dict[str, Any]:
+def small_batch(config: RunConfig, folded: dict[str, int]) -> dict[str, Any]:
     batch = config.batch
     data, stages = folded["data_parallel_size"], folded["pipeline_parallel_size"]
     micro = min(batch.micro_batch_size, 2 if stages == 1 else 1)
@@ -150,12 +143,15 @@ def _batch(config: RunConfig, folded: dict[str, int]) -> dict[str, Any]:
     elif accumulation > 1 and isinstance(config.ramp, StepSizes):
         values["step_batch_size_schedule"] = f"0:{unit} {RAMP_STEPS * unit * SEQ_LENGTH}:{whole}"
     length, _ = batch.train_amount
-    values["train_steps"] = STEPS
-    if length != "steps":
-        steps = _validated_batch(config, values)
-        del values["train_steps"]
-        values[f"train_{length}"] = steps[length]
-    return values
+    seven = type(batch).model_validate(values | {"train_steps": STEPS})
+    model = config.model.model_copy(update={"seq_length": SEQ_LENGTH})
+    schedule = config.model_copy(update={"batch": seven, "model": model}).batch_schedule
+    amounts = {
+        "steps": STEPS,
+        "samples": schedule.samples_after(STEPS),
+        "tokens": schedule.tokens_after(STEPS),
+    }
+    return values | {f"train_{length}": amounts[length]}
 
 
 def _ramp_samples(unit: int, whole: int) -> int:
@@ -168,18 +164,8 @@ def _ramp_samples(unit: int, whole: int) -> int:
     return max(samples for samples in range(1, STEPS * whole) if last_size(samples) == whole)
 
 
-def _validated_batch(config: RunConfig, values: dict[str, Any]) -> dict[str, int]:
-    """STEPS steps of such a batch, in samples and tokens."""
-    batch = type(config.batch).model_validate(values)
-    model = config.model.model_copy(update={"seq_length": SEQ_LENGTH})
-    schedule = config.model_copy(update={"batch": batch, "model": model}).batch_schedule
-    return {"samples": schedule.samples_after(STEPS), "tokens": schedule.tokens_after(STEPS)}
-
-
-def _lr_schedule(config: RunConfig, small: RunConfig) -> dict[str, Any]:
-    """The run's schedule at LEARNING_RATE, each amount the same share of a run, but no warm-up shorter than a
-    step.
-    """
+def small_lr_schedule(config: RunConfig, small: RunConfig) -> dict[str, Any]:
+    """The run's schedule at LEARNING_RATE: each amount is the run's share, a warm-up at least a step."""
     schedule = config.lr_schedule
     scale = LEARNING_RATE / schedule.lr
 
@@ -217,58 +203,42 @@ def _steps(small: RunConfig, tokens: int) -> int:
     return max(small.batch_schedule.step_at(tokens // SEQ_LENGTH), 1) if tokens else 0
 
 
-def _precision(config: RunConfig, abilities: Abilities, missing: list[NotProven]) -> dict[str, Any]:
+def small_precision(config: RunConfig, abilities: Abilities, missing: list[NotProven]) -> dict[str, Any]:
     values = config.precision.model_dump()
     if config.precision.fp8:
         missing.append(NotProven("precision.fp8: true", _why_not_on_cpu("fp8"), "bf16 products"))
         values["fp8"] = False
     if config.precision.dtype == "fp16" and not abilities.fp16:
-        missing.append(
-            NotProven(
-                "precision.dtype: fp16 and its loss scale",
-                "DeepSpeed's CPU accelerator has no fp16 on this processor",
-                "bf16 weights with fp32 masters",
-            )
-        )
+        what = "precision.dtype: fp16 and its loss scale"
+        why = "DeepSpeed's CPU accelerator has no fp16 on this processor"
+        missing.append(NotProven(what, why, "bf16 weights with fp32 masters"))
         values["dtype"] = "bf16"
     return values
 
 
-def _parallel(config: RunConfig, folded: dict[str, int], missing: list[NotProven]) -> dict[str, Any]:
+def small_parallel(config: RunConfig, folded: dict[str, int], missing: list[NotProven]) -> dict[str, Any]:
     parallel = config.parallel
     values = parallel.model_dump() | folded
     for key, size in folded.items():
         if (whole := getattr(parallel, key)) != size:
             missing.append(NotProven(f"parallel.{key}: {whole}", "a twin has few ranks", f"{size}"))
-    off: dict[str, tuple[str, Any]] = {
-        "fpdt": ("fpdt_chunk_tokens", 0),
-        "qwz": ("zero_quantized_weights", False),
-        "qgz": ("zero_quantized_gradients", False),
-    }
-    for kind in KINDS:
-        if kind.name in off and kind.present(config):
-            key, value = off[kind.name]
-            missing.append(
-                NotProven(
-                    f"parallel.{key}: {getattr(parallel, key)}",
-                    _why_not_on_cpu(kind.name),
-                    f"{key}: {value}",
-                )
-            )
-            values[key] = value
+    for kind, key, off in (
+        ("fpdt", "fpdt_chunk_tokens", 0),
+        ("qwz", "zero_quantized_weights", False),
+        ("qgz", "zero_quantized_gradients", False),
+    ):
+        if (value := getattr(parallel, key)) != off:
+            values[key] = off
+            missing.append(NotProven(f"parallel.{key}: {value}", _why_not_on_cpu(kind), f"{key}: {off}"))
     for name in ("offload_optimizer", "offload_param"):
         offload = getattr(parallel, name)
         if offload.device == "nvme":
-            missing.append(
-                NotProven(
-                    f"parallel.{name}.device: nvme", "it needs an NVMe disk and a compiled op", "device: cpu"
-                )
-            )
+            why = "it needs an NVMe disk and a compiled op"
+            missing.append(NotProven(f"parallel.{name}.device: nvme", why, "device: cpu"))
             values[name] |= {"device": "cpu", "nvme_path": None}
         if offload.pin_memory:
-            missing.append(
-                NotProven(f"parallel.{name}.pin_memory: true", "it is a GPU's", "pin_memory: false")
-            )
+            what = f"parallel.{name}.pin_memory: true"
+            missing.append(NotProven(what, "it is a GPU's", "pin_memory: false"))
             values[name]["pin_memory"] = False
     if parallel.zero_hpz:
         ranks = folded["data_parallel_size"] * folded["ds_sequence_parallel_size"]
@@ -289,7 +259,7 @@ def _why_not_on_cpu(kind: str) -> str:
     return next(refusal.reason for refusal in REFUSALS if refusal.kind == kind and "cpu" in refusal.others)
 
 
-def _data(
+def small_data(
     config: RunConfig, values: dict[str, Any], folder: str, missing: list[NotProven]
 ) -> list[dict[str, Any]]:
     """Put small data of the run's form into `values`; returns what differs in the parts of a blend."""
@@ -320,28 +290,20 @@ def _data(
 
 
 def _sources(config: RunConfig, folder: str) -> list[dict[str, Any]]:
-    """A small source for each of the run's first two: made-up words, or prompts with completions that are
-    learnt.
-    """
+    """A small source for each of the run's first two: made-up words, or prompts with completions to learn."""
     sources: list[dict[str, Any]] = []
-    for number, source in enumerate(config.data.sources[:2]):
-        if isinstance(source, FineTuningSourceModel):
-            sources.append(
-                {
-                    "kind": "prompt-completion",
-                    "name": f"prompts-{number}",
-                    "path": f"{folder}/prompts-{number}.jsonl",
-                    "weight": source.weight,
-                }
-            )
+    for number, whole in enumerate(config.data.sources[:2]):
+        if isinstance(whole, FineTuningSourceModel):
+            name = f"prompts-{number}"
+            source = {"kind": "prompt-completion", "path": f"{folder}/{name}.jsonl", "weight": whole.weight}
         else:
-            sources.append(
-                {"kind": "mock", "name": f"mock-{number}", "num_documents": NUM_DOCUMENTS, "seed": number}
-            )
+            name = f"mock-{number}"
+            source = {"kind": "mock", "num_documents": NUM_DOCUMENTS, "seed": number}
+        sources.append({"name": name, **source})
     return sources or [{"kind": "mock", "num_documents": NUM_DOCUMENTS}]
 
 
-def _whole(config: RunConfig, name: str) -> RunConfig:
+def in_one_process(config: RunConfig, name: str) -> RunConfig:
     """The same training in one process, its samples and padded vocabulary the same."""
     tensor = config.parallel.tensor_parallel_size
     kept = {"communication_data_type", "process_group_timeout_seconds"}
@@ -350,10 +312,10 @@ def _whole(config: RunConfig, name: str) -> RunConfig:
     values = config.model_dump()
     values["model"] |= {"make_vocab_size_divisible_by": divisible, "compile": False}
     values |= {"parallel": parallel, "name": name}
-    return _validated(values)
+    return validated(values)
 
 
-def _validated(values: dict[str, Any]) -> RunConfig:
+def validated(values: dict[str, Any]) -> RunConfig:
     config = RunConfig.model_validate(values)
     if problems := find_problems(config):
         raise ConfigError(
@@ -362,12 +324,5 @@ def _validated(values: dict[str, Any]) -> RunConfig:
     return config
 
 
-def _name(run: str, word: str) -> str:
+def name_of(run: str, word: str) -> str:
     return f"{run[: NAME_CHARACTERS - len(word) - 1].rstrip('-')}-{word}"
-
-
-def _product(sizes: Mapping[str, int]) -> int:
-    product = 1
-    for size in sizes.values():
-        product *= size
-    return product

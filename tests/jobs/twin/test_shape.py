@@ -11,7 +11,7 @@ from nbtrain.config.rules.check import find_problems
 from nbtrain.config.rules.combinations import BY_NAME, KINDS
 from nbtrain.config.rules.pairing import pairing
 from nbtrain.jobs.twin.shape import FOLDED_FIRST, fold, make_twin
-from nbtrain.jobs.twin.small_sections import RAMP_STEPS, STEPS, STOP_STEP, Abilities
+from nbtrain.jobs.twin.small_sections import RAMP_STEPS, STEPS, STOP_STEP, Abilities, NotProven
 from tests.config.conftest import EXAMPLES
 
 RUNS = sorted(EXAMPLES.parent.glob("*/*.yaml"))
@@ -139,14 +139,13 @@ def test_what_a_machine_lacks_is_replaced_and_said():
     twin = make_twin(config, Abilities())
     assert (twin.config.precision.dtype, twin.config.model.compile) == ("bf16", False)
     assert twin.config.model.attention_backend == "auto"
-    said = [str(entry) for entry in twin.not_proven]
-    assert said[:2] == [
-        "model.attention_backend: flash: that kernel is a GPU's; the twin has attention_backend: auto",
-        "model.compile: true: no C++ compiler was found here; the twin has compile: false",
-    ]
-    assert said[2].startswith(
-        "precision.dtype: fp16 and its loss scale: DeepSpeed's CPU accelerator has no fp16"
+    attention, compiler, precision = twin.not_proven[:3]
+    assert attention == NotProven(
+        "model.attention_backend: flash", "that kernel is a GPU's", "attention_backend: auto"
     )
+    assert compiler == NotProven("model.compile: true", "no C++ compiler was found here", "compile: false")
+    assert precision.what == "precision.dtype: fp16 and its loss scale"
+    assert precision.why.startswith("DeepSpeed's CPU accelerator has no fp16")
     able = make_twin(config, EVERYTHING).config
     assert (able.precision.dtype, able.model.compile) == ("fp16", True)
 

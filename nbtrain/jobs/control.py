@@ -37,7 +37,9 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
     state, cause = backend.status(job)
     if state in ACTIVE:
         if backend.cancel(job, now or not backend.capabilities.stop_in_order):
-            wait_seconds = _patience(job) if wait_seconds is None else wait_seconds
+            if wait_seconds is None:
+                config = load_resolved(job.run.config_yaml)
+                wait_seconds = config.backend.shutdown_timeout_seconds + SUPERVISOR_SECONDS
             state, cause = wait(job, wait_seconds)
         else:
             state, cause = backend.status(job)
@@ -77,20 +79,16 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     With `wait_seconds` the answer is waited for and its step returned. Raises JobError if the job is not
     active, saves nothing (mode: perf, eval), or has not saved in that time.
     """
-    backend = backend_of_job(job)
+    backend, which = backend_of_job(job), f"{display(job.run.path)}: job {job.job_id}"
     state, _ = backend.status(job)
     before = ControlRequest.read(job.control_request)
     if state in ACTIVE and (mode := load_resolved(job.run.config_yaml).mode) != "full":
-        raise JobError(
-            f"{display(job.run.path)}: job {job.job_id} runs with mode: {mode}, which saves nothing."
-        )
+        raise JobError(f"{which} runs with mode: {mode}, which saves nothing.")
     if state in ACTIVE and not backend.capabilities.save:
-        raise JobError(
-            f"{display(job.run.path)}: job {job.job_id} runs on a backend that cannot ask it to save."
-        )
+        raise JobError(f"{which} runs on a backend that cannot ask it to save.")
     if state not in ACTIVE or not backend.save(job):
         raise JobError(
-            f"{display(job.run.path)}: job {job.job_id} is {state}; only an active job can save. "
+            f"{which} is {state}; only an active job can save. "
             f"`nbtrain resume {job.run.name}` goes on from its newest checkpoint."
         )
     if wait_seconds is None:
@@ -98,17 +96,15 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     known = before.request_id if before else 0
     deadline = time.monotonic() + wait_seconds
     while time.monotonic() < deadline:
-        answer = _acknowledged(job)
+        answer = files.read_json(job.control_ack)
         if answer is not None and answer["request_id"] > known:
             return answer["step"]
         if backend.status(job)[0] not in ACTIVE:
             break
         time.sleep(POLL_SECONDS)
     state, cause = backend.status(job)
-    raise JobError(
-        f"{display(job.run.path)}: job {job.job_id} did not save within {wait_seconds:g} s; it is {state}"
-        + (f": {cause}" if cause else ".")
-    )
+    why = f": {cause}" if cause else "."
+    raise JobError(f"{which} did not save within {wait_seconds:g} s; it is {state}{why}")
 
 
 def wait(
@@ -122,12 +118,12 @@ def wait(
     """
     backend = backend_of_job(job)
     started = time.monotonic()
-    told = None
+    before = None
     while True:
         state, cause = backend.status(job)
-        if on_change and state != told:
+        if on_change and state != before:
             on_change(state, cause)
-        told = state
+        before = state
         elapsed = time.monotonic() - started
         if state not in ACTIVE or (timeout_seconds is not None and elapsed >= timeout_seconds):
             return state, cause
@@ -166,14 +162,3 @@ def clean(run: RunDir, dry_run: bool = False) -> list[str]:
             for path, _ in found:
                 leftovers.remove(path)
         return lines
-
-
-def _patience(job: JobDir) -> float:
-    """The longest an orderly stop takes: the ranks' time to save, and the supervisor's time to kill and
-    report.
-    """
-    return load_resolved(job.run.config_yaml).backend.shutdown_timeout_seconds + SUPERVISOR_SECONDS
-
-
-def _acknowledged(job: JobDir) -> dict | None:
-    return files.read_json(job.control_ack)

@@ -70,10 +70,7 @@ DROPPED_VARIABLES = (
 
 
 def supervisor_environment() -> dict[str, str]:
-    """The environment a supervisor is started with: the caller's, with its folders made absolute.
-
-    A supervisor outlives the caller's working directory, so paths that depend on it are fixed here.
-    """
+    """The caller's environment with absolute folders: a supervisor outlives the working directory."""
     kept = {
         name: value
         for name, value in os.environ.items()
@@ -93,10 +90,7 @@ def threads_per_rank(config: RunConfig, cores: int) -> int:
 
 
 def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> dict[str, str]:
-    """What is added to the environment of every rank; `backend.env` has the last word.
-
-    Names of `backend.env` that the attempt's record takes over are left out: the ranks read them there.
-    """
+    """Additions to every rank's environment; `backend.env` wins, without what the attempt's record holds."""
     variables = {
         JOB_MARKER: job.job_id,
         "NBTRAIN_ATTEMPT": str(attempt),
@@ -167,7 +161,7 @@ def hidden(name: str, value: str) -> str:
 
 
 def package_version(name: str) -> str | None:
-    """The installed version by metadata; the package is not imported."""
+    """The installed version by metadata, None if there is none; the package is not imported."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
@@ -175,20 +169,15 @@ def package_version(name: str) -> str | None:
 
 
 def source_commit() -> str | None:
-    """The git commit of nbtrain's source, with "+changes" if the tree differs.
-
-    None for an installed wheel.
-    """
-    source = PACKAGE
+    """The git commit of nbtrain's source, "+changes" if the tree differs; None for an installed wheel."""
     git = shutil.which("git")
-    if git is None or not (source.parent / ".git").exists():
+    if git is None or not (PACKAGE.parent / ".git").exists():
         return None
 
     def ask(*arguments: str) -> str | None:
+        command = [git, "-C", str(PACKAGE), *arguments]
         try:
-            answer = subprocess.run(
-                [git, "-C", str(source), *arguments], capture_output=True, text=True, timeout=20
-            )
+            answer = subprocess.run(command, capture_output=True, text=True, timeout=20)
         except subprocess.TimeoutExpired:
             return None
         return answer.stdout.strip() if answer.returncode == 0 else None

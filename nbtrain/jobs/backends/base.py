@@ -18,11 +18,7 @@ from nbtrain.jobs.supervisor.host_memory import HostMemory
 
 
 class Launcher(Protocol):
-    """How the ranks of a job are started and reached, one attempt after the other. A wrapper stands above
-    each rank.
-
-    The supervisor's attempt (jobs/supervisor/attempt.py) decides what to do and when; a launcher knows how.
-    """
+    """How the ranks of a job are started and reached, a wrapper above each; attempt.py decides when."""
 
     def launch(self, config: RunConfig, attempt: int) -> None:
         """Start the ranks of an attempt. If this process dies, they save and leave."""
@@ -62,16 +58,11 @@ class Capabilities:
     save: bool
     """Ask it for a checkpoint without ending it."""
     stop_in_order: bool
-    """End it after a checkpoint; otherwise `cancel` kills it, and the steps since the newest checkpoint are
-    lost.
-    """
+    """End it after a checkpoint; otherwise `cancel` kills it, and the steps since the newest one are lost."""
 
 
 class Backend(Protocol):
-    """Where jobs run, as a user chooses it.
-
-    Whatever it is, the job's records come to lie in the run directory.
-    """
+    """Where jobs run, as a user chooses it; wherever that is, their records come to the run directory."""
 
     capabilities: Capabilities
 
@@ -88,10 +79,7 @@ class Backend(Protocol):
         """Ask the job for a checkpoint; False if there is nobody left to ask."""
 
     def finish(self, job: JobDir, now: bool) -> None:
-        """See to it that nothing of a job is left that has ended or is LOST.
-
-        `now` gives it no time to save.
-        """
+        """End what is left of a job that has ended or is LOST; `now` gives it no time to save."""
 
     def logs(self, job: JobDir, rank: int | str, lines: int) -> list[str]:
         """The last lines of a rank's log, or of "supervisor"."""
@@ -100,10 +88,7 @@ class Backend(Protocol):
         """All events of the job, by time."""
 
     def launcher(self, job: JobDir, command: Iterable[str]) -> Launcher:
-        """What the job's supervisor starts its ranks with.
-
-        `command` is what a rank runs: arguments of Python.
-        """
+        """What the job's supervisor starts its ranks with; a rank runs Python with `command`."""
 
 
 BACKENDS = {"local": "nbtrain.jobs.backends.local"}

@@ -1,5 +1,4 @@
-"""This machine as a backend: a detached supervisor, torchrun on the loopback interface, one wrapper for each
-rank.
+"""This machine as a backend: a detached supervisor, torchrun on the loopback interface, a wrapper per rank.
 
     supervisor (own session)
       torchrun (own session, no restarts of its own, a new port)
@@ -69,10 +68,7 @@ class LocalLauncher:
             *("--no-python", sys.executable, "-m", "nbtrain.jobs.supervisor.rank_wrapper"),
             *self._command,
         ]
-        environment = {
-            **os.environ,
-            **rank_variables(config, self._job, attempt, usable_cores()),
-        }
+        environment = {**os.environ, **rank_variables(config, self._job, attempt, usable_cores())}
         self._memory_before = HostMemory.now()
         with self._job.supervisor_log.open("ab") as log:
             self._torchrun = subprocess.Popen(
@@ -167,11 +163,8 @@ class LocalBackend:
             if record and record.supervisor:
                 return
             time.sleep(0.02)
-        last_words = self.logs(job, SUPERVISOR, LAST_WORDS_LINES)
-        raise SubmitError(
-            f"{display(job.path)}: the supervisor did not start. Its log:\n"
-            + "\n".join(f"  {line}" for line in last_words)
-        )
+        log_end = "\n".join(f"  {line}" for line in self.logs(job, SUPERVISOR, LAST_WORDS_LINES))
+        raise SubmitError(f"{display(job.path)}: the supervisor did not start. Its log:\n{log_end}")
 
     def status(self, job: JobDir) -> tuple[str, str | None]:
         """From job.json, and whether its writer lives."""

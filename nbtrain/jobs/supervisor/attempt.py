@@ -10,7 +10,7 @@ import signal
 import time
 from pathlib import Path
 
-from nbtrain.base.records import STACK_SIGNAL, Heartbeat
+from nbtrain.base.records import STACK_SIGNAL
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import Launcher
@@ -33,6 +33,7 @@ class Attempt:
         self._number = number
         self._launcher = launcher
         self._first_step = first_step
+        self._limit_seconds = config.backend.heartbeat_timeout_seconds
         self.hang: str | None = None
         """Which ranks hung, if that is why they were killed."""
         self.stuck: str | None = None
@@ -66,7 +67,9 @@ class Attempt:
                 self._launcher.signal(signal.SIGTERM)
             case Action.KILL:
                 if phase is Phase.RUNNING:
-                    self._note_hang(now)
+                    live = self.ranks.standstills(now)
+                    self._dump_stacks(live)
+                    self.hang = f"no progress for {self._limit_seconds:g} s: {report(live)}"
                 self._kill()
         return phase is not Phase.ENDED and not (self._launcher_ended and self.killed_at is not None)
 
@@ -81,10 +84,6 @@ class Attempt:
         self._stop_now = self._stop_now or now
         if self._stop_now and self.killed_at is None:
             self._kill()
-
-    def lead(self) -> Heartbeat | None:
-        """Rank 0's newest heartbeat of this attempt."""
-        return self.ranks.lead()
 
     def finish(self) -> Verdict:
         """Wait for the last process of the attempt and judge it."""
@@ -136,12 +135,8 @@ class Attempt:
             stop_now=self._stop_now,
             signalled_at=self._signalled_at,
             failed_at=self._failed_at,
-            hangs=watched and any(overdue(one, self._limit) for one in self.ranks.standstills(now)),
+            hangs=watched and any(overdue(one, self._limit_seconds) for one in self.ranks.standstills(now)),
         )
-
-    @property
-    def _limit(self) -> float:
-        return self._config.backend.heartbeat_timeout_seconds
 
     def _note_launcher_end(self, code: int, now: float) -> None:
         """If the launcher was killed, and not by the supervisor, its death made the ranks save and leave."""
@@ -161,12 +156,6 @@ class Attempt:
         if live and lost_a_peer(self.ranks.records):
             self.stuck = report(live)
             self._dump_stacks(live)
-
-    def _note_hang(self, now: float) -> None:
-        """One rank that stands still makes all others wait: what is asked is which one it was."""
-        live = self.ranks.standstills(now)
-        self._dump_stacks(live)
-        self.hang = f"no progress for {self._limit:g} s: {report(live)}"
 
     def _dump_stacks(self, live: list[Standstill]) -> None:
         """Have every rank that can write the stacks of its threads to its log; keep the culprits' stacks."""

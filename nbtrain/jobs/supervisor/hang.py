@@ -68,9 +68,7 @@ def culprits(ranks: Iterable[Standstill]) -> list[Standstill]:
 
 
 def _awaited(ranks: list[Standstill]) -> list[Standstill]:
-    """Ends of "waits for": ranks that others wait for, and that wait for no rank that is not in the same
-    collective.
-    """
+    """Ranks that others wait for, and that wait for no rank outside their own collective themselves."""
     waits_for: dict[int, set[int]] = {}
     for one in ranks:
         here = one.collective
@@ -95,16 +93,13 @@ def _together(one: Collective, other: Collective | None) -> bool:
 
 
 def _behind(ranks: list[Standstill]) -> list[Standstill]:
-    """The ranks that have called fewer collectives of a group, or are a step behind.
-
-    On a GPU, calls return at once.
-    """
-    numbers: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
+    """The ranks that have called fewer collectives of a group (on GPUs none waits), or made fewer steps."""
+    by_group: dict[tuple[str, tuple[int, ...]], dict[int, int]] = {}
     for one in ranks:
         last = one.beat.collective if one.beat else None
         if last is not None and last.ranks:
-            numbers.setdefault((last.group, tuple(last.ranks)), {})[one.rank] = last.number
-    for called in numbers.values():
+            by_group.setdefault((last.group, tuple(last.ranks)), {})[one.rank] = last.number
+    for called in by_group.values():
         least = min(called.values())
         if least < max(called.values()):
             return [one for one in ranks if called.get(one.rank) == least]
@@ -122,33 +117,29 @@ def report(ranks: Iterable[Standstill]) -> str:
     text = "; ".join(f"rank {one.rank} stopped: {whereabouts(one)}" for one in guilty[:4])
     if len(guilty) > 4:
         text += f"; and {len(guilty) - 4} more"
-    places: dict[str, list[int]] = {}
+    places: dict[tuple[bool, str], list[int]] = {}
     for one in others:
-        told = f"in {_told(one.collective)}" if one.collective else ""
-        if not told:
-            told = f"in phase {one.beat.phase} after step {one.beat.step}" if one.beat else "silent"
-        places.setdefault(told, []).append(one.rank)
-    for told, there in places.items():
-        waiting = any(one.collective for one in others if one.rank in there)
+        where = f"in phase {one.beat.phase} after step {one.beat.step}" if one.beat else "silent"
+        where = f"in {_call(one.collective)}" if one.collective else where
+        places.setdefault((one.collective is not None, where), []).append(one.rank)
+    for (waiting, where), there in places.items():
         many = len(there) > 1
         verb = ("wait" if many else "waits") if waiting else ("are" if many else "is")
-        text += f"; rank{'s' if many else ''} {_numbers(there)} {verb} {told}"
+        text += f"; rank{'s' if many else ''} {numbers(there)} {verb} {where}"
     return text
 
 
 def whereabouts(one: Standstill) -> str:
-    """`last heard of at step 6, 30 s ago, in phase train, outside any collective (last: all_reduce no. 12 of
-    ranks 0-3)`.
+    """`last heard of at step 6, 30 s ago, in phase train, outside any collective (last: ...)`.
 
-    Heard of, not stopped: a heartbeat is written every second, and what came between the last one and the end
-    is not in it.
+    Heard of, not stopped: what happened after the last heartbeat is not in it.
     """
     if one.beat is None:
         return f"never heard of, for {one.still_seconds:.0f} s"
     text = f"last heard of at step {one.beat.step}, {one.still_seconds:.0f} s ago, in phase {one.beat.phase}"
     last: Collective | None = one.beat.collective
     if last is not None:
-        text += f", in {_told(last)}" if last.waiting else f", outside any collective (last: {_told(last)})"
+        text += f", in {_call(last)}" if last.waiting else f", outside any collective (last: {_call(last)})"
     if one.stopped:
         return f"{text}; its process is stopped by a signal"
     return f"{text}; its process does not even write its heartbeat" if one.frozen else text
@@ -163,20 +154,20 @@ def _gone_host(ranks: list[Standstill], guilty: list[Standstill]) -> str:
     dead = {host: here for host, here in hosts.items() if host and all(one.frozen for one in here)}
     if not dead or len(dead) == len(hosts) or not all(one.frozen for one in guilty):
         return ""
-    told = (
+    words = (
         f"node {host} is gone: nothing was heard of its rank{'s' if len(here) > 1 else ''} "
-        f"{_numbers([one.rank for one in here])} for {min(one.unwritten_seconds for one in here):.0f} s"
+        f"{numbers([one.rank for one in here])} for {min(one.unwritten_seconds for one in here):.0f} s"
         for host, here in sorted(dead.items())
     )
-    return "; ".join(told)
+    return "; ".join(words)
 
 
-def _told(collective: Collective) -> str:
+def _call(collective: Collective) -> str:
     kind = f" {collective.kind}" if collective.kind else ""
-    return f"{collective.name} no. {collective.number} of{kind} ranks {_numbers(collective.ranks)}"
+    return f"{collective.name} no. {collective.number} of{kind} ranks {numbers(collective.ranks)}"
 
 
-def _numbers(ranks: list[int]) -> str:
+def numbers(ranks: Iterable[int]) -> str:
     """0-3, 8 for 0 1 2 3 8."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
@@ -184,16 +175,11 @@ def _numbers(ranks: list[int]) -> str:
             runs[-1].append(rank)
         else:
             runs.append([rank])
-    return ", ".join(
-        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(str(rank) for rank in run) for run in runs
-    )
+    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
 
 
 def main_stack(log: str, frames: int = 8) -> list[str]:
-    """The innermost frames of the main thread, from what faulthandler wrote to a rank's log.
-
-    [] if it wrote nothing.
-    """
+    """The innermost frames of the main thread that faulthandler wrote to a rank's log; [] if none."""
     heads = [line for line in log.splitlines() if line.startswith(("Thread 0x", "Current thread 0x"))]
     if not heads:
         return []

@@ -38,9 +38,7 @@ LAST_WORD_PAUSE_SECONDS = 0.5
 
 
 class Journal:
-    """Owner of job.json and of the supervisor's events from the moment that the supervisor takes the job
-    over.
-    """
+    """Owner of job.json and of the supervisor's events once the supervisor has taken the job over."""
 
     def __init__(self, job: JobDir):
         self.job = job
@@ -124,10 +122,7 @@ class Journal:
     # --- attempts -----------------------------------------------------------------------------------------
 
     def attempt_starts(self, config: RunConfig) -> AttemptRecord:
-        """STARTING: the ranks read in job.json what their attempt is.
-
-        Raises OSError if the disk has no room for it.
-        """
+        """STARTING: the ranks read their attempt in job.json. Raises OSError if that cannot be written."""
         self.record.world_size = config.world_size
         found = newest_checkpoint_step(self.job.run)
         attempt = attempt_record(config, self.record.attempt, found, self._tokens_between(0, found or 0))
@@ -138,9 +133,7 @@ class Journal:
         return attempt
 
     def attempt_trains(self, beat: Heartbeat | None) -> None:
-        """RUNNING, with the step that the attempt goes on from: an older one if the newest checkpoint was
-        torn.
-        """
+        """RUNNING, from the step that was loaded: an older one if the newest checkpoint was torn."""
         found = self.record.first_step
         loaded = beat.progress.checkpoint_step if beat and beat.progress else None
         steps = [step for step in (found, loaded) if step is not None]
@@ -164,10 +157,7 @@ class Journal:
             self.event("hang", said, rank=rank, stack=stack)
 
     def attempt_ended(self, verdict: Verdict) -> str:
-        """Complete the attempt's record; returns what a failure costs, in words.
-
-        The next state writes it down.
-        """
+        """Complete the attempt's record, for the next state to write; returns what a failure costs."""
         lost, tokens = self._tell_lost(verdict) if verdict.retry else ("", None)
         if self.record.attempts:
             newest = self.record.attempts[-1]
@@ -205,12 +195,11 @@ class Journal:
 
     def end(self, verdict: Verdict) -> None:
         """Event, summary.json, and then the state, so that whoever waits for the state finds everything."""
-        cause = verdict.cause
-        if verdict.state == SUCCEEDED and self.config and self.config.mode != "eval":
-            steps, scheduled = self.config.train_steps, self.config.scheduled_steps
-            by = self.config.shortened_by
-            cause += f": {amounts.counted(steps, 'step')}"
-            cause += f" of {scheduled:,} ({by} ends it here)" if by else ""
+        cause, config = verdict.cause, self.config
+        if verdict.state == SUCCEEDED and config and config.mode != "eval":
+            cause += f": {amounts.counted(config.train_steps, 'step')}"
+            if by := config.shortened_by:
+                cause += f" of {config.scheduled_steps:,} ({by} ends it here)"
         if verdict.state == FAILED:
             cause += disk_note(self.job.run.path)
         previous, self.record.state, self.record.cause = self.record.state, verdict.state, cause

@@ -42,14 +42,10 @@ def sweep(run: RunDir, killed_since: float | None, keep: Path | None = None) -> 
     """
     removed = [path for path in temporaries(run) if path != keep]
     if killed_since is not None:
-        unfinished = [run.checkpoint(step) for step in run.checkpoint_steps()]
-        removed += [
-            path
-            for path in unfinished
-            if not (path / MANIFEST).exists()
-            and not (path / REJECTED).exists()
-            and path.stat().st_mtime >= killed_since
-        ]
+        for path in (run.checkpoint(step) for step in run.checkpoint_steps()):
+            finished = (path / MANIFEST).exists() or (path / REJECTED).exists()
+            if not finished and path.stat().st_mtime >= killed_since:
+                removed.append(path)
     for path in removed:
         remove(path)
     return [str(path.relative_to(run.path)) for path in removed]

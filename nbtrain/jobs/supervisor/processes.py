@@ -51,12 +51,9 @@ def signal_name(number: int) -> str:
 
 
 def marked_pids(job_ids: Iterable[str], with_variable: str | None = None) -> list[int]:
-    """Live processes that carry the marker of one of these jobs, this one left out.
-
-    `with_variable` keeps only processes whose environment has that variable too.
-    """
+    """Live processes, without this one, that carry the marker of one of these jobs and `with_variable`."""
     wanted = {f"{JOB_MARKER}={job_id}".encode() for job_id in job_ids}
-    also = f"{with_variable}=".encode() if with_variable else None
+    also = f"{with_variable}=".encode() if with_variable else b""
     own, found = os.getpid(), []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == own:
@@ -66,9 +63,7 @@ def marked_pids(job_ids: Iterable[str], with_variable: str | None = None) -> lis
         except OSError:
             continue  # gone meanwhile, or another user's: not ours either way
         variables = environment.split(b"\0")
-        if not wanted.intersection(variables):
-            continue
-        if also is None or any(variable.startswith(also) for variable in variables):
+        if wanted.intersection(variables) and any(variable.startswith(also) for variable in variables):
             found.append(int(entry.name))
     return sorted(found)
 
@@ -99,8 +94,7 @@ def send(pids: Iterable[int], number: int) -> None:
 
 
 def end_marked(job_ids: Iterable[str], grace_seconds: float, timeout_seconds: float = 10.0) -> list[int]:
-    """End every process with the marker: wait `grace_seconds` for them to leave, then kill. Returns the
-    killed.
+    """Wait `grace_seconds` for processes with the marker to leave, then kill them. Returns the killed.
 
     Raises TimeoutError if a killed process does not end: it may be waiting for a dead disk.
     """
@@ -134,7 +128,9 @@ def keep_for_popen(pid: int) -> None:
 
 def reap_orphans() -> None:
     """Collect adopted children that have ended. Does nothing in a process that adopts none."""
-    if not _adopts_orphans():
+    adopts = ctypes.c_int(0)
+    prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts))
+    if not adopts.value:
         return
     for pid in children(os.getpid()):
         if pid not in _awaited:
@@ -142,9 +138,3 @@ def reap_orphans() -> None:
                 os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:
                 continue
-
-
-def _adopts_orphans() -> bool:
-    answer = ctypes.c_int(0)
-    prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(answer))
-    return bool(answer.value)

@@ -1,6 +1,4 @@
-"""What the supervisor has heard of the ranks of an attempt, by its own clock: heartbeats, exit records,
-silence.
-"""
+"""What the supervisor heard of an attempt's ranks, by its own clock: heartbeats, exit records, silence."""
 
 from dataclasses import dataclass, replace
 
@@ -31,8 +29,7 @@ class RankWatch:
     record: ExitRecord | None = None
     """How it ended."""
     gone_at: float | None = None
-    """Since when it is gone without a record: that is still being written, or its wrapper was taken away too.
-    """
+    """Since when it is gone without a record, which is still being written or was lost with its wrapper."""
 
     def hear(self, beat: Heartbeat | None, now: float) -> None:
         """Note a heartbeat. Contents are compared, never clocks: the time in a heartbeat may jump."""

@@ -55,10 +55,7 @@ def recovery_from(
     config: RunConfig,
     rollbacks: Sequence[Rollback] = (),
 ) -> Recovery:
-    """What follows `verdict`, of an attempt that may be tried again.
-
-    `before` is the verdict of the attempt before; `rollbacks` are all of the run, this one last.
-    """
+    """What follows a `verdict` to retry, after the verdict `before`; its rollback is the last one."""
     if verdict.kind == "rollback":
         return _after_rollback(config, rollbacks)
     backend = config.backend
@@ -99,10 +96,9 @@ def in_vain(rollbacks: Sequence[Rollback]) -> int:
     """How many of the newest rollbacks, of one job to one checkpoint, came no further than their first."""
     newest = rollbacks[-1]
     place = (newest.job_id, newest.checkpoint_step)
-    same = list(
-        itertools.takewhile(lambda one: (one.job_id, one.checkpoint_step) == place, reversed(rollbacks))
-    )
-    steps = [one.step for one in reversed(same)]
+    same = itertools.takewhile(lambda one: (one.job_id, one.checkpoint_step) == place, reversed(rollbacks))
+    steps = [one.step for one in same]
+    steps.reverse()
     return len(steps) - steps.index(max(steps))
 
 
@@ -133,8 +129,7 @@ def rollback_of(verdict: Verdict, job: JobDir, attempt: int) -> Rollback:
 
 
 def with_the_disk(verdict: Verdict, free_bytes: int, read_only: bool = False) -> Verdict:
-    """The verdict in view of the disk: a rank that left no word or no record beside a full disk could not
-    write it.
+    """The verdict in view of the disk: on a full one a rank cannot write its word or its record.
 
     On a disk that has turned read-only no other attempt could save anything.
     """

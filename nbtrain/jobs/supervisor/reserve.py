@@ -13,10 +13,7 @@ READ_ONLY_ERRORS = (errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.EST
 
 
 class Reserve:
-    """A hidden file of zeros that is removed when a write finds no room.
-
-    Leaves nothing behind after release().
-    """
+    """A hidden file of zeros that is removed when a write finds no room, and by release()."""
 
     def __init__(self, folder: Path, owner: str):
         self.path = folder / f".{owner}.reserve.tmp"
@@ -27,10 +24,7 @@ class Reserve:
             os.fsync(stream.fileno())
 
     def write(self, write: Callable[[], object]) -> None:
-        """Call `write`; if the disk is full, remove the reserve and call it again.
-
-        Raises what the second call raises.
-        """
+        """Call `write`; if the disk is full, remove the reserve and call it again. Raises OSError."""
         try:
             write()
         except OSError as error:

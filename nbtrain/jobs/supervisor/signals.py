@@ -1,6 +1,4 @@
-"""What a supervisor is asked to do by signals: TERM and INT stop, QUIT stops at once, USR1 saves, HUP is
-ignored.
-"""
+"""What signals ask of a supervisor: TERM and INT stop, QUIT stops at once, USR1 saves, HUP is ignored."""
 
 import signal
 import time
@@ -38,10 +36,7 @@ class Asked:
         return self
 
     def stop_within(self, seconds: float, meanwhile: Callable[[], None] = lambda: None) -> bool:
-        """Wait for `seconds`, or less if a stop is asked for; returns whether it was.
-
-        Calls `meanwhile` at every look.
-        """
+        """Wait `seconds`, calling `meanwhile`, or until a stop is asked for; returns whether it was."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.stop:
             meanwhile()

@@ -91,7 +91,11 @@ def supervise(journal: Journal, asked: Asked) -> int:
             # The last line of defence: whatever broke, no rank stays and the job has a cause.
             traceback.print_exc()
             said = f"the supervisor failed: {type(error).__name__}: {error}"
-            verdict = Verdict(FAILED, said + end_all(job))
+            try:
+                processes.end_marked([job.job_id], 0.0)
+            except TimeoutError as left:
+                said += f"; {left}"
+            verdict = Verdict(FAILED, said)
         journal.end(verdict)
     return 0 if verdict.state in (SUCCEEDED, CANCELLED) else 1
 
@@ -137,7 +141,7 @@ def run_attempt(it: Supervision) -> Verdict:
     # An attempt may be shorter than a look at it.
     tell_training(it, attempt)
     verdict = attempt.finish()
-    it.journal.attempt_heard(attempt.lead(), attempt.ranks.reached_step(), attempt.stacks)
+    it.journal.attempt_heard(attempt.ranks.lead(), attempt.ranks.reached_step(), attempt.stacks)
     sweep(it.journal, "a killed process", record.started_at if attempt.killed_at else None)
     return verdict
 
@@ -183,7 +187,7 @@ def obey(it: Supervision, attempt: Attempt) -> None:
 def tell_training(it: Supervision, attempt: Attempt) -> None:
     """STARTING ends when rank 0 is past loading."""
     if it.journal.record.state == STARTING and attempt.ranks.training():
-        it.journal.attempt_trains(attempt.lead())
+        it.journal.attempt_trains(attempt.ranks.lead())
 
 
 # --- between two attempts -------------------------------------------------------------------------
@@ -219,14 +223,14 @@ def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
     needed = checkpoint_room_bytes(it.config) + SPARE_BYTES
     seconds = it.config.backend.disk_wait_seconds
     deadline = time.monotonic() + seconds
-    told = False
+    announced = False
     while (free := shutil.disk_usage(it.job.run.path).free) < needed:
         words = f"{needed / 2**30:.2f} GiB are needed, {free / 2**30:.2f} GiB are free"
         if time.monotonic() >= deadline:
             waited = f"there was no room within backend.disk_wait_seconds = {seconds:g}"
             return given_up(verdict, f"{waited} ({words})")
-        if not told:
-            told = True
+        if not announced:
+            announced = True
             said = f"waits up to {seconds:g} s for room on the disk: {words}"
             it.journal.event("warning", said, needed_bytes=needed)
         if it.asked.stop_within(DISK_POLL_SECONDS, it.journal.sign_of_life):
@@ -265,9 +269,8 @@ def wait_for_predecessors(journal: Journal, seconds: float) -> None:
     job = journal.job
     others = [job_id for job_id in job.run.job_ids() if job_id != job.job_id]
     if left := processes.marked_pids(others):
-        journal.event(
-            "warning", f"{len(left)} processes of a lost job are still there; waits up to {seconds:g} s"
-        )
+        said = f"{len(left)} processes of a lost job are still there; waits up to {seconds:g} s"
+        journal.event("warning", said)
         killed = processes.end_marked(others, seconds)
         journal.event("warning", f"they are gone, {len(killed)} of them killed")
     sweep(journal, "an earlier job", None)
@@ -280,19 +283,8 @@ def sweep(journal: Journal, author: str, killed_since: float | None) -> None:
     """Remove what killed processes have left half-written."""
     keep = journal.reserve.path if journal.reserve else None
     try:
-        removed = leftovers.sweep(journal.job.run, killed_since, keep=keep)
+        for path in leftovers.sweep(journal.job.run, killed_since, keep=keep):
+            journal.event("warning", f"removed {path}, left half-written by {author}")
     except OSError as error:
         if error.errno not in READ_ONLY_ERRORS:
             raise
-        removed = []
-    for path in removed:
-        journal.event("warning", f"removed {path}, left half-written by {author}")
-
-
-def end_all(job: JobDir) -> str:
-    """Kill whatever is left of the job; words if that did not do."""
-    try:
-        processes.end_marked([job.job_id], 0.0)
-    except TimeoutError as error:
-        return f"; {error}"
-    return ""

@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from nbtrain.base.jobstate import CANCELLED, FAILED, SUCCEEDED
 from nbtrain.base.records import ExitRecord
@@ -107,8 +108,8 @@ class Verdict:
 def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Verdict:
     """The verdict on an attempt whose processes are all gone. `records` maps rank to exit record."""
     around = circumstances
-    steps = [record.step for record in records.values() if record.step is not None]
-    step = max(steps, default=None)
+    step = max((record.step for record in records.values() if record.step is not None), default=None)
+    failed, cancelled = partial(Verdict, FAILED, step=step), partial(Verdict, CANCELLED, step=step)
     missing = sorted(set(range(around.world_size)) - set(records))
     outcomes = {record.outcome for record in records.values()}
     if not missing and outcomes == {"finished"}:
@@ -118,36 +119,29 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
     saved = "saved" if around.mode == "full" else f"mode: {around.mode} saves nothing"
     if not missing and outcomes <= {"finished", "stopped"}:
         if around.stop_requested:
-            return Verdict(CANCELLED, f"stopped on request{_at(step)}; {saved}", step=step)
+            return cancelled(f"stopped on request{_at(step)}; {saved}")
         if around.launcher_signal is not None:
             # Its death makes the ranks stop and save; nobody wanted the run to end.
-            return Verdict(
-                FAILED,
-                f"{_launcher_killed(around.launcher_signal)}, so its ranks stopped{_at(step)}; {saved}",
-                retry=True,
-                step=step,
-            )
-        limit = next((record.detail for record in records.values() if record.detail), "")
-        if limit:
+            killed = _launcher_killed(around.launcher_signal)
+            return failed(f"{killed}, so its ranks stopped{_at(step)}; {saved}", retry=True)
+        if limit := next((record.detail for record in records.values() if record.detail), ""):
             on = ", `nbtrain resume` goes on" if around.mode == "full" else ""
-            return Verdict(CANCELLED, f"{limit}{_at(step)}; {saved}{on}", step=step)
-        return Verdict(
-            CANCELLED, f"its ranks were told to stop by a signal from outside{_at(step)}; {saved}", step=step
-        )
+            return cancelled(f"{limit}{_at(step)}; {saved}{on}")
+        return cancelled(f"its ranks were told to stop by a signal from outside{_at(step)}; {saved}")
     if around.stop_requested:
         if around.killed_by_us:
-            return Verdict(CANCELLED, f"stopped on request; killed before it had saved{_at(step)}", step=step)
+            return cancelled(f"stopped on request; killed before it had saved{_at(step)}")
         first = _first_failure(records, around)
         how = f" (rank {first.rank}: {first.message})" if first else ""
-        return Verdict(CANCELLED, f"stopped on request before it could save{_at(step)}{how}", step=step)
+        return cancelled(f"stopped on request before it could save{_at(step)}{how}")
     if around.hang:
-        return Verdict(FAILED, around.hang, retry=True, step=step, kind="hang")
+        return failed(around.hang, retry=True, kind="hang")
     first = _first_failure(records, around)
     # A rank that lost a peer, or was ended by another process, says nothing about the cause.
     if first is None or _distance(first, around):
         if around.launcher_signal is not None:
             said = f"{_launcher_killed(around.launcher_signal)}; its ranks ended{_at(step)}"
-            return Verdict(FAILED, said, retry=True, step=step, kind="killed")
+            return failed(said, retry=True, kind="killed")
         if missing:
             return _without_witness(missing, around, step)
     assert first is not None, "a rank without a record is missing"
@@ -155,14 +149,14 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
 
 
 def _rollback(record: ExitRecord, around: Circumstances) -> Verdict:
-    told = json.loads(record.detail)
+    order, stopped = json.loads(record.detail), around.stop_requested
     return Verdict(
-        CANCELLED if around.stop_requested else FAILED,
-        record.message + ("; stopped on request before it went back" if around.stop_requested else ""),
-        retry=not around.stop_requested,
-        step=told["step"],
+        CANCELLED if stopped else FAILED,
+        record.message + ("; stopped on request before it went back" if stopped else ""),
+        retry=not stopped,
+        step=order["step"],
         kind="rollback",
-        bad_samples=(told["first"], told["last"]),
+        bad_samples=(order["first"], order["last"]),
     )
 
 
@@ -174,9 +168,7 @@ def _failure(first: ExitRecord, missing: list[int], around: Circumstances, step:
     if killed:
         return _killed(first, where, around, step)
     if FULL_DISK.search(said):
-        return Verdict(
-            FAILED, f"{where}: {DISK_IS_FULL}: {first.message}", retry=True, step=step, kind="disk"
-        )
+        return Verdict(FAILED, f"{where}: {DISK_IS_FULL}: {first.message}", True, step=step, kind="disk")
     if DEVICE_MEMORY.search(said):
         return _out_of_memory(first, where, around, step, "device memory")
     if user_error(first):
@@ -239,14 +231,12 @@ def _out_of_memory(
 
 
 def _lost_peers(first: ExitRecord, around: Circumstances, step: int | None) -> Verdict:
-    told = f"rank {first.rank}{_at(first.step)}: {first.message}"
+    words = f"rank {first.rank}{_at(first.step)}: {first.message}"
     if around.stuck:
-        return Verdict(
-            FAILED, f"{around.stuck}; gave up waiting for it: {told}", True, step=step, kind="hang"
-        )
-    return Verdict(
-        FAILED, f"ranks lost each other, and none tells of an error of its own; first {told}", True, step=step
-    )
+        said = f"{around.stuck}; gave up waiting for it: {words}"
+        return Verdict(FAILED, said, True, step=step, kind="hang")
+    said = f"ranks lost each other, and none tells of an error of its own; first {words}"
+    return Verdict(FAILED, said, True, step=step)
 
 
 def user_error(record: ExitRecord) -> bool:
@@ -263,22 +253,15 @@ def _launcher_killed(number: int) -> str:
 
 
 def _without_witness(missing: list[int], around: Circumstances, step: int | None) -> Verdict:
-    """A rank without a record was killed with its wrapper.
-
-    If some were seen to go first, only they are named.
-    """
+    """A rank without a record was killed with its wrapper; of many, those seen to go first are named."""
     gone = [rank for rank in missing if rank in around.gone] or missing
     if len(gone) == around.world_size and not around.gone:
         words = f": {around.launcher_message}" if around.launcher_message else ""
-        return Verdict(
-            FAILED, f"the launcher ended before any rank had left a record{words}", retry=True, step=step
-        )
-    one = len(gone) == 1
-    said = (
-        f"rank {gone[0]}'s wrapper was killed, and rank {gone[0]} with it"
-        if one
-        else f"the wrappers of ranks {_ranks(gone)} were killed, and the ranks with them"
-    )
+        said = f"the launcher ended before any rank had left a record{words}"
+        return Verdict(FAILED, said, retry=True, step=step)
+    said = f"the wrappers of ranks {_ranks(gone)} were killed, and the ranks with them"
+    if len(gone) == 1:
+        said = f"rank {gone[0]}'s wrapper was killed, and rank {gone[0]} with it"
     pids = (around.pids.get(rank) for rank in gone)
     if evidence := next(filter(None, (around.memory.evidence(pid) for pid in pids)), ""):
         said += f": out of host memory ({evidence}). {MEND['host memory']}"
@@ -288,15 +271,11 @@ def _without_witness(missing: list[int], around: Circumstances, step: int | None
 
 def _first_failure(records: Mapping[int, ExitRecord], around: Circumstances) -> ExitRecord | None:
     """The failure that caused the others: they lost a peer, or launcher or supervisor ended them."""
-    bad = [record for record in records.values() if record.outcome in ("failed", "killed")]
-    return min(bad, key=lambda record: (_distance(record, around), record.time), default=None)
+    return min(_bad(records), key=lambda record: (_distance(record, around), record.time), default=None)
 
 
 def _distance(record: ExitRecord, around: Circumstances) -> int:
-    """0: an end of its own; 1: it lost a peer.
-
-    2: a signal sent because another rank ended; 3: killed by the supervisor.
-    """
+    """0: an end of its own; 1: it lost a peer; 2: a signal after another's end; 3: the supervisor's kill."""
     if record.signal == SIGKILL and around.killed_at is not None and record.time >= around.killed_at:
         return 3
     if record.signal in (SIGABRT, SIGTERM):
@@ -310,8 +289,12 @@ def _lost_peer(record: ExitRecord) -> bool:
 
 def lost_a_peer(records: Mapping[int, ExitRecord]) -> bool:
     """Whether all ranks that failed so far gave up waiting for another rank, which may hang."""
-    bad = [record for record in records.values() if record.outcome in ("failed", "killed")]
+    bad = _bad(records)
     return bool(bad) and all(_lost_peer(record) for record in bad)
+
+
+def _bad(records: Mapping[int, ExitRecord]) -> list[ExitRecord]:
+    return [record for record in records.values() if record.outcome in ("failed", "killed")]
 
 
 def _at(step: int | None) -> str:

@@ -151,7 +151,7 @@ def test_a_node_that_is_gone_is_told():
     [([0], "0"), ([0, 1], "0, 1"), ([3, 0, 1, 2], "0-3"), ([0, 1, 2, 7, 9, 10, 11], "0-2, 7, 9-11")],
 )
 def test_ranks_in_few_characters(ranks, text):
-    assert hang._numbers(ranks) == text
+    assert hang.numbers(ranks) == text
 
 
 def test_the_main_threads_stack():

@@ -164,18 +164,18 @@ class Run:
 
     def log(self, lines: int = LOG_TAIL_LINES, rank: int = 0) -> list[str]:
         """The last lines of one rank's log."""
-        from nbtrain.jobs.control import log_of
+        from nbtrain.jobs.backends.base import backend_of_job
 
         lines, rank = whole("lines", lines), whole("rank", rank)
         job = self.directory.newest_job()
-        return log_of(job, rank, lines) if job else []
+        return backend_of_job(job).logs(job, rank, lines) if job else []
 
     @property
     def events(self) -> list[dict[str, Any]]:
         """What happened in the newest job, oldest first: {"time", "writer", "kind", "message", ...}."""
-        from nbtrain.jobs.control import events_of
+        from nbtrain.jobs.backends.base import backend_of_job
 
-        return events_of(self.job)
+        return backend_of_job(self.job).events(self.job)
 
     def stop(self, now: bool = False) -> None:
         """Ask the newest job to save and leave; `now` kills it without saving."""

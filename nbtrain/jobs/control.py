@@ -5,7 +5,6 @@ How a job is reached is its backend's matter (backends/base.py).
 
 import time
 from collections.abc import Callable
-from typing import Any
 
 from nbtrain.base import files
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
@@ -50,16 +49,6 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
         )
     backend.finish(job, now)
     return state, cause
-
-
-def events_of(job: JobDir) -> list[dict[str, Any]]:
-    """All events of a job, by time, from its backend."""
-    return backend_of_job(job).events(job)
-
-
-def log_of(job: JobDir, rank: int | str, lines: int) -> list[str]:
-    """The last lines of a rank's log, or of "supervisor", from the job's backend."""
-    return backend_of_job(job).logs(job, rank, lines)
 
 
 def ask_devices(job: JobDir, devices: int | None) -> None:

@@ -4,6 +4,7 @@ Nothing here loads torch: versions come from package metadata, GPUs from the dri
 No secret is written down: of the environment only variables on a list are recorded.
 """
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -162,10 +163,9 @@ def hidden(name: str, value: str) -> str:
 
 def package_version(name: str) -> str | None:
     """The installed version by metadata, None if there is none; the package is not imported."""
-    try:
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    return None
 
 
 def source_commit() -> str | None:
@@ -189,17 +189,15 @@ def source_commit() -> str | None:
 
 def dataset_sha256(config: RunConfig) -> str | None:
     """The hash that checkpoints refer to the dataset by; None if it is missing or cannot be read."""
-    try:
-        manifest = dataset_of(config).manifest()
-    except DataError:
-        return None
-    return manifest.dataset_sha256 if manifest else None
+    with contextlib.suppress(DataError):
+        if manifest := dataset_of(config).manifest():
+            return manifest.dataset_sha256
+    return None
 
 
 def tokenizer_sha256(config: RunConfig) -> str | None:
     """The hash that checkpoints refer to the tokenizer by; None if it is missing or cannot be read."""
-    try:
-        manifest = read_manifest(tokenizer_dir(config.tokenizer.name))
-    except DataError:
-        return None
-    return manifest["sha256"] if manifest else None
+    with contextlib.suppress(DataError):
+        if manifest := read_manifest(tokenizer_dir(config.tokenizer.name)):
+            return manifest["sha256"]
+    return None

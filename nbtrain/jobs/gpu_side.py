@@ -6,6 +6,7 @@
 torch and deepspeed stay in that process. Its errors come back as the same NbtrainError with the same words.
 """
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -41,7 +42,9 @@ def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
         )
         assert process.stdin and process.stdout
         try:
-            _send(process.stdin, request)
+            # One that died before reading says why by its exit code and last words.
+            with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+                stdin.write(json.dumps(request))
             for line in process.stdout:
                 answer = _parsed(line)
                 if answer is None:
@@ -55,14 +58,6 @@ def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
                 raise NbtrainError(f"python -m {module} {how}. Its last words:\n{last_words(said)}")
         finally:
             _end(process)
-
-
-def _send(stream: IO[str], request: dict[str, Any]) -> None:
-    try:
-        with stream:
-            stream.write(json.dumps(request))
-    except BrokenPipeError:
-        return  # it died before reading; its exit code and last words say why
 
 
 def _parsed(line: str) -> dict[str, Any] | None:

@@ -1,5 +1,6 @@
 """What this machine has: cores, memory and GPUs, within the limits of its cgroup."""
 
+import contextlib
 import os
 import platform
 import re
@@ -82,15 +83,14 @@ def _driver_gpus() -> tuple[Gpu, ...]:
         return ()
     if tool := shutil.which("nvidia-smi"):
         query = [tool, "--query-gpu=name,memory.total", "--format=csv,noheader,nounits"]
-        try:
+        with contextlib.suppress(subprocess.TimeoutExpired):
             answer = subprocess.run(query, capture_output=True, text=True, timeout=20)
-        except subprocess.TimeoutExpired:
-            answer = None
-        rows = [line.rsplit(",", 1) for line in answer.stdout.splitlines()] if answer else []
-        if answer and answer.returncode == 0 and all(len(row) == 2 for row in rows):
-            return tuple(
-                Gpu(name.strip(), int(mib) * 2**20 if mib.strip().isdigit() else None) for name, mib in rows
-            )
+            rows = [line.rsplit(",", 1) for line in answer.stdout.splitlines()]
+            if answer.returncode == 0 and all(len(row) == 2 for row in rows):
+                return tuple(
+                    Gpu(name.strip(), int(mib) * 2**20 if mib.strip().isdigit() else None)
+                    for name, mib in rows
+                )
     return tuple(Gpu("NVIDIA GPU", None) for _ in range(present))
 
 

@@ -26,7 +26,7 @@ def compiler_is_there(config: RunConfig, machine: Machine) -> Obstacles:
     variable, language, names, package = (
         ("CXX", "C++", ("g++", "clang++"), "g++") if on_cpu else ("CC", "C", ("gcc", "clang"), "gcc")
     )
-    if not _compiler(variable, *names):
+    if not has_compiler(variable, *names):
         yield mistake(
             f"{config.where('model.compile')}: model.compile = true needs a {language} compiler on "
             f"{'CPU' if on_cpu else 'GPUs'}, and neither ${variable} nor {' nor '.join(names)} was found.",
@@ -109,7 +109,7 @@ def extensions_can_be_built(config: RunConfig, machine: Machine) -> Obstacles:
     quantized = [f"parallel.{name}" for name in names if getattr(config.parallel, name)]
     for key in (*nvme[:1], *quantized[:1]):
         tools = {
-            "a C++ compiler (Debian: g++)": _compiler("CXX", "g++", "clang++"),
+            "a C++ compiler (Debian: g++)": has_compiler("CXX", "g++", "clang++"),
             "ninja (pip install ninja)": _tool("ninja"),
         }
         if key in nvme:
@@ -126,7 +126,8 @@ def extensions_can_be_built(config: RunConfig, machine: Machine) -> Obstacles:
             )
 
 
-def _compiler(variable: str, *names: str) -> bool:
+def has_compiler(variable: str, *names: str) -> bool:
+    """Whether the compiler that `variable` names is found, or one of `names` if it is not set."""
     named = os.environ.get(variable)
     return any(shutil.which(name) for name in ([named] if named else names))
 

@@ -283,16 +283,8 @@ def _write_job(
                     "lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate now "
                     f"falls over {now:,} tokens, {before:,} before",
                 )
-        record = JobRecord(
-            job_id=job.job_id,
-            run_id=run_id,
-            name=config.name,
-            state=QUEUED,
-            created_at=time.time(),
-            world_size=config.world_size,
-            backend=config.backend.kind,
-            command=list(command),
-        )
+        record = JobRecord(job.job_id, run_id, config.name, QUEUED, time.time(), config.world_size)
+        record.backend, record.command = config.backend.kind, list(command)
         record.mark("created_at")
         record.write(job.job_json)
     except OSError as error:

@@ -40,8 +40,8 @@ def main(run_path: str) -> int:
         for fault in json.loads(os.environ.get("FAKE_FAULTS", "[]"))
         if fault.get("rank", 0) == rank and fault.get("attempt", attempt) == attempt
     ]
-    told = []
-    signal.signal(signal.SIGTERM, lambda number, frame: told.append(number))
+    stops = []
+    signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))
     print(f"rank {rank} of {world}, attempt {attempt}, threads {os.environ['OMP_NUM_THREADS']}", flush=True)
     steps = [step for step in run.checkpoint_steps() if run.checkpoint_manifest(step).exists()]
     step = saved = max(steps, default=0)
@@ -89,7 +89,7 @@ def main(run_path: str) -> int:
                 if end and end.outcome in ("failed", "killed"):
                     raise ConnectionError(f"connection closed by rank {peer}")
                 other = Heartbeat.read(job.heartbeat(peer))
-                if told or end or (other and other.attempt == attempt and other.step >= step):
+                if stops or end or (other and other.attempt == attempt and other.step >= step):
                     break
                 time.sleep(0.002)
 
@@ -137,7 +137,7 @@ def main(run_path: str) -> int:
                 os.kill(os.getpid(), signal.SIGKILL)
         request = ControlRequest.read(job.control_request)
         wanted = request.action if request and request.request_id > done_request else None
-        if not deaf and (told or wanted == "stop"):
+        if not deaf and (stops or wanted == "stop"):
             save()
             say("stopped", "stopped on request")
             return 0

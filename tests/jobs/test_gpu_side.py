@@ -55,7 +55,7 @@ def test_an_error_comes_back_as_itself(package):
         next(answers)
 
 
-def test_a_death_is_told_with_its_last_words(package):
+def test_a_death_is_reported_with_its_last_words(package):
     """A process that ends badly without a word of its own."""
     with pytest.raises(NbtrainError) as died:
         list(stream(package, {"count": 0, "end": "die"}))

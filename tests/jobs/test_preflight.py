@@ -41,9 +41,9 @@ def test_missing_gpus_are_counted(tiny):
     config = tiny(
         **{"resources.device": "gpu", "resources.gpus_per_node": 4, "parallel.data_parallel_size": 4}
     )
-    [(kind, told)] = found(config)
+    [(kind, message)] = found(config)
     assert kind == "resource"
-    assert told == (
+    assert message == (
         "override resources.gpus_per_node=4: the run needs 4 GPUs; box has 0. "
         "Use a machine that has them, a smaller layout, or resources.device=cpu for a trial."
     )
@@ -53,27 +53,26 @@ def test_missing_gpus_are_counted(tiny):
 def test_a_fault_that_no_rank_would_understand_is_refused(tiny):
     """Before launch, with the place that set it."""
 
-    def told(text):
-        return [
-            told for kind, told in found(tiny(**{"backend.env": {"NBTRAIN_FAULTS": text}})) if kind == "error"
-        ]
+    def messages(text):
+        problems = found(tiny(**{"backend.env": {"NBTRAIN_FAULTS": text}}))
+        return [message for kind, message in problems if kind == "error"]
 
-    assert told('[{"step": 6, "do": "raise", "message": "boom"}]') == []
-    [raises] = told('[{"step": 6, "do": "raise"}]')
+    assert messages('[{"step": 6, "do": "raise", "message": "boom"}]') == []
+    [raises] = messages('[{"step": 6, "do": "raise"}]')
     assert "backend.env.NBTRAIN_FAULTS order 0" in raises
     assert "do: raise needs the text of its error, message. Correct it, or leave it out" in raises
     assert raises.startswith("override backend.env")
-    [garbage] = told("garbage")
+    [garbage] = messages("garbage")
     assert "is not JSON" in garbage
-    [strange] = told('[{"step": 6, "do": "nan", "rank": 7}]')
+    [strange] = messages('[{"step": 6, "do": "nan", "rank": 7}]')
     assert "names rank 7; the run has 1, 0 to 0." in strange
 
 
 def test_hidden_gpus_are_explained(tiny, monkeypatch):
     """CUDA_VISIBLE_DEVICES is named if it may be the reason."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    [(_, told)] = found(tiny(**{"resources.device": "gpu"}))
-    assert "box has 0 (CUDA_VISIBLE_DEVICES=)." in told
+    [(_, message)] = found(tiny(**{"resources.device": "gpu"}))
+    assert "box has 0 (CUDA_VISIBLE_DEVICES=)." in message
 
 
 def test_a_cut_model_is_trained(tiny):
@@ -129,18 +128,18 @@ def test_host_memory_beside_the_gpus(tiny):
     offload = {"parallel.zero_stage": 3, "parallel.offload_optimizer.device": "cpu"}
     config = tiny(**ON_GPU, **large, **offload)
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
-    [told] = host_memory(found(config, machine))
+    [message] = host_memory(found(config, machine))
     assert re.match(
         r"1 rank\(s\) on box will need about [\d.]+ GiB of host memory and there is 16.0 GiB \(per rank:",
-        told,
+        message,
     )
-    assert "gradients" in told
-    assert "optimizer" in told
+    assert "gradients" in message
+    assert "optimizer" in message
     assert host_memory(found(config, replace(machine, memory_bytes=512 * GIB))) == []
 
 
 def host_memory(problems: list[tuple[str, str]]) -> list[str]:
-    return [told for kind, told in problems if kind == "resource" and "of host memory" in told]
+    return [message for kind, message in problems if kind == "resource" and "of host memory" in message]
 
 
 # --- NVMe and what is built on first use ----------------------------------------------------------
@@ -190,9 +189,9 @@ def test_nvme_that_is_ready(tiny, tools, nvme):
 
 def test_nvme_without_a_folder(tiny, tools, nvme):
     nvme[0].rmdir()
-    [(kind, told)] = found(tiny(**nvme[1]))
+    [(kind, message)] = found(tiny(**nvme[1]))
     assert kind == "error"
-    assert told.endswith(
+    assert message.endswith(
         f"parallel.offload_optimizer.nvme_path = {nvme[0]} is no folder. Make it, on a local NVMe disk."
     )
 
@@ -202,9 +201,9 @@ def test_nvme_that_cannot_be_written(tiny, tools, nvme, monkeypatch):
     monkeypatch.setattr(
         tools_checks.os, "access", lambda path, mode: str(path) != str(nvme[0]) and allowed(path, mode)
     )
-    [(kind, told)] = found(tiny(**nvme[1]))
+    [(kind, message)] = found(tiny(**nvme[1]))
     assert kind == "error"
-    assert told.endswith("cannot be written. Name a folder that can be.")
+    assert message.endswith("cannot be written. Name a folder that can be.")
 
 
 @pytest.mark.parametrize(
@@ -220,9 +219,9 @@ def test_nvme_that_cannot_be_written(tiny, tools, nvme, monkeypatch):
 )
 def test_nvme_that_is_no_disk_of_this_machine(tiny, tools, nvme, monkeypatch, kind, expected):
     monkeypatch.setattr(tools_checks, "_file_system", lambda folder: kind)
-    [(problem, told)] = found(tiny(**nvme[1]))
+    [(problem, message)] = found(tiny(**nvme[1]))
     assert problem == "error"
-    assert expected in told
+    assert expected in message
 
 
 def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
@@ -233,10 +232,11 @@ def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
         "disk_usage",
         lambda path: usage._replace(free=1000 if str(path) == str(nvme[0]) else 10**12),
     )
-    [(kind, told)] = found(tiny(**nvme[1]))
+    [(kind, message)] = found(tiny(**nvme[1]))
     assert kind == "resource"
     assert re.search(
-        r"nvme: the disk has 0\.00 MB free, and the state that is offloaded to NVMe needs 0\.\d\d MB\.", told
+        r"nvme: the disk has 0\.00 MB free, and the state that is offloaded to NVMe needs 0\.\d\d MB\.",
+        message,
     )
 
 
@@ -269,11 +269,11 @@ def test_nvme_needs_what_its_extension_is_built_with(tiny, tools, nvme, monkeypa
     tools[gone] = False
     if gone == "libaio.h":
         monkeypatch.setattr(tools_checks, "INCLUDE_FOLDERS", ())
-    [(kind, told)] = found(tiny(**nvme[1]))
+    [(kind, message)] = found(tiny(**nvme[1]))
     assert kind == "error"
     assert (
         "parallel.offload_optimizer.device = nvme makes DeepSpeed compile an extension, and this is missing: "
-        f"{expected}. Install it, or leave the field at its default." in told
+        f"{expected}. Install it, or leave the field at its default." in message
     )
 
 
@@ -299,9 +299,9 @@ def test_quantization_needs_cudas_compiler(tiny, tools):
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
     assert found(config, machine) == []
     tools["nvcc"] = False
-    [(kind, told)] = found(config, machine)
+    [(kind, message)] = found(config, machine)
     assert kind == "error"
-    assert "this is missing: CUDA's compiler nvcc (or $CUDA_HOME)." in told
+    assert "this is missing: CUDA's compiler nvcc (or $CUDA_HOME)." in message
 
 
 def test_fpdt_needs_its_package(tiny, monkeypatch):
@@ -310,9 +310,9 @@ def test_fpdt_needs_its_package(tiny, monkeypatch):
     config = tiny(**ON_GPU, **settings)
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
     monkeypatch.setattr(tools_checks.importlib.util, "find_spec", lambda name: None)
-    [(kind, told)] = found(config, machine)
+    [(kind, message)] = found(config, machine)
     assert kind == "error"
-    assert "parallel.fpdt_chunk_tokens = 16 needs the package flash-attn, which is not installed." in told
+    assert "parallel.fpdt_chunk_tokens = 16 needs the package flash-attn, which is not installed." in message
     monkeypatch.setattr(tools_checks.importlib.util, "find_spec", lambda name: name)
     assert found(config, machine) == []
 
@@ -323,8 +323,8 @@ def test_compile_for_gpus_needs_a_c_compiler(tiny, tools):
     machine = replace(MACHINE, gpus=(Gpu("NVIDIA H200", 141 * GIB),))
     assert found(config, machine) == []
     tools["gcc"] = False
-    [(_, told)] = found(config, machine)
-    assert "needs a C compiler on GPUs, and neither $CC nor gcc nor clang was found." in told
+    [(_, message)] = found(config, machine)
+    assert "needs a C compiler on GPUs, and neither $CC nor gcc nor clang was found." in message
 
 
 def test_a_ramp_is_trained(tiny):
@@ -335,11 +335,11 @@ def test_a_ramp_is_trained(tiny):
 
 def test_fp16_needs_the_instructions(tiny):
     """fp16 products on a CPU without them are refused, with the CPU's name."""
-    [(kind, told)] = found(tiny(**{"precision.dtype": "fp16"}))
+    [(kind, message)] = found(tiny(**{"precision.dtype": "fp16"}))
     assert kind == "resource"
     assert (
         "precision.dtype = fp16 on a CPU needs one of avx512_fp16, amx_fp16, fphp, asimdhp; CPU X has none"
-        in told
+        in message
     )
     assert found(tiny(**{"precision.dtype": "bf16"})) == []
 
@@ -347,18 +347,18 @@ def test_fp16_needs_the_instructions(tiny):
 def test_memory_is_estimated(tiny):
     """A model that cannot fit is reported by parts before it is started."""
     config = tiny(**{"model.hidden_size": 4096, "model.num_layers": 24, "model.num_attention_heads": 32})
-    told = next(message for kind, message in found(config) if "memory" in message)
-    assert told.startswith("1 rank(s) on box will need about ")
-    assert "there is 16.0 GiB (per rank: weights" in told
+    message = next(message for kind, message in found(config) if "memory" in message)
+    assert message.startswith("1 rank(s) on box will need about ")
+    assert "there is 16.0 GiB (per rank: weights" in message
 
 
 def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
     """Free bytes, number and size of checkpoints stand in the message."""
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(checks.shutil, "disk_usage", lambda path: usage._replace(free=3_000_000))
-    [(kind, told)] = found(tiny())
+    [(kind, message)] = found(tiny())
     assert kind == "resource"
-    assert told == (
+    assert message == (
         "output: the disk has 3.00 MB free, but 3 checkpoints of 0.65 MB (keep_last and the one being "
         "written) and logs need 0.07 GB. Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a "
         "larger disk."
@@ -371,16 +371,16 @@ def test_an_output_that_cannot_be_written(tiny, monkeypatch):
     (access() is asked, because root may write anywhere.)
     """
     monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
-    [(kind, told)] = found(tiny())
+    [(kind, message)] = found(tiny())
     assert kind == "error"
-    assert told.startswith("output/tiny cannot be written: ")
+    assert message.startswith("output/tiny cannot be written: ")
 
 
 def test_an_output_root_that_is_a_file(tiny, workspace):
     """NBTRAIN_OUTPUT names a file."""
     (workspace / "output").write_text("a file")
-    [(kind, told)] = found(tiny())
-    assert (kind, told) == ("error", "output is a file, not a folder. Set NBTRAIN_OUTPUT to a folder.")
+    [(kind, message)] = found(tiny())
+    assert (kind, message) == ("error", "output is a file, not a folder. Set NBTRAIN_OUTPUT to a folder.")
 
 
 @pytest.fixture
@@ -396,8 +396,8 @@ def test_compile_without_a_compiler(tiny, monkeypatch):
     """Refused before a job starts; $CXX counts if it is set."""
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setattr(checks.shutil, "which", lambda name: None)
-    [(kind, told)] = found(tiny(**{"model.compile": True}))
-    assert (kind, told) == (
+    [(kind, message)] = found(tiny(**{"model.compile": True}))
+    assert (kind, message) == (
         "error",
         "override model.compile=true: model.compile = true needs a C++ compiler on CPU, and neither $CXX nor "
         "g++ nor clang++ was found. Install one (Debian: apt-get install g++), or set model.compile=false.",
@@ -412,11 +412,11 @@ def test_missing_data(tiny, own_data):
     config = tiny(**{"batch.max_steps": 3})
     shutil.rmtree(own_data / "dataset")
     shutil.rmtree(own_data / "tokenizer")
-    told = found(config)
-    assert [kind for kind, _ in told] == ["data", "data"]
-    assert "the tokenizer is not ready" in told[0][1]
-    assert "text_document.bin: no such file." in told[1][1]
-    [command] = re.findall(r"`nbtrain prepare ([^`]*)` makes what is missing\.$", told[1][1])
+    problems = found(config)
+    assert [kind for kind, _ in problems] == ["data", "data"]
+    assert "the tokenizer is not ready" in problems[0][1]
+    assert "text_document.bin: no such file." in problems[1][1]
+    [command] = re.findall(r"`nbtrain prepare ([^`]*)` makes what is missing\.$", problems[1][1])
     run, *overrides = shlex.split(command)
     assert load(run, overrides) == config
 
@@ -427,25 +427,25 @@ def test_a_truncated_bin(tiny, own_data):
     path = own_data / "dataset/mock/text_document.bin"
     size = path.stat().st_size
     os.truncate(path, size - 10)
-    [(kind, told)] = found(config)
+    [(kind, message)] = found(config)
     assert kind == "data"
-    assert "text_document.bin: truncated:" in told
-    assert "10 bytes are missing" in told
+    assert "text_document.bin: truncated:" in message
+    assert "10 bytes are missing" in message
 
 
 def test_a_vocabulary_smaller_than_the_data(tiny, own_data):
     """Ids above the model's vocabulary would index outside the embedding."""
     config = tiny(**{"tokenizer.vocab_size": 300})
-    told = found(config)
-    assert any("tokenizer.vocab_size = 300" in message for _, message in told)
+    problems = found(config)
+    assert any("tokenizer.vocab_size = 300" in message for _, message in problems)
 
 
 def test_a_vocabulary_larger_than_the_dtype(tiny, own_data):
     """uint16 tokens cannot hold a vocabulary of 70,000."""
     config = tiny(**{"tokenizer.vocab_size": 70_000})
-    [(kind, told)] = found(config)
+    [(kind, message)] = found(config)
     assert kind == "data"
-    assert "uint16 holds at most 65,535" in told
+    assert "uint16 holds at most 65,535" in message
 
 
 def test_another_tokenizer_than_the_data(tiny, own_data):
@@ -457,6 +457,6 @@ def test_another_tokenizer_than_the_data(tiny, own_data):
     value = json.loads(manifest.read_text())
     value["tokenizer_sha256"] = "f" * 64
     manifest.write_text(json.dumps(value))
-    [(kind, told)] = found(config)
+    [(kind, message)] = found(config)
     assert kind == "error"
-    assert told.startswith("dataset mock was encoded with the tokenizer ffffffffffff..., but ")
+    assert message.startswith("dataset mock was encoded with the tokenizer ffffffffffff..., but ")

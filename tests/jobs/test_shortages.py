@@ -48,7 +48,7 @@ def test_the_reserve_is_room_for_last_words(small_disk):
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_told(fake, start, small_disk, monkeypatch):
+def test_a_full_disk_is_reported(fake, start, small_disk, monkeypatch):
     """The disk fills while the run trains: FAILED, with the disk as the cause, and every record is whole."""
     from nbtrain.jobs import submit as submitting
 
@@ -95,7 +95,7 @@ def turns_read_only(root, tmp_path):
 
 
 @pytest.mark.slow
-def test_output_that_turns_read_only_is_told(fake, start, turns_read_only, wait_until, monkeypatch, tmp_path):
+def test_output_turned_read_only_is_reported(fake, start, turns_read_only, wait_until, monkeypatch, tmp_path):
     """The ranks fail, no record of it can be written, and the supervisor says why all the same."""
     folder, turn, turn_back = turns_read_only
     (tmp_path / "tmp").mkdir()
@@ -139,7 +139,7 @@ def memory_group(root):
 
 
 @pytest.mark.slow
-def test_out_of_memory_is_told_from_a_kill(fake, memory_group, workspace, tiny_data):
+def test_out_of_memory_is_no_plain_kill(fake, memory_group, workspace, tiny_data):
     """If the kernel's out-of-memory killer ended a rank, the cause says memory, not "killed by somebody"."""
     config = fake([{"step": 3, "do": "devour"}], steps=1000, backend={"max_restarts": 0})
     fake_rank = str(Path(__file__).parent / "fake_rank.py")

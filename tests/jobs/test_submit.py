@@ -87,8 +87,8 @@ def test_an_ended_run_is_resumed_as_a_new_job(tiny, state):
     second = submit(tiny(**{"batch.train_tokens": 2560, "logging.log_interval_steps": 1}))
     assert second.job_id > job.job_id
     assert JobRecord.read(second.job_json).run_id == JobRecord.read(job.job_json).run_id
-    told = [event["message"] for event in read_events(second) if event["kind"] == "config"]
-    assert told == [
+    messages = [event["message"] for event in read_events(second) if event["kind"] == "config"]
+    assert messages == [
         "changed on resume: batch.train_tokens: 1280 -> 2560",
         "changed on resume: logging.log_interval_steps: 10 -> 1",
     ]
@@ -98,8 +98,8 @@ def test_a_password_stands_in_the_configuration_alone(tiny):
     """config.yaml says what the run YAML says; no other file of a run does."""
     end(submit(tiny()), "FAILED", step=5)
     second = submit(tiny(**{"backend.env": {"HTTPS_PROXY": "http://me:s3cret@proxy:8"}}))
-    told = [event for event in read_events(second) if event["kind"] == "config"]
-    assert told[0]["now"] == {"HTTPS_PROXY": "http://***@proxy:8"}
+    events = [event for event in read_events(second) if event["kind"] == "config"]
+    assert events[0]["now"] == {"HTTPS_PROXY": "http://***@proxy:8"}
     files_with_it = [
         path.name
         for path in second.run.path.rglob("*")
@@ -436,16 +436,16 @@ def test_executed_notebooks_do_not_make_a_folder_foreign(tiny):
     assert submit(tiny()).run.exists()
 
 
-def test_every_problem_is_told_at_once(tiny, monkeypatch):
+def test_every_problem_is_reported_at_once(tiny, monkeypatch):
     """SubmitError lists what preflight found; nothing is written."""
     monkeypatch.setenv("NBTRAIN_DATA", str(RunDir.named("tiny").path.parent / "nowhere"))
     with pytest.raises(SubmitError) as refused:
         submit(tiny(**{"resources.device": "gpu", "resources.gpus_per_node": 1}))
-    told = str(refused.value)
-    assert told.startswith("tiny cannot start here:\n")
-    assert "needs 1 GPUs" in told
-    assert "text_document.bin: no such file" in told
-    assert told.endswith("Nothing was started and nothing written.")
+    message = str(refused.value)
+    assert message.startswith("tiny cannot start here:\n")
+    assert "needs 1 GPUs" in message
+    assert "text_document.bin: no such file" in message
+    assert message.endswith("Nothing was started and nothing written.")
     assert not RunDir.named("tiny").path.exists()
 
 

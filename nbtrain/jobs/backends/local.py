@@ -100,16 +100,14 @@ class LocalLauncher:
         """The ranks first; a wrapper has WRAPPER_GRACE_SECONDS to write its record."""
         processes.send(processes.marked_pids([self._job.job_id], EXIT_FD), signal.SIGKILL)
         deadline = time.monotonic() + WRAPPER_GRACE_SECONDS
-        while time.monotonic() < deadline and self._wrappers_left():
+        while time.monotonic() < deadline:
+            # Without torchrun the wrappers are orphans, and so is whatever else is left of the job.
+            running = self._torchrun.poll() is None
+            if not (processes.children(self._torchrun.pid) if running else self.processes_left()):
+                break
             processes.reap_orphans()
             time.sleep(0.05)
         processes.end_marked([self._job.job_id], 0.0)
-
-    def _wrappers_left(self) -> bool:
-        if self._torchrun.poll() is None:
-            return bool(processes.children(self._torchrun.pid))
-        # They are orphans, and so is whatever else is left of the job.
-        return self.processes_left()
 
     def processes_left(self) -> bool:
         """Whether any process carries the job's marker."""

@@ -8,7 +8,6 @@ phases.py.
 
 import signal
 import time
-from pathlib import Path
 
 from nbtrain.base.records import STACK_SIGNAL
 from nbtrain.base.rundir import JobDir
@@ -96,7 +95,6 @@ class Attempt:
             Circumstances(
                 world_size=self._config.world_size,
                 stop_requested=self.stop_asked,
-                killed_by_us=self.killed_at is not None,
                 killed_at=self.killed_at,
                 hang=self.hang,
                 stuck=self.stuck,
@@ -160,23 +158,17 @@ class Attempt:
     def _dump_stacks(self, live: list[Standstill]) -> None:
         """Have every rank that can write the stacks of its threads to its log; keep the culprits' stacks."""
         able = {one.rank: one.beat for one in live if one.beat and one.beat.dumps_stack and not one.stopped}
-        sizes = {rank: _size(self._job.log(rank, self._number)) for rank in able}
+        logs = {rank: self._job.log(rank, self._number) for rank in able}
+        sizes = {rank: log.stat().st_size if log.exists() else 0 for rank, log in logs.items()}
         if able:
             self._launcher.signal(STACK_SIGNAL, [beat.process for beat in able.values()])
             time.sleep(STACK_SECONDS)
         for one in culprits(live):
             if one.rank in sizes:
-                with self._job.log(one.rank, self._number).open("rb") as log:
+                with logs[one.rank].open("rb") as log:
                     log.seek(sizes[one.rank])
                     self.stacks[one.rank] = main_stack(log.read().decode(errors="replace"))
 
     def _kill(self) -> None:
         self.killed_at = self.killed_at or time.time()
         self._launcher.kill()
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -11,6 +11,7 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from nbtrain.base import amounts, last_words
 from nbtrain.base.checkpoint_files import newest_checkpoint_step
@@ -79,15 +80,10 @@ class Journal:
 
     def _tell_state(self, previous: str) -> None:
         now, state, cause = time.monotonic(), self.record.state, self.record.cause
-        self.event(
-            "state",
-            f"{previous} -> {state}" + (f": {cause}" if cause else ""),
-            state=state,
-            previous_state=previous,
-            seconds=round(now - self._state_since, 3),
-            attempt=self.record.attempt,
-            **({"cause": cause} if cause else {}),
-        )
+        data: dict[str, Any] = {"seconds": round(now - self._state_since, 3), "attempt": self.record.attempt}
+        data |= {"cause": cause} if cause else {}
+        said = f"{previous} -> {state}" + (f": {cause}" if cause else "")
+        self.event("state", said, state=state, previous_state=previous, **data)
         self._state_since = now
 
     def event(self, kind: str, message: str, **data: object) -> None:

@@ -11,6 +11,7 @@ How the tree of a job ends, whoever dies first:
 Source of the constants: linux/prctl.h.
 """
 
+import contextlib
 import ctypes
 import os
 import signal
@@ -44,10 +45,9 @@ def child_setup(death_signal: int) -> Callable[[], None]:
 
 def signal_name(number: int) -> str:
     """SIGKILL for 9; the number if it has no name."""
-    try:
+    with contextlib.suppress(ValueError):
         return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
+    return f"signal {number}"
 
 
 def marked_pids(job_ids: Iterable[str], with_variable: str | None = None) -> list[int]:
@@ -70,27 +70,23 @@ def marked_pids(job_ids: Iterable[str], with_variable: str | None = None) -> lis
 
 def children(pid: int) -> list[int]:
     """Children that the main thread of a process started or adopted; none if it is gone."""
-    try:
+    with contextlib.suppress(OSError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except OSError:
-        return []
+    return []
 
 
 def process_state(pid: int) -> str:
     """The kernel's letter: R running, S sleeping, D waiting for a device, T stopped, Z ended; X if gone."""
-    try:
+    with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
+    return "X"
 
 
 def send(pids: Iterable[int], number: int) -> None:
     """Signal each process; processes that are gone are passed over."""
     for pid in pids:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
-        except ProcessLookupError:
-            continue
 
 
 def end_marked(job_ids: Iterable[str], grace_seconds: float, timeout_seconds: float = 10.0) -> list[int]:
@@ -132,9 +128,6 @@ def reap_orphans() -> None:
     prctl(PR_GET_CHILD_SUBREAPER, ctypes.byref(adopts))
     if not adopts.value:
         return
-    for pid in children(os.getpid()):
-        if pid not in _awaited:
-            try:
-                os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                continue
+    for pid in set(children(os.getpid())) - _awaited:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, os.WNOHANG)

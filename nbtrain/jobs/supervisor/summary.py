@@ -31,26 +31,18 @@ def summarize(
 ) -> dict[str, Any]:
     """The figures of the run at this job's end. `before` is the summary of the job before, or {}."""
     assert record.ended_at is not None
-    progress = (
-        beat.progress if beat and beat.progress else TrainingProgress(config.train_steps, config.train_tokens)
-    )
+    progress = beat.progress if beat else None
+    progress = progress or TrainingProgress(config.train_steps, config.train_tokens)
 
     def newest(name: str, value: Any) -> Any:
         return before.get(name) if value is None else value
 
     validation_loss = newest("last_validation_loss", progress.validation_loss)
-    best = [
-        loss
-        for loss in (
-            before.get("best_validation_loss"),
-            progress.best_validation_loss,
-            progress.validation_loss,
-        )
-        if loss is not None and math.isfinite(loss)
-    ]
-    best_validation_loss = min(best, default=None)
+    losses = (before.get("best_validation_loss"), progress.best_validation_loss, progress.validation_loss)
+    best_validation_loss = min(
+        (loss for loss in losses if loss is not None and math.isfinite(loss)), default=None
+    )
     test_loss = newest("test_loss", progress.test_loss)
-    step = beat.step if beat else before.get("steps", 0)
     return {
         "schema_version": SCHEMA_VERSION,
         "run_id": record.run_id,
@@ -58,7 +50,7 @@ def summarize(
         "job_id": record.job_id,
         "state": record.state,
         "cause": record.cause,
-        "steps": step,
+        "steps": beat.step if beat else before.get("steps", 0),
         "total_steps": config.train_steps,
         "consumed_tokens": progress.consumed_tokens if beat else before.get("consumed_tokens", 0),
         "train_tokens": config.train_tokens,

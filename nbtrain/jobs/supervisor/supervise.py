@@ -195,27 +195,19 @@ def tell_training(it: Supervision, attempt: Attempt) -> None:
 
 def tell_rollback(journal: Journal, rollback: Rollback, lost: str) -> None:
     """The event of a rollback."""
-    journal.event(
-        "rollback",
+    said = (
         f"{rollback.cause}; goes back to {starting_point(rollback)} and passes over samples "
-        f"{rollback.first:,} to "
-        f"{rollback.last - 1:,}; {lost}",
-        step=rollback.step,
-        positions=[rollback.first, rollback.last],
+        f"{rollback.first:,} to {rollback.last - 1:,}; {lost}"
     )
+    journal.event("rollback", said, step=rollback.step, positions=[rollback.first, rollback.last])
 
 
 def tell_restart(journal: Journal, verdict: Verdict, lost: str, wait_seconds: float) -> None:
     """The event of a restart."""
-    attempt = journal.record.attempt
-    journal.event(
-        "restart",
-        f"attempt {attempt} failed: {verdict.cause}; {lost}; the next one starts in {wait_seconds:g} s",
-        attempt=attempt,
-        cause=verdict.cause,
-        reason=verdict.kind,
-        wait_seconds=wait_seconds,
-    )
+    attempt, cause = journal.record.attempt, verdict.cause
+    said = f"attempt {attempt} failed: {cause}; {lost}; the next one starts in {wait_seconds:g} s"
+    data = {"attempt": attempt, "cause": cause, "reason": verdict.kind, "wait_seconds": wait_seconds}
+    journal.event("restart", said, **data)
 
 
 def wait_for_room(it: Supervision, verdict: Verdict) -> Verdict | None:
@@ -250,14 +242,11 @@ def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
         return given_up(verdict, f"{devices} devices are left, and one copy of the model needs {copy}")
     if size != known:
         it.config = resized(it.config, size)
-        it.journal.event(
-            "warning",
+        said = (
             f"{devices} devices are usable: data_parallel_size {known} -> {size}, {it.config.world_size} "
-            "ranks; the "
-            f"global batch of {it.config.batch.global_batch_size} stays",
-            devices=devices,
-            data_parallel_size=size,
+            f"ranks; the global batch of {it.config.batch.global_batch_size} stays"
         )
+        it.journal.event("warning", said, devices=devices, data_parallel_size=size)
     return None
 
 

@@ -62,8 +62,6 @@ class Circumstances:
 
     world_size: int
     stop_requested: bool = False
-    killed_by_us: bool = False
-    """The supervisor killed ranks that did not leave in time."""
     hang: str | None = None
     """Which ranks hung and since when, if that is why they were killed."""
     stuck: str | None = None
@@ -129,7 +127,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
             return cancelled(f"{limit}{_at(step)}; {saved}{on}")
         return cancelled(f"its ranks were told to stop by a signal from outside{_at(step)}; {saved}")
     if around.stop_requested:
-        if around.killed_by_us:
+        if around.killed_at is not None:
             return cancelled(f"stopped on request; killed before it had saved{_at(step)}")
         first = _first_failure(records, around)
         how = f" (rank {first.rank}: {first.message})" if first else ""

@@ -65,11 +65,8 @@ class Ended:
     def last_words(self, lines: int = LAST_LINES) -> str:
         """The end of the log of the first rank that ended badly by itself, or of rank 0."""
         own = [rank for rank, code in enumerate(self.exit_codes) if code > 0]
-        rank = (own or [0])[0]
-        try:
-            text = self.launch.log_of(rank).read_text(errors="replace")
-        except FileNotFoundError:
-            text = ""
+        log = self.launch.log_of((own or [0])[0])
+        text = log.read_text(errors="replace") if log.exists() else ""
         return "\n".join(text.strip().splitlines()[-lines:])
 
 

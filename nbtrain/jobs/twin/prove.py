@@ -13,20 +13,21 @@ minute; with `submit` the straight run goes the ordinary way instead: preflight,
 wrappers. What comes out is output/<run>-twin/twin.json. The twin's folder is made anew every time.
 """
 
-import os
 import shutil
 import time
 from collections import deque
 from collections.abc import Callable
 
 from nbtrain.base import files
-from nbtrain.base.jobstate import ACTIVE, SUCCEEDED, read_state
+from nbtrain.base.jobstate import SUCCEEDED
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import data_home, display
 from nbtrain.config.schema import RunConfig
 from nbtrain.dataset.prepare.prepare import prepare
+from nbtrain.jobs.control import wait
 from nbtrain.jobs.environment import package_version, rank_variables
 from nbtrain.jobs.machine import usable_cores
+from nbtrain.jobs.preflight_tools import has_compiler
 from nbtrain.jobs.submit import submit
 from nbtrain.jobs.twin.folder import end_job, new_job, renew, write_prompts
 from nbtrain.jobs.twin.fork_client import Ended, ForkServer, Launch
@@ -49,7 +50,6 @@ PROOF = "proof"
 EXPORT_LOG = "export.log"
 EXPORT_ANSWER = "export.json"
 LAUNCH_SECONDS = 900.0
-POLL_SECONDS = 0.2
 
 
 def run_twin(config: RunConfig, submitted: bool = False, server: ForkServer | None = None) -> TwinReport:
@@ -63,11 +63,6 @@ def run_twin(config: RunConfig, submitted: bool = False, server: ForkServer | No
         return _Proof(config, server).report(submitted)
     with ForkServer() as own:
         return _Proof(config, own).report(submitted)
-
-
-def has_compiler() -> bool:
-    """Whether torch.compile finds a C++ compiler."""
-    return any(shutil.which(name) for name in (os.environ.get("CXX") or "g++", "clang++"))
 
 
 class _Proof:
@@ -93,7 +88,7 @@ class _Proof:
         # The server's imports go on meanwhile: the data does not depend on what it can train.
         self._prepare(plain)
         fp16 = config.precision.dtype == "fp16" and server.abilities["fp16"]
-        self.twin = make_twin(config, Abilities(fp16, has_compiler()), display(folder))
+        self.twin = make_twin(config, Abilities(fp16, has_compiler("CXX", "g++", "clang++")), display(folder))
 
     def report(self, submitted: bool) -> TwinReport:
         """Train everything, compare, write twin.json."""
@@ -166,20 +161,17 @@ class _Proof:
             same = next((other for other, known in different.items() if known == config), name)
             self.serving[name] = same
             different.setdefault(same, config)
-            self.runs[name] = self.run if same == "straight" else self._proof(same)
+            self.runs[name] = self.run if same == "straight" else RunDir(self.run.path / PROOF / same)
         return different
 
     def _error(self, name: str) -> str | None:
         """How the run or check `name` failed; None if it did not."""
         return self.errors.get(self.serving.get(name, name))
 
-    def _proof(self, name: str) -> RunDir:
-        return RunDir(self.run.path / PROOF / name)
-
     def _take_checkpoint(self) -> bool:
         """Give the run that goes on in one process a checkpoint of the middle."""
-        source, target = self.runs["exact"].checkpoint(SAVE_INTERVAL_STEPS), self._proof("reshaped")
-        self.runs["reshaped"] = target
+        source = self.runs["exact"].checkpoint(SAVE_INTERVAL_STEPS)
+        self.runs["reshaped"] = target = RunDir(self.run.path / PROOF / "reshaped")
         if not source.is_dir():
             self.errors["reshaped"] = f"{display(source)} is not there"
             return False
@@ -222,11 +214,10 @@ class _Proof:
     def _wait(self, job: JobDir) -> None:
         """For the end of the run that went the ordinary way."""
         started = time.monotonic()
-        while (state := read_state(job, time.time()))[0] in ACTIVE:
-            time.sleep(POLL_SECONDS)
+        state, cause = wait(job)
         self.seconds["straight"] = time.monotonic() - started
-        if state[0] != SUCCEEDED:
-            self.errors["straight"] = f"{state[0]}: {state[1]}; logs: {display(job.log(0, 0).parent)}"
+        if state != SUCCEEDED:
+            self.errors["straight"] = f"{state}: {cause}; logs: {display(job.log(0, 0).parent)}"
 
     def _export(self, name: str) -> None:
         """A run's newest weights through one file into one process, which has `reference`'s configuration."""

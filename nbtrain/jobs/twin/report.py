@@ -69,10 +69,6 @@ class Curve:
             "grad_norm": [self.norms[step] for step in steps],
         }
 
-    @property
-    def last_step(self) -> int:
-        return max(self.losses, default=0)
-
 
 def check_trained(curve: Curve, steps: int) -> Check:
     """Every step was made, and no loss or gradient norm is NaN or Inf."""
@@ -142,7 +138,7 @@ def check_export(name: str, answer: Mapping[str, Any] | None, curve: Curve, numb
     tolerance, _ = TOLERANCES[number_format]
     if answer is None:
         return Check(name, "failed", "the process that exports left no answer")
-    ours, theirs = answer["validation_loss"], curve.validation[curve.last_step]
+    ours, theirs = answer["validation_loss"], curve.validation[max(curve.losses)]
     difference = abs(ours - theirs)
     size = f"{answer['num_tensors']} tensors, {answer['num_parameters']:,} parameters in one file"
     message = (

@@ -20,7 +20,7 @@ class HandLauncher(LocalLauncher):
 
     def __init__(self, job):
         super().__init__(job, [])
-        self.code, self.left, self.told = None, True, []
+        self.code, self.left, self.sent = None, True, []
 
     def launch(self, config, attempt):
         pass
@@ -29,10 +29,10 @@ class HandLauncher(LocalLauncher):
         return self.code
 
     def signal(self, number, only=None):
-        self.told.append(signal.Signals(number).name)
+        self.sent.append(signal.Signals(number).name)
 
     def kill(self):
-        self.told.append("kill")
+        self.sent.append("kill")
 
     def processes_left(self):
         return self.left
@@ -53,7 +53,7 @@ class Watched:
 
     @property
     def killed(self):
-        return "kill" in self.launcher.told
+        return "kill" in self.launcher.sent
 
     def beat(self, rank, step, phase="train", **more):
         identity = ProcessIdentity.of(os.getpid())
@@ -152,7 +152,7 @@ def test_a_stop_before_the_first_step_is_a_signal_at_once(watched):
     watched.look()
     watched.attempt.ask_stop()
     watched.look()
-    assert watched.launcher.told == ["SIGTERM"]
+    assert watched.launcher.sent == ["SIGTERM"]
 
 
 def test_a_stop_of_ranks_that_train_leaves_them_their_time(watched):
@@ -162,13 +162,13 @@ def test_a_stop_of_ranks_that_train_leaves_them_their_time(watched):
     watched.attempt.ask_stop()
     for _ in range(19):
         watched.look()
-    assert watched.launcher.told == []
+    assert watched.launcher.sent == []
     watched.look()
-    assert watched.launcher.told == ["SIGTERM"]
+    assert watched.launcher.sent == ["SIGTERM"]
     watched.look(3.0)
-    assert watched.launcher.told == ["SIGTERM"]
+    assert watched.launcher.sent == ["SIGTERM"]
     watched.look()
-    assert watched.launcher.told == ["SIGTERM", "kill"]
+    assert watched.launcher.sent == ["SIGTERM", "kill"]
 
 
 def test_an_attempt_ends_with_its_launcher(watched):
@@ -192,4 +192,4 @@ def test_ranks_of_a_killed_launcher_may_save(watched):
     assert watched.on
     watched.look()
     assert not watched.on
-    assert watched.launcher.told == ["kill"]
+    assert watched.launcher.sent == ["kill"]

@@ -112,7 +112,7 @@ def test_groups_of_the_same_ranks_count_apart():
     assert [one.rank for one in culprits([everyone[0], rank(1, everyone[1].beat.collective, step=8)])] == [0]
 
 
-def test_a_stopped_process_is_told(monkeypatch):
+def test_a_stopped_process_is_reported(monkeypatch):
     """SIGSTOP: whatever the others do, that is it."""
     monkeypatch.setattr(processes, "process_state", lambda pid: "T")
     assert report([rank(0)]) == (
@@ -121,14 +121,14 @@ def test_a_stopped_process_is_told(monkeypatch):
     )
 
 
-def test_a_rank_that_never_spoke_is_told():
+def test_a_rank_that_never_spoke_is_reported():
     assert report([rank(0, inside([0, 1])), rank(1, spoke=False, still=130)]) == (
         "rank 1 stopped: never heard of, for 130 s; rank 0 waits in all_reduce no. 13 of data_parallel ranks "
         "0, 1"
     )
 
 
-def test_a_rank_that_cannot_even_write_is_told():
+def test_a_rank_that_cannot_even_write_is_reported():
     """In the same collective as the others, but its thread is silent too."""
     everyone = [rank(0, inside([0, 1])), rank(1, inside([0, 1]), unwritten=29)]
     assert report(everyone).startswith(
@@ -137,7 +137,7 @@ def test_a_rank_that_cannot_even_write_is_told():
     assert "its process does not even write its heartbeat" in report(everyone)
 
 
-def test_a_node_that_is_gone_is_told():
+def test_a_node_that_is_gone_is_reported():
     """Every rank of one host is silent, the ranks of the other still write: the node is named, not its first
     rank.
     """

@@ -25,10 +25,10 @@ def log(monkeypatch):
         left = [BrokenPipeError(errno.EPIPE, "overwritten"), *RECORDS, BlockingIOError(errno.EAGAIN, "end")]
 
         def read(descriptor, size):
-            told = left.pop(0)
-            if isinstance(told, bytes):
-                return told
-            raise told
+            record = left.pop(0)
+            if isinstance(record, bytes):
+                return record
+            raise record
 
         monkeypatch.setattr(host_memory, "KERNEL_LOG", os.devnull)
         monkeypatch.setattr(os, "readlink", lambda path: namespace)

@@ -144,16 +144,16 @@ def test_a_worker_that_holds_the_pipe_does_not_hold_the_record(job, wrap):
 
 def test_signals_are_passed_on_once(job, wrap, tmp_path):
     """TERM to the wrapper's whole group, as torchrun sends it, reaches the rank once."""
-    log = tmp_path / "told"
+    log = tmp_path / "noted"
     code = (
         "import signal, time, pathlib\n"
-        f"told = pathlib.Path({str(log)!r})\n"
+        f"noted = pathlib.Path({str(log)!r})\n"
         "count = []\n"
         "signal.signal(signal.SIGTERM, lambda *a: count.append(1))\n"
-        "told.write_text('ready')\n"
+        "noted.write_text('ready')\n"
         "while not count: time.sleep(0.01)\n"
         "time.sleep(0.3)\n"
-        "told.write_text(str(len(count)))\n"
+        "noted.write_text(str(len(count)))\n"
     )
     process = wrap(*python(code))
     while not log.exists() or log.read_text() != "ready":

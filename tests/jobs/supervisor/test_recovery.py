@@ -162,8 +162,8 @@ def test_a_rollback_restarts_at_once_and_is_no_restart(supervised):
     (entry,) = Rollback.read_all(supervised.job.run.rollbacks_json)
     # 32 samples and the 8 that were passed over before lie behind the checkpoint.
     assert (entry.step, entry.checkpoint_step, entry.first, entry.last) == (6, 4, 40, 56)
-    (told,) = supervised.events("rollback")
-    assert told["message"] == (
+    (reported,) = supervised.events("rollback")
+    assert reported["message"] == (
         "step 6: the loss is nan; goes back to step 4 and passes over samples 40 to 55; 2 steps (256 tokens) "
         "since the "
         "checkpoint of step 4 are lost"
@@ -175,8 +175,8 @@ def test_a_rollback_without_a_checkpoint_goes_to_the_start(supervised):
     supervised.run()
     (entry,) = Rollback.read_all(supervised.job.run.rollbacks_json)
     assert (entry.checkpoint_step, entry.first, entry.last) == (0, 0, 16)
-    told = supervised.events("rollback")[0]["message"]
-    assert "goes back to the start and passes over samples 0 to 15; no checkpoint yet" in told
+    message = supervised.events("rollback")[0]["message"]
+    assert "goes back to the start and passes over samples 0 to 15; no checkpoint yet" in message
 
 
 def test_rollbacks_have_a_limit_of_their_own(supervised):
@@ -250,8 +250,10 @@ def test_it_waits_for_room(supervised, monkeypatch):
     monkeypatch.setattr(supervise, "DISK_POLL_SECONDS", 0.01)
     supervised.verdicts = [full_disk(), Verdict("SUCCEEDED", "done")]
     assert supervised.run().cause == "done"
-    (told,) = supervised.events("warning")
-    assert told["message"] == "waits up to 600 s for room on the disk: 0.08 GiB are needed, 0.00 GiB are free"
+    (warning,) = supervised.events("warning")
+    assert (
+        warning["message"] == "waits up to 600 s for room on the disk: 0.08 GiB are needed, 0.00 GiB are free"
+    )
 
 
 def test_a_rank_without_a_word_beside_a_full_disk_could_not_write_it():

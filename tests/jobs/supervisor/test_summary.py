@@ -37,9 +37,9 @@ def test_overflow_steps_are_those_of_the_run(tmp_path):
     run.path.mkdir()
     record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "why", ended_at=1.0)
     me = ProcessIdentity.of(os.getpid())
-    told = []
+    overflow_steps = []
     for count in (None, 3, None):
         progress = TrainingProgress(800, 3_276_800, overflow_steps=count)
         beat = Heartbeat(0, 0, me, time.time(), 41, "train", 0.0, progress)
-        told.append(write_summary(run, config, record, beat)["overflow_steps"])
-    assert told == [None, 3, 3]
+        overflow_steps.append(write_summary(run, config, record, beat)["overflow_steps"])
+    assert overflow_steps == [None, 3, 3]

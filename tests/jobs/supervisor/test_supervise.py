@@ -101,7 +101,7 @@ def test_a_dead_rank_is_restarted_from_the_checkpoint(fake, start, states_of):
     assert files.read_json(job.run.summary_json)["lost_tokens"] == first.lost_tokens
 
 
-def test_a_killed_wrapper_and_a_killed_torchrun_are_told_as_such(fake, start, wait_until):
+def test_a_killed_wrapper_and_a_killed_torchrun_are_named_as_such(fake, start, wait_until):
     """kill -9 of rank 1's wrapper: restarted, and named.
 
     Of torchrun: its ranks have the time of a stop to save.

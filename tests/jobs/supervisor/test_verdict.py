@@ -118,7 +118,7 @@ def test_a_killed_torchrun_is_tried_again():
 
 def test_a_stop_that_did_not_save_says_so():
     """Killed during a stop, or failed while stopping: CANCELLED with what was missed."""
-    killed = judged(record(0, "killed", signal=9, code=None), stop_requested=True, killed_by_us=True)
+    killed = judged(record(0, "killed", signal=9, code=None), stop_requested=True, killed_at=8.0)
     assert (killed.state, killed.cause) == (
         "CANCELLED",
         "stopped on request; killed before it had saved at step 7",
@@ -206,7 +206,7 @@ def test_exit_code_137_is_a_sigkill_behind_a_shell():
     assert "exit code 137, which stands for SIGKILL, not by nbtrain" in judged(entry).cause
 
 
-def test_a_full_disk_is_told_and_waited_for():
+def test_a_full_disk_is_reported_and_waited_for():
     """No space left on device, met by a write or foreseen by the checkpoint: the supervisor waits for
     room.
     """
@@ -257,7 +257,7 @@ def test_an_allocation_that_the_host_refuses_is_host_memory():
     assert (verdict.retry, verdict.kind) == (False, "host memory")
 
 
-def test_a_lost_gpu_is_told():
+def test_a_lost_gpu_is_reported():
     said = "AcceleratorError: CUDA error: uncorrectable ECC error encountered"
     verdict = judged(record(3, "failed", code=1, message=said, detail=TRACEBACK + said), world_size=1)
     assert verdict.cause == f"rank 3 failed at step 7: its GPU is lost: {said}"
@@ -288,14 +288,14 @@ def test_what_follows_from_the_end_of_others_is_no_cause():
     lost = record(0, "failed", time=1.0, code=1, message=GLOO, detail=TRACEBACK + GLOO)
     abort = record(1, "killed", time=0.5, code=None, signal=6, message="killed by SIGABRT")
     ours = record(2, "killed", time=9.0, code=None, signal=9, message="killed by SIGKILL")
-    verdict = judged(lost, abort, ours, killed_by_us=True, killed_at=8.0)
+    verdict = judged(lost, abort, ours, killed_at=8.0)
     assert (
         verdict.cause
         == f"ranks lost each other, and none tells of an error of its own; first rank 0 at step 7: {GLOO}"
     )
     assert verdict.retry
     ours = record(1, "killed", time=9.0, code=None, signal=9, message="killed by SIGKILL")
-    stuck = judged(lost, ours, killed_by_us=True, killed_at=8.0, stuck="rank 1 stopped 60 s ago")
+    stuck = judged(lost, ours, killed_at=8.0, stuck="rank 1 stopped 60 s ago")
     assert stuck.cause == f"rank 1 stopped 60 s ago; gave up waiting for it: rank 0 at step 7: {GLOO}"
     assert stuck.kind == "hang"
     assert lost_a_peer({0: lost}) and not lost_a_peer({0: lost, 1: abort}) and not lost_a_peer({})
@@ -306,8 +306,8 @@ def test_a_rollback_carries_what_is_passed_over():
 
     A stop still wins, and they are not forgotten.
     """
-    told = '{"step": 12, "first": 88, "last": 96}'
-    ranks = [record(rank, "rollback", message="step 12: the loss is nan", detail=told) for rank in (0, 1)]
+    order = '{"step": 12, "first": 88, "last": 96}'
+    ranks = [record(rank, "rollback", message="step 12: the loss is nan", detail=order) for rank in (0, 1)]
     verdict = judged(*ranks)
     assert (verdict.state, verdict.cause, verdict.retry) == ("FAILED", "step 12: the loss is nan", True)
     assert (verdict.kind, verdict.step, verdict.bad_samples) == ("rollback", 12, (88, 96))
@@ -327,7 +327,7 @@ def test_a_step_that_stops_the_run_is_not_tried_again():
 def test_a_hang_is_the_cause_whatever_the_kill_left():
     """Ranks killed for hanging are no unknown deaths."""
     verdict = judged(
-        record(0, "killed", code=None, signal=9), hang="no heartbeat for 5 s: rank 0", killed_by_us=True
+        record(0, "killed", code=None, signal=9), hang="no heartbeat for 5 s: rank 0", killed_at=8.0
     )
     assert (verdict.state, verdict.cause, verdict.retry) == ("FAILED", "no heartbeat for 5 s: rank 0", True)
 

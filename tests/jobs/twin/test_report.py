@@ -53,7 +53,6 @@ def test_a_curve_is_read_to_the_last_bit_and_newest_first(tmp_path):
     found = Curve.of(run)
     assert found.losses == {1: 1.0, 2: 2 + 1 / 3, 3: 3 + 1 / 3}
     assert found.validation == {2: 5.0, 3: 5.0}
-    assert found.last_step == 3
     assert found.points["grad_norm"] == [0.1] * 3
 
 

@@ -115,9 +115,9 @@ def test_every_pair_of_kinds_that_goes_together_has_its_twin():
     """
     seen = 0
     for first, second in itertools.combinations_with_replacement(KINDS, 2):
-        told = pairing(first, second) if first is not second else None
-        settings = dict(first.settings) if told is None else told.settings
-        if told is not None and (not told.pair or told.reason):
+        paired = pairing(first, second) if first is not second else None
+        settings = dict(first.settings) if paired is None else paired.settings
+        if paired is not None and (not paired.pair or paired.reason):
             continue
         if first is second and first.needs:
             settings = {**BY_NAME[first.needs[0]].settings, **settings}

@@ -45,7 +45,7 @@ class Entry:
     weight: float
     index_cache: Path
     is_named: bool
-    """In the data home; else somebody's pair."""
+    """Whether it lies in the data home; else it is a pair given by its prefix."""
 
     def manifest(self) -> DatasetManifest | None:
         """The manifest of this pair; without one, what the pair says of itself; None if it does not exist.

@@ -213,7 +213,7 @@ class IndexedDataset:
         start = int(self.pointers[first])
         before = int(self.pointers[first - 1]) + int(self.lengths[first - 1]) * self._itemsize if first else 0
         found = np.append(self.pointers[first:last], self._end if last == len(self) else self.pointers[last])
-        # Compared as differences from the first, so that a hostile one cannot overflow either.
+        # Compared as differences from the first, so that a hostile offset cannot overflow either.
         wrong = np.flatnonzero((found.view(np.uint64) - np.uint64(start % 2**64)) != expected.view(np.uint64))
         if start != before or wrong.size:
             at = first if start != before else first + int(wrong[0])

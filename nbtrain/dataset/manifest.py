@@ -29,7 +29,7 @@ class DatasetManifest:
     """The key whose pair is trained on; others may lie beside it."""
     sources: list[dict[str, Any]]
     """Each with its settings, name, licence, attribution, versions, documents, bytes, tokens, sha256 and the
-    sequences [first, last) that hold it; empty: brought as it is."""
+    sequences [first, last) that hold it; empty: the files were brought."""
     counts: dict[str, Any]
     """Of json_key's pair: documents, tokens (EOD counted), bytes (of text; None if it is not known), dropped
     {reason: count}, and unknown_tokens, which a manifest may lack: tokens for text that the tokenizer cannot

@@ -1,15 +1,15 @@
 """Several .bin/.idx pairs as one, in the order given.
 
     .bin       one after the other
-    lengths    one after the other; offsets counted anew
-    documents  each moved by the sequences before it; the leading 0 of all but the first is dropped
+    lengths    one after the other; offsets computed again
+    documents  each entry plus the sequences of the pairs before it; the leading 0 only once
 
-The bytes are those of megatron-core's IndexedDatasetBuilder.add_index. Files pass in pieces and are hashed on
-the way, so memory does not grow with them. Loss masks are merged beside the tokens; a pair without one is
-learnt whole.
+The bytes are those of megatron-core's IndexedDatasetBuilder.add_index. Files are copied in pieces and hashed
+on the way, so memory does not grow with their size. Loss masks are merged beside the tokens; in a pair
+without a mask every token is learnt.
 
-A dataset stands for all its pairs (data.extra_json_keys), each merged with those of its key, so that document
-k is the same record in all of them; a prefix stands for that pair alone.
+The name of a dataset stands for all its pairs (data.extra_json_keys): each is merged with the pairs of the
+same key, so that document k stays the same record in all of them. A prefix stands for that pair alone.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ from nbtrain.dataset.of_run import find_dataset
 
 @dataclass(frozen=True)
 class Merged:
-    """What was merged, and what it gave. Shows itself."""
+    """What was merged, and the result; shows itself as a table."""
 
     prefix: str
     inputs: list[dict[str, Any]]
@@ -51,9 +51,9 @@ class Merged:
     manifest: bool
     """Whether a manifest was written: it is if each input has one."""
     beside: list[dict[str, Any]] = field(default_factory=list)
-    """The same four of each pair that was written beside it, one for each of data.extra_json_keys."""
+    """prefix, sequences, documents, tokens of each further pair: one for each of data.extra_json_keys."""
     left_out: list[str] = field(default_factory=list)
-    """Prefixes of pairs of the dataset of an input that was named by its prefix: not merged."""
+    """Prefixes of pairs that were not merged: they lie in the dataset of an input named by a prefix."""
 
     def to_dict(self) -> dict[str, Any]:
         """JSON values."""
@@ -83,7 +83,7 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
 
     `output` is a new dataset's name in the data home, or a prefix. Raises DataError, before anything is
     written: an input that is damaged, of another level (documents, sentences), dtype or tokenizer, a key that
-    only some inputs have, an output that is there, too little space.
+    only some inputs have, an output that exists, too little space.
     """
     inputs = [find_dataset(target) for target in targets]
     _check_levels(inputs)

@@ -37,12 +37,12 @@ class Document:
 
     number: int
     tokens: int
-    """All of it, EOD counted."""
+    """Of the whole document, EOD counted."""
     sequences: int
     pieces: list[tuple[str, bool]]
     """Its text in parts, and whether each is learnt: one part if there is no loss mask."""
     cut: bool
-    """Whether there is more of it than the pieces show."""
+    """Whether the document goes on after the pieces."""
     masked: bool
     """Whether a loss mask lies beside the dataset."""
     source: str | None = None
@@ -70,7 +70,7 @@ class Document:
         return value
 
     def to_html(self) -> str:
-        """Its text with what is learnt coloured, in attributes: a notebook that is not trusted keeps them."""
+        """The text, learnt parts coloured by attributes, which a notebook that is not trusted keeps."""
         parts = [
             f'<span style="{LEARNT if learnt else UNLEARNT}">{html.escape(text)}</span>'
             if self.masked
@@ -159,7 +159,7 @@ class Browser:
         return [self.document(number, max_tokens) for number in numbers]
 
     def spread(self, count: int, max_tokens: int = SHOWN_TOKENS) -> list[Document]:
-        """`count` documents at equal distances, as many of each source; fewer if there are not so many."""
+        """`count` documents at equal distances, as many of each source; fewer if the dataset has fewer."""
         # A manifest names a source's sequences; its documents are those that begin there.
         starts = np.asarray(self.indexed.document_indices)
         ranges = self._sources or [("", 0, len(self.indexed))]
@@ -218,7 +218,7 @@ class Browser:
         ]
 
     def _decode(self, ids: np.ndarray, cut: bool) -> str:
-        """The text of `ids`; if they are `cut`, without a last character that the cut has gone through."""
+        """The text of `ids`; if they are `cut`, without a last character that the cut splits."""
         if self._decoder is None:
             return " ".join(map(str, ids.tolist()))
         size = self._decoder.vocab_size

@@ -145,7 +145,7 @@ class DataCard(_Card):
         return f"{self.summary_html()}<h4>documents{learnt}</h4>{samples_html(self.samples)}"
 
     def _text_parts(self) -> list[str]:
-        # From everywhere, as the whole list is.
+        # Spread over the dataset, as the whole list is.
         step = max(1, len(self.samples) // NUM_TEXT_SAMPLES)
         return samples_text(self.samples[step // 2 :: step][:NUM_TEXT_SAMPLES], TEXT_SAMPLE_CHARS)
 
@@ -311,7 +311,7 @@ def _histogram(lengths: np.ndarray) -> dict[str, list[int]]:
     last = max(1, int(lengths.max()).bit_length())
     edges = [0, *(1 << power for power in range(last + 1))]
     counts, _ = np.histogram(lengths, bins=edges)
-    # Without the empty bins before the first document.
+    # The empty bins before the first document are left out.
     first = int(np.flatnonzero(counts)[0])
     return {"edges": edges[first:], "counts": counts[first:].tolist()}
 
@@ -339,7 +339,7 @@ def _share(part: int, whole: int, digits: str = ".2%") -> str:
 
 
 def _unknown_warnings(manifest: DatasetManifest | None) -> list[str]:
-    """A line for each source of which more tokens are unknown than is usual."""
+    """A line for each source that has more unknown tokens than is usual."""
     return [
         f"{source.get('name') or source.get('kind')}: {_share(unknown, tokens)} tokens are the unknown "
         "token: the tokenizer has no token for that text, which is lost. Take a tokenizer made for it, or "

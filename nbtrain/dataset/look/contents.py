@@ -2,7 +2,7 @@
 
 The manifest is written last. A file that is younger was written, or copied, after it: it is read once and its
 SHA-256 compared, and .contents.json beside it remembers size and time, so that the next look is cheap again.
-Sizes alone are DatasetFiles.require's.
+DatasetFiles.require compares sizes alone.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ def check_contents(dataset: DatasetFiles) -> None:
                     "Put the file back, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
                 )
             bar.update(stat.st_size)
-    # If the folder belongs to another user, the file is read again the next time.
+    # If the folder cannot be written, the files are read again the next time.
     with contextlib.suppress(OSError):
         files.write_json(
             dataset.directory / REMEMBERED,

@@ -28,7 +28,7 @@ class Duplicates:
     """How many of the documents looked at are copies of another of them."""
 
     copies: int
-    """Documents that could go: of three equal ones two."""
+    """Documents that could be left out: two of three equal documents."""
     checked: int
     documents: int
     """All documents that hold a token."""
@@ -55,7 +55,7 @@ def find_duplicates(indexed: IndexedDataset) -> Duplicates:
         drawn = np.random.default_rng(SEED).integers(0, len(filled), MAX_DOCUMENTS)
         chosen = filled[np.unique(drawn)]
     deadline = time.monotonic() + MAX_SECONDS
-    # Every NUM_PARTS-th at a time, so that those done when time is up are still from everywhere.
+    # Every NUM_PARTS-th at a time, so that the documents done when time is up are spread over all of them.
     keys, done = [], []
     for part in range(NUM_PARTS):
         if part and time.monotonic() > deadline:

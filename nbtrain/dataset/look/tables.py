@@ -24,7 +24,7 @@ def text_table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def html_table(header: list[str], rows: list[list[str]]) -> str:
-    """The same as a <table>; every cell is escaped.
+    """A <table>; every cell is escaped.
 
     Two columns without a heading are facts: all to the left.
     """

@@ -112,7 +112,7 @@ def prepare_dataset(
 
 
 def _worker(settings: EncodeSettings) -> Encoder:
-    """What one worker process does, counted in a file that the parent reads."""
+    """The encoder of one worker process, which counts in a file that the parent reads."""
     return Encoder(settings, WorkerCounters(settings.work))
 
 
@@ -125,7 +125,7 @@ def choose_workers(config: RunConfig, total_bytes: int | None, is_slow: bool) ->
 
 
 class _Encoding:
-    """One making of a dataset."""
+    """The encoding of one dataset."""
 
     def __init__(self, config: RunConfig, dataset: DatasetFiles, corpus: Corpus, loaded: Tokenizer | None):
         self.config, self.dataset, self.corpus, self.loaded = config, dataset, corpus, loaded
@@ -159,7 +159,7 @@ class _Encoding:
 
     @property
     def prefixes(self) -> list[Path]:
-        """Of the pairs of token ids: the main key's, then the extra ones'."""
+        """Prefixes of the pairs of token ids: the main key's, then the extra keys'."""
         extras = [DatasetFiles(self.dataset.directory, json_key=key) for key in self.settings.extra_keys]
         return [pair.prefix for pair in (self.dataset, *extras)]
 
@@ -168,7 +168,7 @@ class _Encoding:
         return self.dataset.loss_mask.prefix if self.settings.with_mask else None
 
     def file_names(self) -> list[str]:
-        """What will be written, besides the manifest."""
+        """The files that will be written, besides the manifest."""
         prefixes = [*self.prefixes, self.mask_prefix]
         return [path(prefix).name for prefix in prefixes if prefix for path in (bin_path, idx_path)]
 

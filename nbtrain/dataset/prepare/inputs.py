@@ -136,7 +136,7 @@ def _sizes(fingerprint: dict[str, Any]) -> Any:
 
 
 def _size(entry: Any) -> Any:
-    """The bytes of a file's [bytes, time]; the sha1 of one that was downloaded is all there is."""
+    """The bytes in a file's [bytes, time]; a downloaded file has its sha1 alone."""
     return entry[0] if isinstance(entry, list) else entry
 
 

@@ -3,9 +3,8 @@
     download -> extract (costly sources) -> tokenizer -> encode (.bin/.idx) -> index (of each split)
 
 A step is skipped because the manifest of what is there names the same inputs, never because a file exists.
-What was made for other inputs is refused, since runs refer to it by hash: another name, or force=True.
-Whatever a killed prepare leaves has no manifest, so it does not count; the parts of it that are whole are
-used.
+Data made for other inputs is refused, since runs refer to it by hash: take another name, or force=True. What
+a killed prepare leaves has no manifest, so it does not count; its whole parts are used.
 """
 
 import contextlib
@@ -80,7 +79,7 @@ def _prepare_text(
     data = config.data
     manifest = dataset.manifest()
     is_needed = bool(data.sources) and (force or manifest is None or not is_trained(config))
-    # What is made needs its sources no more: they may have been removed, to free the disk.
+    # A dataset that is made needs its sources no more: they may have been removed to free the disk.
     gone = () if is_needed else gone_sources(config)
     corpus = Corpus.open(data.sources, place(config, "data.sources"), tuple(data.extra_json_keys), gone)
     for name, work in (("download", _download), ("extract", _extract)):

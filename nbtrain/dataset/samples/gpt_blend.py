@@ -9,9 +9,9 @@ Both projects blend so, and differ in sizes: N samples asked for, weights normal
     megatron-deepspeed  ceil(N w_i 1.005)                 the sum of those        uint8      < 255
     megatron-core       ceil(ceil(N w_i) (1 + 0.005))     sum of ceil(N w_i)      int16      < 32,767
 
-megatron-core refuses a blend that takes more of a dataset than it was asked for holds; Megatron-DeepSpeed
-reads past its end, where ours goes on in that dataset's next pass. The choice of a sample does not depend on
-N, so a longer blend begins with a shorter one.
+A blend can take more samples of a dataset than the samples asked of it give: megatron-core refuses that,
+Megatron-DeepSpeed reads past the dataset's end, and nbtrain goes on in its next pass. The choice of a sample
+does not depend on N, so a longer blend begins with a shorter one.
 """
 
 import math
@@ -42,7 +42,7 @@ class BlendSizes(NamedTuple):
     """What a rule makes of N samples and weights."""
 
     weights: list[float]
-    """Normalised, as the choice of samples has them."""
+    """Normalised, as the choice of samples uses them."""
     samples: list[int]
     """Asked of each dataset."""
     blend: int
@@ -81,8 +81,8 @@ def fill_blend_index(
     """Fill both arrays, [n] each, for normalised `weights`; int64 [datasets], how often each was taken.
 
     Exactly upstream's loop. That loop is one step after the other; here a block is cut into stretches that
-    are walked side by side from guessed counts. Two walks from different counts soon meet, so that afterwards
-    only the beginning of a stretch whose guess was wrong is walked again, until it meets what is there.
+    are walked side by side from guessed counts. Two walks from different counts soon agree, so only the
+    beginning of a stretch whose guess was wrong is walked again, until it agrees with what is there.
     """
     shares = np.array(weights, np.float64)
     counts = np.zeros(len(weights), np.int64)
@@ -226,7 +226,7 @@ class BlendedDataset:
 
     @property
     def num_epochs(self) -> float:
-        """The most that one of the datasets is gone through."""
+        """Of the dataset that is gone through most often."""
         return max(dataset.num_epochs for dataset in self.datasets)
 
     def place(self, position: int) -> tuple[int, int]:

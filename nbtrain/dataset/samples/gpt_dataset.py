@@ -4,7 +4,7 @@
     several datasets -> BlendedDataset (gpt_blend.py); whole documents, packed -> PackedDataset
     (packed_dataset.py)
 
-Training asks for positions 0 .. index_samples and possibly on: a run that is given more tokens later reads on
+Training asks for positions 0 .. index_samples and maybe further: a run that gets more tokens later reads on
 in the samples that its epochs hold, then in a further pass over the same documents with seed + 1, and so on.
 So positions below never change. With shuffle per_epoch a pass is one epoch, whatever the run asks for: memory
 for one epoch's index, and an order that does not depend on train_tokens. Validation and test hold eval_iters

@@ -63,7 +63,7 @@ def cached_arrays(
 def store(
     folder: Path, description: dict[str, Any], names: tuple[str, ...], build: Callable[[Allocate], Any]
 ) -> str:
-    """Have the arrays on disk without opening them; the key of their files."""
+    """Build the arrays unless they are on disk, without opening them; returns the key of their files."""
     text = json.dumps(description, sort_keys=True)
     key = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     whole = all((folder / f"{key}-{name}.npy").is_file() for name in names)

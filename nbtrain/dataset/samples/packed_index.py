@@ -109,8 +109,8 @@ class Pieces(NamedTuple):
 
 
 COUNTS = ("examples", "cut", "truncated", "nothing_learnt", "too_short")
-"""Sequences that are packed; of them cut into several pieces, and truncated; left out without a learnt label,
-and with fewer than 2 tokens."""
+"""Sequences that are packed; how many of these are cut into several pieces, and truncated; sequences left out
+since no label is learnt, and since they have fewer than 2 tokens."""
 
 
 def build_pieces(
@@ -145,7 +145,7 @@ def build_pieces(
 
 
 def _learnt(mask: IndexedDataset, first: int, last: int, seq_length: int) -> tuple[np.ndarray, np.ndarray]:
-    """Of each sequence: (every token is learnt, a label of its first seq_length + 1 tokens is)."""
+    """bool [sequences] twice: every token is learnt; any label of the first seq_length + 1 tokens is."""
     is_text, is_learnt = np.zeros(last - first, bool), np.zeros(last - first, bool)
     for start, stop in _chunks(mask, first, last):
         lengths = np.asarray(mask.lengths[start:stop], np.int64)

@@ -24,10 +24,9 @@ class Sample(NamedTuple):
     dataset: int = 0
     """Which of the run's named datasets it comes from: the row of its own loss."""
     dataset_ids: np.ndarray | None = None
-    """int16 [T]: the same for each label, where one sequence mixes datasets (packing); None: `dataset`
-    everywhere.
+    """int16 [T]: the dataset of each label, if a sequence mixes datasets (packing); None: all of `dataset`.
 
-    Where loss_mask is 0 (padding) it means nothing and is 0, so that it can index a table of losses.
+    0 where loss_mask is 0 (padding), so that it can index a table of losses.
     """
 
 

@@ -16,7 +16,7 @@ from nbtrain.base.errors import DataError
 
 @dataclass(frozen=True)
 class DataState:
-    """What decides the order, and how far it has come. Rides in every checkpoint."""
+    """What decides the order of samples, and how far the run has come; stored in every checkpoint."""
 
     seed: int
     """Seed of the document and sample order."""

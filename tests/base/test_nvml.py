@@ -77,7 +77,7 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
     nvml._library.cache_clear()
 
 
-def test_figures_have_units_and_what_is_not_told_is_none(driver: Driver) -> None:
+def test_figures_have_units_and_what_is_not_reported_is_none(driver: Driver) -> None:
     """Per cent becomes a fraction and milliwatts watts.
 
     An error leaves a gap and not a zero, a lost GPU no row.
@@ -96,14 +96,14 @@ def test_the_use_of_one_gpu_by_the_uuid_that_cuda_has_for_it(driver: Driver) -> 
     assert nvml.utilization_fraction("0a1b-7") is None
 
 
-def test_zero_is_told_as_zero(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_zero_is_reported_as_zero(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     """An idle GPU is no gap."""
     monkeypatch.setattr(driver, "nvmlDeviceGetUtilizationRates", lambda handle: SimpleNamespace(gpu=0))
     monkeypatch.setattr(driver, "nvmlDeviceGetPowerUsage", lambda handle: 0)
     assert (nvml.gpus()[0].utilization_fraction, nvml.gpus()[0].power_watts) == (0, 0)
 
 
-def test_a_name_that_is_no_text_or_not_told_is_the_index(
+def test_a_name_that_is_no_text_or_not_reported_is_the_index(
     driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The package decodes the driver's bytes and raises if it cannot."""

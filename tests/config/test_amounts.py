@@ -67,7 +67,7 @@ def test_a_run_without_a_length(run_yaml):
     )
 
 
-def test_two_units_are_told_with_both_lines(run_yaml):
+def test_two_units_are_reported_with_both_lines(run_yaml):
     with pytest.raises(ConfigError) as raised:
         load(run_yaml("lr_schedule:\n  lr_warmup_steps: 10\n"))
     first, second, advice = str(raised.value).splitlines()

@@ -1,4 +1,4 @@
-"""What an attempt is told through its record."""
+"""What an attempt reads in its record."""
 
 import pytest
 

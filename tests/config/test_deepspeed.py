@@ -1,4 +1,4 @@
-"""What DeepSpeed is told, derived from a run."""
+"""DeepSpeed's configuration, derived from a run."""
 
 import json
 import os
@@ -92,8 +92,8 @@ def test_the_known_keys_are_those_that_deepspeed_reads():
         [sys.executable, "-W", "ignore", "-c", KEYS_READ], env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    [told] = [line for line in done.stdout.splitlines() if line.startswith("read ")]
-    assert told.split()[1:] == sorted(KNOWN_KEYS)
+    [keys] = [line for line in done.stdout.splitlines() if line.startswith("read ")]
+    assert keys.split()[1:] == sorted(KNOWN_KEYS)
 
 
 ZERO_3 = {"parallel.zero_stage": 3}
@@ -210,21 +210,21 @@ def test_each_field_becomes_its_key(case):
 @pytest.mark.slow
 def test_deepspeed_knows_every_key():
     """Its own classes take what is derived; its ZeRO section refuses keys that it does not know."""
-    told = {
+    configurations = {
         case: deepspeed_config(load("gpt-125m-2xdp", overrides, check=False))
         for case, (overrides, _) in DERIVED.items()
     }
     # In a process of its own: the notebook side's tests load neither torch nor DeepSpeed.
     asked = subprocess.run(
         [sys.executable, "-c", ASK_DEEPSPEED],
-        input=json.dumps(list(told.values())),
+        input=json.dumps(list(configurations.values())),
         capture_output=True,
         text=True,
         env={**os.environ, "DS_ACCELERATOR": "cpu"},
     )
     assert asked.returncode == 0, asked.stderr
     answers = json.loads(asked.stdout.splitlines()[-1])
-    for derived, answer in zip(told.values(), answers, strict=True):
+    for derived, answer in zip(configurations.values(), answers, strict=True):
         assert answer["stage"] == derived["zero_optimization"]["stage"]
         assert answer["reduce_bucket_size"] == derived["zero_optimization"]["reduce_bucket_size"]
 
@@ -253,12 +253,12 @@ print(json.dumps(answers))
             1_000_000,
         ),
         ("gpt-1-3b-4xdp", [], 500_000_000),
-        # The fullest of four stages, 413,036,544 parameters: every rank is told the same.
+        # The fullest of four stages, 413,036,544 parameters: every rank has the same sizes.
         ("gpt-1-3b-4xdp-4xpp", [], 394 * 2**20),
     ],
 )
 def test_a_bucket_is_as_large_as_asked_but_no_larger_than_the_model(run, overrides, elements):
-    """DeepSpeed's buffers are as large as it is told, whatever the model: 5e8 elements cost a small one
+    """DeepSpeed's buffers are as large as configured, whatever the model: 5e8 elements cost a small one
     gigabytes."""
-    told = deepspeed_config(load(run, overrides, check=False))["zero_optimization"]
-    assert (told["reduce_bucket_size"], told["allgather_bucket_size"]) == (elements, elements)
+    zero = deepspeed_config(load(run, overrides, check=False))["zero_optimization"]
+    assert (zero["reduce_bucket_size"], zero["allgather_bucket_size"]) == (elements, elements)

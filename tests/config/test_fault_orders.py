@@ -17,7 +17,7 @@ def test_orders_are_read():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reason"),
     [
         (
             "garbage",
@@ -39,7 +39,7 @@ def test_orders_are_read():
         ('[{"step": 6, "do": "kill", "signal": 900}]', "signal must be the number of a signal"),
     ],
 )
-def test_what_is_no_order_is_told(text, told):
+def test_what_is_no_order_is_refused_with_the_reason(text, reason):
     with pytest.raises(ValueError) as caught:
         read_orders(text)
-    assert told in str(caught.value)
+    assert reason in str(caught.value)

@@ -240,13 +240,13 @@ def test_a_run_of_a_name_that_no_file_system_takes_is_not_there():
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_bad_value_is_told_with_its_line(case, run_yaml):
+def test_a_bad_value_is_reported_with_its_line(case, run_yaml):
     """Where, what was found, the rule; the nearest name where there is one."""
     text, expected = REFUSED[case]
     assert message_of(run_yaml(text)) == expected
 
 
-def test_all_problems_of_a_file_are_told_at_once(run_yaml):
+def test_all_problems_of_a_file_are_reported_at_once(run_yaml):
     """Unknown keys and wrong values of file and overrides in one error."""
     path = run_yaml("foo: 1\nbatch:\n  micro_batch_size: x\n")
     assert message_of(path, ["batch.bar=2", "model.num_layers=0"]).splitlines() == [
@@ -317,7 +317,7 @@ def test_several_parents_apply_in_order(run_yaml):
         ("extends: my-run.yaml\n", "my-run.yaml: `extends` runs in a circle: my-run.yaml -> my-run.yaml."),
     ],
 )
-def test_a_bad_extends_is_told(text, expected, run_yaml, tmp_path):
+def test_a_bad_extends_is_reported(text, expected, run_yaml, tmp_path):
     """A missing parent, no file name, a circle."""
     assert message_of(run_yaml(text, base=None)) == expected.format(folder=tmp_path)
 
@@ -445,7 +445,7 @@ def test_the_later_of_two_overrides_wins():
         ),
     ],
 )
-def test_a_bad_override_is_told(overrides, expected):
+def test_a_bad_override_is_reported(overrides, expected):
     """What was typed, and what is wrong with it."""
     assert message_of("gpt-tiny", overrides) == expected
 
@@ -467,7 +467,7 @@ SECRET = "http://me:s3cret@127.0.0.1:9/?key=s3cret"
         [[SECRET]],
     ],
 )
-def test_no_password_of_an_address_is_told(overrides):
+def test_no_password_of_an_address_is_reported(overrides):
     """However the override was given, and whatever is wrong with it."""
     said = message_of("gpt-tiny", overrides)
     assert "s3cret" not in said and "***" in said

@@ -53,8 +53,8 @@ def test_every_row_of_a_checkpoint_is_compared():
         section, _, name = field.rpartition(".")
         inner = saved[section] if section else saved
         changed = {**inner, name: "another"}
-        (told,) = misfits({**saved, section: changed} if section else changed, saved)
-        assert told.startswith(f"{key} ")
+        (message,) = misfits({**saved, section: changed} if section else changed, saved)
+        assert message.startswith(f"{key} ")
 
 
 @pytest.mark.parametrize(

@@ -79,7 +79,7 @@ def test_numbers_are_read_as_people_write_them(text, value):
         ("a: 1\n---\nb: 2", "x.yaml:2: not YAML: but found another document."),
     ],
 )
-def test_what_is_no_run_yaml_is_told_with_its_line(text, expected):
+def test_what_is_no_run_yaml_is_reported_with_its_line(text, expected):
     """Each in one sentence."""
     with pytest.raises(ConfigError) as raised:
         parse_yaml(text, "x.yaml")
@@ -145,7 +145,7 @@ def test_what_reads_as_it_looks_is_read(text, value):
     assert type(found) is type(value)
 
 
-def test_files_that_cannot_be_read_are_told(tmp_path):
+def test_files_that_cannot_be_read_are_reported(tmp_path):
     """Missing, a folder, no UTF-8, a control character."""
     for name, content in (("latin.yaml", b"a: \xff"), ("nul.yaml", b"a: \x00")):
         (tmp_path / name).write_bytes(content)

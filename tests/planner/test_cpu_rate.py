@@ -34,20 +34,20 @@ def test_a_measurement_is_short_and_plausible():
 
 
 def test_it_is_measured_with_one_thread(workspace, monkeypatch):
-    """In a process of its own, whatever this one was told: threads that wait would be counted as slow
+    """In a process of its own, whatever variables this one has: threads that wait would be counted as slow
     ones."""
     monkeypatch.setenv("OMP_NUM_THREADS", "64")
-    told, run = [], subprocess.run
+    environments, run = [], subprocess.run
 
     def watched(*arguments, **options):
-        told.append(options["env"])
+        environments.append(options["env"])
         return run(*arguments, **options)
 
     monkeypatch.setattr(cpu_rate.subprocess, "run", watched)
     rate = matmul_flops_per_core()
     assert rate is not None
     assert 1e9 < rate < 1e13
-    assert [(one["OMP_NUM_THREADS"], one["OPENBLAS_NUM_THREADS"]) for one in told] == [("1", "1")]
+    assert [(one["OMP_NUM_THREADS"], one["OPENBLAS_NUM_THREADS"]) for one in environments] == [("1", "1")]
 
 
 @pytest.mark.parametrize(

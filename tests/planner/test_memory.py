@@ -331,7 +331,7 @@ def test_a_bucket_larger_than_the_model_costs_no_more_than_the_model(overlap, bu
     assert small - tiny == buffers * 4 * (121 * 2**20 - 1_000_000)
 
 
-def test_parts_are_named_and_the_fullest_stage_is_told():
+def test_parts_are_named_and_the_fullest_stage_is_reported():
     """Every part is there, the sum is their sum, and of all stages the fullest counts."""
     config = load("gpt-13b-4xdp-4xpp")
     memory = estimate_memory(config)

@@ -401,7 +401,7 @@ def test_the_learning_rate_in_words(overrides, expected):
     assert plan(load("gpt-125m", overrides)).learning_rate == expected
 
 
-def test_limits_of_a_job_are_told():
+def test_limits_of_a_job_are_reported():
     limited = plan(load("gpt-125m", ["batch.exit_interval_steps=1000", "batch.exit_duration_minutes=90"]))
     assert limited.job_limits == "stops at each step that 1,000 divides and after 90 minutes"
     assert f"  {limited.job_limits}\n" in str(limited)

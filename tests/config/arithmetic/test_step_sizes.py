@@ -67,17 +67,17 @@ def test_the_schedule_of_175b_upstream():
 )
 def test_what_breaks_the_rule(text, problem):
     config = load("gpt-125m", {"batch.step_batch_size_schedule": text}, check=False)
-    told = find_problems(config)[0]
+    message = find_problems(config)[0]
     where = f"override batch.step_batch_size_schedule={text}: batch.step_batch_size_schedule = {text}"
-    assert told == f"{where}\n  {problem}"
+    assert message == f"{where}\n  {problem}"
 
 
 def test_two_ways_to_grow_are_refused():
-    [told] = find_problems(load("gpt-175b", {"batch.step_batch_size_schedule": UPSTREAM}, check=False))
-    assert told.endswith("and batch.rampup both grow the batch; set one of them to null.")
+    [message] = find_problems(load("gpt-175b", {"batch.step_batch_size_schedule": UPSTREAM}, check=False))
+    assert message.endswith("and batch.rampup both grow the batch; set one of them to null.")
 
 
 @pytest.mark.parametrize("text", ["16 32", "1:16 2B:32", "0:0", "0:16, 2B:32", "0:16 2X:32", ""])
-def test_another_form_is_told(text):
+def test_another_form_is_reported(text):
     with pytest.raises(ConfigError, match=r"pairs of tokens and sequences from 0 on"):
         load("gpt-125m", {"batch.step_batch_size_schedule": text})

@@ -1,4 +1,4 @@
-"""The rules that join fields: each message, and that all of them are told at once."""
+"""The rules that join fields: each message, and that all of them are reported at once."""
 
 import pytest
 
@@ -838,7 +838,7 @@ def test_a_broken_rule_says_where_what_and_how_to_mend_it(case):
     assert find_problems(config) == [expected.replace("@", config.where(key), 1)]
 
 
-def test_all_problems_of_a_run_are_told_at_once():
+def test_all_problems_of_a_run_are_reported_at_once():
     """One error with three messages, in the order of the rules."""
     overrides = ["batch.global_batch_size=250", "lr_schedule.min_lr=1", "parallel.zero_stage=0"]
     with pytest.raises(ConfigError) as raised:

@@ -24,11 +24,11 @@ PLAIN = {
 }
 
 
-def problems_of(told: Pairing) -> list[str]:
-    config = load("gpt-tiny", {**PLAIN, **told.settings}, check=False)
+def problems_of(found: Pairing) -> list[str]:
+    config = load("gpt-tiny", {**PLAIN, **found.settings}, check=False)
     if config.resources.device == "gpu":
         overrides = {"resources.gpus_per_node": config.world_size}
-        config = load("gpt-tiny", {**PLAIN, **told.settings, **overrides}, check=False)
+        config = load("gpt-tiny", {**PLAIN, **found.settings, **overrides}, check=False)
     return find_problems(config)
 
 
@@ -37,15 +37,15 @@ def test_the_rules_say_what_the_table_says(kind):
     """A pair is refused by find_problems exactly where the table has a reason; the reason stands in a
     message."""
     for other in KINDS:
-        told = pairing(kind, other)
-        if not told.pair:
+        found = pairing(kind, other)
+        if not found.pair:
             continue
-        problems = problems_of(told)
-        pair = f"{kind.name} with {other.name}: {told}"
-        if told.reason is None:
+        problems = problems_of(found)
+        pair = f"{kind.name} with {other.name}: {found}"
+        if found.reason is None:
             assert problems == [], pair
-        elif "needs" not in told.reason:
-            assert any(told.reason in problem for problem in problems), pair
+        elif "needs" not in found.reason:
+            assert any(found.reason in problem for problem in problems), pair
 
 
 def test_a_kind_without_what_it_needs_is_refused():
@@ -54,8 +54,8 @@ def test_a_kind_without_what_it_needs_is_refused():
         if not kind.needs:
             continue
         lacking = {"parallel.zero_stage": 0, "precision.dtype": "fp32", "parallel.tensor_parallel_size": 1}
-        told = problems_of(Pairing(True, None, {**kind.settings, **lacking}))
-        assert any(f"needs {kind.needs_words}, but it is" in problem for problem in told), kind.name
+        problems = problems_of(Pairing(True, None, {**kind.settings, **lacking}))
+        assert any(f"needs {kind.needs_words}, but it is" in problem for problem in problems), kind.name
 
 
 def test_the_table_is_symmetric():

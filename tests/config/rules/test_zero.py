@@ -12,7 +12,7 @@ FP16 = "precision.dtype=fp16"
 COLLIDING = "parallel.deepspeed_extra={train_batch_size: 3}"
 
 
-def told(rule: str, *overrides: str) -> list[str]:
+def messages(rule: str, *overrides: str) -> list[str]:
     return list(getattr(zero, rule)(load("gpt-125m", list(overrides), check=False)))
 
 
@@ -50,7 +50,7 @@ def told(rule: str, *overrides: str) -> list[str]:
 )
 def test_what_just_passes(rule, overrides):
     """What asks for nothing, or for exactly enough."""
-    assert told(rule, *overrides) == []
+    assert messages(rule, *overrides) == []
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_what_just_passes(rule, overrides):
 )
 def test_what_just_does_not(rule, overrides, words):
     """One step further, in one message."""
-    [message] = told(rule, *overrides)
+    [message] = messages(rule, *overrides)
     assert words in message
 
 
@@ -128,13 +128,13 @@ def test_what_just_does_not(rule, overrides, words):
 )
 def test_a_broken_layout_is_reported_by_its_own_rule_alone(broken):
     """ZeRO 2 with a pipeline, or more stages than layers: nothing is derived from it, so nothing collides."""
-    assert told("deepspeed_extra_is_extra", COLLIDING, broken) == []
+    assert messages("deepspeed_extra_is_extra", COLLIDING, broken) == []
 
 
 def test_a_key_that_is_decided_or_unknown_is_reported_before_what_collides():
     """One problem at a time for each key; the collision is found once the others are gone."""
     extra = "parallel.deepspeed_extra={train_batch_size: 3, %s}"
-    [message] = told("deepspeed_extra_is_extra", extra % "optimizer: {}")
+    [message] = messages("deepspeed_extra_is_extra", extra % "optimizer: {}")
     assert "sets optimizer" in message
-    [message] = told("deepspeed_extra_is_extra", extra % "foo: 1")
+    [message] = messages("deepspeed_extra_is_extra", extra % "foo: 1")
     assert "sets foo" in message

@@ -29,24 +29,13 @@ from nbtrain.jobs.machine import this_machine
 from nbtrain.jobs.supervisor.processes import JOB_MARKER
 
 RECORDED_PACKAGES = (
-    "torch",
-    "deepspeed",
-    "numpy",
-    "tokenizers",
-    "fastokens",
-    "pydantic",
-    "tensorboard",
-    "psutil",
+    *("torch", "deepspeed", "numpy", "tokenizers", "fastokens"),
+    *("pydantic", "tensorboard", "psutil"),
 )
 # Recorded by name or prefix; everything else in the environment may be a secret.
 RECORDED_VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "DS_ACCELERATOR",
-    "LD_PRELOAD",
-    "PYTHONPATH",
-    "GLOO_SOCKET_IFNAME",
-    "LANG",
-    "LC_ALL",
+    *("CUDA_VISIBLE_DEVICES", "DS_ACCELERATOR", "LD_PRELOAD", "PYTHONPATH"),
+    *("GLOO_SOCKET_IFNAME", "LANG", "LC_ALL"),
 )
 RECORDED_PREFIXES = ("OMP_", "KMP_", "MKL_", "NCCL_", "TORCH_", "TORCHINDUCTOR_", "CUBLAS_")
 SECRET_WORDS = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|AUTH", re.IGNORECASE)
@@ -54,16 +43,8 @@ SECRET_WORDS = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIAL|API_?KEY|AUT
 DROPPED_PREFIXES = ("JPY_", "JUPYTER", "IPYTHON", "NBTRAIN_EXIT", "TORCHELASTIC_")
 DROPPED_VARIABLES = (
     "MPLBACKEND",
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "NBTRAIN_ATTEMPT",
-    "NBTRAIN_RUN_DIR",
-    JOB_MARKER,
+    *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"),
+    *("NBTRAIN_ATTEMPT", "NBTRAIN_RUN_DIR", JOB_MARKER),
 )
 
 

@@ -1,11 +1,11 @@
 """The micro batches of one rank, in the global order of dataset/samples/state.py.
 
     step        the next positions after the data state, as many as the batch schedule says there
-    micro batch a row of micro_batch_size x data_parallel_size of them
+    micro batch a row of micro_batch_size x data_parallel_size of these positions
     rank r      the r-th of data_parallel_size equal parts of that row
 
-so the set of samples of a step depends on the data state alone, not on the number of ranks. With workers,
-processes read ahead; the order is the same.
+So the samples of a step depend on the data state alone, not on the number of ranks. Worker processes read
+ahead in the same order.
 """
 
 import functools
@@ -25,10 +25,7 @@ from nbtrain.dataset.samples.state import DataState, rank_positions
 
 
 class Batch(NamedTuple):
-    """One micro batch of b samples, on the device.
-
-    None means as in a plain sample (dataset/samples/sample.py).
-    """
+    """One micro batch of b samples on the device; None means the same as in dataset/samples/sample.py."""
 
     tokens: torch.Tensor
     """int64 [b, seq_length]."""
@@ -79,10 +76,9 @@ def evaluation_rows(num_samples: int, micro_batch_size: int, rank: int, size: in
 
 
 class Batches:
-    """Iterates over the micro batches of `rows`, on `device`.
+    """Iterates over micro batches on `device`; `rows` holds the positions of the samples of each.
 
-    `rows`: positions of the samples of each micro batch. `masked`: every batch has a loss_mask. `named`:
-    every batch has dataset_ids.
+    `masked`: every batch has a loss_mask. `named`: every batch has dataset_ids.
     """
 
     def __init__(
@@ -113,10 +109,8 @@ class Batches:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End the workers, even if somebody still holds this iterator, as DeepSpeed's pipeline does.
-
-        The workers ignore SIGTERM, so that Python would wait for them for ever at its end.
-        """
+        """End the workers, even if somebody still holds this iterator, as DeepSpeed's pipeline does."""
+        # The workers ignore SIGTERM: Python would wait for them for ever when it ends.
         self._loader = iter(())
 
     def __iter__(self) -> "Batches":
@@ -149,7 +143,7 @@ class DatasetLosses:
     def sums(self, ulysses_ranks: int = 1) -> torch.Tensor:
         """float64 [datasets, 2]: the sum of this rank's losses and the number of its learnt tokens.
 
-        Ulysses ranks see whole sequences and leave the losses of their own tokens: each counts its share.
+        Ulysses ranks see whole sequences but only the losses of their own tokens: each counts its share.
         """
         sums = torch.zeros(self._num_datasets, 2, dtype=torch.float64, device=self._device)
         for batch, token_losses in self._noted:
@@ -178,10 +172,7 @@ def _start_worker(number: int) -> None:
 
 
 def _stack(samples: list[Sample], masked: bool, named: bool) -> Batch:
-    """One batch of some samples.
-
-    What only some samples carry is filled in for the others with what None means.
-    """
+    """One batch of some samples. What only some samples have is filled in for the others."""
     length = len(samples[0].tokens)
     tokens = _tensor([sample.tokens for sample in samples])
     labels = _tensor([sample.labels for sample in samples])

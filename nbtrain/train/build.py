@@ -22,6 +22,7 @@ from nbtrain.checkpoint.load import load
 from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
 from nbtrain.checkpoint.save import Saver
 from nbtrain.checkpoint.state import TrainState
+from nbtrain.checkpoint.store import DTYPES
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.schema import RunConfig
@@ -39,7 +40,6 @@ from nbtrain.train.engine.optimizer import build_optimizer
 from nbtrain.train.engine.patches import install_patches
 from nbtrain.train.engine.pipeline_engine import PipelineEngine
 from nbtrain.train.engine.plain_engine import PlainEngine
-from nbtrain.train.figures.throughput import compute_dtype
 from nbtrain.train.health.stability import StepGuard
 
 
@@ -55,7 +55,7 @@ class Built:
     guard: StepGuard
     state: TrainState
     manifest: dict[str, Any] | None
-    """Of the checkpoint to go on from; None at a fresh start."""
+    """Of the checkpoint that the run resumes from; None if it starts fresh."""
 
     def load(self) -> None:
         """Load the checkpoint, if there is one. Called by all ranks together."""
@@ -95,7 +95,7 @@ def refuse_backend(config: RunConfig, world: World) -> None:
     model, data = config.model, config.data
     problem = backend_problem(
         world.device,
-        compute_dtype(config),
+        DTYPES[config.precision.dtype],
         model.attention_backend,
         model.attention_dropout,
         documents=data.inter_document_masking or data.packing == "best_fit",
@@ -195,9 +195,9 @@ def _build_engine(
 def deepspeed_units(groups: ParallelGroups) -> MegatronUnits | None:
     """The groups that DeepSpeed is given; None if it can find them itself.
 
-    Ulysses ranks are given as data-parallel ones: each has the gradient of its own tokens, and the mean over
-    all of them is meant. (If DeepSpeed knows of Ulysses ranks, its stages 1 and 2 scale gradients otherwise
-    than its stage 3.)
+    Ulysses ranks are given as data-parallel ranks: each has the gradient of its own tokens, and the mean over
+    all of them is wanted. (If DeepSpeed knows of Ulysses ranks, its stages 1 and 2 scale gradients in another
+    way than its stage 3.)
     """
     if groups.tensor_model_parallel.size * groups.sequence_parallel.size == 1:
         return None

@@ -1,8 +1,7 @@
-"""Why a run ends or saves before it is done: what it is asked from outside, and the limits of its job.
+"""Why a run ends or saves before it is done: requests from outside, and the limits of its job.
 
 Requests     SIGTERM, and control/request.json on rank 0
-ExitLimits   after so many minutes, or at every so many steps: as Megatron's --exit-duration-in-mins and
-             --exit-interval
+ExitLimits   minutes or steps, as Megatron's --exit-duration-in-mins and --exit-interval
 """
 
 import os
@@ -58,8 +57,8 @@ class Requests:
 class ExitLimits:
     """The limits of one job, which is `age_seconds` old.
 
-    At a limit the job validates if that is due, saves and stops, and another job goes on from there: for
-    queues that lend machines for a while, and for looking at a run now and then.
+    At a limit the job validates if that is due, saves and stops; another job can continue. That serves queues
+    that lend machines for a while, and people who look at a run now and then.
     """
 
     def __init__(self, batch: BatchConfig, age_seconds: float):

@@ -98,8 +98,8 @@ class Trainer:
     def run(self) -> str:
         """ "finished" or "stopped". On a stop and at the end the last step is saved, except in mode: perf.
 
-        If a STOP comes on a step that is to be validated, the job that goes on validates it: until then the
-        run is not finished, even at its last step.
+        A step that is due for validation when a STOP comes is validated by the next job: until then the run
+        is not finished, even at its last step.
         """
         if self.config.mode == "eval":
             return self._evaluate_checkpoint()
@@ -208,7 +208,7 @@ class Trainer:
         return self.state.step % self.config.checkpoint.save_interval_steps == 0
 
     def _save(self) -> None:
-        """Save a checkpoint of this step, unless the step or a weight is NaN or Inf, which raises.
+        """Save a checkpoint of this step. Raises if the step or a weight is NaN or Inf.
 
         A skipped step has left the weights as they were: they may be saved.
         """

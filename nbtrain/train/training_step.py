@@ -62,7 +62,7 @@ class TrainingStep:
         self.communication = CommunicationTimer()
 
     def make(self, batches: Batches, logged: bool) -> StepResult:
-        """The next step. Raises StabilityError if it went wrong and the policy is to stop or to go back.
+        """Make the next step. Raises StabilityError for a bad step if the policy is stop or rollback.
 
         If the step is `logged`, its collectives are waited for and timed.
         """
@@ -112,11 +112,10 @@ class TrainingStep:
         )
 
     def _micro_batches(self, batches: Batches, steps: int, timer: StepTimer) -> Iterator[MicroBatch]:
-        """The `steps` micro batches of a step.
+        """The `steps` micro batches of a step, with the denominator of its loss if batches have a mask.
 
-        The engine takes the mean over micro batches and ranks. If only some tokens bear a loss, the mean has
-        to be over the learnt tokens of the whole step: to count them first, the step's batches are read
-        ahead.
+        The engine takes the mean over micro batches and ranks. With a mask the mean must be over the learnt
+        tokens of the whole step: the step's batches are read ahead to count them.
         """
         if not self.datasets.is_masked:
             for _ in range(steps):

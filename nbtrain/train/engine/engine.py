@@ -1,16 +1,14 @@
 """What the training loop needs of an engine, in every layout: one optimizer step, one evaluation.
 
-    PlainEngine      every rank runs all layers (or its tensor-parallel or Ulysses part of each) on its own
-                     micro batches
-    PipelineEngine   the ranks of a pipeline run their stages of the same micro batches, one forward, one
-                     backward (1F1B)
+    PlainEngine      every rank runs all layers, or its tensor-parallel or Ulysses part of each
+    PipelineEngine   every rank runs its stage's layers, one forward, one backward (1F1B)
 
-Both take micro batches as train/batches.py makes them, and both return the mean loss over the whole step on
-every rank. A rank reads the samples of its place on the data axis, so all stages and tensor-parallel ranks of
-a model read the same samples.
+Both return the mean loss over the whole step on every rank. A rank reads the samples of its place on the data
+axis, so all stages and tensor-parallel ranks of a model read the same samples.
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -65,16 +63,15 @@ class StepLoss(NamedTuple):
     """Before clipping, over all parameters."""
 
 
+@dataclass(eq=False)
 class TrainEngine:
-    """The part that both engines share; `deepspeed` is DeepSpeed's own engine."""
+    """The part that both engines share."""
 
-    def __init__(
-        self, engine: Any, optimizer: torch.optim.Optimizer, groups: ParallelGroups, zero_stage: int
-    ):
-        self.deepspeed = engine
-        self.optimizer = optimizer
-        self.groups = groups
-        self.zero_stage = zero_stage
+    deepspeed: Any
+    """DeepSpeed's own engine."""
+    optimizer: torch.optim.Optimizer
+    groups: ParallelGroups
+    zero_stage: int
 
     @property
     def module(self) -> torch.nn.Module:
@@ -102,10 +99,7 @@ class TrainEngine:
         raise NotImplementedError
 
     def local_loss(self) -> torch.Tensor | None:
-        """This rank's own mean loss of the step that is being made, once its last backward pass is done.
-
-        None on a rank that computes none.
-        """
+        """This rank's own mean loss of the step, after its last backward pass; None if it computes none."""
         raise NotImplementedError
 
     def evaluate(self, batches: Batches, num_batches: int, beat: Callable[[], None]) -> float:
@@ -121,10 +115,7 @@ class TrainEngine:
             return self.evaluate(batches, num_samples // (micro_batch_size * data.size), beat)
 
     def over_data_axis(self, values: torch.Tensor) -> torch.Tensor:
-        """The sum of `values` over the ranks that take other tokens, as the last stage has it, on every rank.
-
-        In place.
-        """
+        """Sum the last stage's `values` over the ranks with other tokens, in place, for every rank."""
         axis, pipeline = self.groups.sequence_data_parallel, self.groups.pipeline_model_parallel
         if axis.size > 1 and self.has_loss:
             dist.all_reduce(values, group=axis.process_group)
@@ -132,15 +123,12 @@ class TrainEngine:
             dist.broadcast(values, src=pipeline.ranks[-1], group=pipeline.process_group)
         return values
 
-    def _mean_loss(
-        self, losses: list[torch.Tensor], tokens: list[float] | None, device: torch.device
-    ) -> float:
+    def _mean_loss(self, losses: list[torch.Tensor], tokens: list[float]) -> float:
         """The mean of `losses`; if the learnt `tokens` of each batch are given, the sum over the tokens."""
         total = torch.zeros(2, dtype=torch.float64)
         if self.has_loss:
             total[0] = sum(loss.item() for loss in losses)
             # Ulysses ranks see the masks of whole sequences and have the losses of their own tokens.
-            shared = self.groups.sequence_parallel.size
-            total[1] = len(losses) if tokens is None else sum(tokens) / shared
-        loss, count = self.over_data_axis(total.to(device)).tolist()
+            total[1] = sum(tokens) / self.ulysses_size if tokens else len(losses)
+        loss, count = self.over_data_axis(total.to(self.deepspeed.device)).tolist()
         return loss / max(count, 1.0)

@@ -1,7 +1,7 @@
 """AdamW in exactly two groups, `decay` and `no_decay`, chosen by canonical name.
 
-Two groups on every rank, whatever it holds: ZeRO makes one collective per group. torch's fused kernel serves
-CPU and CUDA and needs no compiler; DeepSpeed's FusedAdam would be built on first use.
+Every rank has both groups, whatever it holds: ZeRO makes one collective per group. torch's fused kernel runs
+on CPU and CUDA and needs no compiler; DeepSpeed's FusedAdam would be built on first use.
 """
 
 from collections.abc import Iterable
@@ -49,9 +49,8 @@ def set_batch_size(engine: TrainEngine, batch_size: int) -> int:
     """The sequences of the coming step; returns the micro batches that each rank makes of them.
 
     DeepSpeed takes the mean over the micro batches, but finds the last one by counting all micro batches
-    since it was built, modulo the number in a step. If that number ever changed, the weights would move in
-    the middle of a step. So the plain engine says which micro batch ends a step; a pipeline's schedule knows
-    it.
+    since it was built, modulo the number in a step. If that number changes, the weights would move in the
+    middle of a step. So the plain engine says which micro batch ends a step; a pipeline's schedule knows it.
     """
     deepspeed = engine.deepspeed
     # To DeepSpeed, Ulysses ranks are data-parallel ranks: each of them counts the sequence again.

@@ -3,9 +3,9 @@
 The first stage takes tokens and the last stage labels from an iterator of micro batches; the stages between
 take none. The last stage sends its loss to all.
 
-The time of a step is taken instruction by instruction (PART_OF). A stage that has nothing to do waits in a
-receive, so that "pipeline" is the bubble (section 2.2 of the paper) and the transfers together.
-LoadMicroBatch is not timed here: its batches are timed by their reader.
+Each instruction of a step is timed (PART_OF). A stage that has nothing to do waits in a receive, so
+"pipeline" is the bubble (section 2.2 of the paper) plus the transfers. LoadMicroBatch is not timed here: the
+reader of its batches times them.
 """
 
 from collections.abc import Callable, Iterator
@@ -69,7 +69,7 @@ class PipelineEngine(TrainEngine):
             inputs(), reduce_output=None, bcast_loss=False, num_micro_batches=num_batches
         )
         self.module.train()
-        return self._mean_loss(losses or [], tokens or None, self.deepspeed.device)
+        return self._mean_loss(losses or [], tokens)
 
 
 def pipeline_timers(engine: Any, timer: StepTimer) -> AbstractContextManager[None]:

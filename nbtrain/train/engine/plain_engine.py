@@ -58,7 +58,7 @@ class PlainEngine(TrainEngine):
                 losses.append(module(batch.tokens, batch.labels, **batch.bounds, **masked))
                 beat()
         module.train(training)
-        return self._mean_loss(losses, tokens or None, self.deepspeed.device)
+        return self._mean_loss(losses, tokens)
 
 
 def _masked(batch: Batch, denominator: torch.Tensor | None) -> dict[str, torch.Tensor]:

@@ -50,10 +50,7 @@ class Alerts:
                 del self._raised[name]
 
     def check_all(self, step: int, **figures: float | None) -> None:
-        """Every threshold of THRESHOLDS that is on and whose figure is known.
-
-        `figures` by the name of the threshold without its min_ or max_.
-        """
+        """Check each of THRESHOLDS that is set; `figures` have their names without min_ or max_."""
         for name, title in THRESHOLDS.items():
             value, limit = figures.get(name[len("min_") :]), getattr(self._limits, name)
             if value is None or limit is None:

@@ -1,12 +1,12 @@
 """How long a step's collectives take: on the steps that are logged, each collective is waited for and timed.
 
-DeepSpeed makes its collectives through one backend object, our tensor-parallel and Ulysses layers through
-torch.distributed; while a step is measured, these functions wait for the end of what they start. So nothing
-overlaps in such a step, and the figure is an upper bound. Nothing is computed differently. (DeepSpeed's own
-communication log counts a collective inside another twice.)
+DeepSpeed calls collectives through one backend object, our tensor-parallel and Ulysses layers call them
+through torch.distributed. While a step is measured, these functions wait for the end of what they start:
+nothing overlaps in such a step, so the figure is an upper bound. The results stay the same. (DeepSpeed's own
+communication log counts a collective inside another one twice.)
 
 A rank that comes early waits in a collective for the others: that is communication here. Sending between
-pipeline stages is not: pipeline_timers.py counts it, since it cannot be distinguished from waiting for the
+pipeline stages is not: pipeline_engine.py counts it, since it cannot be distinguished from waiting for the
 neighbour.
 """
 

@@ -1,7 +1,7 @@
 """tfevents of a run, by the table in metrics.py.
 
     tensorboard/              every scalar by step
-    tensorboard/by_tokens/    "<tag> vs tokens": the count of tokens in place of the step
+    tensorboard/by_tokens/    "<tag> vs tokens": by the count of tokens
     tensorboard/by_samples/   "<tag> vs samples"
 
 Three folders because a restart must carry purge_step, and TensorBoard then drops every point of that folder
@@ -19,10 +19,7 @@ FLUSH_SECONDS = 10
 
 
 class MetricsWriter:
-    """Writes on rank 0.
-
-    `step` and the rest say what has been done when the writer starts: 0, or a checkpoint.
-    """
+    """Writes on rank 0. `step` and the other counts are where the run starts: 0, or a checkpoint."""
 
     def __init__(self, folder: Path, step: int, consumed_tokens: int, consumed_samples: int):
         folder.mkdir(parents=True, exist_ok=True)

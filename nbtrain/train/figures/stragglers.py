@@ -1,4 +1,4 @@
-"""Which rank holds the others up: every rank's own seconds, side by side, on the steps that are logged.
+"""Which rank slows the others down: the own seconds of every rank, on the steps that are logged.
 
 All ranks wait for the slowest one, and their clocks count the wait as communication. So each rank's own work
 is compared: forward and backward pass without the collectives inside (StepTimer.compute_seconds). It is
@@ -48,7 +48,7 @@ class Spread:
 
     @property
     def slowest_rank(self) -> int:
-        """The rank that is furthest behind the others of its stage."""
+        """The rank that takes longest compared with the other ranks of its stage."""
         return max(range(len(self.slowdowns)), key=self.slowdowns.__getitem__)
 
     @property
@@ -78,10 +78,7 @@ class Stragglers:
         dist.all_gather_object(self._hosts, socket.gethostname(), group=self._group)
 
     def gather(self, timer: StepTimer) -> Spread | None:
-        """The spread on rank 0; None elsewhere, and where there is one rank. Called by all ranks together.
-
-        Waits for the step's end on a GPU.
-        """
+        """The spread on rank 0, else None, as with one rank. All ranks together; a GPU is waited for."""
         if self._world.size == 1:
             return None
         own = torch.tensor([timer.compute_seconds()], dtype=torch.float64)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 
+from nbtrain.checkpoint.store import DTYPES
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.arithmetic.flops import hardware_flops_per_token, model_flops_per_token
 from nbtrain.config.schema import RunConfig
@@ -29,7 +30,7 @@ from nbtrain.train.profile.trace import PART_PREFIX
 PARTS = ("data", "forward", "backward", "optimizer", "pipeline")
 JOB_PARTS = (*PARTS, "checkpoint", "evaluation", "other")
 MEAN_STEPS = 100
-# mode: perf: one in so many steps is warm-up.
+# mode: perf: the first of so many equal parts of the steps is warm-up.
 WARMUP_FRACTION = 4
 
 Mark = float | torch.cuda.Event
@@ -37,10 +38,10 @@ Mark = float | torch.cuda.Event
 
 
 class StepTimer:
-    """Seconds of each part of one step. On a GPU by events, read when the step is long over: no host waits.
+    """Seconds of each part of one step. On a GPU by events that are read later: the host never waits.
 
-    A part inside another stops the outer one's clock: no second counts twice. On a GPU the seconds are the
-    device's, so that waiting for data counts as far as the device ran dry.
+    A part inside another stops the outer part's clock: no second counts twice. On a GPU the seconds are the
+    device's, so waiting for data counts only while the device is idle.
     """
 
     def __init__(self, device: torch.device):
@@ -160,7 +161,7 @@ class Speedometer:
         self._model_flops = model_flops_per_token(config) / config.world_size
         self._hardware_flops = hardware_flops_per_token(config) / config.world_size
         self.peak_flops = peak_flops(device, config)
-        self.matmul_flops = measure_matmul_flops(device, compute_dtype(config))
+        self.matmul_flops = measure_matmul_flops(device, DTYPES[config.precision.dtype])
 
     def at(self, tokens_per_second: float) -> Speeds:
         model, hardware = (tokens_per_second * flops for flops in (self._model_flops, self._hardware_flops))
@@ -222,10 +223,10 @@ class Throughput:
 
 
 class PerfClock:
-    """mode: perf: times all steps but the first, which allocate memory, compile and choose kernels.
+    """mode: perf: times the steps after the first quarter, which allocate, compile and choose kernels.
 
-    It waits for the device at the beginning and at the end, so that what a step left under way on a GPU is
-    counted. Only rank 0's is read.
+    It waits for the device at the beginning and at the end, so that work still running on a GPU is counted.
+    Only rank 0's clock is read.
     """
 
     def __init__(self, train_steps: int, device: torch.device):
@@ -251,8 +252,7 @@ class PerfClock:
 def measure_matmul_flops(device: torch.device, dtype: torch.dtype) -> float:
     """FLOP/s of large square products in `dtype`, the best of a few attempts: what the device can do now.
 
-    On a GPU an attempt is ten products in a row, long enough for the clock rate that training gets under
-    load.
+    On a GPU an attempt is ten products in a row, long enough to reach the clock rate of training.
     """
     on_gpu = device.type == "cuda"
     size, products = (8192, 10) if on_gpu else (1024, 1)
@@ -280,11 +280,6 @@ def peak_flops(device: torch.device, config: RunConfig) -> float | None:
         return None
     row = find_device(torch.cuda.get_device_name(device))
     return row.peak(config.precision.dtype) if row else None
-
-
-def compute_dtype(config: RunConfig) -> torch.dtype:
-    """The format of the matrix products."""
-    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[config.precision.dtype]
 
 
 def host_memory() -> tuple[int, float]:

@@ -69,10 +69,7 @@ class CollectiveWatch:
         self._groups[group] = (kind, *_ranks_and_name(group))
 
     def current(self) -> Collective | None:
-        """The collective that this rank is in, or the last one; None before the first.
-
-        Asked by another thread.
-        """
+        """The collective that this rank is in, or its last one, or None. Another thread asks."""
         last, waiting = self._last, self._waiting
         if last is None:
             return None

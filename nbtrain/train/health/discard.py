@@ -9,7 +9,7 @@ from deepspeed.runtime.zero.stage_1_and_2 import INITIAL_MICRO_STEP_ID, DeepSpee
 
 
 def discard_gradients(engine: Any) -> None:
-    """Throw away the gradients that were accumulated for the coming step, as if the step had never begun.
+    """Throw away the gradients accumulated for the coming step, as if the step had never begun.
 
     Weights, masters, moments and the optimizer's step count stay; DeepSpeed's counters are as after one of
     its own skips. For every optimizer that nbtrain builds this does what DeepSpeed does after an fp16
@@ -19,7 +19,10 @@ def discard_gradients(engine: Any) -> None:
     """
     optimizer = engine.optimizer
     if isinstance(optimizer, DeepSpeedZeroOptimizer_Stage3):
-        _discard_stage3(optimizer)
+        optimizer._pre_step()
+        optimizer._partition_all_parameters()
+        optimizer._overflow_clean_up(optimizer.loss_scale)
+        optimizer.inf_or_nan_tracker.zero_()
     elif isinstance(optimizer, DeepSpeedZeroOptimizer):
         _discard_stage_1_and_2(optimizer)
     elif isinstance(optimizer, BF16_Optimizer):
@@ -57,20 +60,13 @@ def _discard_stage_1_and_2(optimizer: DeepSpeedZeroOptimizer) -> None:
 
 
 def finish_own_skip(optimizer: Any) -> None:
-    """What DeepSpeed 0.19 forgets when it leaves out a step by itself.
+    """Clear the sums of gradients that DeepSpeed 0.19 keeps when it skips a step by itself.
 
-    With 16-bit weights, fp32 accumulation and offload to the CPU the sums keep their NaN or Inf, so that
-    every step after the first overflow would overflow too.
+    With 16-bit weights, fp32 accumulation and offload to the CPU they hold the NaN or Inf of the overflow, so
+    every later step would overflow too.
     """
     if not isinstance(optimizer, DeepSpeedZeroOptimizer):
         return
     for sums in (optimizer.averaged_gradients, optimizer.all_grad_tensors):
         for group in sums:
             sums[group] = None
-
-
-def _discard_stage3(optimizer: DeepSpeedZeroOptimizer_Stage3) -> None:
-    optimizer._pre_step()
-    optimizer._partition_all_parameters()
-    optimizer._overflow_clean_up(optimizer.loss_scale)
-    optimizer.inf_or_nan_tracker.zero_()

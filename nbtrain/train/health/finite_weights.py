@@ -15,8 +15,7 @@ NAMES_SHOWN = 3
 def bad_weights(module: torch.nn.Module, world: World) -> str:
     """Names of parameters that hold a NaN or an Inf on any rank; "" if none does.
 
-    All ranks together. Reads each rank's own part of the weights once and waits for the device; parts that
-    lie on NVMe are not read.
+    All ranks together. Each rank reads its own part of the weights, except on NVMe, and waits for the device.
     """
     parts = {name: local_part(parameter) for name, parameter in module.named_parameters()}
     parts = {name: part for name, part in parts.items() if part.numel()}

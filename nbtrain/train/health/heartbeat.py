@@ -1,9 +1,8 @@
 """A rank's sign of life: its phase, its step, its collective and, on rank 0, the progress of the training.
 
-The file is renewed at every change of phase, and once a second by a thread. The thread goes on while the rank
-waits in a collective that nobody else enters, so the file shows where the rank hangs. A fresh file therefore
-does not prove that the rank goes on; a rising count of progress does. Phases nest (a save inside the
-training); the time of an inner phase does not count for the outer one.
+The file is renewed at every change of phase, and once a second by a thread, which runs while the rank hangs
+in a collective. A fresh file therefore does not prove that the rank goes on; a rising count of progress does.
+Phases nest (a save inside the training); the time of an inner phase does not count for the outer one.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ class HeartbeatWriter:
     events: EventWriter | None = None
     """Where phase events go; rank 0 only."""
     progress: TrainingProgress | None = None
-    """Rides in every beat; rank 0 only."""
+    """Part of every beat; rank 0 only."""
     collectives: "CollectiveWatch | None" = None
     """Knows the collective that this rank is in, and how many it has begun or ended."""
 
@@ -75,10 +74,7 @@ class HeartbeatWriter:
 
     @contextlib.contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Run the body as a phase.
-
-        Its event, with the phase's own seconds, is written if the body ends without an error.
-        """
+        """Run the body as a phase, and write an event with its own seconds unless it raises."""
         assert name in PHASES
         outer, outer_inner = self._phase, self._inner_seconds
         started = time.monotonic()

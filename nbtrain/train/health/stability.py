@@ -1,12 +1,11 @@
 """Bad steps: a loss or gradient that is NaN or Inf, or a loss that jumps; and what stability.* does about it.
 
     stop      the job fails and says which step, loss, norm, ranks and samples
-    skip      the step's gradients are thrown away before the weights move; weights, moments and Adam's step
-              count stay, so the next step is bit for bit the one that would have been made without the bad
-              one. If the step is bad because the weights are NaN or Inf, skipping cannot help: the job ends.
-    rollback  the ranks leave in order; the supervisor starts them again from the newest checkpoint, and the
-              samples from there to the bad step are passed over (rollbacks.json,
-              DataState.skipped_sample_ranges)
+    skip      the gradients are thrown away before the weights move; weights, moments and Adam's step count
+              stay, so the next step is bit for bit what it would have been without the bad step. If the
+              weights themselves are NaN or Inf, skipping cannot help: the job ends.
+    rollback  the ranks leave in order; the supervisor starts them again from the newest checkpoint and passes
+              over the samples up to the bad step (rollbacks.json, DataState.skipped_sample_ranges)
 
 When a step is looked at:
 
@@ -16,9 +15,8 @@ When a step is looked at:
                      step, from a pinned copy, and always before anything is saved (settle). No wait.
 
 The numbers are averages over all ranks, so every rank sees the same ones and decides alike. With ZeRO 1 to 3
-DeepSpeed itself leaves out a step whose gradient norm is NaN or Inf, and reports it to nobody: here that
-counts as a bad step. The exception is fp16 with a dynamic loss scale, which finds its scale by such
-overflows: they are counted apart.
+DeepSpeed skips a step whose gradient norm is NaN or Inf without a report: that counts as a bad step here. The
+exception is fp16 with a dynamic loss scale, which finds its scale by overflows: they are counted apart.
 """
 
 import logging
@@ -170,7 +168,7 @@ class StepGuard:
         self._take_model_step: Callable[..., None] = engine._take_model_step
 
     def install(self) -> None:
-        """Stand between the last backward pass and the optimizer from now on (train/engine/patches.py)."""
+        """From now on act between the last backward pass and the optimizer (train/engine/patches.py)."""
         self._engine._take_model_step = self._guarded
 
     # --- a step -------------------------------------------------------------------------------------------
@@ -180,7 +178,7 @@ class StepGuard:
     ) -> None:
         """Before the first forward pass of `step`, which reads the positions [first, last) of the order.
 
-        `local_loss` is called once, after all micro batches: this rank's own mean loss (fp32 scalar on the
+        `local_loss`, called once after all micro batches, gives this rank's own mean loss (fp32 scalar on the
         device), or None if another pipeline stage computes the loss.
         """
         self._step, self._local_loss = _Step(step, positions), local_loss
@@ -256,10 +254,7 @@ class StepGuard:
             finish_own_skip(self._engine.optimizer)
 
     def _over_ranks(self, own_loss: torch.Tensor | None) -> tuple[float, bool]:
-        """The mean loss of all ranks that have one, and whether all gradients are finite.
-
-        The gradients are looked at only if DeepSpeed does not check them itself.
-        """
+        """The mean loss of the ranks that have one; whether the gradients are finite, unless ZeRO checks."""
         sums = torch.zeros(3, dtype=torch.float32, device=self.world.device)
         if own_loss is not None:
             sums[0], sums[1] = own_loss, 1.0

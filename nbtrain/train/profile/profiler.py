@@ -34,10 +34,7 @@ logger = logging.getLogger(__name__)
 def profiling(
     settings: ProfileConfig, run: RunDir, rank: int, first_step: int, events: EventWriter | None
 ) -> Iterator[Callable[[], None]]:
-    """Profile what happens inside; the caller calls the yielded function after each step.
-
-    It does nothing if profiling is off, and on ranks other than 0 without profile.all_ranks.
-    """
+    """Profile the body, if this rank is to be profiled; call the yielded function after each step."""
     if not settings.enabled or (rank != 0 and not settings.all_ranks):
         yield lambda: None
         return

@@ -1,17 +1,16 @@
 """What a profile says, in a page: shares of the time, the costliest operators, the memory over time.
 
-    chrome trace of torch.profiler -> ProfileSummary -> rank<r>.step<n>.txt, .json and .svg
-    (picture.py)
+    chrome trace of torch.profiler -> ProfileSummary -> rank<r>.step<n>.txt, .json and .svg (picture.py)
 
 Every moment of the profiled steps goes to one category, so that the shares add up to the whole:
 
-    on a GPU   to what a kernel does that runs then; of several at once to the first in CATEGORIES, so that
-               communication is only what no computation hides; idle is when nothing runs
-    on a CPU   to the innermost operator of the training's thread; idle is Python between the operators, but
-               communication while a collective is under way on gloo's threads
+    on a GPU   the kernel that runs; of several at once the first in CATEGORIES, so that communication is only
+               what no computation hides; idle if nothing runs
+    on a CPU   the innermost operator of the training's thread; between operators communication if gloo's
+               threads are in a collective, else idle
 
-What runs inside attention or the optimizer's step counts as attention or optimizer. Times are own times: an
-operator's without the operators that it calls.
+What runs inside attention or the optimizer's step counts as attention or optimizer. An operator's time is its
+own, without the operators that it calls.
 """
 
 import gzip

@@ -9,10 +9,10 @@
     {"id": 1, "signal": 15, "rank": 0}
       -> the signal, to one rank or (rank null) to all that are left
 
-For proofs and tests of many ranks on few cores, on CPU only: importing costs a rank more than a few steps of
-a small model. A fork is safe before there is a second thread, a process group or a parallel region, and the
-server has none of them: it imports, forks and waits. Where there is a second thread all the same, it refuses.
-Every launch begins as if the ranks had just been started: their own environment, their own log, a new port.
+For proofs and tests of many ranks on few cores, on CPU only: imports cost a rank more than a few steps of a
+small model. A fork is safe before there is a second thread, a process group or a parallel region, and the
+server has none of these: it imports, forks and waits. If there is a second thread, it refuses to fork. Every
+launch begins as if the ranks had just been started: their own environment, their own log, a new port.
 
 A rank that dies leaves the others waiting for it in a collective: they are killed `linger_seconds` later. The
 server ends, and its ranks with it, when its standard input is closed or the process that holds it dies.

@@ -5,6 +5,7 @@ import time
 import pytest
 import torch
 
+from nbtrain.checkpoint.store import DTYPES
 from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.load import load
 from nbtrain.planner.plan import plan
@@ -15,7 +16,6 @@ from nbtrain.train.figures.throughput import (
     Speedometer,
     StepTimer,
     Throughput,
-    compute_dtype,
     host_memory,
     measure_matmul_flops,
     peak_flops,
@@ -131,10 +131,10 @@ def test_a_cpu_has_no_datasheet_peak():
     assert peak_flops(CPU, load("gpt-tiny")) is None
 
 
-def test_compute_dtype():
-    assert compute_dtype(load("gpt-tiny", {"precision.dtype": "fp32"})) == torch.float32
+def test_the_matrix_rate_is_measured_in_the_runs_format():
+    assert DTYPES[load("gpt-tiny", {"precision.dtype": "fp32"}).precision.dtype] == torch.float32
     overrides = {"precision.dtype": "bf16", "precision.autocast": True}
-    assert compute_dtype(load("gpt-tiny", overrides)) == torch.bfloat16
+    assert DTYPES[load("gpt-tiny", overrides).precision.dtype] == torch.bfloat16
 
 
 def test_host_memory():

@@ -10,7 +10,7 @@ from typing import IO, Any
 
 from nbtrain.base.errors import RecordError
 
-# In the cause of a job whose run directory takes no more.
+# Part of the cause of a job whose run directory can no longer be written.
 READ_ONLY = "on a read-only disk"
 
 
@@ -52,7 +52,7 @@ def fsync_directory(directory: Path) -> None:
 
 
 def fsync_file(stream: IO) -> None:
-    """Have the content of an open file on the disk, whoever wrote it."""
+    """Bring the content of an open file to the disk, also what other processes wrote."""
     os.fsync(stream.fileno())
 
 

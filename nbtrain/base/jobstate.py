@@ -35,7 +35,7 @@ MEANING = {
 ACTIVE = frozenset({QUEUED, STARTING, RUNNING, RESTARTING})
 FINAL = frozenset({SUCCEEDED, FAILED, CANCELLED, LOST})
 
-# A supervisor that has not spoken after this long was never born.
+# A supervisor that has not written job.json after this long never started.
 QUEUED_GRACE_SECONDS = 30.0
 # A supervisor renews the time stamp of its job.json this often.
 SIGN_OF_LIFE_SECONDS = 5.0
@@ -79,7 +79,7 @@ def read_state(job: JobDir, now: float) -> tuple[str, str | None]:
     state, cause = observed_state(record, now, job.job_json.stat().st_mtime)
     if state != LOST:
         return state, cause
-    # Its supervisor may have written the end and left between our two looks, or written it elsewhere.
+    # Its supervisor may have recorded the end and left between our two reads, or recorded it elsewhere.
     record = JobRecord.read(job.job_json) or record
     state, cause = observed_state(record, now, job.job_json.stat().st_mtime)
     if state == LOST and (words := last_words.kept(record)) and words.state in FINAL:

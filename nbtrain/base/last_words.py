@@ -1,8 +1,8 @@
-"""The end of a job whose run directory takes no more: its job.json, in a folder of the user's own that does.
+"""The last job.json of a job whose run directory can no longer be written, in a folder of the user.
 
-<temporary folder>/nbtrain-<user id>/ is made for the user alone (mode 700). One that is anybody else's, that
-others may read or write, or that is a link, is not used: in a folder that all may write to, names can be
-taken in advance.
+<temporary folder>/nbtrain-<user id>/ is made for the user alone (mode 700). It is not used if it belongs to
+somebody else, if others may read or write it, or if it is a link: in a folder that all may write to, anybody
+can take a name in advance.
 """
 
 import contextlib
@@ -17,7 +17,7 @@ from nbtrain.base.records import JobRecord
 
 
 def keep(record: JobRecord) -> Path | None:
-    """Write the job's record there; where, or None if there is no place for it either."""
+    """Write the job's record; its path, or None if it cannot be written here either."""
     with contextlib.suppress(OSError):
         folder = _folder()
         folder.mkdir(mode=0o700, exist_ok=True)

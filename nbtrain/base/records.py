@@ -116,7 +116,7 @@ class ProcessIdentity(Record):
         return ProcessIdentity.of(self.pid) == self
 
     def elsewhere(self) -> bool:
-        """Whether it is a process of another host (or container): that it is not here says nothing."""
+        """Whether it is of another host or container, so that its absence here says nothing."""
         return self.host not in ("", host_name()) and not self.alive()
 
     def gone(self) -> bool:
@@ -131,7 +131,7 @@ def host_name() -> str:
 
 @functools.cache
 def boot_id() -> str:
-    """Of this boot of the machine."""
+    """The id of this boot of the machine."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
 
@@ -155,11 +155,11 @@ class AttemptRecord(Record):
     cause: str | None = None
     """Why it ended, if it failed or was rolled back."""
     faults: list[dict[str, Any]] = field(default_factory=list)
-    """Faults on order (config/fault_orders.py)."""
+    """Faults that backend.env orders (config/fault_orders.py)."""
     trace: bool = False
     """Whether rank 0 writes the loss and gradient norm of every step as float hex."""
     lost_tokens: int | None = None
-    """Trained since the checkpoint that the next attempt goes on from."""
+    """Tokens trained after the checkpoint that the next attempt starts from."""
 
 
 @dataclass
@@ -178,7 +178,7 @@ class JobRecord(Stamped):
     attempt: int = 0
     restarts: int = 0
     resumed_from_step: int | None = None
-    """The checkpoint that the newest attempt went on from; None if it began at step 0."""
+    """The step of the checkpoint that the newest attempt started from; None if it began at step 0."""
     supervisor: ProcessIdentity | None = None
     backend: str = "local"
     command: list[str] = field(default_factory=list)
@@ -207,7 +207,7 @@ class JobRecord(Stamped):
 
 @dataclass
 class TrainingProgress(Record):
-    """What rank 0 knows about the training; rides in its heartbeat. None: not known yet."""
+    """What rank 0 knows about the training; part of its heartbeat. None: not known yet."""
 
     total_steps: int
     train_tokens: int
@@ -224,7 +224,7 @@ class TrainingProgress(Record):
     best_validation_loss: float | None = None
     test_loss: float | None = None
     overflow_steps: int | None = None
-    """Steps of the run so far that fp16's loss scaling left out."""
+    """Steps that fp16's loss scaling has skipped so far."""
     checkpoint_step: int | None = None
     num_parameters: int | None = None
 

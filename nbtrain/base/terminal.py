@@ -12,7 +12,7 @@ from collections.abc import Iterable
 # What str.isprintable() takes for unprintable and is harmless: blanks of every width, and what joins letters.
 HARMLESS = re.compile("[\n\t\u00a0\u1680\u2000-\u200a\u202f\u205f\u3000\u200c\u200d]")
 
-# Of a value that a message quotes.
+# Characters of a value that a message quotes.
 MOST_QUOTED_CHARS = 80
 
 

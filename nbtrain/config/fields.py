@@ -110,7 +110,7 @@ Elements = _number(0, MOST_TOKENS)
 PositiveElements = _number(1, MOST_TOKENS)
 # numpy's RandomState takes no more.
 Seed = _number(0, 2**32 - 1)
-# Where a seed is hashed or reduced before it reaches numpy or torch.
+# Seeds that are hashed or reduced before they reach numpy or torch.
 WideSeed = _number(0, 2**63 - 1)
 # Sequences: a thousand times GPT-3's batch.
 BatchSize = _number(1, 1_000_000)

@@ -316,7 +316,7 @@ def validate(located: Located, label: str) -> RunConfig:
 
 SOURCES = {kind_of(source): source for source in SOURCE_TYPES}
 
-# Our words where they say more than pydantic's.
+# Our words for pydantic's errors, if they say more.
 _WORDING = {
     "int_type": "must be a whole number",
     "float_type": "must be a number",

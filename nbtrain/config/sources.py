@@ -58,7 +58,7 @@ class TextSource(FileSourceModel):
     document_separator: Text | None = None
     """A line that ends a document; null makes each file one document."""
     newlines: Literal["lf", "keep"] = "lf"
-    """Line ends: lf makes each \\r\\n of Windows one \\n, which saves a token per line; keep leaves them."""
+    """Line ends: lf turns each \\r\\n of Windows into \\n and saves a token per line; keep leaves them."""
 
 
 class JsonlSource(FileSourceModel):

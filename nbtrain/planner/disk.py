@@ -1,4 +1,4 @@
-"""What a run writes: its checkpoints, and its dataset where one is there already."""
+"""What a run writes: its checkpoints, and its dataset if there is one already."""
 
 from dataclasses import dataclass
 

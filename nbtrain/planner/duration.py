@@ -32,7 +32,7 @@ from nbtrain.planner.cpu_rate import matmul_flops_per_core
 ASSUMED_MFU = 0.27
 # A core with AVX-512 at 2.6 GHz: 166 GFLOP/s in fp32 matrix products. The trainer's share of it (model FLOPs)
 # is that of docs/benchmarks.md on 2 cores without AMX: gpt-tiny in fp32, 6,000 tokens/s; 14M parameters in
-# bf16, 2,600. Those cores' own products were not recorded, so that the shares are of a like core. AMX makes
+# bf16, 2,600. The matrix rate of those cores was not recorded: the shares are of a similar core. AMX makes
 # bf16 up to twice as fast.
 ASSUMED_MATMUL_FLOPS_PER_CORE = 166e9
 # NCCL's all-reduce moves about 230 of an A100's 300 GB/s each way (nccl-tests, 8 GPUs, large messages).

@@ -263,7 +263,7 @@ def _tokens(config: RunConfig) -> int:
 
 
 def keeps_scores(config: RunConfig) -> bool:
-    """Whether the attention kernel materializes all scores: `math`, and on CPU whatever knows dropout."""
+    """Whether the attention kernel materializes all scores: `math`, and on CPU any kernel with dropout."""
     backend = config.model.attention_backend
     on_cpu = config.resources.device == "cpu"
     return backend == "math" or (backend == "auto" and on_cpu and config.model.attention_dropout > 0)

@@ -23,7 +23,7 @@ STREAM_STATE_BYTES = 5_600
 TENSOR_ENTRY_BYTES = 512
 # A parameter's name and place in the flat buffers of an optimizer file.
 MAPPING_ENTRY_BYTES = 192
-# What a file of torch.save holds besides.
+# Other bytes in a file of torch.save.
 FILE_BYTES = 4_096
 PARAMETERS_OF_A_LAYER = 12
 # Word and position embeddings, weight and bias of the last LayerNorm.

@@ -34,7 +34,7 @@ def json_keys_name_files(config: RunConfig) -> Problems:
 
 
 def extra_keys_are_in_the_records(config: RunConfig) -> Problems:
-    """What is encoded beside the text is found in each source."""
+    """The records of every source have the extra keys by name."""
     data = config.data
     without = [source.kind for source in data.sources if not source.has_extra_keys]
     with_keys = ", ".join(kind_of(source) for source in SOURCE_TYPES if source.has_extra_keys)
@@ -60,7 +60,7 @@ def separators_are_lines(config: RunConfig) -> Problems:
 
 
 def sentences_have_a_language(config: RunConfig) -> Problems:
-    """A code that means no language would be cut by English rules, without a word."""
+    """Text with an unknown code would be cut by English rules, without a warning."""
     code = config.data.split_sentences
     if code is not None and code not in LANGUAGES:
         yield (
@@ -96,7 +96,7 @@ def blend_is_whole(config: RunConfig) -> Problems:
 
 
 def packing_goes_with_the_options(config: RunConfig) -> Problems:
-    """Packed examples are apart from each other already; a stream is what blends and its options are for."""
+    """Packed examples are kept apart already; blends and the options of a stream need packing: stream."""
     data = config.data
     if data.packing != "best_fit":
         return
@@ -147,7 +147,7 @@ def index_samples_decide_something(config: RunConfig) -> Problems:
 
 
 def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
-    """torch's flash kernel knows the causal mask and no other."""
+    """torch's flash kernel has the causal mask and no other."""
     masked = "data.inter_document_masking" if config.data.inter_document_masking else "data.packing"
     if config.model.attention_backend == "flash" and (
         config.data.inter_document_masking or config.data.packing == "best_fit"
@@ -161,7 +161,7 @@ def attention_backend_takes_a_mask(config: RunConfig) -> Problems:
 
 
 def wiki_is_local_or_downloaded(config: RunConfig) -> Problems:
-    """What says which dump is downloaded says nothing of one on disk."""
+    """date and mirror choose a download, so that they do not go with a path."""
     for number, source in enumerate(config.data.sources):
         if not isinstance(source, WikiSource) or source.path is None:
             continue
@@ -176,7 +176,7 @@ def wiki_is_local_or_downloaded(config: RunConfig) -> Problems:
 
 
 def document_sizes_are_ordered(config: RunConfig) -> Problems:
-    """Some document must be long enough and short enough."""
+    """min_bytes is less than max_bytes, or no document is left."""
     cleaning = config.data.cleaning
     if cleaning.max_bytes is not None and cleaning.min_bytes >= cleaning.max_bytes:
         yield (

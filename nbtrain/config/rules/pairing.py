@@ -33,7 +33,7 @@ def pairing(first: Kind, second: Kind) -> Pairing:
         reason = _clash(together)
         if reason is None:
             return Pairing(True, None, settings)
-        # The asked pair's own reason says more than one that comes in with what they need.
+        # The pair's own reason says more than the reason of a kind that one of the two needs.
         refused = refused or Pairing(True, _clash([first, second]) or reason, settings)
     assert refused is not None
     return refused

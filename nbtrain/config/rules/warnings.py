@@ -1,4 +1,4 @@
-"""Warnings about runs that may be launched and will disappoint: one function for each rule.
+"""Warnings about runs that may be launched but will disappoint: one function for each rule.
 
 `nbtrain check` prints them, and a plan lists them among its warnings.
 """

@@ -19,7 +19,7 @@ NVME_OPTIMIZER_BUFFERS = 4
 
 
 def offload_has_its_place(config: RunConfig) -> Problems:
-    """NVMe has a folder and buffers enough; what is not offloaded asks for nothing."""
+    """NVMe has a folder and enough buffers; state that is not offloaded has no settings for it."""
     for name in ("offload_optimizer", "offload_param"):
         key, offload = f"parallel.{name}", getattr(config.parallel, name)
         if offload.device == "nvme" and not offload.nvme_path:
@@ -89,7 +89,7 @@ def prescale_is_without_zero(config: RunConfig) -> Problems:
 
 
 def elastic_checkpoint_is_not_needed(config: RunConfig) -> Problems:
-    """Upstream's files set a key that does nothing good here."""
+    """Upstream's files set this key, which nbtrain refuses with the reason."""
     if config.parallel.elastic_checkpoint:
         yield (
             f"{found(config, 'parallel.elastic_checkpoint')}\n"
@@ -99,7 +99,7 @@ def elastic_checkpoint_is_not_needed(config: RunConfig) -> Problems:
 
 
 def autocast_is_bf16(config: RunConfig) -> Problems:
-    """Autocast keeps fp32 weights and no loss scale: that is bf16's way."""
+    """Autocast keeps fp32 weights and has no loss scale, so that it is for bf16 only."""
     precision = config.precision
     if precision.autocast and precision.dtype != "bf16":
         yield (
@@ -158,7 +158,7 @@ def _decided(extra: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str
 
 
 def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
-    """Nobody writes a second value for what a field decides, or one that nobody reads."""
+    """An extra key is one that DeepSpeed reads and that no field decides."""
     extra = config.parallel.deepspeed_extra
     decided = sorted(_decided(extra))
     for key, owner in decided:
@@ -172,7 +172,7 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
             f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, which "
             f"DeepSpeed does not read.{nearest(key, KNOWN_KEYS)} Take it out, or correct its name."
         )
-    # What broken layouts and stages would say has rules of its own, and said here it would be said twice.
+    # Broken layouts and stages have rules of their own; deepspeed_config would report them a second time.
     broken = any(kinds_go_together(config)) or any(layers_fill_the_stages(config))
     if extra and not decided and not unknown and not broken:
         try:

@@ -167,7 +167,7 @@ class Trainer:
     def _tell_leaving(self) -> None:
         if self.requests.wish() != STOP:
             self.requests.limit = self.limits.cause(self.state.step)
-        left = "the validation of this step is left to the job that goes on" if self._evaluation_due() else ""
+        left = "the next job validates this step" if self._evaluation_due() else ""
         if (reason := self.requests.limit or left) and self.world.rank == 0:
             logger.info("step %6s | stops: %s", f"{self.state.step:,}", reason)
 

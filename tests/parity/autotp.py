@@ -1,5 +1,4 @@
-"""DeepSpeed's own tensor parallelism (AutoTP) over plain_gpt.py: an answer to what ours is asked, from other
-code.
+"""DeepSpeed's own tensor parallelism (AutoTP) over plain_gpt.py: other code for the same task as ours.
 
 AutoTP replaces the linear layers by its own and cuts their weights; embeddings and logits stay whole on every
 rank.
@@ -26,8 +25,7 @@ SPECS = [
 
 
 def main(path: str, answer: str) -> None:
-    """Train the run as its layout says (tp, dp, ZeRO stage); rank 0 writes [[loss, gradient norm] ...] to
-    `answer`."""
+    """Train the run in its layout (tp, dp, ZeRO stage); rank 0 writes [[loss, norm] ...] to `answer`."""
     world = startup.start("cpu", 600)
     import deepspeed
 

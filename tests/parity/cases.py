@@ -1,5 +1,4 @@
-"""Runs whose curves are compared: a layout, a way of ZeRO, a precision, a kind of data and what else bears on
-a step.
+"""Runs whose curves are compared: layout, ZeRO stage, precision, data and whatever else changes a step.
 
 All train the same tiny model from the same weights on the same samples in the same order, without dropout
 (ranks draw other numbers), so that there is one curve for each kind of data, whatever the layout.
@@ -74,8 +73,7 @@ OFFLOAD: dict[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Largest deviations from one process, as runner.Deviation has them; why they are these:
-    test_parity.py."""
+    """Largest deviations from one process that are allowed; test_parity.py says why."""
 
     loss: float
     grad_norm: float
@@ -162,8 +160,7 @@ class Case:
 
 
 def parity_cases() -> list[Case]:
-    """Every kind and every product of kinds that up to 8 ranks can hold, and each other choice with each of
-    them."""
+    """Every product of kinds that up to 8 ranks can hold, and each other choice with each kind of cut."""
     cases = [Case()]
     # Data parallelism, alone and under every cut of the model.
     cases += [Case(dp=dp, zero=zero) for dp in (1, 2, 4, 8) for zero in (0, 1, 2, 3)]
@@ -202,7 +199,7 @@ def parity_cases() -> list[Case]:
         cases += [Case(**cut, offload="optimizer")]
         if cut.get("zero") == 3:
             cases += [Case(**cut, offload=offload) for offload in ("param", "both")]
-    # DeepSpeed accumulates fp16 gradients apart in a pipeline: those of the tied embedding too.
+    # In a pipeline DeepSpeed accumulates fp16 gradients separately, also for the tied embedding.
     cases += [
         Case(**cut, precision="fp16")
         for cut in ({}, {"dp": 2}, {"tp": 2}, {"pp": 2}, {"pp": 2, "dp": 2}, {"tp": 2, "sp": True, "pp": 2})

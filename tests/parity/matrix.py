@@ -1,13 +1,11 @@
-"""`make parity`: every product of kinds of parallelism on up to 8 CPU ranks, and docs/parity.md with what was
-found.
+"""`make parity`: every product of kinds of parallelism on up to 8 CPU ranks; writes docs/parity.md.
 
-PYTHONPATH=tests/train python tests/parity/matrix.py [--only parity autotp resume reshape] [--folder
-build/parity] [--at-once 2]
-    [--match fp16]
+    python -m tests.parity.matrix [--only parity autotp resume reshape] [--folder build/parity] [--at-once 2]
+                                  [--match fp16]
 
-What has been found is kept in --folder for the sources it holds for, so that a run that was stopped goes on,
-and one that has nothing left to do writes the page; with --match it makes the cases of such names alone, and
-no page. Ends with 1 where something deviates by more than it may.
+Results are kept in --folder under the hash of the sources, so that a run that was stopped continues. Once no
+case is left, the page is written. With --match only cases whose names contain the text are made, and no page
+is written. Ends with 1 if something deviates by more than it may.
 """
 
 import argparse
@@ -38,7 +36,7 @@ Record = dict[str, Any]
 
 
 class Results:
-    """A file of JSON lines: what has been found for one state of the sources."""
+    """A file of JSON lines: the results of one state of the sources."""
 
     def __init__(self, folder: Path):
         self.path = folder / f"results-{sources_sha256()[:16]}.jsonl"
@@ -47,7 +45,7 @@ class Results:
         self.records: dict[tuple[str, str], Record] = {}
         for line in lines:
             record = json.loads(line)
-            # What failed is tried again.
+            # A case that failed is tried again.
             if record["ok"]:
                 self.records[record["table"], record["name"]] = record
 
@@ -105,14 +103,14 @@ def _first_of(runner: Runner, origin: Case) -> RunDir:
 
 
 def jobs_of(table: str, runner: Runner, done: Callable[[str], bool]) -> Iterator[tuple[str, Job[Record]]]:
-    """(name, job) of what is not done yet."""
+    """(name, job) of each case that is not done yet."""
     if table == "reshape":
         for cases in (reshape_cases(), reshape_cases_bf16()):
             for origin in cases:
                 targets = [case for case in cases if case != origin]
                 left = [case for case in targets if not done(f"{origin.name} -> {case.name}")]
                 if left:
-                    # Trained before its checkpoint is asked for.
+                    # It must be trained before its checkpoint is loaded.
                     for name, found in runner.finish([(origin.name, first_half(runner, origin))]):
                         if isinstance(found, str):
                             raise RunFailed(f"{name}: {found}")

@@ -15,7 +15,7 @@ WIDTH = 110
 HEAD = """# Every layout against one process
 
 `make parity` (tests/parity/matrix.py) writes this page; nobody edits it. `make test` runs a part of it: a
-pairwise cover in place of the whole product (tests/parity/test_parity.py, test_resuming.py,
+pairwise cover instead of the whole product (tests/parity/test_parity.py, test_resuming.py,
 test_reshaping.py).
 """
 

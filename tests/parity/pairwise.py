@@ -1,5 +1,4 @@
-"""Few cases in which every two choices that go together meet: most faults of a product show in a product of
-two."""
+"""Few cases in which every two choices that go together meet: most faults need only two choices."""
 
 import itertools
 import random

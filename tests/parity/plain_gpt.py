@@ -1,5 +1,4 @@
-"""A GPT-3 in plain torch, written from the papers and sharing no line with nbtrain: what every layout is
-compared with.
+"""A GPT-3 in plain torch, written from the papers without nbtrain's code: every layout's reference.
 
 Attention is written out, logits are whole, the loss is torch's. Its modules have nbtrain's canonical names
 (model/names.py), so that the same initial weights go in; the vocabulary has no padding. The number of heads

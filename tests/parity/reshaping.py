@@ -1,4 +1,4 @@
-"""Checkpoints that one layout writes and another loads: the curve goes on, and nothing is changed by the way.
+"""Checkpoints that one layout writes and another loads: nothing in them changes, and the curve continues.
 
 The second layout saves what it has loaded before its first step: masters, moments and Adam's step of every
 parameter must be the first one's, byte for byte (the vocabulary's padding, which no layout shares, apart). In
@@ -26,8 +26,7 @@ OVERRIDES = {"checkpoint.keep_last": STEPS}
 
 @dataclass(frozen=True)
 class Reshaped:
-    """What became of a checkpoint in another layout; its contents are byte-equal, or there would be none of
-    this."""
+    """How far a checkpoint led in another layout; its contents were byte-equal, or there is no result."""
 
     loss: float
     """Largest deviation from one process (bf16: from the run that wrote it) in the steps after the load."""
@@ -58,7 +57,7 @@ def reshaped(runner: Runner, first: RunDir, case: Case) -> Job[Reshaped]:
     shutil.rmtree(run.model)
     shutil.rmtree(copy.model)
     loss, norm = (float(np.abs(ours - theirs).max()) for ours, theirs in zip((losses, norms), expected))
-    assert loss <= LOSS_TOLERANCE[case.precision], f"{name}: the loss goes on {loss:.2g} apart"
+    assert loss <= LOSS_TOLERANCE[case.precision], f"{name}: the loss deviates by {loss:.2g}"
     return Reshaped(loss, norm, found)
 
 
@@ -75,8 +74,7 @@ def _continue(runner: Runner, run: RunDir, copy: RunDir, case: Case, step: int) 
 
 
 def chained(runner: Runner, cases: Sequence[Case], name: str) -> Job[Reshaped]:
-    """The run `name`, loaded into another layout every step or so, through all of `cases`, of one
-    precision."""
+    """Train the run `name` through all of `cases`, of one precision: another layout after every step."""
     precision = cases[0].precision
     # The last layout makes what is left.
     ends = [*range(1, len(cases)), STEPS]
@@ -97,7 +95,7 @@ def chained(runner: Runner, cases: Sequence[Case], name: str) -> Job[Reshaped]:
     assert {store.step(parameter) for parameter in store.parameters} == {STEPS}
     reference = runner.reference(cases[0].data)
     loss = float(np.abs(losses - reference.losses).max())
-    assert loss <= LOSS_TOLERANCE[precision], f"{name}: the loss goes on {loss:.2g} apart"
+    assert loss <= LOSS_TOLERANCE[precision], f"{name}: the loss deviates by {loss:.2g}"
     return Reshaped(loss, float(np.abs(norms - reference.grad_norms).max()), tensors)
 
 

@@ -1,5 +1,4 @@
-"""A run that was stopped, killed and killed while saving ends as one that was not, bit for bit
-(resuming.py)."""
+"""A run that was stopped, killed, and killed while saving equals an uninterrupted one (resuming.py)."""
 
 import pytest
 

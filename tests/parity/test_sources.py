@@ -39,8 +39,7 @@ def test_a_changed_source_makes_the_page_stale(tmp_path):
 
 @pytest.fixture
 def package(tmp_path):
-    """nbtrain.a, which imports nbtrain.b, which imports more late and for types alone; nobody imports
-    nbtrain.cli."""
+    """nbtrain.a imports nbtrain.b, which imports more late and for types; nobody imports nbtrain.cli."""
     for name, content in {
         "__init__": "",
         "a": MODULE,

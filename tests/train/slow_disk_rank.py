@@ -1,5 +1,4 @@
-"""A forked rank that trains on a disk which fails it: at one checkpoint it hangs with half a file, or is
-full; or all of it is slow."""
+"""A forked rank whose disk fails it: one checkpoint hangs, one checkpoint finds no room, or all are slow."""
 
 import resource
 import time
@@ -10,8 +9,7 @@ from nbtrain.train.__main__ import main as train_main
 
 
 def main(path: str, what: str, step: int) -> int:
-    """Train the run `path`; the files of `step` hang ("hang") or do not fit ("full"), or all outlast a step
-    ("slow")."""
+    """Train the run `path`; `what`: the files of `step` "hang" or find the disk "full", or all are "slow"."""
     write_file = checkpoint_writer.write_file
 
     def failing(file: Path, state):

@@ -110,8 +110,10 @@ class Mixed:
 
 @pytest.mark.parametrize("num_workers", [0, 1])
 def test_what_some_samples_carry_all_of_a_batch_have(num_workers):
-    """A plain sample beside others: all learnt, straight positions, one document; lengths run over the
-    batch."""
+    """A plain sample beside others: all tokens learnt, straight positions, one document.
+
+    The lengths of documents run over the whole batch.
+    """
     [batch] = Batches(Mixed(), iter([[0, 1, 2]]), torch.device("cpu"), num_workers, named=True)
     assert batch.loss_mask.tolist() == [[1, 1, 1, 1], [1, 0, 1, 1], [1, 1, 1, 1]]
     assert batch.position_ids.tolist() == [[0, 1, 2, 3], [0, 1, 2, 0], [0, 1, 2, 3]]

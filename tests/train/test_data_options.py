@@ -1,5 +1,4 @@
-"""Whole tiny runs on a blend with documents apart and a loss mask: resumed bit for bit, and cut over
-ranks."""
+"""Tiny runs on a blend with a loss mask and separate documents: resumed bit for bit, cut over ranks."""
 
 from pathlib import Path
 
@@ -33,8 +32,7 @@ def home(data_home) -> Path:
 
 
 def test_a_blend_with_documents_apart_resumes_bitwise(tmp_path, home, forked):
-    """Per epoch, one rank: every loss and norm, and the last checkpoint, are those of a run that was not
-    stopped."""
+    """Per epoch, one rank: losses, norms and the last checkpoint are those of an uninterrupted run."""
     steps = STEPS
     overrides = {**BLEND, "data.shuffle": "per_epoch"}
     straight = launch.make_run(tmp_path, overrides, "straight")
@@ -112,8 +110,7 @@ def layouts(tmp_path_factory, home, forked):
 
 @pytest.mark.parametrize("name", ["accumulated", "two-ranks", "zero3"])
 def test_the_mean_over_learnt_tokens_does_not_depend_on_the_layout(layouts, name):
-    """Samples have different numbers of learnt tokens; loss, norm, validation and each dataset's loss are the
-    same.
+    """Samples differ in their learnt tokens; losses, norms and validation are the same.
 
     Up to the order of fp32 sums; means of micro batches' means would differ in the third digit.
     """

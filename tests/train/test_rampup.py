@@ -84,8 +84,7 @@ def bare_loop(config):
 
 @pytest.mark.slow
 def test_a_ramp_follows_a_bare_loop(tmp_path, data_home, forked, monkeypatch):
-    """On 2 ranks with ZeRO 2, micro batches 1, 1, 2, 3, 4: losses and norms to fp32's last bits, and all
-    counts."""
+    """2 ranks, ZeRO 2, micro batches 1, 1, 2, 3, 4: losses and norms to fp32's last bits, all counts."""
     run = launch.make_run(
         tmp_path,
         {

@@ -63,8 +63,7 @@ def _compare(one, other, path: str) -> int:
 
 
 def stop_under_torchrun(run: RunDir, data_home: Path, step: int, ranks: int) -> int:
-    """Start as a user does, SIGTERM to torchrun once `step` is done, wait for the end; the step that was
-    saved."""
+    """Start as a user does, and send SIGTERM to torchrun after `step`; the step that was saved."""
     process = launch.start(run, data_home, ranks)
     wait_for(lambda: len(launch.trace(run)) >= step, process)
     process.send_signal(signal.SIGTERM)
@@ -81,9 +80,11 @@ def stop_under_torchrun(run: RunDir, data_home: Path, step: int, ranks: int) -> 
     ],
 )  # fmt: skip
 def test_a_stopped_and_resumed_run_is_bitwise_the_same(tmp_path, data_home, forked, ranks, overrides):
-    """SIGTERM between two checkpoints, on from where it stopped, with one more evaluation and save in
-    between: loss and gradient norm of each step, and all that is in the last checkpoint, are those of a
-    straight run."""
+    """A run that SIGTERM stopped between two checkpoints equals an uninterrupted run bit for bit.
+
+    Compared: loss and gradient norm of each step, and everything in the last checkpoint. The stopped run
+    evaluates and saves once more in between.
+    """
     overrides = {**RUN, **overrides}
     steps = overrides["batch.train_tokens"] // 32 // overrides.get("batch.global_batch_size", 4)
     straight = launch.make_run(tmp_path, overrides, "straight")
@@ -185,8 +186,10 @@ class RunsCode:
 
 
 def test_torn_checkpoints_are_passed_over_and_that_is_said(copy, forked):
-    """One with code that its manifest vouches for, one with a flipped byte; the run goes on from step 10 and
-    ends the same."""
+    """One holds code that its manifest vouches for, one a flipped byte; the run resumes from step 10.
+
+    Its losses are those of the straight run.
+    """
     expected = launch.trace(copy)
     torch.save({"module": RunsCode(copy.path / "made")}, copy.checkpoint(24) / "mp_rank_00_model_states.pt")
     manifest = files.read_json(copy.checkpoint_manifest(24))
@@ -239,8 +242,7 @@ def test_checkpoints_that_do_not_fit_are_refused_with_every_reason(copy, forked)
 
 
 def test_a_save_request_is_carried_out_and_the_run_goes_on(tmp_path, data_home):
-    """control/request.json: a checkpoint at the next boundary, an acknowledgement, then on; a stop ends
-    it."""
+    """control/request.json: a checkpoint at the next step and an acknowledgement; a stop ends the run."""
     run = launch.make_run(
         tmp_path, {**RUN, "batch.train_tokens": 4 * 32 * 20_000, "checkpoint.save_interval_steps": 10**6}
     )
@@ -289,8 +291,10 @@ def test_one_batch_is_learned_by_heart(tmp_path, forked):
 
 @pytest.mark.soak
 def test_gpt_125m_trains_two_steps_at_full_size_saves_and_resumes(tmp_path, forked):
-    """The upstream file's model, 126 million parameters, with a small batch and sequence; the second step is
-    made after a stop and a resume. Its optimizer state alone is 1.5 GB."""
+    """The upstream file's model, 126 million parameters, with a small batch and sequence.
+
+    The second step is made after a stop and a resume. The optimizer state alone is 1.5 GB.
+    """
     overrides = {
         "name": "gpt-125m",
         "data.name": "test",

@@ -47,7 +47,7 @@ class Report:
         dataset_names: tuple[str, ...] = (),
         trace: bool = False,
     ):
-        """The run goes on from `state`. `folder`: of TensorBoard, where the settings are written as text.
+        """`state`: where the run starts. `folder`: of TensorBoard; the settings are written there as text.
 
         `dataset_names`: of the rows of StepResult.dataset_losses. `trace`: losses as float hex, too.
         """
@@ -67,7 +67,7 @@ class Report:
         self._rate = Rate()
         self._pending: list[StepResult] = []
         self.progress.num_parameters = count_parameters(config).total
-        # A run that goes on has loaded it; it counts until there is a newer one.
+        # A resumed run has loaded this checkpoint; it counts until there is a newer one.
         self.progress.checkpoint_step = state.step or None
         self._run_samples = config.batch_schedule.samples_after(config.train_steps)
         self._follow(state)

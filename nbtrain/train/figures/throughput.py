@@ -1,7 +1,6 @@
 """How fast the training goes, and where a step's time goes.
 
-Three figures of speed, never mixed up; the FLOPs are those of config/arithmetic/flops.py, an equal share for
-each device:
+There are three figures of speed; each device has an equal share of the FLOPs of config/arithmetic/flops.py:
 
     MFU                                  model FLOPs / datasheet peak: what training gets out of the hardware
     HFU                                  hardware FLOPs, recomputation counted / datasheet peak: how busy the

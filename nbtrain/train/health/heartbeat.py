@@ -97,7 +97,7 @@ class HeartbeatWriter:
                 self._enter(outer)
 
     def beat(self, step: int | None = None) -> None:
-        """Say that this rank goes on; cheap enough for every micro batch."""
+        """Count one more sign of progress; cheap enough for every micro batch."""
         if step is not None:
             self.step = step
         self._beats += 1

@@ -15,8 +15,10 @@ STEPS = 3
 
 @pytest.mark.slow
 def test_a_step_takes_no_number_from_the_device(tmp_path):
-    """Of our own code only the guard looks, at once on a CPU and a step later on a GPU; DeepSpeed does unless
-    it is kept from it, and then the losses and norms are the same, bit by bit."""
+    """Of our code only the guard waits, on a CPU at once; without its checks DeepSpeed does not wait.
+
+    Losses and norms are the same bit by bit, whether DeepSpeed checks or not.
+    """
     launch.make_dataset(tmp_path / "data")
     runs = {
         f"{name}{ending}": launch.make_run(

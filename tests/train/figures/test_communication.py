@@ -52,8 +52,7 @@ def test_a_collective_inside_another_counts_once_and_all_are_waited_for(backend)
 
 
 def test_collectives_of_our_own_layers_count_too(backend, monkeypatch):
-    """torch.distributed's functions, looked up at the call as parallel/mappings.py does; afterwards torch's
-    own."""
+    """torch.distributed's functions, looked up at the call; afterwards they are torch's own again."""
 
     def all_reduce(tensor):
         Backend.seconds += 4

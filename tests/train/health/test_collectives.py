@@ -90,8 +90,7 @@ def test_point_to_point_names_the_other_rank(watch):
 
 
 def test_a_compiled_function_keeps_its_graph(watch, alone):
-    """A compiler follows the call to the function it knows: no break, and nothing is noted inside the
-    graph."""
+    """A compiler follows the call to the function it knows: no break, no note inside the graph."""
 
     def reduce(x):
         dist.all_reduce(x)

@@ -77,8 +77,8 @@ nbtrain.data.tokenizer | nbtrain.corpus.tokenizer.folder
 nbtrain.data.wiki.download | nbtrain.corpus.http nbtrain.corpus.partial_file
 nbtrain.notebook_runner | nbtrain.cli.demo nbtrain.cli.jupyterlab
 nbtrain.rundir | nbtrain.base.checkpoint_files nbtrain.base.events nbtrain.base.records
-nbtrain.train.checkpoint | nbtrain.checkpoint.choose nbtrain.checkpoint.describe nbtrain.checkpoint.load
-    nbtrain.checkpoint.state nbtrain.checkpoint.weights nbtrain.config.arithmetic.checkpoint_bytes
+nbtrain.train.checkpoint | nbtrain.checkpoint.describe nbtrain.checkpoint.live_run nbtrain.checkpoint.load
+    nbtrain.checkpoint.weights nbtrain.config.arithmetic.checkpoint_bytes
 nbtrain.train.profile_summary | nbtrain.train.profile.trace
 nbtrain.train.report | nbtrain.train.figures.alerts
 nbtrain.train.stability | nbtrain.checkpoint.rollbacks nbtrain.train.health.discard

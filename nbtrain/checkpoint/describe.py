@@ -4,10 +4,9 @@ import time
 from typing import Any
 
 from nbtrain.checkpoint import certificate
-from nbtrain.checkpoint.live_run import LiveRun
+from nbtrain.checkpoint.live_run import LiveRun, TrainState
 from nbtrain.checkpoint.manifest import SCHEMA_VERSION
 from nbtrain.checkpoint.reshape import live_shape
-from nbtrain.checkpoint.state import TrainState
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
 from nbtrain.model.gpt_pipe import canonical_parameters

@@ -19,14 +19,12 @@ from nbtrain.base.errors import CheckpointError
 from nbtrain.base.rundir import RunDir
 from nbtrain.checkpoint import describe
 from nbtrain.checkpoint import manifest as manifests
-from nbtrain.checkpoint.live_run import LiveRun
-from nbtrain.checkpoint.state import TrainState
+from nbtrain.checkpoint.live_run import LiveRun, TrainState
 from nbtrain.checkpoint.writer import SHARES, BackgroundSave, CheckpointWriter, Described
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_room_bytes
 from nbtrain.config.schema import RunConfig
-from nbtrain.parallel.agreement import broadcast_object, gather_objects
+from nbtrain.parallel.agreement import NOTHING, SAVE, broadcast_object, gather_objects
 from nbtrain.parallel.startup import quiet
-from nbtrain.parallel.wishes import NOTHING, SAVE
 
 # Where DeepSpeed copies the swap files of state that is offloaded to NVMe.
 SWAPPED = "offloaded_tensors"

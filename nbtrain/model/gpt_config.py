@@ -26,13 +26,11 @@ class GPTConfig:
     checkpoint_interval_layers: int = 0
     """Recompute this many layers at a time in the backward pass; 0 keeps their activations."""
     selective_recompute: bool = False
-    """Recompute what is large and cheap in each layer (recompute.py); no effect if whole layers are
-    recomputed."""
+    """Recompute what is large and cheap in each layer (recompute.py), unless whole layers are recomputed."""
     fp8: bool = False
     """Multiply the blocks' matrices in FP8 (parallel/fp8.py)."""
     fpdt_chunk_tokens: int = 0
-    """Attention and MLP take chunks of this many tokens of the whole sequence (parallel/fpdt.py); 0 is
-    off."""
+    """Attention and MLP take chunks of this many tokens of the whole sequence (parallel/fpdt.py); 0: off."""
     vocab_size: int | None = None
     """Number of ids in use; ids from here on are padding and ignored. None: all ids are in use."""
 

@@ -14,6 +14,7 @@ the activations as numbers, [b, s] whatever their count, and each stage makes it
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks
 """
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -69,7 +70,7 @@ def build_pipeline(
         bounds,
         topology,
         _Program(config, parallel.stream),
-        _Loss(config, parallel),
+        functools.partial(_loss, config, parallel),
         repeated=range(2, 2 + config.num_layers),
         interval_layers=config.checkpoint_interval_layers,
     )
@@ -83,12 +84,11 @@ def pipeline_inputs(
     loss_denominator and token_losses are those of GPT.forward. Either all micro batches of a run have
     documents or none has: the stages agree at the first micro batch on what they send.
     """
-    tokens = batch.tokens
-    inputs = [tokens, _or_nothing(batch.position_ids)]
+    inputs = [batch.tokens, _or_nothing(batch.position_ids)]
     if batch.cu_seqlens is not None:
-        inputs.append(document_numbers(batch.cu_seqlens, *tokens.shape))
+        inputs.append(document_numbers(batch.cu_seqlens, *batch.tokens.shape))
     losses = (batch.loss_mask, loss_denominator, token_losses)
-    return tuple(inputs), (batch.labels, *(_or_nothing(one) for one in losses))
+    return tuple(inputs), (batch.labels, *map(_or_nothing, losses))
 
 
 def canonical_parameters(model: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
@@ -155,17 +155,8 @@ class _Program:
         return x if isinstance(x, tuple) or beside.numbers is None else (x, beside.numbers)
 
 
-class _Loss:
-    """The loss of the last layer's output, with the signature that DeepSpeed calls."""
-
-    def __init__(self, config: GPTConfig, parallel: ModelParallel):
-        self.config = config
-        self.parallel = parallel
-
-    def __call__(self, outputs: tuple[torch.Tensor, torch.Tensor], labels: tuple) -> torch.Tensor:
-        hidden, weight = outputs
-        targets, *losses = labels
-        with products_in(self.config, hidden.device.type):
-            return language_model_loss(
-                hidden, weight, targets, self.config, self.parallel, *(_or_none(one) for one in losses)
-            )
+def _loss(config: GPTConfig, parallel: ModelParallel, outputs: tuple, labels: tuple) -> torch.Tensor:
+    """The loss of the last layer's output; DeepSpeed calls it with outputs and labels."""
+    (hidden, weight), (targets, *losses) = outputs, labels
+    with products_in(config, hidden.device.type):
+        return language_model_loss(hidden, weight, targets, config, parallel, *map(_or_none, losses))

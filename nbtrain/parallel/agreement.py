@@ -1,6 +1,6 @@
 """One decision of all ranks at each step boundary, which costs the step nothing.
 
-Each rank has a wish (0 is none, a larger number a stronger wish); the decision is the largest. The all-reduce
+Each rank has a wish (a larger number is a stronger wish), and the decision is the largest. The all-reduce
 of this one integer has a gloo group of its own. It is started with the step and awaited at its end, so that
 training never waits for it and NCCL's streams never see it. A single process agrees with itself.
 """
@@ -9,6 +9,10 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+
+# LEAVE ends the job after a validation that is due (train/requests.py). STOP ends it at once, because a batch
+# system may leave seconds only.
+NOTHING, SAVE, LEAVE, STOP = 0, 1, 2, 3
 
 
 class Agreement:

@@ -1,9 +1,9 @@
-"""FPDT (arXiv:2408.16978): attention over millions of tokens, one chunk of queries, keys and values at a
-time.
+"""FPDT (arXiv:2408.16978): attention over millions of tokens, a chunk of them at a time.
 
-The other chunks wait in host memory. DeepSpeed's layer does the work, with flash-attn's kernels and on GPUs
-only; this module connects it to our layers. Ulysses is part of FPDT: each rank holds an equal piece of every
-chunk, so that all ranks have equal shares of the causal triangle (ulysses.own_tokens).
+Queries, keys and values of the other chunks wait in host memory. DeepSpeed's layer does the work, with
+flash-attn's kernels and on GPUs only; this module connects it to our layers. Ulysses is part of FPDT: each
+rank holds an equal piece of every chunk, so that all ranks have equal shares of the causal triangle
+(ulysses.own_tokens).
 
 Not yet run on a GPU; its CPU test replaces flash-attn's kernels by plain attention.
 
@@ -45,17 +45,12 @@ def attention(
     `chunk_tokens` counts tokens of the whole sequence. `group` must be a real process group, even for one
     rank. Raises RuntimeError if FPDT cannot run here.
     """
-    reason = problem(x.device)
-    if reason is not None:
+    if reason := problem(x.device):
         raise RuntimeError(f"{reason}. Set parallel.fpdt_chunk_tokens: 0.")
-    return _attention(x, query_key_value, dense, head_size, chunk_tokens, group)
-
-
-def _attention(x, query_key_value, dense, head_size, chunk_tokens, group) -> torch.Tensor:
+    if group.process_group is None:
+        raise RuntimeError("FPDT needs a process group of its Ulysses ranks, even for one rank")
     from deepspeed.sequence.fpdt_layer import FPDT_Attention
 
-    if group.process_group is None:
-        raise RuntimeError("FPDT needs a process group of its Ulysses ranks, where there is one rank too")
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     heads = len(query_key_value.bias) // (3 * head_size)

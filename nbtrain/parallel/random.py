@@ -27,11 +27,12 @@ def seed_rank(seed: int, data_parallel_rank: int) -> None:
 
 def get_state() -> dict:
     """The state of every generator, as tensors and plain values that torch.load(weights_only=True) reads."""
+    host, gpu = _torch_state()
     version, words, gauss = random.getstate()
     name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     return {
-        "torch": torch.get_rng_state(),
-        "cuda": torch.cuda.get_rng_state() if torch.cuda.is_available() else None,
+        "torch": host,
+        "cuda": gpu,
         "python": [version, list(words), gauss],
         "numpy": [name, np.asarray(keys).tolist(), int(position), int(has_gauss), float(cached)],
     }
@@ -39,9 +40,7 @@ def get_state() -> dict:
 
 def set_state(state: dict) -> None:
     """Restore what get_state returned."""
-    torch.set_rng_state(state["torch"].cpu())
-    if state["cuda"] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"].cpu())
+    _set_torch_state((state["torch"], state["cuda"]))
     version, words, gauss = state["python"]
     random.setstate((version, tuple(words), gauss))
     name, keys, position, has_gauss, cached = state["numpy"]
@@ -91,14 +90,10 @@ class TensorParallelStream:
 
     def set_state(self, state: dict) -> None:
         """Restore what get_state returned."""
-        self._state = (
-            state["torch"].cpu(),
-            state["cuda"].cpu() if state["cuda"] is not None else None,
-        )
+        self._state = (state["torch"], state["cuda"])
 
     def recompute_contexts(self) -> tuple["_Remembered", "_Remembered"]:
-        """`context_fn` of torch.utils.checkpoint(use_reentrant=False), so that recomputation draws the same
-        numbers.
+        """`context_fn` of torch's checkpoint(use_reentrant=False): recomputation draws the same numbers.
 
         checkpoint itself restores the generators' own stream only. Without this context, the gradient would
         belong to other dropout masks than the loss, and no error would show it.
@@ -108,8 +103,7 @@ class TensorParallelStream:
 
 
 class _Remembered(contextlib.AbstractContextManager):
-    """Records the stream's state on entry, or replays from the recorded state and then restores the
-    stream."""
+    """Records the stream's state on entry; or replays from a recorded state, then restores the stream."""
 
     def __init__(self, stream: TensorParallelStream, repeats: "_Remembered | None" = None):
         self._stream, self._repeats = stream, repeats
@@ -130,6 +124,6 @@ def _torch_state() -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def _set_torch_state(state: tuple[torch.Tensor, torch.Tensor | None]) -> None:
-    torch.set_rng_state(state[0])
+    torch.set_rng_state(state[0].cpu())
     if state[1] is not None and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state[1])
+        torch.cuda.set_rng_state(state[1].cpu())

@@ -71,7 +71,21 @@ def partition_dim(parameter: torch.Tensor) -> int | None:
     return parameter.partition_dim if is_cut else None  # type: ignore[attr-defined]
 
 
-class ColumnParallelLinear(nn.Module):
+class _CutModule(nn.Module):
+    """A layer with `count` of something to cut over the ranks. Raises ValueError if the parts are unequal."""
+
+    def __init__(self, what: str, count: int, unit: int, group: Group, sequence_parallel: bool):
+        super().__init__()
+        if count % (unit * group.size):
+            raise ValueError(
+                f"{what} cannot be cut over {group.size} tensor-parallel ranks: must be a multiple of "
+                f"{unit * group.size}."
+            )
+        self.group = group
+        self.sequence_parallel = sequence_parallel and group.size > 1
+
+
+class ColumnParallelLinear(_CutModule):
     """y = x W^T + b, this rank's columns of y.  [b, s, i] -> [b, s, o/t], weight [o/t, i], bias [o/t].
 
     With sequence_parallel x is [b, s/t, i]. It is gathered, and gathered again in the backward pass, so that
@@ -91,15 +105,9 @@ class ColumnParallelLinear(nn.Module):
         unit: int = 1,
         products: Products = PLAIN,
     ):
-        super().__init__()
-        if outputs % (unit * group.size):
-            raise ValueError(
-                f"{name}: {outputs} outputs in units of {unit} cannot be cut over {group.size} "
-                f"tensor-parallel ranks: must be a multiple of {unit * group.size}."
-            )
-        self.group = group
+        what = f"{name}: {outputs} outputs in units of {unit}"
+        super().__init__(what, outputs, unit, group, sequence_parallel)
         self.products = products
-        self.sequence_parallel = sequence_parallel and group.size > 1
         self.weight = shard(init.normal(f"{name}.weight", outputs, inputs), 0, group)
         self.bias = shard(init.zeros(outputs), 0, group)
 
@@ -111,7 +119,7 @@ class ColumnParallelLinear(nn.Module):
         return _column_linear(x, weight, bias, self.group, self.sequence_parallel, products)
 
 
-class RowParallelLinear(nn.Module):
+class RowParallelLinear(_CutModule):
     """y = x W^T + b, with this rank's columns of x.  [b, s, i/t] -> [b, s, o], weight [o, i/t], bias [o].
 
     With sequence_parallel y is [b, s/t, o]. The bias is added once, after the sum. Raises ValueError if the
@@ -129,15 +137,8 @@ class RowParallelLinear(nn.Module):
         residual: bool = False,
         products: Products = PLAIN,
     ):
-        super().__init__()
-        if inputs % group.size:
-            raise ValueError(
-                f"{name}: {inputs} inputs cannot be cut over {group.size} tensor-parallel ranks: "
-                f"must be a multiple of {group.size}."
-            )
-        self.group = group
+        super().__init__(f"{name}: {inputs} inputs", inputs, 1, group, sequence_parallel)
         self.products = products
-        self.sequence_parallel = sequence_parallel and group.size > 1
         self.weight = shard(init.normal(f"{name}.weight", outputs, inputs, residual=residual), 1, group)
         self.bias = init.zeros(outputs)
         self.bias.sequence_parallel = self.sequence_parallel  # type: ignore[attr-defined]
@@ -153,7 +154,7 @@ class RowParallelLinear(nn.Module):
         return _row_linear(x, weight, self.group, self.sequence_parallel, products) + bias
 
 
-class VocabParallelEmbedding(nn.Module):
+class VocabParallelEmbedding(_CutModule):
     """Token ids [b, s] -> [b, s, h] (sequence_parallel: [b, s/t, h]), weight [v/t, h].
 
     The weight is the output matrix too (cross_entropy.py). Raises ValueError unless the vocabulary is padded
@@ -169,14 +170,8 @@ class VocabParallelEmbedding(nn.Module):
         group: Group = ALONE,
         sequence_parallel: bool = False,
     ):
-        super().__init__()
-        if padded_vocab_size % group.size:
-            raise ValueError(
-                f"{name}: a vocabulary of {padded_vocab_size} cannot be cut over {group.size} "
-                f"tensor-parallel ranks: pad it to a multiple of {group.size}."
-            )
-        self.group = group
-        self.sequence_parallel = sequence_parallel and group.size > 1
+        what = f"{name}: a padded vocabulary of {padded_vocab_size}"
+        super().__init__(what, padded_vocab_size, 1, group, sequence_parallel)
         self.weight = shard(init.normal(f"{name}.weight", padded_vocab_size, hidden_size), 0, group)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:

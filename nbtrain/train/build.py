@@ -16,12 +16,10 @@ import torch.distributed as dist
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.events import EventWriter
 from nbtrain.base.rundir import RunDir
-from nbtrain.checkpoint.choose import choose
-from nbtrain.checkpoint.live_run import LiveRun
-from nbtrain.checkpoint.load import load
+from nbtrain.checkpoint.live_run import LiveRun, TrainState
+from nbtrain.checkpoint.load import choose, load
 from nbtrain.checkpoint.rollbacks import pass_bad_samples, skipped_samples
 from nbtrain.checkpoint.save import Saver
-from nbtrain.checkpoint.state import TrainState
 from nbtrain.checkpoint.store import DTYPES
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.deepspeed import deepspeed_config

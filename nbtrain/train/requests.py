@@ -13,7 +13,7 @@ from nbtrain.base import files
 from nbtrain.base.records import ControlRequest, JobRecord
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schedule_section import BatchConfig
-from nbtrain.parallel.wishes import LEAVE, NOTHING, SAVE, STOP
+from nbtrain.parallel.agreement import LEAVE, NOTHING, SAVE, STOP
 
 ACTIONS = {"save": SAVE, "stop": STOP}
 

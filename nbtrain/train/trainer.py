@@ -17,9 +17,8 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.checkpoint.save import Saved, add_validation
 from nbtrain.config.schema import RunConfig
-from nbtrain.parallel.agreement import Agreement
+from nbtrain.parallel.agreement import LEAVE, NOTHING, STOP, Agreement
 from nbtrain.parallel.startup import World
-from nbtrain.parallel.wishes import LEAVE, NOTHING, STOP
 from nbtrain.train.attempt import this_attempt
 from nbtrain.train.batches import Batches, training_rows
 from nbtrain.train.build import Built, build

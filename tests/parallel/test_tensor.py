@@ -214,7 +214,7 @@ def test_uneven_rows_and_vocabularies_are_refused():
     with pytest.raises(ValueError, match=r"dense: 16 inputs cannot be cut over 3 .* a multiple of 3"):
         RowParallelLinear("dense", H, H, INIT, Group((0, 1, 2)))
     with pytest.raises(
-        ValueError, match=r"words: a vocabulary of 50 cannot be cut over 4 .* pad it to a multiple of 4"
+        ValueError, match=r"words: a padded vocabulary of 50 cannot be cut over 4 .* a multiple of 4"
     ):
         VocabParallelEmbedding("words", 50, H, INIT, Group((0, 1, 2, 3)))
 

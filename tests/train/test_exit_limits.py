@@ -7,7 +7,7 @@ import pytest
 from nbtrain.base.records import JobRecord
 from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import load
-from nbtrain.parallel.wishes import LEAVE, NOTHING
+from nbtrain.parallel.agreement import LEAVE, NOTHING
 from nbtrain.train.requests import ExitLimits, job_age_seconds
 
 

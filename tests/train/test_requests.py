@@ -13,7 +13,7 @@ import pytest
 from nbtrain.base import files
 from nbtrain.base.records import ControlRequest
 from nbtrain.base.rundir import RunDir
-from nbtrain.parallel.wishes import NOTHING, SAVE, STOP
+from nbtrain.parallel.agreement import NOTHING, SAVE, STOP
 from nbtrain.train.attempt import report_outcome
 from nbtrain.train.requests import Requests
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from nbtrain.base import amounts
-from nbtrain.checkpoint.state import TrainState
+from nbtrain.checkpoint.live_run import TrainState
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.deepspeed import deepspeed_config
 from nbtrain.config.load import to_yaml

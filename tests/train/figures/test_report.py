@@ -10,7 +10,7 @@ import torch
 from nbtrain.base.events import EventWriter, read_events
 from nbtrain.base.records import TrainingProgress
 from nbtrain.base.rundir import RunDir
-from nbtrain.checkpoint.state import TrainState
+from nbtrain.checkpoint.live_run import TrainState
 from nbtrain.config.arithmetic.parameters import count_parameters
 from nbtrain.config.load import load
 from nbtrain.dataset.samples.state import DataState

@@ -11,7 +11,7 @@ from nbtrain.base.addresses import redacted, text_without_secrets, without_secre
         ("https://u:p@host:8/a/b?k=v&s#f", "https://***@host:8/a/b?k=***&***"),
         ("https://dumps.wikimedia.org", "https://dumps.wikimedia.org"),
         ("http://[broken", "***"),
-        # Passwords that should have been quoted, and end the host before its time.
+        # Passwords that should have been quoted: they end the host too early.
         ("http://u:pa/ss@host/dumps", "http://***@host/dumps"),
         ("http://u:p@a/ss@host", "http://***@host"),
         ("http://u:pa?ss@host", "***"),
@@ -29,7 +29,7 @@ def test_redacted(address, shown):
 
 
 def test_values_without_secrets():
-    """Strings however deep; a mirror is an address also without https://."""
+    """Strings at any depth; a mirror is an address even without https://."""
     sources = [{"kind": "wiki", "mirror": "me:s3cret@host", "sha1": None}, {"path": "a@b:c"}]
     assert without_secrets({"sources": sources, "number": 5}) == {
         "sources": [{"kind": "wiki", "mirror": "***@host", "sha1": None}, {"path": "a@b:c"}],
@@ -47,5 +47,5 @@ def test_values_without_secrets():
     ],
 )
 def test_text_without_secrets(text, shown):
-    """Rather too much than too little; text without an address stays."""
+    """Too much is hidden rather than too little; text without an address stays."""
     assert text_without_secrets(text) == shown

@@ -20,7 +20,7 @@ from nbtrain.base import amounts
     ],
 )
 def test_counts_are_short(value, words):
-    """Three or four figures."""
+    """A count has at most four digits and a unit."""
     assert amounts.count(value) == words
 
 
@@ -29,12 +29,12 @@ def test_counts_are_short(value, words):
     [(4, "4 s"), (200, "3.3 min"), (28_800, "8.0 h"), (4_700_000, "54 d"), (1.5e8, "4.8 years")],
 )
 def test_times_are_short(seconds, words):
-    """No more figures than an estimate has."""
+    """An estimated time has no more digits than the estimate is exact to."""
     assert amounts.duration(seconds) == words
 
 
 def test_sizes_are_short():
-    """In units of 1024."""
+    """Bytes are in units of 1024."""
     assert [amounts.size(value) for value in (0, 1023, 2**20, 40 * 2**30)] == [
         "0 B",
         "1023 B",
@@ -55,7 +55,7 @@ def test_sizes_are_short():
     ],
 )
 def test_measured_times_have_two_units(seconds, words):
-    """As on a clock; one that went backwards shows nothing."""
+    """A measured time reads as on a clock; a negative one is 0 s."""
     assert amounts.elapsed(seconds) == words
 
 

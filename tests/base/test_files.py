@@ -35,7 +35,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path, monkeypatch):
 
 
 def test_reading_json_tells_missing_from_broken(tmp_path):
-    """No file is None; half a file is an error that names it."""
+    """A missing file gives None; half a file is an error that names the file."""
     assert files.read_json(tmp_path / "none.json") is None
     broken = tmp_path / "broken.json"
     broken.write_text('{"a": ')

@@ -1,4 +1,4 @@
-"""The end of a job whose run directory takes no more, and whose words are believed."""
+"""The last record of a job whose run directory can no longer be written, and who may write it."""
 
 import os
 import tempfile
@@ -37,7 +37,7 @@ def ended(job):
 
 
 def test_status_reports_the_last_words(job, temporary):
-    """In place of guessing at a kill; a newer job of the run forgets them."""
+    """The recorded end counts, in place of LOST; a newer job of the run removes it."""
     assert jobstate.read_state(job, time.time())[0] == "LOST"
     path = last_words.keep(ended(job))
     assert path.parent == temporary / f"nbtrain-{os.getuid()}"
@@ -57,7 +57,7 @@ def test_what_job_json_says_itself_counts_more(job, temporary):
 
 @pytest.mark.parametrize("trap", ["open to others", "a link", "a file"])
 def test_a_folder_that_others_could_have_made_is_not_used(job, temporary, tmp_path, trap):
-    """Neither written to nor believed."""
+    """Such a folder is neither written nor read."""
     path = last_words.keep(ended(job))
     folder, real = path.parent, tmp_path / "real"
     if trap == "open to others":
@@ -83,7 +83,7 @@ def test_words_about_another_job_and_damaged_ones_are_not_believed(job, temporar
 
 
 def test_a_lost_job_on_a_read_only_disk_says_so(job, temporary, monkeypatch):
-    """Without last words too."""
+    """The cause of a LOST job names the read-only disk even if there are no last words."""
     monkeypatch.setattr(jobstate, "is_read_only", lambda folder: True)
     state, cause = jobstate.read_state(job, time.time())
     assert state == "LOST"

@@ -1,4 +1,4 @@
-"""What is made of the driver's answers, with a stand-in for the package that asks it."""
+"""How the driver's answers are read, with a stand-in for the package that asks the driver."""
 
 import sys
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ NAME = "NVIDIA A100-SXM4-40GB"
 
 
 class NVMLError(Exception):
-    """As the package's: an error code of the driver."""
+    """The package's error, with the driver's code."""
 
 
 class Driver(ModuleType):
-    """Two GPUs; the second one tells only its name, the third is lost. Answers as the package does."""
+    """Answers as the package does: of three GPUs the second reports only its name, and the third is lost."""
 
     NVMLError = NVMLError
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM = 0, 1
@@ -69,7 +69,7 @@ class Driver(ModuleType):
 
 @pytest.fixture
 def driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
-    """The stand-in, loaded in place of the package; what is remembered of it is forgotten afterwards."""
+    """The stand-in in place of the package; the cache is cleared afterwards."""
     driver = Driver()
     monkeypatch.setitem(sys.modules, "pynvml", driver)
     nvml._library.cache_clear()
@@ -97,7 +97,7 @@ def test_the_use_of_one_gpu_by_the_uuid_that_cuda_has_for_it(driver: Driver) -> 
 
 
 def test_zero_is_reported_as_zero(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An idle GPU is no gap."""
+    """The figures of an idle GPU are 0, not missing."""
     monkeypatch.setattr(driver, "nvmlDeviceGetUtilizationRates", lambda handle: SimpleNamespace(gpu=0))
     monkeypatch.setattr(driver, "nvmlDeviceGetPowerUsage", lambda handle: 0)
     assert (nvml.gpus()[0].utilization_fraction, nvml.gpus()[0].power_watts) == (0, 0)
@@ -131,6 +131,6 @@ def test_machine_without_a_driver_has_no_gpus(driver: Driver, monkeypatch: pytes
 
 
 def test_machine_without_the_package_has_no_gpus(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The view of a run does without it."""
+    """A run is shown without NVML."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert nvml.gpus() == []

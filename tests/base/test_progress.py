@@ -20,7 +20,7 @@ def test_a_log_gets_whole_lines_with_rate_and_eta(monkeypatch):
 
 
 def test_a_line_of_its_own(monkeypatch):
-    """In a log as above a bar."""
+    """A message is a line of its own, in a log as above a bar."""
     for is_terminal in (False, True):
         stream = io.StringIO()
         monkeypatch.setattr(stream, "isatty", lambda here=is_terminal: here)

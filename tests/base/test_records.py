@@ -45,7 +45,7 @@ def test_a_key_of_a_newer_version_is_passed_over_and_an_older_record_is_filled_u
 
 @pytest.mark.parametrize("value", [{"rank": 0}, [], 3, "x"])
 def test_what_is_no_record_is_named(tmp_path, value):
-    """By its file: one damaged file must not be looked for."""
+    """The error names the file, so that nobody has to look for the damaged one."""
     path = tmp_path / "0.0.json"
     files.write_json(path, value)
     with pytest.raises(RecordError, match=r"0\.0\.json: is no ExitRecord"):
@@ -74,7 +74,7 @@ def marked():
 
 
 def test_a_clock_that_was_set_back_changes_no_duration(marked):
-    """An hour passed, and the wall clock was set back by two meanwhile."""
+    """An hour passed, while the wall clock was set back by two."""
     marked.stamps["ended_at"].seconds = marked.stamps["created_at"].seconds + 3600
     marked.ended_at = 1000.0 - 3600
     assert marked.seconds_between("created_at", "ended_at") == pytest.approx(3600)

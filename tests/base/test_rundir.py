@@ -1,4 +1,4 @@
-"""The run directory: paths, identities, events, and who sees what of a dead supervisor."""
+"""The run directory: paths, identities, events, and the state of a job whose supervisor is dead."""
 
 import os
 import subprocess
@@ -36,7 +36,7 @@ def record(job, **changes) -> JobRecord:
 
 @pytest.mark.parametrize("name", ["../etc", "a/b", "", "A", "-a", "a" * 54, "a b", "a\n"])
 def test_a_name_that_is_no_folder_is_refused(workspace, name):
-    """Names become paths, so they are checked before."""
+    """Names become paths, so they are checked first."""
     with pytest.raises(ConfigError, match="must be 1 to 53 lower case letters, digits and inner dashes"):
         RunDir.named(name)
 
@@ -86,7 +86,7 @@ def test_an_identity_outlives_no_process():
 
 
 def test_states_of_a_dead_supervisor(job):
-    """A job that is active on paper is LOST when its supervisor is gone; a final state stays."""
+    """A job with an active state is LOST if its supervisor is gone; a final state stays."""
     gone = ProcessIdentity(2**22 + 1, 1, boot_id())
     now = time.time()
     state, cause = jobstate.observed_state(record(job, supervisor=gone), now)
@@ -104,10 +104,7 @@ def test_states_of_a_dead_supervisor(job):
 
 
 def test_a_process_of_another_host_is_neither_alive_nor_gone():
-    """Its pid means nothing here; a record without a host is of this one.
-
-    A host that was renamed keeps its processes.
-    """
+    """A pid of another host means nothing here; a record without a host is of this host."""
     other = ProcessIdentity(2**22 + 1, 1, "its boot", "other")
     assert (other.alive(), other.elsewhere(), other.gone()) == (False, True, False)
     old = ProcessIdentity(2**22 + 1, 1, boot_id())
@@ -120,7 +117,7 @@ def test_a_process_of_another_host_is_neither_alive_nor_gone():
 
 
 def test_a_job_of_another_host_is_not_lost_because_its_pid_is_not_here(job):
-    """It is as its supervisor wrote it, as long as that shows a sign of life on the shared disk."""
+    """Its state counts as long as its supervisor renews job.json on the shared disk."""
     other = ProcessIdentity(2**22 + 1, 1, "its boot", "other")
     record(job, supervisor=other).write(job.job_json)
     now = job.job_json.stat().st_mtime
@@ -151,7 +148,7 @@ def test_records_survive_the_disk(job):
 
 
 def test_events_go_on_behind_a_torn_line(job):
-    """A writer that was killed in the middle of a line costs that line alone; numbers go on."""
+    """A writer that was killed in the middle of a line loses that line alone; the numbering goes on."""
     first = EventWriter(job, "rank0")
     first.write("phase", "built", phase="build", seconds=1.5)
     with first.path.open("a") as stream:

@@ -1,4 +1,4 @@
-"""Nothing that comes from a document or a file's name commands the terminal."""
+"""No text of a document or a file's name controls the terminal."""
 
 import pytest
 
@@ -23,5 +23,5 @@ def test_printable(text, shown):
 
 
 def test_errors_are_printable():
-    """Their messages name files and keys of others."""
+    """Messages of errors name files and keys of others."""
     assert str(DataError("a\x1b]0;x\x07.jsonl\n\u202eb")) == "a\\x1b]0;x\\x07.jsonl\n\\u202eb"

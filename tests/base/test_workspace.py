@@ -25,7 +25,7 @@ def test_the_environment_moves_output_and_data(workspace, monkeypatch, tmp_path)
 
 
 def test_a_folder_without_marks_is_its_own_workspace(tmp_path, monkeypatch):
-    """Outside of any workspace, things land in the working directory."""
+    """Outside of any workspace, output and data are in the working directory."""
     monkeypatch.delenv("NBTRAIN_WORKSPACE", raising=False)
     monkeypatch.chdir(tmp_path)
     assert places.workspace() == tmp_path

@@ -59,7 +59,7 @@ def test_the_decay_follows_the_length():
 
 
 def test_a_run_without_a_length(run_yaml):
-    """Told with the line that took it away, or with the file where nothing says it."""
+    """The message names the line that removed the length, or the file if no line did."""
     with pytest.raises(ConfigError) as raised:
         load(run_yaml("batch:\n  train_tokens: null\n"))
     assert str(raised.value) == (

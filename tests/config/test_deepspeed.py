@@ -41,7 +41,7 @@ def test_precision(dtype, autocast, enabled):
 
 
 def test_zero_0_with_16_bit_weights_is_refused():
-    """DeepSpeed would train with a wrong bias correction and say nothing."""
+    """DeepSpeed would train with a wrong bias correction, without a warning."""
     with pytest.raises(ConfigError) as caught:
         deepspeed_config(config_of(parallel__zero_stage=0, precision__dtype="bf16"))
     assert str(caught.value) == (
@@ -86,7 +86,7 @@ print("read", *sorted(Noting.read))
 
 @pytest.mark.slow
 def test_the_known_keys_are_those_that_deepspeed_reads():
-    """Its configuration is made of a mapping that notes what is asked for."""
+    """DeepSpeed reads its configuration from a mapping that records each key."""
     environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", KEYS_READ], env=environment, capture_output=True, text=True

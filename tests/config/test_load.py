@@ -229,7 +229,7 @@ def test_every_number_and_text_of_the_schema_has_an_upper_bound():
     ],
 )
 def test_a_long_value_is_cut_in_the_message(override, message):
-    """However it was given and whatever is wrong with it."""
+    """The secret is hidden however it was given and whatever is wrong with it."""
     said = message_of("gpt-tiny", override if isinstance(override, dict) else [override])
     assert message in said
     assert len(said) < 500
@@ -241,7 +241,7 @@ def test_a_run_of_a_name_that_no_file_system_takes_is_not_there():
 
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_bad_value_is_reported_with_its_line(case, run_yaml):
-    """Where, what was found, the rule; the nearest name where there is one."""
+    """Place, what was found, the rule, and the nearest name if there is one."""
     text, expected = REFUSED[case]
     assert message_of(run_yaml(text)) == expected
 
@@ -266,7 +266,7 @@ def test_a_run_without_its_sections_names_what_is_missing(run_yaml):
 
 
 def test_the_same_word_in_another_section_is_the_nearest():
-    """A right key in a wrong place is the commonest error."""
+    """A right key in a wrong section is the commonest error."""
     located = Located({"model": {"zero_stage": 1}}, {"model.zero_stage": "a.yaml:2"})
     assert unknown_keys(located) == ["a.yaml:2: model has no key `zero_stage`. Nearest: parallel.zero_stage."]
 
@@ -297,7 +297,7 @@ def test_a_child_wins_and_keeps_what_it_does_not_say(run_yaml):
 
 
 def test_several_parents_apply_in_order(run_yaml):
-    """The last of the list wins."""
+    """The last parent in the list wins."""
     first = run_yaml("optimizer: {clip_grad: 2, weight_decay: 3}\n", base=None, name="first.yaml")
     run_yaml("optimizer: {clip_grad: 4}\n", base=None, name="second.yaml")
     child = first.with_name("child.yaml")
@@ -318,7 +318,7 @@ def test_several_parents_apply_in_order(run_yaml):
     ],
 )
 def test_a_bad_extends_is_reported(text, expected, run_yaml, tmp_path):
-    """A missing parent, no file name, a circle."""
+    """A missing parent, a value that is no file name, a circle."""
     assert message_of(run_yaml(text, base=None)) == expected.format(folder=tmp_path)
 
 
@@ -367,7 +367,7 @@ def test_every_spelling_of_an_override_is_the_same_run():
 
 
 def test_an_entry_of_a_list_is_overridden_by_its_number(run_yaml):
-    """What the override does not name stays; a number that is not there is an error."""
+    """What the override does not name stays; an entry's number beyond the list is an error."""
     path = run_yaml("data:\n  sources:\n    - {kind: mock, seed: 5}\n    - {kind: text, path: a}\n")
     config = load(path, ["data.sources.1.path=b", "data.sources.0.num_documents=7"])
     mock, text = config.data.sources
@@ -381,7 +381,7 @@ def test_an_entry_of_a_list_is_overridden_by_its_number(run_yaml):
 
 @pytest.mark.parametrize("overrides", [None, [], {}, ""])
 def test_no_override_changes_nothing(overrides):
-    """Every way to say nothing."""
+    """Every form of no overrides."""
     assert load("gpt-tiny", overrides) == load("gpt-tiny")
 
 
@@ -402,7 +402,7 @@ def test_a_run_names_the_arguments_that_make_it_again():
 
 
 def test_a_long_override_is_whole_among_the_arguments():
-    """A message cuts it; a command that is offered does not."""
+    """A message cuts a long override; a command that is offered has all of it."""
     path = "/corpora/" + "very/" * 20 + "long.jsonl"
     config = load("gpt-tiny", [f"data.sources=[{{kind: jsonl, path: {path}}}]"])
     assert config.where("data.sources").endswith("...") and len(config.where("data.sources")) < 110
@@ -411,7 +411,7 @@ def test_a_long_override_is_whole_among_the_arguments():
 
 
 def test_the_later_of_two_overrides_wins():
-    """As on every command line."""
+    """A later override wins, as on every command line."""
     assert load("gpt-tiny", ["model.seed=1", "model.seed=2"]).model.seed == 2
 
 
@@ -446,7 +446,7 @@ def test_the_later_of_two_overrides_wins():
     ],
 )
 def test_a_bad_override_is_reported(overrides, expected):
-    """What was typed, and what is wrong with it."""
+    """The message quotes what was typed and says what is wrong with it."""
     assert message_of("gpt-tiny", overrides) == expected
 
 
@@ -468,13 +468,13 @@ SECRET = "http://me:s3cret@127.0.0.1:9/?key=s3cret"
     ],
 )
 def test_no_password_of_an_address_is_reported(overrides):
-    """However the override was given, and whatever is wrong with it."""
+    """The password is hidden however the override was given, and whatever is wrong with it."""
     said = message_of("gpt-tiny", overrides)
     assert "s3cret" not in said and "***" in said
 
 
 def test_the_place_of_an_override_has_no_password():
-    """It stands before every message on the value, and in the commands that are offered."""
+    """The place of an override is in every message about its value, and in the commands that are offered."""
     config = load("gpt-tiny", [f"data.sources=[{{kind: wiki, mirror: '{SECRET}'}}]"])
     assert config.data.sources[0].mirror == SECRET
     place = "override data.sources=[{kind: wiki, mirror: 'http://***@127.0.0.1:9/?key=***'}]"
@@ -496,7 +496,7 @@ def test_the_place_of_an_override_has_no_password():
     ],
 )
 def test_a_run_that_is_not_there_names_the_near_ones(run, expected):
-    """The nearest example, or all of them."""
+    """The message names the nearest example, or all of them."""
     assert expected in message_of(run)
 
 
@@ -565,7 +565,7 @@ def test_text_that_looks_like_a_number_survives_the_round_trip(tmp_path):
 
 
 def test_equal_runs_are_equal_wherever_their_values_were_written(tmp_path):
-    """Places are no part of a run."""
+    """Two runs are equal if their values are, wherever those were written."""
     path = tmp_path / "copy.yaml"
     path.write_text(to_yaml(load("gpt-tiny")))
     assert load(path) == load("gpt-tiny")
@@ -579,7 +579,7 @@ def test_extends_takes_a_name_as_the_command_line_does(run_yaml):
 
 
 def test_what_is_no_path_is_refused():
-    """Python's own misuse gets a message too."""
+    """Wrong types of Python objects get a message too."""
     with pytest.raises(ConfigError) as error:
         load(None)
     assert str(error.value) == "run = None must be the path of a run YAML, or a name such as gpt-tiny."

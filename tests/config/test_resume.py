@@ -21,13 +21,13 @@ def recorded(config) -> dict:
 
 
 def test_the_table_names_fields_of_the_schema():
-    """So that renaming a field cannot open a hole."""
+    """Every key of the table is a field, so that renaming a field cannot open a hole."""
     keys = set(field_keys())
     assert {row.key for row in BOUND} | set(FREE) | set(WITHOUT_EFFECT) | set(SAME_MATHEMATICS) <= keys
 
 
 def test_no_bound_field_is_said_to_be_without_effect():
-    """What changes the training cannot be what no number depends on, nor what is computed otherwise."""
+    """A bound field is neither without effect nor the same mathematics."""
     for key in field_keys():
         if is_bound(key) and key != "model":
             assert not within(key, WITHOUT_EFFECT) and not within(key, SAME_MATHEMATICS), key

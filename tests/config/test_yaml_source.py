@@ -80,7 +80,7 @@ def test_numbers_are_read_as_people_write_them(text, value):
     ],
 )
 def test_what_is_no_run_yaml_is_reported_with_its_line(text, expected):
-    """Each in one sentence."""
+    """Each refusal is one sentence with its line."""
     with pytest.raises(ConfigError) as raised:
         parse_yaml(text, "x.yaml")
     assert str(raised.value) == expected
@@ -111,7 +111,7 @@ MISLEADING = {
 
 @pytest.mark.parametrize("text", MISLEADING)
 def test_what_yaml_reads_as_something_else_is_refused(text):
-    """In a file with its line and key, in an override, and inside a list."""
+    """A misleading value is refused in a file, with line and key, in an override and inside a list."""
     with pytest.raises(ConfigError) as raised:
         parse_yaml(f"a:\n  b: [1, {text}]", "x.yaml")
     shown = text if len(text) <= 80 else f"{text[:77]}..."
@@ -139,14 +139,14 @@ def test_what_yaml_reads_as_something_else_is_refused(text):
     ],
 )
 def test_what_reads_as_it_looks_is_read(text, value):
-    """Flags, quoted text, and numbers that every reader takes for the same."""
+    """true and false, quoted text, and numbers that every reader reads alike are taken."""
     found = parse_value(text)
     assert found == value
     assert type(found) is type(value)
 
 
 def test_files_that_cannot_be_read_are_reported(tmp_path):
-    """Missing, a folder, no UTF-8, a control character."""
+    """A missing file, a folder, no UTF-8, a control character."""
     for name, content in (("latin.yaml", b"a: \xff"), ("nul.yaml", b"a: \x00")):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(
@@ -162,7 +162,7 @@ def test_files_that_cannot_be_read_are_reported(tmp_path):
 @settings(max_examples=num_cases(200), deadline=None)
 @given(st.text(alphabet=st.sampled_from("ab:-{}[]&*!|>'\"%@#, \n\t01.e?~"), max_size=40))
 def test_any_text_is_read_or_refused_in_one_sentence(text):
-    """No input reaches a traceback."""
+    """Every input gives a value or a ConfigError."""
     try:
         located = parse_yaml(text, "x.yaml")
     except ConfigError as error:
@@ -190,7 +190,7 @@ def test_what_is_written_is_read_back(value):
 
 
 def test_the_place_of_a_key_is_its_own_or_the_nearest():
-    """Its own, that of what lies in it, that of what it lies in."""
+    """The place of a key is its own, that of a key inside it, or that of the key around it."""
     located = Located({}, {"a": "f:1", "b.c.d": "f:3"})
     assert [located.where(key) for key in ("a", "a.x.y", "b.c", "b", "q")] == [
         "f:1",
@@ -202,6 +202,6 @@ def test_the_place_of_a_key_is_its_own_or_the_nearest():
 
 
 def test_values_are_shown_in_one_short_line():
-    """As a run YAML spells them."""
+    """Values are shown as a run YAML spells them."""
     shown = [show(value) for value in (True, None, 6e-4, "a", "1", [1, {"a": None}], "x" * 100)]
     assert shown == ["true", "null", "0.0006", "a", "'1'", "[1, {a: null}]", "x" * 77 + "..."]

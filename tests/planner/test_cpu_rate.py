@@ -12,7 +12,7 @@ from nbtrain.planner.cpu_rate import matmul_flops_per_core, measure
 
 @pytest.fixture(autouse=True)
 def _forgotten():
-    """As in a new process."""
+    """Nothing is cached, as in a new process."""
     cpu_rate._rate_of.cache_clear()
     yield
     cpu_rate._rate_of.cache_clear()
@@ -20,7 +20,7 @@ def _forgotten():
 
 @pytest.fixture
 def measured(monkeypatch):
-    """Measurements made, with a rate that none has."""
+    """Counts measurements, and gives a rate that no machine has."""
     made = []
     monkeypatch.setattr(cpu_rate, "_measured_apart", lambda: made.append(1) or 123e9)
     return made
@@ -61,7 +61,7 @@ def test_it_is_measured_with_one_thread(workspace, monkeypatch):
     ],
 )
 def test_what_cannot_be_measured_is_not_known(workspace, monkeypatch, end):
-    """No plan fails for it, and nothing is kept."""
+    """A failed measurement breaks no plan, and nothing is kept."""
 
     def run(*arguments, **options):
         if isinstance(end, Exception):
@@ -75,7 +75,7 @@ def test_what_cannot_be_measured_is_not_known(workspace, monkeypatch, end):
 
 
 def test_measured_once_for_a_machine(workspace, measured, monkeypatch):
-    """Once in a process, once for a data home; another CPU beside it has its own."""
+    """The rate is measured once in a process and once for a data home; another CPU has its own."""
     home = workspace / "data"
     home.mkdir()
     assert matmul_flops_per_core() == matmul_flops_per_core() == 123e9
@@ -92,7 +92,7 @@ def test_measured_once_for_a_machine(workspace, measured, monkeypatch):
 
 
 def test_no_data_home_is_made(workspace, measured):
-    """A plan leaves nothing behind; in this process the figure is remembered all the same."""
+    """A plan makes no data home; the process remembers the figure."""
     matmul_flops_per_core()
     matmul_flops_per_core()
     assert len(measured) == 1
@@ -116,7 +116,7 @@ def test_a_figure_that_cannot_be_is_measured_anew(workspace, measured):
 
 
 def test_a_data_home_that_may_only_be_read(workspace, measured, monkeypatch):
-    """The figure is right all the same."""
+    """A file that cannot be written does not change the figure."""
 
     def refuse(path, value):
         raise PermissionError(13, "Permission denied")
@@ -127,7 +127,7 @@ def test_a_data_home_that_may_only_be_read(workspace, measured, monkeypatch):
 
 
 def test_a_machine_that_names_no_cpu(tmp_path, monkeypatch):
-    """Where /proc does not say, Python's word for the processor."""
+    """If /proc does not name the processor, Python does."""
     monkeypatch.setattr(cpu_rate, "_CPU_INFO", tmp_path / "none")
     assert cpu_rate._cpu_model()
     (tmp_path / "cpuinfo").write_text("processor\t: 0\nmodel name\t: CPU X\nmodel name\t: CPU Y\n")

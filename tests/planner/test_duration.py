@@ -60,7 +60,7 @@ def test_ranks_of_several_machines_wait_for_the_slower_link():
 
 
 def test_who_does_not_wait():
-    """One rank, even of an unknown device, and ranks on a CPU; of an unknown link nothing is said."""
+    """0 for one rank, even of an unknown device, and on a CPU; None for an unknown link."""
     unknown = "resources.gpu_type=null"
     assert tensor_communication_seconds(on_gpus(unknown)) == 0.0
     assert waiting("resources.device=cpu") == 0.0

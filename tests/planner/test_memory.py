@@ -37,7 +37,7 @@ def test_a_layer_keeps_34_bytes_without_the_scores():
 
 
 def test_the_scores_cost_5_a_s_over_h():
-    """s b h (34 + 5 a s / h), equation 1, where the kernel keeps softmax, mask and dropped-out softmax."""
+    """s b h (34 + 5 a s / h), equation 1, if the kernel keeps softmax, mask and dropped-out softmax."""
     scores = 5 * 12 * 2048 / 768
     lse = 4 * 12 / 768  # not kept beside the scores themselves
     assert layer_of([*SMALL, "model.attention_backend=math"]) == pytest.approx(34 + scores - lse, rel=1e-4)
@@ -52,7 +52,7 @@ def test_tensor_parallelism_cuts_24_of_34(tensor):
 
 
 def test_dropout_masks_are_two_bytes_of_the_34():
-    """Without dropout nothing of them is kept; fp32 doubles everything but the masks."""
+    """Without dropout there are no masks; fp32 doubles everything but the masks."""
     assert layer_of([*SMALL, "model.hidden_dropout=0.0"]) == pytest.approx(32, abs=1e-3)
     assert layer_of([*SMALL, "precision.dtype=fp32"]) == pytest.approx(2 * 32 + 2, abs=1e-3)
 
@@ -133,8 +133,7 @@ def test_chunks_keep_the_logits_small():
 
 
 def test_selective_recomputation_drops_scores_and_the_mlps_activation():
-    """26 of 34 bytes stay, with the scores where the kernel keeps them; of one layer everything is there at a
-    time."""
+    """26 of 34 bytes stay, less the scores if the kernel keeps them; one layer at a time is whole."""
     selective = [*SMALL, "parallel.activation_checkpointing.granularity=selective"]
     lse = 4 * 12 / 768
     assert layer_of(selective) == pytest.approx(26, abs=1e-3)
@@ -192,7 +191,7 @@ def state_of(*overrides: str, run: str = "gpt-125m-4xdp") -> tuple[dict[str, int
 
 
 def test_an_offloaded_optimizer_leaves_the_device_with_its_gradients():
-    """Stage 1 keeps the gradients on the device until they are reduced, behind the last micro batch."""
+    """Stage 1 keeps the gradients on the device until they are reduced, after the last micro batch."""
     offload = "parallel.offload_optimizer.device=cpu"
     held, host, nvme = state_of("parallel.zero_stage=2", offload)
     assert held == {"weights": 2 * COUNT, "gradients": 0, "optimizer": 0}
@@ -210,8 +209,7 @@ def test_offloaded_parameters_leave_what_is_whole_at_one_time():
 
 
 def test_state_on_nvme_passes_through_host_memory():
-    """In files what ZeRO 3 shares out; in host memory four tensors of a sub-group, and five buffers of a
-    parameter."""
+    """NVMe holds what ZeRO 3 shares out, host memory four tensors of a sub-group and five buffers."""
     held, host, nvme = state_of(
         "parallel.zero_stage=3",
         *(f"parallel.offload_{what}.device=nvme" for what in ("optimizer", "param")),
@@ -225,7 +223,7 @@ def test_state_on_nvme_passes_through_host_memory():
 
 
 def test_on_a_cpu_host_memory_is_the_devices():
-    """Offloading there moves nothing, and nothing is counted twice."""
+    """On a CPU offloading moves nothing, and nothing is counted twice."""
     run = ["resources.device=cpu", "resources.gpu_type=null", "parallel.zero_stage=3"]
     plain, offloaded = load("gpt-125m", run), load("gpt-125m", [*run, "parallel.offload_param.device=cpu"])
     assert stage_memory(plain, 0) == stage_memory(offloaded, 0)
@@ -233,15 +231,14 @@ def test_on_a_cpu_host_memory_is_the_devices():
 
 
 def test_hpz_keeps_a_second_copy():
-    """Cut over the ranks of a machine, beside the part that ZeRO 3 leaves a rank."""
+    """hpZ's second copy is cut over the ranks of a machine, beside ZeRO 3's part of each rank."""
     run = ["parallel.zero_stage=3", "resources.nodes=2", "resources.gpus_per_node=2"]
     plain, hpz = state_of(*run)[0], state_of(*run, "parallel.zero_hpz=true")[0]
     assert hpz["weights"] - plain["weights"] == 2 * COUNT // 2
 
 
 def test_a_snapshot_is_what_a_rank_writes():
-    """Asynchronous saving holds weights and optimizer state once more in host memory, and says where that is
-    too much."""
+    """Asynchronous saving copies weights and optimizer state to host memory, which must hold them."""
     config = load("gpt-125m-4xdp", ["checkpoint.async_save=true", "resources.memory_per_node_bytes=1e9"])
     assert host_memory(config, 0)["snapshot"] == 2 * COUNT + 12 * QUARTER
     estimate = estimate_memory(config)
@@ -313,7 +310,7 @@ def test_the_upstream_runs_fit_the_gpus_they_were_run_on():
 
 
 def test_13b_does_not_fit_without_checkpointing_or_a_cut():
-    """The planner says no where the answer is known to be no."""
+    """The planner says no if the answer is known to be no."""
     uncut = ["parallel.activation_checkpointing.granularity=none"]
     assert estimate_memory(load("gpt-13b-4xdp-4xpp", uncut)).fits is False
     alone = load("gpt-13b-4xdp-4xpp", ["parallel.pipeline_parallel_size=1", "resources.gpus_per_node=2"])
@@ -332,7 +329,7 @@ def test_a_bucket_larger_than_the_model_costs_no_more_than_the_model(overlap, bu
 
 
 def test_parts_are_named_and_the_fullest_stage_is_reported():
-    """Every part is there, the sum is their sum, and of all stages the fullest counts."""
+    """The total is the sum of all parts, and the fullest stage counts."""
     config = load("gpt-13b-4xdp-4xpp")
     memory = estimate_memory(config)
     assert tuple(memory.parts) == PARTS
@@ -341,8 +338,7 @@ def test_parts_are_named_and_the_fullest_stage_is_reported():
 
 
 def test_a_cpu_rank_has_its_share_of_the_host():
-    """memory_per_node_bytes divided by the ranks on the node; this machine's memory where none is asked
-    for."""
+    """memory_per_node_bytes divided by the ranks on the node; this machine's memory if it is null."""
     two = load(
         "gpt-tiny",
         [
@@ -360,6 +356,6 @@ def test_a_cpu_rank_has_its_share_of_the_host():
 
 
 def test_an_unknown_gpu_has_no_verdict():
-    """Neither yes nor no."""
+    """An unknown device neither fits nor does not."""
     memory = estimate_memory(load("gpt-125m", ["resources.gpu_type=null"]))
     assert (memory.device_bytes, memory.fits) == (None, None)

@@ -135,7 +135,7 @@ def test_activations(overrides, held):
 
 
 def test_activations_of_a_pipeline():
-    """Stage k of 2 holds 2 - k micro batches, and of each what it sent on; one micro batch is held once."""
+    """Stage k of 2 holds 2 - k micro batches and what it sent on of each; one micro batch is held once."""
     cut = "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [2, 2]}"
     layers, mask, norm = 2 * (LAYER + LSE), TOKENS * 8, 4 * TOKENS * 8
     config = small(cut)
@@ -148,7 +148,7 @@ def test_activations_of_a_pipeline():
 
 
 def test_who_keeps_the_scores():
-    """math always; on a CPU auto too, if there is dropout to draw: no other kernel knows it there."""
+    """math always keeps scores; so does auto on a CPU with dropout, which no other kernel has there."""
     on_cpu = "resources={device: cpu, gpu_type: null}"
     none = "model.attention_dropout=0"
     assert not keeps_scores(small())
@@ -204,12 +204,12 @@ def test_logits(overrides, held):
     ],
 )
 def test_workspace_of_a_gpu(overrides, buffers):
-    """Beside 1 GiB of CUDA and its libraries."""
+    """Buffers come on top of 1 GiB of CUDA and its libraries."""
     assert parts(*overrides)["workspace"] == buffers + GIB
 
 
 def test_a_pipeline_has_one_bucket():
-    """Its engine reduces after the last micro batch: there is nothing to overlap."""
+    """A pipeline's engine reduces after the last micro batch: there is nothing to overlap."""
     config = small("parallel={pipeline_parallel_size: 2, zero_stage: 1}", "precision.dtype=fp16")
     for stage in range(2):
         count = count_stage_parameters(config, stage).total
@@ -307,7 +307,7 @@ def test_the_fullest_stage_and_its_share_of_the_host():
 
 
 def test_a_cpu_rank_has_its_share_of_its_machine():
-    """4 ranks on 2 machines: two share one machine's memory; nothing is said of host memory beside it."""
+    """4 ranks on 2 machines: two share one machine's memory, and there are no host parts beside it."""
     config = small(
         "resources={device: cpu, gpu_type: null, nodes: 2, memory_per_node_bytes: 1_000_001}",
         "parallel={data_parallel_size: 4}",

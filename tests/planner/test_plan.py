@@ -1,4 +1,4 @@
-"""The plan as a whole: time, disk, warnings, and the forms it is shown in."""
+"""The plan as a whole: time, disk, warnings, and the forms in which it is shown."""
 
 import json
 
@@ -47,15 +47,14 @@ def test_published_times_come_out(name, published):
 
 
 def test_the_bubble_of_equal_stages_is_p_minus_1_over_m_plus_p_minus_1():
-    """27 % for 4 stages and 8 micro batches where the logits cost next to nothing; none without a
-    pipeline."""
+    """27 % for 4 stages and 8 micro batches if the logits cost next to nothing; none without a pipeline."""
     equal = ["tokenizer.vocab_size=128", "parallel.pipeline_stage_layers=[6, 6, 6, 6]"]
     assert bubble_fraction(load("gpt-1-3b-4xdp-4xpp", equal)) == pytest.approx(3 / 11, abs=1e-3)
     assert bubble_fraction(load("gpt-125m")) == 0
 
 
 def test_the_slowest_stage_sets_the_pace():
-    """8 micro batches at the pace of the slowest of four stages, and once each of the others."""
+    """8 micro batches at the pace of the slowest of four stages, and each other stage once."""
     config = load("gpt-1-3b-4xdp-4xpp")
     block = 4 * (24 * 2048**2 + 4 * 2048 * 2048)
     logits = 3 * 2 * 2048 * 52_096
@@ -103,7 +102,7 @@ def test_a_trial_takes_its_steps_only():
 
 
 def test_an_earlier_job_of_the_run_gives_the_rate():
-    """Its samples/s where model, batch and ranks are the same; the assumption where they are not."""
+    """The last job's samples/s if model, batch and ranks are the same, else the assumption."""
     config = load("gpt-tiny")
     assumed = estimate_duration(config)
     assert "assumed" in assumed.basis
@@ -121,8 +120,7 @@ def test_an_earlier_job_of_the_run_gives_the_rate():
 
 @pytest.mark.parametrize(("dtype", "share", "per_core"), [("fp32", "43%", "86"), ("bf16", "76%", "152")])
 def test_a_cpu_run_is_planned_by_what_its_cores_do(monkeypatch, dtype, share, per_core):
-    """A share of this machine's matrix products, and the plan says which; twice as fast a machine takes half
-    as long."""
+    """A share of this machine's matrix rate; a machine twice as fast takes half as long."""
     config = load("gpt-tiny", [f"precision.dtype={dtype}", "resources.cpus_per_node=4"], check=False)
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 200e9)
     estimate = estimate_duration(config)
@@ -163,7 +161,7 @@ def test_the_benchmarks_come_out(monkeypatch, overrides, tokens_per_second):
 
 
 def test_a_gpu_run_measures_no_cpu(monkeypatch):
-    """Nor does a CPU run that has a rate of its own."""
+    """Neither a GPU run nor a CPU run with a rate of its own measures the cores."""
     monkeypatch.setattr(duration, "matmul_flops_per_core", None)
     assert estimate_duration(load("gpt-125m")).seconds
     directory = RunDir.named("gpt-tiny")
@@ -181,7 +179,7 @@ def test_a_gpu_run_measures_no_cpu(monkeypatch):
     ],
 )
 def test_no_peak_no_time(overrides, basis):
-    """An unknown rate is said, not guessed."""
+    """An unknown rate is reported as unknown, not guessed."""
     estimate = estimate_duration(load("gpt-125m", overrides))
     assert (estimate.seconds, estimate.basis) == (None, basis)
 
@@ -207,8 +205,7 @@ def test_checkpoints_on_disk(overrides, checkpoints):
 
 
 def test_a_checkpoint_has_14_bytes_a_parameter():
-    """16-bit weights, fp32 masters and two moments; in fp32 with ZeRO 0 12, as weights are their own
-    masters."""
+    """16-bit weights, fp32 masters, two moments; 12 bytes with ZeRO 0, whose weights are the masters."""
     for name, state in (("gpt-125m", 14 * 126_638_592), ("gpt-tiny", 12 * 3_487_232)):
         config = load(name)
         assert estimate_disk(config).checkpoint_bytes == checkpoint_bytes(config)
@@ -255,7 +252,7 @@ def test_the_plan_of_a_prepared_dataset_counts_epochs():
 
 
 def test_a_damaged_manifest_is_no_reason_to_have_no_plan():
-    """Then the dataset is unknown; prepare and preflight say what is wrong with it."""
+    """A damaged dataset counts as unknown; prepare and preflight say what is wrong with it."""
     folder = dataset_dir("python-docs-1k")
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text("{")
@@ -313,13 +310,13 @@ def test_a_damaged_manifest_is_no_reason_to_have_no_plan():
     ],
 )
 def test_warnings_say_it_in_numbers(run, overrides, warning):
-    """Each the whole sentence."""
+    """Each warning as a whole."""
     assert warning in plan(load(run, overrides)).warnings
 
 
 @pytest.mark.parametrize("run", ["gpt-tiny", "gpt-125m-2xdp", "gpt-13b-4xdp-4xpp-4xtp", "gpt-175b"])
 def test_a_plan_is_text_html_and_json(run):
-    """The same figures in each form, and JSON that survives."""
+    """Each form has the same figures, and plan.json comes back equal from JSON."""
     result = plan(load(run))
     value = result.to_dict()
     assert json.loads(json.dumps(value)) == value
@@ -359,7 +356,7 @@ def test_the_plan_says_how_the_model_is_cut_and_what_leaves_the_device():
 
 
 def test_tokens_a_step_stand_as_an_equation():
-    """Every factor with its value."""
+    """The equation has every factor with its value."""
     assert plan(load("gpt-125m-2xdp")).batch_equation == (
         "16 micro batch x 2 data parallel x 8 accumulation x 2048 tokens = 524,288 tokens a step"
     )

@@ -87,7 +87,7 @@ def test_the_three_counts_agree_with_stepping_one_by_one(schedule, step):
 
 @pytest.mark.parametrize("start", [8, 12])
 def test_a_ramp_that_does_not_rise_is_the_full_batch(start):
-    """The rules refuse it; the arithmetic neither divides by zero nor shrinks the batch."""
+    """The rules refuse such a ramp; the arithmetic neither divides by zero nor shrinks the batch."""
     schedule = BatchSchedule(8, 1, 100, Rampup(start, 4, 50))
     assert [schedule.size_at(at) for at in (0, 49, 50)] == [8, 8, 8]
     assert [schedule.samples_after(step) for step in (0, 1, 7)] == [0, 8, 56]
@@ -103,13 +103,13 @@ def test_a_ramp_of_one_increment():
 
 
 def test_a_batch_never_passes_the_full_one():
-    """An increment that does not divide the distance: 5, 8, and no 11."""
+    """The increment does not divide the distance: 5, 8, and then 9 rather than 11."""
     schedule = BatchSchedule(9, 1, 100, Rampup(5, 3, 30))
     assert [schedule.size_at(at) for at in (0, 29, 30)] == [5, 5, 9]
 
 
 def test_an_increments_end_that_floating_point_rounds_is_where_the_size_changes():
-    """For ramps of up to 200 samples in up to 12 increments, whatever their quotient rounds to."""
+    """Ramps of up to 200 samples in up to 12 increments, whatever their quotient rounds to."""
     for samples in range(1, 200, 7):
         for increments in range(1, 13):
             schedule = BatchSchedule(1 + increments, 1, 10**6, Rampup(1, 1, samples))

@@ -1,4 +1,4 @@
-"""Bytes of a checkpoint; that they are the ones written is asserted in every case of tests/parity."""
+"""Bytes of a checkpoint by hand; every case of tests/parity compares them with what is written."""
 
 import pytest
 
@@ -38,7 +38,7 @@ def test_ranks_write_what_they_hold_alike_each_for_itself():
 
 
 def test_every_model_file_holds_the_random_state_of_every_rank():
-    """Which ZeRO 3 writes one of on each rank: 64 ranks write 4,096 random states, 256 ranks 65,536."""
+    """ZeRO 3 writes a model file on each rank: 64 ranks write 4,096 random states, 256 ranks 65,536."""
     few, many = (
         load(
             "gpt-125m",

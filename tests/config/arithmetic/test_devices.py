@@ -36,7 +36,7 @@ from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_devi
     ],
 )
 def test_a_device_is_found_by_the_name_that_torch_reports(reported, name):
-    """And by its name in the table."""
+    """A device is found by its name in the table too."""
     assert find_device(reported).name == name
     assert find_device(name).name == name
 
@@ -53,7 +53,7 @@ def test_a_device_is_found_by_the_name_that_torch_reports(reported, name):
     ],
 )
 def test_what_is_not_in_the_table_has_no_peak(reported):
-    """A near name is another device: no MFU is better than a wrong one."""
+    """A similar name is another device: no MFU is better than a wrong one."""
     assert find_device(reported) is None
 
 
@@ -115,7 +115,7 @@ def test_a_format_without_a_unit_has_no_peak():
 
 
 def test_near_names_are_offered():
-    """The beginning of a name first."""
+    """Names that begin like the given one come first."""
     assert nearest_device_names("a100") == ["A100-40GB", "A100-80GB", "A10"]
     assert nearest_device_names("V100") == ["V100-16GB", "V100-32GB", "V100-PCIe-16GB"]
     assert nearest_device_names("RTX4090") == ["RTX-4090", "RTX-3090", "RTX-A6000"]
@@ -123,5 +123,5 @@ def test_near_names_are_offered():
 
 
 def test_a_device_without_a_name_is_not_known():
-    """resources.gpu_type: null."""
+    """resources.gpu_type: null has no device."""
     assert find_device(None) is None

@@ -74,7 +74,7 @@ def test_warm_up_stable_decay(style, quarter, middle):
 
 
 def test_inverse_square_root():
-    """Half of lr at four times the warm-up, never below min_lr, and min_lr behind the decay tokens."""
+    """Half of lr at four times the warm-up, never below min_lr, and min_lr after the decay tokens."""
     schedule = LrSchedule(1.0, 0.1, "inverse-square-root", warmup_tokens=100, decay_tokens=20_000)
     rates = [schedule.learning_rate(at) for at in (50, 100, 400, 900, 10_000, 15_000, 20_001)]
     assert rates == pytest.approx([0.5, 1.0, 0.5, 1 / 3, 0.1, 0.1, 0.1], abs=1e-12)
@@ -93,7 +93,7 @@ def test_inverse_square_root():
     ids=lambda schedule: f"{schedule.decay_style}-{schedule.wsd_decay_style}",
 )
 def test_every_curve_is_continuous(schedule):
-    """No jump from one token to the next at any seam; 1 - sqrt begins steepest: sqrt(1 / 50,000) = 0.0045."""
+    """No jump between two parts of the curve; 1 - sqrt begins steepest: sqrt(1 / 50,000) = 0.0045."""
     for seam in (0, 10_000, 50_000, 100_000):
         for at in range(max(seam - 3, 0), seam + 3):
             assert abs(schedule.learning_rate(at + 1) - schedule.learning_rate(at)) < 5e-3, at
@@ -110,7 +110,7 @@ def test_without_a_stable_part_wsd_is_the_plain_style():
 
 
 def test_a_warm_up_starts_at_its_first_rate():
-    """From warmup_init, not from 0, along a straight line; a warm-up of one token is one too."""
+    """The rate rises from warmup_init, not from 0, in a straight line; so does a warm-up of one token."""
     schedule = LrSchedule(1.0, 0.1, "cosine", warmup_tokens=100, decay_tokens=1100, warmup_init=0.2)
     rates = [schedule.learning_rate(at) for at in (0, 25, 50, 100)]
     assert rates == pytest.approx([0.2, 0.4, 0.6, 1.0], abs=1e-12)
@@ -119,14 +119,14 @@ def test_a_warm_up_starts_at_its_first_rate():
 
 
 def test_inverse_square_root_without_warm_up_and_at_its_end():
-    """sqrt(1 / t) counted from one token; at the last decay token still the curve, then min_lr."""
+    """sqrt(1 / t) from one token on; the last decay token is still on the curve, the next has min_lr."""
     schedule = LrSchedule(1.0, 0.1, "inverse-square-root", warmup_tokens=0, decay_tokens=25)
     rates = [schedule.learning_rate(at) for at in (0, 1, 4, 25, 26)]
     assert rates == pytest.approx([1.0, 1.0, 0.5, 0.2, 0.1], abs=1e-12)
 
 
 def test_what_a_run_asks_for_is_its_schedule():
-    """Every field, with the defaults of those that the run leaves out."""
+    """Every field is taken from the run, defaults included."""
     tiny = LrSchedule.of(load("gpt-tiny"))
     assert tiny == LrSchedule(2e-3, 1e-4, "cosine", 61_440, 1_228_800)
     assert (tiny.wsd_decay_tokens, tiny.wsd_decay_style, tiny.warmup_init) == (0, "exponential", 0.0)
@@ -146,7 +146,7 @@ PEAK, FLOOR = 0.9666, 0.46108
 
 @pytest.mark.parametrize("style", ["cosine", "linear", "inverse-square-root"])
 def test_the_warm_up_ends_at_lr_exactly(style):
-    """The last step of the warm-up is the warm-up's, not the decay's first."""
+    """The last step of the warm-up belongs to the warm-up, not to the decay."""
     schedule = LrSchedule(PEAK, FLOOR, style, warmup_tokens=7, decay_tokens=100)
     assert schedule.learning_rate(7) == PEAK * 7.0 / 7.0
 

@@ -70,5 +70,5 @@ def test_one_stage_is_the_whole_model():
     ids=["embedding", "embedding-cut", "query-key-value", "mlp-cut", "positions-whole"],
 )
 def test_the_largest_parameter(changes, elements):
-    """Positions are on every rank whole; everything else is cut by the tensor-parallel ranks."""
+    """Every rank has all positions; the tensor-parallel ranks cut everything else."""
     assert largest_parameter(small(**changes)) == elements

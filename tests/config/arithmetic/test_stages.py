@@ -40,7 +40,7 @@ def config(
 
 
 def slowest_of_the_best(stages: int, layers: int, block: float, logits: float) -> float:
-    """The pace of the best of all cuts, each tried."""
+    """The pace of the best cut, found by trying all."""
     cuts = (
         [end - begin for begin, end in itertools.pairwise([0, *inner, layers])]
         for inner in itertools.combinations(range(1, layers), stages - 1)

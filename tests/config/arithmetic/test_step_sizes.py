@@ -32,7 +32,7 @@ def test_each_size_holds_from_its_threshold_on():
 
 
 def test_the_schedule_of_175b_upstream():
-    """In place of its linear ramp: 73,242 steps of 16 fit into the first 2.4B tokens."""
+    """Upstream's step schedule for 175B: 73,242 steps of 16 fit into the first 2.4B tokens."""
     config = load("gpt-175b", {"batch.rampup": None, "batch.step_batch_size_schedule": UPSTREAM}, check=False)
     assert find_problems(config) == []
     sizes = config.batch_schedule

@@ -12,7 +12,7 @@ ON_CPU = ["resources.device=cpu", "resources.gpu_type=null"]
 ZERO_3 = ["parallel.zero_stage=3"]
 
 # run, overrides -> the whole message of the one broken rule. "@" stands for the place of the key that
-# follows, or of the first override where none does.
+# follows, or of the first override if none follows.
 BROKEN = {
     "a batch that does not divide": (
         "gpt-125m-2xdp",
@@ -830,7 +830,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 def test_a_broken_rule_says_where_what_and_how_to_mend_it(case):
-    """The whole text of each message, and nothing beside it."""
+    """The whole text of each message, and no other message."""
     run, overrides, expected = BROKEN[case]
     config = load(run, overrides, check=False)
     named = expected.removeprefix("@: ").partition(" = ")[0]
@@ -852,7 +852,7 @@ def test_all_problems_of_a_run_are_reported_at_once():
 
 
 def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
-    """In the run's own file, and in the base that it extends."""
+    """The place is in the run's own file, or in the base that it extends."""
     path = run_yaml("batch:\n  global_batch_size: 17\n")
     with pytest.raises(ConfigError, match=r"^my-run\.yaml:3: batch\.global_batch_size = 17\n"):
         load(path)
@@ -907,12 +907,12 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
     ],
 )
 def test_what_is_allowed_passes(overrides):
-    """The rules refuse no more than they must."""
+    """Every run that the rules must allow passes."""
     check_config(load("gpt-125m", overrides, check=False))
 
 
 def test_every_rule_is_broken_by_some_case():
-    """No rule is without its message in this file."""
+    """Every rule has a case in this file."""
     broken = set()
     for run, overrides, _ in BROKEN.values():
         config = load(run, overrides, check=False)

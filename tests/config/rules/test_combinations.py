@@ -34,8 +34,7 @@ def problems_of(found: Pairing) -> list[str]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_the_rules_say_what_the_table_says(kind):
-    """A pair is refused by find_problems exactly where the table has a reason; the reason stands in a
-    message."""
+    """find_problems refuses exactly the pairs with a reason in the table, for that reason."""
     for other in KINDS:
         found = pairing(kind, other)
         if not found.pair:
@@ -49,7 +48,7 @@ def test_the_rules_say_what_the_table_says(kind):
 
 
 def test_a_kind_without_what_it_needs_is_refused():
-    """Every one, by find_problems, with a message that names the setting it needs."""
+    """find_problems refuses each such kind and names the setting that it needs."""
     for kind in KINDS:
         if not kind.needs:
             continue

@@ -11,7 +11,7 @@ FULL = "parallel.activation_checkpointing.granularity=full"
 
 
 def messages(rule: str, *overrides: str, run: str = "gpt-125m") -> list[str]:
-    """What one rule says of a run; 125M has 12 layers of width 768, 12 heads and 2,048 positions."""
+    """One rule's messages about a run; 125M has 12 layers of width 768, 12 heads and 2,048 positions."""
     return list(getattr(layout, rule)(load(run, list(overrides), check=False)))
 
 
@@ -121,7 +121,7 @@ def test_what_just_passes(rule, overrides):
     ],
 )
 def test_what_just_does_not(rule, overrides, words):
-    """One step further, in one message."""
+    """One step beyond the bound there is one message."""
     [message] = messages(rule, *overrides)
     assert words in message
 
@@ -151,7 +151,7 @@ def test_what_just_does_not(rule, overrides, words):
     ],
 )
 def test_a_layout_that_does_not_fit_comes_with_what_would(overrides, resources, advice):
-    """More machines, other machines, or another number of copies; only what comes out even."""
+    """The advice names more machines, larger machines or another number of copies, if that comes out even."""
     nodes, gpus = resources
     [message] = messages(
         "layout_fits_resources", *overrides, f"resources={{nodes: {nodes}, gpus_per_node: {gpus}}}"

@@ -1,4 +1,4 @@
-"""What may be launched and will disappoint: each sentence whole."""
+"""Runs that may be launched but will disappoint: each warning as a whole."""
 
 import pytest
 
@@ -52,7 +52,7 @@ WARNED = {
 
 @pytest.mark.parametrize("case", WARNED)
 def test_a_warning_says_where_and_why(case):
-    """The whole text, and nothing beside it; the run itself is allowed."""
+    """The whole text, and no other warning; the rules allow the run."""
     overrides, expected = WARNED[case]
     assert find_warnings(load("gpt-125m-4xdp", overrides)) == [expected]
 
@@ -84,7 +84,7 @@ def test_every_rule_warns_in_some_case():
 
 
 def test_check_and_plan_show_them(capsys):
-    """Beside what they say anyway."""
+    """`nbtrain check` prints a warning, and a plan lists it."""
     overrides, expected = WARNED["a copy on one machine"]
     assert main(["check", "gpt-125m-4xdp", *overrides]) == 0
     assert capsys.readouterr().out == (

@@ -49,7 +49,7 @@ def messages(rule: str, *overrides: str) -> list[str]:
     ],
 )
 def test_what_just_passes(rule, overrides):
-    """What asks for nothing, or for exactly enough."""
+    """Settings that are off, or exactly at the bound."""
     assert messages(rule, *overrides) == []
 
 
@@ -114,7 +114,7 @@ def test_what_just_passes(rule, overrides):
     ],
 )
 def test_what_just_does_not(rule, overrides, words):
-    """One step further, in one message."""
+    """One step beyond the bound there is one message."""
     [message] = messages(rule, *overrides)
     assert words in message
 
@@ -132,7 +132,7 @@ def test_a_broken_layout_is_reported_by_its_own_rule_alone(broken):
 
 
 def test_a_key_that_is_decided_or_unknown_is_reported_before_what_collides():
-    """One problem at a time for each key; the collision is found once the others are gone."""
+    """Each key has one problem at a time; a collision is found once the other problems are gone."""
     extra = "parallel.deepspeed_extra={train_batch_size: 3, %s}"
     [message] = messages("deepspeed_extra_is_extra", extra % "optimizer: {}")
     assert "sets optimizer" in message

@@ -1,7 +1,12 @@
-"""Small runs on small texts, each in a workspace of its own."""
+"""Small runs on small texts, each in a workspace of its own; megatron-core in a process of its own."""
 
+import importlib.util
 import json
-from collections.abc import Callable
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +18,69 @@ from nbtrain.dataset.manifest import DatasetManifest
 from tests.dataset.indexed_writer import IndexedWriter
 
 WORDS = ["the", "model", "reads", "a", "text", "and", "is", "cut", "into", "tokens", "one", "by"]
+
+
+@pytest.fixture(autouse=True)
+def no_fsync(monkeypatch):
+    """No test cuts the power, and the wait for the disk is most of the time of a small prepare."""
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
+
+
+# Its import takes seconds and warns, so one process answers all tests: a script sets `answer` from `given`.
+MEGATRON_CORE = """
+import json, os, sys, traceback, warnings
+warnings.simplefilter("ignore")
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+import numpy, torch
+from megatron.core.datasets import helpers, indexed_dataset
+for line in sys.stdin:
+    ask = json.loads(line)
+    names = {"given": ask["given"], "answer": None}
+    try:
+        exec(ask["script"], names)
+        result = {"answer": names["answer"]}
+    except Exception:
+        result = {"error": traceback.format_exc()}
+    print(json.dumps(result), file=answers, flush=True)
+"""
+
+
+@pytest.fixture(scope="session")
+def megatron_core(tmp_path_factory) -> Iterator[Callable[..., Any]]:
+    """A function that runs a script with megatron-core at hand and returns what the script calls `answer`.
+
+    megatron-core is not a dependency. Where it is not installed its tests skip;
+    NBTRAIN_REQUIRE_MEGATRON_CORE=1 makes that a failure.
+    """
+    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
+        reason = "megatron-core is not installed (pip install --no-deps megatron-core)"
+        if os.environ.get("NBTRAIN_REQUIRE_MEGATRON_CORE"):
+            pytest.fail(f"{reason}, and NBTRAIN_REQUIRE_MEGATRON_CORE is set")
+        pytest.skip(reason)
+    log = tmp_path_factory.mktemp("megatron-core") / "log.txt"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", MEGATRON_CORE],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+        ) as process,
+    ):
+
+        def run(script: str, given: Any) -> Any:
+            process.stdin.write(json.dumps({"script": script, "given": given}) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+            assert line, log.read_text()[-3000:]
+            result = json.loads(line)
+            assert "error" not in result, result["error"]
+            return result["answer"]
+
+        yield run
+        process.kill()  # its orderly end takes seconds
 
 
 @pytest.fixture

@@ -441,6 +441,8 @@ def prepared(home, point):
     # A fork for each: the imports are paid once.
     if child := os.fork():
         return os.waitpid(child, 0)[1]
+    # Of a killed process nothing is lost that it had written; waiting for the disk takes most of the time.
+    os.fsync = lambda descriptor: None
     # Wherever something has just got its final name, or tokens were appended.
     files.fsync_directory = counting(files.fsync_directory, point)
     files.fsync_file = counting(files.fsync_file, point)
@@ -488,12 +490,12 @@ print(re.search(r"VmHWM:\\s+(\\d+) kB", open("/proc/self/status").read())[1])
 
 @pytest.mark.slow
 def test_memory_does_not_follow_the_corpus(make_config, workspace):
-    """Eight times the text (160 MB instead of 20) takes at most 40 MiB more, and under 250 MiB in all."""
+    """Eight times the text (80 MB instead of 10) takes at most 20 MiB more, and under 250 MiB in all."""
     line = "".join(
         chr(97 + (7 * place + place // 11) % 26) + " " * (place % 6 == 0) for place in range(20_000)
     )
     peaks = []
-    for name, documents in (("few", 1000), ("many", 8000)):
+    for name, documents in (("few", 500), ("many", 4000)):
         with (workspace / f"{name}.jsonl").open("w") as stream:
             for number in range(documents):
                 stream.write(json.dumps({"text": f"{number} {line[: 20_000 - number % 97]}"}) + "\n")
@@ -509,7 +511,7 @@ def test_memory_does_not_follow_the_corpus(make_config, workspace):
         )
         assert answer.returncode == 0, answer.stderr
         peaks.append(int(answer.stdout) * 1024)
-    assert peaks[1] - peaks[0] < 40 << 20
+    assert peaks[1] - peaks[0] < 20 << 20
     assert peaks[1] < 250 << 20
 
 

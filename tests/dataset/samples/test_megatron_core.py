@@ -1,14 +1,5 @@
-"""megatron-core as the oracle: it reads our files, we read its, and samples, blends and masks are the same.
+"""megatron-core as the oracle: both read each other's files; samples, blends and masks are the same."""
 
-It is not a dependency. Where it is not installed these tests skip; NBTRAIN_REQUIRE_MEGATRON_CORE=1 makes that
-a failure. Its import takes seconds and warns, so what it gives is computed once, by a process of its own.
-"""
-
-import importlib.util
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -39,9 +30,7 @@ WEIGHTS = [0.3, 0.5, 1.2]
 BLEND_SAMPLES = (200, 40, 16)
 
 ORACLE = r"""
-import json, sys, warnings
 from pathlib import Path
-warnings.simplefilter("ignore")
 import numpy as np
 import torch
 from megatron.core.datasets import helpers
@@ -49,7 +38,7 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig, _get_ltor_masks_and_position_ids
 from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
 
-ask = json.loads(sys.stdin.read())
+ask = given
 out = Path(ask["out"])
 # Its blends ask for the rank even in one process.
 torch.distributed.init_process_group("gloo", init_method=f"file://{out / 'store'}", rank=0, world_size=1)
@@ -116,17 +105,20 @@ for dtype in ("uint16", "int32"):
     builder.finalize(str(out / f"theirs-{dtype}.idx"))
 """
 
+# The masks that the model makes of cu_seqlens: computed in a process that has torch already.
+MODEL_MASKS = """
+import torch
+from nbtrain.model.attention import documents_of
+bounds = [torch.tensor(cu_seqlens, dtype=torch.int32) for cu_seqlens in given]
+answer = [documents_of(each, 32, 1, 32, as_lengths=False).mask[0].tolist() for each in bounds]
+"""
+
 DOCUMENTS = [[1, 2, 3, 0], [7], [5] * 40, [999, 0]]
 
 
 @pytest.fixture(scope="module")
-def oracle(tmp_path_factory):
-    """A function: name -> the arrays that megatron-core gave for our datasets a, b and c."""
-    if importlib.util.find_spec("megatron") is None or importlib.util.find_spec("megatron.core") is None:
-        reason = "megatron-core is not installed (pip install --no-deps megatron-core)"
-        if os.environ.get("NBTRAIN_REQUIRE_MEGATRON_CORE"):
-            pytest.fail(f"{reason}, and NBTRAIN_REQUIRE_MEGATRON_CORE is set")
-        pytest.skip(reason)
+def oracle(tmp_path_factory, megatron_core):
+    """The folder with the datasets a, b and c, and the arrays that megatron-core gave for them."""
     home = tmp_path_factory.mktemp("oracle")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NBTRAIN_WORKSPACE", str(home))
@@ -144,15 +136,7 @@ def oracle(tmp_path_factory):
             "long_weights": (np.array([0.2, 0.5, 1e-3, 0.1]) / 0.801).tolist(),
             "documents": DOCUMENTS,
         }
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", ORACLE],
-            input=json.dumps(ask),
-            capture_output=True,
-            text=True,
-            timeout=300,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr[-3000:]
+        megatron_core(ORACLE, ask)
         yield home
 
 
@@ -253,13 +237,8 @@ def test_the_order_of_a_long_blend(home):
     assert np.array_equal(samples, theirs["dataset_sample_index"])
 
 
-def test_masks_and_positions(home, make_config):
-    """Where documents end in EOD and hold none, bounds of documents are its masks and positions after EOD
-    tokens."""
-    import torch
-
-    from nbtrain.model.attention import documents_of
-
+def test_masks_and_positions(home, make_config, megatron_core):
+    """If documents end in EOD and hold no other, their bounds give megatron-core's masks and positions."""
     ours = split_of(
         make_config,
         home,
@@ -273,13 +252,13 @@ def test_masks_and_positions(home, make_config):
     )
     theirs = load(home, "masked")
     assert len(theirs["position_ids"]) == ours.samples_per_pass > 20
-    for position in range(ours.samples_per_pass):
-        sample = ours.sample(position)
+    samples = [ours.sample(position) for position in range(ours.samples_per_pass)]
+    masks = megatron_core(MODEL_MASKS, [sample.cu_seqlens.tolist() for sample in samples])
+    for position, (sample, mask) in enumerate(zip(samples, masks, strict=True)):
         assert np.array_equal(sample.loss_mask, theirs["loss_mask"][position])
         assert np.array_equal(sample.position_ids, theirs["position_ids"][position])
-        mask = documents_of(torch.from_numpy(sample.cu_seqlens), 32, 1, 32, as_lengths=False).mask
         # True is what theirs hides.
-        assert np.array_equal(~mask[0].numpy(), theirs["attention_mask"][position])
+        assert np.array_equal(np.logical_not(mask), theirs["attention_mask"][position])
 
 
 def test_it_reads_what_we_write(home):

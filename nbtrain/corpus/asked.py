@@ -38,12 +38,12 @@ def source_settings(source: Any) -> dict[str, Any]:
 
 
 def with_defaults(there: dict[str, Any]) -> dict[str, Any]:
-    """The settings of a manifest that was written before a key existed."""
+    """The settings of a manifest, with defaults for keys that did not exist when it was written."""
     data = DataConfig(name="x")
     added = {key: getattr(data, key) for key in ("extra_json_keys", "split_sentences")}
     cleaning = {**data.cleaning.model_dump(), **there.get("cleaning", {})}
     filled = {**added, **there, "cleaning": cleaning}
-    # The sources of a version that knew other kinds stay as they are: the comparison names them.
+    # Sources that a version with other kinds wrote stay as they are: the comparison names them.
     with contextlib.suppress(KeyError, ValidationError):
         sources: TypeAdapter[list[Any]] = TypeAdapter(list[Source])
         filled["sources"] = [source_settings(source) for source in sources.validate_python(there["sources"])]
@@ -56,7 +56,7 @@ def same_sources(there: list[dict[str, Any]], config: RunConfig) -> bool:
 
 
 def software(*distributions: str) -> dict[str, str]:
-    """Versions of what makes data."""
+    """Versions of the software that makes data."""
     versions = {"nbtrain": __version__, "python": platform.python_version(), "numpy": np.__version__}
     return {**versions, **{name: metadata.version(name) for name in distributions}}
 
@@ -74,7 +74,7 @@ def place(config: RunConfig, key: str) -> str:
 
 
 def differences(there: Any, here: Any, key: str = "") -> list[tuple[str, str, str]]:
-    """(dotted key, value there, value here) of each that differs."""
+    """(dotted key, value there, value here) of each setting that differs."""
     if there == here:
         return []
     # Only the list of sources is gone into; an inner list ([bytes, time] of a file) is one value.
@@ -91,7 +91,7 @@ def differences(there: Any, here: Any, key: str = "") -> list[tuple[str, str, st
 
 
 def _entries(values: list[Any]) -> str:
-    """A list by its length if its entries are long, as those of sources are."""
+    """A list, or its length alone if its entries are objects, as sources are."""
     if not any(isinstance(value, dict) for value in values):
         return repr(values)
     return "1 entry" if len(values) == 1 else f"{len(values)} entries"

@@ -4,8 +4,8 @@
                                                 for each, in the order of the sources; if there are more,
                                                 {"not_listed": n} comes last
 
-While a dataset is being made, and after a source was refused for too many of them, the list lies in its work
-folder.
+While a dataset is being made, and after a source was refused for too many broken records, the list lies in
+the dataset's work folder.
 """
 
 import json
@@ -18,7 +18,7 @@ from nbtrain.corpus.records import LISTED_PROBLEMS
 
 
 def write(path: Path, counts: Sequence[SourceCounts]) -> bool:
-    """Write the list of what all sources have met; False, and no file, where there is none."""
+    """Write the list of the broken records of all sources; False, and no file, if there is none."""
     listed = [problem for source in counts for problem in source.listed][:LISTED_PROBLEMS]
     num_left_out = sum(source.broken for source in counts) - len(listed)
     if not listed:
@@ -27,7 +27,7 @@ def write(path: Path, counts: Sequence[SourceCounts]) -> bool:
     values = [problem._asdict() for problem in listed]
     if num_left_out > 0:
         values.append({"not_listed": num_left_out})
-    # A name of a file that is not UTF-8 holds lone surrogates; escaped so, they are JSON.
+    # The name of a file that is not UTF-8 holds lone surrogates; backslashreplace escapes them as JSON does.
     lines = "".join(json.dumps(value, ensure_ascii=False) + "\n" for value in values)
     files.write_bytes(path, lines.encode(errors="backslashreplace"))
     return True

@@ -7,10 +7,11 @@
     space       what str.isspace says                   punctuation
     symbol      all the rest: + = < > | $ ^ `, emoji, drawing, control, private, unassigned, U+FFFD
 
-A word is a run of letters, digits and numbers; if words are not written apart, each character is a word. That
-is no dictionary's word, but counts and shingles of it mean the same in every language.
+A word is a run of letters, digits and numbers; if words are not written apart, each character is a word.
+These are not the words of a dictionary, but counts and shingles of them mean the same in every language.
 
-By the Unicode of this Python: a later one knows more letters, so a threshold may fall otherwise there.
+Kinds are those of this Python's version of Unicode. A later version knows more letters, so that a document
+may pass a threshold there which it fails here.
 """
 
 import functools
@@ -45,7 +46,7 @@ ASCII_WORD = re.compile(r"[0-9A-Za-z]+")
 
 @functools.cache
 def kinds() -> np.ndarray:
-    """The kind of every code point, uint8 [0x110000]. Made once a process, in 0.2 s."""
+    """The kind of every code point, uint8 [0x110000]. Made once in a process, in 0.2 s."""
     of_category = dict.fromkeys(("Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Cf"), LETTER)
     of_category |= {"Nd": DIGIT, "Nl": NUMBER, "No": NUMBER}
     of_category |= dict.fromkeys(("Zs", "Zl", "Zp"), SPACE)

@@ -62,12 +62,8 @@ class Corpus:
         extra_keys: tuple[str, ...] = (),
         gone: Collection[int] = (),
     ) -> "Corpus":
-        """The corpus of a run. Raises DataError if an optional package is not installed or a key is not to be
-        found.
-        """
-        readers = [
-            open_source(source, f"{where}[{index}]", extra_keys) for index, source in enumerate(sources)
-        ]
+        """The corpus of a run. Raises DataError if a package is missing, or a source has no keys."""
+        readers = [open_source(source, f"{where}[{n}]", extra_keys) for n, source in enumerate(sources)]
         for number, reader in enumerate(readers):
             if number in gone:
                 continue
@@ -75,8 +71,8 @@ class Corpus:
             if extra_keys and not reader.config.has_extra_keys:
                 raise DataError(
                     f"{reader.where}: data.extra_json_keys = {list(extra_keys)}, but records of kind "
-                    f"{reader.kind} have "
-                    "no keys by name. Leave extra_json_keys empty, or use jsonl, parquet or hf-dataset."
+                    f"{reader.kind} have no keys by name. Leave extra_json_keys empty, or use jsonl, parquet "
+                    f"or hf-dataset."
                 )
         return cls(readers, where, gone)
 
@@ -89,11 +85,9 @@ class Corpus:
                 number += 1
 
     def fingerprint(self) -> list[dict[str, Any] | None]:
-        """What would change the documents, source by source, None of one that is gone; reads no text."""
-        return [
-            None if number in self.gone else reader.fingerprint()
-            for number, reader in enumerate(self.readers)
-        ]
+        """One fingerprint for each source, None if the source is gone; reads no text."""
+        gone = self.gone
+        return [None if n in gone else reader.fingerprint() for n, reader in enumerate(self.readers)]
 
     def total_bytes(self) -> int | None:
         """The sum of all parts' sizes, for a progress bar; None if a source cannot say."""
@@ -107,10 +101,9 @@ def cleaned(
     """The records that stay; drops are counted in `tally`.
 
     Text is cleaned; examples and token ids are taken as they are, since their boundaries mean something.
-    `is_unicode` promises that no text holds a lone surrogate; else each is looked at.
+    `is_unicode` promises that no text holds a lone surrogate; otherwise each text is checked.
     """
-    # map and filter hold nothing while the caller works on a record; a generator's names would hold 100 MB
-    # twice.
+    # map and filter hold no record while the caller works on it; a generator's variables would hold it twice.
     return filter(None, map(partial(_stays, cleaner, tally, is_unicode and cleaner.is_trivial), records))
 
 
@@ -154,30 +147,28 @@ def length_of(record: Record) -> int:
 
 
 def identities(records: Sequence[Record]) -> tuple[list[int], bytes]:
-    """(bytes of text, 0 for token ids, of each; what tells each from others: DIGEST_BYTES of each, one after
-    the other).
-    """
+    """(UTF-8 bytes of each record, 0 for token ids; the digests of all records, one after the other)."""
     if set(map(type, records)) == {str}:
         # A string that was encoded in C keeps its UTF-8: after the tokenizer this costs only a copy.
         contents = list(map(str.encode, records))  # type: ignore[arg-type]
         return list(map(len, contents)), digests(contents)
     pairs = [_identity(record) for record in records]
-    return [size for size, _ in pairs], b"".join([told for _, told in pairs])
+    return [size for size, _ in pairs], b"".join([identity for _, identity in pairs])
 
 
 def _identity(record: Record) -> tuple[int, bytes]:
     if isinstance(record, TokenIds):
-        told = digest(record.ids.tobytes())
-        # Equal ids with another mask teach something else; a mask of all tokens says nothing.
+        identity = digest(record.ids.tobytes())
+        # Equal ids with another mask are another document; a mask of all tokens is no mask.
         if record.learnt is not None and not record.learnt.all():
-            told = digest(told + record.learnt.tobytes())
-        return 0, told
+            identity = digest(identity + record.learnt.tobytes())
+        return 0, identity
     content = text_of(record).encode()
-    told = digest(content)
+    identity = digest(content)
     if isinstance(record, Example):
-        # Equal pieces with another choice of learnt ones teach something else.
-        told = digest(told + bytes(learn for _, learn in record.pieces))
-    return len(content), told
+        # Equal pieces of which others are learnt are another document.
+        identity = digest(identity + bytes(is_learnt for _, is_learnt in record.pieces))
+    return len(content), identity
 
 
 def text_of(record: Record) -> str:
@@ -193,7 +184,7 @@ def text_of(record: Record) -> str:
 
 @dataclass
 class SourceCounts:
-    """What all parts of one source have met so far."""
+    """What was counted in all parts of one source so far."""
 
     records: int = 0
     broken: int = 0
@@ -201,13 +192,13 @@ class SourceCounts:
     named: list[str] = field(default_factory=list)
     """The first broken records: place and reason."""
     listed: list[Problem] = field(default_factory=list)
-    """The first LISTED_PROBLEMS of them, with the lines of their files."""
+    """The first LISTED_PROBLEMS broken records, with the lines of their files."""
     logged_before: bool = False
     """Whether an earlier step has logged them: then they are not logged again."""
     _lines: Counter[str] = field(default_factory=Counter)
 
     def absorb(self, tally: Tally, path: str | None) -> None:
-        """Add one part's tally; parts must come in order, for the numbers of lines."""
+        """Add the tally of one part. Parts must come in order, since their lines are numbered one by one."""
         for problem in tally.problems[: LISTED_PROBLEMS - len(self.listed)]:
             if problem.line is not None:
                 problem = problem._replace(line=problem.line + self._lines[problem.path])
@@ -234,9 +225,8 @@ class SourceCounts:
             return
         raise DataError(
             f"{reader.where}: {self.broken:,} of {self.records:,} records ({self.broken / self.records:.2%}) "
-            f"cannot be "
-            f"read, at most max_broken_fraction = {limit:.2%} may be. First: {self.first(listed)}. "
-            "Fix the source, or set its keys or max_broken_fraction."
+            f"cannot be read, more than max_broken_fraction = {limit:.2%} allows. First: "
+            f"{self.first(listed)}. Fix the source, or set its keys or max_broken_fraction."
         )
 
 
@@ -249,12 +239,11 @@ def changed_while_read(
     more = f" and {len(names) - 3:,} more" if len(names) > 3 else ""
     return DataError(
         f"{reader.where}: {', '.join(map(printable, names[:3])) or reader.name}{more} changed while it was "
-        f"read. Let nothing "
-        "write there, and start again."
+        f"read. Let nothing write there, and start again."
     )
 
 
-# What drops a document by a rule of the run -> the settings that decide it.
+# Reason of a drop -> the setting that decides it.
 LOOSENED_BY = {
     cleaning.TOO_SHORT: "data.cleaning.min_bytes",
     cleaning.TOO_LONG: "data.cleaning.max_bytes",
@@ -279,5 +268,5 @@ def empty_error(where: str, dropped: Mapping[str, int], first: str = "") -> Data
     elif most == cleaning.EMPTY:
         advice = "Most records have no text: set the key that holds it, or name other sources."
     elif dropped:
-        advice = f"Most go as {most}: name other sources."
+        advice = f"Most are dropped as {most}: name other sources."
     return DataError(f"{where}: the corpus is empty: no document is left ({reasons}). {advice}")

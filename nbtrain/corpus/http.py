@@ -53,7 +53,7 @@ LIST_BYTES = 4 << 20
 
 @dataclass(frozen=True)
 class Downloaded:
-    """A dump on this disk: <name>.json beside it."""
+    """The record of a dump on this disk, in <name>.json beside it."""
 
     file: str
     date: str

@@ -24,7 +24,7 @@ class Example(NamedTuple):
 
 
 class TokenIds(NamedTuple):
-    """A document that is token ids already; `learnt` is bool [tokens], None if every token is.
+    """A document that is token ids already; `learnt` is bool [tokens], None if every token is learnt.
 
     `path` and `line` say where it was read, for the Problem if an id turns out to be outside the vocabulary.
     """
@@ -40,7 +40,7 @@ Record = str | Texts | Example | TokenIds
 
 @dataclass(frozen=True)
 class SourcePart:
-    """A piece of a source that one worker reads by itself. Where parts begin never depends on the workers.
+    """A piece of a source that one worker reads by itself. Where it begins does not depend on the workers.
 
     `start` and `stop` are the reader's own (bytes, row groups, streams). A reader whose source cannot be
     entered in the middle (a compressed file) reads it itself, in order, and hands each piece over as
@@ -57,13 +57,11 @@ class SourcePart:
     """How much of the source it is, for progress: all parts' sizes sum to total_bytes()."""
     content: Any = None
     details: tuple = ()
-    """Whatever else its reader needs; picklable."""
+    """What else its reader needs; picklable."""
 
 
 class Problem(NamedTuple):
-    """A record that cannot be read. `line` counts from 1, in a tally inside its part; None if there are no
-    lines.
-    """
+    """A record that cannot be read. `line` counts from 1 (in a tally: in its part); None without lines."""
 
     path: str
     line: int | None
@@ -81,17 +79,17 @@ PROBLEM_CHARS = 500
 
 @dataclass
 class Tally:
-    """What reading one part met, besides records."""
+    """What was counted while one part was read."""
 
     records: int = 0
     """Records looked at, broken ones included."""
     lines: int = 0
-    """Lines of the part's file, so that a later part can name its own: see Problem.line."""
+    """Lines of the part, from which the lines of the next part of its file are numbered: see Problem.line."""
     broken: int = 0
     problems: list[Problem] = field(default_factory=list)
     """The first LISTED_PROBLEMS."""
     dropped: Counter[str] = field(default_factory=Counter)
-    """Left out by rule or because they are broken, by reason."""
+    """How many records were left out, by a rule or as broken: reason -> number."""
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
@@ -105,9 +103,7 @@ class Tally:
         return cls(**{**value, "problems": problems, "dropped": Counter(value["dropped"])})
 
     def add_broken(self, path: str, line: int | None, what: str, reason: str = "broken_record") -> None:
-        """Count a broken record; the first LISTED_PROBLEMS are kept, each in at most PROBLEM_CHARS
-        characters.
-        """
+        """Count a broken record, and keep the problem, cut to PROBLEM_CHARS, if it is among the first."""
         self.broken += 1
         self.dropped[reason] += 1
         if len(self.problems) < LISTED_PROBLEMS:

@@ -1,20 +1,20 @@
 """A seeded sample of the texts of all sources, of a stated size, read as a stream at constant memory.
 
-Every source gives its share, in proportion to its bytes, and what one lacks the next ones give. A source no
-larger than its share, which is so for all when the corpus is no larger than the sample, gives all of its
-texts in order; of a larger one are taken
+Every source gives a share in proportion to its bytes; what one source lacks, the sources after it give. A
+source no larger than its share gives all its texts in order; so does every source if the corpus is no larger
+than the sample. A larger source gives
 
-    from parts that can be entered anywhere   up to 2,048 of them in a seeded order, a piece of each by its
-                                              size: cheap, for a part is read no further; what ends a part is
-                                              seen less
-    from parts of compressed files            seeded documents of every part, by its size; no bias, but all of
-                                              the file is decompressed and a part's texts are in memory
-    from a source of unknown size             its beginning, up to the share of a source as large as the
-                                              sample: its later texts are not seen
+    of parts that can be entered anywhere   up to 2,048 in a seeded order, and of each a piece in proportion
+                                            to its size: cheap, as the rest is not read, but texts at the ends
+                                            of parts are seen less
+    of parts of compressed files            seeded documents of every part in proportion to its size: without
+                                            bias, but the file is unpacked and a part's texts are in memory
+    if its size is unknown                  its beginning, up to the share of a source as large as the sample:
+                                            its later texts are not seen
 
-Where a byte of a source holds more than one of text (compressed columns), so do the pieces, and the share is
-what ends them. A document that would pass the end of its piece is cut there. Empty texts, such as are no
-Unicode and such as came before are left out, as when encoding.
+If a byte of a source holds more than one byte of text (compressed columns), the pieces are larger, and the
+share ends them. A document that would pass the end of its piece is cut there. Texts that are empty, no
+Unicode, or a repetition are left out, as in encoding.
 """
 
 import random
@@ -39,8 +39,8 @@ def sample_texts(
 ) -> Iterator[str]:
     """About `num_bytes` of UTF-8 text spread over all sources; the same for the same sources, size and seed.
 
-    `clean` fixes texts and drops some, as cleaning.Cleaner does. Examples are their pieces joined, records of
-    several keys their main text; token ids are passed over. What was left out of what was read is counted in
+    `clean` fixes texts and drops some, as cleaning.Cleaner does. An example gives its pieces joined, a record
+    of several keys its main text; token ids are passed over. Texts that were read and left out are counted in
     `tally`. Raises DataError if a source cannot be read.
     """
     sizes = [reader.total_bytes() for reader in readers]
@@ -89,7 +89,7 @@ class _Admission:
 
 
 def text_of(record: Record) -> str | None:
-    """The text a record is learnt from, None for one of token ids."""
+    """The text that a record is learnt from; None for token ids."""
     if isinstance(record, Example):
         return "".join(piece for piece, _ in record.pieces)
     return None if isinstance(record, TokenIds) else corpus.text_of(record)
@@ -131,15 +131,15 @@ def _sample_source(
 
 
 def _up_to(num_bytes: int, texts: Iterator[str]) -> Iterator[str]:
-    """Texts of so many bytes, the last one cut; no text is read for none."""
+    """Texts of `num_bytes` in all, the last one cut; none is read if `num_bytes` is 0."""
     while num_bytes > 0 and (text := next(texts, None)) is not None:
         yield (piece := cut(text, num_bytes))
-        # Where half a character would be left, nothing more fits.
+        # If half a character would be left, nothing more fits.
         num_bytes -= _num_bytes(piece) if piece == text else num_bytes
 
 
 def cut(text: str, num_bytes: int) -> str:
-    """The beginning of a text: at most so many UTF-8 bytes, and no half character."""
+    """The beginning of a text: at most `num_bytes` of UTF-8, and no half character."""
     content = text.encode()
     return text if len(content) <= num_bytes else content[:num_bytes].decode(errors="ignore")
 

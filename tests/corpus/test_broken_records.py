@@ -52,12 +52,12 @@ def test_all_are_listed(make_config, workspace, monkeypatch, caplog, num_workers
         ("more.jsonl", 1),
     ]
     assert all(entry["what"].startswith("not ") for entry in listed)
-    told = [record.getMessage() for record in caplog.records]
+    messages = [record.getMessage() for record in caplog.records]
     assert (
-        told[-1]
+        messages[-1]
         == "and 37 more records that are left out, listed in data/dataset/small/broken-records.jsonl."
     )
-    assert sum("the record is left out" in line for line in told) == 4
+    assert sum("the record is left out" in line for line in messages) == 4
     many = path.read_bytes()
     part_bytes(monkeypatch, 1 << 20)
     prepare(make_config(data={**data, "num_prepare_workers": 1}), force=True)

@@ -62,10 +62,10 @@ def test_what_stays_and_what_tells_it_from_others():
     found = list(cleaned(iter(records), NO_CLEANING, tally))
     assert found == [records[index] for index in (0, 4, 5, 6)]
     assert [length_of(record) for record in found] == [3, 3, 2, 8]
-    sizes, told = identities(found)
+    sizes, identity = identities(found)
     assert sizes == [3, 3, 3, 0]
-    assert told[:32] == digest(b"one") + digest(b"two")
-    assert told[32:48] == digest(digest(b"a\x1fb") + bytes([False, True]))
+    assert identity[:32] == digest(b"one") + digest(b"two")
+    assert identity[32:48] == digest(digest(b"a\x1fb") + bytes([False, True]))
     assert identities(["one", "\u201etwo\u201c"]) == (
         [3, 9],
         digest(b"one") + digest("\u201etwo\u201c".encode()),
@@ -130,9 +130,9 @@ def test_too_many_broken_records(workspace):
     with pytest.raises(DataError) as caught:
         counts.check_broken(reader)
     assert str(caught.value) == (
-        "data.sources[0]: 3 of 200 records (1.50%) cannot be read, at most max_broken_fraction = 1.00% may "
-        "be. First: "
-        "a.jsonl:1: not JSON; and 2 more. Fix the source, or set its keys or max_broken_fraction."
+        "data.sources[0]: 3 of 200 records (1.50%) cannot be read, more than max_broken_fraction = 1.00% "
+        "allows. First: a.jsonl:1: not JSON; and 2 more. Fix the source, or set its keys or "
+        "max_broken_fraction."
     )
     free = Corpus.open([JsonlSource(kind="jsonl", path="a.jsonl", max_broken_fraction=None)]).readers[0]
     counts.check_broken(free)
@@ -157,7 +157,7 @@ def test_too_many_broken_records(workspace):
             "",
             "(empty 2). Most records have no text: set the key that holds it, or name other sources.",
         ),
-        ({"redirect": 2}, "", "(redirect 2). Most go as redirect: name other sources."),
+        ({"redirect": 2}, "", "(redirect 2). Most are dropped as redirect: name other sources."),
         ({}, "", "(nothing read). The sources hold no record: name others."),
     ],
 )

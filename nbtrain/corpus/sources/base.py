@@ -35,14 +35,13 @@ class SourceReader(ABC):
 
     kind: ClassVar[str]
     is_extracted: ClassVar[bool] = False
-    """Reading costs so much that its text is kept on disk (data/corpus/) once it is read."""
+    """Whether reading costs so much that the text is kept on disk (data/corpus/)."""
     gives_unicode: ClassVar[bool] = False
-    """Whether no text of it can hold a lone surrogate, which no tokenizer takes; else each text is looked at.
-    """
+    """Whether no text can hold a lone surrogate, which no tokenizer takes; otherwise each text is checked."""
 
     @property
     def is_downloaded(self) -> bool:
-        """Whether it comes from elsewhere: download() fetches it."""
+        """Whether download() fetches the source from elsewhere."""
         return False
 
     def __init__(self, config: BaseModel, where: str = "data.sources", extra_keys: tuple[str, ...] = ()):
@@ -72,15 +71,11 @@ class SourceReader(ABC):
         """JSON values that change when the records would: versions, or sizes and times of files."""
 
     def accepts_drift(self, then: dict[str, Any], now: dict[str, Any]) -> bool:
-        """Whether a dataset stays good although its fingerprint has changed from `then` to `now` without
-        being asked to.
-        """
+        """Whether a dataset stays good if its fingerprint has changed, unasked, from `then` to `now`."""
         return False
 
     def download(self) -> str | None:
-        """Fetch what is not on this disk yet; a sentence on what was done; None if there is nothing to
-        fetch.
-        """
+        """Fetch what is not on this disk yet; a sentence on what was done, None if nothing was to be done."""
         return None
 
     def check_dependencies(self) -> None:  # noqa: B027  (most need none)

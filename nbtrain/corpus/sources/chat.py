@@ -2,11 +2,11 @@
 
     {"messages": [{"role", "content"}, ...]}               a conversation
     {"conversations": [{"from", "value"}, ...]}            ShareGPT's
-    {"prompt": {"role", "text", "replies": [...]}}         a tree of OpenAssistant: each path to a leaf is one
-    {"message_id", "parent_id", "role", "text"}            a message of such a tree; all rows of a tree adjoin
+    {"prompt": {"role", "text", "replies": [...]}}         a tree of OpenAssistant
+    {"message_id", "parent_id", "role", "text"}            a message of such a tree, whose rows must adjoin
 
-Of a tree each answer is learnt once: the part that a path shares with the path before it is read and not
-learnt.
+Each path from the root of a tree to a leaf is a conversation. Each answer is learnt once: what a path shares
+with the path before it is read and not learnt.
 """
 
 import json
@@ -37,13 +37,13 @@ OTHER_NAMES = {
 MESSAGE_KEYS = ("message_id", "parent_id", "role")
 """The keys of a row that is one message of a tree."""
 UNANSWERED = "unanswered"
-"""Trees without an answer that is learnt, and messages marked as deleted, are dropped by these reasons."""
+"""The reasons for dropping a tree without a learnt answer, and a message that is marked as deleted."""
 DELETED = "deleted_message"
 SHOWN_CHARS = 40
 
 
 class Node(NamedTuple):
-    """A message of a tree, its place for messages, and its replies."""
+    """A message of a tree, its place as errors name it, and its replies."""
 
     message: dict[str, Any]
     place: str
@@ -68,7 +68,7 @@ class ChatReader(ExampleReader):
 
     def pieces(self, path: Path) -> Iterator[SourcePart]:
         if self._is_flat(path):
-            # A part that ends inside a tree would cut its conversations: a file is one part.
+            # A part that ends inside a tree would cut its conversations, so a file is one part.
             yield SourcePart(display(path), size_bytes=path.stat().st_size, details=(str(path),))
         else:
             yield from super().pieces(path)
@@ -105,7 +105,7 @@ class ChatReader(ExampleReader):
     def _tree(
         self, roots: "list[Node | BrokenExample]", path: str, tally: Tally, line: int | None = None
     ) -> Iterator[Example]:
-        """The conversations of a tree; of a broken tree, what is whole, and one problem."""
+        """The conversations of a tree; a broken tree gives those that are whole, and one problem."""
         problem: tuple[int | None, str] | None = None
         has_answer = False
         for root in roots:
@@ -143,7 +143,7 @@ class ChatReader(ExampleReader):
     def _messages_key(self, value: dict[str, Any]) -> str:
         wanted = (self.config.messages_key,) if self.config.messages_key else ("messages", "conversations")
         for key in wanted:
-            # Parquet files of several datasets have both columns, one of them null.
+            # A Parquet file of several datasets has both columns, one of them null.
             if value.get(key) is not None:
                 return key
         raise BrokenExample(f"no key {' or '.join(map(repr, wanted))} among {keys_of(value)}")
@@ -164,7 +164,7 @@ class ChatReader(ExampleReader):
         return role, (answer_of if role in self._learnt else text_of)(message, content_key, place)
 
     def _advice(self, found: str, last: str) -> str:
-        """The line of the YAML that would make `found` known. Who follows a user is mostly the assistant."""
+        """What to do about an unknown role. The message after a user's is most likely the assistant's."""
         likely = "assistant" if last == "user" else "user"
         known = {**self.config.roles, found[:SHOWN_CHARS]: likely}
         line = ", ".join(f"{_yaml(name)}: {_yaml(role)}" for name, role in known.items())

@@ -7,8 +7,8 @@
                                                        compressed
 
 Pieces end at line ends, or after a separator line, and at the same bytes of the text whether the file is
-compressed or not. Lines of a piece are numbered from its first one (Problem.line), those of a file in a group
-from the file's.
+compressed or not. Lines of a piece are numbered from its first line (Problem.line), lines of a file in a
+group from the file's first line.
 """
 
 import io
@@ -242,7 +242,7 @@ def stream_pieces(
     name, num_bytes, start, attributed = display(path), path.stat().st_size, 0, 0
     while content := _piece(stream, separator):
         stop = start + len(content)
-        # One byte ahead tells whether it is the last, which takes what is left of the file.
+        # One byte ahead shows whether this piece is the last, which takes what is left of the file.
         consumed = raw.consumed_bytes if stream.peek(1) else num_bytes
         whole = content.removeprefix(BOM_UTF8) if start == 0 else content
         content = b""

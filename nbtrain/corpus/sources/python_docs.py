@@ -3,9 +3,9 @@
     list the .py files of each package -> one order that mixes all packages evenly -> parse with ast (nothing
     is ever imported) -> each docstring one document -> stop at max_bytes
 
-In the order, file k of a package's n has the place (k + 1/2) / n, files of one package sorted by a hash of
-their path: any stretch of the order, so also any split and any cap, holds each package in proportion.
-Price: about 0.5 CPU seconds for each MB of text.
+In the order, file k of a package's n files has the place (k + 1/2) / n, the files of one package sorted by a
+hash of their path. So any stretch of the order, any split and any cap holds each package in proportion. It
+costs about 0.5 CPU seconds for each MB of text.
 """
 
 import ast
@@ -177,7 +177,7 @@ def _topics() -> Entries:
 
 
 def _folder(package: str) -> Path | None:
-    # For a top-level name find_spec looks, but imports nothing.
+    # For a top-level name, find_spec looks for the package without importing anything.
     spec = util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -193,7 +193,7 @@ def _version(distribution: str) -> str:
 
 def _licence(distribution: str) -> str:
     entry = metadata.metadata(distribution)
-    # Three generations of metadata say it in three places.
+    # Three generations of metadata name the licence in three places.
     for field in ("License-Expression", "License"):
         if field in entry and entry[field].strip():
             return entry[field].strip().split("\n")[0]

@@ -7,7 +7,7 @@ hold braces, and no field reaches an attribute or an index, as str.format would.
 import re
 from collections.abc import Mapping
 
-# Stanford Alpaca's two prompts, letter for letter: models that learnt on one are asked with the same.
+# Stanford Alpaca's two prompts, letter for letter: a model that has learnt with them is asked with them.
 ALPACA_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
     "Write a response that appropriately completes the request.\n\n"

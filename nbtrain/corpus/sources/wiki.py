@@ -23,8 +23,7 @@ from nbtrain.corpus.sources.folder import is_file
 from nbtrain.corpus.wiki import download, dump
 from nbtrain.corpus.wiki.walker import Walker
 
-# Raised when the same dump gives other text: it is then extracted again. Datasets made before stay as they
-# are.
+# Counted up when the same dump gives another text: dumps are then extracted again, datasets stay as they are.
 EXTRACTION = 2
 OLDER_REVISION = "older_revision"
 
@@ -77,7 +76,7 @@ class WikiReader(SourceReader):
                 continue
             try:
                 text = walker.text(page.text)
-            except Exception as error:  # whatever one page of somebody's markup does, the others are read
+            except Exception as error:  # whatever the markup of one page does, the others are read
                 what = f"page {page.title!r}: its wikitext cannot be read ({type(error).__name__}: {error})"
                 tally.add_broken(str(part.path), None, what, "broken_page")
                 continue
@@ -96,7 +95,7 @@ class WikiReader(SourceReader):
                 yield page
 
     def _left_out(self, page: dump.Page) -> str | None:
-        """By which rule, if by any."""
+        """The rule by which a page is left out, if any."""
         if page.namespace not in self.config.namespaces:
             return "other_namespace"
         if page.is_redirect:
@@ -189,7 +188,7 @@ class WikiReader(SourceReader):
         if self.config.path is None:
             found = self._downloaded(with_file=False)
             described |= {"date": found.date, "url": found.url, "sha1": found.sha1}
-        else:  # nothing was asked for by these
+        else:  # these settings were not used
             for key in ("language", "date", "mirror"):
                 del described[key]
         described["software"] = {"lxml": metadata.version("lxml")}

@@ -1,5 +1,4 @@
-"""What wikiextractor --json has written: JSON lines, in files AA/wiki_00, AA/wiki_01, ..., with -c as
-.bz2."""
+"""JSON lines as wikiextractor --json writes them: AA/wiki_00, AA/wiki_01, ..., .bz2 with its option -c."""
 
 from nbtrain.corpus.sources.jsonl import JsonlReader
 
@@ -8,7 +7,7 @@ class WikiextractorReader(JsonlReader):
     """Files named wiki_*, of any suffix."""
 
     kind = "wikiextractor"
-    # Its articles without text are redirects and pages of templates alone.
+    # Articles without text are redirects, and pages of nothing but templates.
     drops_empty = True
 
     def is_wanted(self, name: str) -> bool:

@@ -4,7 +4,7 @@
     dropped  -> links  ->  headings
 
 A parser that backtracks needs minutes for a page of brackets that never close; these scans take the same time
-for any page of one size. Characters that no XML can hold carry notes to walker.py:
+for any page of one size. Characters that no XML can hold, the constants below, carry notes to walker.py.
 """
 
 # ruff: noqa: SIM905, RUF001 (word lists read best as words; letters that look alike are meant)
@@ -47,7 +47,7 @@ nobr label
 )
 BREAKS = frozenset("br hr".split())
 
-# References as hands type them: a blank or a line break inside the brackets, or no > before the text begins.
+# References as people type them: a blank or a line break inside the brackets, or no > before the text begins.
 LOOSE_REFERENCE = re.compile(
     r"<\s++(ref(?:\s++(?:name|group)\s*+=[^<>]*+)?\s*+/?>)|<\s*+/\s*+(ref)\s*+>|<(ref)\b(?=[^<>]*+<\s*+/\s*+ref\s*+>)",
     re.IGNORECASE,
@@ -65,7 +65,7 @@ def scan_tags(text: str, aside: list[str]) -> str:
     )
     text = LOOSE_REFERENCE.sub(_reference, text)
     lowered = text.lower()
-    if len(lowered) != len(text):  # a few letters grow
+    if len(lowered) != len(text):  # lower() makes a few letters longer
         lowered = text
     out: list[str] = []
     unclosed: set[str] = set()
@@ -162,7 +162,7 @@ ENTITY = re.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{
 
 
 def entities(text: str) -> str:
-    """Named and numbered characters resolved; what names none is left, and so is a bare &."""
+    """Named and numbered characters resolved; unknown names and a bare & are left."""
     if "&" not in text:
         return text
     return ENTITY.sub(lambda match: CONTROLS.sub("", html.unescape(match[0])), text)

@@ -70,8 +70,7 @@ _BUILT_IN = frozenset(map(normalized, (*FILE_NAMES, *CATEGORY_NAMES, *LANGUAGES)
 
 
 def invisible_prefixes(namespaces: Mapping[int, str]) -> frozenset[str]:
-    """Prefixes of links that show no words of the article: files, categories, the same page in other
-    languages.
+    """Prefixes of links that show no words of the article: files, categories, pages in other languages.
 
     `namespaces`: {key: name} of the dump's <siteinfo>; may be empty.
     """

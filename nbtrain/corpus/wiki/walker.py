@@ -2,9 +2,9 @@
 
 What the text keeps: paragraphs with an empty line between them; headings as lines of their own after an empty
 line; list items as lines ("- " before those of * and #); labels of links; LaTeX of formulas between dollars;
-code. What it drops: templates (but see text_templates.py), tables, references, galleries, files, categories,
-links to other languages, comments, magic words, quotes of bold and italic; and what these leave behind: "( ,
-)", double blanks, list items and sections without a word.
+code. What it drops: templates (except those of text_templates.py), tables, references, galleries, files,
+categories, links to other languages, comments, magic words, quotes of bold and italic, and what these leave
+behind: "( , )", double blanks, list items and sections without a word.
 """
 
 # ruff: noqa: RUF001 (word lists read best as words; letters that look alike are meant)
@@ -86,7 +86,7 @@ class Walker:
 
 
 def _first_variant(match: re.Match[str]) -> str:
-    """-{zh-hans:A; zh-hant:B}-: what one reader sees is one of them."""
+    """-{zh-hans:A; zh-hant:B}-: a reader sees one of the variants."""
     first = match[1].split(";")[0].rpartition("|")[2]
     return first.rpartition("=>")[2].rpartition(":")[2].strip()
 
@@ -142,9 +142,7 @@ def _line(raw: str) -> str | None:
 
 
 def _without_empty_sections(lines: list[str]) -> list[str]:
-    """Headings with no line of text under them or under their subsections go; one empty line between
-    paragraphs.
-    """
+    """The lines without headings that have no text below, and with one empty line between paragraphs."""
     kept: list[str] = []  # backwards
     text_below = 7  # the highest section, as a level, that has text below this line; 7 is none
     blank = True

@@ -51,7 +51,10 @@ class ExtractedReader(SourceReader):
     def read(self, part: SourcePart, tally: Tally) -> Iterator[str]:
         path = Path(part.details[0])
         # What the extraction looked at and dropped counts for the dataset too.
-        found = _read_tally(path.with_suffix(".json"))
+        if (record := files.read_json(path.with_suffix(".json"))) is None:
+            missing = display(path.with_suffix(".json"))
+            raise DataError(f"{missing}: is missing. Remove {display(path.parent)}: it is made again.")
+        found = Tally.from_dict(record["tally"])
         tally.dropped.update(found.dropped)
         tally.problems += found.problems[: LISTED_PROBLEMS - len(tally.problems)]
         tally.records += found.records
@@ -172,10 +175,3 @@ class _Extractor:
         record = {"documents": documents, "bytes": size, "tally": tally.to_dict()}
         files.write_json(path.with_suffix(".json"), record)
         return bare, tally, documents
-
-
-def _read_tally(path: Path) -> Tally:
-    value = files.read_json(path)
-    if value is None:
-        raise DataError(f"{display(path)}: is missing. Remove {display(path.parent)}: it is made again.")
-    return Tally.from_dict(value["tally"])

@@ -13,6 +13,7 @@ import re
 import signal
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any, TypeVar
 
 from nbtrain.base.errors import DataError
@@ -63,11 +64,7 @@ def ordered_map(
     failures = 0
     try:
         while True:
-            while len(under_way) < TASKS_PER_WORKER * num_workers:
-                try:
-                    task = next(left)
-                except StopIteration:
-                    break
+            for task in islice(left, TASKS_PER_WORKER * num_workers - len(under_way)):
                 under_way.append((task, executor.submit(_run, task)))
             if not under_way:
                 return

@@ -11,8 +11,8 @@ cheap and gives the same parts as long as the source is the same; `read(part)` g
 A part may only be cut where a record ends, for it is read without its neighbours. A line end is such a place
 only if no record can hold one: JSON escapes line ends, so JSON lines are cut there (files.line_pieces); a
 quoted field of CSV may hold them, so CSV would have to be cut by a reader that has seen every quote before
-(as json_array.py does, which hands over the `content` of its parts). What belongs together over several rows
-(the messages of a tree, chat.py) is in one part.
+(as json_array.py does, which hands over the `content` of its parts). Rows that belong together (the
+messages of a tree, chat.py) are in one part.
 """
 
 from abc import ABC, abstractmethod

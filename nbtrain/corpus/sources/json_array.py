@@ -4,7 +4,7 @@
      {"text": "b"}]   ->   {"text": "b"}
 
 The array is not parsed but cut where a comma stands outside of every string and inner bracket. So a broken
-element costs no other, and each is parsed where lines are. Lines count elements from 1.
+element costs no other, and each is parsed as a line is. The line of a problem counts elements from 1.
 """
 
 import io

@@ -26,17 +26,10 @@ class Row(NamedTuple):
 
 
 class RecordFileReader(FileReader):
-    """A reader of objects. A subclass defines `kind` and `read`, which goes through `rows`:
+    """A reader of objects. A subclass defines `kind` and `read`, which goes through `rows` (see tokens.py).
 
-        def read(self, part, tally):
-            for path, number, record in self.rows(part, tally):
-                if (problem := ...):
-                    tally.add_broken(path, number, problem)
-                else:
-                    yield Example(...)
-
-    `rows` counts tally.records and tally.lines, and counts as broken what is no object at all. Lines, the
-    elements of an array and row groups are streamed.
+    `rows` counts tally.records and tally.lines, and as broken what is no object. Lines, the elements of an
+    array and row groups are streamed.
     """
 
     suffixes = (*with_compressed(".jsonl"), ".json", SUFFIX)

@@ -63,11 +63,8 @@ def known(language: str, date: str) -> Downloaded | None:
 def find(language: str, date: str) -> Downloaded | None:
     """The dump that is `known`, if its file is on this disk and whole."""
     record = known(language, date)
-    if record is not None:
-        whole = folder() / record.file
-        if whole.is_file() and whole.stat().st_size == record.bytes:
-            return record
-    return None
+    path = None if record is None else folder() / record.file
+    return record if record and path and path.is_file() and path.stat().st_size == record.bytes else None
 
 
 def download(language: str, date: str, mirror: str, sha1: str | None, where: str) -> tuple[Downloaded, bool]:

@@ -61,8 +61,7 @@ underline vanchor linktext ipa angbr angle grapheme
     "nihongo": lambda arguments: (
         " ".join([arguments[0], *(f"({word})" for word in arguments[1:2])]) if arguments else ""
     ),
-    "c.": lambda arguments: f"c. {arguments[0]}" if arguments else "c.",
-    "circa": lambda arguments: f"c. {arguments[0]}" if arguments else "c.",
+    **dict.fromkeys(("c.", "circa"), lambda arguments: " ".join(["c.", *arguments[:1]])),
     "as of": lambda arguments: f"As of {arguments[0]}" if arguments else "",
     "us$": lambda arguments: f"US${arguments[0]}" if arguments else "US$",
     "inr": lambda arguments: f"₹{arguments[0]}" if arguments else "₹",

@@ -16,7 +16,7 @@ and a killed run goes on with those that are there. join.py joins them.
 import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate
 
 import numpy as np
@@ -75,7 +75,7 @@ class Encoder:
             chars = 0
             records: Iterator[Record] = reader.read(task.part, tally)
             if reader.kind == "tokens":
-                records = filter(_InVocabulary(settings.vocab_size, tally), records)
+                records = filter(partial(in_vocabulary, settings.vocab_size, tally), records)
             for record in cleaned(records, self._cleaner, tally, reader.gives_unicode):
                 length = len(record) if type(record) is str else length_of(record)
                 if length > LONG_TEXT_CHARS and self._may_stream(record):
@@ -221,20 +221,15 @@ class Encoder:
         )
 
 
-class _InVocabulary:
+def in_vocabulary(vocab_size: int, tally: Tally, record: Record) -> bool:
     """Whether all ids of a record are the vocabulary's; one that is not is counted as broken."""
-
-    def __init__(self, vocab_size: int, tally: Tally):
-        self.vocab_size, self.tally = vocab_size, tally
-
-    def __call__(self, record: Record) -> bool:
-        assert isinstance(record, TokenIds)
-        largest = int(record.ids.max()) if len(record.ids) else 0
-        if largest < self.vocab_size:
-            return True
-        self.tally.add_broken(
-            record.path,
-            record.line,
-            f"token id {largest:,} is outside the vocabulary of {self.vocab_size:,} entries",
-        )
-        return False
+    assert isinstance(record, TokenIds)
+    largest = int(record.ids.max()) if len(record.ids) else 0
+    if largest < vocab_size:
+        return True
+    tally.add_broken(
+        record.path,
+        record.line,
+        f"token id {largest:,} is outside the vocabulary of {vocab_size:,} entries",
+    )
+    return False

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import numpy as np
 
@@ -77,8 +77,8 @@ def join(
                 lengths = arrays[f"lengths{index}"]
                 counts = arrays["sequences"] if index == 0 else np.ones(record.documents, np.intc)
                 path = token_files(settings.work, record.number, settings.extra_keys)[index]
-                source = _Source.of(record, path, in_order)
-                tokens = pair.append(stream, source, lengths, counts, stay, on_bytes)
+                place = _place(record, path, in_order)
+                tokens = pair.append(stream, place, lengths, counts, stay, on_bytes)
                 if index == 0:
                     total = totals[record.source]
                     if not total.last_sequence:
@@ -99,8 +99,8 @@ def join(
             with mask.opened(in_order, records, stays, on_bytes) as stream:
                 for record, stay in zip(records, stays, strict=True):
                     arrays = np.load(arrays_path(settings.work, record.number), allow_pickle=False)
-                    source = _Source.of(record, tokens_path(settings.work, record.number, "mask"), in_order)
-                    mask.append(stream, source, arrays["lengths0"], arrays["sequences"], stay, on_bytes)
+                    place = _place(record, tokens_path(settings.work, record.number, "mask"), in_order)
+                    mask.append(stream, place, arrays["lengths0"], arrays["sequences"], stay, on_bytes)
             written |= mask.finish(settings.sentence_language is not None)
     return Joined(totals, written)
 
@@ -131,17 +131,10 @@ def _without_duplicates(
     return stays
 
 
-class _Source(NamedTuple):
-    """Where the tokens of a shard lie."""
-
-    path: Path
-    start: int
-    """In bytes."""
-
-    @classmethod
-    def of(cls, record: ShardRecord, own: Path, in_order: Path) -> "_Source":
-        start = record.starts.get(in_order.name)
-        return cls(own, 0) if start is None else cls(in_order, start)
+def _place(record: ShardRecord, own: Path, in_order: Path) -> tuple[Path, int]:
+    """The file that holds the tokens of a shard, and the byte at which they begin."""
+    start = record.starts.get(in_order.name)
+    return (own, 0) if start is None else (in_order, start)
 
 
 def _is_joined(in_order: Path, records: Sequence[ShardRecord], stays: Sequence[np.ndarray | None]) -> bool:
@@ -198,7 +191,7 @@ class _Pair:
     def append(
         self,
         stream: IO[bytes] | None,
-        source: _Source,
+        place: tuple[Path, int],
         lengths: np.ndarray,
         counts: np.ndarray,
         stay: np.ndarray | None,
@@ -218,10 +211,11 @@ class _Pair:
             lengths, counts = lengths[sequence_stays], counts[stay]
         copied = int(sum(documents[last] - documents[first] for first, last in runs))
         if stream is not None:
-            with source.path.open("rb", buffering=0) as content:
+            path, begin = place
+            with path.open("rb", buffering=0) as content:
                 for first, last in runs:
                     start, stop = (int(documents[at]) * self.dtype.itemsize for at in (first, last))
-                    content.seek(source.start + start)
+                    content.seek(begin + start)
                     self._copy(content, stream, stop - start, on_bytes)
             # What is passed over is done as well.
             on_bytes((int(documents[-1]) - copied) * self.dtype.itemsize)

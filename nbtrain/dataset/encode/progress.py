@@ -1,7 +1,7 @@
 """How far an encoding is, also inside the parts that workers are at.
 
-    worker  -> <work>/progress-<pid>: bytes of text, documents and tokens that it has encoded, after every
-    batch parent  -> adds them up when a part is done, and every second while it waits
+    worker  -> <work>/progress-<pid>: bytes of text, documents and tokens it has encoded, after each batch
+    parent  -> adds them up when a part is done, and every second while it waits
 
 Parts that are done count by their size; what workers say of parts under way fills the gap between them.
 """
@@ -11,6 +11,8 @@ import struct
 import time
 from dataclasses import replace
 from pathlib import Path
+
+import numpy as np
 
 from nbtrain.base.amounts import count
 from nbtrain.base.progress import Progress
@@ -33,12 +35,11 @@ class WorkerCounters:
 
     def __init__(self, work: Path):
         self._descriptor = os.open(work / f"{PREFIX}{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
-        self._values = [0, 0, 0]
+        self._values = np.zeros(3, np.int64)
 
     def __call__(self, num_bytes: int, documents: int, tokens: int) -> None:
         """Add one batch."""
-        for index, value in enumerate((num_bytes, documents, tokens)):
-            self._values[index] += value
+        self._values += num_bytes, documents, tokens
         os.pwrite(self._descriptor, COUNTERS.pack(*self._values), 0)
 
 
@@ -53,8 +54,8 @@ class EncodeProgress:
         self._started = self._shown = time.monotonic()
         # Size, and text, documents and tokens, of the parts that are done; the latter of this run's alone.
         self._size = self._kept_documents = self._kept_tokens = 0
-        self._done = [0, 0, 0]
-        self._own = [0, 0, 0]
+        self._done = np.zeros(3, np.int64)
+        self._own = np.zeros(3, np.int64)
         self._sizes_under_way: dict[int, int] = {}
 
     def begin(self, task: Task) -> None:
@@ -71,14 +72,12 @@ class EncodeProgress:
     def add(self, record: ShardRecord) -> None:
         """A shard that was made now."""
         self._sizes_under_way.pop(record.number, None)
-        for index, value in enumerate((record.text_bytes, record.documents, record.tokens)):
-            self._done[index] += value
+        self._done += record.text_bytes, record.documents, record.tokens
         self._add(record)
 
     def add_batch(self, num_bytes: int, documents: int, tokens: int) -> None:
         """What this process itself has encoded."""
-        for index, value in enumerate((num_bytes, documents, tokens)):
-            self._own[index] += value
+        self._own += num_bytes, documents, tokens
         if time.monotonic() - self._shown >= SHOW_SECONDS:
             self.show()
 
@@ -87,7 +86,7 @@ class EncodeProgress:
         self._shown = time.monotonic()
         encoded = self._done
         if self._sizes_under_way:
-            encoded = [max(done, now) for done, now in zip(self._done, self._encoded(), strict=True)]
+            encoded = np.maximum(encoded, self._encoded())
         under_way = min(encoded[0] - self._done[0], sum(self._sizes_under_way.values()))
         documents, tokens = self._kept_documents + encoded[1], self._kept_tokens + encoded[2]
         seconds = max(1e-3, time.monotonic() - self._started)
@@ -97,15 +96,10 @@ class EncodeProgress:
             tokens=f"{tokens:,}",
         )
 
-    def _encoded(self) -> list[int]:
-        values = list(self._own)
-        for path in self.work.glob(f"{PREFIX}*"):
-            content = path.read_bytes()
-            if len(content) == COUNTERS.size:
-                values = [
-                    value + other for value, other in zip(values, COUNTERS.unpack(content), strict=True)
-                ]
-        return values
+    def _encoded(self) -> np.ndarray:
+        contents = [path.read_bytes() for path in self.work.glob(f"{PREFIX}*")]
+        whole = [COUNTERS.unpack(content) for content in contents if len(content) == COUNTERS.size]
+        return np.sum([self._own, *whole], axis=0)
 
     def _add(self, record: ShardRecord) -> None:
         self.records[record.number] = record

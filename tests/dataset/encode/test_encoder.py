@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,7 @@ from nbtrain.corpus.sources import files as source_files
 from nbtrain.corpus.sources.base import open_source
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
 from nbtrain.dataset.encode import join as shards
-from nbtrain.dataset.encode.encoder import Encoder, _InVocabulary
+from nbtrain.dataset.encode.encoder import Encoder, in_vocabulary
 from nbtrain.dataset.encode.progress import EncodeProgress, WorkerCounters
 from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord
 from nbtrain.dataset.files import DatasetFiles
@@ -353,7 +354,7 @@ def test_where_an_id_is_outside_the_vocabulary(workspace, monkeypatch):
         counts = SourceCounts()
         for part in reader.parts():
             tally = Tally()
-            kept = list(filter(_InVocabulary(10, tally), reader.read(part, tally)))
+            kept = list(filter(partial(in_vocabulary, 10, tally), reader.read(part, tally)))
             assert all(record.ids.tolist() == [5] for record in kept)
             counts.absorb(tally, part.path)
         assert counts.named == ["in/1.jsonl:5: token id 10 is outside the vocabulary of 10 entries"]
@@ -523,7 +524,7 @@ def small_disk(root, tmp_path):
 
 @pytest.mark.root
 def test_a_full_disk(make_config, workspace, small_disk, monkeypatch, small_parts):
-    """A disk that fills up while encoding is told with the fix; what is done is used once there is room."""
+    """A full disk while encoding is reported with the fix; what is done is used when there is room."""
     config = make_config(
         data={"name": "full", "cleaning": {"exact_dedup": False}}, tokenizer={"train_bytes": 5_000}
     )

@@ -25,6 +25,8 @@ A run is a YAML's path, an example's name, a loaded configuration or a Run; `dat
 Importing this package takes milliseconds: every name is imported when it is first used.
 """
 
+# ruff: noqa: F405  (the type checker reads the names of __all__ from a star import)
+
 import sys
 from importlib import import_module
 from importlib.machinery import ModuleSpec
@@ -55,27 +57,7 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from nbtrain.api.run import open_run
-    from nbtrain.api.verbs import (
-        baselines,
-        check_parameters,
-        curves,
-        data_card,
-        deepspeed_config,
-        generate,
-        launch,
-        launcher,
-        load,
-        plan,
-        plan_picture,
-        prepare,
-        runs,
-        scalars,
-        submit,
-        tensorboard,
-        twin,
-        verify,
-    )
+    from nbtrain.api.verbs import *  # noqa: F403
 
 
 def __getattr__(name: str):

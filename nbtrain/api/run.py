@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 RunLike = Union[str, Path, RunConfig, "Run"]
 
 LOG_TAIL_LINES = 30
-
 WAIT_POLL_SECONDS = 0.5
-
 WAIT_LINE_SECONDS = 10.0
 
 

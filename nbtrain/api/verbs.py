@@ -202,9 +202,9 @@ def submit(
 
 
 def launch(run: RunLike, mode: str = "full") -> Run | NotLaunched | TwinRun:
-    """What notebook 03 does. mode "full" submits the run: an active run is joined, a finished one opened, and
-    a machine that is too small is explained (NotLaunched). mode "twin" trains the run's twin, through the
-    same supervisor.
+    """What notebook 03 does: submit the run (mode "full") or train its twin by the same way (mode "twin").
+
+    An active run is joined, a finished one opened, and a machine that is too small explained (NotLaunched).
     """
     if mode not in ("full", "twin"):
         raise ConfigError(
@@ -289,10 +289,10 @@ def generate_stream(
         "temperature": number("temperature", temperature),
         "top_k": whole("top_k", top_k),
         "top_p": number("top_p", top_p),
-        "seed": None
+        "seed": seed
         if seed is None
         else whole("seed", seed, "a whole number, or None for another text each time"),
-        "step": None
+        "step": step
         if step is None
         else whole("step", step, "a whole number, or None for the newest checkpoint"),
     }
@@ -352,9 +352,7 @@ def baselines(run: RunLike, too_small: str = "refuse") -> "Baselines | NoBaselin
 
 
 def curves(source: "RunLike") -> Any:
-    """Matplotlib figure of a run, or of any folder of event files: loss, perplexity, learning rate,
-    throughput.
-    """
+    """Figure of a run or a folder of event files: loss, perplexity, learning rate, throughput."""
     from nbtrain.monitor.pictures import training_curves
 
     return training_curves(_events_of(source))

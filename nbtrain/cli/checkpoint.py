@@ -11,6 +11,7 @@ A run resumes in any layout without a conversion. RUN is a run's name, folder or
 import argparse
 import contextlib
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -52,12 +53,8 @@ def add_verbs(top: Any) -> None:
     one = with_run(
         add_verb(under, "universal", universal, "Write a checkpoint in DeepSpeed's universal form.")
     )
-    _with_step(one).add_argument(
-        "--to",
-        type=Path,
-        metavar="DIR",
-        help="a new folder; output/<run>/universal/global_step<N> without it",
-    )
+    text = "a new folder; output/<run>/universal/global_step<N> without it"
+    _with_step(one).add_argument("--to", type=Path, metavar="DIR", help=text)
 
 
 def _with_step(one: argparse.ArgumentParser) -> argparse.ArgumentParser:
@@ -87,26 +84,22 @@ def list_checkpoints(options: argparse.Namespace) -> None:
 
 
 def summary(run: "RunDir", step: int) -> dict[str, Any]:
-    """{step, bytes, layout, validation_loss, problem} of a checkpoint folder; problem is None if names and
-    sizes are right.
-    """
+    """A checkpoint folder in a row of `list`; `problem` is None if its files' names and sizes are right."""
     from nbtrain.base.checkpoint_files import MANIFEST, checkpoint_problem
 
     folder = run.checkpoint(step)
-    problem = checkpoint_problem(folder)
     known: dict[str, Any] = {}
     with contextlib.suppress(ValueError):  # `problem` says so
         read = files.read_json(run.checkpoint_manifest(step))
         known = read if isinstance(read, dict) else {}
+    payload = (path for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST)
     return {
         "step": step,
-        "bytes": sum(
-            path.stat().st_size for path in folder.rglob("*") if path.is_file() and path.name != MANIFEST
-        ),
+        "bytes": sum(path.stat().st_size for path in payload),
         "layout": layout_text(known.get("layout") or {}),
         # Only the loss that was measured at this very step.
         "validation_loss": known.get("validation_loss") if known.get("evaluated_step") == step else None,
-        "problem": problem,
+        "problem": checkpoint_problem(folder),
     }
 
 
@@ -132,19 +125,16 @@ def inspect(options: argparse.Namespace) -> None:
         return
     size = sum(entry["bytes"] for entry in manifest["files"].values())
     parameters = manifest.get("parameters") or {}
+    samples, tokens = manifest["consumed_samples"], manifest["consumed_tokens"]
     lines = [
         ("checkpoint", f"{display(folder)}: {amounts.size(size)} in {len(manifest['files'])} files"),
         ("saved", time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(manifest["created_at"]))),
-        (
-            "trained",
-            f"step {step:,}, {manifest['consumed_samples']:,} samples, "
-            f"{manifest['consumed_tokens']:,} tokens",
-        ),
+        ("trained", f"step {step:,}, {samples:,} samples, {tokens:,} tokens"),
         ("layout", layout_text(manifest["layout"])),
         ("versions", ", ".join(f"{name} {number}" for name, number in manifest["versions"].items())),
     ]
     if parameters:
-        count = sum(_product(entry["shape"]) for entry in parameters.values())
+        count = sum(math.prod(entry["shape"]) for entry in parameters.values())
         lines.append(("parameters", f"{count:,} in {len(parameters)} tensors, vocabulary padding included"))
     if manifest.get("validation_loss") is not None:
         at = manifest.get("evaluated_step")
@@ -193,12 +183,8 @@ def universal(options: argparse.Namespace) -> None:
     from nbtrain.jobs.gpu_side import stream
 
     run = run_of(options).directory
-    request = {
-        "run_dir": str(run.path),
-        "step": options.step,
-        "to": str(options.to.absolute()) if options.to else None,
-    }
-    done = 0
+    to = str(options.to.absolute()) if options.to else None
+    request, done = {"run_dir": str(run.path), "step": options.step, "to": to}, 0
     with Progress("universal checkpoint", None, "parameters") as bar:
         for answer in stream("nbtrain.checkpoint.universal", request):
             if answer["kind"] == "progress":
@@ -229,10 +215,3 @@ def _newest_whole(run: "RunDir") -> int:
     if step is None:
         raise CheckpointError(f"{display(run.model)}: holds no whole checkpoint; train the run first.")
     return step
-
-
-def _product(shape: list[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -36,11 +36,8 @@ def add_verbs(top: Any) -> None:
     text = "Make what is missing of a run's tokenizer, dataset and indices."
     one = with_config(add_verb(top, "prepare", prepare, text))
     one.add_argument("--force", action="store_true", help="make it anew")
-    group = top.add_parser(
-        "data",
-        help="Datasets, step by step: prepare, download, extract, tokenizer, encode, inspect, verify, card, "
-        "merge, repair.",
-    )
+    verbs = "prepare, download, extract, tokenizer, encode, inspect, verify, card, merge, repair"
+    group = top.add_parser("data", help=f"Datasets, step by step: {verbs}.")
     under = group.add_subparsers(required=True, metavar="VERB", title="verbs")
     for name, text in (
         ("prepare", "The same as `nbtrain prepare`."),
@@ -111,9 +108,7 @@ def prepare(options: argparse.Namespace) -> int:
 
 
 def without_idle_threads() -> None:
-    """Call before NumPy is imported: OpenBLAS' threads spin for 0.1 s at start, and no data step multiplies
-    matrices.
-    """
+    """Before NumPy is imported: OpenBLAS' threads spin for 0.1 s at start, and no data step needs them."""
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 

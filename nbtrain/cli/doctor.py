@@ -12,18 +12,15 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from nbtrain.base.workspace import data_home, output_root
 
 GIB = 1 << 30
 
 # (package, first bad, first good again or None, why and what to do)
 KNOWN_BAD = (
-    (
-        "deepspeed",
-        "0.0",
-        "0.19.8",
-        "checkpoints and traps were proven with 0.19.8: pip install deepspeed==0.19.8",
-    ),
+    ("deepspeed", "0.0", "0.19.8", "checkpoints were proven with 0.19.8: pip install deepspeed==0.19.8"),
     ("tensorboard", "0.0", "2.20", "older ones need a protobuf that torch 2.11+ rules out"),
     ("ipykernel", "7.0", "7.1", "7.0 drops widget messages while a cell runs: pip install -U ipykernel"),
 )
@@ -41,9 +38,8 @@ class Finding:
 
     def line(self) -> str:
         mark = {"ok": "ok  ", "note": "note", "warning": "WARN", "error": "FAIL"}[self.level]
-        return f"{mark}  {self.subject:<12} {self.found}" + (
-            f"\n      -> {self.advice}" if self.advice else ""
-        )
+        advice = f"\n      -> {self.advice}" if self.advice else ""
+        return f"{mark}  {self.subject:<12} {self.found}{advice}"
 
 
 def examine() -> list[Finding]:
@@ -61,10 +57,8 @@ def examine() -> list[Finding]:
         *known_bad_findings(),
         device_finding(gpus),
         memory_finding(),
-        *(
-            disk_finding(subject, path)
-            for subject, path in (("output", output_root()), ("data", data_home()))
-        ),
+        disk_finding("output", output_root()),
+        disk_finding("data", data_home()),
         shared_memory_finding(),
         compiler_finding(),
     ]
@@ -82,23 +76,13 @@ def torch_findings(gpus: int) -> list[Finding]:
     build = "CUDA" if has_cuda_build() else "CPU"
     findings = [Finding("ok", "torch", f"{version}, {build} build")]
     if build == "CUDA" and not gpus:
-        findings.append(
-            Finding(
-                "warning",
-                "torch",
-                "a CUDA build on a machine without a GPU: several GB on disk, slow to import",
-                "Install a CPU build: the README's section on torch says how to set pip for one.",
-            )
-        )
+        text = "a CUDA build on a machine without a GPU: several GB on disk, slow to import"
+        advice = "Install a CPU build: the README's section on torch says how to set pip for one."
+        findings.append(Finding("warning", "torch", text, advice))
     if build == "CPU" and gpus:
-        findings.append(
-            Finding(
-                "warning",
-                "torch",
-                f"a CPU build on a machine with {gpus} GPU(s): training would not use them",
-                "Install the CUDA build of the same version from PyTorch's install page.",
-            )
-        )
+        text = f"a CPU build on a machine with {gpus} GPU(s): training would not use them"
+        advice = "Install the CUDA build of the same version from PyTorch's install page."
+        findings.append(Finding("warning", "torch", text, advice))
     return findings
 
 
@@ -112,12 +96,8 @@ def package_finding(name: str, advice: str) -> Finding:
 def tokenizer_finding() -> Finding:
     version = installed("fastokens")
     if version is None:
-        return Finding(
-            "note",
-            "fastokens",
-            "not installed: encoding falls back to tokenizers, same tokens, about 20 times slower",
-            "pip install fastokens",
-        )
+        text = "not installed: encoding falls back to tokenizers, same tokens, about 20 times slower"
+        return Finding("note", "fastokens", text, "pip install fastokens")
     return Finding("ok", "fastokens", version)
 
 
@@ -134,21 +114,15 @@ def device_finding(gpus: int) -> Finding:
     cores = len(os.sched_getaffinity(0))
     if gpus:
         return Finding("ok", "devices", f"{gpus} NVIDIA GPU(s), {cores} cores")
-    return Finding(
-        "note",
-        "devices",
-        f"no GPU, {cores} cores{', bf16 in hardware' if cpu_has_bf16() else ''}",
-        "gpt-tiny trains here; the larger runs plan and check here and train elsewhere.",
-    )
+    text = f"no GPU, {cores} cores{', bf16 in hardware' if cpu_has_bf16() else ''}"
+    advice = "gpt-tiny trains here; the larger runs plan and check here and train elsewhere."
+    return Finding("note", "devices", text, advice)
 
 
 def memory_finding() -> Finding:
-    fields = dict(
-        re.findall(r"^(MemTotal|MemAvailable):\s+(\d+) kB", Path("/proc/meminfo").read_text(), flags=re.M)
-    )
-    total, free = (int(fields[name]) * 1024 for name in ("MemTotal", "MemAvailable"))
-    text = f"{free / GIB:.1f} of {total / GIB:.1f} GiB free"
-    if free < 3 * GIB:
+    memory = psutil.virtual_memory()
+    text = f"{memory.available / GIB:.1f} of {memory.total / GIB:.1f} GiB free"
+    if memory.available < 3 * GIB:
         return Finding("warning", "memory", text, "gpt-tiny and JupyterLab together want about 3 GiB.")
     return Finding("ok", "memory", text)
 
@@ -156,29 +130,23 @@ def memory_finding() -> Finding:
 def disk_finding(subject: str, path: Path) -> Finding:
     existing = next(folder for folder in (path, *path.parents) if folder.exists())
     free = shutil.disk_usage(existing).free
-    text = f"{path}: {free / GIB:.1f} GiB free"
+    text, variable = f"{path}: {free / GIB:.1f} GiB free", f"NBTRAIN_{subject.upper()}"
     if not os.access(existing, os.W_OK):
-        return Finding(
-            "error", subject, f"{path} is not writable", f"Set NBTRAIN_{subject.upper()} elsewhere."
-        )
+        return Finding("error", subject, f"{path} is not writable", f"Set {variable} elsewhere.")
     if free < 2 * GIB:
-        return Finding(
-            "warning", subject, text, f"Free some space or set NBTRAIN_{subject.upper()} elsewhere."
-        )
+        return Finding("warning", subject, text, f"Free some space or set {variable} elsewhere.")
     return Finding("ok", subject, text)
 
 
 def shared_memory_finding() -> Finding:
     path = Path("/dev/shm")
     if not path.is_dir():
-        return Finding(
-            "warning", "/dev/shm", "absent", "Several ranks on one machine need it; mount a tmpfs there."
-        )
+        advice = "Several ranks on one machine need it; mount a tmpfs there."
+        return Finding("warning", "/dev/shm", "absent", advice)
     free = shutil.disk_usage(path).free
     if free < GIB // 2:
-        return Finding(
-            "warning", "/dev/shm", f"{free / GIB:.2f} GiB free", "NCCL and data workers want 1 GiB."
-        )
+        advice = "NCCL and data workers want 1 GiB."
+        return Finding("warning", "/dev/shm", f"{free / GIB:.2f} GiB free", advice)
     return Finding("ok", "/dev/shm", f"{free / GIB:.1f} GiB free")
 
 
@@ -186,9 +154,8 @@ def compiler_finding() -> Finding:
     compiler = os.environ.get("CXX") or "g++"
     if shutil.which(compiler):
         return Finding("ok", "compiler", compiler)
-    return Finding(
-        "note", "compiler", "none", "Needed by model.compile: true only; everything else does without."
-    )
+    advice = "Needed by model.compile: true only; everything else does without."
+    return Finding("note", "compiler", "none", advice)
 
 
 def installed(name: str) -> str | None:

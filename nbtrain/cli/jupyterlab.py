@@ -15,9 +15,7 @@ LAB_STAYS_AT_HOME = (
 
 
 def lab_command(rest: list[str]) -> list[str]:
-    """JupyterLab on the workspace: loopback, token, opened at the notebooks, asking no server for news or
-    updates.
-    """
+    """The command line of JupyterLab on the workspace, opened at the notebooks; `rest` follows."""
     command = [
         sys.executable,
         "-m",
@@ -34,9 +32,5 @@ def lab_command(rest: list[str]) -> list[str]:
 
 def open_lab(rest: list[str]) -> int:
     """Become JupyterLab; does not return."""
-    environment = {
-        **os.environ,
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
-    }
-    command = lab_command(rest)
-    os.execve(command[0], command, environment)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+    os.execve(sys.executable, lab_command(rest), {**os.environ, "PATH": path})

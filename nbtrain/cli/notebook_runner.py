@@ -1,6 +1,4 @@
-"""A notebook with nobody watching: parameters checked, run by papermill, saved as .ipynb and .html, first
-error raised.
-"""
+"""A notebook with nobody watching: parameters checked, run by papermill, saved as .ipynb and .html."""
 
 import dataclasses
 import sys
@@ -79,9 +77,7 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
 
 
 def folder_of(run: Any) -> Path:
-    """The folder for executed notebooks: the run's own if it is given by name, else one folder for all
-    others.
-    """
+    """The folder for executed notebooks: of a run that is given by name, or one for all others."""
     others = output_root() / "notebooks"
     if run is None:
         return others
@@ -96,9 +92,7 @@ def folder_of(run: Any) -> Path:
 
 
 def typed_parameters(notebook: str, words: Iterable[tuple[str, str]]) -> dict[str, Any]:
-    """Parameters as typed on a command line: text stays text if the notebook wants text, everything else is
-    YAML.
-    """
+    """Parameters as typed on a command line: text if the notebook wants text, everything else is YAML."""
     types = annotated_types(_parameters_cell(find_notebook(notebook)))
     parameters: dict[str, Any] = {}
     for name, word in words:

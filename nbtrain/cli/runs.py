@@ -1,6 +1,4 @@
-"""Verbs about runs: submit, resume, clone, status, logs, wait, cancel, save, clean, curves, profile,
-generate.
-"""
+"""Verbs about runs, from submit to generate."""
 
 import argparse
 import json
@@ -70,9 +68,7 @@ def resume(options: argparse.Namespace) -> int:
 
 
 def _started(run: Any, asked: Any, wait: bool) -> int:
-    """0, or the exit code of the run's end; SubmitError's if an active run goes on with other settings than
-    asked.
-    """
+    """0, or the exit code of the run's end; SubmitError's if an active run keeps settings of its own."""
     from nbtrain.jobs.changes import changes_between
 
     print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
@@ -182,16 +178,8 @@ def profile(options: argparse.Namespace) -> None:
 def generate(options: argparse.Namespace) -> None:
     from nbtrain.api import verbs as api
 
-    pieces = api.generate_stream(
-        options.run,
-        options.prompt,
-        options.max_new_tokens,
-        options.temperature,
-        options.top_k,
-        options.top_p,
-        options.seed,
-        options.step,
-    )
+    sampling = (options.temperature, options.top_k, options.top_p, options.seed, options.step)
+    pieces = api.generate_stream(options.run, options.prompt, options.max_new_tokens, *sampling)
     # An error comes before the first piece: then nothing is printed but its message.
     first = next(pieces, "")
     print(options.prompt + first, end="", flush=True)

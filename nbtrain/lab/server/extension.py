@@ -13,17 +13,7 @@ from typing import Any
 from jupyter_server.utils import url_path_join
 
 from nbtrain.base.workspace import output_root
-from nbtrain.lab.server.handlers import (
-    LogHandler,
-    RunHandler,
-    RunsHandler,
-    ScriptHandler,
-    StopHandler,
-    TensorBoardPageHandler,
-)
-from nbtrain.lab.server.views import Views
-
-SETTING = "nbtrain_views"
+from nbtrain.lab.server import handlers
 
 
 def load(server_app: Any) -> None:
@@ -31,20 +21,14 @@ def load(server_app: Any) -> None:
     # Any text: RunDir.named refuses what is no name before a path is made of it.
     name = "([^/]+)"
     application = server_app.web_app
-    application.settings[SETTING] = Views()
-
-    def route(path: str) -> str:
-        return url_path_join(application.settings["base_url"], "nbtrain", path)
-
-    application.add_handlers(
-        ".*$",
-        [
-            (route("runs"), RunsHandler),
-            (route(f"run/{name}"), RunHandler),
-            (route(f"run/{name}/log"), LogHandler),
-            (route(f"run/{name}/stop"), StopHandler),
-            (route(r"static/panel\.js"), ScriptHandler),
-            (route("tensorboard/"), TensorBoardPageHandler),
-        ],
-    )
+    routes = {
+        "runs": handlers.RunsHandler,
+        f"run/{name}": handlers.RunHandler,
+        f"run/{name}/log": handlers.LogHandler,
+        f"run/{name}/stop": handlers.StopHandler,
+        r"static/panel\.js": handlers.ScriptHandler,
+        "tensorboard/": handlers.TensorBoardPageHandler,
+    }
+    base = url_path_join(application.settings["base_url"], "nbtrain")
+    application.add_handlers(".*$", [(url_path_join(base, path), kind) for path, kind in routes.items()])
     server_app.log.info("nbtrain: serving the runs under %s", output_root())

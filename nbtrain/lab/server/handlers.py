@@ -19,6 +19,7 @@ from tornado import web
 from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import LOST
 from nbtrain.lab.server.tensorboard_proxy import PROXY_NAME
+from nbtrain.lab.server.views import view_of
 from nbtrain.lab.widgets.script import panel_script
 from nbtrain.monitor import logs
 from nbtrain.monitor.run_view import RunView
@@ -38,7 +39,7 @@ class NbtrainHandler(APIHandler):
     async def view(self, name: str) -> RunView:
         """The run that a request names; 404 if there is none."""
         try:
-            return await asyncio.to_thread(self.settings["nbtrain_views"].get, name)
+            return await asyncio.to_thread(view_of, name)
         except NbtrainError as error:
             raise web.HTTPError(404, str(error), reason="no such run") from error
 
@@ -145,9 +146,7 @@ class ScriptHandler(JupyterHandler):
 
 
 class TensorBoardPageHandler(JupyterHandler):
-    """GET tensorboard/: TensorBoard in a frame that reloads its points; ?runFilter= and the like are passed
-    on.
-    """
+    """GET tensorboard/: TensorBoard in a frame that reloads its points and gets ?runFilter= and the like."""
 
     auth_resource = "nbtrain"
 

@@ -22,23 +22,16 @@ RELOAD_INTERVAL_SECONDS = 5
 
 def tensorboard_command(port: int | str) -> list[str]:
     """The command line of a TensorBoard at the output root, on the loopback."""
-    return [
-        sys.executable,
-        "-m",
-        "tensorboard.main",
-        "--logdir",
-        str(output_root()),
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-        "--reload_interval",
-        str(RELOAD_INTERVAL_SECONDS),
-        "--reload_multifile",
-        "true",
-        "--window_title",
-        "TensorBoard",
-    ]
+    options = {
+        "logdir": output_root(),
+        "host": "127.0.0.1",
+        "port": port,
+        "reload_interval": RELOAD_INTERVAL_SECONDS,
+        "reload_multifile": "true",
+        "window_title": "TensorBoard",
+    }
+    words = (word for name, value in options.items() for word in (f"--{name}", str(value)))
+    return [sys.executable, "-m", "tensorboard.main", *words]
 
 
 def tensorboard_entry() -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """The runs that this server looks at: one RunView each, so that each request reads only what is new."""
 
-from collections import OrderedDict
-from threading import Lock
+import functools
 
 from nbtrain.base.errors import JobError
 from nbtrain.base.rundir import RunDir
@@ -12,26 +11,18 @@ from nbtrain.monitor.run_view import RunView
 MOST_VIEWS = 32
 
 
-class Views:
-    """RunViews by run directory; the one unused for longest is dropped first. Any thread may ask."""
+def view_of(name: str) -> RunView:
+    """The view of a run under the output root. Raises JobError if there is no run of that name.
 
-    def __init__(self) -> None:
-        self._views: OrderedDict[tuple[str, str | None], RunView] = OrderedDict()
-        self._lock = Lock()
+    A run that was deleted and made anew under its old name is another run.
+    """
+    run = RunDir.named(name)
+    record = run.record()
+    if record is None:
+        raise JobError(f"there is no run {name!r} under {display(output_root())}.")
+    return _kept(str(run.path), record.get("run_id"))
 
-    def get(self, name: str) -> RunView:
-        """The view of a run under the output root. Raises JobError if there is no run of that name.
 
-        A run that was deleted and made anew under its old name is another run.
-        """
-        run = RunDir.named(name)
-        record = run.record()
-        if record is None:
-            raise JobError(f"there is no run {name!r} under {display(output_root())}.")
-        key = (str(run.path), record.get("run_id"))
-        with self._lock:
-            view = self._views.setdefault(key, RunView(run))
-            self._views.move_to_end(key)
-            while len(self._views) > MOST_VIEWS:
-                self._views.popitem(last=False)
-        return view
+@functools.lru_cache(MOST_VIEWS)
+def _kept(folder: str, run_id: str | None) -> RunView:
+    return RunView(RunDir(folder))

@@ -1,5 +1,4 @@
-"""Leafing through a dataset in a notebook: the data card, and below it any document, read from .bin on
-demand.
+"""Leafing through a dataset in a notebook: the data card, and below it any document, read on demand.
 
     +-- the card's tables and pictures ----------------------------------+
     | dataset [v]   document [ 17 ] of 120   ---o-----   [<] [>]         |
@@ -28,45 +27,23 @@ class DocumentBrowser(widgets.VBox):
     def __init__(self, browser: Browser):
         self.browser = browser
         last = max(0, browser.num_documents - 1)
-        self.number = widgets.BoundedIntText(
-            min=0, max=last, description="document", layout=widgets.Layout(width="190px")
-        )
-        self.slider = widgets.IntSlider(
-            min=0,
-            max=last,
-            readout=False,
-            continuous_update=False,
-            layout=widgets.Layout(flex="1 1 200px", max_width="420px"),
-        )
-        small = widgets.Layout(width="44px")
+        small, medium, wide = (widgets.Layout(width=f"{pixels}px") for pixels in (44, 70, 330))
+        row = widgets.Layout(display="flex", flex_flow="row wrap", align_items="center")
+        later = {"continuous_update": False}
+        bounds = {"min": 0, "max": last}
+        self.number = widgets.BoundedIntText(description="document", layout={"width": "190px"}, **bounds)
+        stretched = widgets.Layout(flex="1 1 200px", max_width="420px")
+        self.slider = widgets.IntSlider(readout=False, layout=stretched, **bounds, **later)
         self.previous_button = widgets.Button(icon="chevron-left", tooltip="the one before", layout=small)
         self.next_button = widgets.Button(icon="chevron-right", tooltip="the next", layout=small)
-        self.text = widgets.Text(
-            description="find",
-            placeholder="text in a document",
-            continuous_update=False,
-            layout=widgets.Layout(width="330px"),
-        )
-        self.find_button = widgets.Button(description="next", layout=widgets.Layout(width="70px"))
+        self.text = widgets.Text(description="find", placeholder="text in a document", layout=wide, **later)
+        self.find_button = widgets.Button(description="next", layout=medium)
         self.answer = widgets.HTML()
         self.page = widgets.HTML(layout=widgets.Layout(max_height="420px", overflow="auto"))
-        row = widgets.Layout(display="flex", flex_flow="row wrap", align_items="center")
-        super().__init__(
-            [
-                widgets.Box(
-                    [
-                        self.number,
-                        widgets.HTML(f"of {browser.num_documents:,}"),
-                        self.slider,
-                        self.previous_button,
-                        self.next_button,
-                    ],
-                    layout=row,
-                ),
-                widgets.Box([self.text, self.find_button, self.answer], layout=row),
-                self.page,
-            ]
-        )
+        count = widgets.HTML(f"of {browser.num_documents:,}")
+        leaf = [self.number, count, self.slider, self.previous_button, self.next_button]
+        search = [self.text, self.find_button, self.answer]
+        super().__init__([widgets.Box(leaf, layout=row), widgets.Box(search, layout=row), self.page])
         widgets.link((self.number, "value"), (self.slider, "value"))
         self.number.observe(lambda change: self._draw(), names="value")
         self.previous_button.on_click(lambda _: self.show(self.number.value - 1))
@@ -80,9 +57,7 @@ class DocumentBrowser(widgets.VBox):
         self.number.value = min(max(number, 0), self.number.max)
 
     def find(self, text: str) -> int | None:
-        """Show the next document that holds `text`, starting again at the first after the last; return its
-        number.
-        """
+        """Show the next document with `text`, after the last one again from the first; return its number."""
         if not text:
             self.answer.value = ""
             return None
@@ -95,13 +70,9 @@ class DocumentBrowser(widgets.VBox):
             self.answer.value = html.escape(str(error))
             return None
         if found is None:
-            whole = reached == self.browser.num_documents
-            self.answer.value = (
-                "in no document"
-                if whole
-                else f"not up to document {reached - 1:,}; [next] searches on from there"
-            )
-            if not whole:
+            self.answer.value = "in no document"
+            if reached < self.browser.num_documents:
+                self.answer.value = f"not up to document {reached - 1:,}; [next] searches on from there"
                 self.show(reached - 1)
             return None
         self.answer.value = f"in document {found:,}"
@@ -115,9 +86,8 @@ class DocumentBrowser(widgets.VBox):
             self.page.value = html.escape(str(error))
             return
         masked = " learnt tokens are coloured" if document.masked else ""
-        self.page.value = (
-            f'<div style="line-height:1.4"><b>{document.title}</b>{masked}{document.to_html()}</div>'
-        )
+        text = f"<b>{document.title}</b>{masked}{document.to_html()}"
+        self.page.value = f'<div style="line-height:1.4">{text}</div>'
 
 
 class CardPanel(widgets.VBox):
@@ -126,14 +96,9 @@ class CardPanel(widgets.VBox):
     def __init__(self, card: DataCard | BlendCard):
         self.cards = card.cards if isinstance(card, BlendCard) else [card]
         names = [entry["name"] for entry in card.entries] if isinstance(card, BlendCard) else [card.prefix]
-        self.choice = widgets.Dropdown(
-            options=[(name, place) for place, name in enumerate(names)],
-            value=0,
-            description="dataset",
-            layout=widgets.Layout(width="330px"),
-        )
-        if not isinstance(card, BlendCard):
-            self.choice.layout.display = "none"
+        places = [(name, place) for place, name in enumerate(names)]
+        layout = widgets.Layout(width="330px", display=None if isinstance(card, BlendCard) else "none")
+        self.choice = widgets.Dropdown(options=places, value=0, description="dataset", layout=layout)
         # Without the line height, a line of text is as tall as a control.
         self.summary = widgets.HTML(f'<div style="line-height:1.4">{card.summary_html()}</div>')
         self.browser = self._open()

@@ -155,18 +155,13 @@ def _python(value: Any) -> str:
 
 def run_yamls() -> list[str]:
     """Names of the run YAMLs of nbtrain and of the workspace: gpt-tiny first, the others by name."""
-    folders = (
-        workspace() / "examples" / "megatron-gpt" / "training",
-        bundled("examples/megatron-gpt") / "training",
-    )
-    names = {path.stem for folder in folders if folder.is_dir() for path in folder.glob("*.yaml")}
+    examples = (workspace() / "examples" / "megatron-gpt", bundled("examples/megatron-gpt"))
+    names = {path.stem for folder in examples for path in folder.glob("training/*.yaml")}
     return sorted(names, key=lambda name: (name != "gpt-tiny", name))
 
 
 def fields_of(section: str) -> list[Field]:
-    """The fields of one section of the schema, nested ones with dotted keys; a field outside all sections
-    stands alone.
-    """
+    """The fields of one section of the schema, nested ones with dotted keys; of a single field, itself."""
     found: list[Field] = []
     known = field_keys()
     for key, inner in known.items():
@@ -182,11 +177,8 @@ def fields_of(section: str) -> list[Field]:
 
 
 def _field_info(key: str) -> FieldInfo:
-    *parents, last = key.split(".")
-    model: Any = RunConfig
-    known = field_keys()
-    for at in range(len(parents)):
-        model = known[".".join(parents[: at + 1])]
+    parents, _, last = key.rpartition(".")
+    model: Any = field_keys()[parents] if parents else RunConfig
     return described(model)[last]
 
 

@@ -63,37 +63,28 @@ class LaunchForm(widgets.VBox):
         self._filling = False
         self._unreadable: set[str] = set()
 
-        names = run_yamls()
+        names = tuple(run_yamls())
+        names = names if run in names else (run, *names)
         self.choice = widgets.Dropdown(
-            value=run,
-            options=tuple(names) if run in names else (run, *names),
-            description="run YAML",
-            layout=widgets.Layout(width="320px"),
+            value=run, options=names, description="run YAML", layout={"width": "320px"}
         )
+        text = "A file of your own; relative paths are relative to the workspace."
         self.path = widgets.Text(
-            placeholder="or the path of a run YAML",
-            continuous_update=False,
-            tooltip="A file of your own; relative paths are relative to the workspace.",
-            layout=widgets.Layout(width="260px"),
+            placeholder="or the path of a run YAML", tooltip=text, layout={"width": "260px"}
         )
+        text = "The run's folder under the output root."
         self.name = widgets.Text(
-            value=self.draft.value("name"),
-            continuous_update=False,
-            description="name",
-            tooltip="The run's folder under the output root.",
-            layout=widgets.Layout(width="320px"),
+            value=self.draft.value("name"), description="name", tooltip=text, layout={"width": "320px"}
         )
-        self.pages = widgets.Tab(layout=widgets.Layout(flex="1 1 460px", min_width="400px"))
-        self.side = widgets.HTML(
-            layout=widgets.Layout(flex="1 1 380px", min_width="320px", max_height="430px")
-        )
+        self.path.continuous_update = self.name.continuous_update = False
+        self.pages = widgets.Tab(layout={"flex": "1 1 460px", "min_width": "400px"})
+        self.side = widgets.HTML(layout={"flex": "1 1 380px", "min_width": "320px", "max_height": "430px"})
         self.side.add_class("nbf-side")
-        self.line = widgets.HTML(layout=widgets.Layout(flex="1 1 auto", min_width="200px"))
-        self.reset_button = widgets.Button(
-            description="Reset", tooltip="Take every change back.", layout=widgets.Layout(width="90px")
-        )
+        self.line = widgets.HTML(layout={"flex": "1 1 auto", "min_width": "200px"})
+        text = "Take every change back."
+        self.reset_button = widgets.Button(description="Reset", tooltip=text, layout={"width": "90px"})
         self.submit_button = widgets.Button(
-            description="Submit", button_style="primary", layout=widgets.Layout(width="110px")
+            description="Submit", button_style="primary", layout={"width": "110px"}
         )
         self.answer = widgets.HTML()
         self.answer.add_class("nbf-side")
@@ -147,9 +138,8 @@ class LaunchForm(widgets.VBox):
         finally:
             self.submit_button.disabled = not self._may_submit()
         self.view = RunView(job.run)
-        self.answer.value = (
-            f'<div class="nbf-good">Job {html.escape(job.job_id)}: nb.open_run({job.run.name!r})</div>'
-        )
+        words = f"Job {html.escape(job.job_id)}: nb.open_run({job.run.name!r})"
+        self.answer.value = f'<div class="nbf-good">{words}</div>'
         for panel in self.result.children:
             panel.close()
         self.result.children = (RunPanel(self.view),)
@@ -179,9 +169,7 @@ class LaunchForm(widgets.VBox):
         return self.assessment.config is not None and not self.assessment.problems and not self._unreadable
 
     def _say(self, messages: Iterable[str]) -> None:
-        self.answer.value = "".join(
-            f'<div class="nbf-message nbf-bad">{html.escape(text)}</div>' for text in messages
-        )
+        self.answer.value = "".join(_message(text, "nbf-bad") for text in messages)
 
     def _on_choice(self, change: dict[str, Any]) -> None:
         if not self._filling:
@@ -204,27 +192,22 @@ class LaunchForm(widgets.VBox):
         try:
             self.name.value = self.draft.base.name
             for one, control in self.controls.values():
-                control.value = (
-                    self.draft.value(one.key) if one.kind in ("switch", "choice") else self.draft.text(one)
-                )
+                whole = one.kind in ("switch", "choice")
+                control.value = self.draft.value(one.key) if whole else self.draft.text(one)
         finally:
             self._filling = False
         self.refresh()
 
     def _fill_pages(self) -> None:
-        layout = widgets.Layout(width="98%")
-        style = {"description_width": "210px"}
+        layout, style = widgets.Layout(width="98%"), {"description_width": "210px"}
+        page = {"height": "380px", "overflow": "hidden auto", "display": "block"}
         pages = []
         for sections in GROUPS.values():
             rows: list[Any] = []
             for section in sections:
                 rows.append(widgets.HTML(f'<div class="nbf-section">{section}</div>'))
                 rows += [self._control(one, layout, style) for one in fields_of(section)]
-            pages.append(
-                widgets.VBox(
-                    rows, layout=widgets.Layout(height="380px", overflow="hidden auto", display="block")
-                )
-            )
+            pages.append(widgets.VBox(rows, layout=page))
         self.pages.children = tuple(pages)
         self.pages.titles = tuple(GROUPS)
 

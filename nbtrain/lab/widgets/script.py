@@ -1,6 +1,4 @@
-"""The panel's script: the ES modules of panel/, joined into the one module that anywidget and the server hand
-out.
-"""
+"""The panel's script: the ES modules of panel/ as the one module that anywidget and the server send."""
 
 import functools
 import re

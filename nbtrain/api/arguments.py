@@ -22,6 +22,11 @@ def whole(name: str, value: object, expected: str = "a whole number") -> int:
     return int(value)
 
 
+def whole_or_none(name: str, value: object, none_means: str) -> int | None:
+    """`value` as an int, or None. Raises ConfigError, which says what None means, for anything else."""
+    return None if value is None else whole(name, value, f"a whole number, or None for {none_means}")
+
+
 def number(name: str, value: object) -> float:
     """`value` as an int or a float, from any real number. Raises ConfigError for anything else."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):

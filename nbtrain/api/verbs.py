@@ -13,9 +13,9 @@ import os
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, overload
 
-from nbtrain.api.arguments import misused, number, text, wait_wanted, whole
+from nbtrain.api.arguments import misused, number, text, wait_wanted, whole, whole_or_none
 from nbtrain.api.run import Run, RunLike, open_run
 from nbtrain.base import jobstate
 from nbtrain.base.errors import ConfigError, JobError, JobFailed, SubmitError
@@ -144,23 +144,12 @@ def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> 
 
 
 @overload
-def submit(
-    run: RunLike,
-    overrides: Overrides = None,
-    finished: str = "refuse",
-    too_small: Literal["refuse"] = "refuse",
-    prepared: bool = True,
-) -> Run: ...
+def submit(run: RunLike, overrides: Overrides = ..., finished: str = ..., *, prepared: bool = ...) -> Run: ...
 
 
 @overload
 def submit(
-    run: RunLike,
-    overrides: Overrides = None,
-    finished: str = "refuse",
-    *,
-    too_small: str,
-    prepared: bool = True,
+    run: RunLike, overrides: Overrides = ..., finished: str = ..., too_small: str = ..., prepared: bool = ...
 ) -> Run | NotLaunched: ...
 
 
@@ -289,12 +278,8 @@ def generate_stream(
         "temperature": number("temperature", temperature),
         "top_k": whole("top_k", top_k),
         "top_p": number("top_p", top_p),
-        "seed": seed
-        if seed is None
-        else whole("seed", seed, "a whole number, or None for another text each time"),
-        "step": step
-        if step is None
-        else whole("step", step, "a whole number, or None for the newest checkpoint"),
+        "seed": whole_or_none("seed", seed, "another text each time"),
+        "step": whole_or_none("step", step, "the newest checkpoint"),
     }
     for answer in stream("nbtrain.inference.generate", request):
         if answer["kind"] == "text":

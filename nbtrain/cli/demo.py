@@ -17,9 +17,7 @@ from nbtrain.base.workspace import display
 from nbtrain.cli.notebook_runner import ExecutedNotebook, find_notebook, run_notebook
 
 DEMO_NOTEBOOKS = ("01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate")
-
 NEED_THE_END = DEMO_NOTEBOOKS[2:]
-
 SAMPLE_PROMPT = "Return the "
 
 

@@ -11,14 +11,10 @@ from nbtrain.cli.verbs import add_verb, save_picture, with_config
 
 def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
-    text = (
-        "Train a small run of the same shape on CPU: data, steps, checkpoint, resume, export. "
-        "Exit 7 if it fails."
-    )
+    text = "A small run of the same shape on CPU: data, steps, checkpoint, resume, export. Exit 7 if not."
     one = with_config(add_verb(under, "twin", twin, text))
-    one.add_argument(
-        "--submit", action="store_true", help="send its straight run through supervisor and torchrun"
-    )
+    text = "send its straight run through supervisor and torchrun"
+    one.add_argument("--submit", action="store_true", help=text)
     one.add_argument("--json", action="store_true", help="the report as JSON")
     one.add_argument("--picture", type=Path, metavar="FILE", help="also draw its curves: .png or .svg")
 
@@ -30,6 +26,7 @@ def twin(options: argparse.Namespace) -> int:
     from nbtrain.jobs.twin.prove import run_twin
     from nbtrain.monitor.twin_picture import draw
 
+    # Before minutes of training.
     if options.picture and options.picture.suffix.lower() not in (".png", ".svg"):
         raise ConfigError(f"{options.picture}: no picture format of this ending; write .png or .svg.")
     report = run_twin(load(options.run, options.overrides), submitted=options.submit)

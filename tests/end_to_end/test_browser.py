@@ -16,6 +16,7 @@ from nbtrain.config.schema import RunConfig
 from tests.dataset.dataset_maker import make_dataset
 from tests.end_to_end.jupyterlab import (
     BUSY_SECONDS,
+    PATIENCE_SECONDS,
     REPOSITORY,
     Lab,
     assert_step_advances,
@@ -53,15 +54,13 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         wait_for_kernel(page)
 
         run_cell(page, 1)
-        wait_for(lambda: kernel_busy(lab), 240, lambda: "the sleeping cell did not start")
+        wait_for(lambda: kernel_busy(lab), lambda: "the sleeping cell did not start")
         assert_step_advances(page)
         assert kernel_busy(lab)
         screenshot(page, "panel-busy")
 
         command(page, "docmanager:save")
-        wait_for(
-            lambda: "nbtrain-rescue" in saved(lab, "panel.ipynb"), 240, lambda: "the notebook was not saved"
-        )
+        wait_for(lambda: "nbtrain-rescue" in saved(lab, "panel.ipynb"), lambda: "the notebook was not saved")
         page.reload()
         page.wait_for_selector(".nbtrain-panel[data-state=RUNNING] .nbt-step")
         assert_step_advances(page)
@@ -71,7 +70,7 @@ def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(la
         assert job.poll() is None
         page.locator(".nbtrain-panel .nbt-stop").first.click()
         page.wait_for_selector(".nbtrain-panel[data-state=CANCELLED]")
-        assert job.wait(240) == 0
+        assert job.wait(PATIENCE_SECONDS) == 0
         assert kernel_busy(lab)
         screenshot(page, "panel-stopped")
 
@@ -108,21 +107,19 @@ def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, 
     open_notebook(page, lab, "03_launch.ipynb")
     command(page, "notebook:run-all-cells")
     page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
-    wait_for(lambda: shown_step(page) > 0, 240, lambda: "no step was made")
+    wait_for(lambda: shown_step(page) > 0, lambda: "no step was made")
     assert kernel_busy(lab), "the waiting cell should be running"
     assert_step_advances(page)
     screenshot(page, "launch-notebook")
     command(page, "docmanager:save")
-    wait_for(
-        lambda: "nbtrain-rescue" in saved(lab, "03_launch.ipynb"), 240, lambda: "the notebook was not saved"
-    )
+    wait_for(lambda: "nbtrain-rescue" in saved(lab, "03_launch.ipynb"), lambda: "the notebook was not saved")
     page.reload()
     page.locator(".nbtrain-panel[data-state=RUNNING] .nbt-step").first.wait_for()
     assert_step_advances(page)
     assert kernel_busy(lab)
     page.locator(".nbtrain-panel .nbt-stop").first.click()
     page.locator(".nbtrain-panel[data-state=CANCELLED]").first.wait_for()
-    wait_for(lambda: not kernel_busy(lab), 240, lambda: "the notebook still waits for a job that is stopped")
+    wait_for(lambda: not kernel_busy(lab), lambda: "the notebook still waits for a job that is stopped")
     assert list((lab.output / "watched" / "model").glob("global_step*/manifest.json"))
     # TensorBoard reads every run below the output root: steps of this run would hide steps of the next test.
     shutil.rmtree(lab.output / "watched")
@@ -195,9 +192,9 @@ def last_step(board: Any) -> int:
 
 def assert_points_advance(board: Any) -> None:
     """A reload brings later points, and nobody touches anything."""
-    board.locator("card-view").first.wait_for(timeout=240_000)
-    step = wait_for(lambda: last_step(board), 240, lambda: "TensorBoard shows no step")
-    wait_for(lambda: last_step(board) > step, 240, lambda: f"stays at step {step}")
+    board.locator("card-view").first.wait_for()
+    step = wait_for(lambda: last_step(board), lambda: "TensorBoard shows no step")
+    wait_for(lambda: last_step(board) > step, lambda: f"stays at step {step}")
 
 
 CARD = {

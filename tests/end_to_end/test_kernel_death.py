@@ -53,9 +53,9 @@ def test_a_killed_kernel_disturbs_nothing(workspace, fork_server):
     client = kernel.client()
     client.start_channels()
     try:
-        client.wait_for_ready(timeout=240)
+        client.wait_for_ready(timeout=900)
         code = f"import nbtrain as nb\nrun = nb.submit('gpt-tiny', {{**{SETTINGS!r}, 'name': 'orphan'}})"
-        reply = client.execute_interactive(code, timeout=240, output_hook=lambda message: None)
+        reply = client.execute_interactive(code, timeout=900, output_hook=lambda message: None)
         assert reply["content"]["status"] == "ok", reply["content"]
         orphan = open_run("orphan")
         deadline = time.monotonic() + 600

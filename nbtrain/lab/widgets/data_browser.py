@@ -123,10 +123,9 @@ class LiveDataCard(DataCard):
 
 
 class LiveBlendCard(BlendCard):
-    """A blend's data card that shows itself with its browser in a live notebook."""
+    """A blend's data card that does so."""
 
-    def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
-        return bundle(CardPanel(self), self.to_html(), str(self)), {}
+    _repr_mimebundle_ = LiveDataCard._repr_mimebundle_
 
 
 def live(card: DataCard | BlendCard) -> DataCard | BlendCard:

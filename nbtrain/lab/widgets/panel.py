@@ -80,12 +80,9 @@ class RunPanel(anywidget.AnyWidget):
         if content.get("kind") == "stop":
             from nbtrain.jobs.control import cancel
 
-            job = self.view.job
-            if job is not None:
+            if (job := self.view.job) is not None:
                 # It waits for the job's end, which the kernel must not.
-                threading.Thread(
-                    target=cancel, args=[job], name=f"nbtrain-stop-{self.name}", daemon=True
-                ).start()
+                threading.Thread(target=cancel, args=[job], daemon=True).start()
 
     def _repr_mimebundle_(self, **_: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         snapshot = self.view.snapshot()

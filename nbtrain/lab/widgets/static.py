@@ -16,15 +16,9 @@ from nbtrain.monitor.snapshot import in_sight
 COLORS = {"a": "#1976d2", "b": "#e8710a"}
 """Of a chart's lines."""
 GREY, LINE = "#7a828e", "#9aa2ad"
-STATE_COLORS = {
-    "RUNNING": "#2e9e4f",
-    "SUCCEEDED": "#2e9e4f",
-    "FAILED": "#d32f2f",
-    "LOST": "#d32f2f",
-    "QUEUED": COLORS["b"],
-    "STARTING": COLORS["b"],
-    "RESTARTING": COLORS["b"],
-}
+STATE_COLORS = dict.fromkeys(("RUNNING", "SUCCEEDED"), "#2e9e4f")
+STATE_COLORS |= dict.fromkeys(("FAILED", "LOST"), "#d32f2f")
+STATE_COLORS |= dict.fromkeys(("QUEUED", "STARTING", "RESTARTING"), COLORS["b"])
 FONT = "font-family:system-ui,-apple-system,'Segoe UI',sans-serif"
 NUMBERS = "font-variant-numeric:tabular-nums"
 LEFT = "text-align:left"
@@ -38,14 +32,9 @@ MOST_EVENTS = 8
 def run_html(snapshot: dict[str, Any]) -> str:
     """Complete HTML of RunView.snapshot(): state, progress, figures, curves, ranks, events, job, log."""
     shown = snapshot["shown"]
-    parts = [
-        _head(snapshot),
-        _bar(snapshot),
-        _figures(shown["tiles"]),
-        _curves(snapshot),
-        _ranks(shown["ranks"]),
-    ]
-    parts += [_events(snapshot), _table("Job", ("", ""), shown["job"]), _log(snapshot["log"])]
+    parts = [_head(snapshot), _bar(snapshot), _figures(shown["tiles"]), _curves(snapshot)]
+    parts += [_ranks(shown["ranks"]), _events(snapshot), _table("Job", ("", ""), shown["job"])]
+    parts += [_log(snapshot["log"])]
     frame = f"max-width:1000px;border:1px solid {LINE};border-radius:8px;padding:12px 16px"
     return f'<div style="{frame};font-size:13px;{FONT};{NUMBERS}">{"".join(parts)}</div>'
 
@@ -143,12 +132,10 @@ def _events(snapshot: dict[str, Any]) -> str:
     newest = in_sight(snapshot["events"], MOST_EVENTS)
     shown = [alert for alert in snapshot["alerts"][-MOST_EVENTS:] if alert not in newest] + newest
     rows = [
-        (
+        [
             time.strftime("%H:%M:%S", time.gmtime(event["time"])),
-            event["kind"],
-            event["writer"],
-            event["message"],
-        )
+            *map(event.get, ("kind", "writer", "message")),
+        ]
         for event in sorted(shown, key=lambda event: event["time"])
     ]
     return _table("Events (UTC)", ("time", "kind", "from", "message"), rows)

@@ -34,14 +34,10 @@ class TensorBoardPanel(anywidget.AnyWidget):
 
     def __init__(self, view: RunView | None = None, **arguments: Any):
         self.view = view
-        record = view.run.record() if view is not None else None
-        super().__init__(
-            name=view.name if view is not None else "",
-            run_id=record["run_id"] if record else "",
-            run_filter=f"^{view.name}/" if view is not None else "",
-            help=how_to_start(view),
-            **arguments,
-        )
+        if view is not None:
+            record = view.run.record() or {"run_id": ""}
+            arguments |= {"name": view.name, "run_id": record["run_id"], "run_filter": f"^{view.name}/"}
+        super().__init__(help=how_to_start(view), **arguments)
 
     def __repr__(self) -> str:
         return self.help

@@ -124,8 +124,7 @@ def make_config(workspace, texts):
 
 @pytest.fixture
 def write_dataset(workspace) -> Callable[..., DatasetFiles]:
-    """A function that writes the dataset `name`, as prepare leaves one: random documents that end in token
-    0."""
+    """A function that writes a dataset as prepare leaves one: random documents that end in token 0."""
 
     def write(
         name: str = "small",

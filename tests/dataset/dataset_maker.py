@@ -1,5 +1,4 @@
-"""A dataset in the data home as prepare would leave it, made in a few lines: for tests of what reads
-datasets."""
+"""A dataset as prepare would leave it, made in a few lines, for tests of what reads datasets."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -19,7 +18,7 @@ from tests.dataset.indexed_writer import IndexedWriter
 
 
 def make_tokenizer(name: str, texts: Sequence[str], vocab_size: int = 300) -> Tokenizer:
-    """The tokenizer `name`, trained where it is not there."""
+    """The tokenizer `name`, trained if it does not exist."""
     folder = tokenizer_dir(name)
     if not (folder / "manifest.json").is_file():
         save(tokenizer_training.train(texts, vocab_size, train_bytes=1 << 20), folder, {"trained": None})
@@ -34,9 +33,9 @@ def make_dataset(
     sources: Sequence[dict[str, Any]] = (),
     dropped: dict[str, int] | None = None,
 ) -> DatasetManifest:
-    """Each text as a document, or its lines as sequences where the run splits sentences.
+    """Each text as a document, or its lines as sequences if the run splits sentences.
 
-    `learnt_from` gives for each text the token from which on it is learnt.
+    `learnt_from` is, for each text, its first learnt token.
     """
     dataset = dataset or dataset_of(config)
     dataset.directory.mkdir(parents=True, exist_ok=True)

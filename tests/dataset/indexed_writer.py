@@ -1,5 +1,4 @@
-"""A writer of .bin/.idx pairs as a stream, with EOD counted and every id checked: for tests that need a
-dataset without a tokenizer or a corpus."""
+"""A stream writer of .bin/.idx pairs, for tests that need a dataset without a tokenizer or a corpus."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""The .bin/.idx format: golden bytes, round trips, and every kind of damage told in words."""
+"""The .bin/.idx format: golden bytes, round trips, and every kind of damage reported in words."""
 
 import hashlib
 import pickle
@@ -349,8 +349,7 @@ def test_a_block_is_checked_when_it_is_first_read(prefix, monkeypatch):
 
 
 def test_never_fewer_tokens_than_asked_for(prefix):
-    """A part that a sequence does not hold is refused, not cut short; a sequence that is not there is
-    IndexError."""
+    """A part beyond a sequence is refused, not cut short; a sequence beyond the last is an IndexError."""
     write(prefix, [[1, 2, 3, 4], [5, 6]])
     dataset = IndexedDataset(prefix)
     refuses(
@@ -376,8 +375,7 @@ def test_never_fewer_tokens_than_asked_for(prefix):
 
 
 def test_sentences_of_documents(prefix):
-    """Several sequences per document: EOD behind the last that has tokens, as Megatron puts it; empty ones
-    go."""
+    """EOD follows the last sequence of a document that has tokens, as in Megatron; empty sequences go."""
     with IndexedWriter(prefix, 100, 9) as writer:
         # Documents [1 | 2 3 | -], [-], [4], in one batch; then [5 | 6] in another, then [7] as one sequence.
         writer.add_batch(
@@ -407,8 +405,7 @@ def test_plain_documents_then_sentences(prefix):
     ("offsets", "ends"), [([0, 1], None), ([1, 3], None), ([0, 2, 1, 3], None), ([0, 3], [2])]
 )
 def test_arrays_that_do_not_fit_are_our_own_mistake(prefix, offsets, ends):
-    """Offsets that leave ids out, and document ends that leave sequences out, are no data that came from
-    outside."""
+    """Offsets that leave out ids, or document ends that leave out sequences, are a ValueError."""
     with pytest.raises(ValueError, match="must rise"), IndexedWriter(prefix, 100, 9) as writer:
         writer.add_batch(np.arange(3), np.array(offsets), None if ends is None else np.array(ends))
     assert list(prefix.parent.iterdir()) == []

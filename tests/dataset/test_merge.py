@@ -1,5 +1,4 @@
-"""Merging: the same bytes as one writer and as megatron-core, masks and manifests along, refusals before any
-write."""
+"""Merging: the bytes of one writer and of megatron-core, masks, manifests, refusals before any write."""
 
 import hashlib
 import json
@@ -97,7 +96,7 @@ def test_equals_megatron_core(folder, megatron_core):
 
 
 def test_manifests_and_masks_are_merged(make_config, texts, workspace):
-    """Counts added, sources moved, a mask of ones where a pair has none; the result verifies."""
+    """Counts are added, sources moved, a missing mask is ones; the result verifies."""
     config = make_config()
     masked = DatasetFiles.named("masked")
     source = {"kind": "jsonl", "name": "one", "documents": 120, "bytes": 7, "sequences": [0, 120]}
@@ -131,8 +130,7 @@ def refuses(message, *arguments):
 
 
 def test_refusals_write_nothing(folder, monkeypatch):
-    """Another dtype, an output that is there and a full disk are told with numbers, before anything is
-    written."""
+    """Another dtype, an output that exists and a full disk are refused before anything is written."""
     a, b = pair(folder, "a", [[1, 2]]), pair(folder, "b", [[1]], "int32")
     before = sorted(folder.iterdir())
     refuses(
@@ -179,7 +177,7 @@ def test_verb(folder, capsys):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
 def test_an_interrupted_merge_leaves_nothing(folder, monkeypatch, error):
-    """A failure in the middle leaves no file; a full disk is told in words."""
+    """A failure in the middle leaves no file; a full disk is reported in words."""
     a = pair(folder, "a", [[1, 2]])
     before = sorted(folder.iterdir())
 
@@ -187,8 +185,8 @@ def test_an_interrupted_merge_leaves_nothing(folder, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(module, "write_index_chunks", fail)
-    told = r"data: No space left on device\. Free space" if isinstance(error, OSError) else None
-    with pytest.raises(DataError if told else KeyboardInterrupt, match=told):
+    message = r"data: No space left on device\. Free space" if isinstance(error, OSError) else None
+    with pytest.raises(DataError if message else KeyboardInterrupt, match=message):
         merge(folder / "all", [a, a])
     assert sorted(folder.iterdir()) == before
 
@@ -241,7 +239,7 @@ def test_every_key_is_merged(make_config, workspace, capsys):
 
 
 def test_a_prefix_is_one_pair(make_config, workspace):
-    """A pair that is named by its prefix is merged alone; what lies beside it is told."""
+    """A pair that is named by its prefix is merged alone; the pairs beside it are listed."""
     keyed(make_config, workspace, "one", 5)
     merged = merge("all", ["data/dataset/one/text_document", "data/dataset/one/text_document.bin"])
     assert DatasetFiles.named("all").require().stems == ["text_document"]

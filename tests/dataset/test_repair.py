@@ -38,8 +38,7 @@ def refuses(message, call, *arguments):
 
 
 def test_detected_and_mended(prefix):
-    """The damage is named with the verb that mends it; the mended index is the one that ours would have
-    been."""
+    """The error names the verb that repairs; the repaired index is the one that prepare would write."""
     right = uncounted(prefix, [[1, 2, 3], [4]])
     before = prefix.with_suffix(".idx").read_bytes()
     refuses(
@@ -60,7 +59,7 @@ def test_detected_and_mended(prefix):
 
 
 def test_documents_of_several_sequences_and_empty_ones(prefix):
-    """One EOD per document that holds a sequence, behind its last; the document array stays as it was."""
+    """One EOD after the last sequence of each document that has one; the document array stays as it was."""
     prefix.with_suffix(".bin").write_bytes(np.array([1, 2, 9, 3, 9], "<u2").tobytes())
     write_index(prefix.with_suffix(".idx"), np.uint16, np.array([1, 1, 1]), np.array([0, 2, 2, 3]))
     plan_repair(str(prefix), eod_id=9).apply()
@@ -133,7 +132,7 @@ def test_manifest_follows(make_config, texts):
 
 
 def test_verb_shows_first_and_keeps_the_old_index(prefix, capsys):
-    """`data repair` tells what it would do; --yes does it; a whole pair and a second kept index are told."""
+    """`data repair` says what it would do, --yes does it; a whole pair or a kept index is reported."""
     right = uncounted(prefix, [[1, 2, 3], [4]])
     assert cli.main(["data", "repair", str(prefix)]) == 0
     assert capsys.readouterr().out == (

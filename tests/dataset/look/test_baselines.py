@@ -33,8 +33,7 @@ def test_a_cycle_is_known_to_the_bigram_alone():
 
 
 def test_equals_the_definition():
-    """Over rows, the vectorised figures equal the formulas written with dictionaries, with the best k of the
-    grid."""
+    """The vectorised figures equal the formulas written with dictionaries, with the best k of the grid."""
     generator = np.random.RandomState(3)
     train, valid = generator.zipf(1.5, 3000) % 50, generator.zipf(1.4, (8, 50)) % 60
     vocab = 60

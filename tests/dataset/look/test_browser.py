@@ -26,7 +26,7 @@ def test_every_document_decodes(make_config, texts):
 
 
 def test_a_cut_document(make_config, texts):
-    """Of a long document its beginning, marked; its tokens are all of them."""
+    """A long document is cut and marked; its number of tokens is that of the whole."""
     make_dataset(make_config(), texts)
     browser = Browser("small")
     whole, cut = browser.document(50), browser.document(50, max_tokens=5)
@@ -52,7 +52,7 @@ def test_documents_of_several_sequences(make_config):
 
 
 def test_learnt_pieces(make_config, texts):
-    """Pieces change where the mask does, and are the text together."""
+    """A piece ends where the mask changes; together the pieces are the text."""
     make_dataset(make_config(), texts, learnt_from=[2] * 120)
     document = Browser("small").document(3)
     assert [learnt for _, learnt in document.pieces] == [False, True]
@@ -61,7 +61,7 @@ def test_learnt_pieces(make_config, texts):
 
 
 def test_find(make_config, texts):
-    """The next document that holds a text, capitals aside; how far it came where time is up."""
+    """The next document that holds a text, whatever its capitals; how far the search came in its time."""
     make_dataset(make_config(), texts)
     browser = Browser("small")
     assert browser.find("THE MODEL", 0) == (0, 1)
@@ -81,7 +81,7 @@ def test_no_such_document(make_config, texts):
 
 
 def test_foreign_tokenizers(make_config, texts, workspace):
-    """A tokenizer.json decodes by its path or its folder; what is none is told."""
+    """A tokenizer.json decodes by its path or its folder; another file is refused."""
     make_dataset(make_config(), texts)
     prefix = workspace / "mine_document"
     with IndexedWriter(prefix, 300, None) as writer:
@@ -97,7 +97,7 @@ def test_foreign_tokenizers(make_config, texts, workspace):
 
 
 def test_ids_in_place_of_text(workspace, monkeypatch):
-    """Where no tokenizer is known the ids are shown."""
+    """Without a known tokenizer the ids are shown."""
     with IndexedWriter(workspace / "x_document", 100, 9) as writer:
         writer.add_document(np.array([1, 2, 3]))
     assert Browser("x_document").document(0, 3).text == "1 2 3 ..."
@@ -121,8 +121,7 @@ def test_documents_of_every_source(make_config, workspace):
 
 
 def test_two_files_of_gpt2(make_config, texts, workspace):
-    """A folder with vocab.json and merges.txt alone decodes, as tokenizer.path takes it; what is taken is
-    told."""
+    """A folder with vocab.json and merges.txt alone decodes, as it does for tokenizer.path."""
     make_dataset(make_config(), texts)
     (workspace / "gpt2").mkdir()
     for name in ("vocab.json", "merges.txt"):
@@ -143,8 +142,7 @@ def test_two_files_of_gpt2(make_config, texts, workspace):
 
 
 def test_a_cut_goes_through_no_character(make_config, workspace):
-    """Where a document is cut inside a character whose bytes are tokens (ByteFallback), that character is
-    left out."""
+    """A character whose bytes are tokens (ByteFallback) is left out if the cut splits it."""
     text = "hello \u4e2d\u6587 \U0001f600\U0001f469\u200d\U0001f469"
     byte_fallback_tokenizer(tokenizer_dir("small"))
     make_dataset(make_config(), [text, text], learnt_from=[2, 40])
@@ -160,7 +158,7 @@ def test_a_cut_goes_through_no_character(make_config, workspace):
 
 
 def test_a_foreign_tokenizer_cuts_through_no_character(make_config, workspace):
-    """The same with a tokenizer.json that lies anywhere."""
+    """A tokenizer.json outside the data home leaves out a split character too."""
     text = "hello \u4e2d\u6587"
     byte_fallback_tokenizer(tokenizer_dir("small"))
     make_dataset(make_config(), [text])

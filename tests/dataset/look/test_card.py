@@ -51,8 +51,7 @@ def test_card_shows_itself(make_config):
 
 
 def test_documents_command_no_terminal(make_config, workspace):
-    """Neither those of the card nor those of inspect, nor the name of a source; HTML and JSON have them as
-    they are."""
+    """Cards, inspections and source names show escapes as text; HTML and JSON keep them as they are."""
     text = "one \x1b[31mred\x07 \u202ebackwards\r\nand a line"
     (workspace / "texts.jsonl").write_text(json.dumps({"text": text}) + "\n")
     source = {"kind": "jsonl", "path": "texts.jsonl", "attribution": "me\x1b[2J\nand you"}
@@ -84,7 +83,7 @@ def test_card_by_name_and_by_prefix(make_config, texts, workspace):
 
 
 def test_unknown_dataset(make_config, texts):
-    """A name that is not there tells the ones that are."""
+    """The error for an unknown name lists the datasets that exist."""
     make_dataset(make_config(), texts)
     with pytest.raises(DataError) as caught:
         data_card("smal")
@@ -157,8 +156,7 @@ SOURCES = [
 
 
 def test_sources(make_config, texts):
-    """Bytes/token of each source, tokens counted by its sequences where the manifest does not say; a
-    picture."""
+    """Bytes/token of each source; its tokens are counted if the manifest lacks them; a picture."""
     config = make_config()
     make_dataset(config, texts, sources=SOURCES, dropped={"empty": 3, "duplicate": 2})
     card = data_card("small")
@@ -188,7 +186,7 @@ def test_duplicates_are_found_in_the_bin(make_config, texts, monkeypatch):
 
 
 def test_documents_of_several_sequences(make_config, texts):
-    """Lengths are those of documents, whatever they are cut into; sequences are told beside them."""
+    """Lengths are those of whole documents; the number of sequences is shown beside them."""
     config = make_config(data={"split_sentences": "en"})
     make_dataset(config, ["one.\ntwo.\n", "three.\n"])
     card = data_card(config)
@@ -199,7 +197,7 @@ def test_documents_of_several_sequences(make_config, texts):
 
 
 def test_learnt_tokens_are_shown(make_config, texts):
-    """With a loss mask the card tells how much is learnt and colours it in the documents."""
+    """With a loss mask the card shows how much is learnt and colours it in the documents."""
     config = make_config()
     make_dataset(config, texts, learnt_from=[3] * 120)
     card = data_card(config)
@@ -227,7 +225,7 @@ def test_another_pair_beside_it(make_config, texts):
 
 
 def test_another_tokenizer_by_name(make_config, texts, workspace):
-    """A tokenizer named by hand decodes; one that is too small, or not there, is told."""
+    """A tokenizer named by hand decodes; one that is too small, or missing, is refused."""
     config = make_config()
     make_dataset(config, texts)
     make_tokenizer("tiny", ["x"], 257)

@@ -57,13 +57,13 @@ def test_a_changed_file_of_the_same_size_is_told(dataset, reads):
     dataset.bin.write_bytes(content)
     age(dataset.bin, 10)
     dataset.require()
-    told = (
+    message = (
         re.escape(f"{dataset.bin.name}: is not what its manifest describes: written on ")
         + ".*, after the manifest, its SHA-256 is .{12}... and the manifest says .{12}.... Put the file "
         "back, or make the dataset again: `nbtrain prepare RUN.yaml --force`."
     )
     for _ in range(2):
-        with pytest.raises(DataError, match=told):
+        with pytest.raises(DataError, match=message):
             check_contents(dataset)
     dataset.bin.write_bytes(before)
     age(dataset.bin, 20)
@@ -72,8 +72,7 @@ def test_a_changed_file_of_the_same_size_is_told(dataset, reads):
 
 
 def test_a_copied_dataset_is_read_once(dataset, reads):
-    """Its files are younger than the manifest; what was found is remembered, until one of them is written
-    again."""
+    """Files younger than the manifest are read once, and again only if one of them is written again."""
     age(dataset.idx, 10)
     check_contents(dataset)
     check_contents(dataset)

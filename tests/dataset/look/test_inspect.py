@@ -1,4 +1,4 @@
-"""Inspection and verification: the header told, documents shown, every damage found."""
+"""Inspection and verification: header and documents are shown, every damage is found."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ def test_inspect_and_verify(make_config, texts):
 
 
 def test_inspect_shows_ids_without_a_tokenizer(workspace):
-    """A pair from elsewhere: empty documents are told, ids stand for text."""
+    """A pair from elsewhere: empty documents are counted, ids stand for text."""
     (workspace / "mine").mkdir()
     prefix = workspace / "mine" / "x_document"
     with IndexedWriter(prefix, 100, 9) as writer:
@@ -84,8 +84,7 @@ def renew(dataset, name):
 
 
 def test_one_changed_byte(make_config, texts):
-    """A token that changed on disk is found by the hash, its EOD or not; an EOD that was never written by its
-    place."""
+    """A token that changed on disk is found by the hash; an EOD that was never written, by its place."""
     config = make_config()
     make_dataset(config, texts)
     binary = dataset_of(config).bin
@@ -154,8 +153,7 @@ def test_loss_masks_are_verified(make_config, texts):
 
 
 def test_a_mask_of_another_dataset(workspace):
-    """Masks that do not lie beside the tokens one by one are refused: by their sum on opening, else by
-    verify."""
+    """A mask of other lengths is refused: on opening if the sums differ, else by verify."""
     prefix = workspace / "x_document"
 
     def write(name, lengths):

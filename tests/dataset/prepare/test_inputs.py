@@ -1,5 +1,4 @@
-"""A dataset that a run no longer asks for: which key differs and where it is set, which file changed and
-how."""
+"""A dataset made for other inputs: which key differs and where it is set, which file changed and how."""
 
 import os
 
@@ -53,7 +52,7 @@ def refuses(message, *overrides):
 
 
 def test_the_place_of_the_key_that_differs(folder, workspace):
-    """The line or the override that sets the changed key, also where another override sets the sources."""
+    """The line or the override that sets the changed key, even if another override sets the sources."""
     same = "data.sources=[{kind: text, path: texts}]"
     (workspace / "run.yaml").write_text(RUN.replace("min_bytes: 0", "min_bytes: 5"))
     refuses("made with other settings: data.cleaning.min_bytes = 0 there, 5 in run.yaml:9", same)

@@ -106,7 +106,7 @@ def test_training_tells_its_memory_first(make_config, capsys):
 
 
 def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
-    """The model is built for those that are asked for; what to set is told, and works."""
+    """The model is built for the configured vocabulary; the warning names a setting that works."""
     prepare(make_config(tokenizer={"vocab_size": 52_000}), through="encode")
     found = Tokenizer.load(tokenizer_dir("small")).vocab_size
     assert found < 1_000
@@ -306,7 +306,7 @@ def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
 
 
 def test_upgraded_package_keeps_the_dataset(make_config, monkeypatch):
-    """python-docs of other versions is kept and the versions are told: nobody asked for other data."""
+    """python-docs of other versions is kept and the versions are reported: nobody asked for other data."""
     from nbtrain.corpus.sources import python_docs
 
     config = make_config(data={"sources": [{"kind": "python-docs", "max_bytes": 30_000}]})

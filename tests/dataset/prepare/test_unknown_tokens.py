@@ -57,13 +57,12 @@ def make_run(request, make_config, workspace):
 
 
 def count(texts, words):
-    """`texts` copies of one text, each told from the others by how often a word is repeated behind it."""
+    """`texts` copies of one text, made different by the number of times that a word follows."""
     return [f"{words}{' a' * number}" for number in range(texts)]
 
 
 def test_unknown_tokens_are_counted_by_source(make_run, caplog):
-    """Exactly those of the documents that stay; duplicates are not counted twice; the card and the report say
-    it."""
+    """Those of the documents that stay are counted, not those of duplicates; card and report show them."""
     config = make_run(count(20, KNOWN), [UNKNOWN, UNKNOWN, KNOWN + " b b b"], max_unknown_fraction=0.5)
     report = prepare(config, through="encode")
     manifest = DatasetFiles.named("small").manifest()
@@ -87,8 +86,7 @@ def test_unknown_tokens_are_counted_by_source(make_run, caplog):
 
 
 def test_a_limit_of_the_run(make_run, caplog):
-    """Above tokenizer.max_unknown_fraction nothing is made; with a higher limit, the encoded parts are
-    used."""
+    """Above tokenizer.max_unknown_fraction nothing is made; a higher limit uses the encoded parts."""
     texts = count(4, UNKNOWN)
     with pytest.raises(DataError) as caught:
         prepare(make_run(texts), through="encode")
@@ -112,8 +110,7 @@ def test_text_that_is_known_says_nothing(make_run, caplog):
 
 
 def test_a_manifest_without_the_count_opens(make_run):
-    """Datasets and tokenizers of before have no such key: they open, and nothing is said of their unknown
-    tokens."""
+    """Older datasets and tokenizers lack the key: they open, and no unknown tokens are reported."""
     prepare(make_run(count(10, KNOWN)), through="encode")
     dataset = DatasetFiles.named("small")
     value = dataset.manifest().to_dict()

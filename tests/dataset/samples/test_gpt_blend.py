@@ -118,8 +118,7 @@ def test_samples_of_a_blend_are_those_of_its_datasets(blend, make_config, rule):
 
 @pytest.mark.parametrize("shuffle", ["megatron", "per_epoch"])
 def test_more_tokens_later_continue_a_blend(blend, shuffle):
-    """Resumed with more: every earlier position, then the same mixture goes on, past what the datasets were
-    asked for."""
+    """With more tokens every earlier position stays, and the mixture goes on past the samples asked for."""
     short = build_datasets(blend(data={"shuffle": shuffle}))
     config = blend(data={"shuffle": shuffle}, batch={"train_tokens": 16 * 4 * 400})
     longer = build_datasets(config, short.state.index_samples).train
@@ -135,7 +134,7 @@ def test_more_tokens_later_continue_a_blend(blend, shuffle):
 
 
 def test_a_blend_resumes_on_other_ranks_with_a_skipped_range(blend):
-    """Steps behind the third, read by 1 and by 4 ranks, through a checkpoint's JSON."""
+    """Steps after the third, read by 1 and by 4 ranks, through a checkpoint's JSON."""
     datasets = build_datasets(blend())
     state = datasets.state.advanced(24).skipping(30, 37)
     resumed = DataState.from_dict(state.to_dict())
@@ -253,8 +252,7 @@ def test_a_split_without_documents_of_one_dataset(blend, write_dataset, caplog):
 
 
 def test_a_blend_that_takes_more_than_there_is(blend, write_dataset):
-    """As megatron-core: many datasets of tiny weight lengthen the blend, and the large one has not enough
-    samples."""
+    """Many datasets of tiny weight lengthen the blend, so that the large one lacks samples."""
     for number in range(30):
         write_dataset(f"tiny-{number}", documents=4)
     write_dataset("large", documents=2, tokens=(100, 101))

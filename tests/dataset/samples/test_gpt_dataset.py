@@ -22,8 +22,7 @@ def all_samples(dataset):
 
 
 def test_samples_are_the_shuffled_stream(make_config, write_dataset):
-    """In shuffle order, samples are seq_length apart in the stream of shuffled documents and overlap by one
-    token."""
+    """Samples begin seq_length apart in the stream of shuffled documents and overlap by one token."""
     config = make_config()
     write_dataset()
     train = build_datasets(config).train
@@ -212,8 +211,7 @@ def test_empty_splits(make_config, write_dataset, caplog):
 
 
 def test_per_epoch_goes_through_every_document_once_in_each_pass(make_config, write_dataset):
-    """A pass is one epoch, shuffled with its own seed; the next pass is another order of the same
-    documents."""
+    """A pass is one epoch with its own seed; the next pass is another order of the same documents."""
     write_dataset()
     train = build_datasets(make_config(data={"shuffle": "per_epoch"})).train
     first, last = train.bounds
@@ -227,8 +225,7 @@ def test_per_epoch_goes_through_every_document_once_in_each_pass(make_config, wr
 
 
 def test_per_epoch_is_not_moved_by_more_tokens(make_config, write_dataset):
-    """A fresh run with more tokens begins with the samples of a shorter one; Megatron's order would
-    change."""
+    """A run with more tokens begins with the samples of a shorter one; Megatron's order would change."""
     write_dataset()
     short, long = (
         build_datasets(make_config(data={"shuffle": "per_epoch"}, batch={"train_tokens": 16 * 4 * steps}))
@@ -268,8 +265,7 @@ def test_a_worker_process_maps_the_index_itself(make_config, write_dataset):
 
 
 def test_resume_reads_the_same_samples_on_other_ranks(make_config, write_dataset):
-    """Over the end of an epoch and a skipped range: 1 rank, then 4 from the third step on, as 1
-    throughout."""
+    """1 rank, then 4 from the third step on, as 1 throughout, over an epoch's end and a skipped range."""
     write_dataset()
     config = make_config(data={"shuffle": "per_epoch"}, batch={"train_tokens": 16 * 4 * 300})
     datasets = build_datasets(config)
@@ -329,7 +325,7 @@ def test_bounds_of_documents_come_from_the_documents(make_config, write_dataset)
 
 
 def test_no_loss_where_the_input_is_eod(make_config, write_dataset):
-    """The label behind an end-of-document token is the first token of another text."""
+    """The label after an end-of-document token is the first token of another text."""
     write_dataset()
     train = with_options(make_config, eod_mask_loss=True)
     sample = next(sample for sample in map(train.sample, range(40)) if 0 in sample.tokens)

@@ -122,7 +122,7 @@ def test_every_token_is_read_once_in_an_epoch():
 
 
 def test_last_epoch_is_separate_below_eighty_percent():
-    """A last epoch needed for under 80 % is shuffled behind the others, so that it is cut short evenly."""
+    """A last epoch needed for under 80 % is shuffled after the others, so that it is cut short evenly."""
     lengths = np.full(100, 11, np.int32)  # 1,100 tokens, 109 samples of 10 each epoch
     short, long = epochs_needed(1100, 10, 109 + 80), epochs_needed(1100, 10, 109 + 100)
     assert (short.num_epochs, short.separate_last_epoch) == (2, True)
@@ -237,7 +237,7 @@ def test_split_texts():
 
 
 def test_stretches_of_any_size_give_the_same_rows(monkeypatch):
-    """The sample index is found stretch by stretch of the document index: where they end is of no account."""
+    """The sample index is the same for every size of the stretches in which it is computed."""
     lengths = np.random.RandomState(3).randint(0, 40, size=50).astype(np.int32)
     lengths[0], lengths[20] = 3, 500
     whole = build_gpt_index(lengths, 0, 50, 7, 900, seed=4)

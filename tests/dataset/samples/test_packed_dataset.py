@@ -1,5 +1,4 @@
-"""Packed samples: what is learnt, that examples stay apart, how sources mix, and that positions stay what
-they are."""
+"""Packed samples: what is learnt, that examples stay apart, how sources mix, that positions are fixed."""
 
 import itertools
 from collections import Counter
@@ -101,8 +100,7 @@ def epochs_of(dataset, count):
 
 
 def test_each_segment_is_one_example_and_learns_exactly_its_completion(write):
-    """Token by token: labels follow tokens inside the example, the mask is the completion's, positions from
-    0."""
+    """Labels follow tokens inside the example, the mask is the completion's, positions count from 0."""
     whole = examples(1, 30)
     dataset = build(write({"a": (1.0, whole)}))
     seen = Counter()
@@ -129,7 +127,7 @@ def test_each_segment_is_one_example_and_learns_exactly_its_completion(write):
 
 
 def test_padding_is_a_segment_of_its_own(write):
-    """One short example: behind it lies EOD without loss, with positions and a segment apart from it."""
+    """One short example: EOD without loss follows, with positions and a segment of its own."""
     sample = build(write({"a": (1.0, [example(1, 2, 3)])})).sample(0)
     assert sample.tokens.tolist() == [100, 101, 102, 103, 104] + [EOD] * 11
     assert sample.labels.tolist() == [101, 102, 103, 104, EOD] + [EOD] * 11
@@ -175,8 +173,7 @@ def test_weights_decide_how_often_an_epoch_sees_an_example(write):
 
 
 def test_each_label_knows_its_dataset(write):
-    """dataset_ids name the source of each label; two sources of one name share a row; padding is 0 without
-    loss."""
+    """dataset_ids name each label's source; sources of one name share a row; padding is 0 without loss."""
     files_, manifest = write(
         {"a": (1.0, examples(1, 8)), "b": (1.0, examples(11, 8)), "c": (1.0, examples(21, 8))}
     )
@@ -197,8 +194,7 @@ def test_each_label_knows_its_dataset(write):
 
 
 def test_too_long_examples(write, caplog):
-    """A long completion is truncated and counted; a prompt that leaves no room is left out, as are single
-    tokens."""
+    """A long completion is truncated and counted; prompts without room and single tokens are left out."""
     written = write(
         {
             "a": (
@@ -227,7 +223,7 @@ def test_too_long_examples(write, caplog):
     assert first[2].tolist() == [0] * 4 + [1] * 12
     caplog.clear()
     build(written)
-    assert caplog.messages == [], "told once, when the index is built"
+    assert caplog.messages == [], "reported once, when the index is built"
 
 
 def test_nothing_to_learn_is_an_error(write):
@@ -243,8 +239,7 @@ def test_nothing_to_learn_is_an_error(write):
 
 @pytest.mark.parametrize("with_mask", [False, True])
 def test_text_is_learnt_everywhere_and_loses_no_label(write, with_mask):
-    """Without a mask, and with one that is 1: long documents become pieces, each token but the first a label
-    once."""
+    """Text becomes pieces without a mask, or with a mask of 1: each token but the first is a label."""
     ids = [[*range(number * 100, number * 100 + 5 + 7 * number), EOD] for number in range(1, 9)]
     files_, manifest = write({"a": (1.0, [(one, [1] * len(one)) for one in ids])}, with_mask)
     dataset = build((files_, manifest))

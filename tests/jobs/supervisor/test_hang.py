@@ -1,5 +1,6 @@
 """Which rank the others wait for, judged by the place where each of them stands."""
 
+import dataclasses
 import os
 
 import pytest
@@ -11,11 +12,19 @@ from nbtrain.jobs.supervisor.hang import Standstill, culprits, main_stack, repor
 ME = ProcessIdentity.of(os.getpid())
 
 
-def rank(number, collective=None, step=6, still=30.0, unwritten=0.5, host="a", phase="train", spoke=True):
-    beat = (
-        Heartbeat(number, 0, ME, 0.0, step, phase, 0.0, collective=collective, host=host) if spoke else None
-    )
-    return Standstill(number, beat, still, unwritten)
+def rank(
+    number,
+    collective=None,
+    step=6,
+    still=30.0,
+    unwritten=0.5,
+    host="a",
+    phase="train",
+    spoke=True,
+    process=ME,
+):
+    beat = Heartbeat(number, 0, process, 0.0, step, phase, 0.0, collective=collective, host=host)
+    return Standstill(number, beat if spoke else None, still, unwritten)
 
 
 def inside(ranks, number=13, name="all_reduce", kind="data_parallel", waiting=True, group="0"):
@@ -121,6 +130,73 @@ def test_a_stopped_process_is_reported(monkeypatch):
     )
 
 
+def test_only_a_live_process_counts_as_stopped_by_a_signal(monkeypatch):
+    """A rank that never spoke has no process to look at, and the number of a dead one may be another's."""
+    monkeypatch.setattr(processes, "process_state", lambda pid: "T")
+    assert rank(0).stopped
+    assert rank(0, spoke=False).stopped is False
+    gone = rank(0, process=dataclasses.replace(ME, start_ticks=ME.start_ticks + 1))
+    assert gone.stopped is False
+
+
+def test_of_ranks_that_are_all_stopped_by_a_signal_the_awaited_one_is_named(monkeypatch):
+    """What is true of every rank tells none apart, so that the next question is asked."""
+    monkeypatch.setattr(processes, "process_state", lambda pid: "T")
+    everyone = [rank(0, inside([0, 1])), rank(1, inside([0, 1], 12, waiting=False))]
+    assert [one.rank for one in culprits(everyone)] == [1]
+
+
+@pytest.mark.parametrize(("unwritten", "frozen"), [(0.5, False), (9.5, False), (10.0, False), (10.5, True)])
+def test_a_rank_is_frozen_after_ten_seconds_without_a_heartbeat(unwritten, frozen):
+    assert rank(0, unwritten=unwritten).frozen is frozen
+
+
+def test_a_sender_and_a_rank_in_another_call_are_not_together():
+    """Ranks 0 and 1 wait for each other in calls that never match, so that none of them is at the end."""
+    everyone = [
+        rank(0, inside([0, 1], 4, "send (to rank 1)")),
+        rank(1, inside([0, 1], 4)),
+        rank(2, inside([0, 2], 9)),
+    ]
+    assert [one.rank for one in culprits(everyone)] == [0, 1, 2]
+
+
+def test_where_the_others_are_is_said_of_one_and_of_many(monkeypatch):
+    """In a collective, between two of them, or never heard of."""
+    monkeypatch.setattr(processes, "process_state", lambda pid: "T" if pid == ME.pid else "S")
+    monkeypatch.setattr(ProcessIdentity, "alive", lambda self: True)
+    other = dataclasses.replace(ME, pid=ME.pid + 1)
+    everyone = [
+        rank(0),
+        rank(1, process=other, phase="save"),
+        rank(2, spoke=False),
+        rank(3, inside([0, 3, 4]), process=other),
+        rank(4, inside([0, 3, 4]), process=other),
+    ]
+    assert report(everyone) == (
+        "rank 0 stopped: last heard of at step 6, 30 s ago, in phase train; its process is stopped by a "
+        "signal; rank 1 is in phase save after step 6; rank 2 is silent; ranks 3, 4 wait in all_reduce no. "
+        "13 of data_parallel ranks 0, 3, 4"
+    )
+    everyone = [rank(0), rank(1, process=other), rank(2, process=other)]
+    assert report(everyone).endswith("; ranks 1, 2 are in phase train after step 6")
+
+
+@pytest.mark.parametrize(("guilty", "more"), [(3, ""), (4, ""), (5, "; and 1 more"), (6, "; and 2 more")])
+def test_of_many_culprits_four_are_described(guilty, more):
+    everyone = [rank(number, step=5) for number in range(guilty)] + [rank(9, step=6)]
+    described = min(guilty, 4)
+    text = report(everyone)
+    assert text.count(" stopped: ") == described and f"rank {described - 1} stopped: " in text
+    assert text.endswith(f"in phase train{more}; rank 9 is in phase train after step 6")
+
+
+def test_nodes_that_are_all_gone_are_not_named():
+    """Every rank of both hosts is silent: the fault is on this side."""
+    everyone = [rank(0, unwritten=40), rank(1, host="b", unwritten=40)]
+    assert report(everyone).startswith("rank 0 stopped: ") and "node" not in report(everyone)
+
+
 def test_a_rank_that_never_spoke_is_reported():
     assert report([rank(0, inside([0, 1])), rank(1, spoke=False, still=130)]) == (
         "rank 1 stopped: never heard of, for 130 s; rank 0 waits in all_reduce no. 13 of data_parallel ranks "
@@ -167,3 +243,5 @@ def test_the_main_threads_stack():
     assert main_stack(log) == ['File "a.py", line 3 in inner', 'File "a.py", line 9 in outer']
     assert main_stack(log, frames=1) == ['File "a.py", line 3 in inner']
     assert main_stack("step 6\n") == []
+    deep = "".join(f'  File "a.py", line {number} in f\n' for number in range(20))
+    assert len(main_stack(f"Current thread 0x02 (most recent call first):\n{deep}")) == 8

@@ -35,19 +35,19 @@ GOLDEN = {
 
 
 def test_the_examples_are_tiny_upstreams_ascends_gpt3s_and_175b():
-    """No file is missing and none is a base that cannot run."""
+    """No file is missing, and none is a base, which cannot run."""
     assert sorted(ALL) == sorted([*UPSTREAM, *ASCEND, *OWN, "gpt-tiny", "gpt-175b"])
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_example_loads_and_checks_and_has_its_own_output_folder(name):
-    """The run is called as its file is: names, and so output folders, are all different."""
+    """A run has the name of its file, so that no two output folders are the same."""
     assert load(EXAMPLES / f"{name}.yaml").name == name
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_resolved_example_comes_back_equal(name, tmp_path):
-    """config.yaml says everything and reads back to the same run."""
+    """config.yaml holds every field and reads back to the same run."""
     config = load(name)
     path = tmp_path / "config.yaml"
     path.write_text(to_yaml(config))
@@ -122,7 +122,7 @@ GOLDEN_ASCEND = {
 
 @pytest.mark.parametrize("name", ASCEND)
 def test_layout_and_schedule_are_ascends(name):
-    """Each number of its script, with ZeRO 1 in place of ZeRO 0 in fp16."""
+    """Each number of the run's script, with ZeRO 1 in place of ZeRO 0 in fp16."""
     config = load(name)
     found = (
         config.parallel.tensor_parallel_size,
@@ -179,7 +179,7 @@ def test_the_sizes_of_gpt3_are_the_published_ones(name, golden):
 
 @pytest.mark.parametrize("name", ALL)
 def test_every_example_fits_its_devices(name):
-    """The planner's verdict for the GPUs it names; gpt-tiny's is this machine."""
+    """The planner's verdict for the GPUs that the file names; gpt-tiny trains on this machine."""
     assert estimate_memory(load(name)).fits
 
 
@@ -273,7 +273,7 @@ def test_the_logged_formula_gives_the_logged_figures(samples_per_second, logged)
 
 
 def test_the_right_figure_is_six_per_cent_above_the_logged_one():
-    """89.5 TFLOP/s and 28.7 % MFU where the log says 84.0: the logits were counted a quarter short."""
+    """89.5 TFLOP/s and 28.7 % MFU; the log says 84.0: its formula counts the logits a quarter short."""
     config = load("gpt-125m")
     right = model_flops_per_token(config) * 44.780 * 2048 / 1e12
     assert right == pytest.approx(89.52, abs=0.01)

@@ -229,11 +229,11 @@ def metrics_page() -> str:
     lines = [
         "# Metrics",
         "",
-        "Every scalar that a run writes to `output/<run>/tensorboard`, at every step that has one.",
+        "Every scalar that a run writes to `output/<run>/tensorboard`, at every step that has a value.",
         "Generated from `nbtrain/base/metrics.py` by `make docs`; do not edit. The tags of the first rows",
         "are Megatron-DeepSpeed's, letter for letter. A scalar with a yes in the last column is written two",
         "more times, as `<tag> vs samples` and `<tag> vs tokens`, with that count in place of the step.",
-        "`<dataset>` stands for each name that a run mixes.",
+        "`<dataset>` stands for the name of each dataset that a run mixes.",
         "",
         "| name | tag | unit | meaning | vs samples, tokens |",
         "| --- | --- | --- | --- | --- |",

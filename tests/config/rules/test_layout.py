@@ -126,6 +126,31 @@ def test_what_just_does_not(rule, overrides, words):
     assert words in message
 
 
+def test_the_width_of_the_mlp_is_blamed_on_the_field_that_sets_it():
+    """ffn_hidden_size if it is set; otherwise the width is 4 * hidden_size: 4 * 774 = 12 * 258."""
+    two, twelve = ("parallel.tensor_parallel_size=" + size for size in ("2", "12"))
+    [message] = messages("heads_divide", two, "model.ffn_hidden_size=3073")
+    assert message == (
+        "override model.ffn_hidden_size=3073: the MLP's width = 3073\n"
+        "  must be a multiple of tensor_parallel_size(2); nearest: 3072, 3074."
+    )
+    *_, message = messages("heads_divide", twelve, "model.hidden_size=770")
+    assert message == (
+        "override model.hidden_size=770: the MLP's width = 3080\n"
+        "  must be a multiple of tensor_parallel_size(12); nearest: 3072, 3084."
+    )
+    assert len(messages("heads_divide", twelve, "model.hidden_size=774")) == 1
+
+
+def test_only_the_interleaved_pipeline_is_refused():
+    assert messages("pipeline_is_not_interleaved") == []
+    [message] = messages("pipeline_is_not_interleaved", "parallel.num_layers_per_virtual_pipeline_stage=2")
+    assert message.startswith(
+        "override parallel.num_layers_per_virtual_pipeline_stage=2: "
+        "parallel.num_layers_per_virtual_pipeline_stage = 2\n  asks for the interleaved pipeline"
+    )
+
+
 @pytest.mark.parametrize(
     ("overrides", "resources", "advice"),
     [

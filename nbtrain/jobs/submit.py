@@ -62,7 +62,7 @@ def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, 
     """Start a run as a detached job, or join it, or resume it; see the table above.
 
     `parent` is the run id of the run this one was made from. Raises ConfigError if the configuration breaks
-    a rule, and SubmitError, with every problem found, where it cannot start here or may not start there.
+    a rule, and SubmitError with every problem found if the run cannot or may not start.
     """
     check_config(config)
     run = RunDir.named(config.name)

@@ -1,15 +1,14 @@
-"""A rank that trains nothing: heartbeats, control/, TERM and the last word as the trainer does them, in 50
-ms.
+"""A rank that trains nothing: it starts in 50 ms and has the heartbeats, signals and words of the trainer.
 
 python fake_rank.py <run dir>        behaviour by environment, set through backend.env:
 
 FAKE_STEPS          steps to make (default: those of the run's plan)
 FAKE_STEP_SECONDS   how long one takes (default 0.02)
 FAKE_SAVE_EVERY     a checkpoint every so many steps (default 5)
-FAKE_FAULTS         JSON list of {"rank", "attempt", "step", "do", ...}; do is one of exit (code), word
-(outcome,
-                    message), kill (signal), stop (SIGSTOP), hang, ignore-stop, torn (killed while it writes),
-                    fill (the disk), devour (memory)
+FAKE_FAULTS         JSON list of {"rank", "attempt", "step", "do", ...}; do is one of exit (code),
+                    word (outcome, message), kill (signal), stop (SIGSTOP), hang, ignore-stop,
+                    torn (killed while it writes), fill (the disk), devour (memory)
+
 A checkpoint is a folder with a manifest; training goes on from the newest.
 """
 

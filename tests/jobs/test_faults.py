@@ -55,8 +55,7 @@ def suffered(tmp_path_factory, tiny_data):
 
 @pytest.mark.slow
 def test_it_comes_to_its_end(suffered):
-    """Four attempts, three of them cut short, all steps made once the samples of the bad ones are left
-    out."""
+    """Four attempts, three of them cut short; all steps are made, without the samples of the bad ones."""
     assert (suffered.state, suffered.cause) == ("SUCCEEDED", "all steps are trained and saved: 20 steps"), (
         suffered.log
     )

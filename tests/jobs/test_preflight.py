@@ -1,5 +1,4 @@
-"""What stops a run on this machine, reported with numbers, kind and fix; machines are described, not
-needed."""
+"""What stops a run here, with numbers, kind and fix; machines are described, not needed."""
 
 import os
 import re
@@ -241,8 +240,7 @@ def test_nvme_without_room(tiny, tools, nvme, monkeypatch):
 
 
 def test_the_file_system_of_a_folder_is_that_of_the_deepest_mount(monkeypatch, tmp_path):
-    """Blanks in a mount point are octal; a folder beside one that begins with the same letters is not
-    inside."""
+    """Blanks in a mount point are octal; a folder whose name only begins with the point is not inside."""
     mounts = tmp_path / "mounts"
     inside = tmp_path / "a disk"
     inside.mkdir()

@@ -109,9 +109,7 @@ def test_a_password_stands_in_the_configuration_alone(tiny):
 
 
 def test_a_longer_run_stretches_its_decay(tiny):
-    """More tokens with lr_decay_tokens null move the learning rate: said as a warning, once there is a
-    checkpoint.
-    """
+    """More tokens with lr_decay_tokens null move the learning rate: a warning, once there is a checkpoint."""
     job = submit(tiny())
     end(job, "CANCELLED", step=5)
     job.run.checkpoint(5).mkdir(parents=True)

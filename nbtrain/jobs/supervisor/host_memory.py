@@ -88,7 +88,7 @@ class HostMemory:
 
 
 def killed_processes() -> frozenset[tuple[int, int]]:
-    """Whom the out-of-memory killer has ended, by the kernel's log: (number of the entry, process).
+    """Processes that the out-of-memory killer has ended, by the kernel's log: (number of the entry, process).
 
     Empty if the log cannot be read, or if it counts processes of another namespace, as in most containers.
     """

@@ -1,7 +1,7 @@
 """What killed processes leave in a run directory: temporary files, torn checkpoints, cut-off submissions.
 
-Only called by whoever holds the run's lock, when no process of the run's jobs is alive: then nothing here
-is still being written.
+Only called under the run's lock, when no process of the run's jobs is alive: then nothing here is still being
+written.
 """
 
 import shutil

@@ -48,9 +48,7 @@ def test_the_rank_outside_the_collective_is_named():
 
 
 def test_waiting_is_followed_to_its_end():
-    """Pipeline of 2 by data of 2: 0 waits for 2 to send, 2 waits in its data group for 3, which is gone
-    astray.
-    """
+    """Pipeline 2 x data 2: rank 0 waits for 2 to send, and 2 in its data group for 3, which is elsewhere."""
     everyone = [
         rank(0, inside([0, 2], name="recv (from rank 2)", kind="pipeline_model_parallel")),
         rank(1, inside([1, 3], name="recv (from rank 3)", kind="pipeline_model_parallel")),
@@ -61,9 +59,7 @@ def test_waiting_is_followed_to_its_end():
 
 
 def test_another_collective_of_the_same_group_is_another_place():
-    """Rank 1 is one call further on than rank 0, so that neither can end; the rank that is behind is
-    named.
-    """
+    """Rank 1 is one call ahead of rank 0, so that neither call can end; the rank that is behind is named."""
     everyone = [rank(0, inside([0, 1], 12)), rank(1, inside([0, 1], 13, name="broadcast"))]
     assert [one.rank for one in culprits(everyone)] == [0]
 
@@ -84,9 +80,7 @@ def test_ranks_that_are_all_in_one_collective_wait_for_none_of_its_own():
 
 
 def test_a_rank_that_went_on_until_lately_is_not_to_blame():
-    """It is a step behind, but it moved when the others had long stopped: at half of their silence it
-    counts.
-    """
+    """It is a step behind, but moved when others had stopped: it counts from half of their silence on."""
     others = [rank(0, step=7, still=100), rank(1, step=7, still=100)]
     assert [one.rank for one in culprits([*others, rank(2, step=6, still=49)])] == [0, 1]
     assert [one.rank for one in culprits([*others, rank(2, step=6, still=50)])] == [2]
@@ -98,9 +92,7 @@ def test_a_rank_that_never_spoke_is_named_before_one_that_waits_for_nobody():
 
 
 def test_on_a_gpu_the_count_tells():
-    """Calls return before their collectives are done: who has called fewer is behind; then who made fewer
-    steps.
-    """
+    """Calls return before their collectives are done: fewer calls are behind, then fewer steps."""
     everyone = [rank(0, inside(range(3), 40, waiting=False)), rank(1, inside(range(3), 39, waiting=False))]
     everyone.append(rank(2, inside(range(3), 40, waiting=False)))
     assert [one.rank for one in culprits(everyone)] == [1]
@@ -214,9 +206,7 @@ def test_a_rank_that_cannot_even_write_is_reported():
 
 
 def test_a_node_that_is_gone_is_reported():
-    """Every rank of one host is silent, the ranks of the other still write: the node is named, not its first
-    rank.
-    """
+    """Every rank of one host is silent, the other host still writes: the node is named, not a rank."""
     everyone = [rank(number, inside(range(4))) for number in (0, 1)]
     everyone += [rank(number, inside(range(4), 12), host="b", unwritten=40 + number) for number in (2, 3)]
     assert report(everyone) == "node b is gone: nothing was heard of its ranks 2, 3 for 42 s"
@@ -238,7 +228,7 @@ def test_the_main_threads_stack():
         'Thread 0x01 (most recent call first):\n  File "heartbeat.py", line 4 in _renew\n\n'
         "Current thread 0x02 (most recent call first):\n"
         '  File "a.py", line 3 in inner\n  File "a.py", line 9 in outer\n'
-        "and words behind it\n"
+        "and words after it\n"
     )
     assert main_stack(log) == ['File "a.py", line 3 in inner', 'File "a.py", line 9 in outer']
     assert main_stack(log, frames=1) == ['File "a.py", line 3 in inner']

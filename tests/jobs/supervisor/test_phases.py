@@ -56,9 +56,7 @@ def test_peers_of_a_dead_rank_have_a_grace(shutdown, grace):
 
 
 def test_a_stop_is_a_request_then_a_signal_then_a_kill():
-    """The request is in control/ already; the signal comes when the time to save is over, the kill 3 s after
-    it.
-    """
+    """The request is in control/; the signal comes when the time to save is over, the kill 3 s after it."""
     asked = replace(QUIET, stop_asked_at=NOW)
     assert decide(asked, NOW + 59.9) is Action.KEEP
     assert decide(asked, NOW + 60.0) is Action.SIGNAL

@@ -160,7 +160,7 @@ def test_a_rollback_restarts_at_once_and_is_no_restart(supervised):
     assert supervised.run().cause == "done"
     assert supervised.journal.record.restarts == 0
     (entry,) = Rollback.read_all(supervised.job.run.rollbacks_json)
-    # 32 samples and the 8 that were passed over before lie behind the checkpoint.
+    # The checkpoint lies at position 40: 32 samples were trained and 8 passed over before.
     assert (entry.step, entry.checkpoint_step, entry.first, entry.last) == (6, 4, 40, 56)
     (reported,) = supervised.events("rollback")
     assert reported["message"] == (
@@ -193,9 +193,7 @@ def test_rollbacks_have_a_limit_of_their_own(supervised):
 
 
 def test_a_rollback_in_vain_is_not_made_over_and_over(supervised):
-    """Thrice at one step, or before it, from one checkpoint, other samples each time: no need of ten more
-    starts.
-    """
+    """Three times no further from one checkpoint, each time with other samples: ten more would not help."""
     checkpoint(supervised.job.run, 4, 32)
     supervised.verdicts = [bad_step(step, 8 * step, 8 * step + 8) for step in (6, 8, 8, 7, 8)]
     verdict = supervised.run()
@@ -290,9 +288,7 @@ def test_a_read_only_disk_is_the_cause_and_ends_the_job():
 
 
 def test_last_words_on_a_read_only_disk_lie_elsewhere(supervised, tmp_path, monkeypatch, capfd):
-    """job.json stays RUNNING; the journal says in its log where the end is, and whoever asks for the state
-    gets it.
-    """
+    """job.json stays RUNNING; the log says where the end is, and who asks for the state gets it."""
     supervised.journal.set_state("RUNNING")
 
     def refuse(*arguments, **more):

@@ -207,9 +207,7 @@ def test_exit_code_137_is_a_sigkill_behind_a_shell():
 
 
 def test_a_full_disk_is_reported_and_waited_for():
-    """No space left on device, met by a write or foreseen by the checkpoint: the supervisor waits for
-    room.
-    """
+    """Met by a write, or foreseen by the checkpoint: the supervisor waits for room."""
     said = "OSError: [Errno 28] No space left on device"
     verdict = judged(record(0, "failed", code=1, message=said, detail=f"{TRACEBACK}{said}"))
     assert verdict.cause == f"rank 0 failed at step 7: the disk is full: {said}"
@@ -273,9 +271,7 @@ NCCL = (
 
 @pytest.mark.parametrize("said", [GLOO, NCCL])
 def test_a_rank_that_lost_its_peer_is_no_cause(said):
-    """Even if its record is the earlier one: an error of a rank's own names the cause, and so does a
-    death.
-    """
+    """An error of a rank's own, or its death, names the cause even if its record is the earlier one."""
     follower = record(0, "failed", time=1.0, code=1, message=said, detail=TRACEBACK + said)
     boom = record(1, "failed", time=2.0, code=1, message="ValueError: boom", detail=TRACEBACK)
     assert judged(follower, boom).cause == "rank 1 failed at step 7: ValueError: boom"

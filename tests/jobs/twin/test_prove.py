@@ -168,8 +168,7 @@ def shape(config):
 
 
 def different_runs() -> list[str]:
-    """Examples whose twins differ, finetuning among them, without the examples that test_notebooks.py
-    launches."""
+    """Examples whose twins differ from each other and from those that test_twin_notebook.py launches."""
     from tests.config.conftest import EXAMPLES, UPSTREAM
 
     seen = {shape(load(name)) for name in UPSTREAM}
@@ -229,9 +228,7 @@ def test_every_shape_goes_the_whole_way(home, fork_server, run):
 
 @pytest.mark.slow
 def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, monkeypatch):
-    """Its ranks fail; what comes after is skipped, the report names the cause and the logs, the notebook's
-    cell fails.
-    """
+    """Its ranks fail, the rest is skipped, the report names cause and logs, the notebook's cell fails."""
     from nbtrain.jobs.twin import prove as module
 
     monkeypatch.setattr(module, "TRAINER", "no_such_module:nothing")
@@ -247,9 +244,7 @@ def test_a_twin_that_cannot_train_says_where_and_ends(home, fork_server, tiny, m
 
 @pytest.mark.slow
 def test_a_resume_that_is_not_exact_is_seen(home, fork_server, tiny, monkeypatch):
-    """A resumed part with another seed of dropout: the first step after the stop differs, and nothing else
-    fails.
-    """
+    """A resumed part with other dropout differs from the first step after the stop; nothing else fails."""
     from nbtrain.jobs.twin import prove as module
 
     start = module.new_job
@@ -270,9 +265,7 @@ def test_a_resume_that_is_not_exact_is_seen(home, fork_server, tiny, monkeypatch
 
 @pytest.mark.slow
 def test_the_command_line_says_it_in_its_exit_code(workspace, tiny, capsys, tmp_path):
-    """By itself, with a server of its own: the table, the report's place, a picture; the twin is a run as any
-    other.
-    """
+    """With a server of its own: table, place of the report, picture; the twin is an ordinary run."""
     picture = tmp_path / "twin.png"
     assert cli.main(["twin", str(workspace / "tiny.yaml"), "--picture", str(picture)]) == 0
     shown = capsys.readouterr().out

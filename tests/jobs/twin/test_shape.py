@@ -110,9 +110,7 @@ def config_of(settings: dict):
 
 @pytest.mark.slow
 def test_every_pair_of_kinds_that_goes_together_has_its_twin():
-    """The table of combinations.py, cell by cell: what is taken out or replaced is said, everything else is
-    there.
-    """
+    """combinations.py cell by cell: what is taken out or replaced is reported, everything else is there."""
     seen = 0
     for first, second in itertools.combinations_with_replacement(KINDS, 2):
         paired = pairing(first, second) if first is not second else None
@@ -154,8 +152,7 @@ def test_what_a_machine_lacks_is_replaced_and_said():
 
 
 def test_a_ramp_is_crossed_by_the_stop():
-    """gpt-175b: sizes rise from one micro batch a rank to the whole batch, and the run stops while they
-    do."""
+    """gpt-175b: the batch grows from one micro batch a rank to its whole size, and the stop lies between."""
     config = make_twin(load("gpt-175b")).config
     schedule = config.batch_schedule
     batches = [schedule.size_at(schedule.samples_after(step)) for step in range(STEPS)]

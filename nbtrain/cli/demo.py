@@ -8,13 +8,16 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nbtrain.api.run import open_run
+from nbtrain.api.run import Run, open_run
 from nbtrain.base import amounts, files
 from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display
 from nbtrain.cli.notebook_runner import ExecutedNotebook, find_notebook, run_notebook
+
+if TYPE_CHECKING:
+    from nbtrain.dataset.look.baselines import Baselines
 
 DEMO_NOTEBOOKS = ("01_prepare_data", "02_plan", "03_launch", "04_monitor", "05_generate")
 NEED_THE_END = DEMO_NOTEBOOKS[2:]
@@ -58,36 +61,33 @@ def demo_key(source: Path, parameters: Mapping[str, Any], config: str) -> str:
 class DemoSummary:
     """What `make demo` says last."""
 
-    name: str
-    state: str
-    steps: int
-    loss: float | None
-    validation_loss: float | None
-    unigram_entropy_nats: float | None
+    run: Run
+    base: "Baselines | None"
     """None if the data is too small to have baselines."""
-    bigram_nats: float | None
-    tokens_per_second: float | None
     sample: str
     executed: list[ExecutedNotebook]
     seconds: float
-    unfinished: str | None = None
-    """The warning before the figures, if the run did not come to its end; else None."""
 
     def __str__(self) -> str:
-        def figure(value: float | None, form: str) -> str:
+        def figure(value: float | None, form: str = ".4f") -> str:
             return "-" if value is None else format(value, form)
 
         notebooks = "\n".join(f"    {display(one.notebook)}   {one.html.name}" for one in self.executed)
         sample = "\n".join(f"    {line}" for line in self.sample.splitlines())
-        first = self.unfinished or f"{self.name}: {self.state} after {amounts.counted(self.steps, 'step')}"
+        run, end = self.run, self.run.summary()
+        speed = end.get("samples_per_second")
+        speed = speed and speed * run.config.model.seq_length
+        # A warning, if the run did not come to its end.
+        made = amounts.counted(end.get("steps", 0), "step")
+        first = run.unfinished or f"{run.name}: {run.state} after {made}"
         return f"""
 {first} ({self.seconds:.0f} s for this call)
 
-  training loss      {figure(self.loss, ".4f")} nats per token
-  validation loss    {figure(self.validation_loss, ".4f")}
-  bigram model       {figure(self.bigram_nats, ".4f")}   (add-k, the same tokens)
-  unigram entropy    {figure(self.unigram_entropy_nats, ".4f")}
-  speed              {figure(self.tokens_per_second, ",.0f")} tokens/s
+  training loss      {figure(end.get("loss"))} nats per token
+  validation loss    {figure(end.get("last_validation_loss"))}
+  bigram model       {figure(getattr(self.base, "bigram_nats", None))}   (add-k, the same tokens)
+  unigram entropy    {figure(getattr(self.base, "unigram_entropy_nats", None))}
+  speed              {figure(speed or None, ",.0f")} tokens/s
 
   a sample:
 {sample}
@@ -99,27 +99,11 @@ class DemoSummary:
 """
 
 
-def demo_summary(run: Any, executed: list[ExecutedNotebook], seconds: float) -> DemoSummary:
-    """The figures of a finished run, its baselines and a sample."""
+def demo_summary(run: "Run", executed: list[ExecutedNotebook], seconds: float) -> DemoSummary:
+    """A finished run with its baselines and a sample."""
     from nbtrain.api import verbs as api
     from nbtrain.dataset.look.baselines import Baselines, baselines
 
-    end = run.summary()
     found = baselines(run.config, too_small="explain")
     base = found if isinstance(found, Baselines) else None
-    sequence = run.config.model.seq_length
-    samples_per_second = end.get("samples_per_second")
-    return DemoSummary(
-        name=run.name,
-        state=run.state,
-        steps=end.get("steps", 0),
-        loss=end.get("loss"),
-        validation_loss=end.get("last_validation_loss"),
-        unigram_entropy_nats=base.unigram_entropy_nats if base else None,
-        bigram_nats=base.bigram_nats if base else None,
-        tokens_per_second=samples_per_second * sequence if samples_per_second else None,
-        sample=api.generate(run, SAMPLE_PROMPT, max_new_tokens=60),
-        executed=executed,
-        seconds=seconds,
-        unfinished=run.unfinished,
-    )
+    return DemoSummary(run, base, api.generate(run, SAMPLE_PROMPT, max_new_tokens=60), executed, seconds)

@@ -16,6 +16,9 @@ from nbtrain.config.load import find as find_yaml
 from nbtrain.config.yaml_source import parse_value
 from nbtrain.lab.parameters import annotated_types, assigned_names
 
+# On a machine that trains on every core a kernel may need minutes; papermill's own limit is one.
+KERNEL_START_SECONDS = 600
+
 
 @dataclasses.dataclass(frozen=True)
 class ExecutedNotebook:
@@ -57,15 +60,9 @@ def run_notebook(name: str, parameters: Mapping[str, Any], output: Path | None =
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of papermill's and nbclient's own dependencies
-            execute_notebook(
-                str(source),
-                str(output),
-                parameters=dict(parameters),
-                progress_bar=False,
-                stdout_file=sys.stdout,
-                stderr_file=sys.stderr,
-                kernel_name="python3",
-            )
+            streams = {"stdout_file": sys.stdout, "stderr_file": sys.stderr, "progress_bar": False}
+            limits = {"kernel_name": "python3", "start_timeout": KERNEL_START_SECONDS}
+            execute_notebook(str(source), str(output), dict(parameters), **limits, **streams)
     except PapermillExecutionError as error:
         raise JobError(
             f"{source.name}, cell {error.exec_count}: {error.ename}: {error.evalue}\n"

@@ -36,7 +36,7 @@ def demo(options: argparse.Namespace) -> int:
 
     summary = run_demo(options.run, options.overrides)
     print(summary)
-    return JobFailed.exit_code if summary.unfinished else 0
+    return JobFailed.exit_code if summary.run.unfinished else 0
 
 
 def lab(options: argparse.Namespace) -> int:

@@ -79,11 +79,11 @@ def _started(run: Any, asked: Any, wait: bool) -> int:
     return _waited(run) if wait else 0
 
 
-def clone(options: argparse.Namespace) -> None:
+def clone(options: argparse.Namespace) -> int:
     from nbtrain.api import verbs as api
 
-    run = api.submit(run_of(options).clone(options.name, options.overrides))
-    print(f"{run.name}: job {run.job.job_id} is {run.state}. Watch it: nbtrain logs -f {run.name}")
+    config = run_of(options).clone(options.name, options.overrides)
+    return _started(api.submit(config), config, wait=False)
 
 
 def _waited(run: Any) -> int:

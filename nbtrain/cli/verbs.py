@@ -22,13 +22,8 @@ def add_verb(under: Any, name: str, function: Callable, help_text: str) -> Parse
 
 def with_config(one: Parser, default: str | None = None) -> Parser:
     """RUN [key=value ...]: a verb that reads a run YAML."""
-    one.add_argument(
-        "run",
-        metavar="RUN",
-        nargs="?" if default else None,
-        default=default,
-        help="a run YAML or the name of an example",
-    )
+    text = "a run YAML or the name of an example"
+    one.add_argument("run", metavar="RUN", nargs="?" if default else None, default=default, help=text)
     one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. batch.max_steps=2")
     return one
 

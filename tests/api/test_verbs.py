@@ -151,9 +151,7 @@ def test_a_run_asked_in_the_wrong_way(run):
 
 
 def test_curves_and_scalars_of_a_run_and_of_any_folder_of_event_files(run, tmp_path):
-    """A run by its name, its folder and its Run; another folder by its path; what is neither is refused as a
-    run.
-    """
+    """A run opens by its name, its folder and its Run, another folder by its path; all else is refused."""
     for folder in (run.directory.tensorboard, tmp_path / "other"):
         EventFile(folder, 100).scalar(7, 2.5, 107, scalar("loss").tag)
     for source in ("mine", str(run.directory.path), run, str(tmp_path / "other"), tmp_path / "other"):
@@ -276,7 +274,7 @@ def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsy
     )
 
     def summed(run, executed, seconds):
-        return DemoSummary("mine", run.state, 11, 5.0, None, None, None, None, "def", [], 3.0, run.unfinished)
+        return DemoSummary(run, None, "def", [], 3.0)
 
     monkeypatch.setattr(demo, "demo_summary", summed)
     assert cli.main(["demo", "mine"]) == 7
@@ -286,9 +284,7 @@ def test_a_demo_whose_run_was_cancelled_has_failed(cancelled, monkeypatch, capsy
 
 
 def test_a_submit_that_is_refused_prepares_nothing(workspace):
-    """A run that cannot start here, whatever its data, is refused before data is made for it: no file is
-    left.
-    """
+    """A run that cannot start here, whatever its data, is refused before data is made for it."""
     (workspace / "texts.jsonl").write_text(json.dumps({"text": "some words of a text"}) + "\n")
     config = RunConfig.model_validate(
         {

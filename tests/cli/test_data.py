@@ -32,9 +32,7 @@ def test_each_verb_has_help(verb, capsys):
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="OpenBLAS makes no threads on one core")
 def test_prepare_starts_without_threads_that_spin():
-    """NumPy is imported and the process has one thread: threads of OpenBLAS would burn CPU time at each
-    start.
-    """
+    """NumPy is imported and the process has one thread: OpenBLAS' threads would burn CPU time at start."""
     code = (
         "import os, sys; from nbtrain import cli; code = cli.main(['prepare', 'no-such-run']); "
         "print(code, 'numpy' in sys.modules, len(os.listdir('/proc/self/task')))"
@@ -89,7 +87,7 @@ def test_inspect_with_a_tokenizer(make_config, texts, workspace, capsys):  # noq
 @pytest.mark.parametrize("option", ["--html", "--json"])
 @pytest.mark.parametrize("path", ["/", "nowhere/card.html", "."])
 def test_a_card_that_cannot_be_written(workspace, capsys, option, path):
-    """Told before the card is made, in words."""
+    """The error comes before the card is made, in words."""
     assert cli.main(["data", "card", "x", option, path]) == 2
     assert capsys.readouterr().err == (
         f"ConfigError: {path}: cannot be written: name a file in a folder that exists.\n"

@@ -1,5 +1,4 @@
-"""docs/finetuning-data.md: its run is prepared from its files, and learns what the page says, token by
-token."""
+"""docs/finetuning-data.md: its run is prepared from its files and learns what the page says."""
 
 import itertools
 import re
@@ -69,8 +68,7 @@ def test_the_page_shows_what_is_learnt(prepared, blocks):
 
 
 def test_the_pages_run_is_packed_and_mixed_as_it_says(prepared):
-    """Names are those of the losses; in two epochs questions come twice, tasks once each, conversations four
-    times."""
+    """Losses have the page's names; in two epochs questions come twice, tasks once, conversations 4 times."""
     config, files_ = prepared
     dataset = build_split(files_.open(), config, "train", 1, 1)
     assert dataset.dataset_names == ("questions", "tasks", "conversations")

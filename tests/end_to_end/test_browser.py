@@ -37,9 +37,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.browser]
 
 
 def test_panel_is_live_while_a_cell_runs_and_after_a_reload_and_stops_the_job(lab: Lab, page: Any) -> None:
-    """The step advances while the kernel is busy and after reloading the page with the kernel still busy;
-    Stop works then.
-    """
+    """The step advances while the kernel is busy, before and after the page is reloaded; then Stop works."""
     write_notebook(
         lab,
         "panel.ipynb",
@@ -91,9 +89,7 @@ WATCHED = (
 
 
 def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, page: Any) -> None:
-    """03_launch as shipped: a real job; the panel advances while the notebook waits and after a reload; Stop
-    saves.
-    """
+    """03_launch as shipped: a job's panel advances while the cell waits and after a reload; Stop saves."""
     import nbformat
     from papermill.iorw import load_notebook_node
     from papermill.parameterize import parameterize_notebook
@@ -126,9 +122,7 @@ def test_the_launch_notebook_trains_a_run_that_is_watched_and_stopped(lab: Lab, 
 
 
 def test_form_checks_plans_and_submits(lab: Lab, page: Any) -> None:
-    """The form shows plan, difference and line at once, refuses a batch that does not divide, and takes it
-    back.
-    """
+    """The form shows plan, difference and line at once, and refuses a batch that does not divide."""
     write_notebook(lab, "form.ipynb", 'import nbtrain as nb\n\nnb.launcher("gpt-tiny")')
     open_notebook(page, lab, "form.ipynb")
     run_cell(page, 0)

@@ -11,6 +11,7 @@ import shlex
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import nbformat
 import pytest
@@ -121,8 +122,12 @@ def test_the_demo_trains_a_model_that_knows_its_text(
 
 def test_a_summary_of_data_too_small_to_validate_on():
     """What there is none of is a dash."""
-    summary = DemoSummary("tiny", "SUCCEEDED", 4, 5.25, None, None, None, 900.0, "def", [], 3.0)
+    end = {"steps": 4, "loss": 5.25, "samples_per_second": 9.0}
+    config = SimpleNamespace(model=SimpleNamespace(seq_length=100))
+    run = SimpleNamespace(name="tiny", state="SUCCEEDED", unfinished=None, config=config, summary=lambda: end)
+    summary = DemoSummary(run, None, "def", [], 3.0)
     lines = [" ".join(line.split()) for line in str(summary).splitlines()]
     assert "training loss 5.2500 nats per token" in lines
     assert "bigram model - (add-k, the same tokens)" in lines
     assert "unigram entropy -" in lines
+    assert "speed 900 tokens/s" in lines

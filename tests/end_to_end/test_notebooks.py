@@ -120,9 +120,7 @@ def test_where_executed_notebooks_go(workspace):
 
 
 def test_words_of_a_command_line_become_what_the_notebook_wants():
-    """A source in YAML's braces is text, as the notebook's parameter is; true is true, for one that is a
-    bool.
-    """
+    """A source in YAML's braces is text, as the notebook's parameter is; `true` is true for a bool."""
     words = [("source", "{kind: wiki, language: bg}"), ("dataset", "5"), ("force", "true")]
     assert typed_parameters("01_prepare_data", words) == {
         "source": "{kind: wiki, language: bg}",
@@ -153,6 +151,7 @@ def execute(notebook: str, output: Path, **parameters) -> nbformat.NotebookNode:
             str(output),
             parameters=parameters,
             progress_bar=False,
+            start_timeout=900,
         )
 
 
@@ -169,9 +168,7 @@ def texts(notebook: nbformat.NotebookNode) -> str:
 @pytest.mark.slow
 @pytest.mark.parametrize("origin", ["made", pytest.param("shared", marks=pytest.mark.soak)])
 def test_a_dump_of_wikipedia_to_verified_tokens(request, origin, tmp_path, monkeypatch):
-    """01_prepare_data with another source: a dump (made up, or real), a tokenizer trained on it, and a
-    verified .bin/.idx.
-    """
+    """01_prepare_data with a dump, made up or real: a tokenizer trained on it and a verified .bin/.idx."""
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(tmp_path))
     if origin == "made":
         path, articles = tmp_path / "made.xml.bz2", 400

@@ -1,5 +1,4 @@
-"""Numbers do not hang on the processor: a sample of the tests passes on one without AVX-512, AMX and 16-bit
-units."""
+"""A sample of the tests passes on a processor without AVX-512, AMX and units for 16-bit formats."""
 
 import os
 import platform

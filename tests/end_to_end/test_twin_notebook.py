@@ -41,7 +41,9 @@ def execute(output: Path, **parameters: str):
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of papermill's own dependencies
-        return execute_notebook(str(NOTEBOOK), str(output), parameters=parameters, progress_bar=False)
+        return execute_notebook(
+            str(NOTEBOOK), str(output), parameters=parameters, progress_bar=False, start_timeout=900
+        )
 
 
 @pytest.mark.parametrize(

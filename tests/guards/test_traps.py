@@ -3,7 +3,7 @@
 Each holds the guard that nbtrain has against it, and fails where that is taken away: "Seen" says with which
 change of the code it did, "would" what follows from what is asserted and was not tried. Where it can be had
 cheaply the trap itself is shown too, by a contrast: DeepSpeed alone, or ranks that train with the guard taken
-away (unguarded.py). Where a contrast fails one day, DeepSpeed has been mended, and the guard may go.
+away (unguarded.py). If a contrast fails one day, DeepSpeed has been fixed, and the guard may go.
 """
 
 import json

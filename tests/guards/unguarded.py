@@ -1,5 +1,4 @@
-"""Ranks that train with one guard taken away, and what DeepSpeed does by itself; called through the fork
-server."""
+"""Ranks that train with one guard taken away, and what DeepSpeed does by itself; both are forked."""
 
 import json
 import os
@@ -95,8 +94,7 @@ def _norms() -> dict[str, bool]:
 
 
 def _matrices_inside_zero_init() -> dict[str, int]:
-    """T4: parameters of a GPT that are matrices to dim(), and those in our optimizer's group `decay`, under
-    zero.Init."""
+    """T4: which of a GPT's parameters are matrices to dim(), and which are in `decay`, under zero.Init."""
     import deepspeed
 
     from nbtrain.model.gpt import GPT, GPTConfig

@@ -62,9 +62,7 @@ def test_a_process_that_is_gone_is_not_counted() -> None:
 
 
 def test_gpus_are_those_of_the_driver_and_none_without_one() -> None:
-    """Each GPU has its index and plausible figures; a machine without a driver has none, and nothing is
-    raised.
-    """
+    """Each GPU has its index and plausible figures; a machine without a driver has none."""
     found = nvml.gpus()
     assert [gpu.index for gpu in found] == list(range(len(found)))
     for gpu in found:

@@ -68,9 +68,7 @@ def test_snapshot_of_a_running_job(run: RunDir) -> None:
 
 
 def test_what_is_weighty_stays_in_sight(run: RunDir) -> None:
-    """A restart and its cause, before a hundred alerts, are in the snapshot and among the few lines of the
-    status.
-    """
+    """A restart and its cause, before a hundred alerts, stay in the snapshot and in the lines of `status`."""
     job = FakeJob(run, steps=10)
     job.events.write("error", "rank 1 was killed; 2 steps are lost")
     job.events.write("restart", "attempt 0 failed: rank 1 was killed; the next one starts in 5 s")
@@ -309,9 +307,7 @@ def test_progress_line_and_status_text(run: RunDir) -> None:
 
 
 def test_until_a_checkpoint_is_loaded_its_step_is_shown(run: RunDir) -> None:
-    """A resume or restart that loads step 70 shows 70, not 0, even if its ranks fail while loading or
-    earlier.
-    """
+    """A resume or restart that loads step 70 shows 70, not 0, even if its ranks fail early."""
     job = FakeJob(run, steps=100, world_size=2)
     first = AttemptRecord(0, 0.0, 2, 2, first_step=70, first_tokens=70 * TOKENS_PER_STEP)
     job.record.attempts = [first]
@@ -350,9 +346,7 @@ def test_other_process_with_the_pid_is_not_the_rank(run: RunDir) -> None:
 
 
 def test_elapsed_time_does_not_depend_on_the_clock(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock that is set back an hour changes neither the elapsed time nor the age of phase and
-    heartbeat.
-    """
+    """A clock that is set back an hour changes neither the elapsed time nor any age."""
     job = FakeJob(run, steps=10)
     job.one_step()
     heartbeat = Heartbeat.read(job.job.heartbeat(0))

@@ -141,9 +141,7 @@ def test_truncated_tail_waits_for_its_end(tmp_path: Path, missing_bytes: int) ->
 
 
 def test_damaged_file_is_told_and_the_others_are_read(tmp_path: Path) -> None:
-    """Bytes that are no record end the reading of their file, with a warning that says where; earlier points
-    stay.
-    """
+    """Bytes that are no record end the reading of their file, with a warning; earlier points stay."""
     file = EventFile(tmp_path, 100)
     file.scalar(1, 1.0, 101)
     size = file.path.stat().st_size

@@ -1,6 +1,4 @@
-"""The browser below a data card: documents by number and by text, a dataset of a blend, and what stays
-without it.
-"""
+"""The browser below a data card: documents by number and by text, a blend, and what stays without it."""
 
 import pytest
 

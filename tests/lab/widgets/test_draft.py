@@ -109,9 +109,7 @@ def test_what_is_no_yaml_is_refused_and_changes_nothing() -> None:
 
 
 def test_assessment_of_a_broken_rule() -> None:
-    """The problem is the one that `nbtrain check` reports; nothing is planned and the machine is not looked
-    at.
-    """
+    """The problem is the one that `nbtrain check` reports; nothing is planned and no machine looked at."""
     draft = Draft("gpt-tiny")
     draft.set("batch.micro_batch_size", 5)
     found = draft.assess()

@@ -46,9 +46,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> FakeJob:
 
 
 def test_everything_that_the_panel_shows_is_in_it(job: FakeJob) -> None:
-    """State, progress, figures, curves, ranks, alert and log; no element needs a script, a style sheet or a
-    network.
-    """
+    """State, progress, figures, curves, ranks, alert and log stand in elements that need no network."""
     page = run_html(RunView(job.run).snapshot())
     for words in (
         "gpt-fake",

@@ -6,6 +6,7 @@ even if they are broken.
 
 import importlib.metadata
 import os
+import platform
 import re
 import shutil
 import sys
@@ -17,6 +18,8 @@ import psutil
 from nbtrain.base.workspace import data_home, output_root
 
 GIB = 1 << 30
+
+WITHOUT_FASTOKENS = ": encoding falls back to tokenizers, same tokens, about 20 times slower"
 
 # (package, first bad, first good again or None, why and what to do)
 KNOWN_BAD = (
@@ -46,14 +49,14 @@ def examine() -> list[Finding]:
     """Every finding, in reading order."""
     gpus = nvidia_gpus()
     return [
-        python_finding(),
+        Finding("ok", "Python", f"{platform.python_version()} ({sys.executable})"),
         *torch_findings(gpus),
         package_finding("deepspeed", "pip install deepspeed==0.19.8"),
         *(
             package_finding(name, f"pip install {name}")
             for name in ("jupyterlab", "tensorboard", "papermill")
         ),
-        tokenizer_finding(),
+        package_finding("fastokens", "pip install fastokens", "note", WITHOUT_FASTOKENS),
         *known_bad_findings(),
         device_finding(gpus),
         memory_finding(),
@@ -62,11 +65,6 @@ def examine() -> list[Finding]:
         shared_memory_finding(),
         compiler_finding(),
     ]
-
-
-def python_finding() -> Finding:
-    version = ".".join(map(str, sys.version_info[:3]))
-    return Finding("ok", "Python", f"{version} ({sys.executable})")
 
 
 def torch_findings(gpus: int) -> list[Finding]:
@@ -86,19 +84,12 @@ def torch_findings(gpus: int) -> list[Finding]:
     return findings
 
 
-def package_finding(name: str, advice: str) -> Finding:
+def package_finding(name: str, advice: str, level: str = "error", without: str = "") -> Finding:
+    """`level` and what `without` says are of a package that is not installed."""
     version = installed(name)
     if version is None:
-        return Finding("error", name, "not installed", advice)
+        return Finding(level, name, f"not installed{without}", advice)
     return Finding("ok", name, version)
-
-
-def tokenizer_finding() -> Finding:
-    version = installed("fastokens")
-    if version is None:
-        text = "not installed: encoding falls back to tokenizers, same tokens, about 20 times slower"
-        return Finding("note", "fastokens", text, "pip install fastokens")
-    return Finding("ok", "fastokens", version)
 
 
 def known_bad_findings() -> list[Finding]:

@@ -85,14 +85,16 @@ def adopt(path: str | Path, eod_token: str, directory: str | Path) -> dict[str, 
 
 
 def _spelled(document: dict[str, Any]) -> str:
-    """tokenizer.json with merges as "a b" in place of ["a", "b"]: both engines load it in two thirds of the
-    time.
+    """tokenizer.json as engines load it fastest: merges as "a b" in place of ["a", "b"], a sorted vocabulary.
+
+    Both engines load such merges in two thirds of the time; fastokens keeps the vocabulary in a tree.
     """
     model = document["model"]
     # A blank inside a piece would cut it elsewhere; a byte-level BPE has another letter for it.
     if model["type"] == "BPE" and not any(" " in piece for merge in model["merges"] for piece in merge):
         model["merges"] = [" ".join(merge) for merge in model["merges"]]
-    return json.dumps(document, ensure_ascii=False) + "\n"
+    model["vocab"] = dict(sorted(model["vocab"].items()))
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def _is_own(folder: Path) -> bool:

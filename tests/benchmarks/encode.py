@@ -148,6 +148,9 @@ def use_engine(engine: str) -> None:
         if "it" not in made:
             import tiktoken
 
+            from nbtrain.corpus.tokenizer.training import GPT2_PATTERN
+            from nbtrain.corpus.tokenizer.unfinished import byte_letters
+
             vocabulary = json.loads((self.directory / "vocab.json").read_text())
             byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
             ranks = {
@@ -155,8 +158,6 @@ def use_engine(engine: str) -> None:
                 for token, number in vocabulary.items()
                 if number != self.eod_id
             }
-            from nbtrain.corpus.tokenizer.training import GPT2_PATTERN
-
             made["it"] = tiktoken.Encoding(
                 "benchmark", pat_str=GPT2_PATTERN, mergeable_ranks=ranks, special_tokens={}
             )
@@ -166,13 +167,6 @@ def use_engine(engine: str) -> None:
         return np.fromiter((number for row in rows for number in row), np.uint32, int(offsets[-1])), offsets
 
     module.Tokenizer.encode_batch = {"gigatoken": of_gigatoken, "tiktoken": of_tiktoken}[engine]
-
-
-def byte_letters() -> list[str]:
-    """GPT-2's letter for each byte."""
-    from nbtrain.corpus.tokenizer.training import byte_letters as letters
-
-    return letters()
 
 
 def child(engine: str, run: str) -> None:

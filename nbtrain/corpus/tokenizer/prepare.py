@@ -16,6 +16,7 @@ from nbtrain.corpus.asked import FORCE, origin, place, same_sources, settings, s
 from nbtrain.corpus.cleaning import Cleaner
 from nbtrain.corpus.corpus import Corpus, empty_error
 from nbtrain.corpus.records import NAMED_PROBLEMS, Tally
+from nbtrain.corpus.text_sample import sample_texts
 from nbtrain.corpus.tokenizer import training
 from nbtrain.corpus.tokenizer.folder import CONTENT_FILES, EOD_TOKEN, adopt, read_manifest, save
 from nbtrain.corpus.tokenizer.tokenizer import Tokenizer
@@ -72,16 +73,9 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
                 )
         say("kept" if trained else "used", f"{display(directory)}: {loaded.vocab_size:,} entries, {how}")
         return loaded
-    if not config.data.sources:
-        say(
-            "used", f"none: data.sources is empty and {display(directory)} is not there; text cannot be shown"
-        )
-        return None
     if all(source.kind == "tokens" for source in config.data.sources):
-        say(
-            "used",
-            f"none: every source is token ids and {display(directory)} is not there; text cannot be shown",
-        )
+        why = "every source is token ids" if config.data.sources else "data.sources is empty"
+        say("used", f"none: {why} and {display(directory)} is not there; text cannot be shown")
         return None
     why = "force" if manifest else f"{display(directory)} is not there"
     manifest, note = _train(config, directory, corpus)
@@ -126,15 +120,15 @@ def _brought(
         )
         if manifest is not None and not same and not force:
             raise DataError(
-                f"{display(directory)}: holds another tokenizer ({_told(manifest)}) than {display(path)} "
-                f"({_told(found)}). Datasets and runs may refer to it: give tokenizer.name another value, "
+                f"{display(directory)}: holds another tokenizer ({_named(manifest)}) than {display(path)} "
+                f"({_named(found)}). Datasets and runs may refer to it: give tokenizer.name another value, "
                 f"or {FORCE}."
             )
         others = _encoded_with(manifest, config) if manifest and not same else []
         if others:
             raise DataError(
                 f"{display(directory)}: {', '.join(others)} would no longer mean text: encoded with the "
-                f"tokenizer that is there ({_told(manifest)}). Give tokenizer.name another value."
+                f"tokenizer that is there ({_named(manifest)}). Give tokenizer.name another value."
             )
         if not same:
             _put_in_place(made, directory)
@@ -149,8 +143,8 @@ def _brought(
     return loaded
 
 
-def _told(manifest: dict[str, Any] | None) -> str:
-    """What tells one tokenizer from another."""
+def _named(manifest: dict[str, Any] | None) -> str:
+    """What distinguishes one tokenizer from another."""
     assert manifest is not None
     return f"sha256 {manifest['sha256'][:12]}, ends documents in {manifest.get('eod_token', EOD_TOKEN)}"
 
@@ -201,29 +195,20 @@ def _holds_files(directory: Path) -> bool:
 
 
 def _wanted(config: RunConfig) -> dict[str, Any]:
-    wanted = config.tokenizer
-    return {
-        "vocab_size": wanted.vocab_size,
-        "train_bytes": wanted.train_bytes,
-        "trainer": wanted.trainer,
-        "train_seed": wanted.train_seed,
-        "eod_token": wanted.eod_token,
-    }
+    keys = ("vocab_size", "train_bytes", "trainer", "train_seed", "eod_token")
+    return {key: getattr(config.tokenizer, key) for key in keys}
 
 
 def _check_trained_for(config: RunConfig, manifest: dict[str, Any], directory: Path) -> None:
     trained = manifest["trained"]
     if not trained:
         return
-    # What a manifest of before could not say was the default.
-    defaults = {
-        key: type(config.tokenizer).model_fields[key].default
-        for key in ("trainer", "train_seed", "eod_token")
-    }
+    # A key that older versions did not write had its default.
+    fields = type(config.tokenizer).model_fields
     changed = [
         f"{key} = {_shown(found)} there, {_shown(value)} in {origin(config, f'tokenizer.{key}')}"
         for key, value in _wanted(config).items()
-        if (found := trained.get(key, defaults.get(key))) != value
+        if (found := trained.get(key, fields[key].default)) != value
     ]
     if changed:
         raise DataError(
@@ -242,7 +227,7 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str
     total = corpus.total_bytes()
     sample_bytes = min(total, train_bytes) if total else train_bytes
     tally = Tally()
-    sample = training.sample_texts(
+    sample = sample_texts(
         corpus.readers, train_bytes, config.tokenizer.train_seed, Cleaner(config.data.cleaning), tally
     )
     first, sample = training.peek(sample)

@@ -99,9 +99,7 @@ class Tokenizer:
         return self.encode_batch([text])[0]
 
     def encode_batch(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """(ids uint32 [tokens], offsets int64 [texts + 1]): text i is ids[offsets[i]:offsets[i + 1]]; no
-        EOD.
-        """
+        """(ids uint32 [tokens], offsets int64 [texts + 1]); text i is ids[offsets[i]:offsets[i + 1]]."""
         ids, offsets = self._encode(texts)
         if self.manifest.get("eod_from_text") and (ids == self.eod_id).any():
             rows = [ids[start:stop] for start, stop in pairwise(offsets)]
@@ -207,9 +205,7 @@ class Tokenizer:
         return self._reference.decode(ids, skip_special_tokens=False)
 
     def decode_finished(self, ids: Sequence[int]) -> tuple[str, bool]:
-        """(the text of token ids without a last character of which bytes are missing, whether there is such a
-        one).
-        """
+        """(the text of token ids, whether its last character lacks bytes and is therefore left out)."""
         return decode_finished(self.decode, lambda token: self._reference.id_to_token(token), ids)
 
     def check_exact(self, sample_texts: Iterable[str] = ()) -> str | None:
@@ -272,8 +268,9 @@ class Tokenizer:
 
 
 def pieces_of_long(text: str) -> Iterator[str]:
-    """A long text in pieces of LONG_TEXT_CHARS and a word, cut where a word ends, or inside one of
-    LONG_WORD_CHARS.
+    """A long text in pieces of LONG_TEXT_CHARS and a word.
+
+    A piece ends where a word ends, or inside a word of LONG_WORD_CHARS.
     """
     start = 0
     while len(text) - start > LONG_TEXT_CHARS:

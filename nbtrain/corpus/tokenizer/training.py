@@ -18,24 +18,12 @@ from typing import Any, Literal
 from nbtrain.base import amounts
 from nbtrain.base.errors import DataError
 from nbtrain.corpus import characters
-from nbtrain.corpus.text_sample import sample_texts
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, byte_level
-
-__all__ = [
-    "available_memory_bytes",
-    "check_memory",
-    "memory_estimate_bytes",
-    "peek",
-    "sample_texts",
-    "software",
-    "train",
-    "unspaced_fraction",
-]
+from nbtrain.corpus.tokenizer.unfinished import NUM_BYTES, byte_letters
 
 Trainer = Literal["tokenizers", "rustbpe"]
 
 LONG_WORD = re.compile(r"\S{1000}")
-NUM_BYTES = 256
 TRAIN_BATCH = 256
 # GPT-2's rule for where words end: https://github.com/openai/gpt-2, encoder.py. tokenizers has it built in.
 GPT2_PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -105,11 +93,9 @@ def _train_rustbpe(batches: Iterator[list[str]], vocab_size: int, eod_token: str
 def vocabulary_of(
     ranks: Iterable[tuple[bytes, int]], eod_token: str
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """vocab.json and merges.txt, as values, from a list of (bytes of a token, rank): rustbpe's and tiktoken's
-    form.
+    """vocab.json and merges.txt, as values, from (bytes of a token, rank): the form of rustbpe and tiktoken.
 
-    A merge is not in that list; it is what the two last pieces of a token are when only lower ranks are
-    merged.
+    That form names no merges: a merge is the two last pieces of a token when only lower ranks are merged.
     """
     letters = byte_letters()
     vocab = {eod_token: 0}
@@ -136,15 +122,6 @@ def _two_pieces(token: bytes, rank_of: dict[bytes, int]) -> list[bytes]:
         )
         pieces[best : best + 2] = [pieces[best] + pieces[best + 1]]
     return pieces
-
-
-def byte_letters() -> list[str]:
-    """The letter that stands for each byte in GPT-2's files: itself if it is visible, else one from 256
-    on.
-    """
-    visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
-    others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
-    return [chr(byte) if byte in visible else chr(next(others)) for byte in range(NUM_BYTES)]
 
 
 def _some(batches: Iterator[list[str]]) -> Iterator[list[str]]:
@@ -261,9 +238,7 @@ def check_memory(
 
 
 def available_memory_bytes() -> int | None:
-    """What this process may still take: of the machine and of its control group; None if neither sets a
-    limit.
-    """
+    """Memory this process may still take, of the machine and of its control group; None: no known limit."""
     found = []
     fields = _key_values(MEMINFO)
     if "MemAvailable:" in fields:

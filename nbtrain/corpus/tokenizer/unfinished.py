@@ -11,6 +11,7 @@ from functools import cache
 
 REPLACEMENT = "\ufffd"
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
+NUM_BYTES = 256
 MOST_BYTES = 4
 """Of a character in UTF-8."""
 
@@ -18,8 +19,7 @@ MOST_BYTES = 4
 def decode_finished(
     decode: Callable[[Sequence[int]], str], token_of: Callable[[int], str | None], ids: Sequence[int]
 ) -> tuple[str, bool]:
-    """(the text of `ids` without a last character of which bytes are missing, whether there is such a
-    character).
+    """(the text of `ids`, whether its last character lacks bytes and is therefore left out).
 
     `decode` turns ids into text, `token_of` an id into its entry of the vocabulary. Bytes that cannot be the
     beginning of a character stay, as U+FFFD.
@@ -34,8 +34,8 @@ def decode_finished(
         tail = bytes(int(match[1], 16) for match in fallback[start:] if match)
         missing = unfinished_bytes(tail)
         return (decode(ids[:-missing]), True) if missing else (text, False)
-    letters = _byte_of_letter()
-    tail = bytes(letters[letter] for token in tokens for letter in token if letter in letters)
+    byte_of = {letter: byte for byte, letter in enumerate(byte_letters())}
+    tail = bytes(byte_of[letter] for token in tokens for letter in token if letter in byte_of)
     return (text[:-1], True) if unfinished_bytes(tail) else (text, False)
 
 
@@ -51,9 +51,8 @@ def unfinished_bytes(tail: bytes) -> int:
 
 
 @cache
-def _byte_of_letter() -> dict[str, int]:
-    """GPT-2's letters of the 256 bytes: printable ones stand for themselves, the others for U+0100 and on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(0x100) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(0x100 + place): byte for place, byte in enumerate(others)}
+def byte_letters() -> list[str]:
+    """The letter that stands for each byte in GPT-2's files: itself if visible, else one from U+0100 on."""
+    visible = {*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAC + 1), *range(0xAE, 0xFF + 1)}
+    others = iter(range(NUM_BYTES, 2 * NUM_BYTES))
+    return [chr(byte) if byte in visible else chr(next(others)) for byte in range(NUM_BYTES)]

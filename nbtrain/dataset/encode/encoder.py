@@ -36,11 +36,11 @@ BATCH_CHARS = 1 << 19
 
 
 class Encoder:
-    """encoder(task) makes one shard. Each worker has one; `on_batch` gets text bytes, documents and tokens of
-    each batch.
+    """encoder(task) makes one shard; each worker process has one Encoder.
 
-    `tokenizer` is that of the settings if it is loaded already: 70 MiB that are not needed twice. `in_order`
-    writes the tokens of all shards into one file: for a process that makes them alone.
+    `on_batch` gets the text bytes, documents and tokens of each batch. `tokenizer` is the one of the settings
+    if it is loaded already: it takes 70 MiB. `in_order` writes the tokens of all shards into one file: for a
+    process that makes them alone.
     """
 
     def __init__(

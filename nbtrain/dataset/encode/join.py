@@ -61,9 +61,7 @@ def join(
     mask_prefix: Path | None,
     on_bytes: Callable[[int], None],
 ) -> Joined:
-    """Write the pairs of `prefixes` (the main key, then the extra ones) and the mask's from finished
-    shards.
-    """
+    """Write the pairs of `prefixes` (the main key, then the extra ones) and the mask's from whole shards."""
     totals = [SourceTotals() for _ in settings.readers]
     stays = _without_duplicates(settings.work, records, settings.cleaning, totals)
     dtype = np.dtype(settings.dtype)

@@ -90,8 +90,9 @@ def arrays_path(work: Path, number: int) -> Path:
 
 
 def tokens_path(work: Path, number: int | None, what: str = "") -> Path:
-    """Tokens of a shard, or of all that one process makes in order: of the main key, or "key-<extra key>", or
-    "mask".
+    """The file of a shard's tokens; of all shards that one process makes in order if `number` is None.
+
+    `what` is "" for the main key, "key-<extra key>" or "mask".
     """
     stem = "in-order" if number is None else f"{number:06d}"
     return work / (f"{stem}-{what}.bin" if what else f"{stem}.bin")
@@ -115,8 +116,9 @@ class _InOrder:
 
     @contextlib.contextmanager
     def writer(self, path: Path) -> Iterator["_Hashed"]:
-        """Open the file at the end of its last whole shard; on success the new shard is on the disk, and the
-        next follows it.
+        """Open the file at the end of its last whole shard.
+
+        On success the new shard is on the disk, and the next one follows it.
         """
         if path.name not in self.ends:
             self._digests[path.name] = hashlib.sha256()

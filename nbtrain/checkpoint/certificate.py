@@ -1,13 +1,10 @@
 """What a resume keeps of the run that it continues: stated after each resume, and proven as far as possible.
 
-    bit-exact    same layout, settings, versions and device: every number from here on is what it would have
-                 been
-    data-exact   the next batch is the same, to the token; sums are taken in another order, or random numbers
-                 are drawn anew
-    changed      the run goes on another way, and reasons say which
+    bit-exact    same layout, settings, versions and device: every number is what it would have been
+    data-exact   the next batch is the same, to the token; sums are rounded otherwise, or dropout is reseeded
+    changed      the run goes on in another way; the reasons say in which
 
-The next batch is compared by a hash over the positions of its samples in the training order and over their
-tokens, as the dataset gives them now.
+The next batch is compared by a hash over its samples' positions in the training order and over their tokens.
 """
 
 import hashlib

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 
 def choose(run: RunDir, world: World, events: EventWriter | None) -> dict[str, Any] | None:
-    """The manifest of the newest checkpoint that is whole; None where there is no checkpoint at all.
+    """The manifest of the newest checkpoint that is whole; None if there is no checkpoint at all.
 
     Called by all ranks together; each reads a share of the files. A torn checkpoint is passed over, with an
     event and a log line. One whose contents are not what its manifest says, or that holds code, is rejected

@@ -5,9 +5,8 @@
       manifest.json                                         ours, by rename, when all of them are on disk
 
 A folder without a manifest, or whose files are not what the manifest says, does not count: it is skipped,
-with the reason, and the next older one is used. If the trainer has read the contents and refused them, the
-manifest moves into rejected.json, so that readers that compare sizes alone do not take the checkpoint for
-whole.
+with the reason, and the next older one is used. If the trainer refuses the contents, the manifest moves into
+rejected.json, so that readers that compare sizes alone do not take the checkpoint for whole.
 
 schema_version 2 says what reading into another layout needs, version 1 (data parallelism only) did not:
 
@@ -41,10 +40,7 @@ DATA_RANK = re.compile(r"zero_pp_rank_(\d+)_mp_rank_00")
 
 
 def read(folder: Path) -> dict[str, Any]:
-    """The manifest of a whole checkpoint, in the newest form.
-
-    Raises CheckpointError if there is none to read.
-    """
+    """The manifest of a whole checkpoint, in the newest form. Raises CheckpointError if there is none."""
     if reason := size_problem(folder):
         raise CheckpointError(f"{folder}: {reason}.")
     manifest = files.read_json(folder / MANIFEST)
@@ -87,7 +83,7 @@ def payload(folder: Path) -> list[Path]:
 
 
 def describe(folder: Path, names: list[Path]) -> dict[str, dict[str, Any]]:
-    """Size and SHA-256 of some files, each flushed to the disk first."""
+    """{name: {bytes, sha256}} of some files, each flushed to the disk first."""
     described = {}
     for name in names:
         path = folder / name

@@ -1,13 +1,12 @@
 """Loads a checkpoint of any layout into a live DeepSpeed engine of any other.
 
-For each parameter that this rank steps, only the rank's own elements are read from the store: masters and
-moments, byte for byte, then the step. The weights that the model computes with are rounded from the masters,
-as DeepSpeed does after each step. The hyperparameters of both groups and clipping are not loaded: the run's
-configuration decides them.
+Each rank reads its own elements of each parameter from the store: masters and moments, byte for byte, and the
+step. The weights that the model computes with are rounded from the masters, as DeepSpeed does after each
+step. Hyperparameters and clipping are not loaded: the run's configuration decides them.
 
-The number of padding rows of the word embedding depends on the number of tensor ranks
-(config.padded_vocab_size); the loss leaves them out. A layout with more padding rows gives the new rows its
-initial weights, with moments of 0; a layout with fewer drops the rest.
+The word embedding's padding rows, which the loss leaves out, depend on the number of tensor ranks
+(config.padded_vocab_size). A layout with more of them gives the new rows its initial weights, with moments of
+0; a layout with fewer drops the rest.
 """
 
 from collections.abc import Iterator
@@ -38,7 +37,7 @@ def load_into(engine: Any, store: CheckpointStore, tensor: tuple[int, int], padd
     """Put masters, moments, steps, weights, loss scale and counters of `store` into `engine`.
 
     `tensor`: this rank among the tensor-parallel ranks, and how many there are. Called by all ranks together.
-    Raises CheckpointError where the checkpoint lacks a parameter of the model, or holds it in another shape.
+    Raises CheckpointError if the checkpoint lacks a parameter of the model, or holds it in another shape.
     """
     parameters, optimizer = dict(canonical_parameters(engine.module)), engine.optimizer
     _check_shapes(store, parameters, tensor, padded_vocab_size)
@@ -171,8 +170,7 @@ def _moments(
 ) -> dict[str, torch.Tensor]:
     """exp_avg and exp_avg_sq of one tensor of the optimizer, made if Adam has not made them; sets its step.
 
-    The step is a tensor of its own: torch counts it up in place, and one shared by all parameters would
-    advance once for each of them.
+    The step is a tensor of its own: torch counts it up in place, so a shared one would advance too often.
     """
     state = optimizer.state[parameter]
     for key in MOMENTS:

@@ -14,8 +14,7 @@ logger = logging.getLogger(__name__)
 def pass_bad_samples(run: RunDir, data: DataState, events: EventWriter | None = None) -> DataState:
     """The data state that a checkpoint gave, or a fresh one, without the samples of the run's rollbacks.
 
-    Samples that are trained on or passed over already change nothing, so this may be called again at every
-    load.
+    Samples that are trained on or passed over already change nothing: this may be called at every load.
     """
     for entry in Rollback.read_all(run.rollbacks_json):
         reached = data.position(data.consumed_samples)

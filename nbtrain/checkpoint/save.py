@@ -3,9 +3,8 @@
     room on the disk? -> DeepSpeed's files, hashed while they are written -> manifest.json -> latest -> prune
 
 With checkpoint.async_save the state is copied to host memory; files and manifest follow in the background
-(writer.py). With the engine's state go the data state, the random state of every rank and
-universal_checkpoint_info, so that a resumed run makes the same steps, bit for bit, and that DeepSpeed can
-convert the checkpoint to another layout.
+(writer.py). Beside the engine's state a checkpoint holds the data state and every rank's random state, so
+that a resumed run makes the same steps bit for bit, and universal_checkpoint_info for DeepSpeed's converter.
 """
 
 import shutil

@@ -5,8 +5,8 @@
     store.read(name, "exp_avg", TensorPart(1, 4, dim=0), 0, 1000)   1,000 elements of the part that the second
                                                                     of four tensor ranks has
 
-State is what Adam and ZeRO keep of each parameter: fp32 (the master weight), exp_avg, exp_avg_sq, and its
-step. DeepSpeed cuts it for each (pipeline, tensor) rank over the data ranks:
+State is what Adam and ZeRO keep of each parameter: fp32 (the master weight), exp_avg, exp_avg_sq and step.
+DeepSpeed cuts it for each (pipeline, tensor) rank over the data ranks:
 
     ZeRO 0                  not at all: the model's file holds torch's own optimizer state
     ZeRO 1, 2               all parameters of a group end to end, cut into equal parts; each file says
@@ -14,9 +14,8 @@ step. DeepSpeed cuts it for each (pipeline, tensor) rank over the data ranks:
     ZeRO 3                  each parameter cut into equal, padded parts, which lie end to end in the order of
                             param_shapes
 
-Over tensor ranks a parameter is joined along its partition_dim. No two stages hold the same parameter except
-the tied word embedding, of which the first stage's copy is read. Files are memory-mapped: only what is asked
-for is read.
+Over tensor ranks a parameter is joined along its partition_dim. Only the tied word embedding is on two
+stages; the first stage's copy is read. Files are memory-mapped: only what is asked for is read.
 """
 
 import re
@@ -183,9 +182,8 @@ class CheckpointStore:
         """Elements [start, start + count) of a part of a parameter, flat, fp32.
 
         `rows`: how many the whole tensor has in the reader's layout, for the word embedding, whose padding
-        depends on the number of tensor ranks. Where that is more than are stored, the answer ends with the
-        stored ones. No more is copied than is asked for, and than the columns that an old part and a new one
-        do not share. Raises CheckpointError for an unknown name.
+        depends on the number of tensor ranks; rows beyond the stored ones are left out of the answer. Raises
+        CheckpointError for an unknown name.
         """
         parameter = self._parameter(name)
         rank, size, dim = part if part.dim is not None else WHOLE

@@ -40,8 +40,8 @@ def write_file(path: Path, state: Any) -> dict[str, Any]:
 def load_file(path: Path, mmap: bool = False) -> Any:
     """A file of a checkpoint, on the CPU; with `mmap` its tensors are read when they are looked at.
 
-    Raises CheckpointError if the file holds code, or anything else than tensors, plain values and the classes
-    of DeepSpeed that are named here. No code of the file runs.
+    No code of the file runs. Raises CheckpointError if it holds code, or anything but tensors, plain values
+    and the classes of DeepSpeed that are named here.
     """
     try:
         with torch.serialization.safe_globals(_deepspeed_types()), warnings.catch_warnings():

@@ -8,10 +8,10 @@
     <to>/../latest_universal                                        the folder's name
 
 DeepSpeed's converter (ds_to_universal) joins the files of each layout by rules of its own. This one reads our
-store, one tensor after the other: every layout comes out right, and the result does not depend on the layout.
-To resume with nbtrain no conversion is needed (reshape.py). DeepSpeed loads it with {"checkpoint":
-{"load_universal": true}} for ZeRO 1 and 2; its loader for ZeRO 3 (0.19.8) counts Adam's step once for each
-parameter and gives all groups the first one's weight decay.
+store, one tensor after the other: the result does not depend on the layout. To resume with nbtrain no
+conversion is needed (reshape.py). DeepSpeed loads it with {"checkpoint": {"load_universal": true}} for ZeRO 1
+and 2; its loader for ZeRO 3 (0.19.8) counts Adam's step once for each parameter and gives all groups the
+first one's weight decay.
 
     python -m nbtrain.checkpoint.universal < {"run_dir": ..., "step": null, "to": null}  answers as JSON lines
 """
@@ -73,8 +73,7 @@ def answers(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 def write_universal(store: CheckpointStore, to: Path) -> Iterator[tuple[int, int]]:
     """Write `store` to the folder `to`, which appears when it is whole; (elements done, elements) as it goes.
 
-    One tensor is in memory at a time. Raises CheckpointError if `to` is there already or does not fit on its
-    disk.
+    One tensor is in memory at a time. Raises CheckpointError if `to` exists or does not fit on its disk.
     """
     if to.exists():
         raise CheckpointError(

@@ -7,7 +7,7 @@
 
 The copies hold nothing of the live state: the next step may move every weight while its file is being
 written. Their memory is kept for the next save, page-locked if the state is on a GPU. Nothing here is
-collective, so a rank that is still writing holds up no step; what is published is decided by files alone.
+collective: a rank that is still writing holds up no step, and files alone decide what is published.
 """
 
 import copy
@@ -32,8 +32,7 @@ Described = dict[str, dict[str, Any]]
 class CheckpointWriter:
     """What engine.checkpoint_engine is set to: all that DeepSpeed asks of its CheckpointEngine (0.19).
 
-    Not derived from it: DeepSpeed must not be imported before the accelerator is chosen
-    (parallel/startup.py).
+    Not derived from it: DeepSpeed is imported once the accelerator is chosen (parallel/startup.py).
     """
 
     name = "nbtrain"
@@ -58,10 +57,7 @@ class CheckpointWriter:
             self.described[Path(path).name] = write_file(Path(path), _mapped(state_dict, _apart))
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        """DeepSpeed reads one file.
-
-        To the CPU whatever is asked for: what is to be on the GPU is copied there.
-        """
+        """DeepSpeed reads one file: to the CPU, whatever it asks for, and copies it to the GPU itself."""
         return load_file(Path(path))
 
     def makedirs(self, path: str, exist_ok: bool = False) -> None:
@@ -96,10 +92,7 @@ class CheckpointWriter:
 
 
 class BackgroundSave:
-    """One checkpoint on its way to the disk.
-
-    `publish(described by all ranks)` is called on rank 0, in its thread.
-    """
+    """One checkpoint on its way to the disk; rank 0 calls publish({rank: its files}) in its thread."""
 
     def __init__(
         self,

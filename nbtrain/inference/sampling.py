@@ -11,9 +11,9 @@ from nbtrain.base.errors import ConfigError
 class Sampling:
     """How the next token is chosen.
 
-    temperature 0 takes the likeliest; else logits are divided by it, cut to the top_k likeliest (0: no cut),
-    then to the smallest set whose share reaches top_p (arXiv:1904.09751, section 3.1; 1: no cut), and drawn.
-    Raises ConfigError if a value is out of range.
+    temperature 0 takes the likeliest token. Otherwise logits are divided by it and cut to the top_k likeliest
+    (0: no cut), then to the smallest set whose share reaches top_p (arXiv:1904.09751, section 3.1; 1: no
+    cut); from these a token is drawn. Raises ConfigError if a value is out of range.
     """
 
     temperature: float = 1.0

@@ -9,10 +9,9 @@ from nbtrain.corpus.tokenizer.unfinished import REPLACEMENT
 class TextStream:
     """`add(token)` gives the new text; the pieces together are the text that follows `prompt`.
 
-    A character that no token finishes never comes out. Bytes that are no UTF-8 come out as U+FFFD.
-
-    A token's text depends on its neighbours (SentencePiece puts the blank between words into the second one
-    and drops the first blank of all), so each token is decoded after those of the piece before it.
+    A character that no token finishes never comes out. Bytes that are not UTF-8 come out as U+FFFD. A token's
+    text depends on its neighbours (SentencePiece puts the blank between words into the second one and drops
+    the first blank of all), so each token is decoded after the tokens of the piece before it.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int] = ()):

@@ -1,8 +1,7 @@
 """Causal self-attention through torch's scaled_dot_product_attention, with a key-value cache for decoding.
 
-Documents of one sequence are kept apart by a boolean mask [b, 1, s, s], causal and block-diagonal. On CUDA,
-in 16-bit formats without dropout, torch's kernel for sequences of varying lengths keeps them apart without a
-mask.
+Documents of one sequence are kept apart by a boolean mask [b, 1, s, s], causal and block-diagonal; on CUDA,
+in 16-bit formats without dropout, by torch's kernel for sequences of varying lengths.
 
 Shapes: b sequences, s tokens of this call, p tokens in the cache before it, n heads, d head size, m documents
 """
@@ -146,7 +145,7 @@ def backend_problem(
 ) -> str | None:
     """Why attention `backend` cannot be used, in torch's words, or None if a tiny trial succeeds.
 
-    dtype is that of the products: bf16 under autocast. Random generators are left unchanged.
+    dtype is the products' format: bf16 under autocast. Random generators are left unchanged.
     """
     if backend == "auto":
         return None
@@ -192,9 +191,8 @@ def _cpu_bf16_training(query: torch.Tensor) -> bool:
 class _BlockedBackward(torch.autograd.Function):
     """torch's flash kernel forward, our own backward: for bf16 on CPU it takes half the time of torch's.
 
-    Each block of rows is multiplied with the keys up to its own end, so that nothing beyond the diagonal's
-    block is computed and memory grows with s, not s^2. Products are batched matrix products; softmax and its
-    gradient are torch's fused kernels. As in torch's math kernel, scores are rounded to bf16.
+    Each block of rows is multiplied with the keys up to its own end, so that memory grows with s, not s^2.
+    Softmax and its gradient are torch's fused kernels. As in torch's math kernel, scores are rounded to bf16.
     """
 
     @staticmethod

@@ -8,8 +8,8 @@
     model(tokens)                             logits of every position
     model(tokens, cache=model.new_cache(1))   logits of tokens that follow those in the cache
 
-Every rank is given whole sequences and takes its own part of them. Under Ulysses the part is a rank's own
-tokens, and its loss is the mean over them; the mean over the ranks is the loss of all tokens.
+Every rank is given whole sequences and takes its own part of them. Under Ulysses its loss is the mean over
+its own tokens; the mean over the ranks is the loss of all tokens.
 
 Shapes: b sequences, s tokens, h hidden, v padded vocabulary, t tensor-parallel ranks, u Ulysses ranks
 """
@@ -80,8 +80,7 @@ class GPT(nn.Module):
         with products_in(self.config, tokens.device.type):
             documents = self._documents(tokens, cu_seqlens, max_seqlen) if cu_seqlens is not None else None
             hidden = self._hidden(tokens, cache, position_ids, documents)
-            # ZeRO 3 gathers a weight for the module that owns it, but the output matrix is used outside of
-            # its module.
+            # ZeRO 3 gathers a weight for the module that owns it, but this one is used outside of its module.
             weight = self.word_embeddings.weight
             if labels is None:
                 return self._logits(hidden, weight, last_token_only)

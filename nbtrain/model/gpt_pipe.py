@@ -44,9 +44,8 @@ def build_pipeline(
     """This rank's stage of a GPT, with build_model's initial weights, for deepspeed.initialize.
 
     `stage_layers`: blocks of each stage (config/arithmetic/stages.py). All ranks call this together, because
-    it makes process groups. The engine must not cut activations or gradients when it sends them
-    (`pipe_partitioned`, `grad_partitioned`: false): with sequence parallelism each tensor-parallel rank has
-    its own.
+    it makes process groups. The engine must send activations and gradients uncut (`pipe_partitioned`,
+    `grad_partitioned`: false): with sequence parallelism each tensor-parallel rank has its own.
     """
     # A late import: DeepSpeed is prepared first (startup.py), and only pipelines need it.
     from nbtrain.parallel.pipeline import LayerSpec, Pipeline, TiedLayerSpec

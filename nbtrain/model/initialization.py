@@ -4,9 +4,8 @@
     residual projections        normal(0, std / sqrt(2 num_layers))   GPT-2, section 2.3
     biases 0, LayerNorm weights 1
 
-The generator of a parameter is seeded from the model's seed and the parameter's canonical name. On one rank
-or many, plain or cut over stages, a parameter starts with the same numbers, and a slice of it with the same
-slice of them.
+A parameter's generator is seeded from the model's seed and the parameter's canonical name: in every layout a
+parameter starts with the same numbers, and a part of it with the same part of them.
 """
 
 import hashlib

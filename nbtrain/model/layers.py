@@ -5,12 +5,10 @@ stream is [b, s, h], where s counts the tokens of this rank: all of them in one 
 sequence parallelism, 1/u under Ulysses. Matrices are those of parallel/tensor.py, cut over the
 tensor-parallel ranks: a rank has some of the heads and some columns of the MLP.
 
-Under sequence parallelism each rank holds all weights of LayerNorms and positions, but they see only the
-rank's own tokens. Such a parameter is marked `sequence_parallel`, and its gradient is summed over the
-tensor-parallel ranks.
+Under sequence parallelism the weights of LayerNorms and positions, whole on each rank, see only its own
+tokens. They are marked `sequence_parallel`, and their gradients are summed over the tensor-parallel ranks.
 
-Shapes: b micro batch, s tokens of this rank, h hidden, n heads of this rank, d head size, f MLP width, p
-positions
+Shapes: b micro batch, s tokens and n heads of this rank, h hidden, d head size, f MLP width, p positions
 """
 
 from collections.abc import Callable

@@ -20,10 +20,7 @@ NO_DECAY = "no_decay"
 
 
 def optimizer_group(name: str) -> str:
-    """`decay` for matrices, `no_decay` for biases and LayerNorms.
-
-    By name, never by shape: under ZeRO 3 a partitioned parameter is one-dimensional.
-    """
+    """`decay` for matrices, `no_decay` for biases and LayerNorms: by name, as ZeRO 3 flattens the shape."""
     module, _, kind = name.rpartition(".")
     return NO_DECAY if kind == "bias" or module.endswith("layernorm") else DECAY
 

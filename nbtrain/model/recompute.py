@@ -20,10 +20,7 @@ from nbtrain.parallel.random import TensorParallelStream
 
 
 def recomputed(stream: TensorParallelStream | None, function: Callable, *arguments):
-    """function(*arguments), and again in the backward pass, with the same dropout.
-
-    Pass `stream` if dropout draws from one: checkpoint restores only the generators' own numbers.
-    """
+    """function(*arguments), and again in the backward pass, with the same dropout, also that of `stream`."""
     if stream is None:
         return checkpoint(function, *arguments, use_reentrant=False)
     return checkpoint(function, *arguments, use_reentrant=False, context_fn=stream.recompute_contexts)
@@ -37,8 +34,7 @@ def without_keeping(
     """consumer(activation(x)), whose backward pass computes activation(x) again from x.
 
     torch's checkpoint cannot do that: around the activation it would keep the output for the consumer, and
-    around both it would run the consumer twice. Here the output that the consumer would keep is replaced by
-    its shape.
+    around both it would run the consumer twice. Here the consumer keeps the output's shape in its place.
     """
     if not torch.is_grad_enabled() or torch.compiler.is_compiling():
         return consumer(activation(x))

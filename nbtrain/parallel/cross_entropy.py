@@ -1,20 +1,17 @@
 """Linear + cross entropy in one function: the logits of one chunk of tokens at a time, and the loss in fp32.
 
-With vocabulary v and n tokens the logits are n x v numbers, three times over (logits, softmax, gradient):
-more than all other activations of a small model. Here a chunk's logits become loss and gradients at once and
-are dropped; backward only scales. The price: the gradients of hidden state and weight are computed even if
-backward is never called (except under no_grad). Idea: Liger-Kernel (arXiv:2410.10989, section 3.2).
+The logits, their softmax and their gradient are n x v numbers each: more than all other activations of a
+small model. Here a chunk's logits become loss and gradients at once and are dropped; backward only scales.
+The price: both gradients are computed even if backward is never called (except under no_grad). Idea:
+Liger-Kernel (arXiv:2410.10989, section 3.2).
 
 If the vocabulary is cut over the tensor-parallel ranks, no logit leaves its rank. Each rank sends two fp32
 numbers for each token: the log of its sum of exponentials, and the logit of the label or 0. All ranks compute
-the same loss from these, bit by bit. Unlike plain sums, log-sums need no common maximum first, so that a
-chunk costs one collective.
+one loss from them, bit for bit. Log-sums need no common maximum first, so a chunk costs one collective.
 
-The vocabulary's padding depends on the number of ranks. `vocab_size` leaves the padding out of the softmax,
-so that the loss does not depend on that number.
+The vocabulary's padding depends on the number of ranks; `vocab_size` leaves it out of the softmax.
 
-Shapes: b sequences, s tokens, n = b s, c tokens of a chunk, h hidden, v padded vocabulary, t ranks of the
-group
+Shapes: b sequences, s tokens, n = b s, c tokens of a chunk, h hidden, v padded vocabulary, t ranks
 """
 
 import torch
@@ -43,9 +40,9 @@ def linear_cross_entropy(
     """Mean of -log softmax(hidden weight^T)[label] over all tokens: an fp32 scalar, equal on all ranks.
 
     hidden [b, s, h] or [n, h], with sequence_parallel this rank's [b, s/t, h]; weight [v/t, h]; labels of all
-    tokens, all of them valid ids. Rows of ids from `vocab_size` on are padding and are ignored. chunk_tokens
-    0 takes all tokens at once. hidden's gradient is summed over the ranks here, so the caller must not sum
-    it. Under autocast the products are in the autocast dtype, as in nn.Linear.
+    tokens, all of them valid ids. Rows from `vocab_size` on are padding and are ignored. chunk_tokens 0 takes
+    all tokens at once. hidden's gradient is summed over the ranks here: the caller must not sum it again.
+    Under autocast the products are in the autocast dtype, as in nn.Linear.
 
     With loss_mask (fp32, 0 or 1): the sum over the tokens with 1, divided by their number or by the scalar
     `denominator`. If a step has several micro batches, the mean over all of its learnt tokens is not the mean
@@ -90,8 +87,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad_loss):
         hidden_gradient, weight_gradient = ctx.saved_tensors
-        # grad_loss carries 1 / accumulation steps and the fp16 loss scale; 1 / tokens is applied here as
-        # well.
+        # grad_loss carries 1 / accumulation steps and the fp16 loss scale; 1 / tokens is applied here.
         scale = grad_loss * ctx.mean_factor
         return (
             hidden_gradient.mul_(scale.to(hidden_gradient.dtype)),
@@ -175,8 +171,7 @@ def _softmax(
 def _softmax_over_ranks(
     logits: torch.Tensor, label: torch.Tensor, mask: torch.Tensor | None, needs_gradient: bool, group: Group
 ) -> torch.Tensor:
-    """The losses of a chunk whose logits are cut by rows over the ranks; `label` counts from this rank's
-    first row."""
+    """The losses of a chunk whose vocabulary is cut over the ranks; `label` counts from this rank's rows."""
     is_here = (label >= 0) & (label < logits.shape[1])
     label = label.where(is_here, 0)
     log_sum, of_label = _statistics(logits, label, is_here, group)

@@ -1,13 +1,11 @@
 """Linear products in FP8 for the matrices of a block (arXiv:2209.05433), twice as fast as bf16 on Hopper.
 
-Inputs and weights are rounded to e4m3 (3 bits of mantissa), gradients to e5m2 (2 bits, more range), each
-tensor with a scale of its own that maps its largest number to the format's largest, computed anew for every
-product (the "tensorwise dynamic" recipe of torchao and torchtitan). Sums are made in fp32 and rounded to
-bf16. Weights, optimizer, activations between the products, embedding and logits are the same as without FP8.
-Under tensor parallelism each rank scales its own part.
+Inputs and weights are rounded to e4m3 (3 bits of mantissa), gradients to e5m2 (2 bits, more range). For every
+product each tensor has a new scale that maps its largest number to the format's largest (the "tensorwise
+dynamic" recipe of torchao and torchtitan); under tensor parallelism each rank scales its own part. Sums are
+made in fp32 and rounded to bf16. All that is outside of these products is as without FP8.
 
-Not yet run on a GPU. torch._scaled_mm, on which this module rests, gives the same products on a CPU, but
-slowly.
+Not yet run on a GPU. torch._scaled_mm gives the same products on a CPU, slowly.
 
 Shapes: n tokens, i inputs, o outputs; cuBLAS requires each size to be a multiple of 16
 """
@@ -41,8 +39,7 @@ def weight_gradient(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
 def _product(
     a: torch.Tensor, b: torch.Tensor, of_a: torch.dtype, of_b: torch.dtype, use_fast_accum: bool = False
 ) -> torch.Tensor:
-    """a b^T.  [m, k], [n, k] -> [m, n]; rounded before the layout is changed, so that one byte an element is
-    moved."""
+    """a b^T.  [m, k], [n, k] -> [m, n]; rounded before the copy, which then moves one byte an element."""
     if a.shape[1] % MULTIPLE or b.shape[0] % MULTIPLE:
         raise ValueError(
             f"a product of {tuple(a.shape)} and {tuple(b.T.shape)} cannot be taken in FP8: tokens, inputs "

@@ -7,8 +7,7 @@
     sequence_parallel         Ulysses: take parts of the same sequences; neighbours on the data axis
     sequence_data_parallel    data times sequence, the whole data axis: ZeRO cuts the optimizer over it
 
-The names are Megatron's and DeepSpeed's. Megatron's sequence parallelism has no group of its own: it cuts the
-sequence inside the tensor group.
+The names are Megatron's and DeepSpeed's. Megatron's sequence parallelism uses the tensor group.
 """
 
 from dataclasses import dataclass, fields
@@ -96,8 +95,8 @@ class ParallelGroups:
         """Make the groups; called by all ranks together, once. Nothing is sent until a group is used.
 
         Groups with the same ranks share a process group, a group of all ranks is the world's, and a group of
-        one rank is a real group, never None. `timeout_seconds` holds for each collective, because torch does
-        not inherit the world's. Raises ValueError if the layout needs another number of ranks than there are.
+        one rank is a real group, never None. `timeout_seconds` holds for each collective: torch does not
+        inherit the world's. Raises ValueError if the layout needs another number of ranks than there are.
         """
         world, me = dist.get_world_size(), dist.get_rank()
         if topology.world_size != world:
@@ -136,8 +135,7 @@ class MegatronUnits:
     def __getattr__(self, name: str):
         """get_<kind>_{group,rank,world_size,group_ranks,src_rank}, of any kind of ParallelGroups.
 
-        Methods are looked up by name, which saves thirty of them. An unknown name raises AttributeError, so
-        that hasattr works, by which DeepSpeed recognizes kinds of mpu.
+        An unknown name raises AttributeError: DeepSpeed recognizes kinds of mpu by hasattr.
         """
         asked = name.removeprefix("get_")
         if asked != name:

@@ -17,8 +17,7 @@ class ModelParallel:
     ulysses: Group = ALONE
     """Ranks that share each sequence: each holds s/u tokens, and inside attention n/u heads of all tokens."""
     stream: TensorParallelStream | None = None
-    """Random stream for dropout on activations that differ between the ranks of `tensor`; None if none
-    differ."""
+    """Random stream for dropout on activations that differ between the ranks of `tensor`, if any do."""
 
     @property
     def cuts_tokens(self) -> bool:
@@ -27,8 +26,7 @@ class ModelParallel:
 
     @property
     def hidden_stream(self) -> TensorParallelStream | None:
-        """Random stream for dropout on the residual stream, which is equal on the ranks of `tensor` unless
-        cut."""
+        """Random stream for dropout on the residual stream; None if the ranks of `tensor` hold it alike."""
         return self.stream if self.cuts_tokens else None
 
 

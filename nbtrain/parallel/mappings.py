@@ -9,9 +9,8 @@
     copy_parameters_to_sequence_parallel_region     as they are        sum
 
 Names and pairs: Megatron-LM (arXiv:1909.08053, figure 3; arXiv:2205.05198, section 4.2.2). Activations are
-[b, s, h]: tokens are dimension 1 and columns the last one. Inputs are never changed. With a group of one rank
-nothing happens. Collectives run on tensors whose first dimension is cut by rank, which NCCL and gloo both
-support.
+[b, s, h]: tokens are dimension 1 and columns the last one. Inputs are never changed; one rank alone does
+nothing. Collectives run on tensors whose first dimension is cut by rank, as NCCL and gloo both support.
 
 Shapes: b sequences, s tokens, h hidden, t ranks of the group
 """
@@ -30,8 +29,7 @@ TOKENS, COLUMNS = 1, -1
 def uncompiled(function: Callable) -> Callable:
     """`function`, left out of compiled graphs: the compiler would have to follow collectives in flight.
 
-    torch.compiler.disable is called at the first call: it imports the compiler, which takes a second that a
-    process without parallel layers need not spend.
+    torch.compiler.disable waits for the first call: it imports the compiler, which takes a second.
     """
     made: list[Callable] = []
 

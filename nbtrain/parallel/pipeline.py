@@ -1,11 +1,11 @@
 """Any list of layers, cut into the stages of a pipeline on DeepSpeed's PipelineModule.
 
-This module knows no model: model/gpt_pipe.py gives it the GPT's layers. What it adds to PipelineModule:
+model/gpt_pipe.py gives it the GPT's layers. What this module adds to PipelineModule:
 
 - The cut is given: PipelineModule would build every layer to count its parameters.
 - What layers need besides the activations is sent along from stage to stage; a Program says how.
-- Only the repeated layers are recomputed, in pieces inside the stage, and not reentrantly. DeepSpeed's own
-  recomputation includes the embedding, whose input has no gradient, and fails there by default.
+- Only the repeated layers are recomputed, and not reentrantly. DeepSpeed's own recomputation includes the
+  embedding, whose input has no gradient, and fails there by default.
 
 DeepSpeed sends a stage's output, a tensor or a tuple of tensors, to the next stage, and the gradients of its
 floating-point tensors back. Shapes and formats are those of the first micro batch.
@@ -47,9 +47,8 @@ class Program(Protocol):
 class Pipeline(PipelineModule):
     """This rank's stage of `specs`: each LayerSpec is built on its own stage only.
 
-    bounds[i] is the first layer of stage i; the last bound is the number of layers. `repeated` are the
-    indices of the identical layers: only these are recomputed, `interval_layers` at a time; 0 keeps all
-    activations.
+    bounds[i] is the first layer of stage i; the last bound is the number of layers. Only the layers of the
+    indices `repeated` are recomputed, `interval_layers` at a time; 0 keeps all activations.
     """
 
     def __init__(
@@ -79,18 +78,16 @@ class Pipeline(PipelineModule):
         self._set_bounds(self.parts[self.stage_id], self.parts[self.stage_id + 1])
 
     def _synchronize_tied_weights(self) -> None:
-        # DeepSpeed 0.19.8 overwrites a leaf of the graph in place here, outside of any training step.
-        # Autograd would record that, and warn of a broadcast without a gradient in the first backward pass.
+        # DeepSpeed 0.19.8 overwrites a leaf of the graph in place here. Autograd would record that, and warn
+        # of a broadcast without a gradient in the first backward pass.
         with torch.no_grad():
             super()._synchronize_tied_weights()
 
     def get_tied_weights_and_groups(self) -> list[tuple[Any, Any]]:
-        """The gradient of a shared parameter, wherever ZeRO keeps it: the engine sums it over the stages that
-        share it.
+        """The gradient of a shared parameter, wherever ZeRO keeps it: the engine sums it over its stages.
 
-        DeepSpeed 0.19.8 sums `grad` (of its BF16_Optimizer `_hp_grad`). Under ZeRO 1 with fp16 weights, whose
-        gradients are accumulated in fp32, they are in `grad_accum` by then and `grad` is None: the copies
-        would drift apart silently.
+        DeepSpeed 0.19.8 sums `grad` (of its BF16_Optimizer `_hp_grad`). Under ZeRO 1 with fp16 weights the
+        gradients are in `grad_accum` by then and `grad` is None: the copies would drift apart silently.
         """
         return [(_TiedGradient(weight), group) for weight, group in super().get_tied_weights_and_groups()]
 

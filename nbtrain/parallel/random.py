@@ -1,8 +1,8 @@
 """The random state of a rank: seeded for dropout, saved, restored, and protected from side effects.
 
 Tensor-parallel ranks have two streams. Outside of the cut regions they hold equal activations and must drop
-the same ones: seed_rank gives them the same seed. Inside a cut region each rank holds different heads,
-columns or tokens and must drop different ones: TensorParallelStream.
+equal ones: seed_rank gives them one seed. Inside a cut region each rank holds other heads, columns or tokens
+and must drop other ones: TensorParallelStream.
 """
 
 import contextlib
@@ -62,8 +62,7 @@ class TensorParallelStream:
 
     These are the attention probabilities (each rank has its own heads) and, with sequence parallelism, the
     hidden states (each rank has its own tokens): `with stream.fork(): F.dropout(...)`. torch's dropout draws
-    from the device's generator only, so fork() lends the stream's state to that generator. Other libraries'
-    generators are left alone.
+    from the device's generator only, so fork() lends the stream's state to that generator.
     """
 
     def __init__(self, seed: int, data_parallel_rank: int, tensor_parallel_rank: int):

@@ -1,9 +1,9 @@
 """Locks that a killed build of a compiled op left behind: every later run would wait for them silently.
 
-torch builds an extension (DeepSpeed's async_io for NVMe, its CPU Adam) under a file named `lock` beside it.
-Other processes wait until the file is gone: forever, if the process that made it was killed. The builder
-keeps the file open, so a lock that no process has open is stale. Processes of other machines cannot be seen:
-on a file system that may be shared, a stale lock has to be old as well.
+While torch builds an extension (DeepSpeed's async_io for NVMe, its CPU Adam), a file `lock` lies beside it.
+Other processes wait until the file is gone: forever, if its builder was killed. The builder keeps the file
+open, so a lock that no process has open is stale. Processes of other machines cannot be seen: on a file
+system that may be shared, a stale lock has to be old as well.
 """
 
 import os

@@ -1,8 +1,8 @@
 """What surrounds training on a rank: environment, process group, orderly end.
 
 torchrun (or anything that sets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT) starts the ranks.
-DeepSpeed is kept from compiling anything on CPU: its shared-memory all-reduce, which every init_distributed
-would build (half a minute and a compiler), serves inference only.
+On CPU DeepSpeed is kept from compiling its shared-memory all-reduce, which serves inference only: every
+init_distributed would build it (half a minute and a compiler).
 """
 
 import contextlib
@@ -34,10 +34,7 @@ class World:
 
 
 def start(device: str, timeout_seconds: float) -> World:
-    """Join the process group.  `device` is cpu (gloo) or gpu (NCCL).
-
-    Raises RuntimeError if torchrun's environment or a GPU is missing.
-    """
+    """Join the process group of cpu (gloo) or gpu (NCCL); RuntimeError if a variable or GPU is missing."""
     missing = [
         name
         for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
@@ -83,10 +80,7 @@ def quiet() -> Iterator[None]:
 
 
 def finish() -> None:
-    """Leave the process group in step with the others.
-
-    Without the barrier, or without the destroy, gloo's threads abort some exits (SIGABRT after a good run).
-    """
+    """Leave the process group in step with the others: else gloo's threads abort some exits (SIGABRT)."""
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()

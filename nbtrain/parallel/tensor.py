@@ -8,10 +8,9 @@ With sequence_parallel, activations between the cut regions are cut along the se
 layer and the output of a row or embedding layer are [b, s/t, h]. Communication stays the same (a sum is a
 reduce-scatter and a gather); dropout, LayerNorm and the residual stream take 1/t of the memory.
 
-Every weight is cut from the whole weight that a single process draws, so that no layout changes the initial
-model. A cut parameter has Megatron's attributes `tensor_model_parallel` and `partition_dim`; DeepSpeed counts
-parameters without them in the gradient norm of one rank only. `sequence_parallel` marks whole parameters that
-see only a part of the tokens.
+Every weight is cut from the whole weight that a single process draws: no layout changes the initial model. A
+cut parameter has Megatron's attributes `tensor_model_parallel` and `partition_dim`; DeepSpeed counts others
+in one rank's gradient norm only. `sequence_parallel` marks whole parameters that see a part of the tokens.
 
 Shapes: b sequences, s tokens, i inputs, o outputs, h hidden, v padded vocabulary, t ranks of the group
 """
@@ -89,9 +88,8 @@ class ColumnParallelLinear(_CutModule):
     """y = x W^T + b, this rank's columns of y.  [b, s, i] -> [b, s, o/t], weight [o/t, i], bias [o/t].
 
     With sequence_parallel x is [b, s/t, i]. It is gathered, and gathered again in the backward pass, so that
-    only the part is kept. `unit` rows belong together and are never cut, such as the 3 d rows of one head in
-    packed query-key-value. `products` is the format of the products. Raises ValueError if the ranks cannot
-    have equally many units.
+    only the part is kept. `unit` rows are never cut apart, such as the 3 d rows of one head in packed
+    query-key-value. Raises ValueError if the ranks cannot have equally many units.
     """
 
     def __init__(
@@ -122,8 +120,7 @@ class ColumnParallelLinear(_CutModule):
 class RowParallelLinear(_CutModule):
     """y = x W^T + b, with this rank's columns of x.  [b, s, i/t] -> [b, s, o], weight [o, i/t], bias [o].
 
-    With sequence_parallel y is [b, s/t, o]. The bias is added once, after the sum. Raises ValueError if the
-    ranks cannot have equally many inputs.
+    With sequence_parallel y is [b, s/t, o]. The bias is added once. Raises ValueError unless t divides i.
     """
 
     def __init__(
@@ -157,8 +154,7 @@ class RowParallelLinear(_CutModule):
 class VocabParallelEmbedding(_CutModule):
     """Token ids [b, s] -> [b, s, h] (sequence_parallel: [b, s/t, h]), weight [v/t, h].
 
-    The weight is the output matrix too (cross_entropy.py). Raises ValueError unless the vocabulary is padded
-    to a multiple of the ranks.
+    The weight is the output matrix too (cross_entropy.py). Raises ValueError unless t divides v.
     """
 
     def __init__(

@@ -17,10 +17,7 @@ TOKENS, HEADS = 1, 2
 
 
 def heads_for_tokens(x: torch.Tensor, group: Group) -> torch.Tensor:
-    """[b, s/u, n, ..] -> this rank's heads of all tokens, [b, s, n/u, ..].
-
-    Raises ValueError unless u divides the heads.
-    """
+    """[b, s/u, n, ..] -> this rank's heads of all tokens, [b, s, n/u, ..]; ValueError unless u divides n."""
     return region(x, group, _heads_for_tokens, _tokens_for_heads)
 
 

@@ -257,6 +257,19 @@ def test_verify_finds_ids_of_another_tokenizer(prefix):
     )
 
 
+@pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
+def test_verify_finds_negative_ids(prefix, dtype):
+    """A signed pair may hold any id from 0 on."""
+    for ids in ([0, 5], [7, -1]):
+        with IndexedWriter(prefix, None, None, dtype) as writer:
+            writer.add_document(np.array(ids, dtype))
+        dataset = IndexedDataset(prefix)
+        if min(ids) < 0:
+            refuses("data/text_document.bin: holds a negative token id. Encode again.", dataset.verify)
+        else:
+            assert (dataset.verify(), dataset.verify(6)) == (5, 5)
+
+
 def test_missing_file(prefix):
     """A missing file names the command that makes it."""
     refuses(
@@ -300,6 +313,7 @@ def int64(value):
         (put(POINTERS, int64(-8)), r"sequence 0 starts at byte -8, must be 0"),
         (put(POINTERS + 8, int64(-2)), r"sequence 1 starts at byte -2, must be a multiple of 2 below"),
         (put(POINTERS + 8, int64(7)), r"sequence 1 starts at byte 7, must be a multiple of 2 below"),
+        (put(POINTERS + 8, int64(2**62)), r"sequence 1 starts at byte 4,611,686,018,427,387,904, must be a"),
         (put(POINTERS + 8, int64(2**63 - 2)), r"sequence 1 starts at byte 9,223,372,036,854,775,806"),
         (put(POINTERS + 8, int64(2**40)), r"truncated: 12 bytes, but .* counts 549,755,813,890 tokens"),
         (put(DOCUMENTS + 8, int64(3)), r"the document array must rise from 0 to 2"),
@@ -314,11 +328,47 @@ def test_hostile_index(prefix, change, message):
         IndexedDataset(prefix)
 
 
-def test_a_block_is_checked_when_it_is_first_read(prefix, monkeypatch):
-    """What opening does not read of a large index is checked before the first token comes out of it."""
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Blocks of 4 entries, of which opening checks one."""
     monkeypatch.setattr(indexed, "BLOCK_BITS", 2)
     monkeypatch.setattr(indexed, "BLOCK", 4)
     monkeypatch.setattr(indexed, "OPENED_BLOCKS", 1)
+
+
+@pytest.mark.parametrize("entry", range(2, 12))
+def test_every_entry_of_the_document_array_is_compared(prefix, small_blocks, monkeypatch, entry):
+    """One entry below the one before it is found at any place: on opening if the array is short enough."""
+    write(prefix, [[1]] * 11)
+    index = prefix.with_suffix(".idx")
+    whole = bytearray(index.read_bytes())
+    index.write_bytes(bytes(put(HEADER.size + 12 * 11 + 8 * entry, int64(0))(whole)))
+    refused = pytest.raises(DataError, match=r"the document array must rise from 0 to 11 \(sequences\)")
+    if entry == 11:  # the last entry is always compared with the number of sequences
+        with refused:
+            IndexedDataset(prefix)
+        return
+    monkeypatch.setattr(indexed, "OPENED_BLOCKS", 2)
+    dataset = IndexedDataset(prefix)
+    with refused:
+        dataset.check()
+    monkeypatch.setattr(indexed, "OPENED_BLOCKS", 3)
+    with refused:
+        IndexedDataset(prefix)
+
+
+def test_documents_that_hold_a_sequence_are_counted_over_blocks(prefix, small_blocks):
+    """Each document once, empty ones not, wherever a block ends."""
+    for size in range(1, 14):
+        documents = np.repeat(np.arange(size + 1), 1 + np.arange(size + 1) % 3)
+        documents = documents[: np.flatnonzero(documents == size)[0] + 1]
+        prefix.with_suffix(".bin").write_bytes(np.arange(size, dtype="<u2").tobytes())
+        write_index(prefix.with_suffix(".idx"), np.uint16, np.ones(size, np.int32), documents)
+        assert IndexedDataset(prefix).num_filled_documents() == size
+
+
+def test_a_block_is_checked_when_it_is_first_read(prefix, small_blocks):
+    """What opening does not read of a large index is checked before the first token comes out of it."""
     documents = [[number] * (number % 5 + 1) for number in range(30)]
     write(prefix, documents)
     index = prefix.with_suffix(".idx")
@@ -342,6 +392,10 @@ def test_a_block_is_checked_when_it_is_first_read(prefix, monkeypatch):
     for number, first in ((17, 16), (13, 16), (20, 20)):
         with pytest.raises(DataError, match=rf"sequence {first} starts at byte"):
             dataset[number]
+    for value in (-8, -(2**63), 2**63 - 2):
+        index.write_bytes(bytes(put(HEADER.size + 4 * 30 + 8 * 16, int64(value))(bytearray(whole))))
+        with pytest.raises(DataError, match=rf"sequence 16 starts at byte {value:,}, must be 124"):
+            IndexedDataset(prefix)[17]
     document = HEADER.size + 12 * 30 + 8 * 17
     index.write_bytes(bytes(put(document, int64(5))(bytearray(whole))))
     with pytest.raises(DataError, match="the document array must rise from 0 to 30"):

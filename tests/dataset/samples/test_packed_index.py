@@ -3,18 +3,22 @@
 import math
 from collections import Counter
 from fractions import Fraction
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from nbtrain.base.errors import DataError
 from nbtrain.dataset.samples import packed_index
 from nbtrain.dataset.samples.packed_index import (
     MixedSource,
     build_pass,
     build_pieces,
     epochs_per_pass,
+    mixed_sources,
     of_split,
 )
 from tests.fuzzing import num_cases
@@ -105,6 +109,111 @@ def test_epochs_take_each_source_in_rounds(given_weights, data):
     start = index.epoch_ends[2]
     assert np.array_equal(index.items[index.offsets[start] :], second.items)
     assert np.array_equal(index.offsets[start:] - index.offsets[start], second.offsets)
+
+
+def test_pieces_and_counts_of_a_few_examples():
+    """Text is cut every SEQ slots, an example truncated after SEQ + 1 tokens; first tokens are no labels."""
+    rows = [
+        [1] * 20,  # text: 19 slots in three pieces
+        [1] * 9,  # exactly full
+        [1] * 10,  # one slot more
+        [0] * 5 + [1] * 10,  # truncated
+        [0] * 8 + [1],  # its last label is the last that fits
+        [0] * 9 + [1],  # the only learnt label does not fit
+        [1] + [0] * 4,  # only the first token is learnt
+        [1],  # a single token
+        [],
+        [0, 1],
+    ]
+    mask = pair(rows)
+    pieces = build_pieces(mask, mask, [MixedSource("a", 0, 4), MixedSource("b", 4, 10)], SEQ)
+    assert pieces.rows.tolist() == [
+        *([0, 0, 8], [0, 8, 8], [0, 16, 3]),
+        [1, 0, 8],
+        *([2, 0, 8], [2, 8, 1]),
+        [3, 0, 8],
+        [4, 0, 8],
+        [9, 0, 1],
+    ]
+    assert pieces.source_offsets.tolist() == [0, 7, 9]
+    assert dict(zip(packed_index.COUNTS, pieces.counts.tolist(), strict=True)) == {
+        "examples": 6,
+        "cut": 2,
+        "truncated": 1,
+        "nothing_learnt": 2,
+        "too_short": 2,
+    }
+    assert pieces.rows.dtype == np.int32
+    text = build_pieces(mask, None, [MixedSource("a", 0, 10)], SEQ)
+    assert text.counts.tolist() == [8, 4, 0, 0, 2]
+
+
+def test_pieces_of_long_datasets_are_int64():
+    """As soon as a sequence number or a token of a sequence needs more than 31 bits."""
+    largest = np.iinfo(np.int32).max
+    for last, dtype in ((largest, np.int32), (largest + 1, np.int64)):
+        none = SimpleNamespace(lengths=np.empty(0, "<i4"))
+        assert build_pieces(none, None, [MixedSource("a", last, last)], SEQ).rows.dtype == dtype
+
+
+def manifest_of(*places) -> SimpleNamespace:
+    return SimpleNamespace(sources=[{"kind": "chat", "sequences": place} for place in places])
+
+
+FILES = SimpleNamespace(directory=Path("mine"), manifest_json=Path("/m.json"), idx=Path("/x.idx"))
+
+
+def configured(**settings) -> SimpleNamespace:
+    return SimpleNamespace(model_dump=lambda: {"kind": "alpaca", **settings})
+
+
+def test_sources_have_the_run_s_names_and_weights():
+    """Else the manifest's, else the kind and 1.0; a manifest without places is one source."""
+    places = ([0, 3], [3, 3], [3, 7])
+    mine = [configured(name="a", weight=0.5), configured(name=None, weight=2.0), configured()]
+    assert mixed_sources(FILES, manifest_of(*places), mine, 7) == [
+        MixedSource("a", 0, 3, 0.5),
+        MixedSource("alpaca", 3, 3, 2.0),
+        MixedSource("alpaca", 3, 7, 1.0),
+    ]
+    assert [source.name for source in mixed_sources(FILES, manifest_of(*places), [], 7)] == ["chat"] * 3
+    for manifest in (manifest_of(), manifest_of([0, 3], None)):
+        assert mixed_sources(FILES, manifest, [], 7) == [MixedSource("mine", 0, 7)]
+
+
+@pytest.mark.parametrize(
+    ("places", "num_configured", "message"),
+    [
+        (([0, 7],), 2, r"^/m\.json: was made from 1 sources, data\.sources has 2\."),
+        (([1, 7],), 0, r"sources\[0\]\.sequences = \[1, 7\] must begin at 0,"),
+        (([0, 3], [4, 7]), 0, r"sources\[1\]\.sequences = \[4, 7\] must begin at 3,"),
+        (([0, 3], [3, 2]), 0, r"sources\[1\]\.sequences = \[3, 2\] must begin at 3,"),
+        (
+            ([0, 8],),
+            0,
+            r"sources\[0\]\.sequences = \[0, 8\] must begin at 0, .* the 7 sequences of /x\.idx\.",
+        ),
+        (([0, 6],), 0, r"^/m\.json: its sources hold 6 sequences, /x\.idx has 7\."),
+    ],
+)
+def test_places_that_do_not_fit_are_refused(places, num_configured, message):
+    """Sources must follow each other from 0 to the last sequence, and be as many as the run's."""
+    mine = [configured() for _ in range(num_configured)]
+    with pytest.raises(DataError, match=message):
+        mixed_sources(FILES, manifest_of(*places), mine, 7)
+
+
+def test_weights_must_leave_an_example_an_epoch():
+    """Exactly one is enough."""
+    mask = pair([[1] * 9] * 10)
+    pieces = build_pieces(mask, None, [MixedSource("a", 0, 4), MixedSource("b", 4, 10)], SEQ)
+    assert epochs_per_pass(pieces, [0.25, 0.0], SEQ) == 1024
+    with pytest.raises(DataError) as caught:
+        epochs_per_pass(pieces, [0.1, 0.05], SEQ)
+    assert str(caught.value) == (
+        "data.sources: weights [0.1, 0.05] of [4, 6] examples are 0.7 examples an epoch, must be at least 1. "
+        "Raise the weights: only their ratio shapes the mixture."
+    )
 
 
 def test_few_examples_make_long_passes():

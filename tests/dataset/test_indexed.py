@@ -257,6 +257,19 @@ def test_verify_finds_ids_of_another_tokenizer(prefix):
     )
 
 
+def test_tokens_in_pieces(prefix, monkeypatch):
+    """Every token once and in order, whatever the size of a piece; verify sees the first one too."""
+    write(prefix, [[8, 1, 2], [3], [4, 5]])
+    dataset = IndexedDataset(prefix)
+    for size in range(1, 11):
+        monkeypatch.setattr(indexed, "SCAN_TOKENS", size)
+        pieces = [piece.tolist() for piece in dataset.chunks()]
+        assert [token for piece in pieces for token in piece] == [8, 1, 2, 9, 3, 9, 4, 5, 9]
+        assert {len(piece) for piece in pieces[:-1]} <= {size}
+    write(prefix, [[50, 1]])
+    assert IndexedDataset(prefix).verify() == 50
+
+
 @pytest.mark.parametrize("dtype", ["int8", "int16", "int32", "int64"])
 def test_verify_finds_negative_ids(prefix, dtype):
     """A signed pair may hold any id from 0 on."""

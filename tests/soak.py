@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nbtrain.base import files
-from tests.config.conftest import UPSTREAM
+from tests.config.conftest import EXAMPLES, UPSTREAM
 from tests.fuzzing import FACTOR_VARIABLE
 from tests.parity.sources import FAULTS, PARITY, Evidence, staleness, stamp
 
@@ -74,6 +74,7 @@ def _evidence(
     return Evidence(PAGE, "make soak", entry_points, tests, without)
 
 
+EXAMPLE_YAMLS = sorted(str(path.relative_to(REPOSITORY)) for path in EXAMPLES.parent.glob("*/*.yaml"))
 TWIN_TEST = "tests/end_to_end/test_twin_notebook.py"
 PARTS = (
     Part("parity", "every layout against one process", ("-m", "tests.parity.matrix"), PARITY),
@@ -116,7 +117,7 @@ PARTS = (
         _pytest("--soak", "tests/jobs/twin/test_prove.py"),
         _evidence(
             (*ENGINE, "nbtrain.jobs.twin.prove"),
-            ("tests/jobs/twin/test_prove.py",),
+            ("tests/jobs/twin/test_prove.py", *EXAMPLE_YAMLS),
             OUTSIDE_ENGINE,
         ),
     ),

@@ -142,6 +142,22 @@ def test_the_width_of_the_mlp_is_blamed_on_the_field_that_sets_it():
     assert len(messages("heads_divide", twelve, "model.hidden_size=774")) == 1
 
 
+@pytest.mark.parametrize(
+    ("overrides", "words"),
+    [
+        (["model.attention_dropout=0"], None),
+        (["parallel.fpdt_chunk_tokens=0", "data.packing=best_fit"], None),
+        ([], "needs model.attention_dropout: 0, but it is 0.1: "),
+        (["model.attention_dropout=0", "data.inter_document_masking=true"], "inter_document_masking: true."),
+        (["model.attention_dropout=0", "data.packing=best_fit"], "packing: best_fit."),
+    ],
+)
+def test_fpdt_takes_neither_dropout_nor_bounds_of_documents(overrides, words):
+    found = messages("fpdt_has_its_kernels", "parallel.fpdt_chunk_tokens=512", *overrides)
+    assert len(found) == (words is not None)
+    assert words is None or words in found[0]
+
+
 def test_only_the_interleaved_pipeline_is_refused():
     assert messages("pipeline_is_not_interleaved") == []
     [message] = messages("pipeline_is_not_interleaved", "parallel.num_layers_per_virtual_pipeline_stage=2")
@@ -182,7 +198,7 @@ def test_a_layout_that_does_not_fit_comes_with_what_would(overrides, resources, 
         "layout_fits_resources", *overrides, f"resources={{nodes: {nodes}, gpus_per_node: {gpus}}}"
     )
     assert message.endswith(f"nodes({nodes}) * gpus_per_node({gpus}) = {nodes * gpus}.{advice}")
-    assert ("sequence(2)" in message) == ("ds_sequence_parallel_size: 2" in overrides[0])
+    assert (" * sequence(" in message) == ("ds_sequence_parallel_size: 2" in overrides[0])
 
 
 def test_processes_spread_evenly_over_machines_without_gpus():

@@ -57,9 +57,9 @@ def test_what_is_not_in_the_table_has_no_peak(reported):
     assert find_device(reported) is None
 
 
-# GiB, TFLOP/s of fp32, tf32 and 16 bit (dense, fp32 accumulation), GB/s between two GPUs, compute capability:
-# NVIDIA's datasheets, read apart from the table; a figure with sparsity is halved here. GiB of GDDR6 cards with
-# ECC: 15/16 of the nominal memory.
+# GiB, TFLOP/s of fp32, tf32 and 16 bit (dense, fp32 accumulation), GB/s between two GPUs, compute capability.
+# From NVIDIA's datasheets, read apart from the table; a figure with sparsity is halved here. GiB of GDDR6
+# cards with ECC: 15/16 of the nominal memory.
 DATASHEETS = {
     "V100-16GB": (16, 15.7, None, 125, 300, (7, 0)),
     "V100-32GB": (32, 15.7, None, 125, 300, (7, 0)),

@@ -42,6 +42,13 @@ def messages(rule: str, *overrides: str, run: str = "gpt-125m") -> list[str]:
         ("attention_backend_serves", ["model.attention_backend=flash", "resources.gpu_type=A100-40GB"]),
         ("attention_backend_serves", ["model.attention_backend=flash", "model.num_attention_heads=3"]),
         ("attention_backend_serves", ["model.attention_backend=efficient", "precision.dtype=fp32"]),
+        (
+            "attention_backend_serves",
+            [
+                "model={attention_backend: flash, attention_dropout: 0}",
+                "resources={device: cpu, gpu_type: null}",
+            ],
+        ),
         ("fp8_has_its_units", ["precision.fp8=true", "resources.gpu_type=H100"]),
         ("fp8_has_its_units", ["precision.fp8=true", "resources.gpu_type=null"]),
         ("fp8_has_its_units", ["model.ffn_hidden_size=3080"]),
@@ -113,6 +120,19 @@ def test_what_just_passes(rule, overrides):
             ],
             "divided by tensor_parallel_size(2) is 392.",
         ),
+        (
+            "fp8_has_its_units",
+            [*FP8, "parallel.tensor_parallel_size=2", "model.ffn_hidden_size=3088"],
+            "model.ffn_hidden_size: FP8 products need matrices whose sides are multiples of 16, and this side "
+            "divided by tensor_parallel_size(2) is 1544.",
+        ),
+        (
+            "attention_backend_serves",
+            ["model.attention_backend=flash", "resources={device: cpu, gpu_type: null}"],
+            "on a CPU only the math kernel has dropout, and attention_dropout is 0.1.",
+        ),
+        ("gpu_type_is_known", ["resources.gpu_type=a100"], "Nearest: A100-40GB, A100-80GB, A10. Set null"),
+        ("gpu_type_is_known", ["resources.gpu_type=qqqqqqqq"], "Nearest: V100-16GB, V100-32GB, V100-PCIe"),
         (
             "fp8_has_its_units",
             [*FP8, "parallel.ds_sequence_parallel_size=3", "batch.micro_batch_size=15"],
@@ -188,6 +208,8 @@ def test_only_the_interleaved_pipeline_is_refused():
             " Set gpus_per_node: 4, or data_parallel_size: 2.",
         ),
         (["parallel={tensor_parallel_size: 3}"], (2, 2), ""),
+        (["parallel={pipeline_parallel_size: 2, tensor_parallel_size: 4}"], (1, 4), " Set nodes: 2."),
+        (["parallel={ds_sequence_parallel_size: 8}"], (1, 4), " Set nodes: 2."),
         (["parallel={pipeline_parallel_size: 2, tensor_parallel_size: 3}"], (2, 4), " Set gpus_per_node: 3."),
     ],
 )
@@ -198,7 +220,7 @@ def test_a_layout_that_does_not_fit_comes_with_what_would(overrides, resources, 
         "layout_fits_resources", *overrides, f"resources={{nodes: {nodes}, gpus_per_node: {gpus}}}"
     )
     assert message.endswith(f"nodes({nodes}) * gpus_per_node({gpus}) = {nodes * gpus}.{advice}")
-    assert (" * sequence(" in message) == ("ds_sequence_parallel_size: 2" in overrides[0])
+    assert (" * sequence(" in message) == ("ds_sequence_parallel_size" in overrides[0])
 
 
 def test_processes_spread_evenly_over_machines_without_gpus():

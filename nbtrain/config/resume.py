@@ -1,5 +1,4 @@
-"""What may change when a run goes on, and what makes it another run: the one table of submit, trainer and
-certificate.
+"""What may change when a run goes on: the one table of submit, trainer and certificate.
 
 A checkpoint binds the architecture, the tokenizer, the number format, the order of the data and the sizes of
 all steps. Everything else may change on resume and is reported: the cut over the ranks too

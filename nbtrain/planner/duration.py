@@ -1,5 +1,4 @@
-"""How long a run takes: its FLOPs over a rate, plus the pipeline's bubble and the waits of tensor
-parallelism.
+"""How long a run takes: FLOPs over a rate, the pipeline's bubble and the waits of tensor parallelism.
 
 On a GPU the rate is the datasheet peak times an assumed MFU, the one that the upstream example reached: 27 %
 of an A100's peak, for 125M on 1 GPU (2.5B tokens in about 8 h) as well as for 1.3B on 4 (26B in about 8

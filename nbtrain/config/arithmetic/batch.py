@@ -1,5 +1,4 @@
-"""The batch of each step: constant, or ramped up as Megatron does; steps, samples and tokens from one
-another.
+"""The batch of each step, constant or ramped up as in Megatron; steps, samples and tokens from each other.
 
 Megatron's `--rampup-batch-size start increment samples` (num_microbatches_calculator.py): the batch is start
 + floor(consumed / (samples / num_increments)) * increment, until it reaches the global batch size. Its

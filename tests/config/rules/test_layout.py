@@ -123,8 +123,7 @@ def test_what_just_passes(rule, overrides):
         (
             "fp8_has_its_units",
             [*FP8, "parallel.tensor_parallel_size=2", "model.ffn_hidden_size=3088"],
-            "model.ffn_hidden_size: FP8 products need matrices whose sides are multiples of 16, and this side "
-            "divided by tensor_parallel_size(2) is 1544.",
+            "multiples of 16, and this side divided by tensor_parallel_size(2) is 1544.",
         ),
         (
             "attention_backend_serves",

@@ -1,6 +1,4 @@
-"""Text, a vocabulary and a Wikipedia dump that are made up here, for who has only the clone: always the
-same.
-"""
+"""Made-up text, vocabulary and Wikipedia dump, always the same, for tests that need only the clone."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -31,7 +29,7 @@ SCRIPTS = {
     "hangul": ([chr(point) for point in range(0xAC00, 0xD7A4, 7)], " ", "."),
     "hiragana": ([chr(point) for point in range(0x3041, 0x3097)], "", "。"),
     "han": ([chr(point) for point in range(0x4E00, 0x9FA5, 3)], "", "，"),
-    # Of two code units each in UTF-16, of four bytes in UTF-8.
+    # Letters of two code units in UTF-16 and of four bytes in UTF-8.
     "gothic": ([chr(point) for point in range(0x10330, 0x1034B)], " ", "."),
 }
 
@@ -40,9 +38,7 @@ VOCAB_SIZE = 6000
 
 
 def texts(script: str, count: int, sentences: int = 12) -> list[str]:
-    """Documents of made-up words, few of them frequent and most of them rare, with numbers and line ends
-    among them.
-    """
+    """Documents of made-up words, few frequent and most rare, with numbers and line ends among them."""
     letters, blank, end = SCRIPTS[script]
     chance = random.Random(script)
     short = script in ("han", "hiragana", "hangul")
@@ -63,9 +59,7 @@ def texts(script: str, count: int, sentences: int = 12) -> list[str]:
 
 
 def write_gpt2_files(folder: Path, also: tuple[str, ...] = ()) -> Path:
-    """vocab.json and merges.txt as GPT-2 has them: bytes, then merges in their order, then the EOD; in
-    `folder`.
-    """
+    """vocab.json and merges.txt in `folder`, as GPT-2 has them: bytes, merges in their order, the EOD."""
     built = tokenizers.Tokenizer(models.BPE())
     built.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -125,7 +119,7 @@ def articles(count: int = 60) -> Iterator[tuple[str, str, str]]:
 
 
 def dump_pages(count: int = 60) -> list[str]:
-    """The articles as pages of a dump, with a redirect and a talk page to each tenth."""
+    """The articles as pages of a dump, with a redirect and a talk page for every tenth article."""
     pages = []
     for number, (title, wikitext, _) in enumerate(articles(count)):
         pages.append(page(title, wikitext))

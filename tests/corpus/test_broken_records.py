@@ -39,7 +39,7 @@ def tolerant(*paths):
 
 @pytest.mark.parametrize("num_workers", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_all_are_listed(make_config, workspace, monkeypatch, caplog, num_workers):
-    """In order, with the lines of their files, wherever parts end; a dataset without any has no list."""
+    """Broken records are listed in order, with their lines in the file; a dataset without any has no list."""
     lines = spoil(workspace / "texts.jsonl")
     (workspace / "more.jsonl").write_text('["a"]\n{"text": "and a text of its own"}\n')
     data = {**tolerant("texts.jsonl", "more.jsonl"), "num_prepare_workers": num_workers}
@@ -68,7 +68,7 @@ def test_all_are_listed(make_config, workspace, monkeypatch, caplog, num_workers
 
 
 def test_too_many_broken_records(make_config, workspace):
-    """The error names the list; that of the dataset that stays is left as it is."""
+    """The error names the list of the refused records; the list of the dataset that stays is untouched."""
     config = make_config(data={"sources": [{"kind": "jsonl", "path": "texts.jsonl"}]})
     dataset = dataset_of(config)
     texts = (workspace / "texts.jsonl").read_text()
@@ -85,7 +85,7 @@ def test_too_many_broken_records(make_config, workspace):
 
 
 def test_a_corpus_of_broken_records_alone(make_config, workspace):
-    """They are listed too."""
+    """Broken records of a source that is extracted first are listed too."""
     prepare(make_config())
     (workspace / "broken.jsonl").write_text("{\n" * 5)
     with pytest.raises(DataError) as caught:
@@ -97,7 +97,7 @@ def test_a_corpus_of_broken_records_alone(make_config, workspace):
 
 
 def test_the_list_ends(tmp_path, monkeypatch):
-    """At so many records over all sources, with the number of the others; of a part too no more are kept."""
+    """The list ends after so many records of all sources, with the number of the others; so does a tally."""
     for module in (records, corpus, broken_records):
         monkeypatch.setattr(module, "LISTED_PROBLEMS", 4)
     counts = [SourceCounts(), SourceCounts()]
@@ -116,7 +116,7 @@ def test_the_list_ends(tmp_path, monkeypatch):
 
 
 def test_names_that_are_no_text(tmp_path):
-    """A name that is not UTF-8 comes back from the list."""
+    """A file name that is not UTF-8 can be read back from the list."""
     problem = Problem("b\udce9.jsonl", None, "a \u202e b")
     broken_records.write(tmp_path / "list", [SourceCounts(broken=1, listed=[problem])])
     assert json.loads((tmp_path / "list").read_bytes()) == problem._asdict()
@@ -125,7 +125,7 @@ def test_names_that_are_no_text(tmp_path):
 
 
 def test_what_an_extraction_has_met(workspace):
-    """It is reported again when the extracted text is read, and listed if there is too much of it."""
+    """A broken page is reported again when the extracted text is read, and too many are listed."""
     (workspace / "a.jsonl").write_text('{"text": "one"}\n{\n{"text": "two"}\n')
     reader = open_source(JsonlSource(kind="jsonl", path="a.jsonl", max_broken_fraction=None))
     for action in ("made", "kept"):

@@ -26,7 +26,7 @@ NO_CLEANING = Cleaner(CleaningConfig())
 
 
 def test_parts_are_numbered_over_all_sources(workspace):
-    """Numbers go on from source to source."""
+    """Parts are numbered on from source to source."""
     (workspace / "a.jsonl").write_text('{"text": "a"}\n')
     source = JsonlSource(kind="jsonl", path="a.jsonl")
     corpus = Corpus.open([source, MockSource(kind="mock"), source])
@@ -36,7 +36,7 @@ def test_parts_are_numbered_over_all_sources(workspace):
 
 
 def test_extra_keys_need_keys(workspace):
-    """A source without named keys cannot meet extra_json_keys."""
+    """A source without named keys cannot have extra_json_keys."""
     with pytest.raises(DataError) as caught:
         Corpus.open([MockSource(kind="mock")], "run.yaml:3: data.sources", ("title",))
     assert str(caught.value) == (
@@ -47,7 +47,7 @@ def test_extra_keys_need_keys(workspace):
 
 
 def test_what_stays_and_what_tells_it_from_others():
-    """Empty and unencodable records go, counted; each kind has its bytes."""
+    """Empty records and those that are no Unicode are dropped and counted; each kind has its bytes."""
     records = [
         "one",
         " \n",
@@ -74,7 +74,7 @@ def test_what_stays_and_what_tells_it_from_others():
 
 
 def test_what_is_learnt_tells_examples_apart():
-    """Equal pieces are other documents if others of them are learnt, else the same document."""
+    """Equal pieces are different documents if others of them are learnt, otherwise the same document."""
     flags = [(False, True), (True, True), (False, True)]
     examples = [Example((("question", first), ("answer", second))) for first, second in flags]
     asked, both, again = (identities([record]) for record in cleaned(examples, NO_CLEANING, Tally()))
@@ -82,7 +82,7 @@ def test_what_is_learnt_tells_examples_apart():
 
 
 def test_what_is_learnt_tells_token_ids_apart():
-    """Equal ids with other labels are other documents; a mask that names every token is none."""
+    """Equal ids with other labels are different documents; a mask of all tokens is no mask."""
     ids = np.array([1, 2, 3, 4], np.uint32)
     masks = [None, [True] * 4, [False, True, True, True], [True, False, False, False]]
     records = [TokenIds(ids, None if mask is None else np.array(mask)) for mask in masks]
@@ -94,7 +94,7 @@ def test_what_is_learnt_tells_token_ids_apart():
 
 
 def test_cleaning_counts_its_reasons():
-    """What the rules drop is counted by reason; extras of a record stay with it."""
+    """What the rules drop is counted by reason; the extras of a record stay with it."""
     tally = Tally()
     cleaner = Cleaner(CleaningConfig(min_bytes=4))
     records = ["long enough", "no", Texts("also long", ("x",))]
@@ -103,7 +103,7 @@ def test_cleaning_counts_its_reasons():
 
 
 def test_lines_are_counted_over_the_parts_of_a_file(caplog):
-    """A broken line of a later part is named by its line in the file; the first three are named."""
+    """A broken line of a later part is named by its line in the file; the first three are logged."""
     counts = SourceCounts()
     for _ in range(5):
         tally = Tally(records=10, lines=10)
@@ -115,7 +115,7 @@ def test_lines_are_counted_over_the_parts_of_a_file(caplog):
 
 
 def test_a_broken_record_commands_no_terminal(caplog):
-    """Its name and its words are somebody's."""
+    """Control characters in a file's name or a record's words do not reach the terminal."""
     tally = Tally()
     tally.add_broken("a\x1b[2J.jsonl", 1, "no key 'text' among '\u202e'")
     SourceCounts().absorb(tally, None)
@@ -123,7 +123,7 @@ def test_a_broken_record_commands_no_terminal(caplog):
 
 
 def test_too_many_broken_records(workspace):
-    """The share is checked with its numbers; null sets no limit."""
+    """The share of broken records is checked with its numbers in the message; null sets no limit."""
     (workspace / "a.jsonl").write_text("")
     counts = SourceCounts(records=200, broken=3, named=["a.jsonl:1: not JSON"])
     reader = Corpus.open([JsonlSource(kind="jsonl", path="a.jsonl")]).readers[0]
@@ -168,14 +168,14 @@ def test_empty_corpus(dropped, first, advice):
 
 
 def test_every_rule_of_cleaning_names_its_setting():
-    """A setting that there is."""
+    """Each setting that the advice names exists."""
     for reason in cleaning.REASONS:
         if reason != cleaning.EMPTY:
             assert LOOSENED_BY[reason].removeprefix("data.cleaning.") in CleaningConfig.model_fields
 
 
 def test_a_tally_travels():
-    """As JSON and back."""
+    """A tally comes back from JSON as it was."""
     tally = Tally(3, 4, 1, [Problem("a", None, "bad")], Counter(x=2))
     assert Tally.from_dict(tally.to_dict()) == tally
     assert SourcePart("a").size_bytes == 0

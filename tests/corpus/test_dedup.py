@@ -18,7 +18,7 @@ NEAR = NearDedupConfig(enabled=True)
 
 
 def test_digest():
-    """XXH3 of 128 bits; that of nothing is its authors' first test value."""
+    """The digest is XXH3 of 128 bits; the digest of nothing is its authors' first test value."""
     assert dedup.digest(b"").hex() == "99aa06d3014798d86001c324468d497f"
     assert len(dedup.digest(b"text")) == dedup.DIGEST_BYTES
 
@@ -28,7 +28,7 @@ def test_digest():
 
 @pytest.mark.parametrize("batch", [1, 7, 1000])
 def test_exact_index_is_a_set_in_order(batch):
-    """The mask is that of a Python set, whatever the batches."""
+    """The index answers as a Python set does, whatever the batches."""
     numbers = np.random.RandomState(1).randint(0, 500, 1000)
     digests = [dedup.digest(str(number).encode()) for number in numbers]
     expected, seen = [], set()
@@ -43,7 +43,7 @@ def test_exact_index_is_a_set_in_order(batch):
 
 
 def test_exact_index_takes_many_digests_or_none():
-    """Digests one after the other are rows of uint64 [n, 2]; nothing at all is no document."""
+    """Digests one after the other are rows of uint64 [n, 2]; no digest is no document."""
     rows = np.frombuffer(dedup.digests([b"a", b"b", b"a"]), "<u8").reshape(-1, 2)
     assert ExactIndex().add_all(rows).tolist() == [True, True, False]
     assert ExactIndex().add_all(rows[:0]).tolist() == []
@@ -59,9 +59,7 @@ def test_half_a_digest_is_not_enough():
 
 
 def test_runs_stay_few_and_short(monkeypatch):
-    """Runs fall in size by half, and none is merged beyond the limit: growing never copies the whole
-    index.
-    """
+    """Runs fall in size by half, and none is merged beyond the limit, so the index is never copied whole."""
     monkeypatch.setattr(dedup, "RUN_ENTRIES", 4096)
     runs = SortedRuns(np.uint32)
     rng = np.random.default_rng(2)
@@ -78,7 +76,7 @@ def test_runs_stay_few_and_short(monkeypatch):
 
 
 def test_runs_give_every_value_of_a_key():
-    """Several values to a key, from several runs; keys that are not there give none."""
+    """A key has several values, from several runs; a key that is not there has none."""
     runs = SortedRuns(np.uint32)
     assert [len(found) for found in runs.find(np.array([1], np.uint64))] == [0, 0]
     runs.add(np.array([7, 7, 9, 7] + [1] * 20, np.uint64), np.arange(24))
@@ -93,7 +91,7 @@ def test_runs_give_every_value_of_a_key():
 
 
 def pair(similarity: float, num_words: int = 400, seed: int = 0) -> tuple[str, str]:
-    """Two texts whose sets of shingles have about this Jaccard similarity: one's tail is other words."""
+    """Two texts whose shingles have about this Jaccard similarity: the end of one is other words."""
     chance = random.Random(seed)
     words = [f"w{chance.randrange(10**6)}" for _ in range(num_words)]
     keep = round(2 * num_words * similarity / (1 + similarity))
@@ -106,7 +104,7 @@ def signatures(texts, config=NEAR):
 
 
 def test_shingles():
-    """Words in lower case, no punctuation; single characters if words are not written apart."""
+    """Shingles are words in lower case without punctuation; characters if words are not written apart."""
     assert dedup.shingles("A b, C d. E F", 5) == ["a b c d e", "b c d e f"]
     assert dedup.shingles("中文模型。", 3) == ["中 文 模", "文 模 型"]
     assert dedup.shingles("Two words", 5) == ["two words"]
@@ -128,7 +126,7 @@ def test_the_estimate_is_the_similarity():
 
 
 def test_near_duplicates_go_and_others_stay():
-    """Of 40 pairs each: similarity 0.95 all found, 0.9 nearly all, 0.6 none, 0 none."""
+    """Of 40 pairs each, all of similarity 0.95 are found, nearly all of 0.9, none of 0.6 and 0."""
     pytest.importorskip("rensa")
     dropped = {}
     for similarity in (0.0, 0.6, 0.9, 0.95):
@@ -163,25 +161,25 @@ def test_near_index_does_not_care_for_batches(batch):
         number // 5 not in {other // 5 for other in order[:at]} for at, number in enumerate(order)
     ]
     assert mask.tolist() == first_of_family
-    # 17 bands of 12 bytes and 128 bytes of minima, and room to grow by half.
+    # 17 bands of 12 bytes and 128 bytes of minima for each document, and room to grow.
     assert 40 * 332 <= index.num_bytes <= 40 * (17 * 12 + 128 * 1.5)
 
 
 def test_a_dropped_document_drops_no_other():
-    """Similarity is to documents that stay: a chain of small changes is cut, not swallowed."""
+    """Documents are compared with those that stay: a chain of small changes is cut, not dropped whole."""
     rows = np.arange(128, dtype=np.uint32)[None].repeat(3, axis=0)
     rows[1, 112:] += 1000  # 0.875 to the first
     rows[2, 96:] += 5000  # 0.75 to the first, 0.75 to the second
     assert NearIndex(NEAR).add(rows).tolist() == [True, False, True]
     rows[2, 112:] = rows[1, 112:]
-    rows[2, 96:112] += 7  # 0.75 to the first, 0.875 to the second, which is gone
+    rows[2, 96:112] += 7  # 0.75 to the first, 0.875 to the second, which was dropped
     assert NearIndex(NEAR).add(rows).tolist() == [True, False, True]
     index = NearIndex(NEAR)
     assert [index.add(row[None]).item() for row in rows] == [True, False, True]
 
 
 def test_texts_without_words_are_never_near_duplicates():
-    """Their signatures are equal for want of anything to compare; exact deduplication sees to them."""
+    """Texts without a word have equal signatures but are no near duplicates, perhaps exact ones."""
     pytest.importorskip("rensa")
     index = NearIndex(NEAR)
     assert index.add(signatures(["...", "!!!", "short", "short!", "???"])).tolist() == [
@@ -205,9 +203,7 @@ def test_texts_without_words_are_never_near_duplicates():
     ],
 )
 def test_bands(threshold, num_permutations, expected):
-    """Pairs at the threshold are missed at most once in 50, unless there are too few hash functions for
-    that.
-    """
+    """Pairs at the threshold are missed at most once in 50, if there are hash functions enough."""
     count, rows = dedup.bands(threshold, num_permutations)
     assert (count, rows) == expected
     assert count * rows <= num_permutations
@@ -216,7 +212,7 @@ def test_bands(threshold, num_permutations, expected):
 
 
 def test_many_candidates_are_compared_in_pieces(monkeypatch):
-    """Pieces of candidates give the same answer as all at once."""
+    """Candidates that are compared in pieces give the same answer as all at once."""
     rows = np.arange(128, dtype=np.uint32)[None].repeat(60, axis=0)
     rows[:, 7:] += (
         np.arange(60, dtype=np.uint32)[:, None] * 1001 + 1001
@@ -232,7 +228,7 @@ def test_many_candidates_are_compared_in_pieces(monkeypatch):
 
 
 def test_signatures_are_the_same_in_every_process():
-    """Also under another seed of Python's own hashes; another seed of the rule gives others."""
+    """Signatures do not depend on PYTHONHASHSEED, but on the seed of the rule."""
     pytest.importorskip("rensa")
     text = "The same text in every process, 中文 too, and once more for good measure."
     program = (
@@ -252,7 +248,7 @@ def test_signatures_are_the_same_in_every_process():
 
 
 def test_rensa_and_its_version(monkeypatch):
-    """The version is kept for the record; without rensa the command that installs it is named."""
+    """The version of rensa is kept for the record; without rensa the message has the pip command."""
     pytest.importorskip("rensa")
     assert NearIndex(NEAR).rensa_version == dedup.rensa_version()
     monkeypatch.setitem(sys.modules, "rensa", None)

@@ -23,14 +23,14 @@ from nbtrain.corpus import sentences
     ],
 )  # fmt: skip
 def test_sentences(language, text, expected):
-    """By the language's rules; no text is lost but the blanks between."""
+    """Sentences follow the language's rules; no text is lost but the blanks between them."""
     pytest.importorskip("sentencex")
     assert sentences.sentences(text, language) == expected
     assert "".join(expected).replace(" ", "") == "".join(text.split())
 
 
 def test_sentencex_missing(monkeypatch):
-    """Said with the command that installs it."""
+    """A missing sentencex is an error with the command that installs it."""
     monkeypatch.setitem(sys.modules, "sentencex", None)
     with pytest.raises(DataError) as caught:
         sentences.check_dependencies()

@@ -13,7 +13,7 @@ from nbtrain.corpus.text_sample import sample_texts
 
 
 class Reader(SourceReader):
-    """Documents in memory, in parts of equal numbers; notes how many records were read of each part."""
+    """Documents in memory, in parts of equal numbers; counts how many records of each part were read."""
 
     kind = "mock"
 
@@ -42,7 +42,7 @@ class Reader(SourceReader):
 
 
 def documents(name: str, count: int, size: int = 100) -> list[str]:
-    """Different texts of `size` bytes that say their place."""
+    """Different texts of `size` bytes, each with its number."""
     return [f"{name}:{number}:".ljust(size, "x") for number in range(count)]
 
 
@@ -56,7 +56,7 @@ def num_bytes(texts) -> int:
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_small_corpus_is_taken_whole_and_in_order(compressed):
-    """Up to the size asked for: every document of every source, whatever the seed."""
+    """A corpus up to the size asked for gives every document of every source, whatever the seed."""
     first, second = documents("a", 30), documents("b", 50)
     readers = [Reader(first, 4, compressed), Reader(second, 1, compressed)]
     for seed in (1, 2):
@@ -66,7 +66,7 @@ def test_a_small_corpus_is_taken_whole_and_in_order(compressed):
 
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_large_corpus_is_sampled_by_seed(compressed, monkeypatch):
-    """Of the size asked for, from everywhere, in proportion to the sources; the same for the same seed."""
+    """A large corpus gives the size asked for, spread over all sources in proportion; the seed decides it."""
     monkeypatch.setattr(text_sample, "SMALLEST_PIECE_BYTES", 100)
     readers = [Reader(documents("a", 3000), 30, compressed), Reader(documents("b", 1000), 10, compressed)]
     texts = list(sample_texts(readers, 40_000, 7))
@@ -80,7 +80,7 @@ def test_a_large_corpus_is_sampled_by_seed(compressed, monkeypatch):
 
 
 def test_parts_are_read_no_further_than_their_piece(monkeypatch):
-    """100 parts of 100 documents: of each about one in ten, and one more to see the end."""
+    """Of each of 100 parts of 100 documents about one in ten is read, and one more to see the end."""
     monkeypatch.setattr(text_sample, "SMALLEST_PIECE_BYTES", 100)
     reader = Reader(documents("a", 10_000), 100)
     texts = list(sample_texts([reader], 100_000, 1))
@@ -90,7 +90,7 @@ def test_parts_are_read_no_further_than_their_piece(monkeypatch):
 
 
 def test_no_more_parts_than_pieces_are_worth_it(monkeypatch):
-    """Pieces have a least size and a largest number; the parts are then a seeded choice."""
+    """Pieces have a least size and a largest number; beyond it the parts are a seeded choice."""
     monkeypatch.setattr(text_sample, "MAX_PARTS", 7)
     reader = Reader(documents("a", 10_000), 100)
     list(sample_texts([reader], 900_000, 1))
@@ -101,9 +101,7 @@ def test_no_more_parts_than_pieces_are_worth_it(monkeypatch):
 
 
 def test_compressed_sources_hold_more_text_than_bytes():
-    """A byte of the file may be five of text: the sample is spread over it all the same, not its
-    beginning.
-    """
+    """If a byte of the file is five bytes of text, the sample is still spread over all of it."""
     reader = Reader(documents("a", 4000), 20, compressed=True, byte_ratio=0.2)
     texts = list(sample_texts([reader], 100_000, 3))
     assert num_bytes(texts) == 100_000
@@ -116,7 +114,7 @@ def test_compressed_sources_hold_more_text_than_bytes():
 
 
 def test_a_source_of_unknown_size_counts_as_the_sample():
-    """It gives its beginning: all of the sample alone, half of it beside a source as large as the sample."""
+    """A source of unknown size gives its beginning: the whole sample alone, half of it beside another."""
     unknown = Reader(documents("a", 1000), 10, size=False)
     assert places(sample_texts([unknown], 10_000, 1)) == list(range(100))
     known = Reader(documents("b", 100))
@@ -135,13 +133,13 @@ def test_what_a_source_lacks_the_next_ones_give():
 
 
 def test_a_long_document_is_cut():
-    """One document of a megabyte is no reason to take all of it, and no character is cut in half."""
+    """A document of a megabyte is not taken whole, and no character is cut in half."""
     texts = list(sample_texts([Reader(["é" * 500_000])], 1001, 1))
     assert texts == ["é" * 500]
 
 
 def test_what_encoding_drops_is_no_sample():
-    """Empty, not Unicode, seen before, and what the cleaning drops; what it fixes is fixed."""
+    """Texts that are empty, no Unicode, repeated or dropped by cleaning are left out; fixed text is fixed."""
     given = ["one", "", " \n", "\ud800", "one", "two ", "three"]
     tally = Tally()
     assert list(sample_texts([Reader(given)], 10**6, 1, tally=tally)) == ["one", "two ", "three"]
@@ -156,7 +154,7 @@ def test_what_encoding_drops_is_no_sample():
 
 
 def test_every_kind_of_record():
-    """Texts of several keys, examples in pieces; token ids have no text."""
+    """Records of several keys and examples give their text; token ids have none."""
     records = [
         "plain",
         Texts("main", ("other",)),
@@ -167,7 +165,7 @@ def test_every_kind_of_record():
 
 
 def test_cut():
-    """At most so many bytes, whole characters."""
+    """cut gives at most so many bytes, in whole characters."""
     assert text_sample.cut("aé中", 6) == "aé中"
     assert text_sample.cut("aé中", 5) == "aé"
     assert text_sample.cut("aé", 2) == "a"

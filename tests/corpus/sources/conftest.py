@@ -1,6 +1,4 @@
-"""How the tests of sources read them: part by part, with the lines of a file numbered through all of its
-parts.
-"""
+"""How tests read sources: part by part, the lines of a file numbered through all its parts."""
 
 import errno
 import os
@@ -20,11 +18,11 @@ WHERE = "run.yaml:7: data.sources[0]"
 
 @dataclass
 class Found:
-    """What a whole pass over a source gave."""
+    """What a whole pass over a source found."""
 
     records: list[Record] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    """As they are shown: file:line: what."""
+    """As messages show them: file:line: what."""
     counts: Counter[str] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     parts: list[str] = field(default_factory=list)
@@ -47,7 +45,7 @@ def read_all(reader: SourceReader) -> Found:
             lines[part.path] += tally.lines
         found.counts.update(records=tally.records, broken=tally.broken)
         found.dropped.update(tally.dropped)
-    # A packed file of nothing may have no part.
+    # A compressed file of nothing may have no part.
     assert not found.parts or sum(found.part_bytes) == reader.total_bytes()
     assert len(set(found.parts)) == len(found.parts)
     return found
@@ -55,7 +53,7 @@ def read_all(reader: SourceReader) -> Found:
 
 @pytest.fixture(scope="session")
 def read_parts():
-    """A function from a reader to what it finds; of the session, as Hypothesis asks for."""
+    """A function from a reader to what it finds; of session scope, as Hypothesis demands."""
     return read_all
 
 
@@ -83,7 +81,7 @@ def refusal(read):
 
 @pytest.fixture
 def part_bytes(monkeypatch):
-    """A function that sets how large parts are."""
+    """A function that sets the size of parts."""
     return lambda size: monkeypatch.setattr(base, "PART_BYTES", size)
 
 
@@ -101,9 +99,7 @@ def unreadable():
 
 @pytest.fixture
 def closed(workspace, monkeypatch):
-    """A function that closes folders of the workspace, for root too: their content can neither be listed nor
-    asked for.
-    """
+    """A function that closes folders of the workspace, for root too: nothing in them is listed or found."""
 
     def close(*names: str) -> None:
         folders = [workspace / name for name in names]

@@ -1,4 +1,4 @@
-"""Compressed streams: what is read, at any size of reads, and what is said about damaged ones."""
+"""Compressed streams: what is read, for any size of reads, and the messages about damaged files."""
 
 import bz2
 import gzip
@@ -39,7 +39,7 @@ def unpack(content: bytes, suffix: str) -> Unpacked:
 
 @packed
 def test_round_trip(suffix, tmp_path):
-    """Whole, by lines and in pieces, the same bytes are read, and every compressed byte is accounted for."""
+    """Read whole, by lines or in pieces, the bytes are the same, and every compressed byte is counted."""
     path = tmp_path / f"a{suffix}"
     path.write_bytes(PACK[suffix](CONTENT))
     with open_bytes(path, "here") as stream:
@@ -53,9 +53,7 @@ def test_round_trip(suffix, tmp_path):
 
 @packed
 def test_several_members(suffix):
-    """Files that were appended to, or packed by several threads, are read to their end; empty members are
-    nothing.
-    """
+    """Files of several members, appended or packed by threads, are read to the end; some may be empty."""
     pack = PACK[suffix]
     content = pack(b"one ") + pack(b"") + pack(CONTENT) + pack(b" three")
     assert unpack(content, suffix).read() == b"one " + CONTENT + b" three"
@@ -63,19 +61,19 @@ def test_several_members(suffix):
 
 
 @packed
-def test_zeros_behind_the_last_member(suffix):
-    """Tapes and some tools pad files with zeros."""
+def test_zeros_after_the_last_member(suffix):
+    """Zeros at the end of a file, as tapes and some tools add them, are ignored."""
     assert unpack(PACK[suffix](CONTENT) + bytes(1000), suffix).read() == CONTENT
 
 
 def test_zeros_between_streams_of_xz():
-    """The format allows padding between streams, in fours."""
+    """Padding between streams of .xz, in multiples of four bytes, is ignored."""
     content = lzma.compress(b"one ") + bytes(8) + lzma.compress(CONTENT) + bytes(4)
     assert unpack(content, ".xz").read() == b"one " + CONTENT
 
 
 def test_skippable_frames():
-    """pzstd and seekable zstd put frames without text between the others."""
+    """Frames without text between the others, as pzstd and seekable zstd write them, are ignored."""
     skippable = bytes.fromhex("502a4d18") + (5).to_bytes(4, "little") + b"hello"
     content = skippable + PACK[".zst"](b"text") + skippable
     assert unpack(content, ".zst").read() == b"text"
@@ -85,7 +83,7 @@ def test_skippable_frames():
 @settings(max_examples=num_cases(40), deadline=None)
 @given(st.data())
 def test_cut_short_anywhere(suffix, data):
-    """A file that lacks its end, by one byte or all of them, is never taken for a shorter one."""
+    """A file that lacks its end, one byte or all bytes, is never taken for a shorter file."""
     content = PACK[suffix](b"begin") + PACK[suffix](CONTENT)
     whole_members = (len(PACK[suffix](b"begin")), len(content))
     length = data.draw(st.integers(0, len(content) - 1).filter(lambda length: length not in whole_members))
@@ -97,7 +95,7 @@ def test_cut_short_anywhere(suffix, data):
 
 @packed
 def test_damage_is_named(suffix):
-    """Bytes that are not the format's, at the beginning, in the middle and after the end."""
+    """Bytes of no such format, at the beginning, in the middle or after the end, are an error."""
     content = PACK[suffix](CONTENT)
     middle = bytearray(content)
     middle[len(content) // 2 : len(content) // 2 + 40] = b"\xa5" * 40
@@ -111,7 +109,7 @@ def test_damage_is_named(suffix):
 
 @packed
 def test_memory_of_a_bomb(suffix):
-    """However much a file shrinks, a step unpacks a bounded piece of it."""
+    """However much a file shrinks when it is packed, each step unpacks a bounded piece of it."""
     # The least that zstd makes of 128 KiB is 4 bytes.
     num_zeros, largest = (200 << 20, 128 << 20) if suffix == ".zst" else (16 << 20, 1 << 20)
     content = PACK[suffix](random.Random(1).randbytes(300_000) + bytes(num_zeros))
@@ -124,7 +122,7 @@ def test_memory_of_a_bomb(suffix):
 
 
 def test_without_zstandard(workspace, refusal, monkeypatch):
-    """The message has the pip command."""
+    """Without zstandard the message has the pip command."""
     (workspace / "a.jsonl.zst").write_bytes(PACK[".zst"](b"{}"))
     monkeypatch.setitem(sys.modules, "zstandard", None)
     assert refusal(JsonlSource(kind="jsonl", path="a.jsonl.zst")) == (
@@ -136,7 +134,7 @@ def test_without_zstandard(workspace, refusal, monkeypatch):
 @packed
 @pytest.mark.parametrize("content", [CONTENT, b""])
 def test_a_compressed_file_by_another_name(suffix, content, workspace):
-    """The message says what it is; nothing of it is read as text."""
+    """An archive is named as what it is; nothing of it is read as text."""
     (workspace / "a.jsonl").write_bytes(PACK[suffix](content))
     with pytest.raises(DataError) as caught:
         open_bytes(workspace / "a.jsonl", "here")
@@ -171,7 +169,7 @@ def test_what_is_not_read_is_named(name, workspace, refusal):
 
 @pytest.mark.parametrize("mode", ["w", "w:gz", "w:xz"])
 def test_a_tar_archive_is_named(mode, workspace, refusal):
-    """Compressed or not, an archive is no text; its name does not matter if the bytes tell."""
+    """An archive is refused, compressed or not, whatever its name, if its bytes show what it is."""
     suffix = mode.replace("w", "").replace(":", ".")
     (workspace / "inside.txt").write_bytes(CONTENT)
     with tarfile.open(workspace / f"a.tar{suffix}", mode) as archive:
@@ -185,7 +183,7 @@ def test_a_tar_archive_is_named(mode, workspace, refusal):
 
 
 def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
-    """A .jsonl.zip in a folder is named: beside others with a warning, alone in the error."""
+    """A .jsonl.zip in a folder is named: in a warning beside other files, in the error if it is alone."""
     folder = workspace / "texts"
     folder.mkdir()
     with zipfile.ZipFile(folder / "a.jsonl.zip", "w") as archive:
@@ -204,7 +202,7 @@ def test_a_folder_with_files_that_are_not_read(workspace, refusal, caplog):
 
 
 def test_a_text_that_begins_as_bzip2(workspace):
-    """Three letters and a digit are no compressed file."""
+    """Text that begins with three letters and a digit is not taken for a compressed file."""
     (workspace / "a.txt").write_bytes(b"BZh9 is what bzip2 begins with.")
     with open_bytes(workspace / "a.txt", "here") as stream:
         assert stream.read() == b"BZh9 is what bzip2 begins with."

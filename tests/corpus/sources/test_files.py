@@ -52,7 +52,7 @@ def test_order_and_what_is_left_out(write, read):
 
 
 def test_small_files_share_parts(write, read, part_bytes):
-    """Files are grouped in order up to PART_BYTES; each group has a name of its own."""
+    """Files are grouped in order up to PART_BYTES, and no two groups have the same name."""
     write(**{f"in/{number}.txt": b"x" * 40 for number in range(5)})
     part_bytes(100)
     found = read(text("in"))
@@ -66,7 +66,7 @@ def test_small_files_share_parts(write, read, part_bytes):
 
 
 def test_a_large_file_among_small_ones(write, read, part_bytes):
-    """The order of files stands; a large one is cut at line ends and its parts name their bytes."""
+    """The order of files is kept; a large file is cut at line ends, and its parts name their bytes."""
     write(
         **{
             "in/a.jsonl": b'{"text": "a"}\n',
@@ -86,7 +86,7 @@ def test_a_large_file_among_small_ones(write, read, part_bytes):
 
 
 def test_readers_and_parts_go_to_workers(write, part_bytes):
-    """Both are picklable, and the copy reads the same."""
+    """A reader and a part are picklable, and their copies read the same."""
     write(**{"a.jsonl": b'{"text": "a"}\n' * 4})
     part_bytes(20)
     reader, parts = pickle.loads(
@@ -97,9 +97,7 @@ def test_readers_and_parts_go_to_workers(write, part_bytes):
 
 
 def test_missing_path_and_empty_folder(workspace, refusal):
-    """A path that is not there, and a folder without such files, name the setting and where it was looked
-    for.
-    """
+    """A missing path and a folder without wanted files name the setting and the place that was searched."""
     assert refusal(jsonl("nowhere/x.jsonl")) == (
         "run.yaml:7: data.sources[0]: path = 'nowhere/x.jsonl': no such file or folder (nowhere/x.jsonl). "
         "Relative "
@@ -113,7 +111,7 @@ def test_missing_path_and_empty_folder(workspace, refusal):
 
 
 def test_unreadable_file(write, workspace, refusal, unreadable):
-    """A file that may not be read is an error in words."""
+    """A file without the right to read it is an error in words."""
     write(**{"a.jsonl": b"{}"})
     unreadable(workspace / "a.jsonl")
     assert refusal(jsonl("a.jsonl")) == (
@@ -122,7 +120,7 @@ def test_unreadable_file(write, workspace, refusal, unreadable):
 
 
 def test_an_unreadable_folder(write, workspace, refusal, closed):
-    """Whatever lies in it would be missing without a word; a hidden one is not asked."""
+    """A folder that may not be entered is an error, as its text would be missing; a hidden one is ignored."""
     write(**{"in/a.jsonl": b"{}", "in/sub/deep/b.jsonl": b"{}", "in/.sub/c.jsonl": b"{}"})
     closed("in/sub/deep", "in/.sub")
     message = "run.yaml:7: data.sources[0]: in/sub/deep: cannot be read: Permission denied."
@@ -134,7 +132,7 @@ def test_an_unreadable_folder(write, workspace, refusal, closed):
 
 
 def test_links(write, workspace, read):
-    """They are followed; each folder is read once, by its own name if it has one in the source."""
+    """Links are followed; each folder is read once, by its own name if it has one in the source."""
     write(
         **{
             "in/b/1.txt": b"1",
@@ -161,7 +159,7 @@ def test_links(write, workspace, read):
 
 @pytest.mark.parametrize("target", ["gone.txt", "in/a.txt"])
 def test_a_link_that_leads_nowhere(write, workspace, refusal, target):
-    """Its file is missing, or it leads to itself: that is not the text that was meant."""
+    """A link to a missing file or to itself is an error: it is not the text that was meant."""
     write(**{"in/b.txt": b"b"})
     (workspace / "in" / "a.txt").symlink_to(workspace / target)
     message = (
@@ -174,7 +172,7 @@ def test_a_link_that_leads_nowhere(write, workspace, refusal, target):
 
 
 def test_a_name_that_is_not_utf8(workspace, refusal, read):
-    """Records that hold names are UTF-8; a file that is not read may have any name."""
+    """A name that is not UTF-8 is refused, as records hold it; a file that is not read may have any name."""
     (workspace / "in").mkdir()
     (workspace / "in" / "a.txt").write_text("a")
     (workspace / "in" / os.fsdecode(b"caf\xe9.jsonl")).write_text("{}")
@@ -189,7 +187,7 @@ def test_a_name_that_is_not_utf8(workspace, refusal, read):
 
 
 def test_what_is_no_regular_file(write, workspace, refusal, read):
-    """A pipe or a device is named as what it is, as the path or in a folder."""
+    """A pipe or a device is named as what it is, whether it is the path or lies in a folder."""
     write(**{"in/a.txt": b"a"})
     os.mkfifo(workspace / "in" / "b.jsonl")
     assert read(text("in")).records == ["a"]
@@ -208,13 +206,13 @@ def test_what_is_no_regular_file(write, workspace, refusal, read):
 
 
 def test_suffixes_in_capitals(write, read):
-    """Windows and cameras write them; the packed ones are unpacked."""
+    """Suffixes in capitals, as Windows and cameras write them, count; packed files are unpacked."""
     write(**{"in/A.TXT": b"a", "in/b.txt.GZ": gzip.compress(b"b"), "in/c.Txt.Bz2": bz2.compress(b"c")})
     assert read(text("in")).records == ["a", "b", "c"]
 
 
 def test_fingerprint_follows_the_files(write, workspace):
-    """Sizes and times of the files, by name within the source, so that the workspace may move."""
+    """The fingerprint is sizes and times of the files, by name within the source: the workspace may move."""
     write(**{"in/a.jsonl": b"{}"})
     os.utime(workspace / "in" / "a.jsonl", ns=(5, 5))
     assert open_source(jsonl("in")).fingerprint() == {"files": {"a.jsonl": [2, 5]}}
@@ -222,7 +220,7 @@ def test_fingerprint_follows_the_files(write, workspace):
 
 
 def test_a_file_that_becomes_shorter(write, workspace, part_bytes):
-    """A file that is written to between the plan and the reading is an error and not a shorter corpus."""
+    """A file that is written to between the plan and the reading is an error, not a shorter corpus."""
     write(**{"a.jsonl": b'{"text": "a"}\n' * 4})
     part_bytes(20)
     reader = open_source(jsonl("a.jsonl"), "data.sources[0]")

@@ -29,9 +29,7 @@ class C:
 
 
 def test_docstrings_in_order():
-    """Module, functions, classes and methods, each cleaned as help() shows it; strings that document nothing
-    are not.
-    """
+    """Docstrings of modules, functions, classes and methods come as help() shows them, other strings not."""
     assert list(python_docs.docstrings(MODULE)) == [
         "The module's words.",
         "Of f.",
@@ -62,9 +60,7 @@ def two_packages(tmp_path, monkeypatch):
 
 
 def test_packages_are_mixed_evenly(two_packages):
-    """Every stretch of the order holds both packages in proportion; tests are left out, duplicates
-    counted.
-    """
+    """Every stretch of the order holds both packages in proportion, without tests; duplicates are counted."""
     reader, tally = two_packages(10**6), Tally()
     documents = list(reader.documents(tally))
     names = [document.split()[0] for document in documents]
@@ -77,7 +73,7 @@ def test_packages_are_mixed_evenly(two_packages):
 
 
 def test_cap(two_packages):
-    """The cap is never passed, and a capped order is the beginning of the whole one."""
+    """The text never passes the cap, and a capped order is the beginning of the whole order."""
     whole = list(two_packages(10**6).documents())
     part = list(two_packages(3000).documents())
     assert part == whole[: len(part)]
@@ -92,9 +88,7 @@ def test_absent_packages_are_recorded(two_packages):
 
 
 def test_real_documentation():
-    """From this installation: text of several packages with versions and licences, and nothing was
-    imported.
-    """
+    """This installation gives text of several packages, with versions and licences, and imports none."""
     before = set(sys.modules)
     reader = open_source(PythonDocsSource(kind="python-docs", max_bytes=200_000))
     documents = list(reader.documents())
@@ -107,7 +101,7 @@ def test_real_documentation():
 
 
 def test_help_topics():
-    """pydoc's topics are found in its source, by ast."""
+    """The help topics of pydoc are read out of its source, by ast."""
     topics = dict(python_docs._topics())
     assert len(topics) > 50
     assert topics["assert"]()[0].startswith("The")

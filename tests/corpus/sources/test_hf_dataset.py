@@ -1,6 +1,4 @@
-"""Folders as save_to_disk writes them: with and without splits, whole and damaged. No `datasets` package is
-needed.
-"""
+"""Folders as save_to_disk writes them: with and without splits, whole and damaged."""
 
 import json
 
@@ -20,7 +18,7 @@ def hf(path, **settings):
 
 
 def save(folder, *shards, info=INFO, batch_rows=4):
-    """As datasets 5.2 does: Arrow streams, state.json and dataset_info.json."""
+    """Write shards as datasets 5.2 does: Arrow streams, state.json and dataset_info.json."""
     folder.mkdir(parents=True, exist_ok=True)
     names = [f"data-{number:05d}-of-{len(shards):05d}.arrow" for number in range(len(shards))]
     for name, table in zip(names, shards):
@@ -51,7 +49,7 @@ def test_shards_and_batches(workspace, read, part_bytes, size):
 
 
 def test_one_large_batch(workspace, read, monkeypatch):
-    """Batches of any size are gone through in pieces."""
+    """Batches of any size are read in pieces."""
     monkeypatch.setattr("nbtrain.corpus.sources.arrow.BATCH_BYTES", 50)
     save(workspace / "set", table([*TEXTS[:8], None, *TEXTS[8:]]), batch_rows=1000)
     found = read(hf("set"))
@@ -61,7 +59,7 @@ def test_one_large_batch(workspace, read, monkeypatch):
 
 @pytest.mark.parametrize("size", [1, 10**6])
 def test_a_null_row(workspace, read, part_bytes, size):
-    """It is broken, with the number of the row in its shard."""
+    """A null row is broken, with its number in its shard."""
     part_bytes(size)
     save(workspace / "set", table(TEXTS[:9]), table([*TEXTS[:6], None, "end"]))
     found = read(hf("set"))
@@ -70,7 +68,7 @@ def test_a_null_row(workspace, read, part_bytes, size):
 
 
 def test_splits(workspace, read, refusal):
-    """A dataset of several splits needs one by name; of one, none."""
+    """A dataset of several splits needs the name of one; a dataset of one split needs none."""
     for name, texts in {"train": TEXTS[:3], "test": TEXTS[3:]}.items():
         save(workspace / "set" / name, table(texts))
     (workspace / "set" / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
@@ -84,9 +82,7 @@ def test_splits(workspace, read, refusal):
 
 
 def test_what_the_dataset_says_of_itself(workspace):
-    """Licence and citation go into the manifest, unless the section says otherwise; the shards are the
-    fingerprint.
-    """
+    """Licence and citation go into the manifest, unless the section sets them; shards are the fingerprint."""
     save(workspace / "set", table(TEXTS))
     described = open_source(hf("set")).describe()
     assert (described["licence"], described["attribution"]) == ("cc-by-4.0", "@misc{x}")
@@ -100,7 +96,7 @@ def test_what_the_dataset_says_of_itself(workspace):
 
 
 def test_folders_that_are_none(workspace, refusal):
-    """Each message says what was looked for."""
+    """Each message about a folder without a dataset says what was looked for."""
     (workspace / "set").mkdir()
     where = "run.yaml:7: data.sources[0]: "
     assert refusal(hf("gone")) == (
@@ -131,7 +127,7 @@ def test_folders_that_are_none(workspace, refusal):
 
 
 def test_a_name_outside_the_folder(workspace, refusal):
-    """state.json names files of its own folder only."""
+    """A name in state.json that leads out of its folder is refused."""
     save(workspace / "set", table(TEXTS))
     (workspace / "set" / "state.json").write_text('{"_data_files": [{"filename": "../other.arrow"}]}')
     (workspace / "other.arrow").write_bytes(b"")
@@ -160,7 +156,7 @@ def test_extra_keys(workspace, read):
 
 
 def test_a_folder_that_may_not_be_entered(workspace, refusal, closed):
-    """It is not said to be without a dataset."""
+    """A folder that may not be entered is not reported as one without a dataset."""
     save(workspace / "set", table(TEXTS))
     closed("set")
     assert refusal(hf("set")) == (

@@ -1,6 +1,4 @@
-"""Fine-tuning examples: which pieces they become, which of them are learnt, and what is said about broken
-ones.
-"""
+"""Fine-tuning examples: their pieces, which of them are learnt, and what is reported about broken ones."""
 
 import gzip
 import json
@@ -49,7 +47,7 @@ def sharegpt(*messages) -> dict:
 
 
 def test_prompt_and_completion(read):
-    """The texts as they are, the second learnt; an empty prompt is no piece; other keys by name."""
+    """The texts are taken as they are, the second learnt; an empty prompt is no piece; keys have settings."""
     records = [{"prompt": "Q: {x}\n", "completion": " A", "more": 1}, {"prompt": "", "completion": "all"}]
     pieces, tally = read("prompt-completion", *records)
     assert pieces == [(("Q: {x}\n", False), (" A", True)), (("all", True),)]
@@ -61,7 +59,7 @@ def test_prompt_and_completion(read):
 
 
 def test_broken_prompts_and_completions(read):
-    """Missing, not text, or nothing to learn: each with file and line, the good ones are kept."""
+    """Missing keys, values that are no text and empty answers are broken, with file and line."""
     _, tally = read(
         "prompt-completion",
         {"prompt": "Q"},
@@ -78,7 +76,7 @@ def test_broken_prompts_and_completions(read):
 
 
 def test_alpaca_prompts_are_the_published_ones(read):
-    """To the letter, with an input and without one: missing, null and empty are the same."""
+    """Prompts are Alpaca's to the letter, with and without input, which may be missing, null or empty."""
     pieces, tally = read(
         "alpaca",
         {"instruction": "Add.", "input": "1, {input}", "output": "3"},
@@ -106,7 +104,7 @@ def test_alpaca_prompts_are_the_published_ones(read):
 
 
 def test_alpaca_with_a_template_of_its_own(read):
-    """Fields are put in once; an input that the template has no place for breaks the example."""
+    """Fields are filled once; an input for which the template has no field breaks the example."""
     record = {"instruction": "Do {input}", "input": "it", "output": "done"}
     pieces, _ = read("alpaca", record, template="{instruction} / {input} =")
     assert pieces == [(("Do {input} / it =", False), ("done", True))]
@@ -118,7 +116,7 @@ def test_alpaca_with_a_template_of_its_own(read):
 
 
 def test_broken_alpaca(read):
-    """An instruction and an output must be there and say something; an input must be text."""
+    """An instruction and an output must hold text that is not blank; an input must be text."""
     _, tally = read(
         "alpaca",
         {"instruction": "", "output": "x"},
@@ -133,7 +131,7 @@ def test_broken_alpaca(read):
 
 
 def test_an_array_in_a_json_file(read, workspace):
-    """As Alpaca's own file is; elements are counted from 1."""
+    """An array, as Alpaca's own file is, is read; its elements are counted from 1."""
     records = [{"instruction": "a", "output": "b"}, {"instruction": "a"}, 3]
     (workspace / "alpaca.json").write_text(json.dumps(records, indent=1))
     pieces, tally = read("alpaca", file="alpaca.json", template="{instruction}")
@@ -145,9 +143,7 @@ def test_an_array_in_a_json_file(read, workspace):
 
 
 def test_conversations(read):
-    """Headers and other roles are one prompt, learnt content with what follows it is a piece; both
-    spellings.
-    """
+    """Headers and other roles join to one prompt; learnt content and what follows it are a piece."""
     expected = (
         ("<|system|>\nBe brief.\n<|user|>\nHi {role}\n<|assistant|>\n", False),
         ("Hello\n", True),
@@ -163,9 +159,7 @@ def test_conversations(read):
 
 
 def test_template_and_learnt_roles_of_a_conversation(read):
-    """What follows the content of a learnt role in the template is learnt; a role may be any name that is
-    learnt.
-    """
+    """What the template has after a learnt role's content is learnt too; any name of a role may be learnt."""
     pieces, _ = read(
         "chat",
         {"turns": [{"role": "user", "content": "Q"}, {"role": "critic", "content": "{content}"}]},
@@ -184,7 +178,7 @@ def test_template_and_learnt_roles_of_a_conversation(read):
 
 
 def test_what_follows_the_last_learnt_message_is_left_out(read):
-    """No loss would reach it; an empty message that is not learnt is kept."""
+    """Messages after the last learnt one are left out; an empty message that is not learnt is kept."""
     pieces, _ = read("chat", chat(("user", ""), ("assistant", "A"), ("user", "Thanks"), ("tool", "x")))
     assert pieces == [(("<|user|>\n\n<|assistant|>\n", False), ("A\n", True))]
 
@@ -219,16 +213,14 @@ def test_what_follows_the_last_learnt_message_is_left_out(read):
     ],
 )
 def test_broken_conversations(read, record, what):
-    """Each way to be broken, named with file and line; the next one is read."""
+    """Each kind of broken record is named with file and line, and the next record is read."""
     pieces, tally = read("chat", chat(("user", "Q"), ("assistant", "A")), record, chat(("assistant", "B")))
     assert len(pieces) == 2
     assert problems(tally) == [("data.jsonl", 2, what)]
 
 
 def test_compressed_lines_and_parquet(read, workspace):
-    """The same examples from .jsonl.gz and .parquet; of both columns of messages the null one is passed
-    over.
-    """
+    """The same examples come from .jsonl.gz and .parquet; a null column of messages is passed over."""
     pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
     import pyarrow.parquet as pq
 
@@ -254,7 +246,7 @@ def test_a_template_reaches_its_fields_and_nothing_else():
 
 
 def test_templates_without_their_field_are_refused(tmp_path):
-    """A template must hold what is asked: the message names file, line and rule."""
+    """A template without its field is refused: the message names file, line and rule."""
 
     def refusal(source):
         path = tmp_path / "run.yaml"
@@ -278,7 +270,7 @@ def test_templates_without_their_field_are_refused(tmp_path):
 
 
 def test_names_of_roles_and_content_in_parts(read):
-    """ShareGPT's other names, and content as a list of texts; a picture among them is a broken record."""
+    """ShareGPT's other names and content as a list of texts are read; a picture breaks the record."""
     said = [{"from": "human", "value": "Q"}, {"from": "chatgpt", "value": "A"}]
     parts = [
         {"role": "user", "content": [{"type": "text", "text": "Q"}]},
@@ -291,7 +283,7 @@ def test_names_of_roles_and_content_in_parts(read):
 
 
 def test_roles_of_the_yaml(read):
-    """`roles` maps other names; the message on one that is missing shows the whole line, ready to paste."""
+    """`roles` maps other names; the message about an unknown role shows the whole line, ready to paste."""
     record = chat(("on", "Q"), ("Bot 2", "A"))
     _, tally = read("chat", record, roles={"customer": "user"})
     assert problems(tally)[0][2].endswith('add to this source: roles: {customer: user, "on": user}')
@@ -305,7 +297,7 @@ def test_roles_of_the_yaml(read):
 
 
 def message(name: str, parent: str | None = None, **more) -> dict:
-    """A message of a tree; of roles that alternate with the depth, which is the length of its name."""
+    """A message of a tree. Its role alternates with its depth, which is the length of its name."""
     role = "prompter" if len(name) % 2 else "assistant"
     return {
         "message_id": name,
@@ -332,7 +324,7 @@ ANSWERS = [
 
 
 def nested(rows: list[dict]) -> dict:
-    """The tree of some rows as one record, as OpenAssistant's .trees.jsonl has it."""
+    """The tree of some rows as one record, as in OpenAssistant's .trees.jsonl."""
     nodes = {row["message_id"]: {**row, "replies": []} for row in rows}
     for row in rows[1:]:
         nodes[row["parent_id"]]["replies"].append(nodes[row["message_id"]])
@@ -344,9 +336,7 @@ def nested(rows: list[dict]) -> dict:
 
 
 def test_trees_of_conversations(read):
-    """Each path to a leaf is a conversation, and each answer is learnt once; nested and row by row are the
-    same.
-    """
+    """Each path to a leaf is a conversation, and each answer is learnt once, nested or row by row."""
     rows = [*TREE, *(dict(row, message_tree_id="z") for row in TREE)]
     pieces, tally = read("chat", *rows)
     assert (pieces, tally.records, tally.broken, tally.dropped) == (ANSWERS * 2, 12, 0, {})
@@ -355,7 +345,7 @@ def test_trees_of_conversations(read):
 
 
 def test_a_shared_answer_is_learnt_once(read):
-    """The second path to a leaf has the first answer before it, which bears no loss there."""
+    """The second path to a leaf has the first answer before it, where it bears no loss."""
     rows = [message("a"), message("ab", "a"), message("abc", "ab"), message("abcd", "abc")]
     rows += [message("abx", "ab"), message("abxy", "abx")]
     pieces, _ = read("chat", *rows)
@@ -366,9 +356,7 @@ def test_a_shared_answer_is_learnt_once(read):
 
 
 def test_broken_trees(read):
-    """A tree whose rows are apart, an unknown role, a deleted message, and a question that nobody
-    answered.
-    """
+    """Rows apart from their tree, unknown roles, deleted messages and unanswered questions are counted."""
     late = dict(message("qr", "q"), message_tree_id="q")
     _, tally = read("chat", message("q"), message("x"), late)
     assert tally.dropped == {"unanswered": 2, "broken_record": 1}
@@ -396,7 +384,7 @@ def test_broken_trees(read):
 
 @pytest.mark.parametrize("suffix", [".jsonl", ".parquet"])
 def test_a_part_cuts_no_tree(read, workspace, monkeypatch, suffix):
-    """However large, a file of messages is one part, for its trees run over lines and row groups."""
+    """However large it is, a file of messages is one part, as its trees run over lines and row groups."""
     pa = pytest.importorskip("pyarrow", reason="needs pyarrow")
     import pyarrow.parquet as pq
 

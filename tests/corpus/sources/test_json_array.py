@@ -42,7 +42,7 @@ def source(path: str) -> JsonlSource:
     st.lists(VALUES, max_size=6), st.sampled_from([None, 1]), st.booleans(), st.sampled_from([1, 7, 1 << 18])
 )
 def test_any_array(values, indent, is_ascii, read_bytes):
-    """However it is written and read, its elements are its lines."""
+    """The elements of an array are its lines, however the array is written and read."""
     content = json.dumps(values, indent=indent, ensure_ascii=is_ascii).encode(errors="surrogatepass")
     before, json_array.READ_BYTES = json_array.READ_BYTES, read_bytes
     try:
@@ -55,7 +55,7 @@ def test_any_array(values, indent, is_ascii, read_bytes):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("size", [50, 1 << 20])
 def test_an_array_under_the_name_of_json_lines(workspace, read, part_bytes, suffix, size):
-    """kind: jsonl reads it as it reads lines, small or large, compressed or not, and in a named .json too."""
+    """Kind jsonl reads an array as it reads lines: small or large, compressed or not, also named .json."""
     part_bytes(size)
     content = json.dumps([{"text": f"text {number}"} for number in range(20)], indent=1).encode()
     for name in (f"a.jsonl{suffix}", f"a.json{suffix}"):
@@ -67,7 +67,7 @@ def test_an_array_under_the_name_of_json_lines(workspace, read, part_bytes, suff
 
 
 def test_lines_that_are_arrays_are_no_array(workspace, read):
-    """Each is a broken line, and the objects after them are read."""
+    """Each element that is no such object is a broken line, and the objects after it are read."""
     (workspace / "a.jsonl").write_text('[1, 2]\n{"text": "b"}\n[]\n')
     found = read(source("a.jsonl"))
     assert found.records == ["b"]
@@ -75,7 +75,7 @@ def test_lines_that_are_arrays_are_no_array(workspace, read):
 
 
 def test_a_broken_element_costs_no_other(workspace, read):
-    """It is named by its number."""
+    """A broken element is named by its number."""
     (workspace / "a.jsonl").write_text(
         '[{"text": "a"},\n {"text": b}, 7, {"text":\n"c\nd"}, {"text": "e"}]\n'
     )
@@ -104,20 +104,20 @@ def test_a_broken_element_costs_no_other(workspace, read):
     ],
 )
 def test_an_array_that_does_not_end(workspace, refusal, content, said):
-    """No share of broken records lets it pass: what is missing cannot be counted."""
+    """An array without its end is an error: what is missing cannot count for max_broken_fraction."""
     (workspace / "a.jsonl").write_text(content)
     assert said in refusal(source("a.jsonl"))
 
 
 def test_an_element_is_bounded(monkeypatch):
-    """A quote that is missing does not fill the memory."""
+    """A missing quote does not fill the memory."""
     monkeypatch.setattr(json_array, "MAX_ELEMENT_BYTES", 1000)
     with pytest.raises(DataError, match="element 1 of the array is over 1,000 bytes"):
         lines(b'[{"text": "' + b"a" * (1 << 20))
 
 
 def test_memory_is_that_of_an_element(workspace):
-    """20 MB of array take a few megabytes."""
+    """An array of 20 MB takes a few megabytes of memory."""
     with (workspace / "a.jsonl").open("w") as stream:
         stream.write("[" + ",\n".join([json.dumps({"text": "word " * 2000})] * 2000) + "]")
     reader = open_source(source("a.jsonl"), "here")

@@ -1,4 +1,4 @@
-"""JSON lines: what is a document, what is broken and where, and that parts change nothing."""
+"""JSON lines: what is a document, what is broken and where, and that the size of parts changes nothing."""
 
 import bz2
 import gzip
@@ -50,7 +50,7 @@ def test_a_folder_of_all(workspace, read):
 @pytest.mark.parametrize("suffix", ["", ".gz"])
 @pytest.mark.parametrize("size", [20, 10**6])
 def test_a_byte_order_mark(workspace, read, part_bytes, suffix, size):
-    """As editors on Windows write it: the first line counts like the others."""
+    """With the byte order mark of editors on Windows, the first line counts like the others."""
     part_bytes(size)
     content = b'\xef\xbb\xbf{"text": "one"}\r\n{"text": "two"}\r\n'
     (workspace / f"a.jsonl{suffix}").write_bytes(PACK[suffix](content))
@@ -63,7 +63,7 @@ def test_a_byte_order_mark(workspace, read, part_bytes, suffix, size):
 @pytest.mark.parametrize("size", [20, 10**6])
 @pytest.mark.parametrize(("encoding", "mark"), [("utf-16-le", "ff fe"), ("utf-16-be", "fe ff")])
 def test_utf16(workspace, refusal, part_bytes, suffix, size, encoding, mark):
-    """As PowerShell writes it: no line of it could be read, so it is said once."""
+    """UTF-16, as PowerShell writes it, is one error: no line of it could be read."""
     part_bytes(size)
     content = '\ufeff{"text": "one"}\n{"text": "two"}\n'.encode(encoding)
     (workspace / f"a.jsonl{suffix}").write_bytes(PACK[suffix](content))
@@ -97,7 +97,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("line", list(BROKEN), ids=lambda line: repr(line[:12]))
 def test_one_broken_line(workspace, read, line):
-    """It is left out, counted, and named with file, line and reason; the others are read."""
+    """A broken line is left out, counted, and named with file, line and reason; the others are read."""
     (workspace / "a.jsonl").write_bytes(b'{"text": "a"}\n\n' + line + b'\n{"text": "b"}\n')
     found = read(jsonl("a.jsonl"))
     assert found.records == ["a", "b"]
@@ -113,7 +113,7 @@ def test_one_broken_line(workspace, read, line):
     "value", ["NaN", "-Infinity", "1e999", "9" * 5000, '"\\ud800"', '{"\\udc00": [NaN]}']
 )
 def test_what_only_python_reads(workspace, read, value):
-    """As json.dumps writes it: beside the text it is nothing that matters."""
+    """What json.dumps writes beside the text (NaN, lone surrogates, large numbers) does no harm."""
     (workspace / "a.jsonl").write_text(f'{{"text": "a", "x": {value}}}\n{{"text": "b"}}\n')
     found = read(jsonl("a.jsonl"))
     assert found.records == ["a", "b"]
@@ -121,7 +121,7 @@ def test_what_only_python_reads(workspace, read, value):
 
 
 def test_lone_surrogates(workspace, read):
-    """In any requested key, text that holds one cannot be written as UTF-8; a pair is one character."""
+    """A lone surrogate in a key that is read drops the record; a pair of surrogates is one character."""
     lines = [
         {"text": "a\ud800", "title": "A"},
         {"text": "b", "title": "\udc00"},
@@ -135,7 +135,7 @@ def test_lone_surrogates(workspace, read):
 
 
 def test_every_broken_line_is_named(workspace, read):
-    """And counted."""
+    """Every broken line is counted and named."""
     (workspace / "a.jsonl").write_bytes(b"{\n" * 50)
     found = read(jsonl("a.jsonl"))
     assert [problem.partition(": ")[0] for problem in found.problems] == [
@@ -145,7 +145,7 @@ def test_every_broken_line_is_named(workspace, read):
 
 
 def test_extra_keys(workspace, read):
-    """Further keys come with the text, in the order asked for; a record without one of them is broken."""
+    """Extra keys come with the text, in the order asked for; a record that lacks one is broken."""
     lines = [
         {"text": "a", "title": "A", "note": "1"},
         {"text": "b", "title": "B"},
@@ -162,7 +162,7 @@ def test_extra_keys(workspace, read):
 
 
 def test_empty_files(workspace, read):
-    """An empty file and one of blank lines hold no record."""
+    """An empty file and a file of blank lines hold no record."""
     (workspace / "a.jsonl").write_bytes(b"")
     (workspace / "b.jsonl").write_bytes(b"\n \n")
     (workspace / "c.jsonl.gz").write_bytes(gzip.compress(b""))
@@ -174,7 +174,7 @@ def test_empty_files(workspace, read):
 @pytest.mark.parametrize("suffix", [".gz", ".zst", ".bz2"])
 @pytest.mark.parametrize("size", [100, 10**6])
 def test_a_truncated_file_ends_the_reading(workspace, refusal, part_bytes, suffix, size):
-    """Whether this process unpacks it for the workers or a worker does, the message names file and fix."""
+    """Whether this process or a worker unpacks the file, the message names the file and the fix."""
     part_bytes(size)
     content = PACK[suffix](b"".join(b'{"text": "%d"}\n' % number for number in range(3000)))
     (workspace / f"a.jsonl{suffix}").write_bytes(content[:-10])
@@ -203,7 +203,7 @@ def test_a_truncated_file_ends_the_reading(workspace, refusal, part_bytes, suffi
     size=st.integers(1, 120),
 )
 def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, has_mark, size):
-    """For any size of parts: the same records, counts and line numbers, and parts that add up to the file."""
+    """For any size of parts, records, counts and line numbers are the same, and parts add up to the file."""
     content = b"\xef\xbb\xbf" * has_mark + ending.join(lines) + ending * (has_end and bool(lines))
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = Path(folder, f"a.jsonl{suffix}")
@@ -220,7 +220,7 @@ def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, has_ma
 
 
 def test_parts_of_a_compressed_file_are_those_of_its_text(workspace, read, part_bytes):
-    """So that packing a file changes no shard."""
+    """Parts end at the same lines whether a file is packed or not, so that packing changes no shard."""
     content = b"".join(b'{"text": "%s"}\n' % (b"x" * (number % 50)) for number in range(60))
     (workspace / "a.jsonl").write_bytes(content)
     (workspace / "a.jsonl.zst").write_bytes(PACK[".zst"](content))
@@ -233,7 +233,7 @@ def test_parts_of_a_compressed_file_are_those_of_its_text(workspace, read, part_
 
 
 def test_wikiextractor(workspace, read):
-    """Its folders, packed or not, in their order; articles without text are dropped by name."""
+    """Folders are read in their order, packed or not; articles without text are dropped as empty."""
     for name, texts in {"AA/wiki_00": ["one", ""], "AA/wiki_01": ["two"], "AB/wiki_00": ["three"]}.items():
         path = workspace / "out" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +248,7 @@ def test_wikiextractor(workspace, read):
 
 
 def test_wikiextractor_without_files(workspace, refusal):
-    """The message says what was looked for."""
+    """The message on a folder without such files says what was looked for."""
     (workspace / "out").mkdir()
     assert refusal(WikiextractorSource(kind="wikiextractor", path="out")) == (
         "run.yaml:7: data.sources[0]: path = 'out': the folder holds no file wiki_00, wiki_01, ... as "

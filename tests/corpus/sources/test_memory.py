@@ -1,4 +1,4 @@
-"""What one document of 100 MB costs, measured in processes of their own."""
+"""The memory that one document of 100 MB takes, measured in processes of their own."""
 
 import gzip
 import json
@@ -38,9 +38,7 @@ print(json.dumps([longest, count, peak() - before]))
 
 @pytest.fixture
 def cost(workspace):
-    """A function from a section of data.sources to (longest document, documents, bytes of memory to read
-    them).
-    """
+    """A function from a source to (longest document, number of documents, bytes of memory to read them)."""
 
     def measure(config) -> list[int]:
         answer = subprocess.run(
@@ -57,7 +55,7 @@ def cost(workspace):
 
 @pytest.fixture(scope="module")
 def document():
-    """Text without an end of line that no packer shrinks to nothing."""
+    """Text without line ends that no packer shrinks to nothing."""
     block = "".join(chr(97 + (number * number // 7) % 26) for number in range(1_000_000))
     return "".join(f"{number} {block[: 999_998 - len(str(number))]} " for number in range(100))[
         :DOCUMENT_BYTES
@@ -67,7 +65,7 @@ def document():
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_one_line(workspace, cost, document, suffix):
-    """JSON lines: at most four times the document."""
+    """JSON lines take at most four times the document."""
     pack = {
         "": bytes,
         ".gz": lambda text: gzip.compress(text, 1),
@@ -83,7 +81,7 @@ def test_one_line(workspace, cost, document, suffix):
 @pytest.mark.slow
 @pytest.mark.parametrize("separator", [None, "---"])
 def test_one_text(workspace, cost, document, separator):
-    """Text: at most four times the document, whole or between separators."""
+    """Text takes at most four times the document, whole or between separators."""
     (workspace / "a.txt").write_text(document)
     longest, count, used = cost(TextSource(kind="text", path="a.txt", document_separator=separator))
     assert (longest, count) == (len(document), 1)
@@ -93,9 +91,7 @@ def test_one_text(workspace, cost, document, separator):
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["parquet", "hf-dataset"])
 def test_one_row(workspace, cost, document, kind):
-    """Arrow: a row between small ones; Parquet holds a page packed, unpacked and as a column beside the
-    text.
-    """
+    """Arrow holds a large row; Parquet a page, packed and unpacked, and a column, beside the text."""
     table = pa.table({"text": ["a", document, "b"]})
     if kind == "parquet":
         pq.write_table(table, workspace / "a.parquet")
@@ -115,7 +111,7 @@ def test_one_row(workspace, cost, document, kind):
 
 @pytest.mark.slow
 def test_many_documents(workspace, cost):
-    """200 MB of short lines: a block plain, and a few times a part if this process unpacks for the others."""
+    """200 MB of short lines take a block, or a few parts if this process unpacks them for the workers."""
     lines = b"".join(b'{"text": "%s"}\n' % random.randbytes(200).hex().encode() for _ in range(4_800)) * 100
     (workspace / "a.jsonl").write_bytes(lines)
     assert cost(JsonlSource(kind="jsonl", path="a.jsonl"))[2] <= 16 << 20

@@ -1,4 +1,4 @@
-"""Parquet: row groups in parts, rows of every type of text, and what is said about others."""
+"""Parquet: row groups in parts, rows of every type of text, and the messages about other types."""
 
 import sys
 
@@ -24,7 +24,7 @@ def parquet(path, **settings):
 
 @pytest.mark.parametrize("size", [1, 200, 10**6])
 def test_row_groups(workspace, read, part_bytes, size):
-    """For any size of parts: the same rows in order; other columns do not matter."""
+    """For any size of parts the rows come in order; other columns do not matter."""
     part_bytes(size)
     table = pa.table({"n": range(30), "text": TEXTS, "list": [["x"] * 5] * 30})
     pq.write_table(table, workspace / "a.parquet", row_group_size=4)
@@ -52,7 +52,7 @@ def test_row_groups(workspace, read, part_bytes, size):
     ids=str,
 )
 def test_every_type_of_text(workspace, read, kind):
-    """Strings of any layout; bytes are read as UTF-8."""
+    """Strings of any layout are read; bytes are read as UTF-8."""
     values = ["a", None, "é", "a"]
     packed = [None if value is None else value.encode() for value in values]
     column = pa.array(values if "string" in str(kind) else packed, kind)
@@ -65,7 +65,7 @@ def test_every_type_of_text(workspace, read, kind):
 @pytest.mark.parametrize("size", [1, 10**6])
 @pytest.mark.parametrize("kind", ["string", "large_string", "binary"])
 def test_broken_rows(workspace, read, part_bytes, size, kind):
-    """Null and bytes that are no UTF-8 are broken, with the number of the row in the file."""
+    """Null and bytes that are not UTF-8 are broken, with the number of the row in the file."""
     part_bytes(size)
     # A view as text is what a careless writer makes of bytes.
     bytes_of = {"string": pa.binary(), "large_string": pa.large_binary(), "binary": pa.binary()}[kind]
@@ -78,7 +78,7 @@ def test_broken_rows(workspace, read, part_bytes, size, kind):
 
 
 def test_extra_keys(workspace, read, refusal):
-    """Further columns come with the text; a missing one names its setting."""
+    """Extra columns come with the text; a missing one names its setting."""
     table = pa.table({"text": ["a", "b"], "title": ["A", None], "n": [1, 2]})
     pq.write_table(table, workspace / "a.parquet")
     found = read(parquet("a.parquet"), ("title",))
@@ -92,7 +92,7 @@ def test_extra_keys(workspace, read, refusal):
 
 @pytest.mark.parametrize("size", [1, 10**6])
 def test_wrong_columns(workspace, refusal, part_bytes, size):
-    """A column that is not there, or holds no text, names those that would do."""
+    """For a column that is missing or holds no text, the message names columns that would do."""
     part_bytes(size)
     pq.write_table(pa.table({"body": ["a"], "n": [1]}), workspace / "a.parquet")
     assert refusal(parquet("a.parquet")) == (
@@ -132,7 +132,7 @@ def test_cut_short_anywhere(read_parts, tmp_path_factory, size, share):
 
 
 def test_damaged_page(workspace, refusal):
-    """So is one whose pages are overwritten."""
+    """A file whose pages are overwritten is an error in words."""
     pq.write_table(pa.table({"text": TEXTS * 50}), workspace / "a.parquet", row_group_size=400)
     content = bytearray((workspace / "a.parquet").read_bytes())
     content[100:300] = b"\xff" * 200
@@ -143,7 +143,7 @@ def test_damaged_page(workspace, refusal):
 
 
 def test_without_pyarrow(workspace, refusal, monkeypatch):
-    """The message has the pip command."""
+    """Without pyarrow the message has the pip command."""
     (workspace / "a.parquet").write_bytes(b"")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert refusal(parquet("a.parquet")) == (

@@ -16,7 +16,7 @@ LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
 
 
 class Objects(RecordFileReader):
-    """Gives every row as it comes."""
+    """A reader that gives every row as it comes."""
 
     kind = "prompt-completion"
 
@@ -42,7 +42,7 @@ def files(workspace):
 
 @pytest.mark.parametrize("size", [1, 100, 10**6])
 def test_every_format(files, read_parts, part_bytes, size):
-    """The same records, numbered in their file, for any size of parts."""
+    """Every format gives the same records, numbered in their file, for any size of parts."""
     part_bytes(size)
     found = read_parts(objects("in"))
     assert [row.record for row in found.records] == RECORDS * 5
@@ -54,7 +54,7 @@ def test_every_format(files, read_parts, part_bytes, size):
 
 
 def test_what_is_no_object(workspace, read_parts):
-    """Elements of arrays and lines are named by their number."""
+    """Elements and lines that are no object are named by their number."""
     (workspace / "a.json").write_text('[{"a": 1}, 5, null, {"a": 2}]')
     (workspace / "b.jsonl").write_bytes(b'{"a": 3}\n\n[]\n{\n{"a": "\xe9"}\n')
     found = read_parts(objects("."))

@@ -26,7 +26,7 @@ def text(path, **settings):
 
 
 def test_each_file_is_a_document(workspace, read):
-    """Whole, without its byte order mark; an empty file is an empty record."""
+    """A file is one document, without its byte order mark; an empty file is an empty record."""
     files = {
         "a.txt": "\ufefffirst\r\n".encode(),
         "b.txt": b"",
@@ -42,7 +42,7 @@ def test_each_file_is_a_document(workspace, read):
 
 @pytest.mark.parametrize("separator", [None, "---"])
 def test_line_ends(workspace, read, separator):
-    """Those of Windows become \\n by default; `newlines: keep` leaves them, and a lone \\r is always left."""
+    """\\r\\n becomes \\n by default; `newlines: keep` leaves it, and a lone \\r always stays."""
     (workspace / "a.txt").write_bytes(b"a\r\nb\rc\n\r\n")
     assert read(text("a.txt", document_separator=separator)).records == ["a\nb\rc\n\n"]
     kept = read(text("a.txt", document_separator=separator, newlines="keep"))
@@ -50,7 +50,7 @@ def test_line_ends(workspace, read, separator):
 
 
 def test_the_manifest_says_how_line_ends_are_read(workspace):
-    """A manifest that is older than the setting still matches the default; `keep` is another setting."""
+    """A manifest older than the setting `newlines` matches the default; `keep` is another setting."""
     (workspace / "a.txt").write_bytes(b"a")
     described = open_source(text("a.txt"), "here").describe()
     assert described["newlines"] == "lf"
@@ -63,7 +63,7 @@ def test_the_manifest_says_how_line_ends_are_read(workspace):
 
 @pytest.mark.parametrize("separator", [None, "---"])
 def test_utf_16_is_an_error(workspace, read, separator):
-    """No share of broken records lets it pass: none of its text could be read."""
+    """UTF-16 is an error whatever max_broken_fraction is: none of its text could be read."""
     (workspace / "a.txt").write_text("hello")
     (workspace / "b.txt").write_bytes("hi\n".encode("utf-16"))
     with pytest.raises(DataError) as caught:
@@ -85,7 +85,7 @@ def test_a_document_larger_than_a_part(workspace, read, part_bytes):
 
 
 def test_document_separator(workspace, read):
-    """A line that is the separator ends a document, with either line end; an empty one is a blank line."""
+    """A separator line ends a document, with either line end; an empty separator is a blank line."""
     (workspace / "book.txt").write_bytes(b"one\ntwo\n---\nthree\r\n---\r\nfour --- five\n---- \n---")
     assert read(text("book.txt", document_separator="---")).records == [
         "one\ntwo\n",
@@ -98,7 +98,7 @@ def test_document_separator(workspace, read):
 
 @pytest.mark.parametrize("size", [10, 10**6])
 def test_text_that_is_not_utf8(workspace, read, part_bytes, size):
-    """Its document is broken, with file and line of the first wrong byte; the others are read."""
+    """A document that is not UTF-8 is broken, with file and line of its first wrong byte; others are read."""
     part_bytes(size)
     (workspace / "book.txt").write_bytes(b"one\n---\ntwo\nthr\xe9e\n---\nfour\n")
     found = read(text("book.txt", document_separator="---"))
@@ -114,7 +114,7 @@ def test_text_that_is_not_utf8(workspace, read, part_bytes, size):
 @pytest.mark.parametrize("suffix", [".gz", ".zst"])
 @pytest.mark.parametrize("size", [100, 10**6])
 def test_a_truncated_file(workspace, refusal, part_bytes, separator, suffix, size):
-    """It ends the reading with a message that names it."""
+    """A damaged file ends the reading with a message that names it."""
     part_bytes(size)
     (workspace / f"a.txt{suffix}").write_bytes(PACK[suffix](b"text\n---\n" * 900)[:-7])
     assert refusal(text(f"a.txt{suffix}", document_separator=separator)).startswith(
@@ -158,6 +158,6 @@ def test_parts_change_nothing(read_parts, suffix, lines, ending, has_end, separa
 
 
 def _lines(content: bytes) -> list[bytes]:
-    """Cut after each newline only, as files of lines are."""
+    """Lines are cut after each newline only, as in files of lines."""
     pieces = content.split(b"\n")
     return [piece + b"\n" for piece in pieces[:-1]] + ([pieces[-1]] if pieces[-1] else [])

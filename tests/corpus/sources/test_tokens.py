@@ -38,7 +38,7 @@ formats = pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.json", "a
 @formats
 @pytest.mark.parametrize("size", [1, 10**6])
 def test_ids_and_labels(workspace, read, part_bytes, name, size):
-    """uint32 ids; learnt if the label is not -100; empty documents are dropped by name."""
+    """Ids are uint32; a token is learnt if its label is not -100; empty documents are dropped as empty."""
     part_bytes(size)
     write(workspace / name, RECORDS)
     found = read(tokens(name, labels_key="labels"))
@@ -56,7 +56,7 @@ def test_ids_and_labels(workspace, read, part_bytes, name, size):
 
 @formats
 def test_without_labels(workspace, read, name):
-    """Every token is learnt: no mask is made."""
+    """Without labels every token is learnt, and there is no mask."""
     write(workspace / name, [{"ids": record["input_ids"], "x": "y"} for record in RECORDS])
     found = read(tokens(name, input_ids_key="ids"))
     assert [(record.ids.tolist(), record.learnt) for record in found.records] == [
@@ -93,7 +93,7 @@ BROKEN = {
 
 @pytest.mark.parametrize("line", list(BROKEN))
 def test_one_broken_record(workspace, read, line):
-    """It is counted and named; the others are read."""
+    """A broken record is counted and named; the others are read."""
     (workspace / "a.jsonl").write_text(f'{{"input_ids": [1], "labels": [1]}}\n{line}\n')
     found = read(tokens("a.jsonl", labels_key="labels"))
     assert [record.ids.tolist() for record in found.records] == [[1]]
@@ -119,7 +119,7 @@ def test_every_type_of_list(workspace, read, part_bytes, kind, size):
 
 
 def test_missing_columns(workspace, refusal):
-    """The message has the setting that names the column."""
+    """The message about a missing column has the setting that names it."""
     write(workspace / "a.parquet", [{"input_ids": [1]}])
     assert refusal(tokens("a.parquet", labels_key="labels")) == (
         "run.yaml:7: data.sources[0]: a.parquet: no column 'labels'; the columns are 'input_ids'. Set "

@@ -1,6 +1,4 @@
-"""The wiki source: articles of a dump as documents, the same in parallel and in order, and what is left
-out.
-"""
+"""The wiki source: articles as documents, the same in parallel and in order, and what is left out."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -42,7 +40,7 @@ def reader(**settings):
 
 
 def read(source) -> tuple[list[str], Tally]:
-    """Part by part as workers do, each with a reader and a part that went through pickle."""
+    """Read part by part as workers do, each reader and part having gone through pickle."""
     tally, documents = Tally(), []
     for part in source.parts():
         own, given = pickle.loads(pickle.dumps((source, part)))
@@ -60,7 +58,7 @@ def small_parts(monkeypatch):
 
 @pytest.fixture(params=["plain", "one stream", "multistream", "gzip", "xz", "zstd"])
 def path(request, workspace) -> str:
-    """A dump in each of its forms; what it is, its bytes tell."""
+    """A dump in each of its forms, which its bytes show."""
     content = {
         "plain": lambda: dump_xml(PAGES),
         "one stream": lambda: bz2.compress(dump_xml(PAGES)),
@@ -74,7 +72,7 @@ def path(request, workspace) -> str:
 
 
 def test_documents(path):
-    """Title, empty line, text; what is left out is counted by rule; parts sum to the file."""
+    """A document is title, empty line, text; what is left out is counted by rule; parts sum to the file."""
     source = reader(path=path)
     documents, tally = read(source)
     assert documents == ["One\n\nOne is first.", "Two\n\nSecond.", "Three\n\nThird."] * 5
@@ -88,14 +86,14 @@ def test_documents(path):
 
 
 def test_namespaces(path):
-    """Those that are asked for."""
+    """The namespaces that are asked for are read."""
     documents, _ = read(reader(path=path, namespaces=[1]))
     assert documents == ["Talk:One\n\na"] * 5
 
 
 @pytest.mark.parametrize("number", [1, 4, 7, 20])
 def test_max_articles(path, number):
-    """Counts articles by namespace and redirect, in the dump's order, the same in every form of the dump."""
+    """max_articles counts articles in the dump's order, and gives the same in every form of the dump."""
     documents, tally = read(reader(path=path, max_articles=number))
     articles = ["One\n\nOne is first.", "", "Two\n\nSecond.", "Three\n\nThird."] * 5
     assert documents == [one for one in articles[:number] if one]
@@ -104,7 +102,7 @@ def test_max_articles(path, number):
 
 
 def test_several_revisions(workspace):
-    """Of each page the newest by time is read, wherever it stands in the dump; the others are counted."""
+    """Of each page the newest revision by time is read, wherever it stands; the others are counted."""
 
     def revision(text: str, **fields: str) -> str:
         tags = "".join(f"<{key}>{value}</{key}>" for key, value in fields.items())
@@ -132,7 +130,7 @@ def test_several_revisions(workspace):
 
 
 def test_other_rules_of_text_keep_a_dataset(path):
-    """A dataset stays good when only our own rules of text have changed; another file is another matter."""
+    """A dataset stays good if only our rules of extraction have changed, but not if the file has."""
     source = reader(path=path)
     now = source.fingerprint()
     assert source.accepts_drift({**now, "extraction": 1}, now)
@@ -140,7 +138,7 @@ def test_other_rules_of_text_keep_a_dataset(path):
 
 
 def test_broken_pages(workspace, monkeypatch):
-    """Bad XML, and wikitext on which the walker fails: counted and named by title."""
+    """Pages of bad XML, or on which the walker fails, are counted and named by title."""
     pages = [PAGES[0], PAGES[5].replace("Second.", "&bad;"), PAGES[6].replace("Third.", "fails")]
     (workspace / "test.xml").write_bytes(dump_xml(pages))
     text = wiki.Walker.text
@@ -161,7 +159,7 @@ def test_broken_pages(workspace, monkeypatch):
 
 
 def test_cut_short(workspace):
-    """An error with the place in the run YAML, after the documents before it."""
+    """A damaged dump is an error with the place in the run YAML, after the documents before the damage."""
     content = dump_xml(PAGES)
     (workspace / "test.xml.bz2").write_bytes(bz2.compress(content[: len(content) // 2]))
     source, documents = reader(path="test.xml.bz2"), []
@@ -175,7 +173,7 @@ def test_cut_short(workspace):
 
 
 def test_a_dump_in_a_closed_folder(workspace, closed):
-    """It is not said to be missing."""
+    """A dump that may not be read is not reported as missing."""
     (workspace / "in").mkdir()
     closed("in")
     with pytest.raises(DataError) as caught:
@@ -184,7 +182,7 @@ def test_a_dump_in_a_closed_folder(workspace, closed):
 
 
 def test_missing_files(workspace):
-    """A path that is not there, and a dump that is not downloaded yet."""
+    """A missing path and a dump that is not downloaded yet are errors that say what to do."""
     with pytest.raises(DataError) as caught:
         list(reader(path="no.xml").parts())
     assert str(caught.value) == (
@@ -199,7 +197,7 @@ def test_missing_files(workspace):
 
 
 def test_without_lxml(path, monkeypatch):
-    """The message has the pip command."""
+    """Without lxml the message has the pip command."""
     monkeypatch.setitem(sys.modules, "lxml", None)
     with pytest.raises(DataError) as caught:
         reader(path=path).check_dependencies()
@@ -210,9 +208,7 @@ def test_without_lxml(path, monkeypatch):
 
 
 def test_a_downloaded_dump(workspace, mirror):  # noqa: F811
-    """Fetched, read, and described with its concrete date, checksum and licence, without the mirror's
-    secret.
-    """
+    """A downloaded dump is read, and described with date, checksum and licence but no secret."""
     name = mirror.add_dump(multistream(PAGES), date="20260201", kind="pages-articles-multistream")
     source = reader(language="test", mirror=f"{mirror.address}?key=hush")
     assert source.is_downloaded
@@ -237,7 +233,7 @@ def test_a_downloaded_dump(workspace, mirror):  # noqa: F811
 
 
 def test_a_brought_dump(workspace):
-    """Its checksum is compared if one is given; its fingerprint follows size and time."""
+    """The checksum of the user's own file is compared if it is given; the fingerprint is size and time."""
     (workspace / "test.xml").write_bytes(dump_xml(PAGES))
     assert not reader(path="test.xml").is_downloaded
     right = hashlib.sha1((workspace / "test.xml").read_bytes()).hexdigest()
@@ -256,7 +252,7 @@ def test_a_brought_dump(workspace):
 
 
 def test_many_articles(workspace, monkeypatch):
-    """The text of each, title first; without the redirects and talk pages, and in UTF-16 too."""
+    """Each article gives its text, title first, without redirects and talk pages, and in UTF-16 too."""
     monkeypatch.undo()
     monkeypatch.setenv("NBTRAIN_WORKSPACE", str(workspace))
     expected = [f"{title}\n\n{text}" for title, _, text in made.articles()]

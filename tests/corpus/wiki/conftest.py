@@ -34,7 +34,7 @@ def dump_xml(pages: list[str], siteinfo: str = SITEINFO) -> bytes:
 
 
 def multistream(pages: list[str], a_stream: int = 10) -> bytes:
-    """As Wikipedia writes it: the head, then a stream for every few pages, then the end."""
+    """A dump as Wikipedia writes it: the head, then a stream for every few pages, then the end."""
     whole = dump_xml([]).decode()
     head, end = whole[: whole.index("</mediawiki>")], "</mediawiki>\n"
     groups = ["".join(pages[start : start + a_stream]) for start in range(0, len(pages), a_stream)]
@@ -42,7 +42,7 @@ def multistream(pages: list[str], a_stream: int = 10) -> bytes:
 
 
 class Mirror(ThreadingHTTPServer):
-    """Serves `files`; keeps `requests` as (path, headers)."""
+    """An HTTP server of `files` that keeps `requests` as (path, headers)."""
 
     daemon_threads = True
 
@@ -54,9 +54,9 @@ class Mirror(ThreadingHTTPServer):
         self.has_ranges = True
         self.heeds_if_range = True
         self.cut_after: list[int] = []
-        """How many bytes each of the next answers with a dump sends before it breaks."""
+        """How many bytes the next answers with a dump send before they break, one by one."""
         self.statuses: list[int] = []
-        """Of the next answers."""
+        """The statuses of the next answers."""
         self.retry_after: str | None = None
         self.redirect: dict[str, str] = {}
 
@@ -67,7 +67,7 @@ class Mirror(ThreadingHTTPServer):
     def add_dump(
         self, content: bytes, wiki="testwiki", date="20260101", kind="pages-articles", sha1=None
     ) -> str:
-        """Serve a dump with its list of checksums, also as latest; its name."""
+        """Serve a dump with its list of checksums, also as latest; returns its name."""
         name = f"{wiki}-{date}-{kind}.xml.bz2"
         self.files[f"/{wiki}/{date}/{name}"] = content
         line = f"{sha1 or hashlib.sha1(content).hexdigest()}  {name}\n".encode()
@@ -77,7 +77,7 @@ class Mirror(ThreadingHTTPServer):
         return name
 
     def dump_requests(self) -> list[dict[str, str]]:
-        """Headers of the requests for dumps."""
+        """The headers of the requests for dumps."""
         return [headers for path, headers in self.requests if path.split("?")[0].endswith(".bz2")]
 
 

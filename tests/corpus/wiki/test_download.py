@@ -26,7 +26,7 @@ WHERE = "run.yaml:7: data.sources[0]"
 
 @pytest.fixture(autouse=True)
 def quick(workspace, monkeypatch):
-    """Waits are counted, not waited for; small reads, so that there is something to break between."""
+    """Waits are noted, not waited for; reads are small, so that there is something to break between."""
     waits: list[float] = []
     monkeypatch.setattr(partial_file, "READ_BYTES", 10_000)
     monkeypatch.setattr(retry, "time", SimpleNamespace(sleep=waits.append, time=time.time))
@@ -44,12 +44,12 @@ def refusal(mirror, **settings):
 
 
 def there() -> list[str]:
-    """Names in data/download/, the lock left out."""
+    """The names in data/download/ without the lock."""
     return sorted(path.name for path in downloads.folder().iterdir() if not path.name.startswith("."))
 
 
 def test_whole(mirror, workspace):
-    """The file under its own name, a record beside it, and a second call that asks nobody."""
+    """A whole file gets its name and a record beside it; a second call makes no request."""
     name = mirror.add_dump(CONTENT)
     found, is_new = fetch(mirror)
     assert is_new
@@ -69,7 +69,7 @@ def test_whole(mirror, workspace):
 
 
 def test_latest_is_resolved_once(mirror):
-    """Latest is the newest date that its list names, and stays so for this data home."""
+    """Latest is the newest date in the mirror's list, and stays so for this data home."""
     mirror.add_dump(CONTENT)
     name = mirror.add_dump(CONTENT[:500], date="20260201")
     assert fetch(mirror, date="latest")[0].date == "20260201"
@@ -80,7 +80,7 @@ def test_latest_is_resolved_once(mirror):
 
 
 def test_multistream_is_preferred(mirror):
-    """It is read in parallel."""
+    """A multistream dump is preferred, as it is read in parallel."""
     mirror.add_dump(CONTENT)
     name = mirror.add_dump(CONTENT[:999], kind="pages-articles-multistream")
     mirror.add_dump(CONTENT[:99], kind="pages-articles-multistream1")
@@ -88,7 +88,7 @@ def test_multistream_is_preferred(mirror):
 
 
 def test_a_cut_connection_is_taken_up(mirror, quick, caplog):
-    """In the same call only the rest is asked for, and only of the unchanged file."""
+    """After a cut, the same call asks only for the rest, and only of the unchanged file."""
     mirror.add_dump(CONTENT)
     mirror.cut_after = [100_000, 50_000]
     with caplog.at_level(logging.WARNING):
@@ -107,7 +107,7 @@ def test_a_cut_connection_is_taken_up(mirror, quick, caplog):
 
 
 def test_a_later_call_takes_it_up(mirror):
-    """After the tries are used up, what has come stays and the next call goes on from there."""
+    """When the tries are used up, what has come stays, and the next call goes on from there."""
     name = mirror.add_dump(CONTENT)
     mirror.cut_after = [120_000] + [0] * 10
     assert refusal(mirror) == (
@@ -123,7 +123,7 @@ def test_a_later_call_takes_it_up(mirror):
 
 
 def test_a_server_without_ranges(mirror):
-    """It sends everything again, and that is what counts."""
+    """A server that knows no ranges sends everything again, and only that counts."""
     name = mirror.add_dump(CONTENT)
     mirror.has_ranges, mirror.cut_after = False, [100_000]
     fetch(mirror)
@@ -132,14 +132,14 @@ def test_a_server_without_ranges(mirror):
 
 @pytest.mark.parametrize("heeds", [True, False])
 def test_a_changed_file_starts_from_nothing(mirror, heeds):
-    """Another ETag: the new file alone, also if the server ignores If-Range."""
+    """With another ETag only the new file counts, also if the server ignores If-Range."""
     name = mirror.add_dump(CONTENT)
     mirror.cut_after = [120_000] + [0] * 10
     refusal(mirror)
     mirror.files.clear()
     changed = CONTENT[::-1]
     mirror.add_dump(changed)
-    # The list has the new checksum, so that .part would be left aside; as if it had not:
+    # A .part of another checksum than the list's is left aside, so its note gets the new checksum.
     note = downloads.folder() / f"{name}.part.json"
     files.write_json(note, {**json.loads(note.read_text()), "sha1": hashlib.sha1(changed).hexdigest()})
     mirror.etag, mirror.heeds_if_range, mirror.cut_after = '"v2"', heeds, []
@@ -148,7 +148,7 @@ def test_a_changed_file_starts_from_nothing(mirror, heeds):
 
 
 def test_a_part_of_another_dump_is_left_aside(mirror):
-    """Same name, another checksum in the list: no byte of it is kept."""
+    """What has come of a file of the same name with another checksum in the list is not kept."""
     name = mirror.add_dump(CONTENT)
     mirror.cut_after = [120_000] + [0] * 10
     refusal(mirror)
@@ -161,7 +161,7 @@ def test_a_part_of_another_dump_is_left_aside(mirror):
 
 
 def test_wrong_checksum(mirror):
-    """Nothing gets the name, nothing is kept, and the message has both sums."""
+    """With a wrong checksum nothing is kept or named, and the message has both sums."""
     name = mirror.add_dump(CONTENT, sha1="0" * 40)
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/{name}: its SHA-1 is "
@@ -173,7 +173,7 @@ def test_wrong_checksum(mirror):
 
 
 def test_sha1_that_the_list_does_not_have(mirror):
-    """A sha1 of the run that is not the list's is an error before the download."""
+    """A sha1 of the run that differs from the list's is an error before the download."""
     name = mirror.add_dump(CONTENT)
     said = refusal(mirror, sha1="1" * 40)
     assert f"lists {hashlib.sha1(CONTENT).hexdigest()} for {name}" in said
@@ -181,7 +181,7 @@ def test_sha1_that_the_list_does_not_have(mirror):
 
 
 def test_nothing_there(mirror):
-    """404 at once, and a list without a dump of articles."""
+    """A 404 is an error at once, and so is a list without a dump of articles."""
     assert refusal(mirror) == (
         f"{WHERE}: {mirror.address}/testwiki/20260101/testwiki-20260101-sha1sums.txt: HTTP 404 Not Found. "
         f"Set language, date or mirror: the dump is not there."
@@ -195,7 +195,7 @@ def test_nothing_there(mirror):
 
 
 def test_a_busy_server_is_asked_again(mirror, quick, caplog):
-    """503, 429 and 502 are waited for, longer each time, or as long as Retry-After says, at most a minute."""
+    """After 503, 429 and 502 waits grow, or last as long as Retry-After says, but at most a minute."""
     mirror.add_dump(CONTENT)
     mirror.statuses = [503, 429, 502]
     fetch(mirror)
@@ -211,7 +211,7 @@ def test_a_busy_server_is_asked_again(mirror, quick, caplog):
 
 
 def test_a_server_that_stays_busy(mirror, quick):
-    """Tries end, and the message says what the last one met."""
+    """When the tries end, the message says what the last one met."""
     mirror.add_dump(CONTENT)
     mirror.statuses = [503] * 6
     assert "-sha1sums.txt: HTTP 503; 6 tries in a row brought nothing." in refusal(mirror)
@@ -219,7 +219,7 @@ def test_a_server_that_stays_busy(mirror, quick):
 
 
 def test_nobody_answers(mirror):
-    """A port without a server: the system's words, without the address's secrets."""
+    """A port without a server is an error in the system's words, without the address's secrets."""
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         port = closed.getsockname()[1]
@@ -228,7 +228,7 @@ def test_nobody_answers(mirror):
 
 
 def test_full_disk(mirror, monkeypatch):
-    """Too little room is known before; a write that finds none keeps what has come."""
+    """Too little room is an error before the download; a full disk keeps what has come."""
     name = mirror.add_dump(CONTENT)
     with monkeypatch.context() as patch:
         patch.setattr(http.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(0, 0, 1 << 20))
@@ -237,7 +237,7 @@ def test_full_disk(mirror, monkeypatch):
             f"are free. Free space, or set NBTRAIN_DATA to a folder on another disk."
         )
     with monkeypatch.context() as patch:
-        # Once 40,000 bytes are written, as a disk does that fills up meanwhile.
+        # Fails after 40,000 bytes, as a disk that fills up meanwhile.
         def fsync_file(stream):
             raise OSError(errno.ENOSPC, "No space left on device", stream.name)
 
@@ -273,14 +273,14 @@ def test_secrets_are_sent_and_never_shown(mirror, caplog):
     "address", ["file:///etc", "ftp://host", "dumps.wikimedia.org", "http://a b", "http://h:x"]
 )
 def test_mirrors_that_are_no_http_address(mirror, address):
-    """Refused before anything is opened."""
+    """An address that is no mirror is refused before anything is opened."""
     assert refusal(mirror, address=address) == (
         f"{WHERE}: mirror = {address!r} must begin with https:// or http:// and name a host."
     )
 
 
 def test_redirects(mirror):
-    """Only http(s) is followed; a password is not sent to another host."""
+    """Only redirects to http(s) are followed, and a password is not sent to another host."""
     name = mirror.add_dump(CONTENT)
     path = f"/testwiki/20260101/{name}"
     mirror.redirect[path] = "file:///etc/passwd"
@@ -310,7 +310,7 @@ def test_redirects(mirror):
     ],
 )
 def test_redirects_that_are_refused(before, location, is_followed):
-    """Never from https to http; one that is followed takes no try away."""
+    """A redirect from https to http is refused; a redirect that is followed takes no try away."""
     patience = http.Patience.for_address("a")
     response = HTTPResponse(status=302, headers={"Location": location})
     if is_followed:
@@ -321,9 +321,7 @@ def test_redirects_that_are_refused(before, location, is_followed):
 
 
 def test_proxies_of_the_environment(mirror, monkeypatch):
-    """HTTP_PROXY is asked in place of the server, with its password; NO_PROXY names what is asked
-    directly.
-    """
+    """HTTP_PROXY is asked in place of the server, with its password; NO_PROXY excepts hosts."""
     name = mirror.add_dump(CONTENT)
     for path in list(mirror.files):
         mirror.files[f"http://dumps.example{path}"] = mirror.files[path]
@@ -339,7 +337,7 @@ def test_proxies_of_the_environment(mirror, monkeypatch):
 
 
 def test_two_at_once(mirror):
-    """The second gets a message to wait."""
+    """A second download at the same time gets the message to wait."""
     mirror.add_dump(CONTENT)
     downloads.folder().mkdir(parents=True)
     with downloads.locked(downloads.folder() / ".testwiki.lock", WHERE):
@@ -349,7 +347,7 @@ def test_two_at_once(mirror):
 
 
 def test_databases():
-    """Codes with dashes, and those that are called otherwise."""
+    """Codes with dashes and codes that are no database's name are translated."""
     assert [downloads.database(code) for code in ("en", "zh-min-nan", "be-tarask", "nb")] == [
         "enwiki",
         "zh_min_nanwiki",
@@ -359,7 +357,7 @@ def test_databases():
 
 
 def test_sha1_of_a_brought_file(workspace, monkeypatch):
-    """Compared once for its size and time."""
+    """The checksum of the user's own file is compared once for its size and time."""
     path = workspace / "a.xml"
     path.write_bytes(CONTENT)
     right = hashlib.sha1(CONTENT).hexdigest()

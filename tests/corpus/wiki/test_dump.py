@@ -1,4 +1,4 @@
-"""Pages of dumps: places to start from, and the messages on files that are cut short or no dump."""
+"""Pages of dumps: places to start from, and the messages about files that are cut short or no dump."""
 
 import bz2
 import gzip
@@ -23,7 +23,7 @@ def write(folder: Path, content: bytes, name: str = "test.xml") -> Path:
 
 
 def read(path: Path, part_bytes: int | None = None, piece_bytes: int = 3000) -> list:
-    """All pages: from the beginning, or part by part."""
+    """All pages of a dump, from the beginning or part by part."""
     found = dump.open_dump(path, "here")
     points = [0] if part_bytes is None else dump.entry_points(found, part_bytes)
     return [
@@ -42,12 +42,12 @@ def refusal(path: Path, **settings) -> str:
 
 @pytest.fixture(autouse=True)
 def small_reads(monkeypatch):
-    """So that pages and tags are cut between reads."""
+    """Small reads, so that pages and tags are cut between them."""
     monkeypatch.setattr(dump, "READ_BYTES", 700)
 
 
 def test_a_page(workspace):
-    """Title, namespace, redirect, model and text are read by element; entities once."""
+    """Title, namespace, redirect, model and text are read by element; entities are resolved once."""
     pages = [
         page("A & B", "x < y &amp; '''z'''"),
         page("Talk:C", "", namespace=1, redirect=True, model="json"),
@@ -59,7 +59,7 @@ def test_a_page(workspace):
 
 
 def test_siteinfo(workspace):
-    """Namespaces and the site's name; a dump without either is a dump too."""
+    """Namespaces and the site's name are read; a dump without either is a dump too."""
     found = dump.open_dump(write(workspace, dump_xml(PAGES)))
     assert found.namespaces == {0: "", 6: "Datei", 14: "Kategorie"}
     assert found.site["dbname"] == "testwiki"
@@ -70,16 +70,14 @@ def test_siteinfo(workspace):
 
 @pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
 def test_utf16(workspace, encoding):
-    """With and without a mark, from the beginning."""
+    """UTF-16 is read from the beginning, with a byte order mark and without."""
     content = dump_xml([page("Ж", "те𝄞ст " * 400)], siteinfo="").decode().encode(encoding)
     path = write(workspace, bz2.compress(content), "a.xml.bz2")
     assert [one.text for one in read(path, part_bytes=1)] == ["те𝄞ст " * 400]
 
 
 def test_every_entry_point_gives_the_same_pages(workspace):
-    """Any byte of an .xml, and any stream of a .bz2 wherever it was cut, parts the dump without loss or
-    doubling.
-    """
+    """Any byte of an .xml and any stream of a .bz2 part the dump without losing or repeating a page."""
     content = dump_xml(PAGES)
     plain = write(workspace, content)
     whole = read(plain)
@@ -98,7 +96,7 @@ def test_every_entry_point_gives_the_same_pages(workspace):
 
 
 def test_multistream(workspace):
-    """As Wikipedia writes it, a stream for some pages; parts are at least as large as asked for."""
+    """A dump of many streams, as Wikipedia writes it, has parts at least as large as asked for."""
     path = write(workspace, multistream(PAGES), "m.xml.bz2")
     assert read(path, part_bytes=1) == read(path, part_bytes=600) == read(path)
     points = dump.entry_points(dump.open_dump(path, "here"), 600)
@@ -107,13 +105,13 @@ def test_multistream(workspace):
 
 
 def test_one_stream_has_one_entry(workspace):
-    """It cannot be entered in the middle."""
+    """A .bz2 of one stream cannot be entered in the middle."""
     path = write(workspace, bz2.compress(dump_xml(PAGES)), "s.xml.bz2")
     assert dump.entry_points(dump.open_dump(path, "here"), 1) == [0]
 
 
 def test_a_broken_page_costs_no_other(workspace):
-    """Not well-formed, not UTF-8, without an end: named with its title, and the next page is there."""
+    """A page that is not well-formed, not UTF-8 or without an end is named, and the next page is read."""
     bad = [
         PAGES[0].replace("Text 0", "&undeclared;", 1).encode(),
         PAGES[1].encode().replace(b"Text 1", b"\xff\xfe", 1),
@@ -133,7 +131,7 @@ def test_a_broken_page_costs_no_other(workspace):
 
 
 def test_cut_short(workspace):
-    """An error that says how far it got, after all whole pages."""
+    """A dump that is cut short is an error that says how far it got, after all whole pages."""
     xml = dump_xml(PAGES)
     half = xml[: xml.index(b"Text 30 ") + 5]
     path = write(workspace, half)
@@ -159,7 +157,7 @@ def test_cut_short(workspace):
 
 
 def test_damaged(workspace):
-    """A wrong byte in the middle of a multistream dump."""
+    """A wrong byte in the middle of a dump of many streams is named by its stream and page."""
     streams = bytearray(multistream(PAGES))
     second = dump.entry_points(dump.open_dump(write(workspace, bytes(streams), "m.xml.bz2")), 1)[2]
     streams[second + 60] ^= 0xFF
@@ -169,7 +167,7 @@ def test_damaged(workspace):
 
 
 def test_a_page_without_an_end_is_bounded(workspace, monkeypatch):
-    """Memory does not follow a page that never ends."""
+    """A page that never ends does not fill the memory."""
     monkeypatch.setattr(dump, "MAX_PAGE_BYTES", 5000)
     content = dump_xml(PAGES[:2]).replace(b"</mediawiki>", b"<page><text>" + b"a" * 20_000)
     assert "no page ends within 0 MiB, after page 'Page 1'" in refusal(write(workspace, content))
@@ -200,16 +198,14 @@ def test_a_page_without_an_end_is_bounded(workspace, monkeypatch):
     ],
 )
 def test_no_dump(workspace, content, said):
-    """What it is instead, and what to do."""
+    """The message about a file that is no dump says what it is, and what to do."""
     assert said in refusal(write(workspace, content))
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
 @pytest.mark.parametrize("siteinfo", [True, False])
 def test_dumps_of_many_articles(workspace, encoding, siteinfo):
-    """With and without a header, in UTF-8 and UTF-16, packed: every page once, with its text as it was
-    written.
-    """
+    """With and without a header, in UTF-8 and UTF-16, packed: every page comes once, with its text."""
     content = dump_xml(made.dump_pages(), *([] if siteinfo else [""])).decode()
     declared = f'<?xml version="1.0" encoding="{encoding}"?>\n{content}'
     pages = read(write(workspace, bz2.compress(declared.encode(encoding)), "made.xml.bz2"))
@@ -219,7 +215,7 @@ def test_dumps_of_many_articles(workspace, encoding, siteinfo):
 
 
 def test_samples(shared_data, monkeypatch):
-    """Real dumps: a shortened English one, one without a header, one in UTF-16."""
+    """Real dumps are read: a shortened English one, one without a header, one in UTF-16."""
     monkeypatch.setattr(dump, "READ_BYTES", 1 << 20)
     counts = {}
     for path in sorted((shared_data / "wiki").glob("*.bz2")):

@@ -1,4 +1,4 @@
-"""Wikitext to text: what is kept, what is dropped, and that no page takes for ever."""
+"""Wikitext to text: what is kept, what is dropped, and that no page takes forever."""
 
 # ruff: noqa: RUF001 (letters that look alike are meant)
 
@@ -81,7 +81,7 @@ def test_markup(wikitext, expected):
 
 
 def test_sections():
-    """A heading is a line of its own after an empty one; a section without a word goes, its parent too."""
+    """A heading is a line after an empty line; a section without a word is dropped, and its parents too."""
     wikitext = (
         "Lead.\n== A ==\n=== A1 ===\ntext<ref>x</ref>\n=== A2 ===\n{{t}}\n== B ==\n=== B1 ===\n==== B2 ====\n"
         "== C '''bold''' {{anchor}}==\n* one\n== References ==\n{{reflist}}\n== External links ==\n* "
@@ -177,9 +177,7 @@ PIECES = [
 @settings(max_examples=num_cases(200), deadline=None)
 @given(st.lists(st.sampled_from(PIECES), max_size=40))
 def test_any_markup_gives_text(pieces):
-    """Whatever the order of brackets: no exception, no note of our own left, and a second reading of it ends
-    too.
-    """
+    """Brackets in any order raise no exception, leave no note of ours, and a second walk ends too."""
     found = text("".join(pieces))
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f]", found)
     assert found == found.strip()
@@ -192,7 +190,7 @@ def test_time_grows_with_the_page(piece):
     """A page of one bracket, repeated, takes about twice as long when it is twice as long."""
 
     def seconds(size: int) -> float:
-        """The least of three: a collection of garbage may fall into one."""
+        """The least of three times: garbage collection may slow one of them."""
         wikitext = piece * (size // len(piece))
         taken = []
         for _ in range(3):
@@ -207,7 +205,7 @@ def test_time_grows_with_the_page(piece):
 
 
 def test_deep_nesting():
-    """Deeper than any page: an end, and the text around it."""
+    """Markup nested deeper than any page has it comes to an end, and the text around it stays."""
     for opening, closing in (
         ("{{nowrap|", "}}"),
         ("[[a|", "]]"),
@@ -224,7 +222,7 @@ def residue(texts: list[str]) -> dict[str, int]:
 
 
 def test_articles_of_many_parts():
-    """Each part alone is known; together, and in any order, they are the same text and leave no markup."""
+    """Parts whose text is known give the same text together, in any order, and leave no markup."""
     walker = Walker({0: "", 6: "Datei", 14: "Kategorie"})
     found = [(walker.text(wikitext), expected) for _, wikitext, expected in made.articles(100)]
     assert all(ours == expected for ours, expected in found)
@@ -234,7 +232,7 @@ def test_articles_of_many_parts():
 
 
 def test_residue_of_the_sample(shared_data):
-    """At most one piece of markup in 100 articles of a real dump; here there is none."""
+    """100 articles of a real dump leave at most one piece of markup; these leave none."""
     found = dump.open_dump(shared_data / "wiki" / "enwiki-pages-articles-sample.xml.bz2")
     walker = Walker(found.namespaces)
     texts = [

@@ -86,8 +86,7 @@ class Corpus:
 
     def fingerprint(self) -> list[dict[str, Any] | None]:
         """One fingerprint for each source, None if the source is gone; reads no text."""
-        gone = self.gone
-        return [None if n in gone else reader.fingerprint() for n, reader in enumerate(self.readers)]
+        return [None if n in self.gone else reader.fingerprint() for n, reader in enumerate(self.readers)]
 
     def total_bytes(self) -> int | None:
         """The sum of all parts' sizes, for a progress bar; None if a source cannot say."""

@@ -12,6 +12,7 @@ with the path before it is read and not learnt.
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -187,12 +188,9 @@ class ChatReader(ExampleReader):
             with OpenParquet(path, self.where) as file:
                 return set(MESSAGE_KEYS) <= set(file.schema.names)
         with self.open_file(path) as stream:
-            for line in stream:
-                if line.strip():
-                    try:
-                        return _is_message(orjson.loads(line))
-                    except orjson.JSONDecodeError:
-                        return False
+            line = next((line for line in stream if line.strip()), b"null")
+        with suppress(orjson.JSONDecodeError):
+            return _is_message(orjson.loads(line))
         return False
 
 

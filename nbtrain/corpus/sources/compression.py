@@ -122,26 +122,22 @@ def open_bytes(path: Path, where: str) -> io.BufferedReader:
             if TAR.magic and TAR.magic.match(stream.peek(MAGIC_BYTES)):
                 raise refusal(TAR, path, where)
             return stream
-        _check_plain(file, path, where)
+        begun = file.read(MAGIC_BYTES)
+        file.seek(0)
+        kind, packing = unread(begun, path.name), packing_of(begun)
+        if packing and path.name.lower().endswith(TAR.suffixes):
+            kind = TAR
+        if kind:
+            raise refusal(kind, path, where)
+        if packing:
+            raise DataError(
+                f"{where}: {display(path)}: is compressed: it begins as a {packing} file does, and only "
+                f"names that end in {packing} are unpacked. Rename it to {path.name}{packing}."
+            )
         return io.BufferedReader(file, BLOCK_BYTES)
     except DataError:
         file.close()
         raise
-
-
-def _check_plain(file: io.FileIO, path: Path, where: str) -> None:
-    """Raises DataError if a file whose name names no compression begins as a compressed one does."""
-    begun = file.read(MAGIC_BYTES)
-    file.seek(0)
-    if kind := unread(begun, path.name):
-        raise refusal(kind, path, where)
-    if packing := packing_of(begun):
-        if path.name.lower().endswith(TAR.suffixes):
-            raise refusal(TAR, path, where)
-        raise DataError(
-            f"{where}: {display(path)}: is compressed: it begins as a {packing} file does, and only names "
-            f"that end in {packing} are unpacked. Rename it to {path.name}{packing}."
-        )
 
 
 class BlockStream(io.RawIOBase):

@@ -83,7 +83,8 @@ class FileReader(base.SourceReader):
 
     def nothing_found(self) -> str:
         """The end of the message on a folder without a wanted file."""
-        return f"no {', '.join(self.suffixes[:-1])} or {self.suffixes[-1]} file"
+        *others, last = self.suffixes
+        return f"no {', '.join(others)} or {last} file" if others else f"no {last} file"
 
     def fingerprint(self) -> dict[str, Any]:
         root = resolve(self.config.path)

@@ -61,6 +61,3 @@ class ParquetReader(arrow.ColumnReader):
 
     def open_table(self, path: Path) -> OpenParquet:
         return OpenParquet(path, self.where)
-
-    def nothing_found(self) -> str:
-        return f"no {SUFFIX} file"

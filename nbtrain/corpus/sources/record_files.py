@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import orjson
+
 from nbtrain.base.workspace import display
 from nbtrain.corpus.records import SourcePart, Tally
 from nbtrain.corpus.sources import json_line
@@ -69,14 +71,19 @@ class RecordFileReader(FileReader):
             number = blank = 0
             try:
                 for number, line in enumerate(lines, start=1):
-                    if not line or line.isspace():
-                        blank += 1
-                        continue
                     try:
-                        record = json_line.record_of(line)
-                    except ValueError as problem:
-                        tally.add_broken(path, number, str(problem))
-                        continue
+                        record = orjson.loads(line)
+                    except orjson.JSONDecodeError:
+                        record = None
+                    if type(record) is not dict:
+                        if not line or line.isspace():
+                            blank += 1
+                            continue
+                        try:
+                            record = json_line.record_of(line)
+                        except ValueError as problem:
+                            tally.add_broken(path, number, str(problem))
+                            continue
                     yield Row(path, number, record)
             finally:
                 tally.records += number - blank

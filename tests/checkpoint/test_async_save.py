@@ -92,8 +92,7 @@ def test_a_run_that_saves_in_the_background_is_the_same_run(tmp_path, ranks):
 
 
 def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_path, ranks):
-    """Training goes on beside a hanging disk; killed there, the run resumes from the last whole one, bit by
-    bit."""
+    """Training goes on beside a hanging disk; once killed, the run resumes bit by bit from the one before."""
     straight = launch.make_run(tmp_path, RUN, "straight")
     ranks.train(straight)
     run = launch.make_run(tmp_path, {**RUN, "checkpoint.async_save": True}, "killed")
@@ -108,8 +107,8 @@ def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_pat
     assert ranks.server.wait(started).exit_codes == [-signal.SIGKILL]
     launch.new_job(run)
     ranks.train(run)
-    said = [event["message"] for event in events(run, "warning")]
-    assert said == [
+    warnings = [event["message"] for event in events(run, "warning")]
+    assert warnings == [
         "checkpoint global_step4 is not used: it has no manifest.json: its writing was cut off; trying the "
         "one before it"
     ]
@@ -119,7 +118,7 @@ def test_kill_9_while_it_is_being_written_leaves_the_one_before_in_force(tmp_pat
 
 
 def test_a_full_disk_fails_the_run_with_its_cause_and_keeps_what_was_saved(tmp_path, ranks):
-    """Told by all ranks at the next boundary, in the system's words; the half-written folder is gone."""
+    """All ranks report it at the next boundary, in the system's words; the half-written folder is gone."""
     overrides = {**RUN, "parallel.data_parallel_size": 2, "checkpoint.async_save": True}
     run = launch.make_run(tmp_path, overrides, "full")
     started = ranks.start(run, 2, "full", 4)

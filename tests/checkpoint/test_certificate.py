@@ -1,4 +1,4 @@
-"""What a resume says that it keeps."""
+"""What a resume states that it keeps."""
 
 import numpy as np
 import pytest
@@ -78,7 +78,7 @@ def test_the_same_mathematics_computed_otherwise_keeps_the_data(overrides, reaso
     before = load("gpt-tiny", check=False)
     made = certified(manifest(before), load("gpt-tiny", overrides, check=False))
     assert made.kind == "data-exact"
-    assert any(told.startswith(reason) for told in made.reasons)
+    assert any(stated.startswith(reason) for stated in made.reasons)
 
 
 def test_versions_and_device_keep_the_data():
@@ -89,7 +89,7 @@ def test_versions_and_device_keep_the_data():
     assert made.kind == "data-exact"
     assert f"version of torch: 2.0.0 -> {torch.__version__}" in made.reasons
     assert "device kind: gpu -> cpu" in made.reasons
-    assert not any("python" in told for told in made.reasons)
+    assert not any("python" in reason for reason in made.reasons)
 
 
 def test_another_training_is_changed_and_says_how():
@@ -106,7 +106,7 @@ def test_another_next_batch_is_changed():
     assert (made.kind, made.reasons) == ("changed", ["the next batch is another one"])
 
 
-def test_a_new_seed_of_dropout_is_told_where_there_is_dropout():
+def test_a_new_seed_of_dropout_is_stated_if_there_is_dropout():
     config = load("gpt-tiny", {"model.hidden_dropout": 0.1})
     assert certified(manifest(config), config, reseeded=True).kind == "data-exact"
     config = load("gpt-tiny", {"model.hidden_dropout": 0.0, "model.attention_dropout": 0.0})
@@ -120,8 +120,8 @@ def test_what_an_older_checkpoint_does_not_say_is_not_claimed():
     assert "the checkpoint does not say which batch came next" in made.reasons
 
 
-def test_a_layout_is_told_in_the_words_of_the_yaml():
-    """What follows from another change, as the layers of each stage, is not said beside it; alone it is."""
+def test_a_layout_is_named_in_the_words_of_the_yaml():
+    """What follows from another change, as the layers of each stage, is stated only if it changes alone."""
     plain = layout(load("gpt-tiny"))
     piped = {**plain, "pipeline_parallel_size": 2, "stage_layers": [2, 2]}
     shared = {**plain, "zero_stage": 3, "sub_group_size": 10**9, "offload_param": "cpu"}
@@ -150,7 +150,7 @@ def test_every_part_of_a_layout_has_a_key_of_the_yaml():
 
 
 def test_the_hash_is_of_positions_and_tokens():
-    """The same for the same batch, and another for another size, place, order or token."""
+    """Equal for the same batch, and different for another size, place, order or token."""
     first = certificate.next_batch_sha256(Counting(), STATE, 4)
     assert first == certificate.next_batch_sha256(Counting(), STATE, 4)
     others = [
@@ -162,7 +162,7 @@ def test_the_hash_is_of_positions_and_tokens():
     assert len({first, *others}) == 5 and None not in others
 
 
-def test_behind_the_end_of_the_order_there_is_no_next_batch():
+def test_after_the_end_of_the_order_there_is_no_next_batch():
     assert certificate.next_batch_sha256(Counting(), STATE.advanced(10), 4) is None
 
 

@@ -73,7 +73,7 @@ NO_SHA256 = '{"schema_version": 2, "files": {"offloaded_tensors.swp": {"bytes": 
 @pytest.mark.parametrize(
     "content", ["[]", '{"schema_version": 2}', '{"schema_version": 2, "files": {"a": 1}}', NO_SHA256]
 )
-def test_a_manifest_of_another_form_is_told(run, content):
+def test_a_manifest_of_another_form_is_reported(run, content):
     write(run, 10)
     write(run, 20)
     run.checkpoint_manifest(20).write_text(content)
@@ -87,8 +87,7 @@ def test_a_manifest_of_another_form_is_told(run, content):
 
 
 def test_a_rejected_checkpoint_counts_no_more_and_keeps_its_files(run):
-    """Nobody who looks at sizes alone takes it for whole; pruning counts the others; a good copy counts
-    again."""
+    """Who looks at sizes alone does not take it for whole, nor does pruning; a good copy counts again."""
     for step in (10, 20, 30):
         write(run, step)
     manifests.reject(run.checkpoint(30), "its weights rot")
@@ -116,8 +115,7 @@ class RunsCode:
     "options", [{}, {"pickle_protocol": 4}, {"_use_new_zipfile_serialization": False}], ids=str
 )
 def test_a_checkpoint_that_holds_code_is_not_loaded(run, tmp_path, options):
-    """Its manifest is right, so whoever wrote the code wrote that too; nothing of torch's advice is passed
-    on."""
+    """Even if its manifest is right: it may come from whoever wrote the code. torch's advice is left out."""
     write(run, 10)
     write(run, 20)
     path = run.checkpoint(20) / "mp_rank_00_model_states.pt"

@@ -25,7 +25,7 @@ def place(tmp_path_factory, data_home, fork_server) -> Place:
     return Place(tmp_path_factory.mktemp("reshape"), data_home, fork_server)
 
 
-# Every stage and every kind of parallelism is left once and come to once; some are met twice.
+# Every ZeRO stage and every kind of parallelism is a source and a target; some are so twice.
 PAIRS = [
     ("z0", "d2 z3"),
     ("d2 z3", "t2 z1"),
@@ -81,8 +81,7 @@ def test_fp32_goes_on_where_it_was(place, source, target):
 
 @pytest.mark.parametrize("source, target", HALF_PAIRS, ids=[f"{a} - {b}" for a, b in HALF_PAIRS])
 def test_16_bit_masters_and_moments_are_kept_bit_for_bit(place, source, target):
-    """The weights that are computed with are the masters' rounding; the loss goes on to the rounding of 16
-    bits."""
+    """The model's weights are the masters' rounding; the loss goes on, to the rounding of 16 bits."""
     saved = place.source(source)
     run = place.target(saved, target)
     ranks = layout(target)[0]
@@ -98,7 +97,7 @@ def test_16_bit_masters_and_moments_are_kept_bit_for_bit(place, source, target):
 
 @pytest.mark.parametrize("source", ["d2 z2 bf16", "d2 z3", "z0"])
 def test_a_checkpoint_of_version_1_is_read(place, source):
-    """It says nothing of parameters, ranks and settings, and goes on in another layout all the same."""
+    """It does not describe parameters, ranks and settings, and still goes on in another layout."""
     saved = place.source(source)
     run = place.target(saved, "z1 bf16" if "bf16" in source else "z1")
     path = run.checkpoint_manifest(HALF)

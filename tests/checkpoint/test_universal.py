@@ -44,7 +44,7 @@ def test_deepspeed_reads_what_is_written_of_any_layout(place, source, target):
 
 
 def test_its_files_hold_whole_tensors_without_padding(place):
-    """Of the tensor-parallel vocabulary too; a pipeline's names lead to the same folders."""
+    """A tensor-parallel vocabulary is whole too; a pipeline's names lead to these folders."""
     saved = place.source("t2 z1")
     to = place.root / "files" / "global_step2"
     end = written(saved, to)[-1]
@@ -74,11 +74,11 @@ def test_a_folder_that_is_there_and_a_disk_that_is_full_are_refused(place, monke
     assert not (place.root / "new").exists()
 
 
-def test_its_errors_are_told_as_json(place, capsys, monkeypatch):
+def test_its_errors_are_answered_as_json(place, capsys, monkeypatch):
     import io
     import sys
 
     monkeypatch.setattr(sys, "stdin", io.StringIO(json.dumps({"run_dir": str(place.root / "none")})))
     assert universal.main() == 4
-    told = json.loads(capsys.readouterr().out)
-    assert told["kind"] == "error" and told["error"] == "CheckpointError"
+    answer = json.loads(capsys.readouterr().out)
+    assert answer["kind"] == "error" and answer["error"] == "CheckpointError"

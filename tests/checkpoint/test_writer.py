@@ -93,8 +93,8 @@ def test_memory_of_copies_is_taken_once(tmp_path):
     assert [load_file(tmp_path / f"{value}.pt")["weight"][0] for value in (1.0, 2.0)] == [1.0, 2.0]
 
 
-def test_a_full_disk_is_told_in_the_systems_words(tmp_path, small_disk):
-    """And leaves nothing half-written under the file's name, nor beside it."""
+def test_a_full_disk_is_reported_in_the_systems_words(tmp_path, small_disk):
+    """Nothing half-written is left under the file's name or beside it."""
     with pytest.raises(CheckpointError, match=r"a\.pt: could not be written: .*File too large"):
         write_file(tmp_path / "a.pt", {"weight": torch.zeros(100_000)})
     assert list(tmp_path.iterdir()) == []
@@ -133,7 +133,7 @@ def test_it_is_published_when_every_rank_has_written(tmp_path):
     }
 
 
-def test_a_rank_that_cannot_write_is_no_reason_to_wait_for_ever(tmp_path, small_disk):
+def test_nobody_waits_for_a_rank_that_cannot_write(tmp_path, small_disk):
     published = []
     failed = background(tmp_path / "step", 1, 2, published.append, weight=100_000)
     assert "File too large" in failed.wait_written()
@@ -144,7 +144,7 @@ def test_a_rank_that_cannot_write_is_no_reason_to_wait_for_ever(tmp_path, small_
     assert published == []
 
 
-def test_what_goes_wrong_at_publishing_is_told_too(tmp_path):
+def test_what_goes_wrong_at_publishing_is_reported_too(tmp_path):
     def publish(shares):
         raise OSError(28, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""A request from checkpoint to text: what is told beside the text."""
+"""A request from checkpoint to text: what is answered beside the text."""
 
 from types import SimpleNamespace
 
@@ -20,9 +20,8 @@ REQUEST = {
 }
 
 
-def test_torn_checkpoints_are_told_and_another_tokenizer_is_refused(tmp_path, monkeypatch):
-    """The checkpoint that is passed over is named with its reason; ids of another vocabulary are not
-    decoded."""
+def test_torn_checkpoints_are_named_and_another_tokenizer_is_refused(tmp_path, monkeypatch):
+    """A checkpoint is passed over with its reason; ids of another vocabulary are not decoded."""
     run = RunDir(tmp_path / "run")
     run.checkpoint(10).mkdir(parents=True)
     files.write_json(run.checkpoint_manifest(10), {"tokenizer_sha256": "a" * 64})

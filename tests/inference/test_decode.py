@@ -39,10 +39,10 @@ def test_cached_decoding_equals_the_whole_model(model):
 
 
 def test_decoding_goes_on_past_the_window(model):
-    """Behind position 16 the newest 8 tokens are read again, and each new token follows from them."""
+    """After position 16 the newest 8 tokens are read again, and each new token follows from them."""
     tokens = [5, 6, 7, *generate_tokens(model, [5, 6, 7], GREEDY, 20, vocab_size=60, eod_id=-1)]
     assert len(tokens) == 23
-    # Token 16 is the first one behind a full window: the model has read tokens 8 to 15 anew.
+    # Token 16 is the first one after a full window: the model has read tokens 8 to 15 anew.
     assert tokens[17] == without_cache(model, tokens[9:17], 1, vocab_size=60)[0]
 
 
@@ -53,7 +53,7 @@ def test_a_prompt_longer_than_the_window_is_cut_from_the_left(model):
 
 
 def test_padding_ids_are_never_chosen_and_eod_ends(model):
-    """Ids from vocab_size on do not occur; the end-of-document token ends the text without being told."""
+    """Ids from vocab_size on do not occur; the end-of-document token ends the text and is not part of it."""
     free = list(generate_tokens(model, [1], GREEDY, 10, vocab_size=60, eod_id=-1))
     assert max(free) < 60
     assert list(generate_tokens(model, [1], GREEDY, 10, vocab_size=60, eod_id=free[0])) == []

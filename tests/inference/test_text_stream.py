@@ -24,7 +24,7 @@ def test_the_pieces_are_the_text(tokenizer):
 
 @pytest.mark.parametrize("count", range(1, 12))
 def test_the_pieces_follow_the_prompt(tokenizer, count):
-    """Behind a prompt the blank in front of the first new word is there, wherever the prompt ends."""
+    """The blank before the first new word is there, wherever the prompt ends."""
     ids = tokenizer.encode(TEXT).tolist()
     stream = TextStream(tokenizer, ids[:count])
     prompt = tokenizer.decode_finished(ids[:count])[0]
@@ -39,7 +39,7 @@ def test_what_is_never_finished_does_not_come_out(tokenizer):
 
 
 def test_wrong_bytes_cost_themselves_alone(tokenizer):
-    """Bytes that are no UTF-8 are U+FFFD, and what comes before and after them is read."""
+    """Bytes that are not UTF-8 become U+FFFD; what is before and after them is read."""
     stream = TextStream(tokenizer)
     lead, middle, last = tokenizer.encode("\u4e2d").tolist()[-3:]
     hello = tokenizer.encode("hello").tolist()

@@ -136,7 +136,7 @@ def test_a_backend_that_can_serve_has_no_problem(backend, dropout, documents):
 
 @pytest.mark.parametrize(("backend", "dropout"), [("efficient", 0.0), ("flash", 0.1)])
 def test_a_backend_that_cannot_serve_is_told_before_training(backend, dropout):
-    """On CPU there is no efficient kernel, and flash knows no dropout; auto would take math."""
+    """A CPU has no efficient kernel, and its flash kernel has no dropout; auto would take math."""
     assert "kernel" in backend_problem("cpu", torch.bfloat16, backend, dropout).lower()
 
 

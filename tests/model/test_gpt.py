@@ -168,8 +168,7 @@ def test_attention_backends_agree(tokens, backend):
 
 
 def test_packed_rows_lie_head_by_head(tokens):
-    """The rows of half of the heads, with their columns of the projection, are half of a tensor-parallel
-    pair."""
+    """Half of the heads' rows, with their columns of the projection, are one rank's part of two."""
     whole = GPT(CONFIG).layers[0].attention
     x = torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(0))
     halves = []
@@ -220,8 +219,7 @@ def test_resetting_positions_alone_does_not_keep_documents_apart(tokens):
 
 
 def test_a_document_apart_is_a_document_alone(tokens):
-    """Bounds and positions together: the logits of the second document are those of a sequence that it is
-    alone."""
+    """With bounds and positions, the second document's logits are those of a sequence of its own."""
     model = GPT(CONFIG).eval()
     with torch.no_grad():
         packed = model(tokens[:, :16], **APART, **RESET)[0, 6:]
@@ -230,7 +228,7 @@ def test_a_document_apart_is_a_document_alone(tokens):
 
 
 def gradients_of(model, tokens, **options):
-    """Loss and gradients where the last document of the first sequence alone bears a loss."""
+    """Loss and gradients if only the last document of the first sequence has a loss."""
     mask = torch.zeros(2, 16)
     mask[0, 6:] = 1
     torch.manual_seed(7)
@@ -239,8 +237,7 @@ def gradients_of(model, tokens, **options):
 
 
 def test_gradients_do_not_know_of_other_documents(tokens):
-    """What the second document teaches is bit for bit the same whatever stands before it; without bounds it
-    is not."""
+    """The second document's gradient does not depend on what is before it; without bounds it does."""
     model = GPT(CONFIG)
     changed = torch.cat([changed_first_document(tokens), tokens[:, 16:]], dim=1)
     for options, same in ((APART | RESET, True), (RESET, False)):

@@ -31,7 +31,7 @@ def text():
 
 
 class Made(TorchDispatchMode):
-    """Notes every storage that is made; `kept` counts the bytes of those that still live."""
+    """Notes every storage that is made; `kept` counts the bytes of the storages that still live."""
 
     def __init__(self):
         super().__init__()
@@ -82,7 +82,7 @@ def test_the_activations_output_is_not_kept():
 
 
 def test_attention_weights_are_not_kept():
-    """With dropout: before it, behind it, and the mask, [b, n, s, s] each."""
+    """With dropout: before it, after it, and the mask, [b, n, s, s] each."""
     plain, selective = (
         kept_bytes(GPT(GPTConfig(**CONFIG, attention_dropout=0.2, **WAYS[way])))
         for way in ("none", "selective")
@@ -91,7 +91,7 @@ def test_attention_weights_are_not_kept():
 
 
 def test_whole_layers_keep_their_inputs_only():
-    """Of three layers two pieces' inputs in place of three; selective keeps more, and everything most."""
+    """Of three layers in two pieces two inputs are kept; selective keeps more, and no recomputation most."""
     kept = {way: kept_bytes(GPT(GPTConfig(**CONFIG, **DROPOUT, **WAYS[way]))) for way in WAYS}
     assert kept["full in pairs"] < kept["full"] < kept["selective"] < kept["none"]
 

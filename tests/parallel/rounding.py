@@ -1,5 +1,4 @@
-"""How far two fp32 results of the same additions may be apart, taken in another order: by another cut, kernel
-or CPU.
+"""How far two fp32 results of the same additions may be apart if another cut, kernel or CPU orders them.
 
 A sum of n terms is off by at most 3 sqrt(n) u of the sum of their magnitudes, for u = 2**-24: the bound of
 Higham and Mary (A new approach to probabilistic rounding error analysis, SIAM J. Sci. Comput. 41, 2019,
@@ -16,8 +15,7 @@ UNIT_ROUNDOFF = 2**-24
 
 
 def rounding(terms: float) -> float:
-    """The largest difference, relative to the largest number, that sums with `terms` terms one after the
-    other may leave."""
+    """The largest difference that consecutive sums with `terms` terms may leave, relative to the largest."""
     return 2 * 3 * sqrt(terms) * UNIT_ROUNDOFF
 
 
@@ -29,8 +27,7 @@ def forward_terms(num_layers: int = 2, hidden: int = H, ffn: int = FFN, tokens: 
 
 
 def training_terms(steps: int = 1, num_layers: int = 2) -> int:
-    """Of a gradient: forward, back through the transposed products, then over the tokens; of each step, one
-    after the other."""
+    """Of a gradient, for each step: forward, back through the transposed products, then over the tokens."""
     return steps * (2 * forward_terms(num_layers) + B * S)
 
 

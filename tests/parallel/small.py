@@ -8,7 +8,7 @@ B, S, H, HEADS, FFN, VOCAB = 2, 8, 16, 4, 24, 50
 
 
 def gpt_config(padded_vocab_size: int = 52, **changes) -> GPTConfig:
-    """Its loss leaves the padding out, so that it is one and the same for any."""
+    """Its loss leaves the padding out, so that it does not depend on the padding."""
     # A large spread, so that attention and softmax are far from uniform.
     values = {
         "num_layers": 2,

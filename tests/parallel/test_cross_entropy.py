@@ -25,8 +25,7 @@ def inputs(dtype: torch.dtype = torch.float32):
 
 
 def on_this_rank(hidden, weight, labels, chunk_tokens=5, sequence_parallel=False, **keywords):
-    """(loss, gradient of the hidden states that this rank has, gradient of its rows); the loss is scaled by
-    8."""
+    """(loss, gradient of this rank's hidden states, gradient of its rows); the loss is scaled by 8."""
     group = world()
     own = own_part(hidden.detach(), 1, group) if sequence_parallel else hidden.detach()
     hidden, weight = (
@@ -65,8 +64,7 @@ def check_loss_and_gradients_are_those_of_cross_entropy():
 
 
 def check_padding_takes_no_part():
-    """The softmax is over the true rows; those of padding have no gradient, on ranks that hold nothing else
-    too."""
+    """The softmax is over the true rows; padding has no gradient, even on ranks that hold nothing else."""
     for sequence_parallel in (False, True):
         for vocabulary in (VOCAB, PADDED // world().size, PADDED):
             hidden, weight, labels = inputs()
@@ -99,7 +97,7 @@ def check_masks_denominators_and_token_losses_are_as_of_one_process():
 
 
 def check_every_rank_has_the_same_bits():
-    """A loss that differs in the last bit lets ranks decide apart."""
+    """If the loss differed in the last bit, ranks could decide differently."""
     group = world()
     loss, hidden_gradient, _ = on_this_rank(*inputs())
     for one in (loss, hidden_gradient):
@@ -141,7 +139,7 @@ def check_autocast_takes_products_in_bf16_and_keeps_fp32_gradients():
 
 
 def check_no_logits_are_sent():
-    """Two numbers a token and chunk, whatever the vocabulary; without gradients nothing else."""
+    """Two numbers for each token, whatever the vocabulary; without gradients nothing else is sent."""
     sent = []
     kept = mappings.Gathering.__init__
 

@@ -1,4 +1,4 @@
-"""Products in FP8 against the same of the rounded numbers, and against bf16; on the CPU's own _scaled_mm."""
+"""Products in FP8, by the CPU's _scaled_mm, against products of the rounded numbers and against bf16."""
 
 import pytest
 import torch
@@ -59,11 +59,11 @@ def test_products_are_near_those_of_bf16():
 
 @pytest.mark.parametrize("factor", [0.0, 1e-30, 1.0, 1e30])
 def test_the_scale_follows_the_numbers(factor):
-    """Whatever their size: the same relative error, and zeros stay zeros."""
+    """The relative error does not depend on their size, and zeros stay zeros."""
     x, weight, _ = tensors()
     product = fp8.linear(x * factor, weight)
     assert torch.isfinite(product).all()
-    # At 1e-30 the numbers lie below what a scale may make of them: next to nothing is what they are.
+    # Numbers of 1e-30 are below the smallest scale: they become 0 or next to it.
     if factor >= 1:
         assert relative_error(product / factor, fp8.linear(x, weight)) < 0.02
     else:
@@ -124,7 +124,7 @@ def test_under_autocast_too():
 
 
 def test_read_in_fp32_it_computes_in_fp32():
-    """To generate text on a CPU from a run that was trained in FP8."""
+    """A CPU can generate text from a run that was trained in FP8."""
     with torch.no_grad():
         tokens = text()[0]
         exact = GPT(gpt_config(64, **SIZES))(tokens)

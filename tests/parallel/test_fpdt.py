@@ -1,4 +1,4 @@
-"""FPDT between our layers and DeepSpeed's, with plain attention in the place of flash-attn's kernels."""
+"""FPDT between our layers and DeepSpeed's, with plain attention in place of flash-attn's kernels."""
 
 import pytest
 import torch
@@ -40,8 +40,7 @@ def backward(grad, query, key, value, output, log_sums, dq, dk, dv, dropout, sca
 
 
 def check_a_gpt_in_chunks_is_that_of_one_process():
-    """Two and four chunks of the whole sequence, of which each rank has a piece: losses, gradients, their
-    order."""
+    """Losses, gradients and their order, for two and four chunks of which each rank has a piece."""
     import deepspeed
     from deepspeed.sequence import fpdt_layer
 
@@ -95,8 +94,7 @@ def test_documents_are_refused():
 
 
 def test_the_mlp_of_a_chunk_at_a_time_is_the_same():
-    """Up to the order of sums in the weights' gradients; and a chunk's inner activations are all that is
-    made."""
+    """Up to the order of sums in the weights' gradients."""
     mlps = [GPT(gpt_config(fpdt_chunk_tokens=chunk)).layers[0].mlp for chunk in (0, 2)]
     x = torch.randn(2, S, H, generator=torch.Generator().manual_seed(0))
     outputs = [mlp(x) for mlp in mlps]
@@ -110,7 +108,7 @@ def test_the_mlp_of_a_chunk_at_a_time_is_the_same():
 
 
 def test_generation_goes_by_its_cache():
-    """A run that was trained so is read on any machine."""
+    """A run that was trained with FPDT generates text on any machine."""
     model = GPT(gpt_config(fpdt_chunk_tokens=4)).eval()
     with torch.no_grad():
         logits = model(text()[0], cache=model.new_cache(2))

@@ -1,4 +1,4 @@
-"""Who works with whom, for every layout up to 8 ranks, and that the groups reach just those ranks."""
+"""The groups of every layout up to 8 ranks, and the ranks that each group reaches."""
 
 import itertools
 
@@ -76,7 +76,7 @@ def check_each_group_adds_up_its_own_ranks():
 
 
 def check_a_group_of_one_is_real_and_equal_groups_are_shared():
-    """None would be the world to torch, and to DeepSpeed, which is given these groups."""
+    """torch and DeepSpeed, which are given these groups, take None for the world."""
     groups = ParallelGroups.create(Topology(tensor_parallel_size=4))
     assert dist.get_world_size(groups.data_parallel.process_group) == 1
     assert groups.data_parallel.process_group is groups.pipeline_model_parallel.process_group

@@ -33,8 +33,7 @@ def test_loss_and_gradients_are_those_of_cross_entropy(chunk_tokens):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_loss_is_fp32_with_16_bit_weights(dtype):
-    """The softmax is taken in fp32; logits and gradients carry the rounding of the products, 2^-8 or
-    2^-11."""
+    """The softmax is taken in fp32; logits and gradients have the products' rounding, 2^-8 or 2^-11."""
     hidden, weight, labels = tensors(dtype)
     loss = linear_cross_entropy(hidden, weight, labels, 7)
     assert loss.dtype == torch.float32
@@ -77,7 +76,7 @@ def test_no_gradient_is_computed_under_no_grad():
 
 
 def test_logits_of_one_chunk_only_exist_at_a_time():
-    """The largest tensor of a forward and backward pass is a chunk's logits, not all of them."""
+    """The largest tensor of a forward and backward pass is one chunk's logits."""
     hidden, weight, labels = tensors()
     largest = 0
 
@@ -136,7 +135,7 @@ def test_nothing_learnt_is_a_loss_of_zero():
 
 
 def test_each_tokens_loss_is_left_where_it_is_asked_for():
-    """Masked or not; and the loss itself is not changed by the asking."""
+    """Masked or not; the loss itself is the same whether they are asked for or not."""
     hidden, weight, labels = tensors()
     left = torch.full((TOKENS,), -1.0)
     mask = (torch.arange(TOKENS) < 5).float()

@@ -1,4 +1,4 @@
-"""Each crossing, forward and backward, against what it is defined to be."""
+"""Each crossing, forward and backward, against its definition."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ B, S, H = 2, 8, 16
 
 
 def of_ranks(*shape: int) -> list[torch.Tensor]:
-    """Another tensor for each rank; small whole numbers, so that sums are exact in any order."""
+    """A different tensor for each rank, of small whole numbers: sums are exact in any order."""
     return [draw(*shape, seed=rank).mul(4).round() for rank in range(world().size)]
 
 

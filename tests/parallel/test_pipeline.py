@@ -1,5 +1,4 @@
-"""DeepSpeed's pipeline over our layer list trains as one process trains the model: losses, norms, weights,
-evaluation."""
+"""DeepSpeed's pipeline over our layers trains as one process does: losses, norms, weights, evaluation."""
 
 import contextlib
 import functools
@@ -25,7 +24,7 @@ from tests.parallel.rounding import rounding, training_terms
 from tests.parallel.small import S, gpt_config, text
 
 STEPS, MICRO_BATCHES, CLIP, RATE = 4, 4, 0.5, 1e-2
-# More blocks than stages, and no even number of them.
+# More blocks than stages, and an odd number of them.
 LAYERS = {"num_layers": 5}
 ALLOWED = rounding(training_terms(STEPS, LAYERS["num_layers"]))
 
@@ -88,7 +87,7 @@ def adamw(named_parameters) -> torch.optim.Optimizer:
         ],
         lr=RATE,
         betas=(0.9, 0.95),
-        # The gradient of a key's bias is 0 but for rounding, which Adam would make a step of.
+        # The gradient of a key's bias is 0 but for rounding, and Adam would turn the rounding into a step.
         eps=1e-4,
     )
 
@@ -202,7 +201,7 @@ def check_two_stages_of_two_tensor_ranks_with_sequence_parallelism():
 
 
 def check_recomputation_changes_no_bit_with_dropout():
-    """With numbers of both streams: the residual stream's tokens are a rank's own, and so are the heads."""
+    """Dropout draws from both streams: each rank has its own tokens and its own heads."""
     curves = []
     for interval in (0, 1, 2):
         torch.manual_seed(3 + dist.get_rank() // 2)

@@ -22,7 +22,7 @@ def draw() -> tuple[float, float, float]:
 
 
 def test_a_saved_state_repeats_its_numbers(tmp_path):
-    """Through a file that torch reads as plain data."""
+    """The state goes through a file that torch reads as plain data."""
     states.seed_rank(1, 0)
     draw()
     torch.save(states.get_state(), tmp_path / "state.pt")
@@ -51,7 +51,7 @@ def test_preserved_leaves_no_trace_even_of_an_error():
 
 
 def test_inside_a_fork_tensor_ranks_differ_and_outside_they_agree():
-    """Whatever was drawn inside: the outer numbers go on as if it had not been."""
+    """The outer numbers go on as if nothing had been drawn inside."""
     inside, outside = [], []
     for tensor_rank in (0, 1):
         states.seed_rank(1234, 0)
@@ -67,7 +67,7 @@ def test_inside_a_fork_tensor_ranks_differ_and_outside_they_agree():
 
 
 def test_a_stream_goes_on_from_fork_to_fork_and_after_a_resume(tmp_path):
-    """And through an error inside."""
+    """Also after an error inside."""
     stream = states.TensorParallelStream(1, 0, 0)
     with stream.fork():
         whole = torch.rand(6)
@@ -108,8 +108,7 @@ def test_making_a_stream_leaves_the_generators_alone():
 
 @pytest.mark.parametrize("recomputed", [True, False])
 def test_recomputation_repeats_the_dropped(recomputed):
-    """Two checkpointed pieces, dropout inside and outside of forks, and the stream where it would be
-    without."""
+    """Two checkpointed pieces with dropout inside and outside of forks; the stream ends where it would."""
 
     def piece(x):
         with stream.fork():
@@ -128,7 +127,7 @@ def test_recomputation_repeats_the_dropped(recomputed):
             elif recomputed:
                 y = checkpoint(piece, y, use_reentrant=False, context_fn=stream.recompute_contexts)
             else:
-                # What would happen without: other masks in the backward pass.
+                # Without the contexts: other masks in the backward pass.
                 y = checkpoint(piece, y, use_reentrant=False)
         # Twice, as a second loss on the same graph would.
         gradients.append([torch.autograd.grad(y.sum(), x, retain_graph=True)[0] for _ in range(2)])

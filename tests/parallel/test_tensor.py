@@ -105,7 +105,7 @@ def check_frozen_weights_and_inputs_without_gradient():
 
 
 def check_autocast_computes_in_bf16_forward_and_backward():
-    """The gradients come back in fp32, and near those of fp32."""
+    """The gradients are in fp32, and near those of an fp32 model."""
     group = world()
     for sequence_parallel in (False, True):
         column = ColumnParallelLinear("column", H, FFN, INIT, group, sequence_parallel)
@@ -143,7 +143,7 @@ def check_recomputation_repeats_the_collectives():
 
 
 def check_only_the_part_of_a_sequence_is_kept_for_backward():
-    """That is what sequence parallelism is for: gathered inputs are dropped and gathered again."""
+    """Gathered inputs are dropped and gathered again, which is what sequence parallelism is for."""
     group = world()
     column = ColumnParallelLinear("column", H, FFN, INIT, group, True)
     kept = []
@@ -169,7 +169,7 @@ def check_a_compiled_layer_is_the_same():
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_cut_weights_are_those_of_one_process(size):
-    """And say how they are cut; what is not cut does not say so."""
+    """They are marked as cut along a dimension; whole parameters are not."""
     hidden, unit = H, 3 * H // HEADS
     layers = {
         "qkv": (lambda g: ColumnParallelLinear("qkv", hidden, 3 * hidden, INIT, g, unit=unit), 0),
@@ -191,8 +191,7 @@ def test_cut_weights_are_those_of_one_process(size):
 
 
 def test_each_rank_holds_whole_heads():
-    """Rank r of 2 has query, key and value of heads 2 r and 2 r + 1, as the packed rows of one process
-    lie."""
+    """Rank r of 2 has query, key and value of heads 2 r and 2 r + 1, in the packed order of one process."""
     size = H // HEADS
     packed = INIT.normal("qkv.weight", 3 * H, H).view(HEADS, 3, size, H)
     for rank in range(2):
@@ -220,7 +219,7 @@ def test_uneven_rows_and_vocabularies_are_refused():
 
 
 def test_more_padding_leaves_the_true_rows_as_they_are():
-    """The padding grows with the number of ranks; the words must not start elsewhere for it."""
+    """The padding grows with the number of ranks; the words' initial weights do not depend on it."""
     rows = [INIT.normal("words.weight", padded, H)[:VOCAB] for padded in (50, 52, 56, 64)]
     assert all(torch.equal(rows[0], other) for other in rows[1:])
 
@@ -243,7 +242,7 @@ def test_alone_the_layers_are_those_of_torch():
 
 @pytest.fixture(scope="module")
 def outcomes(fork_server, tmp_path_factory):
-    # On four ranks what could differ from two.
+    # On four ranks only what could differ from two.
     checks = {2: ranks.names(globals()), 4: [check_embeddings.__name__]}
     return {
         size: ranks.launch(fork_server, __file__, size, tmp_path_factory.mktemp("ranks"), names)

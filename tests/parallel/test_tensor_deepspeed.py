@@ -1,5 +1,4 @@
-"""DeepSpeed trains the tensor-parallel layers as one process trains the model: losses, gradient norms,
-clipping."""
+"""DeepSpeed trains the tensor-parallel layers as one process does: losses, gradient norms, clipping."""
 
 import contextlib
 import functools
@@ -53,7 +52,7 @@ def curve_of_deepspeed(zero_stage: int, sequence_parallel: bool, unmarked: bool 
         "zero_optimization": {"stage": zero_stage, "stage3_param_persistence_threshold": 0},
         "zero_force_ds_cpu_optimizer": False,
     }
-    # The world would be its data-parallel group, were it not told.
+    # Without the groups DeepSpeed would take the world for its data-parallel group.
     with (
         contextlib.redirect_stdout(io.StringIO()),
         deepspeed.zero.Init(

@@ -1,5 +1,4 @@
-"""The model cut over tensor-parallel ranks is the model of one process: losses, gradients, logits,
-dropout."""
+"""The model over tensor-parallel ranks is that of one process: losses, gradients, logits, dropout."""
 
 import dataclasses
 import functools
@@ -67,7 +66,7 @@ def check_loss_and_gradients_are_those_of_one_process():
 
 
 def check_logits_are_those_of_one_process():
-    """Gathered; of padding they are -inf. And behind a cache, which holds this rank's heads."""
+    """Logits are gathered; those of padding are -inf. A cache holds this rank's heads."""
     tokens = text()[0]
     with torch.no_grad():
         expected = GPT(gpt_config(VOCAB))(tokens)
@@ -95,7 +94,7 @@ def losses_of_dropped(sequence_parallel: bool, hidden: float, attention: float, 
 
 
 def check_replicated_activations_are_dropped_alike():
-    """Without sequence parallelism the residual stream is one and the same: its gradients stay so."""
+    """Without sequence parallelism the residual stream is equal on all ranks; so are its gradients."""
     loss, gradients = losses_of_dropped(False, 0.5, 0.5)
     names = [name for name, _ in GPT(gpt_config()).named_parameters()]
     whole = gradients[names.index("final_layernorm.weight")]
@@ -162,7 +161,7 @@ def check_autocast_keeps_fp32_gradients():
 
 
 def check_compiled_layers_are_the_same():
-    """Where the compiler's graph ends at collectives and streams; fused kernels round in the last bits."""
+    """The compiler's graph ends at collectives and streams; fused kernels round in the last bits."""
     if not (shutil.which("g++") or shutil.which("clang++")):
         return
     tokens, labels = text()
@@ -179,7 +178,7 @@ def check_compiled_layers_are_the_same():
 
 
 def test_more_padding_changes_no_loss():
-    """The padding goes with the number of ranks, and takes no part in the softmax."""
+    """The padding depends on the number of ranks and takes no part in the softmax."""
     for chunk in (0, 5):
         config = gpt_config(VOCAB, cross_entropy_chunk_tokens=chunk)
         losses = []
@@ -194,7 +193,7 @@ def test_more_padding_changes_no_loss():
 @pytest.fixture(scope="module")
 def outcomes(fork_server, tmp_path_factory):
     """outcomes(size) launches the checks of that many ranks once; tests of one size alone start no other."""
-    # On four ranks what could differ from two.
+    # On four ranks only what could differ from two.
     checks = {2: ranks.names(globals()), 4: ["check_loss_and_gradients_are_those_of_one_process"]}
 
     @functools.cache

@@ -1,5 +1,4 @@
-"""Ranks that share sequences train as one process does: the mean of their gradients is the gradient of the
-whole."""
+"""Ranks that share sequences train as one process does: their gradients' mean is that of the whole."""
 
 import contextlib
 import functools
@@ -38,7 +37,7 @@ def mean(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def check_tokens_are_traded_for_heads_and_back():
-    """By value: this rank's heads of every rank's tokens; the gradient takes the same way back."""
+    """This rank's heads of every rank's tokens, by value; the gradient is traded back."""
     group = world()
     whole = draw(2, S, HEADS, 6)
     own = own_part(whole, 1, group).clone().requires_grad_()
@@ -54,7 +53,7 @@ def check_losses_and_gradients_are_those_of_one_process():
     """Plain; with documents and positions; with masks, whose denominator is counted here or given."""
     tokens, labels = text()
     size = world().size
-    # A given denominator is of what one rank adds: the mean over the ranks is then the sum over the whole.
+    # A given denominator is that of one rank's sum: the mean over the ranks is then the sum over the whole.
     cases = [
         ({}, {}),
         (DOCUMENTS, DOCUMENTS),
@@ -121,7 +120,7 @@ def curve_of_one_process() -> list[tuple[float, float]]:
 
 
 def check_deepspeed_trains_as_one_process():
-    """It is told of data parallelism only: the mean over the ranks is right for every stage alike."""
+    """It knows of data parallelism only: the mean over the ranks is right for every stage."""
     import deepspeed
 
     for stage in (1, 2, 3):

@@ -11,7 +11,7 @@ from nbtrain.cli.verbs import add_verb, save_picture, with_config
 
 def add_verbs(under: Any) -> None:
     """Add the verb below `under`, the subparsers of nbtrain."""
-    text = "A small run of the same shape on CPU: data, steps, checkpoint, resume, export. Exit 7 if not."
+    text = "Train a small run of the same shape on CPU, from data to export; exit 7 if a check fails."
     one = with_config(add_verb(under, "twin", twin, text))
     text = "send its straight run through supervisor and torchrun"
     one.add_argument("--submit", action="store_true", help=text)

@@ -192,7 +192,7 @@ def test_an_interrupted_merge_leaves_nothing(folder, monkeypatch, error):
 
 
 def test_a_name_that_cannot_be_one(folder):
-    """A word that is no name is not taken for a file beside the current folder."""
+    """A word that is no valid name is not taken for a file in the current folder."""
     with pytest.raises(DataError) as caught:
         merge("bad_NAME", [pair(folder, "one", [[1, 2]]), pair(folder, "two", [[3]])])
     assert str(caught.value) == (
@@ -215,7 +215,7 @@ def keyed(make_config, workspace, name, count, keys=("title",), **data):
 
 
 def test_every_key_is_merged(make_config, workspace, capsys):
-    """Each key its own pair, document k the same record in both; the manifest and the terminal name them."""
+    """Each key has its pair, document k is the same record in both; manifest and terminal name them."""
     rows = keyed(make_config, workspace, "one", 5) + keyed(make_config, workspace, "two", 7)
     assert cli.main(["data", "merge", "all", "one", "two"]) == 0
     shown = capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""Uncounted end-of-document tokens: found, shown, mended; every other damage is left alone."""
+"""Uncounted end-of-document tokens: found, shown, repaired; every other damage is left alone."""
 
 import json
 
@@ -99,7 +99,7 @@ def test_documents_of_several_sequences_and_empty_ones(prefix):
     ],
 )
 def test_another_damage_is_left_alone(prefix, content, eod_id, message):
-    """Where it is not this damage nothing is changed."""
+    """Any other damage changes nothing."""
     uncounted(prefix, [[1, 2, 3], [4]])
     prefix.with_suffix(".bin").write_bytes(np.asarray(content, "<u2").tobytes())
     before = {path.name: path.read_bytes() for path in prefix.parent.iterdir()}

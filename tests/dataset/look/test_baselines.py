@@ -57,7 +57,7 @@ def test_equals_the_definition():
 
 
 def test_cached_for_this_data_and_split(make_config, texts, monkeypatch):
-    """Computed once for a dataset, split and number of samples; another has its own figures beside them."""
+    """Computed once for each dataset, split and number of samples, and all kept in one file."""
     config = make_config()
     make_dataset(config, texts)
     first = baselines(config)
@@ -111,7 +111,7 @@ def test_nothing_learnt(make_config, texts, monkeypatch):
 
 
 def test_what_is_wrong_with_the_data_is_told_however_small(make_config):
-    """Explaining is of the size: data that is missing stays an error, and so does another word."""
+    """too_small explains small data alone: missing data stays an error, and so does an unknown word."""
     with pytest.raises(DataError, match="nbtrain prepare"):
         baselines(make_config(), too_small="explain")
     with pytest.raises(ConfigError, match=r"^too_small = 'yes' must be"):
@@ -119,7 +119,7 @@ def test_what_is_wrong_with_the_data_is_told_however_small(make_config):
 
 
 def test_only_labels_that_bear_loss_count(make_config, texts):
-    """With a loss mask or eod_mask_loss the figures are of the labels that validation's loss is of."""
+    """With a loss mask or eod_mask_loss only the labels that bear validation's loss count."""
     config = make_config()
     every = validation_samples(config) * config.model.seq_length
     make_dataset(config, texts)
@@ -130,7 +130,7 @@ def test_only_labels_that_bear_loss_count(make_config, texts):
 
 
 def test_sentences_are_one_stream(make_config):
-    """A pair of sentences has baselines as one of documents has."""
+    """A pair of sentences has baselines too."""
     config = make_config(data={"split_sentences": "en", "split": "50,40,10"})
     make_dataset(config, ["the model reads.\nand is cut.\n"] * 60)
     assert baselines(config).train_tokens == IndexedDataset(dataset_of(config).prefix).num_tokens // 2

@@ -49,7 +49,7 @@ def test_a_dataset_as_prepare_left_it_is_not_read(dataset, reads):
 
 
 def test_a_changed_file_of_the_same_size_is_told(dataset, reads):
-    """Two tokens change places; nothing else says so."""
+    """Two tokens change places; sizes and largest id stay."""
     content = bytearray(dataset.bin.read_bytes())
     before = bytes(content)
     content[0:4] = content[2:4] + content[0:2]

@@ -25,7 +25,7 @@ def refuses(message, call, *arguments):
 
 
 def test_inspect_and_verify(make_config, texts):
-    """inspect tells the header and three documents; verify names what it has found right."""
+    """inspect shows the header and three documents; verify lists what it found right."""
     config = make_config()
     tokens = make_dataset(config, texts).counts["tokens"]
     seen = inspect(config)
@@ -77,7 +77,7 @@ def test_empty_documents_and_sources_are_told(make_config, texts):
 
 
 def renew(dataset, name):
-    """Write what a file holds now into the manifest, as an encoding that wrote it so would have."""
+    """Record in the manifest what a file holds now, as if it had been encoded so."""
     value = json.loads(dataset.manifest_json.read_text())
     value["files"][name]["sha256"] = hashlib.sha256((dataset.directory / name).read_bytes()).hexdigest()
     dataset.manifest_json.write_text(json.dumps(value))
@@ -117,7 +117,7 @@ def test_one_changed_byte(make_config, texts):
 
 
 def test_a_missing_file_of_the_manifest(make_config, texts):
-    """Every file that the manifest names is looked for."""
+    """Every file that the manifest names must exist."""
     config = make_config()
     make_dataset(config, texts, learnt_from=[0] * 120)
     dataset = dataset_of(config)
@@ -133,7 +133,7 @@ def test_a_missing_file_of_the_manifest(make_config, texts):
 
 
 def test_loss_masks_are_verified(make_config, texts):
-    """The mask has the tokens' lengths and holds 0 and 1; verify tells how much is learnt."""
+    """The mask has the tokens' lengths and holds 0 and 1; verify shows how much is learnt."""
     config = make_config()
     make_dataset(config, texts, learnt_from=[2] * 120)
     dataset = dataset_of(config)
@@ -179,7 +179,7 @@ def test_a_mask_of_another_dataset(workspace):
 
 
 def test_all_pairs_of_a_folder(make_config, texts):
-    """A second key's pair is read and held against the same manifest."""
+    """A second key's pair is read and compared with the same manifest."""
     config = make_config()
     whole = make_dataset(config, texts)
     dataset = dataset_of(config)
@@ -204,7 +204,7 @@ def test_all_pairs_of_a_folder(make_config, texts):
 
 
 def test_progress_of_large_files(make_config, texts, monkeypatch, capsys):
-    """What takes long is shown with its rate; the sum is that of all files."""
+    """Large files have a bar with a rate; its total is the size of all files."""
     config = make_config()
     make_dataset(config, texts)
     verify(config)
@@ -224,7 +224,7 @@ def test_verbs_as_json(make_config, texts, capsys):
 
 
 def test_a_blend_has_no_files(make_config):
-    """A run that mixes datasets is not one pair: it names them."""
+    """A run that mixes datasets is not one pair: the error names the datasets."""
     entries = [{"name": "small", "weight": 1}, {"prefix": "data/x_document", "weight": 3}]
     config = make_config(data={"name": "mix", "sources": [], "blend": entries})
     for call in (inspect, verify):

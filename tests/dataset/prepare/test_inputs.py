@@ -31,7 +31,7 @@ END = (
 
 @pytest.fixture
 def folder(workspace):
-    """run.yaml over a folder of two texts, prepared as far as its tokens."""
+    """run.yaml over a folder of two texts, prepared through the step encode."""
     (workspace / "texts").mkdir()
     write(workspace / "texts" / "a.txt", "one text" * 40)
     write(workspace / "texts" / "b.txt", "second")
@@ -72,7 +72,7 @@ def test_the_place_of_the_key_that_differs(folder, workspace):
 
 
 def test_files_that_are_new_gone_and_changed(folder):
-    """In words, what changed before what was only written again, and how many more there are."""
+    """Changed files are named before files that were only written again, then how many more there are."""
     where = "run.yaml:6: data.sources[0]"
     write(folder / "c.txt", "third")
     refuses(f"the sources have changed since it was made: {where}: c.txt is new")

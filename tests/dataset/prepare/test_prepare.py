@@ -44,7 +44,7 @@ def refusal(config, **keywords):
 
 
 def test_a_shared_tokenizer_is_not_made_anew(make_config):
-    """Under force too: the ids of other datasets would no longer mean their text."""
+    """Not even under force: the ids of other datasets would no longer mean their text."""
     prepare(make_config())
     prepare(make_config(data={"name": "second"}))
     before = Tokenizer.load(tokenizer_dir("small")).sha256
@@ -95,7 +95,7 @@ def test_a_source_that_changes_while_it_is_read(make_config, workspace, monkeypa
 
 
 def test_training_tells_its_memory_first(make_config, capsys):
-    """Before the bar: the size of the sample, what training takes and what there is."""
+    """Before the bar: the size of the sample, the memory that training takes and the memory there is."""
     prepare(make_config(), through="tokenizer")
     first, second = capsys.readouterr().err.splitlines()
     assert re.fullmatch(
@@ -122,7 +122,7 @@ def test_a_tokenizer_of_fewer_entries_than_asked_for(make_config, caplog):
 
 
 def test_a_manifest_of_before_these_settings_existed(make_config):
-    """A dataset that an earlier version made is kept: what it could not say was what the defaults say."""
+    """A dataset of an earlier version is kept: settings that its manifest lacks had the default values."""
     config = make_config()
     prepare(config)
     path = dataset_of(config).manifest_json
@@ -136,7 +136,7 @@ def test_a_manifest_of_before_these_settings_existed(make_config):
 
 
 def test_a_failed_prepare_leaves_no_dataset_folder(make_config, workspace):
-    """A name that holds nothing would look like a dataset."""
+    """An empty folder would look like a dataset."""
     (workspace / "texts.jsonl").write_text("")
     assert "empty" in refusal(make_config(data={"name": "nothing"}))
     assert not (data_home() / "dataset" / "nothing").exists()
@@ -190,7 +190,7 @@ def test_texts_come_back_from_the_dataset(make_config, texts):
 
 
 def test_second_call_does_nothing_and_says_so(make_config):
-    """The second call changes no byte, gives and gives a reason for each step."""
+    """The second call changes no byte, and gives a reason for each step."""
     config = make_config()
     first = prepare(config)
     before = everything(data_home())
@@ -228,7 +228,7 @@ def test_report_shows_itself(make_config):
 
 
 def test_other_settings_under_the_same_name(make_config, workspace):
-    """Another source, or another tokenizer size, is refused with both values; force makes it again."""
+    """Another source or tokenizer size is refused with both values; force makes the dataset again."""
     prepare(make_config())
     before = everything(data_home())
     (workspace / "more.jsonl").write_text('{"text": "another text"}\n')
@@ -253,7 +253,7 @@ def test_other_settings_under_the_same_name(make_config, workspace):
 
 
 def test_changed_source_file(make_config, workspace):
-    """A touched file is compared by its text; a changed one is refused, not silently taken or left."""
+    """A touched file is compared by its text; a changed file is refused, not silently used or ignored."""
     config = make_config()
     prepare(config)
     source = workspace / "texts.jsonl"
@@ -272,7 +272,7 @@ def test_changed_source_file(make_config, workspace):
 
 
 def test_sources_that_are_no_longer_there(make_config, workspace, caplog):
-    """A dataset that is made needs them no more: kept, with a warning; what is still there is compared."""
+    """A dataset outlives its sources: it is kept with a warning; sources that still exist are compared."""
     (workspace / "more").mkdir()
     (workspace / "more" / "a.jsonl").write_text('{"text": "and another text of its own"}\n')
     sources = [{"kind": "jsonl", "path": path} for path in ("texts.jsonl", "more")]
@@ -410,7 +410,7 @@ def test_nothing_to_make_data_from(make_config):
 
 
 def test_data_home_that_cannot_be_written(make_config, workspace, monkeypatch):
-    """A data home that is no folder is an error in words."""
+    """A data home that is not a folder is an error in words."""
     (workspace / "file").write_text("")
     monkeypatch.setenv("NBTRAIN_DATA", str(workspace / "file"))
     assert refusal(make_config()) == (
@@ -516,7 +516,7 @@ def test_memory_does_not_follow_the_corpus(make_config, workspace):
 
 
 def test_a_lock_on_a_folder_that_is_gone(workspace, caplog):
-    """Who waited while the holder removed the folder holds the new one, and said that it waited."""
+    """A process that waited while the holder removed the folder holds the new one, and reports the wait."""
     folder = workspace / "held"
     order = []
     with locked_directory(folder):
@@ -535,7 +535,7 @@ def _held(folder):
 
 
 def test_prepare_opens_each_thing_once(make_config, monkeypatch):
-    """The manifests, the tokenizer and the .bin/.idx are read once and handed on, made or kept."""
+    """The manifests, the tokenizer and the .bin/.idx are read once, whether made or kept."""
     opened = Counter()
 
     def counted(owner, name):

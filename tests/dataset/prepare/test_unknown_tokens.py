@@ -27,7 +27,7 @@ def word_piece():
 
 
 def unigram():
-    """Its unknown token is its <pad>, as in some that were made with SentencePiece."""
+    """Its unknown token is its <pad>, as in some tokenizers made with SentencePiece."""
     vocab = [("<pad>", 0.0), (EOD, 0.0), ("\u2581a", -1.0), ("\u2581b", -1.0), ("\u2581", -3.0)]
     made = tokenizers.Tokenizer(models.Unigram(vocab, unk_id=0, byte_fallback=False))
     made.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -37,7 +37,7 @@ def unigram():
 
 @pytest.fixture(params=[word_piece, unigram])
 def make_run(request, make_config, workspace):
-    """A function from texts of each source to a run whose tokenizer is the small one of the parameter."""
+    """A function from texts of each source to a run with the small tokenizer of the parameter."""
     request.param().save(str(workspace / "small.json"))
 
     def make(*sources, **tokenizer):
@@ -102,7 +102,7 @@ def test_a_limit_of_the_run(make_run, caplog):
 
 
 def test_text_that_is_known_says_nothing(make_run, caplog):
-    """No warning, no row: a count of 0."""
+    """A count of 0 gives no warning and no row."""
     prepare(make_run(count(10, KNOWN)), through="encode")
     assert DatasetFiles.named("small").manifest().unknown_tokens == 0
     assert not [record for record in caplog.records if "unknown" in record.message]

@@ -95,7 +95,7 @@ def blend(make_config, write_dataset):
 
 @pytest.mark.parametrize("rule", ["megatron-deepspeed", "megatron-core"])
 def test_samples_of_a_blend_are_those_of_its_datasets(blend, make_config, rule):
-    """Position by position: the dataset that the rule names, at the place that its own order has."""
+    """Each position is a sample of the dataset that the rule names, in that dataset's own order."""
     config = blend(data={"split_rule": rule})
     datasets = build_datasets(config)
     sizes = blend_sizes(rule, [1.0, 3.0], 120)
@@ -182,7 +182,7 @@ def test_pairs_by_prefix(blend, workspace):
 
 
 def test_the_hash_of_a_blend(blend):
-    """Another weight, order or dataset is another blend; the run's name for it is not in it."""
+    """The hash depends on weights, order and datasets, not on the run's name for the blend."""
     hashes = [
         build_datasets(blend(data=change)).state.dataset_sha256
         for change in (
@@ -198,7 +198,7 @@ def test_the_hash_of_a_blend(blend):
 
 
 def test_a_dataset_twice_keeps_two_names(blend):
-    """So that each has a loss of its own."""
+    """Two entries of one folder name have two names, so that each has a loss of its own."""
     entries = [{"name": "a", "weight": 1.0}, {"name": "a", "weight": 3.0}]
     assert build_datasets(blend(data={"blend": entries})).names == ("a", "a#2")
 
@@ -216,7 +216,7 @@ def test_an_entry_that_is_not_there(blend):
 
 
 def test_vocabularies_and_tokenizers_must_go_together(blend, write_dataset):
-    """Ids of another tokenizer mean other text; a larger vocabulary does not fit the model."""
+    """Datasets of two tokenizers are refused, and so is a vocabulary larger than the model's."""
     write_dataset("other", tokenizer_sha256="1" * 64)
     config = blend(data={"blend": [{"name": "a", "weight": 1.0}, {"name": "other", "weight": 1.0}]})
     with pytest.raises(DataError) as caught:
@@ -232,7 +232,7 @@ def test_vocabularies_and_tokenizers_must_go_together(blend, write_dataset):
 
 
 def test_a_split_without_documents_of_one_dataset(blend, write_dataset, caplog):
-    """For training an error; for validation the others are blended, and that is said."""
+    """For training it is an error; for validation the others are blended, with a warning."""
     write_dataset("short", documents=3)
     entries = [{"name": "a", "weight": 1.0}, {"name": "short", "weight": 1.0}]
     datasets = build_datasets(blend(data={"blend": entries, "split": "90,8,2"}))

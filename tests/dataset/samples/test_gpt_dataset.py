@@ -172,7 +172,7 @@ def test_vocabulary_that_does_not_fit(make_config, write_dataset):
 
 
 def test_files_that_are_not_the_manifests(make_config, write_dataset):
-    """A whole pair of other files under the manifest is noticed by its sizes."""
+    """Another whole pair under the same manifest is noticed by its sizes."""
     config = make_config()
     dataset = write_dataset()
     manifest = dataset.manifest()
@@ -189,7 +189,7 @@ def test_files_that_are_not_the_manifests(make_config, write_dataset):
 
 
 def test_empty_splits(make_config, write_dataset, caplog):
-    """No document for training is an error; none for a wished test split is left out with a warning."""
+    """No document for training is an error; a wanted test split without any is left out with a warning."""
     config = make_config(data={"split": "1000,50,1"})
     write_dataset()
     caplog.clear()
@@ -346,7 +346,7 @@ def test_eod_mask_needs_to_know_the_token(make_config, write_dataset):
 
 
 def test_a_loss_mask_beside_the_tokens_is_cut_as_they_are(make_config, write_dataset):
-    """1 beside each token that is learnt: the mask of a sample is that of its labels."""
+    """The mask of a sample is the mask of its labels."""
     target = write_dataset()
     indexed = IndexedDataset(target.prefix)
     with IndexedWriter(target.loss_mask.prefix, 2, None, dtype=np.dtype(np.uint8)) as writer:

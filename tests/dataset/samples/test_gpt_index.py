@@ -112,7 +112,7 @@ def test_equals_the_slow_twin(seed):
 
 
 def test_every_token_is_read_once_in_an_epoch():
-    """One epoch cuts the shuffled documents into pieces that share one token; less than one is left out."""
+    """One epoch cuts the shuffled documents into pieces that share one token; a shorter rest is left out."""
     lengths = np.array([4, 10, 1, 6, 25], np.int32)
     index = build_gpt_index(lengths, 0, 5, seq_length=8, num_samples=1, seed=3)
     ends = np.concatenate([[0], np.cumsum(lengths[index.document_index])])
@@ -153,7 +153,7 @@ def test_index_that_would_fill_the_memory():
 
 
 def test_types_of_the_arrays(monkeypatch):
-    """As narrow as what they hold: the places of documents and the longest one, and the number of samples."""
+    """As narrow as the values allow: places and lengths of documents, and the number of samples."""
     # megatron-core's rule, gpt_dataset.py: int64 from iinfo(uint32).max - 1 samples on.
     assert np.iinfo(np.uint32).max == gpt_index.UINT32_SAMPLES + 1
     lengths = np.array([4, 10, 3], np.int32)  # 17 tokens: two epochs, 6 places, 16 samples of 2 tokens

@@ -145,7 +145,7 @@ def test_full_sequence_has_no_padding(write):
 
 
 def test_weights_decide_how_often_an_epoch_sees_an_example(write):
-    """1 is once, 2 twice, 0.5 a half, and the other half in the next epoch; 0.3 comes to 3 of 10."""
+    """Weight 1 is once, 2 twice, 0.5 one half now and the other half next; ten epochs of 0.3 are 3 rounds."""
     dataset = build(
         write(
             {
@@ -272,7 +272,7 @@ def test_names_and_weights_are_the_runs(write):
 
 
 def test_a_dataset_without_places_is_one_source(write):
-    """Data made otherwise has no sequences in its manifest: it is called like the dataset."""
+    """If the manifest has no places of sources, all is one source with the dataset's name."""
     files_, manifest = write({"a": (1.0, examples(1, 8))}, with_mask=False)
     del manifest.sources[0]["sequences"]
     dataset = build((files_, manifest))
@@ -281,7 +281,7 @@ def test_a_dataset_without_places_is_one_source(write):
 
 
 def test_more_samples_never_change_earlier_positions(write, monkeypatch):
-    """The order is one: however many samples are asked for, and in passes of any number."""
+    """The order does not depend on the number of samples asked for, nor on the number of passes."""
     monkeypatch.setattr("nbtrain.dataset.samples.packed_index.LEAST_PASS_SAMPLES", 20)
     written = write({"a": (1.0, examples(1, 20)), "b": (0.5, examples(21, 9))})
     short = build(written, 10)
@@ -318,7 +318,7 @@ def test_epochs_are_counted(write):
 
 
 def test_seed_decides_the_order(write):
-    """Another seed packs and orders otherwise."""
+    """Another seed gives other bins and another order."""
     written = write({"a": (1.0, examples(1, 20))})
     assert not np.array_equal(build(written).sample(0).tokens, build(written, seed=8).sample(0).tokens)
 

@@ -64,7 +64,7 @@ def test_lengths_of_natural_text_leave_a_thousandth_empty():
 
 
 def test_nothing_and_what_does_not_fit():
-    """No item makes no bin; a length of 0 or above the capacity is the caller's mistake."""
+    """No item makes no bin; a length of 0 or above the capacity is a ValueError."""
     assert len(pack_best_fit(np.array([], np.int64), 8)) == 0
     for wrong in ([0, 1], [9]):
         with pytest.raises(ValueError, match=r"must be 1 to the capacity of 8"):

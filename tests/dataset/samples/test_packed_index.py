@@ -223,6 +223,8 @@ def test_few_examples_make_long_passes():
     assert epochs_per_pass(pieces, [1.0], SEQ) == 35  # 30 samples each
     assert epochs_per_pass(pieces, [100.0], SEQ) == 1
     assert len(build_pass(pieces, [1.0], SEQ, 0, 0, 35)) == 30 * 35
+    # The seeds of later epochs begin again after the largest that NumPy takes.
+    assert len(build_pass(pieces, [1.0], SEQ, 2**32 - 1, 0, 2)) == 30 * 2
 
 
 def test_a_split_is_taken_from_each_source():

@@ -7,7 +7,7 @@ empty. A multistream .bz2 and an .xml are read in parallel; a .bz2 of one stream
 take reading in order, where the workers only turn wikitext into text.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
@@ -86,11 +86,8 @@ class WikiReader(SourceReader):
                 tally.dropped["empty"] += 1
 
     def _pages(self, found: dump.Dump, part: SourcePart) -> Iterator[dump.Page | dump.BrokenPage]:
-        if part.content is not None:
-            pieces: Iterable[bytes] = [part.content]
-        else:
-            pieces = (piece.xml for piece in dump.pieces(found, part.start, part.stop, dump.READ_BYTES))
-        for xml in pieces:
+        pieces = (piece.xml for piece in dump.pieces(found, part.start, part.stop, dump.READ_BYTES))
+        for xml in pieces if part.content is None else [part.content]:
             for page, _ in dump.pages(xml):
                 yield page
 

@@ -91,7 +91,7 @@ def test_16_bit_masters_and_moments_are_kept_bit_for_bit(place, source, target):
     for name in store.parameters:
         assert torch.equal(store.weights(name), store.full(name).to(store.dtype)), name
     place.train(run, ranks)
-    straight = launch.losses(place.source(source, STEPS))
+    straight = launch.losses(place.source(f"z1 {layout(source)[1]['precision.dtype']}", STEPS))
     assert launch.losses(run) == pytest.approx(straight[HALF:], abs=2e-3)
 
 

@@ -227,6 +227,17 @@ def test_few_examples_make_long_passes():
     assert len(build_pass(pieces, [1.0], SEQ, 2**32 - 1, 0, 2)) == 30 * 2
 
 
+def test_the_seed_decides_which_examples_an_epoch_takes():
+    """Half of a source: another half for another seed or another source, the same half for the same seed."""
+    pieces = build_pieces(
+        pair([[1] * 9] * 60), None, [MixedSource("a", 0, 30), MixedSource("b", 30, 60)], SEQ
+    )
+    taken = [set(build_pass(pieces, [0.5, 0.5], SEQ, seed, 0, 1).items.tolist()) for seed in (1, 2, 1)]
+    assert taken[0] == taken[2] != taken[1]
+    assert all(len(rows) == 30 for rows in taken)
+    assert {row for row in taken[0] if row < 30} != {row - 30 for row in taken[0] if row >= 30}
+
+
 def test_a_split_is_taken_from_each_source():
     """By the same rule on its own size; none of the sequences is in two splits or in none."""
     sources = [MixedSource("a", 0, 100), MixedSource("b", 100, 107, 0.5), MixedSource("c", 107, 107)]

@@ -227,6 +227,17 @@ def test_few_examples_make_long_passes():
     assert len(build_pass(pieces, [1.0], SEQ, 2**32 - 1, 0, 2)) == 30 * 2
 
 
+def test_the_order_of_a_pass_stays_what_it_was():
+    """Golden arrays of epochs 1 to 3 with seed 7: checkpoints count positions of this order."""
+    lengths, sources = (9, 5, 9, 4, 9, 3), [MixedSource("a", 0, 4), MixedSource("b", 4, 6)]
+    pieces = build_pieces(pair([[1] * length for length in lengths]), None, sources, SEQ)
+    index = build_pass(pieces, [1.0, 0.5], SEQ, 7, 1, 3)
+    assert index.items.tolist() == [1, 3, 4, 2, 0, 5, 2, 1, 3, 0, 1, 3, 0, 4, 2]
+    assert index.offsets.tolist() == [0, 2, 3, 4, 5, 6, 7, 9, 10, 12, 13, 14, 15]
+    assert index.epoch_ends.tolist() == [4, 8, 12]
+    assert [array.dtype.name for array in index] == ["int32", "int64", "int64"]
+
+
 def test_the_seed_decides_which_examples_an_epoch_takes():
     """Half of a source: another half for another seed or another source, the same half for the same seed."""
     pieces = build_pieces(

@@ -229,9 +229,7 @@ def test_added_tokens(bring, workspace):
 
 
 def test_what_would_lose_text_is_fixed(bring, workspace):
-    """Truncation, padding, dropout and an EOD that is not special: the ids are those of whole texts, at each
-    run.
-    """
+    """Truncation, padding, dropout, an EOD that is not special: the ids are always those of whole texts."""
 
     def change(document):
         document["truncation"] = {
@@ -355,9 +353,7 @@ def test_nothing_there(workspace):
 
 
 def test_gpt2s_two_files(gpt2_files, workspace):
-    """The EOD is the last entry; copies of the files, the identity that they always had, and HF tokenizers'
-    ids.
-    """
+    """The EOD is the last entry; the files are copies, with their old identity and HF tokenizers' ids."""
     manifest = adopt(gpt2_files, EOD_TOKEN, workspace / "gpt2")
     size = len(json.loads((gpt2_files / "vocab.json").read_text(encoding="utf-8")))
     assert (manifest["vocab_size"], manifest["eod_id"], manifest["trained"]) == (size, size - 1, None)
@@ -395,9 +391,7 @@ def test_in_place(gpt2_files, workspace):
 
 
 def test_a_folder_that_nbtrain_made(workspace, texts):
-    """Its identity is of the two files, so a copy of it is the same tokenizer; of others tokenizer.json
-    counts.
-    """
+    """The two files are its identity, so a copy is the same tokenizer; else tokenizer.json is."""
     made = save(training.train(texts, 300), workspace / "made", {"trained": {"x": 1}})
     copied = adopt(workspace / "made", EOD_TOKEN, workspace / "copy")
     assert (copied["sha256"], copied["vocab_size"]) == (made["sha256"], 300)

@@ -1,6 +1,4 @@
-"""fastokens, HF tokenizers and tiktoken give the same ids: GPT-2's vocabulary, natural and adversarial
-texts.
-"""
+"""fastokens, HF tokenizers and tiktoken give the same ids for natural and adversarial texts (GPT-2)."""
 
 import gzip
 import json
@@ -185,9 +183,7 @@ def test_texts_of_every_script(gpt2):
     [("udhr-multilingual", 400, 10**6), ("chinese-classics", 3000, 10**6), ("books-30mb", 300, 10**6)],
 )
 def test_natural_texts(gpt2, shared_data, name, count, size):
-    """388 languages, 3,000 Chinese texts and 300 pieces of books: fastokens, HF tokenizers and tiktoken
-    agree.
-    """
+    """The three engines agree on 388 languages, 3,000 Chinese texts and 300 pieces of books."""
     texts = natural(shared_data, name, count, size)
     assert_as_tiktoken(gpt2, texts, assert_same(gpt2, texts))
 

@@ -1,6 +1,4 @@
-"""The tokenizer folder: same ids from both engines, exact round trips, EOD never from text, damage
-noticed.
-"""
+"""The tokenizer folder: equal ids of both engines, exact round trips, no EOD from text, damage noticed."""
 
 import json
 import pickle

@@ -1,6 +1,4 @@
-"""Training: reproducible, the same as ever with tokenizers, rustbpe's own encoding with rustbpe, within
-memory.
-"""
+"""Training: reproducible, equal to the trainers' own results, within memory."""
 
 import hashlib
 import json
@@ -72,9 +70,7 @@ def test_reading_ends_at_train_bytes(trainer, texts):
 
 
 def test_one_huge_word_does_not_stall_training(trainer):
-    """300 kB without a blank: cut for training (quadratic in a word's length), so it takes seconds, not
-    minutes.
-    """
+    """300 kB without a blank are cut for training, which is quadratic in a word's length."""
     word = "".join(np.random.RandomState(0).choice(list("ABCDEFGHIJ+/"), 300_000))
     assert train(["some text " * 20, word], 300, trainer).get_vocab_size() == 300
 
@@ -155,9 +151,7 @@ def test_merges_from_ranks():
 
 
 def test_merges_from_the_ranks_of_a_vocabulary(gpt2_files):
-    """From GPT-2's 50,257 entries alone all of its 50,000 merges come back, in order; of a made one
-    likewise.
-    """
+    """The 50,000 merges of GPT-2, and those of a made vocabulary, come back from the entries alone."""
     vocab = json.loads((gpt2_files / "vocab.json").read_text(encoding="utf-8"))
     lines = (gpt2_files / "merges.txt").read_text(encoding="utf-8").splitlines()
     byte_of = {letter: byte for byte, letter in enumerate(training.byte_letters())}
@@ -240,9 +234,7 @@ def test_check_memory(monkeypatch):
 
 
 def test_available_memory(monkeypatch, tmp_path):
-    """The least of the machine and both kinds of control group, cached pages given back; "max" sets no
-    limit.
-    """
+    """The least of the machine and both kinds of control group; cached pages are free, "max" is no limit."""
     meminfo, group = tmp_path / "meminfo", tmp_path / "cgroup"
     monkeypatch.setattr(training, "MEMINFO", meminfo)
     monkeypatch.setattr(training, "CGROUP", group)

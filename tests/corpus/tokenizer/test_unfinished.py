@@ -21,9 +21,7 @@ def byte_level_tokenizer(folder):
 
 @pytest.mark.parametrize("make", [byte_fallback_tokenizer, byte_level_tokenizer])
 def test_every_cut_shows_whole_characters(make, tmp_path):
-    """However many tokens are kept, their text is a beginning of the text, and misses one character at
-    most.
-    """
+    """The text of the first tokens is a beginning of the text and lacks one character at most."""
     tokenizer = make(tmp_path / "small")
     ids = tokenizer.encode(TEXT).tolist()
     assert tokenizer.decode_finished(ids) == (TEXT, False)
@@ -53,9 +51,7 @@ def test_bytes_that_begin_no_character_stay(make, tmp_path):
 
 @given(st.text(max_size=6), st.integers(0, 24))
 def test_unfinished_bytes(text, count):
-    """Bytes of a cut text without its unfinished ones are UTF-8; with one byte more cut off, they are not
-    less whole.
-    """
+    """The bytes of a cut text are UTF-8 once the unfinished ones are left out."""
     cut = text.encode()[:count]
     missing = unfinished_bytes(cut)
     whole = cut[: len(cut) - missing].decode()

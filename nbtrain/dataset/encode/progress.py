@@ -99,7 +99,7 @@ class EncodeProgress:
     def _encoded(self) -> np.ndarray:
         contents = [path.read_bytes() for path in self.work.glob(f"{PREFIX}*")]
         whole = [COUNTERS.unpack(content) for content in contents if len(content) == COUNTERS.size]
-        return np.sum([self._own, *whole], axis=0)
+        return np.array([self._own, *whole]).sum(axis=0)
 
     def _add(self, record: ShardRecord) -> None:
         self.records[record.number] = record

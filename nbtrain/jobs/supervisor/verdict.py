@@ -190,7 +190,7 @@ def _killed(record: ExitRecord, where: str, around: Circumstances, step: int | N
         return Verdict(FAILED, f"{where}: {said}", retry=True, step=step, kind="killed")
     how = "exit code 137" if record.signal is None else "SIGKILL"
     if evidence := around.memory.evidence(around.pids.get(record.rank)):
-        said = f"out of host memory: the kernel ended it ({how}, {evidence}). {MEND['host memory']}"
+        said = f"out of host memory: the kernel ended it ({how}, {evidence}). {FIX['host memory']}"
         # At the very same step again it is the run that does not fit.
         return Verdict(FAILED, f"{where}: {said}", True, ("host memory", step), step, "host memory")
     # Killing has no author in the kernel's record, so the cause says what is known and what is guessed.
@@ -205,7 +205,7 @@ def _by_whom(around: Circumstances) -> str:
     return f"{by}out of host memory ({around.memory.no_evidence})"
 
 
-MEND = {
+FIX = {
     "device memory": (
         "Lower batch.micro_batch_size (the global batch stays), set "
         "parallel.activation_checkpointing.granularity: "
@@ -225,7 +225,7 @@ def _out_of_memory(
     if made >= STEADY_STEPS:
         signature = (kind, record.step)
         return Verdict(FAILED, f"{said} (after {made} good steps)", True, signature, step, kind)
-    return Verdict(FAILED, f"{said.removesuffix('.')}. {MEND[kind]}", step=step, kind=kind)
+    return Verdict(FAILED, f"{said.removesuffix('.')}. {FIX[kind]}", step=step, kind=kind)
 
 
 def _lost_peers(first: ExitRecord, around: Circumstances, step: int | None) -> Verdict:
@@ -262,7 +262,7 @@ def _without_witness(missing: list[int], around: Circumstances, step: int | None
         said = f"rank {gone[0]}'s wrapper was killed, and rank {gone[0]} with it"
     pids = (around.pids.get(rank) for rank in gone)
     if evidence := next(filter(None, (around.memory.evidence(pid) for pid in pids)), ""):
-        said += f": out of host memory ({evidence}). {MEND['host memory']}"
+        said += f": out of host memory ({evidence}). {FIX['host memory']}"
         return Verdict(FAILED, said, True, ("host memory", step), step, "host memory")
     return Verdict(FAILED, f"{said}, {_by_whom(around)}", retry=True, step=step, kind="no record")
 

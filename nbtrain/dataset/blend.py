@@ -48,10 +48,7 @@ class Entry:
     """Whether it lies in the data home; else it is a pair given by its prefix."""
 
     def manifest(self) -> DatasetManifest | None:
-        """The manifest of this pair; without one, what the pair says of itself; None if it does not exist.
-
-        Raises DataError if the pair or its manifest is damaged.
-        """
+        """The manifest, else what the pair says of itself; None if it does not exist. Raises DataError."""
         manifest = self.files.manifest() if self.is_named else self.files.own_manifest()
         if manifest or self.is_named or not self.files.idx.is_file():
             return manifest
@@ -95,7 +92,6 @@ class BlendFiles(DatasetFiles):
 
     @classmethod
     def of(cls, config: RunConfig) -> "BlendFiles":
-        """The blend of a run."""
         data = config.data
         stem = stem_of(config, data.json_key)
         return cls(dataset_dir(data.name), stem, data.blend, f"{config.where('data.blend')}: data.blend")

@@ -25,8 +25,6 @@ from nbtrain.dataset.manifest import MASK_SUFFIX, DatasetManifest, manifest_dtyp
 
 
 class DatasetFiles:
-    """Owner of every path of one dataset."""
-
     def __init__(self, directory: str | os.PathLike, json_key: str = "text", stem: str | None = None):
         self.directory = Path(directory)
         self.stem = stem or f"{json_key}_document"
@@ -40,7 +38,6 @@ class DatasetFiles:
         return f"DatasetFiles({str(self.directory)!r}, stem={self.stem!r})"
 
     def pair(self, stem: str) -> "DatasetFiles":
-        """Another pair of the same folder and manifest."""
         return DatasetFiles(self.directory, stem=stem)
 
     @property
@@ -98,8 +95,7 @@ class DatasetFiles:
     def open(self, vocab_size: int | None = None, manifest: DatasetManifest | None = None) -> "OpenDataset":
         """The pair, memory-mapped: whole by its sizes, and fit for a vocabulary. Reads no token.
 
-        `manifest` spares reading manifest.json again. Raises DataError: not prepared, truncated, changed, or
-        a vocabulary that the dtype cannot hold.
+        Raises DataError: not prepared, truncated, changed, or a vocabulary that the dtype cannot hold.
         """
         for path in (self.bin, self.idx, self.manifest_json):
             if not path.is_file():
@@ -130,10 +126,7 @@ class DatasetFiles:
         return self.open(vocab_size).manifest
 
     def open_loss_mask(self, dataset: IndexedDataset) -> IndexedDataset | None:
-        """The loss mask of this pair, one entry for each token; None if there is none.
-
-        Raises DataError if the mask belongs to another pair.
-        """
+        """The loss mask, one entry for each token, or None. DataError if it belongs to another pair."""
         if not self.has_loss_mask:
             return None
         mask = IndexedDataset(self.loss_mask.prefix)

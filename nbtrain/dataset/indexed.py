@@ -70,7 +70,6 @@ def bin_path(prefix: str | os.PathLike) -> Path:
 
 
 def idx_path(prefix: str | os.PathLike) -> Path:
-    """The index file of a prefix."""
     return Path(f"{os.fspath(prefix)}.idx")
 
 
@@ -146,7 +145,6 @@ class IndexedDataset:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens by the index (sum of all lengths)."""
         return self._end // self._itemsize
 
     @property

@@ -23,8 +23,6 @@ UNKNOWN_WARNED_FRACTION = 0.001
 
 @dataclass(frozen=True)
 class DatasetManifest:
-    """manifest.json of a dataset."""
-
     json_key: str
     """The key whose pair is trained on; others may lie beside it."""
     sources: list[dict[str, Any]]
@@ -43,7 +41,6 @@ class DatasetManifest:
     settings: dict[str, Any] = field(default_factory=dict)
     """What decided the content; prepare compares it with the run's."""
     software: dict[str, str] = field(default_factory=dict)
-    """Versions that made it."""
     schema_version: int = SCHEMA_VERSION
 
     @property

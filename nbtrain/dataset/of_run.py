@@ -27,10 +27,7 @@ def open_dataset(config: RunConfig) -> OpenDataset | OpenBlend:
 
 
 def find_dataset(target: str | os.PathLike | RunConfig) -> DatasetFiles:
-    """The dataset that a person means: a run's, a name in the data home, or the prefix of any .bin/.idx.
-
-    Raises DataError if there is no such dataset.
-    """
+    """The dataset of a run, a name in the data home, or the prefix of a .bin/.idx. Raises DataError."""
     if isinstance(target, RunConfig):
         if target.data.blend:
             names = ", ".join(entry.name or entry.prefix or "" for entry in target.data.blend)

@@ -29,16 +29,13 @@ class GPTDatasets:
     """The three splits of a run; None if nothing is read of a split, or if it is empty."""
 
     train: Any
-    """A SampleDataset, as the other two."""
     valid: Any | None
     test: Any | None
     manifest: DatasetManifest
     state: DataState
-    """Where a fresh run begins."""
     names: tuple[str, ...] = ()
     """Of the datasets that samples number (Sample.dataset); empty if there is only one."""
     is_masked: bool = False
-    """Whether samples have a loss_mask."""
 
 
 def build_datasets(

@@ -44,9 +44,7 @@ class BlendSizes(NamedTuple):
     weights: list[float]
     """Normalised, as the choice of samples uses them."""
     samples: list[int]
-    """Asked of each dataset."""
     blend: int
-    """Samples of the blend."""
 
 
 def blend_sizes(rule: str, weights: list[float], num_samples: int) -> BlendSizes:
@@ -70,9 +68,6 @@ def blend_sizes(rule: str, weights: list[float], num_samples: int) -> BlendSizes
 def _normalised(weights: list[float]) -> list[float]:
     array = np.array(weights, np.float64)
     return (array / array.sum()).tolist()
-
-
-# --- which dataset --------------------------------------------------------------------------------
 
 
 def fill_blend_index(
@@ -172,9 +167,6 @@ def _likely_counts(shares: np.ndarray, samples: np.ndarray) -> np.ndarray:
     return counts
 
 
-# --- the dataset ----------------------------------------------------------------------------------
-
-
 class BlendIndex:
     """The two arrays of `size` samples, from `folder` or put there."""
 
@@ -230,17 +222,14 @@ class BlendedDataset:
         return max(dataset.num_epochs for dataset in self.datasets)
 
     def place(self, position: int) -> tuple[int, int]:
-        """(dataset, its position) of a position."""
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} of {len(self)}")
         return int(self.index.dataset_index[position]), int(self.index.dataset_sample_index[position])
 
     def __getitem__(self, position: int) -> np.ndarray:
-        """int64 [seq_length + 1]."""
         number, own = self.place(position)
         return self.datasets[number][own]
 
     def sample(self, position: int) -> Sample:
-        """With the number of its entry in data.blend."""
         number, own = self.place(position)
         return self.datasets[number].sample(own)._replace(dataset=self.numbers[number])

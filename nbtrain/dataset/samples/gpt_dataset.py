@@ -31,8 +31,6 @@ ARRAYS = ("document_index", "sample_index", "shuffle_index")
 
 
 class SampleDataset(Protocol):
-    """One split, however its samples are made."""
-
     num_samples: int
 
     def __len__(self) -> int: ...
@@ -56,7 +54,6 @@ class SampleOptions(NamedTuple):
     inter_document_masking: bool = False
     eod_mask_loss: bool = False
     eod_id: int | None = None
-    """Needed by eod_mask_loss."""
 
 
 PLAIN = SampleOptions()
@@ -172,8 +169,6 @@ class GPTDataset:
             gathered[filled : filled + size] = indexed.get(sequence, offset, size)
             filled += size
         return gathered
-
-    # --- passes -----------------------------------------------------------------------------------
 
     def _pass(self, number: int) -> GPTIndex:
         def open_index(number: int) -> GPTIndex:

@@ -73,7 +73,6 @@ class Epochs(NamedTuple):
     num_samples: int
     """Samples in that many epochs: at least as many as asked for."""
     samples_before_last: int
-    """Samples of all epochs but the last."""
     separate_last_epoch: bool
     """The last epoch is shuffled by itself: it is needed for less than 80 % of one epoch's samples."""
 
@@ -93,8 +92,6 @@ def epochs_needed(tokens_per_epoch: int, seq_length: int, num_samples: int) -> E
 
 @dataclass(frozen=True)
 class GPTIndex:
-    """The three arrays of one split."""
-
     document_index: np.ndarray
     """int32 [E * documents]: sequence numbers."""
     sample_index: np.ndarray
@@ -113,7 +110,6 @@ class Allocate(Protocol):
 
 
 def in_memory(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
-    """The plain way to allocate."""
     return np.empty(shape, dtype)
 
 

@@ -91,7 +91,6 @@ def _writing(folder: Path, key: str) -> Iterator[Allocate]:
 
 
 def _mapped(stream: IO, shape: tuple[int, ...], dtype: np.dtype) -> np.memmap:
-    """An array inside an empty .npy file."""
     header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(stream, header)
     stream.flush()

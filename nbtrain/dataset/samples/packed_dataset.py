@@ -44,10 +44,7 @@ Index = TypeVar("Index", Pieces, PackedIndex)
 
 
 class PackedDataset:
-    """One split. `dataset.sample(i)` is a Sample of seq_length tokens.
-
-    `dataset_names` are the names of the sources, each once; Sample.dataset and dataset_ids count in them.
-    """
+    """One split. Sample.dataset and dataset_ids are places in `dataset_names`, the sources' names."""
 
     def __init__(
         self,
@@ -157,7 +154,6 @@ class PackedDataset:
         return Sample(tokens, labels, loss_mask, position_ids, cu_seqlens, dataset_ids=dataset_ids)
 
     def _locate(self, position: int) -> tuple[int, int]:
-        """(pass, sample in it)."""
         if not 0 <= position < len(self):
             raise IndexError(f"position {position} of {len(self)}")
         number = int(np.searchsorted(self._ends, position, side="right")) - 1
@@ -206,7 +202,6 @@ class PackedDataset:
 
 
 def counts_of(pieces: Pieces) -> dict[str, int]:
-    """Examples by what became of them."""
     return dict(zip(COUNTS, pieces.counts.tolist(), strict=True))
 
 
@@ -223,10 +218,7 @@ def _left_out(counts: dict[str, int], seq_length: int) -> str:
 def build_split(
     opened: OpenDataset, config: RunConfig, split: str, index_samples: int, num_samples: int
 ) -> PackedDataset | None:
-    """The packed samples of "train", "valid" or "test"; None if every source's part of the split is empty.
-
-    Raises DataError if the data does not fit together.
-    """
+    """The packed samples of a split; None if every source's part of it is empty. Raises DataError."""
     sources = mixed_sources(opened.files, opened.manifest, config.data.sources, len(opened.indexed))
     own = of_split(sources, config.data.split, config.data.split_rule, split)
     if not any(len(source) for source in own):

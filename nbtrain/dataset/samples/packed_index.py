@@ -86,10 +86,7 @@ def mixed_sources(
 
 
 def of_split(sources: list[MixedSource], split: str, rule: str, name: str) -> list[MixedSource]:
-    """Each source's part of one split, by the same rule on its own sequences; it may be empty.
-
-    A split of all sequences, as GPT data has it, would leave validation to the last source alone.
-    """
+    """Each source's part of one split: one cut for all would leave validation to the last source."""
     parts = []
     for source in sources:
         first, last = split_bounds(split, rule, len(source))[SPLIT_NAMES.index(name)]
@@ -105,7 +102,6 @@ class Pieces(NamedTuple):
     source_offsets: np.ndarray
     """int64 [sources + 1]: rows of each source."""
     counts: np.ndarray
-    """int64 [5], see COUNTS."""
 
 
 COUNTS = ("examples", "cut", "truncated", "nothing_learnt", "too_short")
@@ -178,7 +174,6 @@ class PackedIndex(NamedTuple):
     items: np.ndarray
     """int32 or int64."""
     offsets: np.ndarray
-    """int64 [samples + 1]."""
     epoch_ends: np.ndarray
     """int64 [epochs of the pass]: samples before the end of each."""
 
@@ -187,10 +182,7 @@ class PackedIndex(NamedTuple):
 
 
 def epochs_per_pass(pieces: Pieces, weights: list[float], seq_length: int) -> int:
-    """Epochs that give a pass about LEAST_PASS_SAMPLES samples or more, so that few examples make few files.
-
-    Raises DataError if the weights leave less than one example an epoch.
-    """
+    """Epochs that hold LEAST_PASS_SAMPLES or so. DataError if an epoch has less than one example."""
     sizes = np.diff(pieces.source_offsets).tolist()
     examples = sum(weight * size for weight, size in zip(weights, sizes, strict=True))
     if examples < 1:
@@ -232,7 +224,6 @@ def build_pass(
 
 
 def _chosen(source_offsets: np.ndarray, weights: list[float], seed: int, epoch: int) -> np.ndarray:
-    """Rows of one epoch, source by source."""
     chosen = [np.empty(0, np.int64)]
     for number, weight in enumerate(weights):
         first, size = int(source_offsets[number]), int(source_offsets[number + 1] - source_offsets[number])

@@ -20,17 +20,15 @@ class Packed(NamedTuple):
     items: np.ndarray
     """int64 [items]: every item once."""
     offsets: np.ndarray
-    """int64 [bins + 1]."""
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
 
 def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packed:
-    """Items of these `lengths`, each 1 to `capacity`, in bins of `capacity`.
+    """Items of these `lengths`, in bins of `capacity`; items of one length are taken in the order given.
 
-    The same input gives the same bins: items of one length are taken in the order given. Raises ValueError
-    for a length outside 1 to `capacity`.
+    Raises ValueError for a length outside 1 to `capacity`.
     """
     lengths = np.asarray(lengths, np.int64)
     if len(lengths) and not 1 <= int(lengths.min()) <= int(lengths.max()) <= capacity:
@@ -42,7 +40,6 @@ def pack_best_fit(lengths: np.ndarray, capacity: int) -> Packed:
     rooms: list[int] = []
     """Different rooms of open bins, ascending."""
     stacks: dict[int, list[int]] = {}
-    """Bins of each room."""
     num_bins = 0
     chosen: list[int] = []
     taken: list[int] = []

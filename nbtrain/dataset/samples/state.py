@@ -19,17 +19,13 @@ class DataState:
     """What decides the order of samples, and how far the run has come; stored in every checkpoint."""
 
     seed: int
-    """Seed of the document and sample order."""
     split: str
     """Relative sizes of training, validation and test."""
     split_rule: str
-    """How they are rounded."""
     dataset_sha256: str
-    """The manifest's hash of .bin and .idx."""
     index_samples: int
     """Training samples the order was built for; fixed at first launch."""
     consumed_samples: int = 0
-    """Samples trained on."""
     skipped_sample_ranges: tuple[tuple[int, int], ...] = ()
     """[first, last) positions of the order that are passed over, ascending and apart."""
     shuffle: str = "megatron"
@@ -52,7 +48,6 @@ class DataState:
 
     @classmethod
     def from_dict(cls, value: Mapping[str, Any]) -> "DataState":
-        """The inverse of to_dict."""
         return cls(**value)
 
     def advanced(self, num_samples: int) -> "DataState":
@@ -92,10 +87,7 @@ class DataState:
 def rank_positions(
     positions: np.ndarray, micro_batch_size: int, data_parallel_rank: int, data_parallel_size: int
 ) -> np.ndarray:
-    """int64 [accumulation_steps, micro_batch_size]: one rank's part of a step's positions.
-
-    Raises DataError if the step is no multiple of micro_batch_size * data_parallel_size.
-    """
+    """int64 [accumulation_steps, micro_batch_size] of one rank; DataError if the step has no whole rows."""
     row = micro_batch_size * data_parallel_size
     if len(positions) % row:
         raise DataError(

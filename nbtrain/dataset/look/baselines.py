@@ -49,9 +49,7 @@ class Baselines:
     """Cross entropy under the training split's pair counts."""
     bigram_k: float
     train_tokens: int
-    """Training tokens counted."""
     validation_tokens: int
-    """Tokens predicted."""
 
     def __str__(self) -> str:
         return (

@@ -4,7 +4,7 @@ import html
 import itertools
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -44,24 +44,19 @@ class Document:
     cut: bool
     """Whether the document goes on after the pieces."""
     masked: bool
-    """Whether a loss mask lies beside the dataset."""
     source: str | None = None
-    """The source it comes from, if the dataset has several."""
 
     @property
     def text(self) -> str:
-        """The pieces together, with " ..." if they are cut."""
         return "".join(text for text, _ in self.pieces) + (" ..." if self.cut else "")
 
     @property
     def title(self) -> str:
-        """Number and size in a few words."""
         sequences = f" in {self.sequences:,} sequences" if self.sequences != 1 else ""
         source = f" of {self.source}" if self.source else ""
         return f"document {self.number:,}{source} ({self.tokens:,} tokens{sequences})"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
         value: dict[str, Any] = {"document": self.number, "tokens": self.tokens, "text": self.text}
         if self.source:
             value["source"] = self.source
@@ -71,12 +66,10 @@ class Document:
 
     def to_html(self) -> str:
         """The text, learnt parts coloured by attributes, which a notebook that is not trusted keeps."""
-        parts = [
-            f'<span style="{LEARNT if learnt else UNLEARNT}">{html.escape(text)}</span>'
-            if self.masked
-            else html.escape(text)
-            for text, learnt in self.pieces
-        ]
+        parts = [html.escape(text) for text, _ in self.pieces]
+        if self.masked:
+            styles = (LEARNT if learnt else UNLEARNT for _, learnt in self.pieces)
+            parts = [f'<span style="{style}">{text}</span>' for style, text in zip(styles, parts)]
         body = "".join(parts) + (" ..." if self.cut else "")
         return f'<pre style="white-space:pre-wrap;overflow-wrap:anywhere;margin:4px 0">{body}</pre>'
 
@@ -85,16 +78,11 @@ def samples_html(samples: Sequence[Mapping[str, Any]]) -> str:
     """Documents as Document.to_dict gives them, to open one by one; the first one is open."""
     parts = []
     for place, sample in enumerate(samples):
-        pieces = sample.get("pieces") or [{"text": sample["text"], "learnt": True}]
-        document = Document(
-            number=sample["document"],
-            tokens=sample["tokens"],
-            sequences=1,
-            pieces=[(piece["text"], piece["learnt"]) for piece in pieces],
-            cut="pieces" in sample and sample["text"].endswith(" ..."),
-            masked="pieces" in sample,
-            source=sample.get("source"),
-        )
+        masked, text = "pieces" in sample, sample["text"]
+        pieces = [(piece["text"], piece["learnt"]) for piece in sample.get("pieces", [])] or [(text, True)]
+        cut = masked and text.endswith(" ...")
+        source = sample.get("source")
+        document = Document(sample["document"], sample["tokens"], 1, pieces, cut, masked, source)
         opened = " open" if place == 0 else ""
         parts.append(f"<details{opened}><summary>{document.title}</summary>{document.to_html()}</details>")
     return "".join(parts)
@@ -113,23 +101,19 @@ def samples_text(samples: Sequence[Mapping[str, Any]], most_chars: int | None = 
 
 
 class Browser:
-    """The documents of one pair, decoded.
+    """The documents of one pair, decoded by the tokenizer `named`, or by that of the manifest's hash.
 
-    `named` is a tokenizer's name or path; None takes the one whose hash the manifest holds. Raises DataError
-    if the pair is missing or damaged, or if a named tokenizer does not exist.
+    Raises DataError if the pair is missing or damaged, or if a named tokenizer does not exist.
     """
 
     def __init__(self, target: str | os.PathLike | RunConfig | DatasetFiles, named: str | None = None):
         self.dataset = target if isinstance(target, DatasetFiles) else find_dataset(target)
         self.indexed = IndexedDataset(self.dataset.prefix)
+        self.num_documents = self.indexed.num_documents
         self.manifest = self.dataset.own_manifest()
         self.mask = self.dataset.open_loss_mask(self.indexed)
         self.eod_id = self.manifest.eod_id if self.manifest else None
         self._decoder, self.tokenizer = _find_tokenizer(target, self.manifest, named)
-
-    @property
-    def num_documents(self) -> int:
-        return self.indexed.num_documents
 
     @cached_property
     def _bounds(self) -> np.ndarray:
@@ -154,10 +138,6 @@ class Browser:
             pieces = self._pieces(ids, self._read(self.mask, first, last, max_tokens)[: len(ids)], cut)
         return Document(number, length, last - first, pieces, cut, self.mask is not None, self._source(first))
 
-    def documents(self, numbers: Iterable[int], max_tokens: int = SHOWN_TOKENS) -> list[Document]:
-        """Several documents."""
-        return [self.document(number, max_tokens) for number in numbers]
-
     def spread(self, count: int, max_tokens: int = SHOWN_TOKENS) -> list[Document]:
         """`count` documents at equal distances, as many of each source; fewer if the dataset has fewer."""
         # A manifest names a source's sequences; its documents are those that begin there.
@@ -170,7 +150,7 @@ class Browser:
             if end > begin:
                 own = max(1, own)
                 chosen |= {begin + (2 * part + 1) * (end - begin) // (2 * own) for part in range(own)}
-        return self.documents(sorted(chosen), max_tokens)
+        return [self.document(number, max_tokens) for number in sorted(chosen)]
 
     @cached_property
     def _sources(self) -> list[tuple[str, int, int]]:
@@ -186,10 +166,9 @@ class Browser:
         return next((name for name, first, last in self._sources if first <= sequence < last), None)
 
     def find(self, text: str, start: int = 0, seconds: float = SEARCH_SECONDS) -> tuple[int | None, int]:
-        """(the next document from `start` on that holds `text`, the document to go on from).
+        """(the next document from `start` on that holds `text` in any case, the document to go on from).
 
-        Capitals do not count. Gives up after `seconds`: the first value is then None, the second less than
-        num_documents. Of a long document the first SEARCHED_TOKENS are searched.
+        Gives up after `seconds`: (None, less than num_documents). Searches the first SEARCHED_TOKENS of each.
         """
         wanted = text.casefold()
         deadline = time.monotonic() + seconds
@@ -235,8 +214,7 @@ def _find_tokenizer(
 ) -> tuple[Decoder | None, str | None]:
     """(what decodes, where it lies): the named tokenizer, else the one whose hash the manifest holds.
 
-    The run's own is looked at first, then all of the data home; (None, None) if none has this hash. Raises
-    DataError if a named tokenizer does not exist.
+    The run's own is tried before those of the data home; (None, None): none has it. Raises DataError.
     """
     if named is not None:
         return _named_tokenizer(named)

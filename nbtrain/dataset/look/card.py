@@ -64,15 +64,12 @@ class _Card:
         return self.to_html()
 
     def to_page(self) -> str:
-        """A whole HTML page that needs nothing beside it."""
         return PAGE.format(title=html.escape(f"data card of {self._heading}"), body=self.to_html())
 
     def summary_html(self) -> str:
         """The heading, warnings, tables and pictures, without what follows them."""
-        warnings = "".join(
-            f'<p style="color:#b3540b"><b>warning</b>: {html.escape(warning)}</p>'
-            for warning in self.warnings
-        )
+        escaped = map(html.escape, self.warnings)
+        warnings = "".join(f'<p style="color:#b3540b"><b>warning</b>: {text}</p>' for text in escaped)
         tables = "".join(html_table(*table) for table in self._tables())
         return f"<h3>{html.escape(self._heading)}</h3>{warnings}{tables}{self._pictures()}"
 
@@ -132,7 +129,6 @@ class DataCard(_Card):
         return self.text_bytes / self.tokens if self.text_bytes and self.tokens else None
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
         return {**asdict(self), "bytes_per_token": self.bytes_per_token}
 
     @property
@@ -140,7 +136,6 @@ class DataCard(_Card):
         return self.prefix
 
     def to_html(self) -> str:
-        """A self-contained fragment: tables, pictures as inline SVG, documents to open one by one."""
         learnt = "" if self.learnt_tokens is None else ", learnt tokens coloured"
         return f"{self.summary_html()}<h4>documents{learnt}</h4>{samples_html(self.samples)}"
 
@@ -178,11 +173,9 @@ class DataCard(_Card):
             *([["unknown tokens", _share(self.unknown_tokens, self.tokens)]] if self.unknown_tokens else []),
             *([f"dropped: {reason}", f"{count:,}"] for reason, count in sorted(self.dropped.items())),
         ]
+        header = [f"tokens/document: {next(iter(self.lengths))}", *list(self.lengths)[1:]]
         lengths = [[f"{value:,.0f}" for value in self.lengths.values()]]
-        tables: list[Table] = [
-            (["", ""], facts),
-            ([f"tokens/document: {next(iter(self.lengths))}", *list(self.lengths)[1:]], lengths),
-        ]
+        tables: list[Table] = [(["", ""], facts), (header, lengths)]
         if self.splits:
             what = "documents" if self.sequences == self.documents else "sequences"
             tables.append(splits_table(self.splits, what, "samples read"))
@@ -212,7 +205,6 @@ class BlendCard(_Card):
     warnings: list[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
         cards = [card.to_dict() for card in self.cards]
         return {"name": self.name, "entries": self.entries, "warnings": self.warnings, "cards": cards}
 
@@ -221,7 +213,6 @@ class BlendCard(_Card):
         return f"blend {self.name}"
 
     def to_html(self) -> str:
-        """A self-contained fragment: the blend, then each dataset."""
         return self.summary_html() + "".join(card.to_html() for card in self.cards)
 
     def _text_parts(self) -> list[str]:
@@ -232,24 +223,17 @@ class BlendCard(_Card):
         return _image(bars_svg(names, samples, "training samples"), "training samples by dataset")
 
     def _tables(self) -> list[Table]:
-        columns = {
-            "dataset": "{name}",
-            "weight": "{weight:g}",
-            "share": "{share:.1%}",
-            "tokens": "{tokens:,}",
-        }
-        columns |= {"training tokens": "{train_tokens:,}", "samples": "{samples:,}", "epochs": "{epochs:.2f}"}
-        return [
-            (list(columns), [[cell.format(**entry) for cell in columns.values()] for entry in self.entries])
-        ]
+        header = ["dataset", "weight", "share", "tokens", "training tokens", "samples", "epochs"]
+        cells = ["{name}", "{weight:g}", "{share:.1%}", "{tokens:,}", "{train_tokens:,}", "{samples:,}"]
+        cells.append("{epochs:.2f}")
+        return [(header, [[cell.format(**entry) for cell in cells] for entry in self.entries])]
 
 
 def data_card(target: str | os.PathLike | RunConfig, tokenizer: str | None = None) -> DataCard | BlendCard:
     """The card of a run's dataset, of a dataset by name, or of any .bin/.idx by prefix.
 
-    `tokenizer` is a name or a path; None takes that of the manifest's hash. Raises DataError if the dataset
-    is missing or damaged. Reads the index, a loss mask, and of the tokens what the search for duplicates
-    needs.
+    `tokenizer` is a name or a path; None takes that of the manifest's hash. Reads the index, a loss mask, and
+    the tokens that find_duplicates needs. Raises DataError if the dataset is missing or damaged.
     """
     if isinstance(target, RunConfig) and target.data.blend:
         return _blend_card(target, tokenizer)
@@ -271,9 +255,7 @@ def _card(target: Any, tokenizer: str | None, config: RunConfig | None) -> DataC
         tokens=indexed.num_tokens,
         text_bytes=own.counts["bytes"] if own else None,
         dtype=indexed.dtype.name,
-        vocab_size=manifest.vocab_size if manifest else None,
-        eod_id=manifest.eod_id if manifest else None,
-        dataset_sha256=manifest.dataset_sha256 if manifest else None,
+        **{name: getattr(manifest, name, None) for name in ("vocab_size", "eod_id", "dataset_sha256")},
         tokenizer=browser.tokenizer,
         sources=[_with_tokens(source, indexed) for source in own.sources] if own else [],
         dropped=own.counts["dropped"] if own else {},
@@ -339,7 +321,6 @@ def _share(part: int, whole: int, digits: str = ".2%") -> str:
 
 
 def _unknown_warnings(manifest: DatasetManifest | None) -> list[str]:
-    """A line for each source that has more unknown tokens than is usual."""
     return [
         f"{source.get('name') or source.get('kind')}: {_share(unknown, tokens)} tokens are the unknown "
         "token: the tokenizer has no token for that text, which is lost. Take a tokenizer made for it, or "
@@ -372,20 +353,10 @@ def _blend_card(config: RunConfig, tokenizer: str | None) -> BlendCard:
         share = entry.weight / total
         taken = round(samples * share)
         epochs = taken * config.model.seq_length / train_tokens if train_tokens else 0.0
-        rows.append(
-            {
-                "name": entry.name,
-                "weight": entry.weight,
-                "share": share,
-                "tokens": indexed.num_tokens,
-                "train_tokens": train_tokens,
-                "samples": taken,
-                "epochs": epochs,
-            }
-        )
-        warnings += _epoch_warnings(
-            [{"name": "train", "epochs": epochs, "tokens": train_tokens}], f" of {entry.name}"
-        )
+        row = {"name": entry.name, "weight": entry.weight, "share": share, "tokens": indexed.num_tokens}
+        rows.append({**row, "train_tokens": train_tokens, "samples": taken, "epochs": epochs})
+        train = {"name": "train", "epochs": epochs, "tokens": train_tokens}
+        warnings += _epoch_warnings([train], f" of {entry.name}")
         cards.append(_card(entry.files, tokenizer, None))
     return BlendCard(config.data.name, rows, cards, warnings)
 

@@ -20,15 +20,10 @@ def histogram_svg(edges: Sequence[int], counts: Sequence[int], seq_length: int |
     )
     axes.set_xlabel("tokens in a document")
     axes.set_ylabel("documents")
-    if seq_length is not None:
-        place = _place(edges, seq_length)
-        if place is not None:
-            axes.axvline(
-                place, color=ORANGE, linestyle="--", linewidth=1.2, label=f"seq_length {seq_length:,}"
-            )
-            legend = axes.legend(fontsize=7, frameon=False)
-            for text in legend.get_texts():
-                text.set_color(GREY)
+    if seq_length is not None and (place := _place(edges, seq_length)) is not None:
+        label = f"seq_length {seq_length:,}"
+        axes.axvline(place, color=ORANGE, linestyle="--", linewidth=1.2, label=label)
+        axes.legend(fontsize=7, frameon=False, labelcolor=GREY)
     return _svg(figure)
 
 
@@ -56,6 +51,7 @@ def _place(edges: Sequence[int], value: int) -> float | None:
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(width, height), layout="constrained")
     figure.patch.set_alpha(0)
@@ -64,18 +60,10 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
     axes.tick_params(colors=GREY, labelsize=7)
     axes.xaxis.label.set_color(GREY)
     axes.yaxis.label.set_color(GREY)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    for side in ("left", "bottom"):
-        axes.spines[side].set_color(GREY)
-    axes.yaxis.set_major_locator(_whole_numbers())
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True))
     return figure, axes
-
-
-def _whole_numbers() -> Any:
-    from matplotlib.ticker import MaxNLocator
-
-    return MaxNLocator(nbins=5, integer=True)
 
 
 def _svg(figure: Any) -> bytes:

@@ -43,10 +43,8 @@ def check_contents(dataset: DatasetFiles) -> None:
             bar.update(stat.st_size)
     # If the folder cannot be written, the files are read again the next time.
     with contextlib.suppress(OSError):
-        files.write_json(
-            dataset.directory / REMEMBERED,
-            {**_remembered(dataset), **{path.name: _identity(path, manifest) for path in young}},
-        )
+        read = {path.name: _identity(path, manifest) for path in young}
+        files.write_json(dataset.directory / REMEMBERED, {**_remembered(dataset), **read})
 
 
 def _younger_files(dataset: DatasetFiles, manifest: DatasetManifest) -> list[Path]:

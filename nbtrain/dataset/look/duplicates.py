@@ -43,10 +43,7 @@ class Duplicates:
 
 
 def find_duplicates(indexed: IndexedDataset) -> Duplicates:
-    """Count exact duplicates among all documents, or a seeded sample of them if they are too many.
-
-    At most MAX_DOCUMENTS are looked at, MAX_HASHED_BYTES hashed, MAX_SECONDS spent.
-    """
+    """Exact duplicates among all documents, or a sample: by MAX_DOCUMENTS, MAX_HASHED_BYTES, MAX_SECONDS."""
     indexed.check()
     bounds = indexed.document_bounds()
     filled = np.flatnonzero(bounds[1:] > bounds[:-1])

@@ -36,14 +36,12 @@ class Inspection:
     facts: dict[str, Any]
     """None: no manifest says it."""
     checks: list[str]
-    """What was found right, in words."""
     sources: list[dict[str, Any]] = field(default_factory=list)
     """name, documents, bytes, tokens of each source of the manifest."""
     samples: list[dict[str, Any]] = field(default_factory=list)
     """document, tokens, text of the first, middle and last document (token ids if no tokenizer is known)."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -74,17 +72,14 @@ def inspect(target: str | os.PathLike | RunConfig, tokenizer: str | None = None)
     """
     browser = Browser(target, tokenizer)
     last = browser.num_documents - 1
-    samples = browser.documents(sorted({0, last // 2, last}) if last >= 0 else [], SAMPLE_TOKENS)
-    return Inspection(
-        display(browser.dataset.prefix),
-        _facts(browser.dataset, browser.indexed, browser.manifest, browser.tokenizer),
-        [],
-        [
-            {key: source.get(key) for key in ("name", "kind", "documents", "bytes", "tokens")}
-            for source in (browser.manifest.sources if browser.manifest else [])
-        ],
-        [sample.to_dict() for sample in samples],
-    )
+    numbers = sorted({0, last // 2, last}) if last >= 0 else []
+    samples = [browser.document(number, SAMPLE_TOKENS).to_dict() for number in numbers]
+    facts = _facts(browser.dataset, browser.indexed, browser.manifest, browser.tokenizer)
+    names = ("name", "kind", "documents", "bytes", "tokens")
+    sources = [
+        {name: source.get(name) for name in names} for source in getattr(browser.manifest, "sources", [])
+    ]
+    return Inspection(display(browser.dataset.prefix), facts, [], sources, samples)
 
 
 def _facts(
@@ -108,8 +103,7 @@ def _facts(
         facts["tokenizer"] = tokenizer
     if dataset.has_loss_mask:
         facts["loss mask"] = dataset.loss_mask.stem
-    others = [stem for stem in manifest.stems if stem != dataset.stem] if manifest else []
-    if others:
+    if others := [stem for stem in manifest.stems if stem != dataset.stem] if manifest else []:
         facts["beside it"] = ", ".join(others)
     return facts
 
@@ -123,18 +117,13 @@ def verify(target: str | os.PathLike | RunConfig) -> Inspection:
     dataset = find_dataset(target)
     indexed = IndexedDataset(dataset.prefix)
     manifest = dataset.own_manifest()
-    pairs = [(dataset, False)]
-    if manifest is not None:
-        pairs += [(dataset.pair(stem), False) for stem in manifest.stems if stem != dataset.stem]
+    stems = manifest.stems if manifest is not None else []
+    pairs = [(dataset, False), *((dataset.pair(stem), False) for stem in stems if stem != dataset.stem)]
     pairs += [(pair.loss_mask, True) for pair, _ in pairs if pair.has_loss_mask]
     digests: dict[str, str] = {}
     checks: list[str] = []
-    total = sum(
-        path.stat().st_size
-        for pair, _ in pairs
-        for path in ((pair.bin, pair.idx) if manifest else (pair.bin,))
-        if path.is_file()
-    )
+    paths = [path for pair, _ in pairs for path in ((pair.bin, pair.idx) if manifest else (pair.bin,))]
+    total = sum(path.stat().st_size for path in paths if path.is_file())
     is_long = total > PROGRESS_BYTES
     with Progress(f"verify {dataset.stem}", total, "B") if is_long else contextlib.nullcontext() as bar:
         advance = bar.update if bar else lambda amount: None

@@ -24,10 +24,7 @@ def text_table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def html_table(header: list[str], rows: list[list[str]]) -> str:
-    """A <table>; every cell is escaped.
-
-    Two columns without a heading are facts: all to the left.
-    """
+    """A <table>; every cell is escaped. Two columns without a heading are facts: all to the left."""
     import html
 
     facts = not any(header)
@@ -52,14 +49,11 @@ def is_number(cell: str) -> bool:
 
 def source_rows(sources: Sequence[Mapping[str, Any]]) -> list[list[str]]:
     """SOURCE_COLUMNS of each source of a manifest; "" for a figure that it does not have."""
-
-    def figure(value: Any) -> str:
-        return f"{value:,}" if value is not None else ""
-
     rows = []
     for source in sources:
         num_bytes, tokens = source.get("bytes"), source.get("tokens")
         rate = f"{num_bytes / tokens:.3f}" if num_bytes and tokens else ""
-        name = source.get("name") or source.get("kind") or ""
-        rows.append([name, figure(source.get("documents")), figure(num_bytes), figure(tokens), rate])
+        figures = (source.get("documents"), num_bytes, tokens)
+        shown = ["" if figure is None else f"{figure:,}" for figure in figures]
+        rows.append([source.get("name") or source.get("kind") or "", *shown, rate])
     return rows

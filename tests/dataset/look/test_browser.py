@@ -40,12 +40,12 @@ def test_documents_of_several_sequences(make_config):
     config = make_config(data={"split_sentences": "en"})
     make_dataset(config, ["one.\ntwo.\n", "three.\n"])
     browser = Browser(config)
-    assert [document.text for document in browser.documents([0, 1])] == ["one.\ntwo.\n", "three.\n"]
+    assert [browser.document(number).text for number in (0, 1)] == ["one.\ntwo.\n", "three.\n"]
     assert browser.document(0).title == f"document 0 ({browser.document(0).tokens} tokens in 2 sequences)"
     dataset = dataset_of(config)
     write_index(dataset.idx, np.uint16, np.array(browser.indexed.lengths), np.array([0, 2, 2, 3]))
     browser = Browser(config)
-    assert [document.text for document in browser.documents([1, 2])] == ["", "three.\n"]
+    assert [browser.document(number).text for number in (1, 2)] == ["", "three.\n"]
     # Cut inside the second sequence, and at its beginning.
     for count in (4, 5, 6, 7):
         assert len(browser._read(browser.indexed, 0, 2, count)) == count

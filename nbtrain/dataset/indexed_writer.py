@@ -65,17 +65,16 @@ def pieces(values: np.ndarray) -> Iterator[np.ndarray]:
 def insert_at(values: np.ndarray, ends: np.ndarray, inserted: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """`values` with inserted[k] put before values[ends[k]], as `dtype`; `ends` ascend."""
     flat = np.empty(len(values) + len(ends), dtype)
+    places = ends + np.arange(len(ends))
     if len(values) > LONG_SLICE * len(ends):
         start = 0
         for number, end in enumerate(ends.tolist()):
             flat[start + number : end + number] = values[start:end]
             start = end
         flat[start + len(ends) :] = values[start:]
-        flat[ends + np.arange(len(ends))] = inserted
-        return flat
-    places = ends + np.arange(len(ends))
-    kept = np.ones(len(flat), bool)
-    kept[places] = False
-    flat[kept] = values
+    else:
+        kept = np.ones(len(flat), bool)
+        kept[places] = False
+        flat[kept] = values
     flat[places] = inserted
     return flat

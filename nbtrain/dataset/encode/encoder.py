@@ -175,10 +175,7 @@ class Encoder:
     def _of_sentences(self, batch: list[Record]) -> "_Tokens":
         language = self.settings.sentence_language
         assert language is not None
-        cut = [
-            sentences(record.text if isinstance(record, Texts) else record, language)  # type: ignore[arg-type]
-            for record in batch
-        ]
+        cut = [sentences(text_of(record), language) for record in batch]
         ids, offsets = self._tokenizer.encode_batch([sentence for document in cut for sentence in document])
         ends = np.fromiter(accumulate(map(len, cut)), np.int64, len(cut))
         return _Tokens(ids, offsets, ends)
@@ -227,9 +224,6 @@ def in_vocabulary(vocab_size: int, tally: Tally, record: Record) -> bool:
     largest = int(record.ids.max()) if len(record.ids) else 0
     if largest < vocab_size:
         return True
-    tally.add_broken(
-        record.path,
-        record.line,
-        f"token id {largest:,} is outside the vocabulary of {vocab_size:,} entries",
-    )
+    what = f"token id {largest:,} is outside the vocabulary of {vocab_size:,} entries"
+    tally.add_broken(record.path, record.line, what)
     return False

@@ -22,9 +22,9 @@ import numpy as np
 from nbtrain.base import files
 from nbtrain.config.data_section import CleaningConfig
 from nbtrain.corpus.dedup import ExactIndex, NearIndex
-from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord, arrays_path, token_files, tokens_path
+from nbtrain.dataset.encode.shard import EncodeSettings, ShardRecord, arrays_path, tokens_path
 from nbtrain.dataset.indexed import bin_path, idx_path
-from nbtrain.dataset.indexed_writer import write_index
+from nbtrain.dataset.indexed_writer import FileEntry, write_index
 
 COPY_BYTES = 1 << 20
 
@@ -51,7 +51,7 @@ class Joined:
     """The pairs that were written."""
 
     sources: list[SourceTotals]
-    files: dict[str, dict[str, int | str]]
+    files: dict[str, FileEntry]
 
 
 def join(
@@ -65,41 +65,33 @@ def join(
     totals = [SourceTotals() for _ in settings.readers]
     stays = _without_duplicates(settings.work, records, settings.cleaning, totals)
     dtype = np.dtype(settings.dtype)
-    written: dict[str, dict[str, int | str]] = {}
-    for index, prefix in enumerate(prefixes):
+    written: dict[str, FileEntry] = {}
+    names = ["", *(f"key-{key}" for key in settings.extra_keys)]
+    pairs = [(prefix, dtype, name, index) for index, (prefix, name) in enumerate(zip(prefixes, names))]
+    if mask_prefix is not None:
+        # The mask's lengths are the main pair's: one byte per token.
+        pairs.insert(1, (mask_prefix, np.dtype(np.uint8), "mask", 0))
+    for prefix, dtype, name, index in pairs:
         pair = _Pair(prefix, dtype)
-        in_order = token_files(settings.work, None, settings.extra_keys)[index]
+        in_order = tokens_path(settings.work, None, name)
         with pair.opened(in_order, records, stays, on_bytes) as stream:
             for record, stay in zip(records, stays, strict=True):
                 arrays = np.load(arrays_path(settings.work, record.number), allow_pickle=False)
                 lengths = arrays[f"lengths{index}"]
                 counts = arrays["sequences"] if index == 0 else np.ones(record.documents, np.intc)
-                path = token_files(settings.work, record.number, settings.extra_keys)[index]
-                place = _place(record, path, in_order)
+                place = _place(record, tokens_path(settings.work, record.number, name), in_order)
                 tokens = pair.append(stream, place, lengths, counts, stay, on_bytes)
-                if index == 0:
-                    total = totals[record.source]
+                if not name:
+                    total, kept = totals[record.source], slice(None) if stay is None else stay
                     if not total.last_sequence:
                         total.first_sequence = pair.num_sequences_before
                     total.last_sequence = pair.num_sequences
                     total.tokens += tokens
                     total.documents += record.documents if stay is None else int(stay.sum())
-                    sizes = arrays["bytes"]
-                    total.bytes += int(sizes.sum() if stay is None else sizes[stay].sum())
+                    total.bytes += int(arrays["bytes"][kept].sum())
                     if "unknown" in arrays:
-                        unknown = arrays["unknown"]
-                        total.unknown_tokens += int(unknown.sum() if stay is None else unknown[stay].sum())
+                        total.unknown_tokens += int(arrays["unknown"][kept].sum())
         written |= pair.finish(settings.sentence_language is not None and index == 0)
-        if index == 0 and mask_prefix is not None:
-            # The mask's lengths are the main pair's: one byte per token.
-            mask = _Pair(mask_prefix, np.dtype(np.uint8))
-            in_order = tokens_path(settings.work, None, "mask")
-            with mask.opened(in_order, records, stays, on_bytes) as stream:
-                for record, stay in zip(records, stays, strict=True):
-                    arrays = np.load(arrays_path(settings.work, record.number), allow_pickle=False)
-                    place = _place(record, tokens_path(settings.work, record.number, "mask"), in_order)
-                    mask.append(stream, place, arrays["lengths0"], arrays["sequences"], stay, on_bytes)
-            written |= mask.finish(settings.sentence_language is not None)
     return Joined(totals, written)
 
 
@@ -236,17 +228,15 @@ class _Pair:
             self.num_bytes += len(piece)
             on_bytes(len(piece))
 
-    def finish(self, several_sequences: bool) -> dict[str, dict[str, int | str]]:
+    def finish(self, several_sequences: bool) -> dict[str, FileEntry]:
         """Write the .idx; the manifest's entries of both files."""
         index = idx_path(self.prefix)
         documents = None
         if several_sequences:
             documents = np.concatenate([[0], np.cumsum(np.frombuffer(self._counts, np.intc), dtype=np.int64)])
         sha256 = write_index(index, self.dtype, np.frombuffer(self._lengths, np.intc), documents)
+        sha256_of_bin = self._known_sha256 or self.digest.hexdigest()
         return {
-            bin_path(self.prefix).name: {
-                "bytes": self.num_bytes,
-                "sha256": self._known_sha256 or self.digest.hexdigest(),
-            },
+            bin_path(self.prefix).name: {"bytes": self.num_bytes, "sha256": sha256_of_bin},
             index.name: {"bytes": index.stat().st_size, "sha256": sha256},
         }

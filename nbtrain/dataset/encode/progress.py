@@ -28,17 +28,13 @@ SHOW_SECONDS = 0.1
 
 
 class WorkerCounters:
-    """What one process has encoded, where others can read it.
-
-    Written over in place: a torn one only looks odd.
-    """
+    """What one process has encoded, where others can read it; a torn one only looks odd."""
 
     def __init__(self, work: Path):
         self._descriptor = os.open(work / f"{PREFIX}{os.getpid()}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         self._values = np.zeros(3, np.int64)
 
     def __call__(self, num_bytes: int, documents: int, tokens: int) -> None:
-        """Add one batch."""
         self._values += num_bytes, documents, tokens
         os.pwrite(self._descriptor, COUNTERS.pack(*self._values), 0)
 
@@ -59,7 +55,6 @@ class EncodeProgress:
         self._sizes_under_way: dict[int, int] = {}
 
     def begin(self, task: Task) -> None:
-        """A part that has no shard yet."""
         self._sizes_under_way[task.number] = task.part.size_bytes
 
     def keep(self, record: ShardRecord) -> None:
@@ -70,7 +65,6 @@ class EncodeProgress:
         self._add(record)
 
     def add(self, record: ShardRecord) -> None:
-        """A shard that was made now."""
         self._sizes_under_way.pop(record.number, None)
         self._done += record.text_bytes, record.documents, record.tokens
         self._add(record)
@@ -82,7 +76,6 @@ class EncodeProgress:
             self.show()
 
     def show(self) -> None:
-        """Bring the bar to where the work is."""
         self._shown = time.monotonic()
         encoded = self._done
         if self._sizes_under_way:

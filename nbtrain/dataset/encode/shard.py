@@ -80,27 +80,17 @@ class ShardRecord:
 
 
 def record_path(work: Path, number: int) -> Path:
-    """Where the record of a shard lies."""
     return work / f"{number:06d}.json"
 
 
 def arrays_path(work: Path, number: int) -> Path:
-    """Where the arrays of a shard lie."""
     return work / f"{number:06d}.npz"
 
 
 def tokens_path(work: Path, number: int | None, what: str = "") -> Path:
-    """The file of a shard's tokens; of all shards that one process makes in order if `number` is None.
-
-    `what` is "" for the main key, "key-<extra key>" or "mask".
-    """
+    """A shard's tokens (None: all shards'); `what`: "" (main key), "key-<extra key>" or "mask"."""
     stem = "in-order" if number is None else f"{number:06d}"
     return work / (f"{stem}-{what}.bin" if what else f"{stem}.bin")
-
-
-def token_files(work: Path, number: int | None, extra_keys: Sequence[str]) -> list[Path]:
-    """The token files of the main key, then of each extra key."""
-    return [tokens_path(work, number, f"key-{key}" if key else "") for key in ("", *extra_keys)]
 
 
 class _InOrder:
@@ -116,10 +106,7 @@ class _InOrder:
 
     @contextlib.contextmanager
     def writer(self, path: Path) -> Iterator["_Hashed"]:
-        """Open the file at the end of its last whole shard.
-
-        On success the new shard is on the disk, and the next one follows it.
-        """
+        """Open the file at the end of its last whole shard; on success the new shard is on the disk."""
         if path.name not in self.ends:
             self._digests[path.name] = hashlib.sha256()
         digest = self._digests.pop(path.name, None)
@@ -168,7 +155,6 @@ class _Tokens:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Of each sequence."""
         return self.offsets[1:] - self.offsets[:-1]
 
     @property
@@ -191,13 +177,12 @@ class _Shard:
         self.settings, self.number = settings, number
         self.dtype = np.dtype(settings.dtype)
         place = number if in_order is None else None
-        self._paths = token_files(settings.work, place, settings.extra_keys)
-        if settings.with_mask:
-            self._paths.append(tokens_path(settings.work, place, "mask"))
+        names = ["", *(f"key-{key}" for key in settings.extra_keys)]
+        names += ["mask"] if settings.with_mask else []
+        self._paths = [tokens_path(settings.work, place, name) for name in names]
         open_one: Callable[[Path], Any] = files.atomic_writer if in_order is None else in_order.writer
         self._streams = [stack.enter_context(open_one(path)) for path in self._paths]
         self.starts: dict[str, int] = {}
-        """Where the tokens begin in the files that hold several shards."""
         if in_order is not None:
             self.starts = {
                 path.name: stream.tell() for path, stream in zip(self._paths, self._streams, strict=True)
@@ -221,7 +206,6 @@ class _Shard:
         digests: bytes,
         signatures: np.ndarray | None,
     ) -> None:
-        """Documents of one batch."""
         counts = np.ones(len(sizes), np.int32)
         if tokens.document_ends is not None:
             counts = np.diff(tokens.document_ends, prepend=0).astype(np.int32)
@@ -277,10 +261,8 @@ class _Shard:
         self.num_unknown += int(of_documents.sum())
 
     def _check_range(self, ids: np.ndarray) -> None:
-        if not len(ids):
-            return
-        smallest = 0 if ids.dtype.kind == "u" else int(ids.min())
-        largest = int(ids.max())
+        smallest = 0 if ids.dtype.kind == "u" else int(ids.min(initial=0))
+        largest = int(ids.max(initial=0))
         if smallest < 0 or largest >= self.settings.vocab_size:
             raise DataError(
                 f"token id {smallest if smallest < 0 else largest:,} is outside the vocabulary of "

@@ -51,7 +51,6 @@ from nbtrain.dataset.prepare.inputs import check_same_inputs
 
 logger = logging.getLogger(__name__)
 
-
 # A worker takes half a second to start: below these sizes one process is done sooner.
 PARALLEL_FROM_BYTES = 256 << 20
 PARALLEL_FROM_BYTES_WHEN_SLOW = 16 << 20
@@ -68,10 +67,7 @@ def prepare_dataset(
     force: bool,
     say: Say,
 ) -> OpenDataset:
-    """Make, keep or adopt the dataset of a run; `manifest` is that of the dataset that is there.
-
-    Raises DataError.
-    """
+    """Make, keep or adopt a run's dataset; `manifest` is that of the one that is there. Raises DataError."""
     vocab_size = config.tokenizer.vocab_size
     if not config.data.sources:
         if manifest is None:
@@ -99,11 +95,8 @@ def prepare_dataset(
             f"{display(dataset.directory)}: holds {strange[0]} without a manifest: nbtrain did not make it. "
             f"To use it, leave data.sources empty; to replace it, {FORCE}."
         )
-    why = "the dataset is not there"
-    if manifest is not None:
-        why = "force"
-    elif begun:
-        why = "an earlier prepare did not end"
+    why = "an earlier prepare did not end" if begun else "the dataset is not there"
+    why = why if manifest is None else "force"
     manifest = encoding.run(manifest)
     if encoding.num_kept:
         why += f" ({encoding.num_kept} of its parts were done)"
@@ -182,8 +175,7 @@ class _Encoding:
             first = "; ".join(count.first(listed) for count in self.counts if count.named)
             raise empty_error(self.corpus.where, dropped, first)
         self._remove_old(old)
-        joined = self._join(records)
-        manifest = self._manifest(joined)
+        manifest = self._manifest(self._join(records))
         self._keep_list()
         files.write_json(self.dataset.manifest_json, manifest.to_dict())
         shutil.rmtree(self.dataset.work)
@@ -273,11 +265,8 @@ class _Encoding:
         self._listed.replace(self.dataset.broken_records)
         files.fsync_directory(self.dataset.directory)
         if more := sum(count.broken - len(count.named) for count in self.counts):
-            logger.warning(
-                "and %s more records that are left out, listed in %s.",
-                f"{more:,}",
-                display(self.dataset.broken_records),
-            )
+            listed = display(self.dataset.broken_records)
+            logger.warning("and %s more records that are left out, listed in %s.", f"{more:,}", listed)
 
     def _unfinished(self, account: EncodeProgress) -> Iterator[Task]:
         for task in self.corpus.tasks():
@@ -311,53 +300,35 @@ class _Encoding:
 
     def _remove_old(self, old: DatasetManifest | None) -> None:
         dataset = self.dataset
-        dataset.manifest_json.unlink(missing_ok=True)
-        for name in old.files if old else []:
-            (dataset.directory / Path(name).name).unlink(missing_ok=True)
-        dataset.baselines_json.unlink(missing_ok=True)
-        dataset.broken_records.unlink(missing_ok=True)
+        tokens = [dataset.directory / Path(name).name for name in (old.files if old else [])]
+        for path in (dataset.manifest_json, *tokens, dataset.baselines_json, dataset.broken_records):
+            path.unlink(missing_ok=True)
         if dataset.index_cache.is_dir():
             shutil.rmtree(dataset.index_cache)
 
     def _join(self, records: list[ShardRecord]) -> Joined:
-        total = sum(
-            size for record in records for name, size in record.files.items() if name.endswith(".bin")
-        )
-        with Progress(f"join {self.config.data.name}", total, "B") as progress:
+        sizes = [size for record in records for name, size in record.files.items() if name.endswith(".bin")]
+        with Progress(f"join {self.config.data.name}", sum(sizes), "B") as progress:
             return join(self.settings, records, self.prefixes, self.mask_prefix, progress.update)
 
     def _manifest(self, joined: Joined) -> DatasetManifest:
         dropped: Counter[str] = Counter()
         sources: list[dict[str, Any]] = []
+        names = ("documents", "tokens", "bytes", "unknown_tokens")
         parts = zip(self.corpus.readers, self._fingerprint, self.counts, joined.sources, strict=True)
         for reader, fingerprint, counts, total in parts:
             of_source = counts.dropped + total.dropped
             dropped.update(of_source)
-            sources.append(
-                {
-                    **reader.describe(),
-                    "fingerprint": fingerprint,
-                    "name": reader.name,
-                    "documents": total.documents,
-                    "tokens": total.tokens,
-                    "bytes": total.bytes,
-                    "unknown_tokens": total.unknown_tokens,
-                    "sequences": [total.first_sequence, total.last_sequence],
-                    "dropped": dict(of_source),
-                    "sha256": total.digest.hexdigest(),
-                }
-            )
+            source = {**reader.describe(), "fingerprint": fingerprint, "name": reader.name}
+            source |= {name: getattr(total, name) for name in names}
+            source["sequences"] = [total.first_sequence, total.last_sequence]
+            sources.append({**source, "dropped": dict(of_source), "sha256": total.digest.hexdigest()})
+        *sums, unknown = [(name, sum(source[name] for source in sources)) for name in names]
         engine = self.settings.engine
         return DatasetManifest(
             json_key=self.config.data.json_key,
             sources=sources,
-            counts={
-                **{
-                    name: sum(source[name] for source in sources) for name in ("documents", "tokens", "bytes")
-                },
-                "dropped": dict(dropped),
-                "unknown_tokens": sum(source["unknown_tokens"] for source in sources),
-            },
+            counts=dict([*sums, ("dropped", dict(dropped)), unknown]),
             vocab_size=self.settings.vocab_size,
             dtype=manifest_dtype(np.dtype(self.settings.dtype)),
             eod_id=self.settings.eod_id,

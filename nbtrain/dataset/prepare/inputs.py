@@ -77,10 +77,7 @@ def _is_gone(path: Path) -> bool:
 def check_same_inputs(
     config: RunConfig, dataset: DatasetFiles, manifest: DatasetManifest, corpus: Corpus
 ) -> tuple[DatasetManifest, str]:
-    """The manifest, renewed if only times of files differ, and why the dataset stays as it is.
-
-    Raises DataError if the dataset was made for other settings or from other files.
-    """
+    """The manifest, renewed if only file times differ, and why it fits. DataError if it does not."""
     wanted = settings(config)
     changed = differences(with_defaults(manifest.settings), wanted, "data")
     if changed:
@@ -104,8 +101,7 @@ def check_same_inputs(
     if all(reader.accepts_drift(a, b) for reader, a, b in zip(corpus.readers, then, now) if a != b):
         changes = [f"{key} = {a} there, {b} here" for key, a, b in differences(then, now, "sources")]
         return manifest, f"same settings; kept though versions differ: {'; '.join(changes)}"
-    sizes_only = [_sizes(entry) for entry in then] == [_sizes(entry) for entry in now]
-    if sizes_only and _same_text(config, corpus, manifest):
+    if list(map(_sizes, then)) == list(map(_sizes, now)) and _same_text(config, corpus, manifest):
         sources = [{**source, "fingerprint": entry} for source, entry in zip(manifest.sources, now)]
         renewed = replace(manifest, sources=sources)
         files.write_json(dataset.manifest_json, renewed.to_dict())

@@ -43,8 +43,7 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
     other datasets are encoded with, stays. Runs that refer to the old dataset by its hash will then refuse to
     resume.
 
-    Raises DataError: a source that cannot be read, an empty corpus, data made for other settings, damaged
-    files.
+    Raises DataError: an unreadable source, an empty corpus, data made for other settings, damaged files.
     """
     report = PrepareReport(config.name)
     dataset = dataset_of(config)
@@ -54,7 +53,9 @@ def prepare(config: RunConfig, force: bool = False, through: StepName = "index")
             dataset.remove_leftovers()
             opened = None
             if isinstance(dataset, BlendFiles):
-                _say_blend(config, report)
+                named = [f"{entry.name or entry.prefix} {entry.weight:g}" for entry in config.data.blend]
+                with _step(report, "encode") as say:
+                    say("used", f"a blend of datasets that are there: {', '.join(named)}")
             else:
                 opened = _prepare_text(config, dataset, report, force, wanted)
             if "index" in wanted:
@@ -113,12 +114,6 @@ def _step(report: PrepareReport, name: str) -> Iterator[Say]:
     action, reason = said
     report.steps.append(Step(name, action, reason, time.perf_counter() - begun))
     logger.info("%s: %s: %s", name, action, reason)
-
-
-def _say_blend(config: RunConfig, report: PrepareReport) -> None:
-    names = ", ".join(f"{entry.name or entry.prefix} {entry.weight:g}" for entry in config.data.blend)
-    with _step(report, "encode") as say:
-        say("used", f"a blend of datasets that are there: {names}")
 
 
 def _download(config: RunConfig, corpus: Corpus, force: bool, say: Say) -> Corpus:

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Step:
-    """One line of the report."""
-
     name: str
     action: str
     """made, kept, or used (brought by somebody and taken as it is)."""
@@ -38,7 +36,6 @@ class PrepareReport:
 
     @property
     def changed(self) -> bool:
-        """Whether anything was made."""
         return any(step.action == "made" for step in self.steps)
 
     @property
@@ -46,7 +43,6 @@ class PrepareReport:
         return sum(step.seconds for step in self.steps)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
         return {
             "run": self.run,
             "dataset": str(self.dataset),
@@ -93,12 +89,11 @@ class PrepareReport:
 
 def split_rows(datasets: "GPTDatasets") -> list[dict[str, Any]]:
     """name, documents, tokens, samples, epochs of each split that is read."""
-    read = [(name, getattr(datasets, name)) for name in SPLIT_NAMES]
     figures = ("documents", "tokens", "samples", "epochs")
     return [
         {"name": name, **{figure: getattr(split, f"num_{figure}") for figure in figures}}
-        for name, split in read
-        if split is not None
+        for name in SPLIT_NAMES
+        if (split := getattr(datasets, name)) is not None
     ]
 
 

@@ -44,7 +44,6 @@ class Merged:
 
     prefix: str
     inputs: list[dict[str, Any]]
-    """prefix, sequences, documents, tokens of each."""
     sequences: int
     documents: int
     tokens: int
@@ -56,7 +55,6 @@ class Merged:
     """Prefixes of pairs that were not merged: they lie in the dataset of an input named by a prefix."""
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
         return asdict(self)
 
     def __str__(self) -> str:
@@ -119,12 +117,10 @@ def merge(output: str | os.PathLike, targets: Sequence[str | os.PathLike | RunCo
         except BaseException as error:
             for path in _paths(outputs):
                 path.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise DataError(
-                    f"{display(target.directory)}: {error.strerror or error}. Free space, or merge to "
-                    "another disk."
-                ) from error
-            raise
+            if not isinstance(error, OSError):
+                raise
+            why = f"{display(target.directory)}: {error.strerror or error}"
+            raise DataError(f"{why}. Free space, or merge to another disk.") from error
     return Merged(
         **_row(target, pairs),
         inputs=[_row(dataset, [pair]) for dataset, pair in zip(inputs, pairs)],
@@ -176,28 +172,19 @@ def _is_whole(target: str | os.PathLike | RunConfig, dataset: DatasetFiles) -> b
 
 def _left_out(inputs: Sequence[DatasetFiles]) -> list[str]:
     """The pairs that a manifest puts beside `inputs`, which were named by a prefix each."""
-    found = [
-        dataset.pair(stem).prefix
-        for dataset in inputs
-        if dataset.manifest() is not None
-        for stem in _other_stems(dataset)
-    ]
+    described = [dataset for dataset in inputs if dataset.manifest() is not None]
+    found = [dataset.pair(stem).prefix for dataset in described for stem in _other_stems(dataset)]
     named = {dataset.prefix for dataset in inputs}
     return [display(prefix) for prefix in dict.fromkeys(found) if prefix not in named]
 
 
 def _other_stems(dataset: DatasetFiles) -> list[str]:
     """The pairs beside this one: those that its manifest names, or all of the folder if it has none."""
-    manifest = dataset.manifest()
-    if manifest is not None:
+    found = sorted(path.stem for path in dataset.directory.glob("[!.]*.idx"))
+    stems = [stem for stem in found if not is_mask(stem, found)]
+    if (manifest := dataset.manifest()) is not None:
         stems = manifest.stems if dataset.stem in manifest.stems else []
-    else:
-        found = sorted(path.stem for path in dataset.directory.glob("[!.]*.idx"))
-        stems = [stem for stem in found if not is_mask(stem, found)]
     return [stem for stem in stems if stem != dataset.stem]
-
-
-# --- refusals -----------------------------------------------------------------------------------------------
 
 
 def _manifest_of(dataset: DatasetFiles) -> DatasetManifest | None:
@@ -309,16 +296,14 @@ def _paths(outputs: Sequence[DatasetFiles]) -> list[Path]:
 
 def _check_space(target: DatasetFiles, groups: Sequence[_Group]) -> int:
     """The bytes of tokens and masks. Raises DataError if the disk has less room than all files need."""
-    num_bytes = index_bytes = 0
+    num_bytes = needed = 0
     for group in groups:
         tokens = sum(pair.num_tokens for pair in group.pairs)
         index = HEADER.size + sum(12 * len(pair) + 8 * pair.num_documents for pair in group.pairs) + 8
         num_bytes += tokens * (group.pairs[0].dtype.itemsize + group.is_masked)
-        index_bytes += index * (1 + group.is_masked)
-    needed = num_bytes + index_bytes
-    folder = target.directory
-    while not folder.is_dir():
-        folder = folder.parent
+        needed += index * (1 + group.is_masked)
+    needed += num_bytes
+    folder = next(path for path in (target.directory, *target.directory.parents) if path.is_dir())
     free = shutil.disk_usage(folder).free
     if free < needed:
         raise DataError(
@@ -328,9 +313,6 @@ def _check_space(target: DatasetFiles, groups: Sequence[_Group]) -> int:
     return num_bytes
 
 
-# --- writing ------------------------------------------------------------------------------------------------
-
-
 def _write(
     target: DatasetFiles,
     pairs: Sequence[IndexedDataset],
@@ -338,7 +320,6 @@ def _write(
     dtype: np.dtype,
     progress: Progress,
 ) -> dict[str, FileEntry]:
-    """Write one pair and return its entries for the manifest."""
     digest = hashlib.sha256()
     num_bytes = 0
     with files.atomic_writer(target.bin) as stream:
@@ -392,6 +373,10 @@ def _joined_manifest(
                 source = {**source, "sequences": [sequences + end for end in source["sequences"]]}
             sources.append(source)
         sequences += len(pair)
+    merged = [
+        {"prefix": display(dataset.prefix), "dataset_sha256": manifest.dataset_sha256}
+        for dataset, manifest in zip(inputs, manifests)
+    ]
     return DatasetManifest(
         json_key=target.stem.removesuffix("_document").removesuffix("_sentence"),
         sources=sources,
@@ -405,11 +390,6 @@ def _joined_manifest(
         eod_id=manifests[0].eod_id,
         tokenizer_sha256=manifests[0].tokenizer_sha256,
         files=written,
-        settings={
-            "merged": [
-                {"prefix": display(dataset.prefix), "dataset_sha256": manifest.dataset_sha256}
-                for dataset, manifest in zip(inputs, manifests)
-            ]
-        },
+        settings={"merged": merged},
         software={"nbtrain": __version__, "numpy": np.__version__},
     )

@@ -48,7 +48,6 @@ class Repair:
 
     @property
     def kept_idx(self) -> Path:
-        """Where the index as it was is kept."""
         return self.dataset.idx.with_name(f"{self.dataset.idx.name}.before-repair")
 
     def __str__(self) -> str:
@@ -56,18 +55,13 @@ class Repair:
             f"{display(self.dataset.idx)}: counts {self.counted_tokens:,} tokens, the .bin holds "
             f"{self.found_tokens:,}: one uncounted end-of-document token (id {self.eod_id}) for each of "
             f"{self.documents:,} documents.\n"
-            + "".join(
-                f"  document {number} would end in {ending}\n" for number, ending in enumerate(self.endings)
-            )
+            + "".join(f"  document {n} would end in {ending}\n" for n, ending in enumerate(self.endings))
             + f"The repair adds 1 to the length of each; the .bin stays as it is, and the index as it was is "
             f"kept as {self.kept_idx.name}."
         )
 
     def apply(self) -> None:
-        """Write the repaired index by rename, and the manifest's entry if there is a manifest.
-
-        Raises DataError, and changes nothing, if an index that an earlier repair has kept is in the way.
-        """
+        """Write the index by rename, and its manifest entry. DataError if an earlier repair's copy exists."""
         with locked_directory(self.dataset.directory):
             broken = IndexedDataset(self.dataset.prefix, surplus_allowed=True)
             lengths, _ = _repaired_lengths(broken)
@@ -88,10 +82,9 @@ class Repair:
 
 
 def plan_repair(target: str | os.PathLike | RunConfig, eod_id: int | None = None) -> Repair | None:
-    """What would repair a pair, or None if nothing is wrong with it. Changes nothing.
+    """What would repair a pair, or None if nothing is wrong with it. DataError for every other damage.
 
     `eod_id` is the token that documents must end in; None takes the manifest's, else whichever it is.
-    Raises DataError for every other damage.
     """
     dataset = find_dataset(target)
     broken = IndexedDataset(dataset.prefix, surplus_allowed=True)

@@ -42,11 +42,11 @@ def prepare_tokenizer(config: RunConfig, corpus: Corpus, force: bool, say: Say) 
             shutil.rmtree(leftover)
         loaded = _ready(config, directory, corpus, force, say)
     if loaded is not None and loaded.vocab_size > config.tokenizer.vocab_size:
+        set_by = origin(config, "tokenizer.vocab_size")
         raise DataError(
-            f"{display(directory)}: {loaded.vocab_size:,} entries, but "
-            f"{origin(config, 'tokenizer.vocab_size')} sets "
-            f"tokenizer.vocab_size = {config.tokenizer.vocab_size:,}, for which the model is built. Set it "
-            f"to {loaded.vocab_size}, or name another tokenizer."
+            f"{display(directory)}: {loaded.vocab_size:,} entries, but {set_by} sets tokenizer.vocab_size = "
+            f"{config.tokenizer.vocab_size:,}, for which the model is built. Set it to {loaded.vocab_size}, "
+            f"or name another tokenizer."
         )
     return loaded
 
@@ -67,10 +67,8 @@ def _ready(config: RunConfig, directory: Path, corpus: Corpus, force: bool, say:
         if trained:
             how = f"trained on {'these' if same_sources(trained['sources'], config) else 'other'} sources"
             if others:
-                how += (
-                    f"; not made again, since {', '.join(others)} "
-                    f"{'is' if len(others) == 1 else 'are'} encoded with it"
-                )
+                verb = "is" if len(others) == 1 else "are"
+                how += f"; not made again, since {', '.join(others)} {verb} encoded with it"
         say("kept" if trained else "used", f"{display(directory)}: {loaded.vocab_size:,} entries, {how}")
         return loaded
     if all(source.kind == "tokens" for source in config.data.sources):
@@ -114,18 +112,14 @@ def _brought(
     made = directory.with_name(f".{directory.name}.new.tmp")
     try:
         found = adopt(path, eod_token, made)
-        same = manifest is not None and (manifest["sha256"], manifest["eod_id"]) == (
-            found["sha256"],
-            found["eod_id"],
-        )
+        same = manifest is not None and all(manifest[key] == found[key] for key in ("sha256", "eod_id"))
         if manifest is not None and not same and not force:
             raise DataError(
                 f"{display(directory)}: holds another tokenizer ({_named(manifest)}) than {display(path)} "
                 f"({_named(found)}). Datasets and runs may refer to it: give tokenizer.name another value, "
                 f"or {FORCE}."
             )
-        others = _encoded_with(manifest, config) if manifest and not same else []
-        if others:
+        if manifest is not None and not same and (others := _encoded_with(manifest, config)):
             raise DataError(
                 f"{display(directory)}: {', '.join(others)} would no longer mean text: encoded with the "
                 f"tokenizer that is there ({_named(manifest)}). Give tokenizer.name another value."
@@ -136,38 +130,32 @@ def _brought(
         if made.is_dir():
             shutil.rmtree(made)
     loaded = Tokenizer.load(directory, manifest=manifest if same else found)
-    say(
-        "kept" if same else "used",
-        f"{display(directory)}: {loaded.vocab_size:,} entries, brought from {display(path)}",
-    )
+    how = f"{loaded.vocab_size:,} entries, brought from {display(path)}"
+    say("kept" if same else "used", f"{display(directory)}: {how}")
     return loaded
 
 
-def _named(manifest: dict[str, Any] | None) -> str:
+def _named(manifest: dict[str, Any]) -> str:
     """What distinguishes one tokenizer from another."""
-    assert manifest is not None
     return f"sha256 {manifest['sha256'][:12]}, ends documents in {manifest.get('eod_token', EOD_TOKEN)}"
 
 
-def _encoded_with(manifest: dict[str, Any] | None, config: RunConfig) -> list[str]:
+def _encoded_with(manifest: dict[str, Any], config: RunConfig) -> list[str]:
     """Other datasets of the data home whose ids mean text by this tokenizer."""
     found = []
     for path in sorted((data_home() / "dataset").glob("[!.]*/manifest.json")):
         dataset = files.read_json(path)
         is_other = path.parent.name != config.data.name
-        if is_other and manifest and dataset and dataset.get("tokenizer_sha256") == manifest["sha256"]:
+        if is_other and dataset and dataset.get("tokenizer_sha256") == manifest["sha256"]:
             found.append(path.parent.name)
     return found
 
 
 def _same_files(path: Path, manifest: dict[str, Any]) -> bool:
     """Whether what is at `path` is, byte by byte, what was taken over; False may also mean: look closer."""
-    pairs = [
-        (path if path.is_file() else path / name, entry["sha256"])
-        for name, entry in manifest["files"].items()
-    ]
-    present = [(source, sha256) for source, sha256 in pairs if source.is_file()]
-    return bool(present) and all(files.sha256_of(source) == sha256 for source, sha256 in present)
+    pairs = [(path if path.is_file() else path / name, entry) for name, entry in manifest["files"].items()]
+    present = [(source, entry) for source, entry in pairs if source.is_file()]
+    return bool(present) and all(files.sha256_of(source) == entry["sha256"] for source, entry in present)
 
 
 def _put_in_place(made: Path, directory: Path) -> None:
@@ -238,33 +226,21 @@ def _train(config: RunConfig, directory: Path, corpus: Corpus) -> tuple[dict[str
     estimate = training.check_memory(sample_bytes, config.tokenizer.trainer, where, first)
     with Progress(f"tokenizer {config.tokenizer.name}", sample_bytes, "B") as progress:
         progress.say(f"training on {amounts.size(sample_bytes)} of text: {estimate}")
-        texts = _Counted(sample, progress)
-        trained = training.train(
-            iter(texts), wanted["vocab_size"], config.tokenizer.trainer, wanted["eod_token"]
-        )
+
+        def counted() -> Iterator[str]:
+            for text in sample:
+                progress.update(len(text.encode()))
+                yield text
+
+        trained = training.train(counted(), wanted["vocab_size"], wanted["trainer"], wanted["eod_token"])
     record = {
         **wanted,
-        "sample_bytes": texts.bytes,
+        "sample_bytes": int(progress.done),
         "sources": settings(config)["sources"],
         "software": {**software(), **training.software(config.tokenizer.trainer)},
     }
     made = directory.with_name(f".{directory.name}.new.tmp")
     manifest = save(trained, made, {"trained": record, "eod_token": wanted["eod_token"]})
     _put_in_place(made, directory)
-    note = "" if total and total <= train_bytes else f" from {amounts.size(texts.bytes)} of text"
+    note = "" if total and total <= train_bytes else f" from {amounts.size(int(progress.done))} of text"
     return manifest, note
-
-
-class _Counted:
-    """The texts of a sample, counted as they pass."""
-
-    def __init__(self, texts: Iterator[str], progress: Progress):
-        self._texts, self._progress = texts, progress
-        self.bytes = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for text in self._texts:
-            size = len(text.encode())
-            self.bytes += size
-            self._progress.update(size)
-            yield text

@@ -1,16 +1,14 @@
-"""A tokenizer folder: loading, encoding in batches, decoding; taking over a tokenizer that somebody brings.
+"""A tokenizer folder: loading, encoding in batches, decoding.
 
     data/tokenizer/<name>/
       vocab.json, merges.txt   GPT-2's two files, of a byte-level BPE that was trained here or brought so
       tokenizer.json           what is loaded; HF's one file, which may describe any tokenizer
       manifest.json            vocab_size, eod_id, eod_token, sha256, how it was made; written last
 
-Two engines encode: fastokens if it is installed, knows this tokenizer and gives the same ids, else HF
-tokenizers. `check_exact` compares them.
+fastokens encodes if it is installed, knows this tokenizer and gives the same ids, else HF tokenizers.
 
-The letters of the end-of-document token in a text are text, never that token, which only the writer appends.
-The same holds for every other special token. Added tokens that are not special (runs of blanks in some
-vocabularies) are part of the vocabulary and stay.
+The letters of a special token in a text are text, never that token; only the writer appends EOD. Added tokens
+that are not special (runs of blanks in some vocabularies) are part of the vocabulary and stay.
 """
 
 import logging
@@ -39,8 +37,7 @@ logger = logging.getLogger(__name__)
 LONG_TEXT_CHARS = 2 << 20
 # A longer word or run of blanks in such a text may be cut: engines take 50 bytes for each of its characters.
 LONG_WORD_CHARS = 1 << 18
-# After a letter or digit that a blank follows; and, in scripts without blanks, after a letter that a comma or
-# stop follows.
+# After a letter or digit before a blank; in scripts without blanks, after a letter before a comma or stop.
 SAFE_CUT = re.compile(
     "[^\\W_](?=[ \n])"
     "|[\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fff](?=[\u3001\u3002\uff01\uff0c\uff1a\uff1b\uff1f])"
@@ -67,10 +64,7 @@ class Tokenizer:
     def load(
         cls, directory: str | Path, engine: str | None = None, manifest: dict[str, Any] | None = None
     ) -> "Tokenizer":
-        """Open a tokenizer folder; `manifest` is the folder's own if it was read already.
-
-        Raises DataError if the folder is missing, or if its files are not those that the manifest names.
-        """
+        """Open a folder, `manifest` if read already. Raises DataError if it is missing or files changed."""
         directory = Path(directory)
         manifest = manifest or read_manifest(directory)
         if manifest is None:
@@ -129,11 +123,9 @@ class Tokenizer:
 
     @cached_property
     def cuts_safely(self) -> bool:
-        """Whether a text may be encoded in pieces that are cut at SAFE_CUT.
+        """Whether a text may be cut at SAFE_CUT: words are cut by GPT-2's rule alone, so no token spans it.
 
-        True if words are cut by GPT-2's rule alone: no token of it spans such a place. A word or a run of
-        blanks of LONG_WORD_CHARS and more in a text of LONG_TEXT_CHARS may be cut too; its tokens are then
-        those of its two halves.
+        A word or run of blanks of LONG_WORD_CHARS and more may be cut too, into the tokens of its two halves.
         """
         document = orjson.loads((self.directory / ONE_FILE).read_bytes())
         words = document.get("pre_tokenizer") or {}
@@ -166,10 +158,7 @@ class Tokenizer:
         return ids, offsets
 
     def _without_eod(self, text: str, ids: np.ndarray) -> np.ndarray:
-        """The ids of a text that became EOD in part, encoded in pieces so that it does not.
-
-        A Unigram or WordPiece vocabulary may hold the EOD's letters as an entry like any other.
-        """
+        """The ids of a text without EOD: cut where its letters are an entry (of Unigram or WordPiece)."""
         if not (ids == self.eod_id).any():
             return ids
         half = len(self.eod_token) // 2
@@ -178,11 +167,8 @@ class Tokenizer:
         pieces[:-1] = [piece + self.eod_token[:half] for piece in pieces[:-1]]
         while True:
             ids, offsets = self._encode(pieces)
-            bad = {
-                number
-                for number in range(len(pieces))
-                if (ids[offsets[number] : offsets[number + 1]] == self.eod_id).any()
-            }
+            rows = enumerate(pairwise(offsets))
+            bad = {number for number, (start, stop) in rows if (ids[start:stop] == self.eod_id).any()}
             if not bad:
                 return ids
             halves = []
@@ -212,15 +198,20 @@ class Tokenizer:
         """Compare fastokens with HF tokenizers on the beginning of a sample and on hard texts of every kind.
 
         None if they agree or tokenizers is the engine already. Else `engine` becomes "tokenizers", and the
-        answer is one sentence on why. The answer is kept in the tokenizer's folder: `sample_texts` are read
-        the first time only.
+        answer is one sentence on why. It is kept in the folder: `sample_texts` are read the first time only.
         """
         if self.engine != "fastokens":
             return None
         key = exactness.key_of(self.manifest["files"][ONE_FILE]["sha256"], self.eod_token)
         found = exactness.remembered(self.directory, key)
         if found is None:
-            found = {"difference": self._difference(list(sample_texts))}
+            difference = exactness.first_difference(
+                self._encode,
+                lambda texts: Tokenizer(self.directory, self.manifest, "tokenizers")._encode(texts),
+                list(sample_texts),
+                self.eod_token,
+            )
+            found = {"difference": difference}
             heap.give_back()  # what the reference tokenizer took
             if self._fast is None:
                 return self._no_fast
@@ -229,14 +220,6 @@ class Tokenizer:
             return None
         self.engine = "tokenizers"
         return f"{display(self.directory)}: {found['difference']}: encoding with tokenizers, which is slower."
-
-    def _difference(self, sample_texts: Sequence[str]) -> str | None:
-        return exactness.first_difference(
-            self._encode,
-            lambda texts: Tokenizer(self.directory, self.manifest, "tokenizers")._encode(texts),
-            sample_texts,
-            self.eod_token,
-        )
 
     @cached_property
     def _fast(self) -> Any:
@@ -268,10 +251,7 @@ class Tokenizer:
 
 
 def pieces_of_long(text: str) -> Iterator[str]:
-    """A long text in pieces of LONG_TEXT_CHARS and a word.
-
-    A piece ends where a word ends, or inside a word of LONG_WORD_CHARS.
-    """
+    """A long text in pieces of LONG_TEXT_CHARS and a word, or a part of a word of LONG_WORD_CHARS."""
     start = 0
     while len(text) - start > LONG_TEXT_CHARS:
         least = start + LONG_TEXT_CHARS

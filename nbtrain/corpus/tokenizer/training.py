@@ -1,23 +1,23 @@
 """A byte-level BPE trained on a sample of the corpus.
 
-    text_sample.py's texts -> words longer than 1,000 characters cut -> tokenizers or rustbpe ->
-    tokenizer.save
+    text_sample.py's texts -> words longer than 1,000 characters cut -> tokenizers or rustbpe -> folder.save
 
-Both trainers give the same kind of vocabulary: the end-of-document token is entry 0, the 256 bytes follow in
-the order of GPT-2's alphabet, then the merges in the order they were learnt. They break ties of equally
-frequent pairs differently, so their ids differ; which one trained is recorded.
+In both trainers' vocabularies the end-of-document token is entry 0, the 256 bytes follow in the order of
+GPT-2's alphabet, then the merges in the order they were learnt. They break ties of equally frequent pairs
+differently, so their ids differ; which one trained is recorded.
 """
 
 import importlib.metadata
 import re
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal
 
 from nbtrain.base import amounts
 from nbtrain.base.errors import DataError
 from nbtrain.corpus import characters
+from nbtrain.corpus.optional import optional
 from nbtrain.corpus.tokenizer.folder import EOD_TOKEN, byte_level
 from nbtrain.corpus.tokenizer.unfinished import NUM_BYTES, byte_letters
 
@@ -39,18 +39,18 @@ def train(
     """A byte-level BPE of at most `vocab_size` entries, a tokenizers.Tokenizer for tokenizer.save.
 
     `eod_token` is entry 0. The texts are read no further than `train_bytes`, where the last one is cut.
-    Raises DataError for a vocabulary that cannot hold every byte, for no text, and if rustbpe is not
-    installed.
+    Raises DataError for a vocabulary that cannot hold every byte, for no text, and if rustbpe is missing.
     """
     if vocab_size < NUM_BYTES + 1:
         raise DataError(
             f"tokenizer.vocab_size = {vocab_size}: must be at least {NUM_BYTES + 1}: {NUM_BYTES} bytes and "
             f"{eod_token}."
         )
-    batches = _some(_batches(texts, train_bytes))
-    if trainer == "rustbpe":
-        return _train_rustbpe(batches, vocab_size, eod_token)
-    return _train_tokenizers(batches, vocab_size, eod_token)
+    batches = _batches(texts, train_bytes)
+    if (first := next(batches, None)) is None:
+        raise DataError("the corpus is empty: there is no text to train a tokenizer on.")
+    trained_by = _train_rustbpe if trainer == "rustbpe" else _train_tokenizers
+    return trained_by(chain([first], batches), vocab_size, eod_token)
 
 
 def software(trainer: Trainer) -> dict[str, str]:
@@ -77,10 +77,10 @@ def _train_tokenizers(batches: Iterator[list[str]], vocab_size: int, eod_token: 
 
 
 def _train_rustbpe(batches: Iterator[list[str]], vocab_size: int, eod_token: str) -> Any:
-    rustbpe = _rustbpe()
     import tokenizers
     from tokenizers.models import BPE
 
+    rustbpe = optional("rustbpe", "tokenizer.trainer = rustbpe:", "set tokenizer.trainer: tokenizers")
     learnt = rustbpe.Tokenizer()
     texts = (text for batch in batches for text in batch)
     learnt.train_from_iterator(texts, vocab_size - 1, pattern=GPT2_PATTERN)
@@ -98,9 +98,7 @@ def vocabulary_of(
     That form names no merges: a merge is the two last pieces of a token when only lower ranks are merged.
     """
     letters = byte_letters()
-    vocab = {eod_token: 0}
-    for letter in sorted(letters):
-        vocab[letter] = len(vocab)
+    vocab = {entry: number for number, entry in enumerate([eod_token, *sorted(letters)])}
     merges = []
     rank_of: dict[bytes, int] = {}
     for raw, rank in sorted(ranks, key=lambda entry: entry[1]):
@@ -116,28 +114,16 @@ def vocabulary_of(
 def _two_pieces(token: bytes, rank_of: dict[bytes, int]) -> list[bytes]:
     pieces = [token[place : place + 1] for place in range(len(token))]
     while len(pieces) > 2:
-        best = min(
-            range(len(pieces) - 1),
-            key=lambda place: rank_of.get(pieces[place] + pieces[place + 1], len(rank_of)),
-        )
+        ranks = [rank_of.get(left + right, len(rank_of)) for left, right in pairwise(pieces)]
+        best = ranks.index(min(ranks))
         pieces[best : best + 2] = [pieces[best] + pieces[best + 1]]
     return pieces
 
 
-def _some(batches: Iterator[list[str]]) -> Iterator[list[str]]:
-    """The batches unchanged. Raises DataError if there is none."""
-    first = next(batches, None)
-    if first is None:
-        raise DataError("the corpus is empty: there is no text to train a tokenizer on.")
-    yield first
-    yield from batches
-
-
 def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str]]:
-    """Lists of texts of `train_bytes` in all; the last text is cut if it would exceed them.
+    """Lists of texts of `train_bytes` in all, the last one cut; words of over 1,000 characters are cut.
 
-    Training a BPE is quadratic in the length of a word: one word of 3 MB (base64, a sequence of genes) would
-    take an hour. So longer words are cut, for training only; they are encoded whole.
+    Training is quadratic in the length of a word: one of 3 MB (base64) would take an hour.
     """
     batch: list[str] = []
     left = float("inf") if train_bytes is None else train_bytes
@@ -156,17 +142,6 @@ def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str
         yield batch
 
 
-def _rustbpe() -> Any:
-    try:
-        import rustbpe
-    except ImportError:
-        raise DataError(
-            "tokenizer.trainer = rustbpe: needs the package rustbpe, which is not installed. Install it with "
-            "`pip install 'nbtrain[data]'`, or set tokenizer.trainer: tokenizers."
-        ) from None
-    return rustbpe
-
-
 # --- memory -------------------------------------------------------------------------------------------------
 
 MEMINFO = Path("/proc/meminfo")
@@ -181,8 +156,7 @@ MEMORY_FIT = {"tokenizers": (220 << 20, 2.5, 97.0), "rustbpe": (140 << 20, 1.7, 
 def memory_estimate_bytes(train_bytes: int, trainer: Trainer, unspaced_fraction: float = 0.0) -> int:
     """Peak resident memory of the training process, on the safe side of what was measured up to 100 MB.
 
-    A trainer keeps every different word. Clauses of Chinese, Japanese or Thai count as words, nearly all of
-    them different: `unspaced_fraction` is their share of the bytes (`unspaced_fraction` of a first sample).
+    A trainer keeps every different word; in scripts without blanks, whole clauses count as words.
     """
     base, spaced, unspaced = MEMORY_FIT[trainer]
     return int(base + train_bytes * (spaced + (unspaced - spaced) * unspaced_fraction))
@@ -211,15 +185,11 @@ def peek(texts: Iterable[str], num_bytes: int = 1 << 20) -> tuple[list[str], Ite
 
 
 def check_memory(
-    train_bytes: int,
-    trainer: Trainer,
-    where: str = "tokenizer.train_bytes",
-    first_texts: Iterable[str] = (),
+    train_bytes: int, trainer: Trainer, where: str = "tokenizer.train_bytes", first_texts: Iterable[str] = ()
 ) -> str:
-    """One sentence on what training will take and what there is, to be shown before it.
+    """One sentence on the memory that training will take and what is free. Raises DataError if it is short.
 
-    `first_texts` is what the sample begins with (`peek`): by it the scripts are known. Raises DataError if
-    training would not fit; `where` names the setting in it.
+    `first_texts` is what the sample begins with (`peek`) and shows the scripts; `where` names the setting.
     """
     fraction = unspaced_fraction(first_texts)
     needed = memory_estimate_bytes(train_bytes, trainer, fraction)
@@ -267,6 +237,5 @@ def _key_values(path: Path) -> dict[str, int]:
         lines = path.read_text().splitlines()
     except OSError:
         return {}
-    return {
-        words[0]: int(words[1]) for line in lines if len(words := line.split()) > 1 and words[1].isdigit()
-    }
+    entries = [line.split() for line in lines]
+    return {words[0]: int(words[1]) for words in entries if len(words) > 1 and words[1].isdigit()}

@@ -1,8 +1,7 @@
 """Text of tokens that are cut anywhere, also inside a character whose bytes are several tokens.
 
-A decoder with ByteFallback turns a whole run of byte tokens into U+FFFD if its last character is not whole,
-and a byte-level decoder shows one U+FFFD for the bytes of that character. Here they are left out: they may be
-finished by the tokens that follow.
+Decoders show the bytes of such a character, or all of a run of byte tokens, as U+FFFD. Here they are left
+out: the tokens that follow may finish them.
 """
 
 import re
@@ -12,8 +11,7 @@ from functools import cache
 REPLACEMENT = "\ufffd"
 BYTE_TOKEN = re.compile("<0x([0-9A-F]{2})>")
 NUM_BYTES = 256
-MOST_BYTES = 4
-"""Of a character in UTF-8."""
+MOST_BYTES = 4  # of a character in UTF-8
 
 
 def decode_finished(
@@ -21,8 +19,7 @@ def decode_finished(
 ) -> tuple[str, bool]:
     """(the text of `ids`, whether its last character lacks bytes and is therefore left out).
 
-    `decode` turns ids into text, `token_of` an id into its entry of the vocabulary. Bytes that cannot be the
-    beginning of a character stay, as U+FFFD.
+    `token_of` turns an id into its entry. Bytes that cannot begin a character stay, as U+FFFD.
     """
     text = decode(ids)
     if not text.endswith(REPLACEMENT):

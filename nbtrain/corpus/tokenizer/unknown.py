@@ -10,7 +10,7 @@ BYTE_TOKENS = tuple(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def unknown_id(document: dict[str, Any]) -> int | None:
-    """The id that stands for text without a token, by a parsed tokenizer.json; None if every text has tokens.
+    """The id of text without a token, by a parsed tokenizer.json; None if every text has tokens.
 
     Raises KeyError, TypeError or IndexError if the document is not a tokenizer.json.
     """
@@ -36,6 +36,5 @@ def _is_whole_byte_level(document: dict[str, Any]) -> bool:
 
     words = document.get("pre_tokenizer") or {}
     kinds = [words.get("type"), *(part.get("type") for part in words.get("pretokenizers", []))]
-    return "ByteLevel" in kinds and all(
-        letter in document["model"]["vocab"] for letter in ByteLevel.alphabet()
-    )
+    vocab = document["model"]["vocab"]
+    return "ByteLevel" in kinds and all(letter in vocab for letter in ByteLevel.alphabet())

@@ -15,8 +15,7 @@ from nbtrain.config.sources import Source
 
 FORCE = "make it again with `nbtrain prepare RUN.yaml --force`"
 
-# The name of a source, its licence, its weight and the address that its bytes are fetched from (which may
-# hold a password) do not change its text.
+# Settings of a source that do not change its text; the mirror's address may hold a password.
 BESIDE_THE_TEXT = ("name", "licence", "attribution", "weight", "max_broken_fraction", "mirror")
 
 

@@ -1,11 +1,9 @@
 """The list of records that could not be read, beside the dataset that lacks them.
 
     data/dataset/<name>/broken-records.jsonl    {"path": "books.jsonl", "line": 12, "what": "not JSON (...)"}
-                                                for each, in the order of the sources; if there are more,
-                                                {"not_listed": n} comes last
+                                                each, in the order of the sources; {"not_listed": n} if more
 
-While a dataset is being made, and after a source was refused for too many broken records, the list lies in
-the dataset's work folder.
+It lies in the work folder while a dataset is made, and after a source was refused for broken records.
 """
 
 import json

@@ -1,17 +1,13 @@
 """What kind of character each is, and where words begin and end: in any script, without a word list.
 
     letter      letters, marks, and the invisible joiners that spell words in Persian and Hindi
-    unspaced    the same in scripts written without blanks between words (Han, Kana, Thai, Lao, Tibetan,
-                Burmese, Khmer and others)
+    unspaced    the same in scripts without blanks between words (Han, Kana, Thai, Tibetan, Khmer, ...)
     digit       decimal digits of any script            number   other numbers: Roman, fractions, superscripts
     space       what str.isspace says                   punctuation
     symbol      all the rest: + = < > | $ ^ `, emoji, drawing, control, private, unassigned, U+FFFD
 
 A word is a run of letters, digits and numbers; if words are not written apart, each character is a word.
-These are not the words of a dictionary, but counts and shingles of them mean the same in every language.
-
-Kinds are those of this Python's version of Unicode. A later version knows more letters, so that a document
-may pass a threshold there which it fails here.
+Kinds are those of this Python's Unicode: a later version knows more letters.
 """
 
 import functools
@@ -24,8 +20,7 @@ LETTER, UNSPACED, DIGIT, NUMBER, SPACE, PUNCTUATION, SYMBOL = range(7)
 
 # First and last code point of blocks whose languages put no blank between words.
 UNSPACED_BLOCKS = (
-    (0x0E00, 0x0FFF),  # Thai, Lao, Tibetan
-    (0x1000, 0x109F),  # Myanmar
+    (0x0E00, 0x109F),  # Thai, Lao, Tibetan, Myanmar
     (0x1780, 0x17FF),  # Khmer
     (0x1950, 0x1AAF),  # Tai Le, New Tai Lue, Buginese, Tai Tham
     (0x1B00, 0x1B7F),  # Balinese
@@ -52,9 +47,8 @@ def kinds() -> np.ndarray:
     of_category |= dict.fromkeys(("Zs", "Zl", "Zp"), SPACE)
     of_category |= dict.fromkeys(("Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po"), PUNCTUATION)
     of_category |= dict.fromkeys(("Sm", "Sc", "Sk", "So", "Cc", "Cn", "Co", "Cs"), SYMBOL)
-    table = np.fromiter(
-        (of_category[unicodedata.category(chr(point))] for point in range(0x110000)), np.uint8, 0x110000
-    )
+    categories = map(unicodedata.category, map(chr, range(0x110000)))
+    table = np.fromiter((of_category[category] for category in categories), np.uint8, 0x110000)
     for control in range(0x100):
         if chr(control).isspace():
             table[control] = SPACE
@@ -83,10 +77,7 @@ def words(text: str) -> list[str]:
 
 @functools.cache
 def _any_word() -> re.Pattern[str]:
-    """[one unspaced character] | [a run of letters, digits and numbers], spelled as ranges.
-
-    Python's own \\w lacks the marks, without which Hindi falls to pieces.
-    """
+    """[one unspaced character]|[a run of letters, digits, numbers]; \\w lacks marks, which Hindi needs."""
     table = kinds()
     spaced = _ranges((table == LETTER) | (table == DIGIT) | (table == NUMBER))
     return re.compile(f"[{_ranges(table == UNSPACED)}]|[{spaced}]+")

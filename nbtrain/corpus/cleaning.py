@@ -28,10 +28,7 @@ REASONS = (EMPTY, TOO_SHORT, TOO_LONG, SYMBOLS, DIGITS, DUPLICATE_LINES, TOP_WOR
 
 
 class Cleaner:
-    """The rules of one run, applied document by document; picklable, and without memory of earlier documents.
-
-    Raises DataError if ftfy is asked for but not installed.
-    """
+    """The rules of one run for one document; picklable. Raises DataError if ftfy is wanted and missing."""
 
     def __init__(self, config: CleaningConfig):
         self.config = config
@@ -63,10 +60,8 @@ class Cleaner:
         if self._looks_at_kinds:
             kinds = characters.kinds_of(text)
             symbols, digits = config.max_symbol_fraction, config.max_digit_fraction
-            for kind, share, reason in (
-                (characters.SYMBOL, symbols, SYMBOLS),
-                (characters.DIGIT, digits, DIGITS),
-            ):
+            limits = ((characters.SYMBOL, symbols, SYMBOLS), (characters.DIGIT, digits, DIGITS))
+            for kind, share, reason in limits:
                 if share is not None and np.count_nonzero(kinds == kind) > share * len(text):
                     return reason
             if config.max_word_chars is not None and longest_word(kinds) > config.max_word_chars:
@@ -82,8 +77,7 @@ class Cleaner:
 def fixed(text: str) -> str:
     """The text with wrongly decoded characters and HTML entities fixed, and nothing else changed.
 
-    ftfy's other fixes (straight quotes, ligatures, full width letters, line ends, Unicode normalization,
-    control characters) are off: they change text that is right, such as Chinese punctuation.
+    ftfy's other fixes are off: they change text that is right, such as Chinese punctuation.
     """
     import ftfy
 
@@ -117,20 +111,13 @@ def duplicate_line_fraction(text: str) -> float:
 
 
 def top_word_fraction(text: str) -> float:
-    """The share of the most frequent word, upper and lower case alike.
-
-    A word that occurs once is no repetition, so a document of one word has 0.
-    """
+    """The share of the most frequent word, upper and lower case alike; 0 if no word occurs twice."""
     words = characters.words(text.lower())
     most = max(Counter(words).values(), default=0)
     return most / len(words) if most > 1 else 0.0
 
 
 def longest_word(kinds: np.ndarray) -> int:
-    """Length of the longest run without a blank in `characters.kinds_of(text)`.
-
-    A character of an unspaced script ends a run, too: a Chinese paragraph has no long word, base64 inside it
-    has.
-    """
+    """Length of the longest run without a blank or unspaced character in `characters.kinds_of(text)`."""
     ends = np.flatnonzero((kinds == characters.SPACE) | (kinds == characters.UNSPACED))
     return int(np.diff(ends, prepend=-1, append=len(kinds)).max()) - 1

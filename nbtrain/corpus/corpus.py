@@ -42,10 +42,7 @@ class Task(NamedTuple):
 
 
 class Corpus:
-    """The readers of data.sources; `where` names that section in messages.
-
-    `gone` are the numbers of sources that are not on the disk any more: nothing of them can be read.
-    """
+    """The readers of data.sources, `where` in messages; `gone` numbers the sources no longer on disk."""
 
     def __init__(
         self, readers: Sequence[SourceReader], where: str = "data.sources", gone: Collection[int] = ()
@@ -97,9 +94,8 @@ class Corpus:
 def cleaned(
     records: Iterable[Record], cleaner: Cleaner, tally: Tally, is_unicode: bool = False
 ) -> Iterator[Record]:
-    """The records that stay; drops are counted in `tally`.
+    """The cleaned records that stay; drops are counted in `tally`. Examples and token ids are not cleaned.
 
-    Text is cleaned; examples and token ids are taken as they are, since their boundaries mean something.
     `is_unicode` promises that no text holds a lone surrogate; otherwise each text is checked.
     """
     # map and filter hold no record while the caller works on it; a generator's variables would hold it twice.

@@ -3,8 +3,7 @@
 Both indices answer in document order, and how the documents are cut into batches does not change the answer.
 
     exact   XXH3 of 16 bytes in sorted runs; of 50 M documents, 16 bytes and 1.3 us each, 0.2 GB to merge
-    near    shingles of words -> MinHash (rensa) -> bands; 330 bytes for each document that stays, at 128 hash
-            functions and threshold 0.8
+    near    shingles of words -> MinHash (rensa) -> bands; 330 bytes a document at 128 hash functions and 0.8
 
 Sources: MinHash, Broder 1997; bands, Leskovec, Rajaraman and Ullman, Mining of Massive Datasets, section 3.4;
 one byte in place of each minimum, Li and Koenig, b-bit minwise hashing (arXiv:0910.3349).
@@ -28,10 +27,9 @@ PAIRS = 1 << 17  # candidates compared at once: 17 MB at 128 hash functions
 
 
 def digest(content: bytes) -> bytes:
-    """The identity of a document: XXH3 of its UTF-8 bytes, 128 bits.
+    """The identity of a document: XXH3 of its UTF-8 bytes, 128 bits; not safe against an adversary.
 
-    Among 10^12 documents, two different ones share it once in 10^15 corpora. It is made for speed, not
-    against an adversary, who could make a document that is taken for a duplicate of another.
+    Among 10^12 documents, two different ones share it once in 10^15 corpora.
     """
     return xxhash.xxh3_128_digest(content)
 
@@ -44,8 +42,7 @@ def digests(contents: Iterable[bytes]) -> bytes:
 class SortedRuns:
     """A map from uint64 keys to values of one dtype, several to a key, that only grows.
 
-    It is a list of sorted runs, each at most half as long as the one before: otherwise the two are merged, if
-    the result has no more than RUN_ENTRIES entries. An entry takes 8 bytes and those of its value.
+    Sorted runs, each at most half as long as the one before: longer ones are merged, up to RUN_ENTRIES.
     """
 
     def __init__(self, dtype: Any):
@@ -205,11 +202,7 @@ def signature(text: str, config: NearDedupConfig) -> np.ndarray:
 
 
 def shingles(text: str, shingle_words: int) -> list[str]:
-    """Every run of `shingle_words` neighbouring words, in lower case; all words at once if there are fewer.
-
-    What a word is says characters.py: punctuation and blanks do not count, and in scripts without blanks
-    (Han, Thai) each character is a word, so that a shingle of 5 is 5 characters.
-    """
+    """All runs of `shingle_words` neighbouring words (see characters.py), in lower case; else all words."""
     words = characters.words(text.lower())
     if len(words) <= shingle_words:
         return [" ".join(words)] if words else []
@@ -217,10 +210,9 @@ def shingles(text: str, shingle_words: int) -> list[str]:
 
 
 def bands(threshold: float, num_permutations: int) -> tuple[int, int]:
-    """(bands, rows) for the fewest needless comparisons, if 2 % of the pairs at the threshold may be missed.
+    """(bands, rows): the most rows, so the fewest comparisons, that miss at most 2 % of pairs at `threshold`.
 
-    A pair of similarity s shares a band with probability 1 - (1 - s^rows)^bands, so more similar pairs are
-    missed more rarely. More rows suspect fewer pairs: the most rows win that the hash functions suffice for.
+    A pair of similarity s shares a band with probability 1 - (1 - s^rows)^bands.
     """
     for rows in range(num_permutations, 0, -1):
         for count in range(1, num_permutations // rows + 1):

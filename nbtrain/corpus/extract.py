@@ -6,8 +6,7 @@
       broken-records.jsonl  the records that could not be read, if any
       manifest.json   what it was made from; written when every part is there
 
-A killed extraction goes on with the parts that are there. The folder may be removed: it is made again when it
-is needed.
+A killed extraction goes on with the parts that are there. The folder may be removed at any time.
 """
 
 import hashlib
@@ -79,10 +78,9 @@ class ExtractedReader(SourceReader):
 def extracted(
     reader: SourceReader, num_workers: Callable[[int | None], int], force: bool = False
 ) -> tuple[ExtractedReader, str, str]:
-    """(reader of what was extracted, "made" or "kept", why). Makes what is missing.
+    """(reader of what was extracted, "made" or "kept", why). `num_workers` is called with total_bytes.
 
-    `num_workers` is called with the source's total_bytes. Raises DataError if the source cannot be read, or
-    if more of it is broken than it allows.
+    Raises DataError if the source cannot be read, or if more of it is broken than it allows.
     """
     inputs = {
         "schema_version": SCHEMA_VERSION,

@@ -1,8 +1,7 @@
 """Downloads over HTTP that go on where they stopped.
 
-urllib3 opens connections, follows redirects, counts tries and waits between them (`Patience` is its Retry).
-This file decides where a download that was cut off goes on and which redirects are refused, and keeps secrets
-out of messages and logs.
+urllib3 connects, redirects, counts tries and waits (`Patience` is its Retry). This file decides where a
+download that was cut off goes on and which redirects are refused, and keeps secrets out of messages.
 """
 
 import contextlib
@@ -38,15 +37,13 @@ SPARE_BYTES = 256 << 20
 
 TIMEOUT_SECONDS = 60.0
 
-ATTEMPTS = 6
-"""Tries in a row that bring nothing new, before an error."""
+ATTEMPTS = 6  # tries in a row that bring nothing new, before an error
 
 MAX_REDIRECTS = 5
 
 LONGEST_WAIT_SECONDS = 60
 
-BUSY = (408, 425, 429, 500, 502, 503, 504)
-"""Statuses after which the same request may succeed later."""
+BUSY = (408, 425, 429, 500, 502, 503, 504)  # statuses after which the same request may succeed later
 
 LIST_BYTES = 4 << 20
 
@@ -70,11 +67,10 @@ def folder() -> Path:
 
 
 class Patience(Retry):
-    """urllib3's rules of trying again after busy servers and broken connections.
+    """urllib3's retries after busy servers and broken connections; `shown` is the address in logs.
 
-    It waits 2, 4, 8 ... seconds, or as long as Retry-After says. Redirects are counted apart; they are
-    refused from https to http and to other schemes. A certificate that is not trusted is refused at once.
-    `shown` is the address in logs.
+    It waits 2, 4, 8 ... seconds, or as long as Retry-After says. Redirects are counted apart. Refused at
+    once: a redirect from https to http or to another scheme, and a certificate that is not trusted.
     """
 
     def __init__(self, *arguments: Any, shown: str = "", **settings: Any):
@@ -291,10 +287,8 @@ def _is_untrusted(error: SSLError) -> bool:
 
 def _pool_for(scheme: str, host: str) -> urllib3.PoolManager:
     """A pool that heeds HTTP_PROXY, HTTPS_PROXY, NO_PROXY and SSL_CERT_FILE."""
-    settings: dict[str, Any] = {
-        "ssl_context": ssl.create_default_context(),
-        "timeout": Timeout(TIMEOUT_SECONDS),
-    }
+    settings: dict[str, Any] = {"timeout": Timeout(TIMEOUT_SECONDS)}
+    settings["ssl_context"] = ssl.create_default_context()
     proxy = None if urllib.request.proxy_bypass(host) else urllib.request.getproxies().get(scheme)
     if not proxy:
         return urllib3.PoolManager(**settings)

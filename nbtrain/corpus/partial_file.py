@@ -15,10 +15,7 @@ READ_BYTES = 1 << 20
 
 
 class PartialFile:
-    """A file that grows with each answer, in this process or a later one.
-
-    `sha1` is that of the whole file and says which file it is; `total` its size in bytes, once it is known.
-    """
+    """A file that grows with each answer; `sha1` and `total` (bytes, once known) are of the whole file."""
 
     def __init__(self, path: Path, sha1: str):
         self.path = path
@@ -56,13 +53,12 @@ class PartialFile:
         if response.status == 206:
             match = re.fullmatch(r"bytes ([0-9]+)-[0-9]+/([0-9]+)", response.headers.get("Content-Range", ""))
             is_same = self._validator is None or validator in (None, self._validator)
-            if not (
-                is_same and match and int(match[1]) == self.bytes and self.total in (None, int(match[2]))
-            ):
+            first, total = map(int, match.groups()) if match else (-1, -1)
+            if not is_same or first != self.bytes or self.total not in (None, total):
                 # The answer is another range than was asked for, or a range of another file.
                 self.restart()
                 raise ProtocolError("the file has changed on the server; it starts from nothing")
-            self.total = int(match[2])
+            self.total = total
             return
         self.restart()
         length = response.headers.get("Content-Length", "")

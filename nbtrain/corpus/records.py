@@ -15,19 +15,13 @@ class Texts(NamedTuple):
 
 
 class Example(NamedTuple):
-    """A document that is learnt in part: pieces of text, and whether each bears loss.
-
-    Each piece is encoded by itself, so that a boundary of text is a boundary of tokens.
-    """
+    """A document that is learnt in part: pieces, each encoded by itself, and whether each bears loss."""
 
     pieces: tuple[tuple[str, bool], ...]
 
 
 class TokenIds(NamedTuple):
-    """A document that is token ids already; `learnt` is bool [tokens], None if every token is learnt.
-
-    `path` and `line` say where it was read, for the Problem if an id turns out to be outside the vocabulary.
-    """
+    """A document of token ids; `learnt` is bool [tokens], None if all are. `path`, `line`: for a Problem."""
 
     ids: np.ndarray
     learnt: np.ndarray | None = None
@@ -42,9 +36,8 @@ Record = str | Texts | Example | TokenIds
 class SourcePart:
     """A piece of a source that one worker reads by itself. Where it begins does not depend on the workers.
 
-    `start` and `stop` are the reader's own (bytes, row groups, streams). A reader whose source cannot be
-    entered in the middle (a compressed file) reads it itself, in order, and hands each piece over as
-    `content`.
+    `start` and `stop` are the reader's own (bytes, row groups, streams). A reader of a source that cannot be
+    entered in the middle (a compressed file) reads it in order and hands each piece over as `content`.
     """
 
     name: str

@@ -1,8 +1,4 @@
-"""Documents into sentences, by the rules of a language.
-
-sentencex (MIT, the Wikimedia Foundation) knows the abbreviations and stops of some 240 languages and falls
-back to a related one, in the end English.
-"""
+"""Documents into sentences by sentencex (MIT, Wikimedia): 240 languages, others by a related one."""
 
 from typing import Any
 
@@ -15,10 +11,7 @@ def check_dependencies() -> None:
 
 
 def sentences(text: str, language: str) -> list[str]:
-    """The sentences of a text in order, without the blanks around them; none is empty.
-
-    `language` is an ISO 639 code, e.g. "en". Raises DataError if sentencex is not installed.
-    """
+    """The sentences of a text, stripped, none empty; `language` is an ISO 639 code. Raises DataError."""
     return [sentence for piece in _segment()(language, text) if (sentence := piece.strip())]
 
 

@@ -1,20 +1,16 @@
 """A seeded sample of the texts of all sources, of a stated size, read as a stream at constant memory.
 
 Every source gives a share in proportion to its bytes; what one source lacks, the sources after it give. A
-source no larger than its share gives all its texts in order; so does every source if the corpus is no larger
-than the sample. A larger source gives
+source no larger than its share gives all its texts in order. A larger source gives
 
-    of parts that can be entered anywhere   up to 2,048 in a seeded order, and of each a piece in proportion
-                                            to its size: cheap, as the rest is not read, but texts at the ends
-                                            of parts are seen less
+    of parts that can be entered anywhere   a piece of each of up to 2,048 in a seeded order, in proportion to
+                                            its size: cheap, but texts at the ends of parts are seen less
     of parts of compressed files            seeded documents of every part in proportion to its size: without
                                             bias, but the file is unpacked and a part's texts are in memory
-    if its size is unknown                  its beginning, up to the share of a source as large as the sample:
-                                            its later texts are not seen
+    if its size is unknown                  its beginning, up to the share of a source as large as the sample
 
-If a byte of a source holds more than one byte of text (compressed columns), the pieces are larger, and the
-share ends them. A document that would pass the end of its piece is cut there. Texts that are empty, no
-Unicode, or a repetition are left out, as in encoding.
+If a byte of a source holds more than one byte of text (compressed columns), the share ends its pieces. A
+document is cut at the end of its piece. What encoding would drop is left out: empty, no Unicode, repeated.
 """
 
 import random
@@ -40,8 +36,7 @@ def sample_texts(
     """About `num_bytes` of UTF-8 text spread over all sources; the same for the same sources, size and seed.
 
     `clean` fixes texts and drops some, as cleaning.Cleaner does. An example gives its pieces joined, a record
-    of several keys its main text; token ids are passed over. Texts that were read and left out are counted in
-    `tally`. Raises DataError if a source cannot be read.
+    of several keys its main text, token ids nothing. `tally` counts what is left out. Raises DataError.
     """
     sizes = [reader.total_bytes() for reader in readers]
     weights = [num_bytes if size is None else size for size in sizes]

@@ -2,9 +2,8 @@
 
     tasks, in order -> at most 2 per worker under way -> results, in the order of the tasks
 
-With one worker there is no pool: the work is done in this process. The pool is loky's, not multiprocessing's:
-loky's workers do not run the caller's main module again (a notebook has none, a script may have no guard),
-and it says how a worker died.
+One worker is this process. The pool is loky's: its workers do not run the caller's main module again (a
+notebook has none, a script may have no guard), and it says how a worker died.
 """
 
 import logging
@@ -42,11 +41,10 @@ def ordered_map(
     num_workers: int,
     on_wait: Callable[[], None] = lambda: None,
 ) -> Iterator[Result]:
-    """make()(task) for every task, in order.
+    """make()(task) for every task, in order; `make` is called once in each worker.
 
-    `make` is called once in each worker, `on_wait` every second of waiting. A task during which workers die
-    (out of memory, kill -9) is tried ATTEMPTS times in all, then DataError is raised. An exception of a task
-    is raised here as it is.
+    `on_wait` is called every second of waiting. A task during which workers die (out of memory, kill -9) is
+    tried ATTEMPTS times in all, then DataError is raised. An exception of a task is raised here as it is.
     """
     if num_workers <= 1:
         function = make()

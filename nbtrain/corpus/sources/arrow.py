@@ -21,14 +21,10 @@ BATCH_BYTES = 4 << 20
 class OpenTable(ABC):
     """An open file of columns. Raises DataError if it cannot be read, has another format or is damaged."""
 
-    format: ClassVar[str]
-    """What messages call such a file."""
-    units: ClassVar[str]
-    """What parts are ranges of, in the plural."""
-    schema: Any
-    """pyarrow.Schema."""
-    _file: Any
-    """What is closed in the end."""
+    format: ClassVar[str]  # what messages call such a file
+    units: ClassVar[str]  # what parts are ranges of, in the plural
+    schema: Any  # pyarrow.Schema
+    _file: Any  # what is closed in the end
 
     def __init__(self, path: Path, where: str):
         self._path, self._where = path, where
@@ -57,10 +53,7 @@ class OpenTable(ABC):
         """Units start to stop (None: the end), as a pyarrow.RecordBatch for about each BATCH_BYTES."""
 
     def parts(self, columns: Collection[str] | None) -> Iterator[SourcePart]:
-        """Ranges of units whose `columns` (None: all) take about PART_BYTES.
-
-        The bytes of the file are shared among them in proportion.
-        """
+        """Ranges of units whose `columns` (None: all) take about PART_BYTES of the file."""
         name, file_bytes, sizes = display(self._path), self._path.stat().st_size, self.unit_bytes(columns)
         start = held = passed = attributed = 0
         for index, num_bytes in enumerate(sizes, start=1):
@@ -149,10 +142,7 @@ def holds_text(kind: Any) -> bool:
 def text_rows(
     batches: Iterable[Any], keys: Sequence[str], path: str, tally: Tally, count_lines: bool
 ) -> Iterator[str | Texts]:
-    """The rows of record batches: text if there is one key, else Texts.
-
-    Null is broken, and so are bytes that are not UTF-8. `count_lines` is for Tally.lines.
-    """
+    """The rows of record batches: text if there is one key, else Texts. Null or non-UTF-8 is broken."""
     number = 0
     try:
         for batch in batches:

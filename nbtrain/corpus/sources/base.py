@@ -1,18 +1,14 @@
 """What every source of text is: parts, each read by itself as a stream of records.
 
 A kind of source is registered once, as a member of config/sources.py's `Source`. Its reader is found by its
-name: kind "hf-dataset" is read by HfDatasetReader in sources/hf_dataset.py, which is imported when a run uses
-it.
+name: kind "hf-dataset" is HfDatasetReader in sources/hf_dataset.py, imported when a run uses it.
 
 A reader is made from its entry in data.sources and is picklable: workers get it and a part. `parts()` is
 cheap and gives the same parts as long as the source is the same; `read(part)` gives the same records.
-`fingerprint()` is cheap and changes when the records would. `describe()` goes into the dataset's manifest.
 
 A part may only be cut where a record ends, for it is read without its neighbours. A line end is such a place
-only if no record can hold one: JSON escapes line ends, so JSON lines are cut there (files.line_pieces); a
-quoted field of CSV may hold them, so CSV would have to be cut by a reader that has seen every quote before
-(as json_array.py does, which hands over the `content` of its parts). Rows that belong together (the
-messages of a tree, chat.py) are in one part.
+only if no record can hold one, as in JSON lines. Otherwise one reader cuts the source in order and hands over
+the `content` of its parts (json_array.py), or a file is one part (trees in chat.py).
 """
 
 from abc import ABC, abstractmethod
@@ -26,11 +22,10 @@ from nbtrain.corpus.records import Record, SourcePart, Tally
 
 
 class SourceReader(ABC):
-    """One source of a run.
+    """One source of a run; making a reader touches no file.
 
     `where` names it in messages (e.g. "gpt-tiny.yaml:12: data.sources[0]"); `extra_keys` are
-    data.extra_json_keys, for which readers of several keys give Texts in place of str. Making a reader
-    touches no file.
+    data.extra_json_keys, for which readers of several keys give Texts in place of str.
     """
 
     kind: ClassVar[str]
@@ -60,10 +55,9 @@ class SourceReader(ABC):
 
     @abstractmethod
     def read(self, part: SourcePart, tally: Tally) -> Iterator[Record]:
-        """The records of one part, streamed; what is left out is counted in `tally`.
+        """The records of one part, streamed; `tally` counts what is left out, and names what is broken.
 
-        A broken record is counted and named, and the next one is read. Raises DataError if the rest of the
-        part cannot be read (a damaged file).
+        Raises DataError if the rest of the part cannot be read (a damaged file).
         """
 
     @abstractmethod

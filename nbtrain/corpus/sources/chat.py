@@ -35,8 +35,7 @@ OTHER_NAMES = {
     **dict.fromkeys(("gpt", "chatgpt", "bing", "bard", "model", "function_call"), "assistant"),
     **dict.fromkeys(("function", "observation"), "tool"),
 }
-MESSAGE_KEYS = ("message_id", "parent_id", "role")
-"""The keys of a row that is one message of a tree."""
+MESSAGE_KEYS = ("message_id", "parent_id", "role")  # of a row that is one message of a tree
 UNANSWERED = "unanswered"
 """The reasons for dropping a tree without a learnt answer, and a message that is marked as deleted."""
 DELETED = "deleted_message"
@@ -52,10 +51,7 @@ class Node(NamedTuple):
 
 
 class ChatReader(ExampleReader):
-    """Messages one after the other, each through the template.
-
-    What comes after the last message that is learnt is left out: no loss would ever reach it.
-    """
+    """Messages in order, each through the template; what follows the last learnt message is left out."""
 
     kind = "chat"
 
@@ -226,12 +222,9 @@ def _linked(rows: list[Row], tally: Tally) -> "list[Node | BrokenExample]":
         elif parent is None:
             roots.append(nodes[str(row.record["message_id"])])
         elif str(parent) not in nodes:
-            roots.append(
-                BrokenExample(
-                    f"row {row.number}: its parent_id {str(parent)[:SHOWN_CHARS]!r} is not among the rows of "
-                    f"its tree; the rows of a tree must follow each other: sort the file by message_tree_id"
-                )
-            )
+            what = f"row {row.number}: its parent_id {str(parent)[:SHOWN_CHARS]!r} is not among the rows of"
+            rule = "the rows of a tree must follow each other: sort the file by message_tree_id"
+            roots.append(BrokenExample(f"{what} its tree; {rule}"))
         else:
             nodes[str(parent)].replies.append(nodes[str(row.record["message_id"])])
     return roots
@@ -258,8 +251,5 @@ def _nested(row: Row, tally: Tally) -> "Node | BrokenExample | None":
 
 def _yaml(name: str) -> str:
     """A name as a key or value of YAML; in quotes if it could be read as something else."""
-    return (
-        name
-        if re.fullmatch("(?!(?i:y|n|yes|no|on|off|true|false|null)$)[A-Za-z_][A-Za-z0-9_-]*", name)
-        else json.dumps(name)
-    )
+    plain = "(?!(?i:y|n|yes|no|on|off|true|false|null)$)[A-Za-z_][A-Za-z0-9_-]*"
+    return name if re.fullmatch(plain, name) else json.dumps(name)

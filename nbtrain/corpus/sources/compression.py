@@ -1,7 +1,6 @@
 """Compressed files as streams of bytes: .gz, .zst, .bz2 and .xz, also of several members (frames, streams).
 
-The standard library's readers and zstandard's own disagree about files that are cut short (one raises
-EOFError, one ends quietly), and they do not say how far in the file they are. Here all four behave alike.
+All four behave alike for files that are cut short, and count the bytes read, as their libraries do not.
 Archives and other compressions are recognised and refused, with the command that unpacks them.
 """
 
@@ -108,9 +107,8 @@ def packing_of(begun: bytes) -> str | None:
 def open_bytes(path: Path, where: str) -> io.BufferedReader:
     """The file's bytes, unpacked if its name ends in .gz, .zst, .bz2 or .xz.
 
-    Raises DataError if the file cannot be opened, if it is an archive or compressed in a way that is not
-    read, or if it is compressed and its name does not say so. Reading raises DataError if the file is
-    damaged.
+    Raises DataError if the file cannot be opened, has an archive or compression that is not read, or one that
+    its name does not say. Reading raises DataError if the file is damaged.
     """
     try:
         file = path.open("rb", buffering=0)

@@ -1,14 +1,11 @@
 """What the sources that are files share: which files, in what parts, and the lines of a part.
 
     files in the order of relative paths
-      -> small files in groups of about PART_BYTES     SourcePart.details = their paths; SourcePart.path
-                                                       is None
-      -> a large file in pieces of about PART_BYTES    SourcePart.path; bytes start to stop, or content if
-                                                       compressed
+      -> small files in groups of about PART_BYTES    SourcePart.details = their paths; path is None
+      -> a large file in pieces of about PART_BYTES   SourcePart.path; bytes start to stop, or content
 
-Pieces end at line ends, or after a separator line, and at the same bytes of the text whether the file is
-compressed or not. Lines of a piece are numbered from its first line (Problem.line), lines of a file in a
-group from the file's first line.
+Pieces end at line ends, or after a separator line, at the same bytes of text whether or not the file is
+compressed. Lines of a piece are numbered from its first line, lines of a file in a group from the file's.
 """
 
 import io
@@ -128,10 +125,7 @@ class FileReader(base.SourceReader):
         """The parts of a file that is larger than a part."""
 
     def opened(self, part: SourcePart) -> Iterator[tuple[str, Iterator[bytes]]]:
-        """(file as messages show it, its lines with their ends) for each file of a part of lines.
-
-        Raises DataError if a file is damaged or has become shorter.
-        """
+        """(shown file, its lines with ends) for each file of a part. Raises DataError if one is damaged."""
         if part.content is not None:
             yield part.path or part.name, io.BytesIO(part.content)
             return
@@ -194,8 +188,7 @@ def open_lines(path: Path, where: str) -> io.BufferedReader:
 def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[SourcePart]:
     """A file of lines in parts of about PART_BYTES, which end after a line, or after a line `separator`.
 
-    A compressed file is unpacked here, in order: its parts bring their content. A long line makes a larger
-    part.
+    A compressed file is unpacked here, in order: its parts bring their content.
     """
     if is_compressed(path):
         with open_lines(path, where) as stream:

@@ -24,9 +24,8 @@ IRREGULAR = {
 def wanted_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> list[Path]:
     """The files below `root` whose name is wanted, in the order of relative paths, without hidden ones.
 
-    Links are followed. Each folder is read once: by its own name if it lies below `root`, else by the first
-    link to it. Raises DataError for a folder that cannot be entered, a link that leads nowhere, a wanted name
-    that is no regular file, and a name that is not UTF-8.
+    Links are followed; each folder is read once: by its own name if it lies below `root`, else by its first
+    link. Raises DataError for what cannot be read, a dead link, an irregular file, and a name not in UTF-8.
     """
     found: list[tuple[str, Path]] = []
     seen: set[tuple[int, int] | str] = set()
@@ -39,8 +38,7 @@ def wanted_files(root: Path, is_wanted: Callable[[str], bool], where: str) -> li
             try:
                 here = path.stat()
                 with os.scandir(path) as listed:
-                    # In the order of names, so that which of several links counts does not depend on the
-                    # disk.
+                    # In the order of names: which of several links counts must not depend on the disk.
                     entries = sorted(listed, key=lambda entry: entry.name)
             except OSError as error:
                 raise unreadable(path, error, where) from error

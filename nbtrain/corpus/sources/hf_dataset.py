@@ -80,8 +80,7 @@ class HfDatasetReader(arrow.ColumnReader):
         if not is_file(root / "state.json", self.where):
             raise DataError(
                 f"{where}: no dataset as save_to_disk writes it: neither dataset_dict.json nor state.json is "
-                f"there. "
-                "Files of other formats are read with kind: parquet or jsonl."
+                f"there. Files of other formats are read with kind: parquet or jsonl."
             )
         if split is not None:
             raise DataError(f"{where}: split = {split!r}, but the dataset has no splits. Leave split out.")
@@ -97,8 +96,7 @@ class HfDatasetReader(arrow.ColumnReader):
             if Path(name).name != name or not is_file(folder / name, self.where):
                 raise DataError(
                     f"{self.where}: {display(folder / 'state.json')} names {name!r}, which is not there. "
-                    f"Copy the whole "
-                    "folder."
+                    f"Copy the whole folder."
                 )
         return [folder / name for name in names]
 

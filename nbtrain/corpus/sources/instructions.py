@@ -2,9 +2,8 @@
 
     record -> pieces (text, whether it is learnt) -> records.Example
 
-Only a part of an example is learnt. The encoding takes each piece by itself and puts the end-of-document
-token after the last piece, learnt if that piece is: it is what a model says when it has answered. The pieces
-of a prompt are joined, so that the prompt has the tokens of the text that the model is asked with later.
+The encoding takes each piece by itself and puts the end-of-document token after the last piece, learnt if
+that piece is. The pieces of a prompt are joined, so that it has the tokens that the model is asked with.
 """
 
 from abc import abstractmethod

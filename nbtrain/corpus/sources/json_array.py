@@ -1,8 +1,5 @@
 """A file that is one JSON array, as lines: one element per line, in the memory of the largest element.
 
-    [{"text": "a"},        {"text": "a"}
-     {"text": "b"}]   ->   {"text": "b"}
-
 The array is not parsed but cut where a comma stands outside of every string and inner bracket. So a broken
 element costs no other, and each is parsed as a line is. The line of a problem counts elements from 1.
 """
@@ -94,7 +91,12 @@ class ArrayLines(compression.BlockStream):
                 scanned = len(buffer) if match is None else match.start()
                 buffer, position, start = buffer[start:] + more, scanned - start, 0
                 if not more or len(buffer) > MAX_ELEMENT_BYTES:
-                    raise self._error("does not end" if not more else f"is over {MAX_ELEMENT_BYTES:,} bytes")
+                    what = f"is over {MAX_ELEMENT_BYTES:,} bytes" if more else "does not end"
+                    raise DataError(
+                        f"{self._where}: {self._name}: element {self._num_elements + 1:,} of the array "
+                        f"{what}: the file is cut short, or a quote or bracket is missing. Fix the file, or "
+                        f"write one object per line."
+                    )
                 continue
             position = match.end()
             mark = buffer[match.start()]
@@ -114,10 +116,3 @@ class ArrayLines(compression.BlockStream):
                 f"{rest[:20].decode(errors='replace')!r} follows. Fix the file; JSON lines have one object "
                 f"per line."
             )
-
-    def _error(self, what: str) -> DataError:
-        return DataError(
-            f"{self._where}: {self._name}: element {self._num_elements + 1:,} of the array {what}: the file "
-            f"is cut "
-            "short, or a quote or bracket is missing. Fix the file, or write one object per line."
-        )

@@ -1,7 +1,6 @@
-"""JSON as Python writes it: what orjson refuses and is no reason to lose a document.
+"""JSON that orjson refuses and that is no reason to lose a document, read by Python's json.
 
-NaN, Infinity and numbers beyond float64 occur under keys that are not read, and json.dumps writes lone
-surrogates. A reader asks orjson first, and comes here with the lines that orjson refuses.
+NaN, Infinity and numbers beyond float64 occur under other keys; json.dumps writes lone surrogates.
 """
 
 import json

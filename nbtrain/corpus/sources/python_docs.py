@@ -3,9 +3,8 @@
     list the .py files of each package -> one order that mixes all packages evenly -> parse with ast (nothing
     is ever imported) -> each docstring one document -> stop at max_bytes
 
-In the order, file k of a package's n files has the place (k + 1/2) / n, the files of one package sorted by a
-hash of their path. So any stretch of the order, any split and any cap holds each package in proportion. It
-costs about 0.5 CPU seconds for each MB of text.
+File k of a package's n files, sorted by a hash of their path, has the place (k + 1/2) / n in the order: any
+stretch, split or cap of it holds each package in proportion. It takes about 0.5 CPU seconds for each MB.
 """
 
 import ast
@@ -122,10 +121,7 @@ class PythonDocsReader(SourceReader):
 
 
 def docstrings(source: bytes) -> Iterator[str]:
-    """The docstrings of a module's text in its order: module, classes, methods, functions.
-
-    Raises SyntaxError or ValueError if it is not Python.
-    """
+    """The docstrings of a module: its own, classes, methods, functions. Raises SyntaxError or ValueError."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's files
         collecting = gc.isenabled()

@@ -30,8 +30,7 @@ class Row(NamedTuple):
 class RecordFileReader(FileReader):
     """A reader of objects. A subclass defines `kind` and `read`, which goes through `rows` (see tokens.py).
 
-    `rows` counts tally.records and tally.lines, and as broken what is no object. Lines, the elements of an
-    array and row groups are streamed.
+    `rows` streams, counts tally.records and tally.lines, and counts as broken what is no object.
     """
 
     suffixes = (*with_compressed(".jsonl"), ".json", SUFFIX)

@@ -1,7 +1,6 @@
-"""Templates of fine-tuning text: fields in braces are replaced, every other brace is text.
+"""Templates of fine-tuning text, cut at their fields once; every brace that is no field is text.
 
-A template is cut at its fields once; values are put between the pieces and never looked into. So a value may
-hold braces, and no field reaches an attribute or an index, as str.format would.
+Values are never looked into: they may hold braces, and reach no attribute or index, as str.format would.
 """
 
 import re

@@ -12,8 +12,7 @@ from nbtrain.corpus.sources import files
 class TextReader(files.FileReader):
     """UTF-8 .txt files, compressed ones too. A file is streamed if a separator cuts it, else read whole.
 
-    A document that is not UTF-8 is broken; the line of its first wrong byte is named. Line ends are
-    normalised to \\n unless `newlines` is keep.
+    A document that is not UTF-8 is broken. Line ends are normalised to \\n unless `newlines` is keep.
     """
 
     kind = "text"

@@ -1,8 +1,7 @@
 """Documents that are token ids already, with labels aligned as Hugging Face does.
 
-labels[i] belongs to input_ids[i]. A token is learnt if its label is its id, and not learnt if its label is
--100. Any other label cannot be kept in a .bin, and mostly means that the list was shifted by one: such a
-record is broken. So is a record without a learnt token.
+labels[i] belongs to input_ids[i]: a token is learnt if its label is its id, not learnt if it is -100. Any
+other label (mostly a list shifted by one) makes a record broken, and so does no learnt token.
 """
 
 from collections.abc import Iterator

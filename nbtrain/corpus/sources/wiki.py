@@ -143,14 +143,10 @@ class WikiReader(SourceReader):
             if config.sha1 is not None and download.check_sha1(self._path(), config.sha1, self.where):
                 return f"{display(self._path())}: its SHA-1 is the one that was asked for"
             return None
-        found, is_new = download.download(
-            config.language, config.date, config.mirror, config.sha1, self.where
-        )
-        if not is_new:
-            return None
-        return (
-            f"{display(download.folder() / found.file)}: from {found.url}, SHA-1 {found.sha1[:12]} as listed"
-        )
+        asked = (config.language, config.date, config.mirror, config.sha1)
+        found, is_new = download.download(*asked, self.where)
+        path = display(download.folder() / found.file)
+        return f"{path}: from {found.url}, SHA-1 {found.sha1[:12]} as listed" if is_new else None
 
     def check_dependencies(self) -> None:
         optional("lxml", f"{self.where}: kind wiki")

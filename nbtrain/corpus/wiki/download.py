@@ -1,9 +1,8 @@
 """Fetch a Wikipedia dump: found by the mirror's list of checksums, resumed, verified, and only then named.
 
-    <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt     the names of a dump's files, with the date, also if
-                                                          <date> is latest
-    <name>.part, <name>.part.json                         what has come, and the ETag that it belongs to
-    <name>, <name>.json                                   the whole file, whose SHA-1 is as listed; its source
+    <mirror>/<wiki>/<date>/<wiki>-<date>-sha1sums.txt   the names of a dump's files, with the date
+    <name>.part, <name>.part.json                       what has come, and the ETag that it belongs to
+    <name>, <name>.json                                 the whole file, whose SHA-1 is as listed; its source
 
 After a cut connection the download goes on at the byte it had reached (Range, If-Range), a few times in one
 call and at any time in a later call. If the file has changed on the server, it starts from the beginning.
@@ -43,10 +42,7 @@ def database(language: str) -> str:
 
 
 def known(language: str, date: str) -> Downloaded | None:
-    """The dump of this language and date that was fetched into this data home; its file may be gone.
-
-    "latest" is the dump that was the latest when it was fetched, so that a dataset stays what it is.
-    """
+    """The dump that was fetched, its file perhaps gone; "latest" is what was latest when it was fetched."""
     wiki = database(language)
     if date == "latest":
         pinned = files.read_json(folder() / f"{wiki}-latest.json")
@@ -70,8 +66,7 @@ def find(language: str, date: str) -> Downloaded | None:
 def download(language: str, date: str, mirror: str, sha1: str | None, where: str) -> tuple[Downloaded, bool]:
     """(the dump, whether it was fetched now). A dump that is there is kept: "latest" is asked for once.
 
-    `where` begins every message. Raises DataError if nothing has this address, the disk is full, the
-    connection keeps breaking, or the checksum is wrong.
+    Raises DataError if the address, the disk, the connection or the checksum fails; `where` begins messages.
     """
     try:
         folder().mkdir(parents=True, exist_ok=True)

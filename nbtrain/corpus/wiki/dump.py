@@ -2,11 +2,10 @@
 
     bytes -> pieces that begin and end between pages -> each <page> parsed by itself with lxml -> Page
 
-A page belongs to the place where its "<page>" begins. So any offset of an .xml file, and any bz2 stream
-inside a .bz2 file, is a place to start from: a reader goes to the first page after its start and reads on
-after its stop until the last page is whole. A .bz2 file of one stream, any other compressed file, and UTF-16,
-which becomes UTF-8 on the way, are read from the beginning. Since "<" in text is written "&lt;", the tags can
-be found before the XML is parsed, and one broken page costs no other.
+A page belongs to the place where its "<page>" begins: a reader goes to the first page after its start and
+reads on after its stop until the last page is whole. It may start at any offset of an .xml file and any
+stream of a .bz2 file; other compressed files, and UTF-16, are read from the beginning. "<" in text is written
+"&lt;", so the tags are found before the XML is parsed, and one broken page costs no other.
 """
 
 import bz2
@@ -69,8 +68,7 @@ class Dump:
     """What messages begin with."""
     packing: str | None
     """The suffix of its compression, known by its first bytes; None if it is not compressed."""
-    encoding: str = "utf-8"
-    """utf-8, utf-16-le or utf-16-be."""
+    encoding: str = "utf-8"  # or utf-16-le, utf-16-be
     namespaces: dict[int, str] = field(default_factory=dict)
     """{key: name} of <siteinfo>; empty if there is none."""
     site: dict[str, str] = field(default_factory=dict)
@@ -150,10 +148,7 @@ def entry_points(dump: Dump, part_bytes: int) -> list[int]:
     if dump.packing is None:
         return list(range(0, size, part_bytes)) or [0]
     points = [0]
-    with (
-        dump.path.open("rb") as stream,
-        mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content,
-    ):
+    with dump.path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         while match := STREAM_BEGINS.search(content, points[-1] + part_bytes):
             points.append(match.start())
     return points
@@ -167,8 +162,8 @@ def pieces(
 ) -> Iterator[Piece]:
     """The pages that begin in [start, stop) of the file, in pieces of about piece_bytes of XML.
 
-    `start` and `stop` are entry points; stop None is the end of the file. Raises DataError if the file is cut
-    short or damaged, after the whole pages before that have been given.
+    `start` and `stop` are entry points; None is the end of the file. Raises DataError, after the whole pages
+    before the place, if the file is cut short or damaged.
     """
     buffer = bytearray()  # from a page's beginning on, once `started`
     started = False

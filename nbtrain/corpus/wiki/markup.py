@@ -3,8 +3,8 @@
     comments, <ref>, <gallery> ... dropped; <math>, <pre>, <nowiki> ... put aside  ->  templates  ->  tables
     dropped  -> links  ->  headings
 
-A parser that backtracks needs minutes for a page of brackets that never close; these scans take the same time
-for any page of one size. Characters that no XML can hold, the constants below, carry notes to walker.py.
+The scans never backtrack: they take the same time for any page of one size, whatever it leaves open.
+Characters that no XML can hold, the constants below, carry notes to walker.py.
 """
 
 # ruff: noqa: SIM905, RUF001 (word lists read best as words; letters that look alike are meant)
@@ -15,12 +15,9 @@ from collections.abc import Callable
 
 DROPPED = "\x1a"
 """Something was dropped here: the blanks and brackets around it may be left without a meaning."""
-LINE_BREAK = "\x1d"
-"""<br>: a new line that ends neither a heading nor a list item."""
-LESS_THAN = "\x1c"
-"""A < that begins no tag."""
-ASIDE = "\x7f"
-"""Around the number of a text that is put aside and comes back as it is."""
+LINE_BREAK = "\x1d"  # <br>: a new line that ends neither a heading nor a list item
+LESS_THAN = "\x1c"  # a < that begins no tag
+ASIDE = "\x7f"  # around the number of a text that is put aside and comes back as it is
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
@@ -243,10 +240,7 @@ ADDRESS = re.compile(rf"\[(?:{PROTOCOL})[^\s\[\]]*+(?:((?:[^\[\]\n]|\[[^\[\]\n]*
 
 
 def scan_links(text: str, expand: Callable[[str], str]) -> str:
-    """Every [[...]] replaced by expand(what is inside), inner ones first.
-
-    Brackets without a partner, and those nested deeper than MAX_LINK_DEPTH, are dropped.
-    """
+    """Every [[...]] replaced by expand(inside), inner first; unpaired and too deep brackets dropped."""
     if "[[" not in text and "]]" not in text:
         return text
     out: list[list[str]] = [[]]

@@ -70,9 +70,6 @@ _BUILT_IN = frozenset(map(normalized, (*FILE_NAMES, *CATEGORY_NAMES, *LANGUAGES)
 
 
 def invisible_prefixes(namespaces: Mapping[int, str]) -> frozenset[str]:
-    """Prefixes of links that show no words of the article: files, categories, pages in other languages.
-
-    `namespaces`: {key: name} of the dump's <siteinfo>; may be empty.
-    """
+    """Prefixes of links that show no words of the article; `namespaces`: {key: name} of <siteinfo>."""
     named = (namespaces[key] for key in (MEDIA, FILE, CATEGORY) if namespaces.get(key))
     return _BUILT_IN | frozenset(map(normalized, named))

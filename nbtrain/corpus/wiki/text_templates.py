@@ -1,7 +1,4 @@
-"""The few templates whose arguments are words of the sentence around them; all others are dropped.
-
-The names are the English Wikipedia's, which others have mostly taken over.
-"""
+"""The few templates (of the English Wikipedia) whose arguments are words; all others are dropped."""
 
 # ruff: noqa: SIM905, RUF001, RUF005 (word lists read best as words; letters that look alike are meant)
 
@@ -58,9 +55,7 @@ underline vanchor linktext ipa angbr angle grapheme
     **dict.fromkeys(("frac", "fraction", "sfrac"), _fraction),
     **{name.lower(): _ship(name) for name in ("USS", "HMS", "HMAS", "HMCS", "RMS", "MS", "MV", "SMS")},
     "chem": _formula,
-    "nihongo": lambda arguments: (
-        " ".join([arguments[0], *(f"({word})" for word in arguments[1:2])]) if arguments else ""
-    ),
+    "nihongo": lambda arguments: " ".join([*arguments[:1], *(f"({word})" for word in arguments[1:2])]),
     **dict.fromkeys(("c.", "circa"), lambda arguments: " ".join(["c.", *arguments[:1]])),
     "as of": lambda arguments: f"As of {arguments[0]}" if arguments else "",
     "us$": lambda arguments: f"US${arguments[0]}" if arguments else "US$",

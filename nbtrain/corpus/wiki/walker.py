@@ -1,10 +1,10 @@
 """Wikitext -> text: the scans of markup.py in their order, what a link shows, and the lines that are left.
 
-What the text keeps: paragraphs with an empty line between them; headings as lines of their own after an empty
-line; list items as lines ("- " before those of * and #); labels of links; LaTeX of formulas between dollars;
-code. What it drops: templates (except those of text_templates.py), tables, references, galleries, files,
-categories, links to other languages, comments, magic words, quotes of bold and italic, and what these leave
-behind: "( , )", double blanks, list items and sections without a word.
+Kept: paragraphs with an empty line between them; headings as lines after an empty line; list items as lines
+("- " before those of * and #); labels of links; LaTeX of formulas between dollars; code. Dropped: templates
+(except those of text_templates.py), tables, references, galleries, files, categories, links to other
+languages, comments, magic words, quotes of bold and italic, and what these leave behind: "( , )", double
+blanks, list items and sections without a word.
 """
 
 # ruff: noqa: RUF001 (word lists read best as words; letters that look alike are meant)
@@ -17,8 +17,7 @@ from nbtrain.corpus.wiki.markup import ASIDE, CONTROLS, DROPPED, LESS_THAN, LINE
 from nbtrain.corpus.wiki.prefixes import FILE_ENDINGS, SISTERS, invisible_prefixes, normalized
 from nbtrain.corpus.wiki.text_templates import expand
 
-# Characters that stand for themselves in no article: soft hyphen, zero-width space, byte order mark,
-# direction marks.
+# Soft hyphen, zero-width space, byte order mark, direction marks: no article means them.
 INVISIBLE = re.compile("[\u00ad\u200b\u200e\u200f\u2060\ufeff]")
 BLANKS = re.compile("[ \t\u00a0\u2002-\u200a\u202f\u205f]+")
 DOUBLE_BLANK = re.compile("  +")

@@ -81,8 +81,7 @@ def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
     if ranks > 4 * machine.cores:
         yield shortage(
             f"the run starts {ranks} ranks; {machine.host} has {machine.cores} cores, and more than 4 ranks "
-            "on a core "
-            "wait for each other.",
+            "on a core wait for each other.",
             "Use a machine with more cores, or a smaller parallel.data_parallel_size.",
         )
 
@@ -137,12 +136,10 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
     if needed > machine.memory_bytes:
         parts = ", ".join(f"{name} {gib(size)}" for name, size in estimate.host_parts.items() if size)
         yield shortage(
-            f"{config.ranks_per_node} rank(s) on {machine.host} will need about {gib(needed)} of host memory "
-            "and there is "
-            f"{gib(machine.memory_bytes)} (per rank: {parts}).",
+            f"{config.ranks_per_node} rank(s) on {machine.host} will need about {gib(needed)} of host "
+            f"memory and there is {gib(machine.memory_bytes)} (per rank: {parts}).",
             "Offload less (parallel.offload_optimizer, parallel.offload_param), set "
-            "checkpoint.async_save=false, or use "
-            "device=nvme with zero_stage=3.",
+            "checkpoint.async_save=false, or use device=nvme with zero_stage=3.",
         )
 
 
@@ -198,9 +195,8 @@ def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Obstacles:
         there = f", {size(present)} of them there already" if present else ""
         yield shortage(
             f"{display(output_root())}: the disk has {size(free)} free, but {estimate.num_checkpoints} "
-            "checkpoints of "
-            f"{size(estimate.checkpoint_bytes)} (keep_last and the one being written{there}) and logs need "
-            f"{size(needed)}.",
+            f"checkpoints of {size(estimate.checkpoint_bytes)} (keep_last and the one being written{there}) "
+            f"and logs need {size(needed)}.",
             "Free space, lower checkpoint.keep_last, or set NBTRAIN_OUTPUT to a larger disk.",
         )
 

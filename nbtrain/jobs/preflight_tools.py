@@ -120,8 +120,7 @@ def extensions_can_be_built(config: RunConfig, machine: Machine) -> Obstacles:
         if lacking := [what for what, there in tools.items() if not there]:
             yield mistake(
                 f"{config.where(key)}: {key} = {show(value_of(config, key))} makes DeepSpeed compile an "
-                "extension, and "
-                f"this is missing: {', '.join(lacking)}.",
+                f"extension, and this is missing: {', '.join(lacking)}.",
                 "Install it, or leave the field at its default.",
             )
 

@@ -36,8 +36,7 @@ def refuse_foreign(run: RunDir) -> None:
             shown = ", ".join(sorted(entries)[:5]) + (", ..." if len(entries) > 5 else "")
             raise SubmitError(
                 f"{where} is not a run directory of nbtrain: it has no run.json but holds {shown}. Nothing "
-                "was "
-                "written. Choose another `name:`, or move that folder away."
+                "was written. Choose another `name:`, or move that folder away."
             )
         return
     if identity.get("schema_version") != SCHEMA_VERSION:
@@ -47,10 +46,9 @@ def refuse_foreign(run: RunDir) -> None:
         )
     if identity.get("name") != run.name:
         raise SubmitError(
-            f"{where} is the directory of another run, {identity.get('name')!r} (run.json). "
-            f"`nbtrain resume` continues a run under its own name: rename the folder to "
-            f"{identity.get('name')!r}. "
-            f"`nbtrain clone {run.name} NEWNAME` makes a new one from it."
+            f"{where} is the directory of another run, {identity.get('name')!r} (run.json). `nbtrain resume` "
+            f"continues a run under its own name: rename the folder to {identity.get('name')!r}. `nbtrain "
+            f"clone {run.name} NEWNAME` makes a new one from it."
         )
 
 
@@ -120,8 +118,7 @@ def refuse_less_than_done(run: RunDir, config: RunConfig) -> None:
         key = "batch.max_steps" if config.train_steps < config.scheduled_steps else f"batch.train_{unit}"
         raise SubmitError(
             f"{config.where(key)}: {key} ends the run after {amounts.counted(config.train_steps, 'step')}, "
-            "but "
-            f"{display(run.path)} has come to step {step:,}. Ask for more, or train anew under another "
+            f"but {display(run.path)} has come to step {step:,}. Ask for more, or train anew under another "
             "`name:`."
         )
 
@@ -137,8 +134,7 @@ def refuse_without_whole_checkpoint(run: RunDir, config: RunConfig) -> None:
     if torn:
         raise SubmitError(
             f"{display(run.model)}: no checkpoint is whole: {'; '.join(reversed(torn))}. Remove the folder "
-            "to train from "
-            "the start, or put a good copy there."
+            "to train from the start, or put a good copy there."
         )
 
 
@@ -152,10 +148,8 @@ def refuse_other_data(run: RunDir, config: RunConfig) -> None:
     if then not in (None, now):
         raise SubmitError(
             f"{display(run.path)} was trained on dataset {config.data.name} {then[:12]}..., which has been "
-            "made anew "
-            f"since and is {now[:12]}...: the checkpoint of step {step:,} does not go on with it. Restore "
-            "the "
-            "dataset, or train on the new one under another `name:`."
+            f"made anew since and is {now[:12]}...: the checkpoint of step {step:,} does not go on with it. "
+            "Restore the dataset, or train on the new one under another `name:`."
         )
 
 

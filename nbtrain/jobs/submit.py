@@ -127,15 +127,12 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
     if before.mode == "perf":
         raise SubmitError(
             f"{display(run.path)}: its last job only measured (mode: perf), and left no checkpoint to go on "
-            "from. "
-            f"`nbtrain resume {run.name} mode=full` trains it from the beginning; `nbtrain resume {run.name} "
-            "mode=perf` "
-            "measures again."
+            f"from. `nbtrain resume {run.name} mode=full` trains it from the beginning; `nbtrain resume "
+            f"{run.name} mode=perf` measures again."
         )
     logger.info(
         "%s: its last job evaluated (mode: eval); this one trains on, with mode: full. `nbtrain resume %s "
-        "mode=eval` "
-        "evaluates again.",
+        "mode=eval` evaluates again.",
         run.name,
         run.name,
     )
@@ -204,8 +201,7 @@ def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[s
         if time.monotonic() > deadline:
             raise SubmitError(
                 f"{display(run.path)}: another process has held this run for {LOCK_SECONDS:g} s, and no job "
-                "of it "
-                f"is active. Look for it with `fuser {run.path}`, and submit again."
+                f"of it is active. Look for it with `fuser {run.path}`, and submit again."
             )
         time.sleep(0.1)
 
@@ -230,8 +226,7 @@ def _make_folder(run: RunDir) -> None:
     except OSError as error:
         raise SubmitError(
             f"{display(run.path)} cannot be made: {error.strerror}. Set NBTRAIN_OUTPUT to a folder that can "
-            "be "
-            "written."
+            "be written."
         ) from error
 
 
@@ -290,8 +285,7 @@ def _write_job(
     except OSError as error:
         raise SubmitError(
             f"{display(run.path)} cannot be written: {error.strerror}. Nothing was started. Free space or "
-            "change the "
-            "permissions, or set NBTRAIN_OUTPUT to another folder."
+            "change the permissions, or set NBTRAIN_OUTPUT to another folder."
         ) from error
     return job
 

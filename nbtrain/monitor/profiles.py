@@ -60,9 +60,8 @@ class Profiles(list[Profile]):
 
     def _repr_html_(self) -> str:
         return "".join(
-            f"<details{' open' if number == 0 else ''}>"
-            f"<summary>rank {profile.rank}, up to step {profile.step}: {html.escape(profile.page.name)}"
-            f"</summary>{profile._repr_svg_()}</details>"
+            f"<details{' open' if number == 0 else ''}><summary>rank {profile.rank}, up to step "
+            f"{profile.step}: {html.escape(profile.page.name)}</summary>{profile._repr_svg_()}</details>"
             for number, profile in enumerate(self)
         )
 

@@ -39,8 +39,7 @@ def renew(run: RunDir, twin_of: str) -> None:
     if record is not None and TWIN_OF not in record:
         raise SubmitError(
             f"{display(run.path)} is a run of its own, not a twin: it has been submitted. Rename that run's "
-            "folder, or "
-            f"give {twin_of} another name."
+            f"folder, or give {twin_of} another name."
         )
     run.path.mkdir(parents=True, exist_ok=True)
     with run.locked(blocking=False) as taken:

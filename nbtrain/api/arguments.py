@@ -41,9 +41,8 @@ def text(name: str, value: object) -> str:
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        raise ConfigError(
-            f"the {name} is not Unicode text: character {error.start} is half of one."
-        ) from None
+        half = f"character {error.start} is half of one"
+        raise ConfigError(f"the {name} is not Unicode text: {half}.") from None
     return value
 
 

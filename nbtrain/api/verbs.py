@@ -166,6 +166,7 @@ def submit(
     If the machine is too small, SubmitError is raised; with too_small="explain", a NotLaunched comes back
     instead. Missing data is refused; with prepared=False it is prepared first.
     """
+    from nbtrain.jobs.preflight import preflight
     from nbtrain.jobs.submit import refuse_hopeless
     from nbtrain.jobs.submit import submit as submit_job
 
@@ -182,8 +183,10 @@ def submit(
         if existing.state in jobstate.ACTIVE:
             # An active job has passed these checks, and holds the memory that they would look for.
             return Run(submit_job(config).run)
-    if too_small == "explain" and (missing := _shortages(config)):
-        return NotLaunched(config, missing, f"nbtrain submit {shlex.join(config.as_arguments)}")
+    problems = preflight(config) if too_small == "explain" else []
+    if any(problem.kind == "resource" for problem in problems):
+        command = f"nbtrain submit {shlex.join(config.as_arguments)}"
+        return NotLaunched(config, [str(problem) for problem in problems], command)
     if not prepared:
         refuse_hopeless(config)
         prepare(config)
@@ -203,16 +206,6 @@ def launch(run: RunLike, mode: str = "full") -> Run | NotLaunched | TwinRun:
     if mode == "twin":
         return twin(run, submitted=True)
     return submit(run, finished="open", too_small="explain", prepared=False)
-
-
-def _shortages(config: RunConfig) -> list[str]:
-    """All reasons against launching, if one of them is a resource that this machine lacks; else none."""
-    from nbtrain.jobs.preflight import preflight
-
-    problems = preflight(config)
-    if not any(problem.kind == "resource" for problem in problems):
-        return []
-    return [str(problem) for problem in problems]
 
 
 def runs() -> "list[RunSummary]":

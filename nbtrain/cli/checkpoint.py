@@ -20,44 +20,31 @@ from typing import TYPE_CHECKING, Any
 from nbtrain.base import amounts, files
 from nbtrain.base.errors import CheckpointError
 from nbtrain.base.workspace import display
-from nbtrain.cli.verbs import add_verb, run_of, with_run
+from nbtrain.cli.verbs import Parser, run_of, run_verb
 
 if TYPE_CHECKING:
     from nbtrain.base.rundir import RunDir
 
-# Fields of a layout that are shown if they differ from 1, and their words.
-LAYOUT = (
-    ("data_parallel_size", "data {}"),
-    ("tensor_parallel_size", "tensor {}"),
-    ("pipeline_parallel_size", "pipeline {}"),
-    ("ds_sequence_parallel_size", "Ulysses {}"),
-)
+# What stands before _parallel_size in the fields of a layout that are shown if they differ from 1: its word.
+LAYOUT = {kind: kind for kind in ("data", "tensor", "pipeline")} | {"ds_sequence": "Ulysses"}
 
 
 def add_verbs(top: Any) -> None:
     """Add `checkpoint ...` below `top`, the subparsers of nbtrain."""
     group = top.add_parser("checkpoint", help="What a run has saved: list, inspect, verify, universal.")
     under = group.add_subparsers(required=True, metavar="VERB", title="verbs")
-    one = with_run(
-        add_verb(under, "list", list_checkpoints, "Checkpoints of a run, and which of them are whole.")
-    )
+    one = run_verb(under, "list", list_checkpoints, "Checkpoints of a run, and which of them are whole.")
     one.add_argument("--json", action="store_true", help="as JSON")
-    one = with_run(
-        add_verb(under, "inspect", inspect, "What is in a checkpoint, and where the training stood.")
-    )
+    one = run_verb(under, "inspect", inspect, "What is in a checkpoint, and where the training stood.")
     _with_step(one).add_argument("--json", action="store_true", help="the manifest as it is")
-    one = with_run(
-        add_verb(under, "verify", verify, "Read every file of the checkpoints and compare its SHA-256.")
-    )
+    one = run_verb(under, "verify", verify, "Read every file of the checkpoints and compare its SHA-256.")
     one.add_argument("--step", type=int, metavar="N", help="this one alone; all without it")
-    one = with_run(
-        add_verb(under, "universal", universal, "Write a checkpoint in DeepSpeed's universal form.")
-    )
+    one = run_verb(under, "universal", universal, "Write a checkpoint in DeepSpeed's universal form.")
     text = "a new folder; output/<run>/universal/global_step<N> without it"
     _with_step(one).add_argument("--to", type=Path, metavar="DIR", help=text)
 
 
-def _with_step(one: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _with_step(one: Parser) -> Parser:
     one.add_argument("--step", type=int, metavar="N", help="the newest whole one without it")
     return one
 
@@ -107,15 +94,18 @@ def layout_text(layout: dict[str, Any]) -> str:
     """ "data 2, tensor 4, ZeRO 1, bf16"; "" for a layout that is not known."""
     if not layout:
         return ""
-    parts = [text.format(layout[key]) for key, text in LAYOUT if layout.get(key, 1) > 1]
+    sizes = {word: layout.get(f"{kind}_parallel_size", 1) for kind, word in LAYOUT.items()}
+    parts = [f"{word} {size}" for word, size in sizes.items() if size > 1]
     return ", ".join([*(parts or ["1 rank"]), f"ZeRO {layout['zero_stage']}", layout["weights"]])
 
 
 def inspect(options: argparse.Namespace) -> None:
-    from nbtrain.base.checkpoint_files import checkpoint_problem
+    from nbtrain.base.checkpoint_files import checkpoint_problem, newest_checkpoint_step
 
     run = run_of(options).directory
-    step = options.step if options.step is not None else _newest_whole(run)
+    step = newest_checkpoint_step(run) if options.step is None else options.step
+    if step is None:
+        raise CheckpointError(f"{display(run.model)}: holds no whole checkpoint; train the run first.")
     folder = run.checkpoint(step)
     if problem := checkpoint_problem(folder):
         raise CheckpointError(f"{display(folder)}: {problem}.")
@@ -206,12 +196,3 @@ def _manifest(run: "RunDir", step: int) -> dict[str, Any]:
     manifest = files.read_json(run.checkpoint_manifest(step))
     assert isinstance(manifest, dict)
     return manifest
-
-
-def _newest_whole(run: "RunDir") -> int:
-    from nbtrain.base.checkpoint_files import newest_checkpoint_step
-
-    step = newest_checkpoint_step(run)
-    if step is None:
-        raise CheckpointError(f"{display(run.model)}: holds no whole checkpoint; train the run first.")
-    return step

@@ -21,12 +21,12 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError
-from nbtrain.cli.verbs import add_verb, with_config
+from nbtrain.cli.verbs import Parser, add_verb, config_verb
 
 DATA_HELP = "a dataset's name, a run YAML, or the prefix of a .bin/.idx"
 
@@ -34,7 +34,7 @@ DATA_HELP = "a dataset's name, a run YAML, or the prefix of a .bin/.idx"
 def add_verbs(top: Any) -> None:
     """Add `prepare` and `data ...` below `top`, the subparsers of nbtrain."""
     text = "Make what is missing of a run's tokenizer, dataset and indices."
-    one = with_config(add_verb(top, "prepare", prepare, text))
+    one = config_verb(top, "prepare", prepare, text)
     one.add_argument("--force", action="store_true", help="make it anew")
     verbs = "prepare, download, extract, tokenizer, encode, inspect, verify, card, merge, repair"
     group = top.add_parser("data", help=f"Datasets, step by step: {verbs}.")
@@ -46,21 +46,15 @@ def add_verbs(top: Any) -> None:
         ("tokenizer", "As extract, and train or take over the tokenizer."),
         ("encode", "As tokenizer, and write the tokens as .bin/.idx; `prepare` adds the sample indices."),
     ):
-        one = with_config(add_verb(under, name, prepare, text))
+        one = config_verb(under, name, prepare, text)
         one.add_argument("--force", action="store_true", help="make it anew")
         one.set_defaults(through="index" if name == "prepare" else name)
 
-    one = _with_data(
-        add_verb(under, "inspect", inspect, "Header, counts and a few documents of a .bin/.idx pair.")
-    )
+    one = _data_verb(under, "inspect", inspect, "Header, counts and a few documents of a .bin/.idx pair.")
     _with_tokenizer(one).add_argument("--json", action="store_true", help="as JSON")
-    one = _with_data(
-        add_verb(under, "verify", verify, "Check a .bin/.idx pair and its manifest from end to end.")
-    )
+    one = _data_verb(under, "verify", verify, "Check a .bin/.idx pair and its manifest from end to end.")
     one.add_argument("--json", action="store_true", help="as JSON")
-    one = _with_data(
-        add_verb(under, "card", card, "Documents, tokens, lengths, duplicates and samples of a dataset.")
-    )
+    one = _data_verb(under, "card", card, "Documents, tokens, lengths, duplicates and samples of a dataset.")
     one.add_argument("overrides", nargs="*", metavar="key=value", help="of a run YAML, e.g. data.split=9,1,0")
     _with_tokenizer(one)
     one.add_argument("--html", type=Path, metavar="FILE", help="write it as a page")
@@ -69,22 +63,21 @@ def add_verbs(top: Any) -> None:
     one = add_verb(under, "merge", merge, "Join several .bin/.idx pairs, in order, to a new one.")
     one.add_argument("output", metavar="OUT", help="a new dataset's name, or a new prefix")
     one.add_argument("data", metavar="DATA", nargs="+", help=DATA_HELP)
-    one = _with_data(
-        add_verb(under, "repair", repair, "Repair Megatron-DeepSpeed's uncounted end-of-document tokens.")
-    )
+    text = "Repair Megatron-DeepSpeed's uncounted end-of-document tokens."
+    one = _data_verb(under, "repair", repair, text)
     one.add_argument("--eod-id", type=int, metavar="N", help="the token that documents must end in")
     one.add_argument("--yes", action="store_true", help="repair; without it the change is only shown")
 
 
-def _with_data(one: argparse.ArgumentParser) -> argparse.ArgumentParser:
+def _data_verb(under: Any, name: str, function: Callable, text: str) -> Parser:
+    one = add_verb(under, name, function, text)
     one.add_argument("data", metavar="DATA", help=DATA_HELP)
     return one
 
 
-def _with_tokenizer(one: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    one.add_argument(
-        "--tokenizer", metavar="NAME|PATH", help="decode with this one instead of the manifest's"
-    )
+def _with_tokenizer(one: Parser) -> Parser:
+    text = "decode with this one instead of the manifest's"
+    one.add_argument("--tokenizer", metavar="NAME|PATH", help=text)
     return one
 
 
@@ -165,14 +158,11 @@ def repair(options: argparse.Namespace) -> None:
     from nbtrain.dataset.repair import plan_repair
 
     plan = plan_repair(target_of(options.data), options.eod_id)
-    if plan is None:
-        print(f"{options.data}: nothing to repair.")
-        return
-    print(plan)
-    if options.yes:
+    print(plan if plan is not None else f"{options.data}: nothing to repair.")
+    if plan is not None and options.yes:
         plan.apply()
         print("Repaired.")
-    else:
+    elif plan is not None:
         print("Nothing was changed; --yes does it.")
 
 

@@ -6,9 +6,7 @@ import json
 import shlex
 import sys
 import time
-from collections.abc import Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from nbtrain.api.run import Run, open_run
 from nbtrain.base import amounts, files
@@ -35,7 +33,9 @@ def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
     parameters = {"run": run, "overrides": shlex.join(overrides)}
     executed = []
     for name in DEMO_NOTEBOOKS:
-        key = demo_key(find_notebook(name), parameters, config.model_dump_json())
+        # All that an executed notebook depends on; it runs again when the hash changes.
+        text = json.dumps([files.sha256_of(find_notebook(name)), parameters, config.model_dump_json()])
+        key = hashlib.sha256(text.encode()).hexdigest()
         # Read anew each time: a run's first submission makes the folder.
         done = (files.read_json(done_record) or {}) if done_record.exists() else {}
         output = folder / f"{name}.ipynb"
@@ -49,12 +49,6 @@ def run_demo(run: str, overrides: list[str]) -> "DemoSummary":
         if name not in NEED_THE_END or not open_run(config).unfinished:
             files.write_json(done_record, {**done, name: key})
     return demo_summary(open_run(config), executed, time.monotonic() - started)
-
-
-def demo_key(source: Path, parameters: Mapping[str, Any], config: str) -> str:
-    """A hash of all that an executed notebook depends on; it runs again when the hash changes."""
-    text = json.dumps([files.sha256_of(source), dict(parameters), config])
-    return hashlib.sha256(text.encode()).hexdigest()
 
 
 @dataclasses.dataclass(frozen=True)

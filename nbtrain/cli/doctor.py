@@ -19,6 +19,7 @@ from nbtrain.base.workspace import data_home, output_root
 
 GIB = 1 << 30
 
+FREELY_INSTALLED = ("jupyterlab", "tensorboard", "papermill")
 WITHOUT_FASTOKENS = ": encoding falls back to tokenizers, same tokens, about 20 times slower"
 
 # (package, first bad, first good again or None, why and what to do)
@@ -52,10 +53,7 @@ def examine() -> list[Finding]:
         Finding("ok", "Python", f"{platform.python_version()} ({sys.executable})"),
         *torch_findings(gpus),
         package_finding("deepspeed", "pip install deepspeed==0.19.8"),
-        *(
-            package_finding(name, f"pip install {name}")
-            for name in ("jupyterlab", "tensorboard", "papermill")
-        ),
+        *(package_finding(name, f"pip install {name}") for name in FREELY_INSTALLED),
         package_finding("fastokens", "pip install fastokens", "note", WITHOUT_FASTOKENS),
         *known_bad_findings(),
         device_finding(gpus),
@@ -134,16 +132,14 @@ def shared_memory_finding() -> Finding:
     if not path.is_dir():
         advice = "Several ranks on one machine need it; mount a tmpfs there."
         return Finding("warning", "/dev/shm", "absent", advice)
-    free = shutil.disk_usage(path).free
-    if free < GIB // 2:
-        advice = "NCCL and data workers want 1 GiB."
-        return Finding("warning", "/dev/shm", f"{free / GIB:.2f} GiB free", advice)
+    if (free := shutil.disk_usage(path).free) < GIB // 2:
+        text = f"{free / GIB:.2f} GiB free"
+        return Finding("warning", "/dev/shm", text, "NCCL and data workers want 1 GiB.")
     return Finding("ok", "/dev/shm", f"{free / GIB:.1f} GiB free")
 
 
 def compiler_finding() -> Finding:
-    compiler = os.environ.get("CXX") or "g++"
-    if shutil.which(compiler):
+    if shutil.which(compiler := os.environ.get("CXX") or "g++"):
         return Finding("ok", "compiler", compiler)
     advice = "Needed by model.compile: true only; everything else does without."
     return Finding("note", "compiler", "none", advice)
@@ -170,9 +166,7 @@ def has_cuda_build() -> bool:
 def nvidia_gpus() -> int:
     """GPUs that the NVIDIA driver shows."""
     folder = Path("/proc/driver/nvidia/gpus")
-    return (
-        sum(1 for _ in folder.iterdir()) if folder.is_dir() else len(list(Path("/dev").glob("nvidia[0-9]*")))
-    )
+    return len(list(folder.iterdir() if folder.is_dir() else Path("/dev").glob("nvidia[0-9]*")))
 
 
 def cpu_has_bf16() -> bool:

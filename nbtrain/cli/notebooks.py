@@ -5,18 +5,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from nbtrain.cli.verbs import add_verb, with_config
+from nbtrain.cli.verbs import add_verb, config_verb
 
 
 def add_verbs(under: Any) -> None:
     """Add the verbs below `under`, the subparsers of nbtrain."""
-    text = "Run one of the notebooks headless and save it and its HTML."
-    one = add_verb(under, "notebook", notebook, text)
+    one = add_verb(under, "notebook", notebook, "Run one of the notebooks headless and save it and its HTML.")
     one.add_argument("notebook", metavar="NOTEBOOK", help="e.g. 03_launch")
     one.add_argument("-p", "--parameter", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"))
     one.add_argument("-o", "--output", type=Path, metavar="FILE", help="where the executed notebook goes")
-    text = "Run notebooks 01 to 05 for a run and sum up."
-    with_config(add_verb(under, "demo", demo, text), default="gpt-tiny")
+    config_verb(under, "demo", demo, "Run notebooks 01 to 05 for a run and sum up.", default="gpt-tiny")
     text = "Open JupyterLab on the notebooks: loopback, token, TensorBoard tile; takes its options too."
     add_verb(under, "lab", lab, text)
 

@@ -2,10 +2,12 @@
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
-from nbtrain.cli.verbs import add_verb, save_picture, with_config
+from nbtrain.base.errors import ConfigError
+from nbtrain.cli.verbs import add_verb, config_verb, save_picture
 
 
 def add_verbs(under: Any) -> None:
@@ -13,11 +15,10 @@ def add_verbs(under: Any) -> None:
     add_verb(under, "doctor", doctor, "Python, torch, DeepSpeed, devices, disk; and what to do.")
     one = add_verb(under, "init", init, "Copy the notebooks and example YAMLs to a folder.")
     one.add_argument("folder", metavar="DIR", type=Path)
-    one = with_config(add_verb(under, "check", check, "Check a run YAML; needs no data and no device."))
+    one = config_verb(under, "check", check, "Check a run YAML; needs no data and no device.")
     one.add_argument("--resolved", action="store_true", help="print the resolved YAML")
     add_verb(under, "schema", schema, "Print the JSON Schema of a run YAML.")
-    text = "Parameters, tokens, memory per device, time and disk of a run."
-    one = with_config(add_verb(under, "plan", plan, text))
+    one = config_verb(under, "plan", plan, "Parameters, tokens, memory per device, time and disk of a run.")
     one.add_argument("--json", action="store_true", help="as JSON")
     one.add_argument("--picture", type=Path, metavar="FILE", help="also draw it: .png or .svg")
 
@@ -32,12 +33,17 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def init(options: argparse.Namespace) -> None:
+    """Raises ConfigError if a folder exists: files of the user are never overwritten."""
     from nbtrain.base import files
-    from nbtrain.cli.init import copy_workspace
+    from nbtrain.base.workspace import bundled
     from nbtrain.cli.reference.pages import editor_schema
 
-    for path in copy_workspace(options.folder):
-        print(path)
+    copies = {part: options.folder / part for part in ("notebooks", "examples/megatron-gpt")}
+    if existing := next((copy for copy in copies.values() if copy.exists()), None):
+        raise ConfigError(f"{existing} already exists; choose another folder, or move it away.")
+    for part, copy in copies.items():
+        shutil.copytree(bundled(part), copy, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_*"))
+    print(*copies.values(), sep="\n")
     # The first line of each example YAML names this file to editors.
     schema_json = options.folder / "docs" / "run.schema.json"
     if not schema_json.exists():

@@ -7,43 +7,38 @@ from pathlib import Path
 from typing import Any
 
 from nbtrain.base.errors import ConfigError, JobFailed, SubmitError
-from nbtrain.cli.verbs import add_verb, run_of, save_picture, with_config, with_run
+from nbtrain.cli.verbs import add_verb, config_verb, run_of, run_verb, save_picture
 
 
 def add_verbs(under: Any) -> None:
     """Add the verbs below `under`, the subparsers of nbtrain."""
-    one = with_config(
-        add_verb(under, "submit", submit, "Start a run as a detached job, join it, or resume it.")
-    )
+    one = config_verb(under, "submit", submit, "Start a run as a detached job, join it, or resume it.")
     one.add_argument("--wait", action="store_true", help="wait for its end; exit 7 if it fails")
     one = add_verb(under, "runs", runs, "Every run under the output root and its state.")
     one.add_argument("--json", action="store_true", help="as JSON")
-    one = with_run(add_verb(under, "status", status, "State, progress, cause and last events of a run."))
+    one = run_verb(under, "status", status, "State, progress, cause and last events of a run.")
     one.add_argument("--json", action="store_true", help="the snapshot that the panel draws")
-    one = with_run(add_verb(under, "logs", logs, "A rank's log."))
+    one = run_verb(under, "logs", logs, "A rank's log.")
     one.add_argument("-f", "--follow", action="store_true", help="go on until the job ends")
     one.add_argument("--rank", type=int, default=0)
     one.add_argument("-n", "--lines", type=int, default=50)
-    with_run(add_verb(under, "wait", wait, "Wait for a run's end; exit 7 if it fails."))
-    one = with_run(add_verb(under, "cancel", cancel, "Ask the job to save a checkpoint and leave."))
+    run_verb(under, "wait", wait, "Wait for a run's end; exit 7 if it fails.")
+    one = run_verb(under, "cancel", cancel, "Ask the job to save a checkpoint and leave.")
     one.add_argument("--now", action="store_true", help="kill it without saving")
-    with_run(add_verb(under, "save", save, "Ask the job for a checkpoint; it goes on."))
-    text = "Go on from the newest whole checkpoint as a new job."
-    one = with_run(add_verb(under, "resume", resume, text))
+    run_verb(under, "save", save, "Ask the job for a checkpoint; it goes on.")
+    one = run_verb(under, "resume", resume, "Go on from the newest whole checkpoint as a new job.")
     one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. batch.train_tokens=5e6")
     one.add_argument("--wait", action="store_true", help="wait for its end")
-    one = with_run(add_verb(under, "clone", clone, "Submit a run's configuration under a new name."))
+    one = run_verb(under, "clone", clone, "Submit a run's configuration under a new name.")
     one.add_argument("name", metavar="NAME")
     one.add_argument("overrides", nargs="*", metavar="key=value")
-    one = with_run(add_verb(under, "clean", clean, "Remove what failed attempts left."))
+    one = run_verb(under, "clean", clean, "Remove what failed attempts left.")
     one.add_argument("--yes", action="store_true", help="remove; without it the list is only shown")
-    text = "Draw loss, perplexity, learning rate and throughput."
-    one = with_run(add_verb(under, "curves", curves, text))
-    picture = Path("curves.png")
-    one.add_argument("-o", "--output", type=Path, default=picture, metavar="FILE", help=".png or .svg")
+    one = run_verb(under, "curves", curves, "Draw loss, perplexity, learning rate and throughput.")
+    one.add_argument("-o", "--output", type=Path, default="curves.png", metavar="FILE", help=".png or .svg")
     text = "What the profiler saw of a run: a page each, and where its pictures are."
-    with_run(add_verb(under, "profile", profile, text))
-    one = with_run(add_verb(under, "generate", generate, "Text from a run's newest checkpoint."))
+    run_verb(under, "profile", profile, text)
+    one = run_verb(under, "generate", generate, "Text from a run's newest checkpoint.")
     one.add_argument("-p", "--prompt", required=True)
     one.add_argument("-n", "--max-new-tokens", type=int, default=100)
     one.add_argument("--temperature", type=float, default=0.8, help="0 is greedy")
@@ -152,12 +147,9 @@ def clean(options: argparse.Namespace) -> None:
     from nbtrain.jobs.control import clean as clean_run
 
     found = clean_run(run_of(options).directory, dry_run=not options.yes)
-    for line in found:
-        print(line)
+    print(*found or ["Nothing to clean."], sep="\n")
     if found and not options.yes:
         print("Nothing was removed; add --yes to remove these.")
-    if not found:
-        print("Nothing to clean.")
 
 
 def curves(options: argparse.Namespace) -> None:
@@ -181,8 +173,7 @@ def generate(options: argparse.Namespace) -> None:
     sampling = (options.temperature, options.top_k, options.top_p, options.seed, options.step)
     pieces = api.generate_stream(options.run, options.prompt, options.max_new_tokens, *sampling)
     # An error comes before the first piece: then nothing is printed but its message.
-    first = next(pieces, "")
-    print(options.prompt + first, end="", flush=True)
+    print(options.prompt + next(pieces, ""), end="", flush=True)
     for piece in pieces:
         print(piece, end="", flush=True)
     print()

@@ -20,22 +20,23 @@ def add_verb(under: Any, name: str, function: Callable, help_text: str) -> Parse
     return one
 
 
-def with_config(one: Parser, default: str | None = None) -> Parser:
+def config_verb(under: Any, name: str, function: Callable, text: str, default: str | None = None) -> Parser:
     """RUN [key=value ...]: a verb that reads a run YAML."""
-    text = "a run YAML or the name of an example"
-    one.add_argument("run", metavar="RUN", nargs="?" if default else None, default=default, help=text)
+    one, run = add_verb(under, name, function, text), "a run YAML or the name of an example"
+    one.add_argument("run", metavar="RUN", nargs="?" if default else None, default=default, help=run)
     one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. batch.max_steps=2")
     return one
 
 
-def with_run(one: Parser) -> Parser:
+def run_verb(under: Any, name: str, function: Callable, text: str) -> Parser:
     """RUN: a verb that opens a run which was submitted."""
+    one = add_verb(under, name, function, text)
     one.add_argument("run", metavar="RUN", help="a run's name, folder or YAML")
     return one
 
 
 def run_of(options: argparse.Namespace) -> "Run":
-    """The run that a verb made by with_run names."""
+    """The run that a verb made by run_verb names."""
     from nbtrain.api.run import open_run  # a verb about data would pay 30 ms for records that it never reads
 
     return open_run(options.run)

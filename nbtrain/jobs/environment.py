@@ -53,17 +53,10 @@ DROPPED_VARIABLES = (
 
 def supervisor_environment() -> dict[str, str]:
     """The caller's environment with absolute folders: a supervisor outlives the working directory."""
-    kept = {
-        name: value
-        for name, value in os.environ.items()
-        if name not in DROPPED_VARIABLES and not name.startswith(DROPPED_PREFIXES)
-    }
-    return {
-        **kept,
-        "NBTRAIN_WORKSPACE": str(workspace()),
-        "NBTRAIN_OUTPUT": str(output_root()),
-        "NBTRAIN_DATA": str(data_home()),
-    }
+    names = (name for name in os.environ if not name.startswith(DROPPED_PREFIXES))
+    kept = {name: os.environ[name] for name in names if name not in DROPPED_VARIABLES}
+    folders = {"WORKSPACE": workspace(), "OUTPUT": output_root(), "DATA": data_home()}
+    return kept | {f"NBTRAIN_{name}": str(folder) for name, folder in folders.items()}
 
 
 def threads_per_rank(config: RunConfig, cores: int) -> int:
@@ -80,8 +73,7 @@ def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> 
         "OMP_NUM_THREADS": str(threads_per_rank(config, cores)),
         # Logs are read while the rank runs.
         "PYTHONUNBUFFERED": "1",
-        # All ranks are on this machine, and gloo else looks the host's name up, which may wait for a DNS
-        # server.
+        # All ranks are on this machine; gloo else looks up the host's name, which may wait for DNS.
         "GLOO_SOCKET_IFNAME": "lo",
     }
     if config.resources.device == "cpu":
@@ -103,6 +95,7 @@ def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> 
 def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:
     """environment.json: what the numbers of this job depend on and the configuration does not say."""
     machine = this_machine()
+    cpu = {"name": machine.cpu, "cores": machine.cores}
     return {
         "schema_version": SCHEMA_VERSION,
         "nbtrain": {"version": __version__, "commit": source_commit()},
@@ -111,11 +104,7 @@ def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:
         "packages": {name: package_version(name) for name in RECORDED_PACKAGES},
         "host": machine.host,
         "kernel": platform.release(),
-        "cpu": {
-            "name": machine.cpu,
-            "cores": machine.cores,
-            "threads_per_rank": threads_per_rank(config, machine.cores),
-        },
+        "cpu": {**cpu, "threads_per_rank": threads_per_rank(config, machine.cores)},
         "memory_bytes": machine.memory_bytes,
         "memory_available_bytes": machine.memory_available_bytes,
         "gpus": [asdict(gpu) for gpu in machine.gpus],
@@ -171,14 +160,12 @@ def source_commit() -> str | None:
 def dataset_sha256(config: RunConfig) -> str | None:
     """The hash that checkpoints refer to the dataset by; None if it is missing or cannot be read."""
     with contextlib.suppress(DataError):
-        if manifest := dataset_of(config).manifest():
-            return manifest.dataset_sha256
+        return getattr(dataset_of(config).manifest(), "dataset_sha256", None)
     return None
 
 
 def tokenizer_sha256(config: RunConfig) -> str | None:
     """The hash that checkpoints refer to the tokenizer by; None if it is missing or cannot be read."""
     with contextlib.suppress(DataError):
-        if manifest := read_manifest(tokenizer_dir(config.tokenizer.name)):
-            return manifest["sha256"]
+        return (read_manifest(tokenizer_dir(config.tokenizer.name)) or {}).get("sha256")
     return None

@@ -46,8 +46,7 @@ def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
             with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
                 stdin.write(json.dumps(request))
             for line in process.stdout:
-                answer = _parsed(line)
-                if answer is None:
+                if (answer := _parsed(line)) is None:
                     continue
                 if answer.get("kind") == "error":
                     raise _named_error(answer)
@@ -61,11 +60,10 @@ def stream(module: str, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _parsed(line: str) -> dict[str, Any] | None:
-    try:
+    with contextlib.suppress(ValueError):
         value = json.loads(line)
-    except ValueError:
-        return None
-    return value if isinstance(value, dict) else None
+        return value if isinstance(value, dict) else None
+    return None
 
 
 def _named_error(answer: dict[str, Any]) -> NbtrainError:

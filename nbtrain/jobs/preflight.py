@@ -159,10 +159,8 @@ def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacle
         return
     ranks = config.world_size
     if strange := sorted({order["rank"] for order in orders if order.get("rank", 0) >= ranks}):
-        yield mistake(
-            f"{where} names rank {', '.join(map(str, strange))}; the run has {ranks}, 0 to {ranks - 1}.",
-            fix,
-        )
+        names = ", ".join(map(str, strange))
+        yield mistake(f"{where} names rank {names}; the run has {ranks}, 0 to {ranks - 1}.", fix)
 
 
 # --- folders and disk -----------------------------------------------------------------------------
@@ -242,8 +240,7 @@ def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:
         )
 
 
-Check = Callable[[RunConfig, Machine], Obstacles]
-CHECKS: tuple[Check, ...] = (
+CHECKS: tuple[Callable[[RunConfig, Machine], Obstacles], ...] = (
     devices_suffice,
     gpus_have_the_kernels,
     memory_suffices,

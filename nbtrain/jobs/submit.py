@@ -32,7 +32,7 @@ from nbtrain.config.rules.check import check_config
 from nbtrain.config.schedule_section import UNITS, given_unit
 from nbtrain.config.schema import RunConfig
 from nbtrain.jobs.backends.base import backend_of, status_of
-from nbtrain.jobs.changes import Change, changes_between
+from nbtrain.jobs.changes import changes_between
 from nbtrain.jobs.environment import environment_record
 from nbtrain.jobs.obstacle import Obstacle
 from nbtrain.jobs.preflight import preflight
@@ -108,12 +108,10 @@ def resume(run: RunDir, overrides: Overrides = None, *, command: tuple[str, ...]
     if "mode" not in given and before.mode != "full":
         config = _mode_of_resume(run, before, config)
     newest = run.newest_job()
-    if (
-        newest
-        and status_of(newest)[0] == SUCCEEDED
-        and config.mode == "full"
-        and config.train_steps <= (done := _steps_done(run, before))
-    ):
+    # The steps of a run whose last job has succeeded; other modes than full leave them as they were.
+    done = before.train_steps if before.mode == "full" else newest_checkpoint_step(run) or 0
+    ended = newest and status_of(newest)[0] == SUCCEEDED
+    if ended and config.mode == "full" and config.train_steps <= done:
         again = f" To evaluate again: `nbtrain resume {run.name} mode=eval`." if before.mode == "eval" else ""
         raise SubmitError(
             f"{display(run.path)}: all {amounts.counted(done, 'step')} are done, and the run asks for "
@@ -137,11 +135,6 @@ def _mode_of_resume(run: RunDir, before: RunConfig, config: RunConfig) -> RunCon
         run.name,
     )
     return load(config, {"mode": "full"})
-
-
-def _steps_done(run: RunDir, before: RunConfig) -> int:
-    """Steps of a run whose last job has succeeded; other modes than full leave them as they were."""
-    return before.train_steps if before.mode == "full" else newest_checkpoint_step(run) or 0
 
 
 def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
@@ -194,8 +187,7 @@ def _launch(run: RunDir, config: RunConfig, parent: str | None, command: tuple[s
             if active := active_job(run):
                 return active
             if taken:
-                changes = refuse_other_training(run, config)
-                job = _write_job(run, config, plan, parent, command, changes)
+                job = _write_job(run, config, plan, parent, command)
                 backend_of(config.backend.kind).submit(job)
                 return job
         if time.monotonic() > deadline:
@@ -215,9 +207,8 @@ def _refuse(run: RunDir, config: RunConfig) -> None:
 def _refuse_problems(config: RunConfig, problems: list[Obstacle]) -> None:
     if problems:
         lines = "\n".join(f"  {problem}" for problem in problems)
-        raise SubmitError(
-            f"{config.name} cannot start here:\n{lines}\nNothing was started and nothing written."
-        )
+        end = "Nothing was started and nothing written."
+        raise SubmitError(f"{config.name} cannot start here:\n{lines}\n{end}")
 
 
 def _make_folder(run: RunDir) -> None:
@@ -241,14 +232,13 @@ def write_identity(run: RunDir, parent: str | None = None, **more: str) -> str:
 
 
 def _write_job(
-    run: RunDir,
-    config: RunConfig,
-    plan: "Plan",
-    parent: str | None,
-    command: tuple[str, ...],
-    changes: list[Change],
+    run: RunDir, config: RunConfig, plan: "Plan", parent: str | None, command: tuple[str, ...]
 ) -> JobDir:
-    """Everything a supervisor needs; job.json last: a job folder without it is a cut-off submission."""
+    """Everything a supervisor needs; job.json last: a job folder without it is a cut-off submission.
+
+    Raises SubmitError for settings that make this another training.
+    """
+    changes = refuse_other_training(run, config)
     try:
         run_id = write_identity(run, parent)
         files.write_text(run.config_yaml, to_yaml(config))
@@ -265,18 +255,16 @@ def _write_job(
         events.write("state", f"submitted; trains {start}", state=QUEUED, step=step or 0)
         for change in changes:
             logger.info("%s: changed on resume: %s", run.name, change)
-            events.write(
-                "config", f"changed on resume: {change}", key=change.key, now=without_secrets(change.now)
-            )
+            now = without_secrets(change.now)
+            events.write("config", f"changed on resume: {change}", key=change.key, now=now)
             unit = change.key.removeprefix("batch.train_")
             follows = step and given_unit(config.lr_schedule, "lr_decay") is None
             # If the unit changed, two fields changed: the field that was set holds the length before.
             if follows and unit in UNITS and change.before is not None:
-                now, before = config.train_tokens, config.in_tokens(unit, change.before)
+                before = config.in_tokens(unit, change.before)
+                words = "lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate"
                 events.write(
-                    "warning",
-                    "lr_schedule.lr_decay_tokens is null and follows train_tokens: the learning rate now "
-                    f"falls over {now:,} tokens, {before:,} before",
+                    "warning", f"{words} now falls over {config.train_tokens:,} tokens, {before:,} before"
                 )
         record = JobRecord(job.job_id, run_id, config.name, QUEUED, time.time(), config.world_size)
         record.backend, record.command = config.backend.kind, list(command)

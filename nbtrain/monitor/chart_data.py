@@ -4,7 +4,7 @@ The live panel and the static picture both draw these charts; all counting, roun
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nbtrain.base import amounts
@@ -32,10 +32,7 @@ def _curve(name: str, label: str, color: str = "a", dots: bool = False) -> dict[
     return {"name": name, "label": label, "color": color, "dots": dots}
 
 
-LOSS = [
-    _curve("loss", "training loss (nats)"),
-    _curve("validation_loss", "validation loss", "b", dots=True),
-]
+LOSS = [_curve("loss", "training loss (nats)"), _curve("validation_loss", "validation loss", "b", dots=True)]
 
 # curves; whether the chart begins at 0; label of a value on its axis; ticks down and across
 CHARTS: tuple[tuple[list[dict[str, Any]], bool, Callable[[float, float], str], int, int], ...] = (
@@ -71,8 +68,7 @@ def _chart(
     ]
     if not points:
         return {"lines": lines, "x": None, "y": None, "x_ticks": [], "y_ticks": []}
-    left, right = _range(step for step, _ in points)
-    low, high = _range(value for _, value in points)
+    (left, right), (low, high) = ((min(found), max(found)) for found in zip(*points))
     margin = (high - low) * MARGIN_FRACTION or abs(high) * 0.05 or 1.0
     low, high = (min(0.0, low) if from_zero else low - margin), high + margin
     right = right if right > left else left + 1
@@ -83,11 +79,6 @@ def _chart(
         "x_ticks": _labelled(ticks(left, right, num_x), _counted),
         "y_ticks": _labelled(ticks(low, high, num_y), label),
     }
-
-
-def _range(values: Iterable[float]) -> tuple[float, float]:
-    found = list(values)
-    return min(found), max(found)
 
 
 def _labelled(at: list[float], label: Callable[[float, float], str]) -> list[list[Any]]:

@@ -20,9 +20,8 @@ def progress_line(run: RunDir) -> str:
     parts = [f"{run.name} {state}"]
     if heartbeat and (progress := heartbeat.progress):
         parts.append(f"step {heartbeat.step:,}/{progress.total_steps:,}")
-        parts.append(
-            f"tokens {amounts.count(progress.consumed_tokens)}/{amounts.count(progress.train_tokens)}"
-        )
+        consumed, target = amounts.count(progress.consumed_tokens), amounts.count(progress.train_tokens)
+        parts.append(f"tokens {consumed}/{target}")
         if progress.loss is not None:
             parts.append(f"loss {progress.loss:.4f}")
         if progress.validation_loss is not None:

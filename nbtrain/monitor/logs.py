@@ -1,5 +1,6 @@
 """The logs of a job: which there are, the end of one, and what was appended to it."""
 
+import contextlib
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -89,19 +90,13 @@ def follow(run: RunDir, rank: int | str = 0) -> Iterator[str]:
         if newest != path:
             offset = read_log(newest).size_bytes if path is None else 0
             path = newest
-        content = _bytes_from(path, offset)
+        content = b""
+        with contextlib.suppress(FileNotFoundError), path.open("rb") as stream:
+            stream.seek(offset)
+            content = stream.read()
         whole = content if not active else content[: content.rfind(b"\n") + 1]
         offset += len(whole)
         yield from whole.decode("utf-8", "replace").splitlines()
         if not active:
             return
         time.sleep(FOLLOW_POLL_SECONDS)
-
-
-def _bytes_from(path: Path, offset: int) -> bytes:
-    try:
-        with path.open("rb") as stream:
-            stream.seek(offset)
-            return stream.read()
-    except FileNotFoundError:
-        return b""

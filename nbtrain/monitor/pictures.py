@@ -141,10 +141,10 @@ def throughput(series: dict[str, Series]) -> Series | None:
     """Tokens per second: as written, else from batch size, sequence length and iteration time."""
     if "tokens_per_second" in series:
         return series["tokens_per_second"]
-    parts = [series.get(name) for name in ("batch_size", "seq_length", "iteration_time")]
-    if not all(parts):
+    parts = [part for name in ("batch_size", "seq_length", "iteration_time") if (part := series.get(name))]
+    if len(parts) < 3:
         return None
-    batch, length, seconds = (dict(zip(part.steps, part.values)) for part in parts if part)
+    batch, length, seconds = (dict(zip(part.steps, part.values)) for part in parts)
     steps = [step for step in seconds if step in batch and step in length and seconds[step] > 0]
     values = [batch[step] * length[step] / seconds[step] for step in steps]
     return Series(steps, values, [0.0] * len(steps))

@@ -48,7 +48,9 @@ class ResourceSampler:
         elapsed = now - self._sampled_at if self._sampled_at is not None else None
         cpu_before, self._cpu_seconds = self._cpu_seconds, {}
         self._sampled_at = now
-        children = _children_by_parent()
+        children: dict[int, list[int]] = {}
+        for process in psutil.process_iter(["ppid"]):
+            children.setdefault(process.info["ppid"], []).append(process.pid)
         by_rank = {rank: self._tree([who], children, cpu_before, elapsed) for rank, who in ranks.items()}
         job = self._tree([*roots, *ranks.values()], children, cpu_before, elapsed)
         if job is not None and job.cpu_cores is not None:
@@ -107,10 +109,3 @@ class ResourceSampler:
             return None
         cores = max(0.0, busy_seconds / elapsed) if measured and elapsed else None
         return ProcessUse(cores, memory_bytes, num_processes)
-
-
-def _children_by_parent() -> dict[int, list[int]]:
-    children: dict[int, list[int]] = {}
-    for process in psutil.process_iter(["ppid"]):
-        children.setdefault(process.info["ppid"], []).append(process.pid)
-    return children

@@ -2,9 +2,8 @@
 
     RunView(RunDir)  ->  snapshot()  ->  one JSON object  ->  the live panel, static.py (papermill, HTML)
 
-Nothing here asks a scheduler or a process: files and the process table are the only sources, so that a reader
-in another kernel, a server or a shell sees the same run. snapshot() is the one format that is drawn;
-SNAPSHOT_KEYS lists it.
+Files and the process table are the only sources, so that a reader in another kernel, a server or a shell sees
+the same run. snapshot() is the one format that is drawn; SNAPSHOT_KEYS lists it.
 """
 
 import threading
@@ -90,9 +89,7 @@ class RunView:
 
     def _state_and_cause(self) -> tuple[str, str | None]:
         job = self.job
-        if job is None:
-            return NO_JOB, "nothing was submitted yet"
-        return read_state(job, time.time())
+        return read_state(job, time.time()) if job else (NO_JOB, "nothing was submitted yet")
 
     def events(self) -> list[dict[str, Any]]:
         """All events of the newest job, by time."""
@@ -133,8 +130,7 @@ class RunView:
     # --- the parts of a snapshot ----------------------------------------------------------------------------
 
     def _read_snapshot(self) -> dict[str, Any]:
-        now = time.time()
-        job = self.job
+        now, job = time.time(), self.job
         state, cause = self._state_and_cause()
         active = state in ACTIVE
         record = JobRecord.read(job.job_json) if job else None
@@ -169,11 +165,9 @@ class RunView:
 
     def heartbeats(self) -> dict[int, Heartbeat]:
         """{rank: its newest heartbeat} of the newest job; at the checkpoint's step until that is loaded."""
-        job = self.job
-        if job is None:
+        if (job := self.job) is None:
             return {}
-        record = JobRecord.read(job.job_json)
-        found = {}
+        record, found = JobRecord.read(job.job_json), {}
         for path in (job.path / "heartbeat").glob("*.json"):
             if path.stem.isdigit() and (heartbeat := Heartbeat.read(path)) is not None:
                 found[heartbeat.rank] = record.placed(heartbeat) if record else heartbeat
@@ -185,9 +179,8 @@ class RunView:
             job = self.run.job(job_id)
             record = JobRecord.read(job.job_json)
             state, cause = read_state(job, now)
-            known = {
-                key: getattr(record, key, None) for key in ("created_at", "ended_at", "resumed_from_step")
-            }
+            keys = ("created_at", "ended_at", "resumed_from_step")
+            known = {key: getattr(record, key, None) for key in keys}
             found.append({"job_id": job_id, "state": state, "cause": cause, **known})
         return found
 
@@ -252,12 +245,10 @@ class RunView:
             age = heartbeat.seconds_since("time", now) if heartbeat else None
             if ended is not None:
                 phase = ended.outcome
-            elif heartbeat is None:
-                phase = "waiting" if active else "never started"
-            elif heartbeat.process.gone():
-                phase = "gone"
+            elif heartbeat is not None:
+                phase = "gone" if heartbeat.process.gone() else heartbeat.phase
             else:
-                phase = heartbeat.phase
+                phase = "waiting" if active else "never started"
             use = uses.get(str(rank)) or {}
             stale = active and ended is None and age is not None and age > STALE_HEARTBEAT_SECONDS
             row = {

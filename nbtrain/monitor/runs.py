@@ -60,17 +60,16 @@ def list_runs(root: Path | None = None) -> RunList:
         return RunList()
     runs = [RunDir(folder) for folder in root.iterdir() if (folder / "run.json").is_file()]
     now = time.time()
-    found = (_summary_or_damage(run, now) for run in runs)
-    return RunList(sorted(found, key=lambda entry: (-entry.created_at, entry.name)))
-
-
-def _summary_or_damage(run: RunDir, now: float) -> RunSummary:
-    try:
-        return summary_of(run, now)
-    except RecordError as error:
-        # One damaged file must not hide every other run.
-        damaged_at = run.run_json.stat().st_mtime
-        return RunSummary(run.name, DAMAGED, str(error), len(run.job_ids()), damaged_at)
+    found = RunList()
+    for run in runs:
+        try:
+            found.append(summary_of(run, now))
+        except RecordError as error:
+            # One damaged file must not hide every other run.
+            damaged_at = run.run_json.stat().st_mtime
+            found.append(RunSummary(run.name, DAMAGED, str(error), len(run.job_ids()), damaged_at))
+    found.sort(key=lambda entry: (-entry.created_at, entry.name))
+    return found
 
 
 def summary_of(run: RunDir, now: float) -> RunSummary:
@@ -103,9 +102,8 @@ def runs_table(entries: Sequence[RunSummary]) -> str:
     """The lines of `nbtrain runs`, as text in columns."""
     if not entries:
         return f"No runs under {output_root()}. `nbtrain submit gpt-tiny` starts one."
-    rows: list[tuple[str, ...]] = [
-        ("NAME", "STATE", "STEP", "LOSS", "VALIDATION", "JOBS", "SUBMITTED (UTC)", "CAUSE")
-    ]
+    titles = ("NAME", "STATE", "STEP", "LOSS", "VALIDATION", "JOBS", "SUBMITTED (UTC)", "CAUSE")
+    rows: list[tuple[str, ...]] = [titles]
     for entry in entries:
         of = f"/{entry.total_steps:,}" if entry.total_steps else ""
         step = f"{entry.step:,}{of}" if entry.step is not None else "-"

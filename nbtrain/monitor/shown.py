@@ -8,6 +8,20 @@ from nbtrain.monitor.chart_data import charts
 
 UNKNOWN = "\N{EN DASH}"
 MOST_GPUS = 8
+CONFIG_ROWS = (
+    (
+        "model",
+        "{num_layers} layers, hidden {hidden_size}, {num_attention_heads} heads, sequence {seq_length}, "
+        "vocabulary {vocab_size:,}",
+    ),
+    ("batch", "{global_batch_size} sequences in micro batches of {micro_batch_size}"),
+    (
+        "layout",
+        "data {data_parallel_size} x pipeline {pipeline_parallel_size} x tensor {tensor_parallel_size}, "
+        "ZeRO {zero_stage}, {precision}",
+    ),
+    ("dataset", "{dataset}"),
+)
 RANK_HEADS = ("rank", "phase", "step", "pid", "CPU", "memory", "heartbeat", "last words")
 
 
@@ -83,13 +97,10 @@ def _tiles(snapshot: Mapping[str, Any]) -> list[tuple[str, str, str]]:
     """(label, value, unit); a dash for a value that is not known yet."""
     progress, curves = snapshot["progress"] or {}, snapshot["curves"]
     perplexity = progress.get("validation_perplexity")
+    words = "" if perplexity is None else f"ppl {_perplexity(perplexity)}"
     found = [
         ("training loss", _figure(progress.get("loss"), ".4f"), ""),
-        (
-            "validation loss",
-            _figure(progress.get("validation_loss"), ".4f"),
-            f"ppl {_perplexity(perplexity)}" if perplexity is not None else "",
-        ),
+        ("validation loss", _figure(progress.get("validation_loss"), ".4f"), words),
         ("learning rate", _figure(progress.get("learning_rate"), ".2e").replace("e-0", "e-"), ""),
         ("throughput", _figure(progress.get("tokens_per_second"), ",.0f"), "tokens/s"),
         ("gradient norm", _figure(progress.get("grad_norm"), ".3f"), ""),
@@ -156,29 +167,10 @@ def _job_rows(snapshot: Mapping[str, Any]) -> list[list[str]]:
     config, job = snapshot["config"], snapshot["job"]
     rows = []
     if config:
-        rows.append(
-            [
-                "model",
-                f"{config['num_layers']} layers, hidden {config['hidden_size']}, "
-                f"{config['num_attention_heads']} heads, sequence {config['seq_length']}, "
-                f"vocabulary {config['vocab_size']:,}",
-            ]
-        )
-        batch, micro = config["global_batch_size"], config["micro_batch_size"]
-        rows.append(["batch", f"{batch} sequences in micro batches of {micro}"])
-        rows.append(
-            [
-                "layout",
-                f"data {config['data_parallel_size']} x pipeline {config['pipeline_parallel_size']} x tensor "
-                f"{config['tensor_parallel_size']}, ZeRO {config['zero_stage']}, {config['precision']}",
-            ]
-        )
-        rows.append(["dataset", config["dataset"]])
+        rows += [[name, form.format_map(config)] for name, form in CONFIG_ROWS]
     if job:
-        ranks, restarts = (
-            amounts.counted(job["world_size"], "rank"),
-            amounts.counted(job["restarts"], "restart"),
-        )
+        ranks = amounts.counted(job["world_size"], "rank")
+        restarts = amounts.counted(job["restarts"], "restart")
         rows.append(["backend", f"{job['backend']}, {ranks}, attempt {job['attempt']}, {restarts}"])
         if job["command"]:
             rows.append(["command", " ".join(job["command"])])

@@ -10,22 +10,14 @@ OWN_KEYS = ("schema_version", "name", "run_id", "time", "state", "meaning", "cau
 PARTS = ("job", "jobs", "config", "progress", "curves", "resources", "ranks", "log", "events", "alerts")
 SNAPSHOT_KEYS = (*OWN_KEYS, *PARTS, "warnings", "shown")
 # Of the newest job's record.
-_JOB_TIMES = ("created_at", "started_at", "ended_at")
 JOB_KEYS = (
-    "job_id",
-    *_JOB_TIMES,
-    "attempt",
-    "restarts",
-    "resumed_from_step",
-    "world_size",
-    "backend",
-    "command",
+    *("job_id", "created_at", "started_at", "ended_at", "attempt", "restarts", "resumed_from_step"),
+    *("world_size", "backend", "command"),
 )
 
 NUM_EVENTS = 60
 
-# Events that decide the fate of a run: however many newer events of other kinds there are, these stay in
-# sight.
+# Events that decide the fate of a run: they stay in sight, however many newer ones of other kinds there are.
 WEIGHTY = frozenset({"error", "restart", "rollback", "hang"})
 
 

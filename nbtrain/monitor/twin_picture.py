@@ -36,30 +36,15 @@ def draw(report: dict[str, Any]) -> "Figure":
         if not curve or not curve["step"]:
             continue
         losses.plot(curve["step"], curve["loss"], line, color=colour, label=words)
-        pairs = [
-            (step, abs(loss - expected[step]))
-            for step, loss in zip(curve["step"], curve["loss"])
-            if step in expected
-        ]
+        both = [(at, loss) for at, loss in zip(curve["step"], curve["loss"]) if at in expected]
         # With dropout, the twin's own curve is another one, so its difference says nothing.
-        if name in ("exact", "rounded", "reshaped") and pairs:
-            steps, distances = zip(*pairs)
-            differences.plot(
-                steps,
-                [max(distance, NO_DIFFERENCE) for distance in distances],
-                line,
-                marker="o",
-                markersize=3,
-                color=colour,
-                label=words,
-            )
-    losses.set_title("Loss")
-    losses.set_xlabel("step")
-    losses.set_ylabel("nats per token")
+        if name in ("exact", "rounded", "reshaped") and both:
+            far = [max(abs(loss - expected[at]), NO_DIFFERENCE) for at, loss in both]
+            style = {"marker": "o", "markersize": 3, "color": colour, "label": words}
+            differences.plot([at for at, _ in both], far, line, **style)
+    losses.set(title="Loss", xlabel="step", ylabel="nats per token")
     losses.legend(fontsize=8)
-    differences.set_title("Difference to one process")
-    differences.set_xlabel("step")
-    differences.set_yscale("log")
+    differences.set(title="Difference to one process", xlabel="step", yscale="log")
     for check in report["checks"]:
         tolerance = check["values"].get("loss_tolerance")
         if check["name"] in ("layout", "precision") and tolerance:

@@ -1,9 +1,8 @@
 """How fast the cores of this machine multiply matrices: measured once, then read from the data home.
 
-The rate is of a core's own time, not of the clock on the wall, so that other work on the machine does not
-lower it. That takes a process of its own with one thread: NumPy takes no number of threads once it is
-loaded, and threads that wait for each other use up time too (11 GFLOP/s came out for 170 on a busy machine).
-It takes 0.1 s and the start of Python; only plans of CPU runs make it.
+The rate is of a core's own time, so that other work on the machine does not lower it. That takes a process of
+its own with one thread: NumPy takes no number of threads once it is loaded, and threads that wait for each
+other use up time too (11 GFLOP/s came out for 170 on a busy machine). Only plans of CPU runs measure it.
 
     python -m nbtrain.planner.cpu_rate      the figure, in FLOP/s
 """
@@ -30,9 +29,7 @@ MATRIX_SIZE = 512
 PROCESS_SECONDS = 20.0
 
 _CPU_INFO = Path("/proc/cpuinfo")
-_ONE_THREAD = dict.fromkeys(
-    ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS"), "1"
-)
+_ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", "MKL", "BLIS")}
 
 
 def matmul_flops_per_core() -> float | None:
@@ -66,14 +63,8 @@ def _measured_apart() -> float | None:
     """measure() of a process with one thread."""
     command = [sys.executable, "-m", "nbtrain.planner.cpu_rate"]
     try:
-        done = subprocess.run(
-            command,
-            env={**os.environ, **_ONE_THREAD},
-            capture_output=True,
-            text=True,
-            timeout=PROCESS_SECONDS,
-            check=True,
-        )
+        options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": PROCESS_SECONDS}
+        done = subprocess.run(command, env={**os.environ, **_ONE_THREAD}, check=True, **options)
         return float(done.stdout.split()[-1])
     except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
         logger.debug("the rate of a core is not known: %s", error)

@@ -1,11 +1,11 @@
 """What a run writes: its checkpoints, and its dataset if there is one already."""
 
+import contextlib
 from dataclasses import dataclass
 
 from nbtrain.base.errors import DataError
 from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.schema import RunConfig
-from nbtrain.dataset.manifest import DatasetManifest
 from nbtrain.dataset.of_run import dataset_of
 
 
@@ -32,7 +32,10 @@ class DiskEstimate:
 
 def estimate_disk(config: RunConfig) -> DiskEstimate:
     """Checkpoints and dataset of a run."""
-    manifest = _manifest(config)
+    manifest = None
+    # A damaged dataset is no reason to have no plan; prepare and preflight say what is wrong with it.
+    with contextlib.suppress(DataError):
+        manifest = dataset_of(config).manifest()
     return DiskEstimate(
         checkpoint_bytes=checkpoint_bytes(config),
         num_checkpoints=num_checkpoints(config),
@@ -51,11 +54,3 @@ def num_checkpoints(config: RunConfig) -> int:
     newest = min(checkpoint.keep_last, written)
     for_ever = steps // checkpoint.keep_every_steps if checkpoint.keep_every_steps else 0
     return min(newest + for_ever + checkpoint.keep_best + 1, written)
-
-
-def _manifest(config: RunConfig) -> DatasetManifest | None:
-    try:
-        return dataset_of(config).manifest()
-    except DataError:
-        # A damaged dataset is no reason to have no plan; prepare and preflight say what is wrong with it.
-        return None

@@ -107,12 +107,13 @@ def stage_memory(config: RunConfig, stage: int) -> dict[str, int]:
     """Bytes by part on the device of one rank of a pipeline stage."""
     state = _model_state(config, stage)
     parts = {part: size if place == "device" else 0 for part, (size, place) in state.items()}
-    parts["weights"] += _second_copy(config, stage)
-    parts |= {
-        "activations": activation_bytes(config, stage),
-        "logits": logits_bytes(config, stage),
-        "workspace": _workspace(config, stage),
-    }
+    if config.parallel.zero_hpz:
+        # hpZ's parameters, cut over the ranks of a machine.
+        copied = count_stage_parameters(config, stage).total * weight_bytes(config)
+        parts["weights"] += copied // config.zero_hpz_partition_size
+    parts["activations"] = activation_bytes(config, stage)
+    parts["logits"] = logits_bytes(config, stage)
+    parts["workspace"] = _workspace(config, stage)
     if config.resources.device == "cpu":
         # Host memory is the device's own.
         for part, (size, place) in state.items():
@@ -170,15 +171,6 @@ def is_bf16_optimizer(config: RunConfig) -> bool:
     parallel, precision = config.parallel, config.precision
     bf16 = precision.dtype == "bf16" and not precision.autocast
     return bf16 and parallel.zero_stage == 1 and parallel.offload_optimizer.device == "none"
-
-
-def _second_copy(config: RunConfig, stage: int) -> int:
-    """hpZ's parameters, cut over the ranks of a machine."""
-    if not config.parallel.zero_hpz:
-        return 0
-    return (
-        count_stage_parameters(config, stage).total * weight_bytes(config) // config.zero_hpz_partition_size
-    )
 
 
 def _nvme_buffers(config: RunConfig, stage: int) -> int:
@@ -246,20 +238,17 @@ def _layer_bytes(config: RunConfig, whole: bool = False) -> int:
     # Flash attention keeps one fp32 number per head and token, the log-sum-exp of the scores.
     heads = model.num_attention_heads / tensor
     scores = 4 * heads * tokens
-    if keeps_scores(config) and selective:
-        scores = 0
-    elif keeps_scores(config):
+    if keeps_scores(config):
         # Softmax, its dropout mask and the dropped-out softmax, for every pair of positions.
         masks = 1 + product if model.attention_dropout else 0
-        scores = (product + masks) * heads * tokens * model.seq_length
+        scores = 0 if selective else (product + masks) * heads * tokens * model.seq_length
     return int(tokens * model.hidden_size * per_unit + scores)
 
 
 def _tokens(config: RunConfig) -> int:
     """Tokens of a micro batch on one rank; Ulysses ranks share each sequence."""
-    return (
-        config.model.seq_length * config.batch.micro_batch_size // config.parallel.ds_sequence_parallel_size
-    )
+    tokens = config.model.seq_length * config.batch.micro_batch_size
+    return tokens // config.parallel.ds_sequence_parallel_size
 
 
 def keeps_scores(config: RunConfig) -> bool:

@@ -1,7 +1,6 @@
 """A plan as a picture: memory by part against the device's, and batch and learning rate over the run.
 
-matplotlib is imported when a picture is made, without pyplot: no display is needed, and nothing is kept
-alive.
+matplotlib is imported when a picture is made, without pyplot: no display is needed.
 """
 
 import io
@@ -10,20 +9,14 @@ from typing import TYPE_CHECKING
 from nbtrain.base import amounts
 from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.lr_schedule import LrSchedule
+from nbtrain.planner.memory import PARTS
 from nbtrain.planner.plan import Plan
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLORS = {
-    "weights": "#1f77b4",
-    "gradients": "#5fa8d3",
-    "optimizer": "#0b3c5d",
-    "activations": "#e8710a",
-    "logits": "#f2b56b",
-    "workspace": "#9aa0a6",
-}
+COLORS = dict(zip(PARTS, ("#1f77b4", "#5fa8d3", "#0b3c5d", "#e8710a", "#f2b56b", "#9aa0a6")))
 BLUE, ORANGE, GREY, RED = "#1f77b4", "#e8710a", "#6b7280", "#b3261e"
 LARGEST_RATIO = 5
 SCHEDULE_POINTS = 400
@@ -63,21 +56,11 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
             left += width
     if device is not None and has_line:
         axes.axvline(device / unit, color=RED, linewidth=1.5, linestyle="--")
-        axes.annotate(
-            memory.device,
-            (device / unit, 0.42),
-            ha="right",
-            fontsize=8,
-            color=RED,
-            textcoords="offset points",
-            xytext=(-4, 0),
-        )
+        style = {"ha": "right", "fontsize": 8, "color": RED, "textcoords": "offset points"}
+        axes.annotate(memory.device, (device / unit, 0.42), xytext=(-4, 0), **style)
     of_device = f" of {amounts.size(device)}" if device is not None else ""
-    axes.set_title(
-        f"Memory of one rank: {amounts.size(memory.total_bytes)}{of_device} ({memory.device})",
-        fontsize=10,
-        loc="left",
-    )
+    title = f"Memory of one rank: {amounts.size(memory.total_bytes)}{of_device} ({memory.device})"
+    axes.set_title(title, fontsize=10, loc="left")
     axes.set_xlabel(name, fontsize=9)
     axes.set_ylim(-1.1, 0.6)
     axes.set_yticks([])

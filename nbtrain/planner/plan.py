@@ -90,13 +90,12 @@ class Plan:
     def layout(self) -> str:
         """The layout as a product."""
         parallel, precision = self.config.parallel, self.config.precision
-        sequence = parallel.ds_sequence_parallel_size
         product = (
             f"data({parallel.data_parallel_size}) * pipeline({parallel.pipeline_parallel_size}) * "
             f"tensor({parallel.tensor_parallel_size})"
         )
-        if sequence > 1:
-            product += f" * sequence({sequence})"
+        if parallel.ds_sequence_parallel_size > 1:
+            product += f" * sequence({parallel.ds_sequence_parallel_size})"
         words = [f"{product} = {self.config.world_size} processes", f"ZeRO {parallel.zero_stage}"]
         cast, fp8 = " autocast" * precision.autocast, " with FP8" * precision.fp8
         words.append(f"{precision.dtype}{cast}{fp8}")
@@ -118,9 +117,9 @@ class Plan:
             steps += f" of {config.scheduled_steps:,} ({config.shortened_by})"
         if config.mode == "eval":
             steps = f"none (mode: eval), {config.evaluation.eval_iters:,} batches of validation and of test"
-        heads = f"{model.num_attention_heads} heads"
+        shape = f"{model.num_layers} layers, hidden {model.hidden_size}, {model.num_attention_heads} heads"
         size = {
-            "model": f"{model.num_layers} layers, hidden {model.hidden_size}, {heads}",
+            "model": shape,
             "parameters": f"{parameters.total:,} ({amounts.count(parameters.total)})",
             **{f"  {part.replace('_', ' ')}": f"{value:,}" for part, value in parameters.to_dict().items()},
             "vocabulary": f"{config.tokenizer.vocab_size:,}, padded to {config.padded_vocab_size:,}",
@@ -209,25 +208,12 @@ class Plan:
             "schema_version": SCHEMA_VERSION,
             "name": config.name,
             "parameters": {**self.parameters.to_dict(), "total": self.parameters.total},
-            "train_tokens": config.train_tokens,
-            "tokens_per_step": config.tokens_per_step,
-            "train_steps": config.train_steps,
-            "scheduled_steps": config.scheduled_steps,
-            "world_size": config.world_size,
+            **{key: getattr(config, key) for key in ("train_tokens", "tokens_per_step", "train_steps")},
+            **{key: getattr(config, key) for key in ("scheduled_steps", "world_size")},
             "model_flops_per_token": model_flops_per_token(config),
-            "memory": {
-                **asdict(self.memory),
-                "total_bytes": self.memory.total_bytes,
-                "fits": self.memory.fits,
-                "total_host_bytes": self.memory.total_host_bytes,
-                "fits_host": self.memory.fits_host,
-            },
+            "memory": _record(self.memory, "total_bytes", "fits", "total_host_bytes", "fits_host"),
             "duration": asdict(self.duration),
-            "disk": {
-                **asdict(self.disk),
-                "checkpoints_bytes": self.disk.checkpoints_bytes,
-                "total_bytes": self.disk.total_bytes,
-            },
+            "disk": _record(self.disk, "checkpoints_bytes", "total_bytes"),
             "epochs": self.epochs,
             "warnings": list(self.warnings),
         }
@@ -238,6 +224,10 @@ class Plan:
             return f"{memory.device}: set resources.gpu_type"
         verdict = "fits" if memory.fits else "does not fit"
         return f"{amounts.size(memory.device_bytes)} ({memory.device}): {verdict}"
+
+
+def _record(estimate: MemoryEstimate | DiskEstimate, *properties: str) -> dict[str, Any]:
+    return {**asdict(estimate), **{name: getattr(estimate, name) for name in properties}}
 
 
 def plan(config: RunConfig, use_measured: bool = True) -> Plan:
@@ -271,18 +261,16 @@ def _host_memory_warnings(memory: MemoryEstimate) -> list[str]:
 
 def _device_memory_warnings(config: RunConfig, memory: MemoryEstimate) -> list[str]:
     if memory.device_bytes is None:
-        return [
-            "The device is not known, so the plan cannot say whether the run fits: set resources.gpu_type."
-        ]
+        unknown = "The device is not known, so the plan cannot say whether the run fits"
+        return [f"{unknown}: set resources.gpu_type."]
     if memory.total_bytes <= TIGHT_MEMORY_FRACTION * memory.device_bytes:
         return []
-    verdict = "does not fit" if not memory.fits else "fits with less than 10 % to spare"
-    warning = (
-        f"{verdict}: one rank needs {amounts.size(memory.total_bytes)}, "
-        f"{memory.device} has {amounts.size(memory.device_bytes)}."
-    )
+    verdict = "Fits with less than 10 % to spare" if memory.fits else "Does not fit"
     largest = max(memory.parts, key=lambda part: memory.parts[part])
-    return [warning[0].upper() + warning[1:] + f" The largest part is {largest}: {_remedy(config, largest)}."]
+    return [
+        f"{verdict}: one rank needs {amounts.size(memory.total_bytes)}, {memory.device} has "
+        f"{amounts.size(memory.device_bytes)}. The largest part is {largest}: {_remedy(config, largest)}."
+    ]
 
 
 def _remedy(config: RunConfig, part: str) -> str:
@@ -321,9 +309,8 @@ def _run_warnings(config: RunConfig, duration: DurationEstimate, disk: DiskEstim
             f"{resources.gpus_per_node} GPUs: every layer then waits for the network."
         )
     if parallel.fpdt_chunk_tokens or config.precision.fp8:
-        warnings.append(
-            "The effect of FPDT and FP8 is not estimated: memory and time are counted without them."
-        )
+        unseen = "The effect of FPDT and FP8 is not estimated"
+        warnings.append(f"{unseen}: memory and time are counted without them.")
     if config.lr_schedule.lr_decay_style != "constant" and config.lr_decay_tokens > config.train_tokens:
         warnings.append(
             f"min_lr is not reached: lr_decay_tokens({config.lr_decay_tokens:,}) is more than "

@@ -85,13 +85,9 @@ def runs_table(training: Path) -> str:
 def layout_words(config: RunConfig) -> str:
     """The kinds of parallelism in use, and ZeRO."""
     parallel = config.parallel
-    sizes = {
-        "data": parallel.data_parallel_size,
-        "pipeline": parallel.pipeline_parallel_size,
-        "tensor": parallel.tensor_parallel_size,
-        "sequence": parallel.ds_sequence_parallel_size,
-    }
-    words = [f"{kind} {size}" for kind, size in sizes.items() if size > 1] or ["one process"]
+    kinds = {"data": "data", "pipeline": "pipeline", "tensor": "tensor", "ds_sequence": "sequence"}
+    sizes = {word: getattr(parallel, f"{kind}_parallel_size") for kind, word in kinds.items()}
+    words = [f"{word} {size}" for word, size in sizes.items() if size > 1] or ["one process"]
     return f"{' x '.join(words)}, ZeRO {parallel.zero_stage}"
 
 

@@ -1,8 +1,7 @@
 """The run directories of a twin: its own, made anew every time, and one for each run to compare with.
 
-    output/<run>-twin/            a run directory as any other; run.json says whose twin it is
-      twin.json                   the report (report.py)
-      proof/<name>/               run directories too: resumed, exact, rounded, reference, reshaped
+    output/<run>-twin/                a run directory as any other, with the report in twin.json
+    output/<run>-twin/proof/<name>/   run directories too: resumed, exact, rounded, reference, reshaped
 
 Forked ranks have no supervisor: the process that asks for them writes job.json.
 """
@@ -67,8 +66,8 @@ def new_job(run: RunDir, config: RunConfig, twin_of: str) -> JobDir:
     job.make_folders()
     now = time.time()
     record = JobRecord(job.job_id, run_id, run.name, RUNNING, now, config.world_size, started_at=now)
-    record.mark("created_at")
-    record.mark("started_at")
+    for moment in ("created_at", "started_at"):
+        record.mark(moment)
     record.supervisor = ProcessIdentity.of(os.getpid())
     record.attempts = [attempt_record(config, 0)]
     record.write(job.job_json)

@@ -194,9 +194,8 @@ class ForkServer:
 
     def _note(self, answer: dict[str, Any]) -> None:
         launch = self._launches.pop(answer["id"])
-        self._ended[launch.id] = Ended(
-            launch, answer["exit_codes"], answer["timed_out"], answer["seconds"], answer["cpu_seconds"]
-        )
+        figures = ("exit_codes", "timed_out", "seconds", "cpu_seconds")
+        self._ended[launch.id] = Ended(launch, *(answer[key] for key in figures))
 
     def _answer(self, deadline: float | None) -> dict[str, Any]:
         assert self._process.stdout

@@ -8,9 +8,7 @@
     reshape    a checkpoint of the fp32 run goes on in one process: the curve goes on
     export     the checkpoint's weights in one file give one process the run's validation loss
 
-Ranks are forked from one process that has torch loaded (fork_server.py), so that all of it takes about a
-minute; with `submit` the straight run goes the ordinary way instead: preflight, supervisor, torchrun,
-wrappers. What comes out is output/<run>-twin/twin.json. The twin's folder is made anew every time.
+Ranks are forked from one process that has torch loaded (fork_server.py), so that all of it takes a minute.
 """
 
 import shutil
@@ -135,7 +133,11 @@ class _Proof:
                 return
         self._launch(different)
         if job is not None:
-            self._wait(job)
+            started = time.monotonic()
+            state, cause = wait(job)
+            self.seconds["straight"] = time.monotonic() - started
+            if state != SUCCEEDED:
+                self.errors["straight"] = f"{state}: {cause}; logs: {display(job.log(0, 0).parent)}"
 
         again = {}
         if "resumed" not in self.errors:
@@ -150,14 +152,8 @@ class _Proof:
     def _different(self) -> dict[str, RunConfig]:
         """The runs that differ by more than their name; one serves for all that ask for the same."""
         twin, different = self.twin, dict[str, RunConfig]()
-        wanted = {
-            "straight": twin.config,
-            "resumed": twin.resumed,
-            "exact": twin.exact,
-            "rounded": twin.rounded,
-            "reference": twin.reference,
-        }
-        for name, config in wanted.items():
+        wanted = {name: getattr(twin, name) for name in ("resumed", "exact", "rounded", "reference")}
+        for name, config in {"straight": twin.config, **wanted}.items():
             same = next((other for other, known in different.items() if known == config), name)
             self.serving[name] = same
             different.setdefault(same, config)
@@ -198,9 +194,8 @@ class _Proof:
                 running.append((name, config.world_size, job, launch))
             else:
                 name, _, job, launch = running.popleft()
-                end_job(
-                    job, self._note(name, self.server.wait(launch), f"logs: {display(job.log(0, 0).parent)}")
-                )
+                place = f"logs: {display(job.log(0, 0).parent)}"
+                end_job(job, self._note(name, self.server.wait(launch), place))
 
     def _note(self, name: str, ended: Ended, place: str) -> str | None:
         """Note what one launch took, and its cause and the place to look if it failed; returns the cause."""
@@ -210,14 +205,6 @@ class _Proof:
         if cause is not None:
             self.errors[name] = f"{cause}; {place}"
         return cause
-
-    def _wait(self, job: JobDir) -> None:
-        """For the end of the run that went the ordinary way."""
-        started = time.monotonic()
-        state, cause = wait(job)
-        self.seconds["straight"] = time.monotonic() - started
-        if state != SUCCEEDED:
-            self.errors["straight"] = f"{state}: {cause}; logs: {display(job.log(0, 0).parent)}"
 
     def _export(self, name: str) -> None:
         """A run's newest weights through one file into one process, which has `reference`'s configuration."""
@@ -233,10 +220,9 @@ class _Proof:
         ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
         curves = self.curves
         self._add("train", ["straight"], lambda: check_trained(curves["straight"], STEPS))
+        both = ["resumed", "straight"]
         self._add(
-            "resume",
-            ["resumed", "straight"],
-            lambda: check_bitwise("resume", curves["straight"], curves["resumed"], STOP_STEP),
+            "resume", both, lambda: check_bitwise("resume", *(curves[run] for run in both[::-1]), STOP_STEP)
         )
         self._add_close("layout", "exact", "reference", "fp32", f"fp32, {ranks} against one process")
         if number_format != "fp32":
@@ -249,12 +235,10 @@ class _Proof:
             self._add_export("export fp32", exact, "fp32")
 
     def _add_close(self, name: str, ours: str, theirs: str, number_format: str, words: str) -> None:
-        curves = self.curves
-        self._add(
-            name,
-            [ours, theirs],
-            lambda: check_close(name, curves[ours], curves[theirs], number_format, words),
-        )
+        def check() -> Check:
+            return check_close(name, self.curves[ours], self.curves[theirs], number_format, words)
+
+        self._add(name, [ours, theirs], check)
 
     def _add_export(self, name: str, run: str, number_format: str) -> None:
         def check() -> Check:
@@ -286,12 +270,8 @@ class _Proof:
 def layout_of(config: RunConfig) -> str:
     """The kinds of parallelism that are there, e.g. "8 ranks: 2 data x 4 pipeline, ZeRO 1"."""
     parallel = config.parallel
-    sizes = {
-        "data": parallel.data_parallel_size,
-        "pipeline": parallel.pipeline_parallel_size,
-        "tensor": parallel.tensor_parallel_size,
-        "Ulysses": parallel.ds_sequence_parallel_size,
-    }
+    words = {"data": "data", "pipeline": "pipeline", "tensor": "tensor", "ds_sequence": "Ulysses"}
+    sizes = {word: getattr(parallel, f"{kind}_parallel_size") for kind, word in words.items()}
     axes = " x ".join(f"{size} {name}" for name, size in sizes.items() if size > 1) or "one process"
     parts = [f"ZeRO {parallel.zero_stage}"]
     if parallel.sequence_parallel:

@@ -104,14 +104,14 @@ def check_close(name: str, ours: Curve, reference: Curve, number_format: str, wo
     loss_tolerance, norm_tolerance = TOLERANCES[number_format]
     if not ours.losses or not ours.losses.keys() <= reference.losses.keys():
         return Check(name, "failed", f"steps {sorted(ours.losses)} against {sorted(reference.losses)}")
-    validated = sorted(ours.validation.keys() & reference.validation.keys())
+    validated = [
+        (step, loss) for step, loss in sorted(ours.validation.items()) if step in reference.validation
+    ]
     differences = {
         "loss": {step: abs(loss - reference.losses[step]) for step, loss in ours.losses.items()},
-        "validation_loss": {
-            step: abs(ours.validation[step] - reference.validation[step]) for step in validated
-        },
+        "validation_loss": {step: abs(loss - reference.validation[step]) for step, loss in validated},
         "relative_grad_norm": {
-            step: abs(ours.norms[step] / reference.norms[step] - 1) for step in ours.norms
+            step: abs(norm / reference.norms[step] - 1) for step, norm in ours.norms.items()
         },
     }
     limits = dict(zip(differences, (loss_tolerance, loss_tolerance, norm_tolerance)))
@@ -141,10 +141,8 @@ def check_export(name: str, answer: Mapping[str, Any] | None, curve: Curve, numb
     ours, theirs = answer["validation_loss"], curve.validation[max(curve.losses)]
     difference = abs(ours - theirs)
     size = f"{answer['num_tensors']} tensors, {answer['num_parameters']:,} parameters in one file"
-    message = (
-        f"{size}; loss {ours:.6f} in one process, {theirs:.6f} in the run: {difference:.1e}, "
-        f"allowed {tolerance:.0e}"
-    )
+    message = f"{size}; loss {ours:.6f} in one process, {theirs:.6f} in the run: {difference:.1e}, "
+    message += f"allowed {tolerance:.0e}"
     values = {"difference": difference, "tolerance": tolerance, "bytes": answer["bytes"]}
     return Check(name, "passed" if difference <= tolerance else "failed", message, values)
 
@@ -182,13 +180,10 @@ class TwinReport:
         files.write_json(run.path / REPORT_JSON, self.to_dict())
 
     def __str__(self) -> str:
-        folded = "".join(
-            f"\n  {key}: {whole} in the run, {small} here" for key, (whole, small) in self.folded.items()
-        )
-        width = max(len(check.name) for check in self.checks)
-        rows = [
-            f"  {MARKS[check.outcome]:8}{check.name.ljust(width)}  {check.message}" for check in self.checks
-        ]
+        sizes = self.folded.items()
+        folded = "".join(f"\n  {key}: {whole} in the run, {small} here" for key, (whole, small) in sizes)
+        width = max(len(each.name) for each in self.checks)
+        rows = [f"  {MARKS[each.outcome]:8}{each.name:<{width}}  {each.message}" for each in self.checks]
         missing = [f"  {entry['what']}: {entry['why']}; here {entry['instead']}" for entry in self.not_proven]
         verdict = "PASSED" if self.passed else "FAILED"
         head = f"Twin of {self.run}: {verdict} in {self.seconds:.0f} s. {self.layout}, {self.number_format}."

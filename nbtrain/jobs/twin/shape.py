@@ -1,9 +1,7 @@
 """The twin of a run: its kinds of parallelism, ZeRO stage, precision and schedules, small enough for a CPU.
 
-What is kept is what can be wrong in a layout: which kinds of parallelism there are, ZeRO's stage and
-offloading, number format, recomputation, accumulation, the way the batch grows, the shapes of all schedules,
-clipping, dropout, how samples are cut and packed, how checkpoints are written. What is made small is what
-only costs: layers, widths, heads, vocabulary, sequence, batch, steps, and the number of ranks.
+What can be wrong in a layout is kept. What only costs is made small: layers, widths, heads, vocabulary,
+sequence, batch, steps, and the number of ranks.
 
 Folding: while there are more than MAX_RANKS ranks, the largest size is halved (rounded up), and of equal ones
 data first, then tensor, then pipeline, then Ulysses. No size falls below 2, so that every kind of parallelism
@@ -45,12 +43,7 @@ from nbtrain.jobs.twin.small_sections import (
 
 MAX_RANKS = 8
 # The order in which equal sizes are halved; a deep pipeline has more to get wrong than many copies.
-FOLDED_FIRST = (
-    "data_parallel_size",
-    "tensor_parallel_size",
-    "pipeline_parallel_size",
-    "ds_sequence_parallel_size",
-)
+FOLDED_FIRST = tuple(f"{kind}_parallel_size" for kind in ("data", "tensor", "pipeline", "ds_sequence"))
 
 
 @dataclass(frozen=True)
@@ -133,10 +126,7 @@ def fold(sizes: Mapping[str, int], max_ranks: int = MAX_RANKS) -> dict[str, int]
 
 
 def make_twin(
-    config: RunConfig,
-    abilities: Abilities = WITHOUT,
-    folder: str = "data/twin",
-    max_ranks: int = MAX_RANKS,
+    config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "data/twin", max_ranks: int = MAX_RANKS
 ) -> Twin:
     """The twin of a run that check.py accepts.
 
@@ -159,11 +149,8 @@ def make_twin(
         "resources": {"device": "cpu"},
     }
     values["batch"] = small_batch(config, folded)
-    values["checkpoint"] |= {
-        "save_interval_steps": SAVE_INTERVAL_STEPS,
-        "keep_last": KEEP_LAST,
-        "keep_every_steps": None,
-    }
+    values["checkpoint"] |= {"save_interval_steps": SAVE_INTERVAL_STEPS, "keep_last": KEEP_LAST}
+    values["checkpoint"]["keep_every_steps"] = None
     values["logging"] |= {"log_interval_steps": 1}
     values["backend"] |= {"max_restarts": 0, "heartbeat_timeout_seconds": 300.0}
     # The loss and the norm of each step to the last bit, in the events of rank 0 (train/figures/report.py).

@@ -85,15 +85,14 @@ def small_model(
         missing.append(NotProven("model.compile: true", "no C++ compiler was found here", "compile: false"))
         compiled = False
     positions = model.max_position_embeddings
+    width = round(model.resolved_ffn_hidden_size / model.hidden_size * heads * HEAD_SIZE)
     values |= {
         "num_layers": sum(_stage_layers(config, folded["pipeline_parallel_size"])),
         "num_attention_heads": heads,
         "hidden_size": heads * HEAD_SIZE,
-        "ffn_hidden_size": None if model.ffn_hidden_size is None else _ffn(config, heads * HEAD_SIZE, tensor),
+        "ffn_hidden_size": model.ffn_hidden_size and max(width // (16 * tensor), 1) * 16 * tensor,
         "seq_length": SEQ_LENGTH,
-        "max_position_embeddings": None
-        if positions is None
-        else SEQ_LENGTH * (1 if positions == model.seq_length else 2),
+        "max_position_embeddings": positions and SEQ_LENGTH * (1 if positions == model.seq_length else 2),
         "make_vocab_size_divisible_by": min(model.make_vocab_size_divisible_by, 128),
         # A wide model's small deviation leaves a narrow one's gradients in the noise.
         "init_method_std": max(model.init_method_std, 0.02),
@@ -105,11 +104,6 @@ def small_model(
     if parallel.activation_checkpointing.granularity != "none":
         values["num_layers"] = max(values["num_layers"], _interval(config))
     return values
-
-
-def _ffn(config: RunConfig, hidden_size: int, tensor: int) -> int:
-    width = round(config.model.resolved_ffn_hidden_size / config.model.hidden_size * hidden_size)
-    return max(width // (16 * tensor), 1) * 16 * tensor
 
 
 def _interval(config: RunConfig) -> int:
@@ -135,23 +129,16 @@ def small_batch(config: RunConfig, folded: dict[str, int]) -> dict[str, Any]:
     unit, whole = micro * data, micro * data * accumulation
     values: dict[str, Any] = {"micro_batch_size": micro, "global_batch_size": whole}
     if accumulation > 1 and batch.rampup is not None:
-        values["rampup"] = {
-            "start_batch_size": unit,
-            "batch_size_increment": unit,
-            "ramp_samples": _ramp_samples(unit, whole),
-        }
+        sizes = dict.fromkeys(("start_batch_size", "batch_size_increment"), unit)
+        values["rampup"] = sizes | {"ramp_samples": _ramp_samples(unit, whole)}
     elif accumulation > 1 and isinstance(config.ramp, StepSizes):
         values["step_batch_size_schedule"] = f"0:{unit} {RAMP_STEPS * unit * SEQ_LENGTH}:{whole}"
     length, _ = batch.train_amount
     seven = type(batch).model_validate(values | {"train_steps": STEPS})
     model = config.model.model_copy(update={"seq_length": SEQ_LENGTH})
     schedule = config.model_copy(update={"batch": seven, "model": model}).batch_schedule
-    amounts = {
-        "steps": STEPS,
-        "samples": schedule.samples_after(STEPS),
-        "tokens": schedule.tokens_after(STEPS),
-    }
-    return values | {f"train_{length}": amounts[length]}
+    made = {"steps": STEPS, "samples": schedule.samples_after(STEPS), "tokens": schedule.tokens_after(STEPS)}
+    return values | {f"train_{length}": made[length]}
 
 
 def _ramp_samples(unit: int, whole: int) -> int:
@@ -172,12 +159,8 @@ def small_lr_schedule(config: RunConfig, small: RunConfig) -> dict[str, Any]:
     def shared(tokens: int) -> int:
         return tokens * small.train_tokens // config.train_tokens
 
-    values = schedule.model_dump()
-    values |= {
-        "lr": LEARNING_RATE,
-        "min_lr": schedule.min_lr * scale,
-        "lr_warmup_init": schedule.lr_warmup_init * scale,
-    }
+    values = schedule.model_dump() | {"lr": LEARNING_RATE}
+    values |= {key: values[key] * scale for key in ("min_lr", "lr_warmup_init")}
     step = small.tokens_per_step
     warmup = min(max(shared(config.lr_warmup_tokens), step), small.train_tokens // 2)
     decay = max(shared(config.lr_decay_tokens), warmup + step)
@@ -185,15 +168,11 @@ def small_lr_schedule(config: RunConfig, small: RunConfig) -> dict[str, Any]:
     if (wsd := config.lr_wsd_decay_tokens) is not None:
         amounts["lr_wsd_decay"] = min(max(shared(wsd), step), decay - amounts["lr_warmup"])
     for stem, tokens in amounts.items():
-        unit = given_unit(schedule, stem)
-        if unit == "tokens":
-            values[f"{stem}_tokens"] = tokens
-        elif unit == "samples":
-            values[f"{stem}_samples"] = tokens // SEQ_LENGTH
-        elif unit == "steps":
-            values[f"{stem}_steps"] = (
-                max(tokens // step, 1) if stem == "lr_wsd_decay" else _steps(small, tokens)
-            )
+        if unit := given_unit(schedule, stem):
+            steps = max(tokens // step, 1) if stem == "lr_wsd_decay" else _steps(small, tokens)
+            values[f"{stem}_{unit}"] = {"tokens": tokens, "samples": tokens // SEQ_LENGTH, "steps": steps}[
+                unit
+            ]
     if schedule.lr_warmup_fraction:
         values["lr_warmup_fraction"] = max(schedule.lr_warmup_fraction, 0.25)
     return values
@@ -247,10 +226,8 @@ def small_parallel(config: RunConfig, folded: dict[str, int], missing: list[NotP
         whole = config.zero_hpz_partition_size >= parallel.data_axis_size or ranks < 4 or ranks % 2
         values["zero_hpz_partition_size"] = ranks if whole else ranks // 2
     values["activation_checkpointing"]["interval_layers"] = _interval(config)
-    stages = folded["pipeline_parallel_size"]
-    values["pipeline_stage_layers"] = (
-        None if parallel.pipeline_stage_layers is None else _stage_layers(config, stages)
-    )
+    if parallel.pipeline_stage_layers is not None:
+        values["pipeline_stage_layers"] = _stage_layers(config, folded["pipeline_parallel_size"])
     values["process_group_timeout_seconds"] = min(parallel.process_group_timeout_seconds, 300.0)
     return values
 

@@ -65,40 +65,33 @@ class LaunchForm(widgets.VBox):
 
         names = tuple(run_yamls())
         names = names if run in names else (run, *names)
-        self.choice = widgets.Dropdown(
-            value=run, options=names, description="run YAML", layout={"width": "320px"}
-        )
+        small, medium, wide, widest = ({"width": f"{pixels}px"} for pixels in (90, 110, 260, 320))
+        self.choice = widgets.Dropdown(value=run, options=names, description="run YAML", layout=widest)
         text = "A file of your own; relative paths are relative to the workspace."
-        self.path = widgets.Text(
-            placeholder="or the path of a run YAML", tooltip=text, layout={"width": "260px"}
-        )
-        text = "The run's folder under the output root."
-        self.name = widgets.Text(
-            value=self.draft.value("name"), description="name", tooltip=text, layout={"width": "320px"}
-        )
+        self.path = widgets.Text(placeholder="or the path of a run YAML", tooltip=text, layout=wide)
+        text, name = "The run's folder under the output root.", self.draft.value("name")
+        self.name = widgets.Text(value=name, description="name", tooltip=text, layout=widest)
         self.path.continuous_update = self.name.continuous_update = False
         self.pages = widgets.Tab(layout={"flex": "1 1 460px", "min_width": "400px"})
         self.side = widgets.HTML(layout={"flex": "1 1 380px", "min_width": "320px", "max_height": "430px"})
         self.side.add_class("nbf-side")
         self.line = widgets.HTML(layout={"flex": "1 1 auto", "min_width": "200px"})
         text = "Take every change back."
-        self.reset_button = widgets.Button(description="Reset", tooltip=text, layout={"width": "90px"})
-        self.submit_button = widgets.Button(
-            description="Submit", button_style="primary", layout={"width": "110px"}
-        )
+        self.reset_button = widgets.Button(description="Reset", tooltip=text, layout=small)
+        self.submit_button = widgets.Button(description="Submit", button_style="primary", layout=medium)
         self.answer = widgets.HTML()
         self.answer.add_class("nbf-side")
         self.result = widgets.VBox()
         self._fill_pages()
 
-        wide = widgets.Layout(display="flex", flex_flow="row wrap", align_items="flex-start")
-        top = widgets.Layout(display="flex", flex_flow="row wrap", margin="0 0 8px")
-        foot = widgets.Layout(display="flex", flex_flow="row wrap", align_items="center", margin="8px 0 0")
+        flow = {"display": "flex", "flex_flow": "row wrap"}
+        top, middle = flow | {"margin": "0 0 8px"}, flow | {"align_items": "flex-start"}
+        foot = flow | {"align_items": "center", "margin": "8px 0 0"}
         super().__init__(
             [
                 widgets.HTML(STYLE + '<span class="nbf-title">Launch a run</span>'),
                 widgets.Box([self.choice, self.path, self.name], layout=top),
-                widgets.Box([self.pages, self.side], layout=wide),
+                widgets.Box([self.pages, self.side], layout=middle),
                 widgets.Box([self.line, self.reset_button, self.submit_button], layout=foot),
                 self.answer,
                 self.result,

@@ -34,7 +34,7 @@ def run_html(snapshot: dict[str, Any]) -> str:
     shown = snapshot["shown"]
     parts = [_head(snapshot), _bar(snapshot), _figures(shown["tiles"]), _curves(snapshot)]
     parts += [_ranks(shown["ranks"]), _events(snapshot), _table("Job", ("", ""), shown["job"])]
-    parts += [_log(snapshot["log"])]
+    parts.append(_log(snapshot["log"]))
     frame = f"max-width:1000px;border:1px solid {LINE};border-radius:8px;padding:12px 16px"
     return f'<div style="{frame};font-size:13px;{FONT};{NUMBERS}">{"".join(parts)}</div>'
 
@@ -69,10 +69,8 @@ def _bar(snapshot: dict[str, Any]) -> str:
     if not shown["line"]:
         return ""
     color = COLORS["a"] if snapshot["active"] else STATE_COLORS.get(snapshot["state"], GREY)
-    words = " &nbsp; ".join(
-        f"{html.escape(label)} <strong>{html.escape(value)}</strong>".strip()
-        for label, value in shown["line"]
-    )
+    pairs = ((html.escape(label), html.escape(value)) for label, value in shown["line"])
+    words = " &nbsp; ".join(f"{label} <strong>{value}</strong>".strip() for label, value in pairs)
     bar, percent = "height:6px;border-radius:3px", 100 * shown["fraction"]
     return (
         f'<div style="{bar};background-color:{LINE};margin:8px 0 4px 0">'
@@ -131,13 +129,9 @@ def _events(snapshot: dict[str, Any]) -> str:
     # Alerts stay however old they are; of the other events the weighty and the newest.
     newest = in_sight(snapshot["events"], MOST_EVENTS)
     shown = [alert for alert in snapshot["alerts"][-MOST_EVENTS:] if alert not in newest] + newest
-    rows = [
-        [
-            time.strftime("%H:%M:%S", time.gmtime(event["time"])),
-            *map(event.get, ("kind", "writer", "message")),
-        ]
-        for event in sorted(shown, key=lambda event: event["time"])
-    ]
+    shown.sort(key=lambda event: event["time"])
+    times = (time.strftime("%H:%M:%S", time.gmtime(event["time"])) for event in shown)
+    rows = [[at, event["kind"], event["writer"], event["message"]] for at, event in zip(times, shown)]
     return _table("Events (UTC)", ("time", "kind", "from", "message"), rows)
 
 
@@ -192,11 +186,8 @@ def chart_svg(
         parts.append(f'<text x="{across(step):.1f}" y="{height - 4}" text-anchor="{anchor}">{label}</text>')
     for line in chart["lines"]:
         color, curve = COLORS[line["color"]], curves[line["name"]]
-        points = [
-            (across(step), up(value))
-            for step, value in zip(curve["steps"], curve["values"])
-            if value is not None
-        ]
+        values = zip(curve["steps"], curve["values"])
+        points = [(across(step), up(value)) for step, value in values if value is not None]
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
         parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="1.6"/>')
         if line["dots"] and len(points) < 80:

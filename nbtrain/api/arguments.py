@@ -13,10 +13,7 @@ def misused(name: str, value: object, expected: str) -> ConfigError:
 
 
 def whole(name: str, value: object, expected: str = "a whole number") -> int:
-    """`value` as an int; whole numbers of NumPy become one, because JSON does not know them.
-
-    Raises ConfigError for anything else, and for True and False.
-    """
+    """`value`, of NumPy too, as an int for JSON. Raises ConfigError for anything else, and for booleans."""
     if isinstance(value, bool) or not isinstance(value, numbers.Integral):
         raise misused(name, value, expected)
     return int(value)
@@ -47,10 +44,7 @@ def text(name: str, value: object) -> str:
 
 
 def wait_wanted(wait: str) -> bool:
-    """Whether a notebook's parameter `wait` asks to wait here: "yes", or "auto" while nobody watches.
-
-    Raises ConfigError for another word.
-    """
+    """Whether `wait` asks to wait here: "yes", or "auto" while nobody watches. Raises ConfigError."""
     if wait not in ("yes", "no", "auto"):
         raise ConfigError(f'wait = {wait!r} must be "yes", "no" or "auto".')
     return wait == "yes" or (wait == "auto" and not is_watched())

@@ -142,10 +142,7 @@ class Run:
         return HTML(run_html(self.view.snapshot()))
 
     def failure(self) -> str:
-        """The cause of the newest job's end and the last lines of its log.
-
-        For a full disk the cause says all: its log ends with other things that could not be written either.
-        """
+        """The cause of the newest job's end and the end of its log; for a full disk the cause says all."""
         from nbtrain.jobs.supervisor.verdict import DISK_IS_FULL
 
         said = f"{self.name} is {self.state}: {self.cause or 'no cause was recorded'}"

@@ -301,10 +301,7 @@ def data_card(data: "str | RunConfig | Run", tokenizer: str | None = None) -> "D
 
 
 def verify(data: "str | RunConfig | Run") -> "Inspection":
-    """Read every byte of a dataset: a run's, a dataset's name, or the prefix of any .bin/.idx.
-
-    Raises DataError at the first byte, id or hash that is wrong.
-    """
+    """Read every byte of a dataset, as data_card names it; DataError at the first wrong byte, id or hash."""
     from nbtrain.dataset.look.inspect import verify as verify_data
 
     return verify_data(_data_of(data))

@@ -45,11 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The options of one call.
-
-    Overrides may follow flags too, which argparse alone refuses. Options that `lab` does not know go to
-    JupyterLab.
-    """
+    """The options of one call; overrides may follow flags, and JupyterLab gets what `lab` does not know."""
     options, rest = parser().parse_known_args(arguments)
     late = [word for word in rest if "=" in word and not word.startswith("-")]
     if options.verb is notebooks.lab:

@@ -48,9 +48,6 @@ DROPPED_VARIABLES = (
 )
 
 
-# --- the variables of every rank ------------------------------------------------------------------
-
-
 def supervisor_environment() -> dict[str, str]:
     """The caller's environment with absolute folders: a supervisor outlives the working directory."""
     names = (name for name in os.environ if not name.startswith(DROPPED_PREFIXES))
@@ -78,8 +75,7 @@ def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> 
     }
     if config.resources.device == "cpu":
         variables["DS_ACCELERATOR"] = "cpu"
-        # Threads that spin at a barrier keep the late one off its core: with one other busy process on two
-        # cores, spinning made steps 4 times longer than waiting in the kernel does.
+        # Threads that spin at a barrier hold a late one up: on 2 busy cores, steps took 4 times as long.
         variables["OMP_WAIT_POLICY"] = "PASSIVE"
     if config.backend.debug == "nccl":
         variables["NCCL_DEBUG"] = "INFO"
@@ -87,9 +83,6 @@ def rank_variables(config: RunConfig, job: JobDir, attempt: int, cores: int) -> 
         variables["TORCH_DISTRIBUTED_DEBUG"] = "DETAIL"
     own = {name: value for name, value in config.backend.env.items() if name not in TAKEN_OVER}
     return {**variables, **own}
-
-
-# --- environment.json -----------------------------------------------------------------------------
 
 
 def environment_record(config: RunConfig, job: JobDir) -> dict[str, Any]:

@@ -48,9 +48,6 @@ def preflight(config: RunConfig, machine: Machine | None = None) -> list[Obstacl
     return [problem for check in CHECKS for problem in check(config, machine)]
 
 
-# --- devices --------------------------------------------------------------------------------------
-
-
 def devices_suffice(config: RunConfig, machine: Machine) -> Obstacles:
     """One machine with a GPU for each rank, or a CPU."""
     resources = config.resources
@@ -143,9 +140,6 @@ def host_memory_suffices(config: RunConfig, machine: Machine) -> Obstacles:
         )
 
 
-# --- faults on order ------------------------------------------------------------------------------
-
-
 def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacles:
     """NBTRAIN_FAULTS is what the ranks read, and names ranks that there are."""
     if (text := config.backend.env.get(VARIABLE)) is None:
@@ -161,9 +155,6 @@ def fault_orders_are_understood(config: RunConfig, machine: Machine) -> Obstacle
     if strange := sorted({order["rank"] for order in orders if order.get("rank", 0) >= ranks}):
         names = ", ".join(map(str, strange))
         yield mistake(f"{where} names rank {names}; the run has {ranks}, 0 to {ranks - 1}.", fix)
-
-
-# --- folders and disk -----------------------------------------------------------------------------
 
 
 def output_is_writable(config: RunConfig, machine: Machine) -> Obstacles:
@@ -201,9 +192,6 @@ def disk_holds_checkpoints(config: RunConfig, machine: Machine) -> Obstacles:
 
 def _existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
-# --- data -----------------------------------------------------------------------------------------
 
 
 def data_is_whole(config: RunConfig, machine: Machine) -> Obstacles:

@@ -99,6 +99,9 @@ def _file_system(folder: Path) -> str | None:
     return kind
 
 
+INCLUDE_FOLDERS = ("/usr/include", "/usr/local/include")
+
+
 def extensions_can_be_built(config: RunConfig, machine: Machine) -> Obstacles:
     """DeepSpeed compiles its access to NVMe and its quantization at their first use; each needs its tools."""
     nvme = [f"parallel.{name}.device" for name in _on_nvme(config)]
@@ -135,11 +138,7 @@ def _tool(name: str) -> bool:
 
 def _header(name: str) -> bool:
     asked = [os.environ.get(variable, "") for variable in ("CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH")]
-    folders = [
-        "/usr/include",
-        "/usr/local/include",
-        *(folder for value in asked for folder in value.split(":") if folder),
-    ]
+    folders = [*INCLUDE_FOLDERS, *(folder for value in asked for folder in value.split(":") if folder)]
     flags = re.findall(r"-I\s*(\S+)", f"{os.environ.get('CFLAGS', '')} {os.environ.get('CXXFLAGS', '')}")
     return any((Path(folder) / name).is_file() for folder in (*folders, *flags))
 

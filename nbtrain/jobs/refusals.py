@@ -82,10 +82,7 @@ def more_to_train(run: RunDir, config: RunConfig) -> str:
 
 
 def refuse_other_training(run: RunDir, config: RunConfig) -> list[Change]:
-    """The changes against the run's own configuration; raises SubmitError if one makes it another run.
-
-    Before anything was trained, every change is allowed.
-    """
+    """The settings that changed; raises SubmitError if one makes a run that has trained another run."""
     if not run.config_yaml.is_file():
         return []
     changes = changes_between(load_resolved(run.config_yaml), config)

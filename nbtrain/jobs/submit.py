@@ -74,10 +74,7 @@ def submit(config: RunConfig, *, parent: str | None = None, command: tuple[str, 
 
 
 def refuse_hopeless(config: RunConfig) -> None:
-    """Before data is prepared for a run: raise what `submit` will raise whatever the data is.
-
-    A run that cannot start leaves no file. Raises ConfigError and SubmitError.
-    """
+    """Before data is prepared: raise what `submit` will raise whatever the data is; nothing is written."""
     check_config(config)
     run = RunDir.named(config.name)
     refuse_foreign(run)
@@ -161,9 +158,6 @@ def clone(run: RunDir, name: str, overrides: Overrides = None) -> RunConfig:
     return config
 
 
-# --- writing and starting -------------------------------------------------------------------------
-
-
 def _joined(run: RunDir, config: RunConfig) -> JobDir | None:
     """The run's active job, with a warning for every change that it does not get; None if none is active."""
     if active := active_job(run):
@@ -234,10 +228,7 @@ def write_identity(run: RunDir, parent: str | None = None, **more: str) -> str:
 def _write_job(
     run: RunDir, config: RunConfig, plan: "Plan", parent: str | None, command: tuple[str, ...]
 ) -> JobDir:
-    """Everything a supervisor needs; job.json last: a job folder without it is a cut-off submission.
-
-    Raises SubmitError for settings that make this another training.
-    """
+    """Everything a supervisor needs; job.json last: a job folder without it is a cut-off submission."""
     changes = refuse_other_training(run, config)
     try:
         run_id = write_identity(run, parent)

@@ -26,8 +26,7 @@ TYPE_WORDS: dict[type, str] = {
 def check_parameters() -> None:
     """Raise ConfigError for an injected parameter that the notebook does not have, or of another type.
 
-    Reads the cells that have run: the first assigns the parameters, and papermill's cell, marked "#
-    Parameters", assigns other values to them.
+    Of the cells that have run, the first assigns the parameters; papermill's, marked, assigns others to them.
     """
     from IPython import get_ipython
 

@@ -78,10 +78,7 @@ def tail_lines(path: Path, num_lines: int) -> list[str]:
 
 
 def follow(run: RunDir, rank: int | str = 0) -> Iterator[str]:
-    """Lines that are added to a rank's log from now on, until the newest job has ended.
-
-    A restart's new log is followed from its beginning; so is a new job's.
-    """
+    """Lines added to a rank's log from now to the newest job's end; a new log is followed from its start."""
     path, offset = None, 0
     while (job := run.newest_job()) is not None:
         # The state first: what was written before the end is then read after it.

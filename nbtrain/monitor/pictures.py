@@ -38,10 +38,7 @@ PARTS = {
 
 
 def scalars_of(source: Source) -> dict[str, Series]:
-    """{name in metrics.SCALARS, or a tag that is not there: Series} of a run or a folder.
-
-    Raises DataError if a folder is no run and holds no event file.
-    """
+    """{name in metrics.SCALARS, or its tag: Series} of a run or a folder; DataError if it is neither."""
     if isinstance(source, RunDir):
         source = RunView(source)
     if isinstance(source, RunView):
@@ -54,11 +51,7 @@ def scalars_of(source: Source) -> dict[str, Series]:
 
 
 def training_curves(source: Source) -> "Figure":
-    """Loss, validation perplexity, learning rate and throughput over the steps.
-
-    If tokens per second were not written (Megatron-DeepSpeed does not), they are computed as batch size x
-    sequence length / iteration time.
-    """
+    """Loss, validation perplexity, learning rate and throughput (written or computed) over the steps."""
     series = scalars_of(source)
     figure = shown_figure(_title(source), 6.2)
     (loss, perplexity), (rate, speed) = figure.subplots(2, 2)

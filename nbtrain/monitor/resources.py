@@ -40,10 +40,7 @@ class ResourceSampler:
         self._sampled_at: float | None = None
 
     def sample(self, roots: Iterable[ProcessIdentity], ranks: dict[int, ProcessIdentity]) -> dict[str, Any]:
-        """Use of the whole job, of each rank and of the machine: JSON values, bytes and cores.
-
-        `roots`: processes whose trees make the job; `ranks`: which of them trains which rank.
-        """
+        """Use of the job (the trees of `roots`), of each rank and of the machine: bytes and cores."""
         now = time.monotonic()
         elapsed = now - self._sampled_at if self._sampled_at is not None else None
         cpu_before, self._cpu_seconds = self._cpu_seconds, {}

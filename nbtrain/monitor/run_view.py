@@ -97,10 +97,7 @@ class RunView:
         return read_events(job) if job else []
 
     def scalars(self, name: str) -> Series:
-        """The points of one scalar by its name in metrics.SCALARS, over all jobs of the run.
-
-        Raises KeyError, with the names that exist, for an unknown scalar.
-        """
+        """One scalar of metrics.SCALARS by its name, over all jobs; the KeyError of another names them."""
         try:
             tag = scalar_named(name).tag
         except KeyError:
@@ -117,17 +114,12 @@ class RunView:
         return [name for name in BY_NAME if name in there] + sorted(there - BY_NAME.keys())
 
     def snapshot(self) -> dict[str, Any]:
-        """Everything a panel draws, as JSON values: numbers in base units, times in seconds since the epoch.
-
-        None stands for what is not known; no number is NaN or infinite.
-        """
+        """Everything a panel draws, as JSON: base units, seconds since the epoch, None if not known."""
         with self._lock:
             if self._snapshot is None or time.monotonic() - self._snapshot[0] > SNAPSHOT_AGE_SECONDS:
                 value = self._read_snapshot()
                 self._snapshot = (time.monotonic(), value)
             return self._snapshot[1]
-
-    # --- the parts of a snapshot ----------------------------------------------------------------------------
 
     def _read_snapshot(self) -> dict[str, Any]:
         now, job = time.time(), self.job

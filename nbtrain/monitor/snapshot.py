@@ -22,10 +22,7 @@ WEIGHTY = frozenset({"error", "restart", "rollback", "hang"})
 
 
 def thin(steps: list[int], values: list[float], most: int) -> tuple[list[int], list[float]]:
-    """At most about `most` points that look like all: of each stretch its lowest and its highest value.
-
-    No spike is lost; the first and the last point always stay.
-    """
+    """About `most` points that look like all: each stretch's lowest and highest, the first and the last."""
     if len(steps) <= most:
         return list(steps), list(values)
     buckets = max(1, most // 2 - 1)

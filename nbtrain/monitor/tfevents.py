@@ -61,8 +61,9 @@ class Series:
     def keep(self, wanted: Iterable[bool]) -> None:
         """Drop the points whose flag is false."""
         chosen = [at for at, flag in enumerate(wanted) if flag]
-        for points in (self.steps, self.values, self.wall_times):
-            points[:] = [points[at] for at in chosen]
+        self.steps = [self.steps[at] for at in chosen]
+        self.values = [self.values[at] for at in chosen]
+        self.wall_times = [self.wall_times[at] for at in chosen]
 
 
 @dataclass
@@ -90,8 +91,7 @@ class ScalarReader:
     def refresh(self) -> bool:
         """Read what was appended since the last call; whether there was anything.
 
-        A record whose end has not been written yet waits for the next call. A folder that does not exist has
-        no points.
+        A record without its end waits for the next call; a folder that does not exist has no points.
         """
         changed = False
         for path in event_files(self.folder):
@@ -170,8 +170,7 @@ class ScalarReader:
 def read_scalars(folder: str | os.PathLike, tags: Iterable[str] | None = None) -> dict[str, Series]:
     """Every scalar of a folder of event files: {tag: Series}; `tags` picks some.
 
-    Raises DataError if the folder does not exist or holds no event file; the message names subfolders that
-    do.
+    Raises DataError if the folder is missing or holds no event file, and names subfolders that hold some.
     """
     folder = Path(folder)
     if not folder.is_dir():

@@ -35,8 +35,7 @@ _ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OPENBLAS", "OMP", 
 def matmul_flops_per_core() -> float | None:
     """FLOP/s of one core in fp32 matrix products of NumPy; None if it cannot be measured.
 
-    Kept in cpu_rate.json of the data home, if there is one, under the CPU's model, the number of cores and
-    NumPy's version, so that machines with a common data home keep their own.
+    Kept in cpu_rate.json of the data home, by the CPU's model, the number of cores and NumPy's version.
     """
     return _rate_of(_machine())
 

@@ -58,9 +58,8 @@ class DurationEstimate:
 def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationEstimate:
     """Time for the steps this run makes (batch.max_steps counted).
 
-    `use_measured` takes the rate of this run's last job if model, layout and number of machines are the same,
-    and measures this machine's cores for a CPU run without such a job. Without it the answer is the same on
-    every machine.
+    `use_measured` takes the rate of the run's last job if model, layout and number of machines are the same,
+    else that of this machine's cores for a CPU run. Without it the answer is the same on every machine.
     """
     bubble = bubble_fraction(config)
     rate, basis = (_measured(config) if use_measured else None) or _assumed(config, bubble, use_measured)
@@ -84,10 +83,7 @@ def bubble_fraction(config: RunConfig) -> float:
 
 
 def tensor_communication_seconds(config: RunConfig) -> float | None:
-    """Seconds per token that the ranks of a model wait for sums over their tensor-parallel group.
-
-    None if the device's link is not known; 0 on a CPU, where waiting is not counted.
-    """
+    """Seconds per token of waiting for tensor-parallel sums; 0 on a CPU, None if the link is not known."""
     tensor, resources = config.parallel.tensor_parallel_size, config.resources
     if tensor == 1 or resources.device == "cpu":
         return 0.0

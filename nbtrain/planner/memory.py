@@ -139,9 +139,6 @@ def nvme_bytes(config: RunConfig, stage: int) -> int:
     return sum(size for size, place in _model_state(config, stage).values() if place == "nvme")
 
 
-# --- model state ----------------------------------------------------------------------------------
-
-
 def _model_state(config: RunConfig, stage: int) -> dict[str, tuple[int, str]]:
     """{part: (bytes, "device", "cpu" or "nvme")}."""
     parallel, zero = config.parallel, config.parallel.zero_stage
@@ -191,9 +188,6 @@ def _snapshot(config: RunConfig, stage: int) -> int:
         return 0
     state = _model_state(config, stage)
     return state["weights"][0] + state["optimizer"][0]
-
-
-# --- activations ----------------------------------------------------------------------------------
 
 
 def activation_bytes(config: RunConfig, stage: int) -> int:
@@ -281,9 +275,6 @@ def _stream_cut(config: RunConfig) -> int:
 def _product_element(config: RunConfig) -> int:
     """Bytes of a number that goes into or comes out of a matrix product."""
     return 4 if config.precision.dtype == "fp32" else 2
-
-
-# --- logits and workspace -------------------------------------------------------------------------
 
 
 def logits_bytes(config: RunConfig, stage: int) -> int:

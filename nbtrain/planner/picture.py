@@ -4,7 +4,7 @@ matplotlib is imported when a picture is made, without pyplot: no display is nee
 """
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nbtrain.base import amounts
 from nbtrain.config.arithmetic.devices import GIB
@@ -56,7 +56,7 @@ def _draw_memory(axes: "Axes", plan: Plan) -> None:
             left += width
     if device is not None and has_line:
         axes.axvline(device / unit, color=RED, linewidth=1.5, linestyle="--")
-        style = {"ha": "right", "fontsize": 8, "color": RED, "textcoords": "offset points"}
+        style: dict[str, Any] = {"ha": "right", "fontsize": 8, "color": RED, "textcoords": "offset points"}
         axes.annotate(memory.device, (device / unit, 0.42), xytext=(-4, 0), **style)
     of_device = f" of {amounts.size(device)}" if device is not None else ""
     title = f"Memory of one rank: {amounts.size(memory.total_bytes)}{of_device} ({memory.device})"

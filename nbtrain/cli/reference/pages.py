@@ -56,9 +56,6 @@ def generated(repository: Path) -> dict[Path, str]:
     }
 
 
-# --- the table of runs --------------------------------------------------------------------------------------
-
-
 def runs_table(training: Path) -> str:
     """parameters | tokens | data | file | layout | GPUs | expected time; the smallest run YAML first."""
     rows = [
@@ -107,9 +104,6 @@ def with_table(page: str, table: str, start: str = TABLE_START, end: str = TABLE
     if not found or not last:
         raise ValueError(f"the page lacks {start} or {end}")
     return f"{before}{start}\n{table}\n{end}{after}"
-
-
-# --- the reference of the configuration ---------------------------------------------------------------------
 
 
 def config_page() -> str:
@@ -215,9 +209,6 @@ def _model_of(info: FieldInfo) -> type[ConfigModel] | None:
 
 def _first_line(model: type[BaseModel]) -> str:
     return (model.__doc__ or "").strip().splitlines()[0]
-
-
-# --- metrics and JSON Schema --------------------------------------------------------------------------------
 
 
 def metrics_page() -> str:

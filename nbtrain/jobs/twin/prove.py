@@ -15,6 +15,7 @@ import shutil
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 
 from nbtrain.base import files
 from nbtrain.base.jobstate import SUCCEEDED
@@ -111,8 +112,6 @@ class _Proof:
         )
         made.write(self.run)
         return made
-
-    # --- making -----------------------------------------------------------------------------------
 
     def _prepare(self, twin: Twin) -> None:
         started = time.monotonic()
@@ -213,17 +212,14 @@ class _Proof:
         ended = self.server.run(1, EXPORT, [str(run.path), str(self.runs["reference"].path)], log=log)
         self._note(f"export of {name}", ended, f"log: {display(log)}")
 
-    # --- comparing --------------------------------------------------------------------------------
-
     def _compare(self) -> None:
         number_format, world_size = format_of(self.twin.config), self.twin.config.world_size
         ranks = "1 rank" if world_size == 1 else f"{world_size} ranks"
         curves = self.curves
         self._add("train", ["straight"], lambda: check_trained(curves["straight"], STEPS))
-        both = ["resumed", "straight"]
-        self._add(
-            "resume", both, lambda: check_bitwise("resume", *(curves[run] for run in both[::-1]), STOP_STEP)
-        )
+        twice = ["resumed", "straight"]
+        bitwise = partial(check_bitwise, "resume", stopped_at=STOP_STEP)
+        self._add("resume", twice, lambda: bitwise(straight=curves["straight"], resumed=curves["resumed"]))
         self._add_close("layout", "exact", "reference", "fp32", f"fp32, {ranks} against one process")
         if number_format != "fp32":
             words = f"{number_format}, against fp32"
@@ -262,9 +258,6 @@ class _Proof:
         self.checks.append(found)
         found.values.setdefault("seconds", made or 0.0)
         found.values["cpu_seconds"] = self.cpu_seconds.get(self.serving.get(own, own), 0.0)
-
-
-# --- words ----------------------------------------------------------------------------------------
 
 
 def layout_of(config: RunConfig) -> str:

@@ -107,10 +107,7 @@ WITHOUT = Abilities()
 
 
 def fold(sizes: Mapping[str, int], max_ranks: int = MAX_RANKS) -> dict[str, int]:
-    """`sizes` by field, made so small that their product is at most max_ranks; no kind is lost.
-
-    Raises ConfigError if there are too many kinds for so few ranks.
-    """
+    """`sizes` halved to a product of at most max_ranks; raises ConfigError if there are too many kinds."""
     folded = dict(sizes)
     while math.prod(folded.values()) > max_ranks:
         largest = max(folded.values())
@@ -128,10 +125,9 @@ def fold(sizes: Mapping[str, int], max_ranks: int = MAX_RANKS) -> dict[str, int]
 def make_twin(
     config: RunConfig, abilities: Abilities = WITHOUT, folder: str = "data/twin", max_ranks: int = MAX_RANKS
 ) -> Twin:
-    """The twin of a run that check.py accepts.
+    """The twin of a run that check.py accepts; raises ConfigError if the run cannot have one.
 
-    `folder`, relative to the workspace, will hold the examples of a fine-tuning run's twin. Raises
-    ConfigError if the run cannot have a twin.
+    `folder`, relative to the workspace, will hold the examples of a fine-tuning run's twin.
     """
     missing: list[NotProven] = []
     sizes = {key: getattr(config.parallel, key) for key in FOLDED_FIRST}

@@ -221,8 +221,7 @@ def small_parallel(config: RunConfig, folded: dict[str, int], missing: list[NotP
             values[name]["pin_memory"] = False
     if parallel.zero_hpz:
         ranks = folded["data_parallel_size"] * folded["ds_sequence_parallel_size"]
-        # The run has a second copy that is cut over fewer ranks than the first; the twin has one too, if it
-        # has the ranks.
+        # The run's second copy is cut over fewer ranks than the first; the twin's too, if it has the ranks.
         whole = config.zero_hpz_partition_size >= parallel.data_axis_size or ranks < 4 or ranks % 2
         values["zero_hpz_partition_size"] = ranks if whole else ranks // 2
     values["activation_checkpointing"]["interval_layers"] = _interval(config)

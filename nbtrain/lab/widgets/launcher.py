@@ -105,8 +105,6 @@ class LaunchForm(widgets.VBox):
         self.submit_button.on_click(lambda _: self.submit())
         self.refresh()
 
-    # --- what a script can do too ---------------------------------------------------------------------------
-
     def set(self, key: str, value: Any) -> None:
         """Change a field by its dotted key, as an override does."""
         if not self._filling:
@@ -154,8 +152,6 @@ class LaunchForm(widgets.VBox):
         for panel in self.result.children if hasattr(self, "result") else ():
             panel.close()
         super().close()
-
-    # --- the form -------------------------------------------------------------------------------------------
 
     def _may_submit(self) -> bool:
         # What the machine lacks is no reason to lock the button: the submission says it in full.
@@ -232,8 +228,6 @@ class LaunchForm(widgets.VBox):
         self._unreadable.discard(one.key)
         self.answer.value = ""
         self.refresh()
-
-    # --- without a front end --------------------------------------------------------------------------------
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return bundle(self, self.static_html(), self.draft.line)

@@ -52,9 +52,7 @@ class NotLaunched:
     """
 
     def __init__(self, config: RunConfig, shortages: list[str], command: str):
-        self.config = config
-        self.shortages = shortages
-        self.command = command
+        self.config, self.shortages, self.command = config, shortages, command
 
     def __str__(self) -> str:
         lines = "\n".join(f"  - {line}" for line in self.shortages)

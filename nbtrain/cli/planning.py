@@ -2,11 +2,9 @@
 
 import argparse
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-from nbtrain.base.errors import ConfigError
 from nbtrain.cli.verbs import add_verb, config_verb, save_picture
 
 
@@ -33,17 +31,11 @@ def doctor(options: argparse.Namespace) -> int:
 
 
 def init(options: argparse.Namespace) -> None:
-    """Raises ConfigError if a folder exists: files of the user are never overwritten."""
     from nbtrain.base import files
-    from nbtrain.base.workspace import bundled
+    from nbtrain.cli.init import copy_workspace
     from nbtrain.cli.reference.pages import editor_schema
 
-    copies = {part: options.folder / part for part in ("notebooks", "examples/megatron-gpt")}
-    if existing := next((copy for copy in copies.values() if copy.exists()), None):
-        raise ConfigError(f"{existing} already exists; choose another folder, or move it away.")
-    for part, copy in copies.items():
-        shutil.copytree(bundled(part), copy, ignore=shutil.ignore_patterns("__pycache__", ".ipynb_*"))
-    print(*copies.values(), sep="\n")
+    print(*copy_workspace(options.folder), sep="\n")
     # The first line of each example YAML names this file to editors.
     schema_json = options.folder / "docs" / "run.schema.json"
     if not schema_json.exists():

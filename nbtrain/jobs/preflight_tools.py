@@ -22,22 +22,19 @@ def compiler_is_there(config: RunConfig, machine: Machine) -> Obstacles:
     """torch.compile calls a C++ compiler on CPU, Triton a C compiler for GPUs, found in this environment."""
     if not config.model.compile:
         return
-    on_cpu = config.resources.device == "cpu"
-    variable, language, names, package = (
-        ("CXX", "C++", ("g++", "clang++"), "g++") if on_cpu else ("CC", "C", ("gcc", "clang"), "gcc")
-    )
+    device, variable, language, *names = ("GPUs", "CC", "C", "gcc", "clang")
+    if config.resources.device == "cpu":
+        device, variable, language, *names = ("CPU", "CXX", "C++", "g++", "clang++")
     if not has_compiler(variable, *names):
         yield mistake(
-            f"{config.where('model.compile')}: model.compile = true needs a {language} compiler on "
-            f"{'CPU' if on_cpu else 'GPUs'}, and neither ${variable} nor {' nor '.join(names)} was found.",
-            f"Install one (Debian: apt-get install {package}), or set model.compile=false.",
+            f"{config.where('model.compile')}: model.compile = true needs a {language} compiler on {device}, "
+            f"and neither ${variable} nor {' nor '.join(names)} was found.",
+            f"Install one (Debian: apt-get install {names[0]}), or set model.compile=false.",
         )
 
 
 # Kinds of file systems that are no disk of this machine, as /proc/mounts names them.
-REMOTE_FILE_SYSTEMS = re.compile(
-    r"nfs\d?|cifs|smb\w*|lustre|ceph|beegfs|gpfs|glusterfs|afs|9p|virtiofs|fuse\..*sshfs"
-)
+REMOTE = re.compile(r"nfs\d?|cifs|smb\w*|lustre|ceph|beegfs|gpfs|glusterfs|afs|9p|virtiofs|fuse\..*sshfs")
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
 
 
@@ -58,7 +55,7 @@ def nvme_is_ready(config: RunConfig, machine: Machine) -> Obstacles:
                 f"{found} lies in host memory ({kind}), which offloading is to spare.",
                 "Name a folder on a local NVMe disk, or set device=cpu.",
             )
-        elif kind and REMOTE_FILE_SYSTEMS.fullmatch(kind):
+        elif kind and REMOTE.fullmatch(kind):
             yield mistake(
                 f"{found} lies on a file system of another machine ({kind}): every step would wait for it.",
                 "Name a folder on a local NVMe disk.",

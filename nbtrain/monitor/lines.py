@@ -47,12 +47,9 @@ def resume_lines(run: RunDir) -> list[str]:
     made = ResumeCertificate.read(job.resume_json) if job else None
     if job is None or made is None:
         return []
-    passed = [
-        str(event["message"])
-        for event in read_events(job)
-        if NOT_USED in str(event.get("message")) and event.get("step", 0) > made.step
-    ]
-    return [str(made), *(f"  {message.rpartition('; ')[0]}" for message in dict.fromkeys(passed))]
+    passed = (event for event in read_events(job) if NOT_USED in str(event.get("message")))
+    newer = (str(event["message"]) for event in passed if event.get("step", 0) > made.step)
+    return [str(made), *(f"  {message.rpartition('; ')[0]}" for message in dict.fromkeys(newer))]
 
 
 def status_text(view: RunView) -> str:

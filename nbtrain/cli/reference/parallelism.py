@@ -35,8 +35,7 @@ def combinations_table() -> str:
 def _kind_row(kind: Kind) -> str:
     settings = "<br>".join(f"`{key}: {_shown(value)}`" for key, value in kind.settings.items())
     needs = f"`{kind.needs_words}`" if kind.needs else ""
-    if kind.gpu_only:
-        needs += "<br>a GPU" if needs else "a GPU"
+    needs += ("<br>" if needs else "") + "a GPU" if kind.gpu_only else ""
     return f"| {kind.short} | {kind.words} | {settings} | {needs} |"
 
 

@@ -92,8 +92,7 @@ def write_prompts(folder: Path) -> None:
             continue
         folder.mkdir(parents=True, exist_ok=True)
         generator = random.Random(number)
-        lines = []
-        for _ in range(NUM_DOCUMENTS):
-            one, other = generator.randint(0, 99), generator.randint(0, 99)
-            lines.append(json.dumps({"prompt": f"{one} and {other} are ", "completion": f"{one + other}."}))
+        pairs = ((generator.randint(0, 99), generator.randint(0, 99)) for _ in range(NUM_DOCUMENTS))
+        made = ({"prompt": f"{one} and {two} are ", "completion": f"{one + two}."} for one, two in pairs)
+        lines = [json.dumps(example) for example in made]
         files.write_text(path, "\n".join(lines) + "\n")

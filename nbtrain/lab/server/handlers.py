@@ -16,11 +16,10 @@ from jupyter_server.base.handlers import APIHandler, JupyterHandler
 from jupyter_server.utils import url_path_join
 from tornado import web
 
-from nbtrain.base.errors import JobError, NbtrainError
+from nbtrain.base.errors import NbtrainError
 from nbtrain.base.jobstate import LOST
-from nbtrain.base.rundir import RunDir
-from nbtrain.base.workspace import display, output_root
 from nbtrain.lab.server.tensorboard_proxy import PROXY_NAME
+from nbtrain.lab.server.views import view_of
 from nbtrain.lab.widgets.script import panel_script
 from nbtrain.monitor import logs
 from nbtrain.monitor.run_view import RunView
@@ -29,24 +28,6 @@ TENSORBOARD_PAGE = Path(__file__).with_name("tensorboard.html")
 
 # A job that saves quickly is seen to end within the answer; otherwise the panel shows it later.
 STOP_ANSWER_SECONDS = 2.0
-# A view holds the points of one run: about 100 bytes each.
-MOST_VIEWS = 32
-
-
-def view_of(name: str) -> RunView:
-    """The view of a run under the output root; one each, so that a request reads only what is new.
-
-    Raises JobError if there is no run of that name. A run that was made anew under its name is another run.
-    """
-    run = RunDir.named(name)
-    if (record := run.record()) is None:
-        raise JobError(f"there is no run {name!r} under {display(output_root())}.")
-    return _kept_view(str(run.path), record.get("run_id"))
-
-
-@functools.lru_cache(MOST_VIEWS)
-def _kept_view(folder: str, run_id: str | None) -> RunView:
-    return RunView(RunDir(folder))
 
 
 class NbtrainHandler(APIHandler):

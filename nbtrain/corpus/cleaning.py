@@ -75,10 +75,7 @@ class Cleaner:
 
 
 def fixed(text: str) -> str:
-    """The text with wrongly decoded characters and HTML entities fixed, and nothing else changed.
-
-    ftfy's other fixes are off: they change text that is right, such as Chinese punctuation.
-    """
+    """Wrongly decoded characters and HTML entities fixed; ftfy's other fixes would change right text."""
     import ftfy
 
     config = ftfy.TextFixerConfig(

@@ -9,8 +9,7 @@ source no larger than its share gives all its texts in order. A larger source gi
                                             bias, but the file is unpacked and a part's texts are in memory
     if its size is unknown                  its beginning, up to the share of a source as large as the sample
 
-If a byte of a source holds more than one byte of text (compressed columns), the share ends its pieces. A
-document is cut at the end of its piece. What encoding would drop is left out: empty, no Unicode, repeated.
+A document is cut at the end of its piece. What encoding would drop is left out: empty, no Unicode, repeated.
 """
 
 import random

@@ -186,10 +186,7 @@ def open_lines(path: Path, where: str) -> io.BufferedReader:
 
 
 def line_pieces(path: Path, where: str, separator: bytes | None = None) -> Iterator[SourcePart]:
-    """A file of lines in parts of about PART_BYTES, which end after a line, or after a line `separator`.
-
-    A compressed file is unpacked here, in order: its parts bring their content.
-    """
+    """A file of lines in parts of about PART_BYTES, which end after a line, or after a line `separator`."""
     if is_compressed(path):
         with open_lines(path, where) as stream:
             yield from stream_pieces(path, stream, separator)

@@ -28,10 +28,7 @@ class Row(NamedTuple):
 
 
 class RecordFileReader(FileReader):
-    """A reader of objects. A subclass defines `kind` and `read`, which goes through `rows` (see tokens.py).
-
-    `rows` streams, counts tally.records and tally.lines, and counts as broken what is no object.
-    """
+    """A reader of objects. A subclass defines `kind` and `read`, which goes through `rows`."""
 
     suffixes = (*with_compressed(".jsonl"), ".json", SUFFIX)
 

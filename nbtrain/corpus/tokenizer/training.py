@@ -121,10 +121,7 @@ def _two_pieces(token: bytes, rank_of: dict[bytes, int]) -> list[bytes]:
 
 
 def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str]]:
-    """Lists of texts of `train_bytes` in all, the last one cut; words of over 1,000 characters are cut.
-
-    Training is quadratic in the length of a word: one of 3 MB (base64) would take an hour.
-    """
+    """Lists of texts of `train_bytes` in all, the last one cut; long words are cut: training is quadratic."""
     batch: list[str] = []
     left = float("inf") if train_bytes is None else train_bytes
     for text in texts:

@@ -14,6 +14,8 @@ import zstandard
 from nbtrain.config.sources import HfDatasetSource, JsonlSource, ParquetSource, TextSource
 
 DOCUMENT_BYTES = 100_000_000
+# Beside the document: two blocks of 256 KiB, the decompressor's window and input, and what malloc rounds up.
+BUFFERS_BYTES = 2 * 2**20
 
 READ = """
 import json, re, sys
@@ -65,7 +67,7 @@ def document():
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 def test_one_line(workspace, cost, document, suffix):
-    """JSON lines take at most four times the document."""
+    """JSON lines take at most four times the document: a part, its line, orjson's copy and the text."""
     pack = {
         "": bytes,
         ".gz": lambda text: gzip.compress(text, 1),
@@ -75,7 +77,7 @@ def test_one_line(workspace, cost, document, suffix):
     (workspace / f"a.jsonl{suffix}").write_bytes(pack[suffix](lines))
     longest, count, used = cost(JsonlSource(kind="jsonl", path=f"a.jsonl{suffix}"))
     assert (longest, count) == (len(document), 3)
-    assert used <= 4 * DOCUMENT_BYTES
+    assert used <= 4 * DOCUMENT_BYTES + BUFFERS_BYTES
 
 
 @pytest.mark.slow

@@ -43,7 +43,12 @@ def run_of(options: argparse.Namespace) -> "Run":
 
 
 def save_picture(figure: Any, path: Path) -> None:
-    """Write a figure. Raises ConfigError for a file ending that matplotlib does not know."""
+    """Write a figure. Raises ConfigError if matplotlib does not know the file ending, or cannot write it."""
     if path.suffix[1:].lower() not in figure.canvas.get_supported_filetypes():
         raise ConfigError(f"{path}: no picture format of this ending; write .png or .svg.")
-    figure.savefig(path)
+    try:
+        figure.savefig(path)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: cannot be written ({error.strerror}): name a file in a folder that exists."
+        ) from None

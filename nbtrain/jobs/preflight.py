@@ -163,10 +163,15 @@ def output_is_writable(config: RunConfig, machine: Machine) -> Obstacles:
     folder = _existing(run.path)
     if not folder.is_dir():
         yield mistake(f"{display(folder)} is a file, not a folder.", "Set NBTRAIN_OUTPUT to a folder.")
-    elif not os.access(folder, os.W_OK | os.X_OK) or is_read_only(folder):
+    elif is_read_only(folder):
         yield mistake(
-            f"{display(run.path)} cannot be written: {display(folder)} gives no right to.",
-            "Set NBTRAIN_OUTPUT to a folder that can be written, or change its permissions.",
+            f"{display(run.path)} cannot be written: {display(folder)} is on a read-only disk.",
+            "Mount the disk for writing, or set NBTRAIN_OUTPUT to a folder that can be written.",
+        )
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        yield mistake(
+            f"{display(run.path)} cannot be written: the permissions of {display(folder)} forbid it.",
+            "Set NBTRAIN_OUTPUT to a folder that can be written, or change the permissions.",
         )
 
 

@@ -363,15 +363,27 @@ def test_a_disk_too_small_for_the_checkpoints(tiny, monkeypatch):
     )
 
 
-def test_an_output_that_cannot_be_written(tiny, monkeypatch):
-    """No right to write: reported before anything starts.
-
-    (access() is asked, because root may write anywhere.)
-    """
+def test_an_output_without_permission(tiny, monkeypatch):
+    """access() is asked, because root may write anywhere."""
     monkeypatch.setattr(checks.os, "access", lambda path, mode: False)
     [(kind, message)] = found(tiny())
     assert kind == "error"
+    assert message.startswith("output/tiny cannot be written: the permissions of ")
+    assert message.endswith(
+        " forbid it. Set NBTRAIN_OUTPUT to a folder that can be written, or change the permissions."
+    )
+
+
+def test_an_output_on_a_read_only_disk(tiny, monkeypatch):
+    """The permissions are not at fault, and are not blamed."""
+    monkeypatch.setattr(checks, "is_read_only", lambda folder: True)
+    [(kind, message)] = found(tiny())
+    assert kind == "error"
     assert message.startswith("output/tiny cannot be written: ")
+    assert message.endswith(
+        " is on a read-only disk. Mount the disk for writing, or set NBTRAIN_OUTPUT to a folder that can be "
+        "written."
+    )
 
 
 def test_an_output_root_that_is_a_file(tiny, workspace):

@@ -59,7 +59,7 @@ def adopt(path: str | Path, eod_token: str, directory: str | Path) -> dict[str, 
     if one_file.is_file() and not (has_both_files and _is_own(path)):
         return _adopt_one_file(one_file, eod_token, directory)
     if not has_both_files:
-        for other in sorted(path.glob("*.model")):
+        for other in sorted([*path.glob("*.model"), *path.glob("*.tiktoken")]):
             with other.open("rb") as stream:
                 _refuse_other_formats(other, stream.read(FORMAT_BYTES))
         raise DataError(

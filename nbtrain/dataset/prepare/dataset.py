@@ -246,9 +246,10 @@ class _Encoding:
             )
             if limit is not None and unknown > limit * tokens:
                 raise DataError(
-                    f"{found} At most {place(self.config, 'tokenizer.max_unknown_fraction')} = {limit:.2%} "
-                    "may be. Take a tokenizer made for this text, train one (tokenizer.path: null), or raise "
-                    "the limit: what is encoded is kept."
+                    f"{found} More than the limit of {limit:.2%} "
+                    f"({place(self.config, 'tokenizer.max_unknown_fraction')}). Take a tokenizer made for "
+                    "this text, train one (tokenizer.path: null), or raise the limit: what is encoded is "
+                    "kept."
                 )
             logger.warning(
                 "%s Take a tokenizer made for this text, or train one (tokenizer.path: null).", found

@@ -320,15 +320,16 @@ def test_not_a_tokenizer_json(workspace, content):
         (b"IQ== 0\nIg== 1\n", "tiktoken file"),
     ],
 )
+@pytest.mark.parametrize("name", ["tokenizer.model", "cl100k.tiktoken"])
 @pytest.mark.parametrize("is_folder", [False, True])
-def test_other_formats(workspace, content, kind, is_folder):
-    """It is said what they are and how to convert them."""
+def test_other_formats(workspace, content, kind, name, is_folder):
+    """The message says what they are and how to convert them."""
     (workspace / "llama").mkdir()
-    (workspace / "llama" / "tokenizer.model").write_bytes(content)
+    (workspace / "llama" / name).write_bytes(content)
     with pytest.raises(DataError) as caught:
-        adopt(workspace / "llama" / ("" if is_folder else "tokenizer.model"), EOD_TOKEN, workspace / "mine")
+        adopt(workspace / "llama" / ("" if is_folder else name), EOD_TOKEN, workspace / "mine")
     assert str(caught.value) == (
-        f"llama/tokenizer.model: is a {kind}; a tokenizer.json is needed. Most models have one beside it. "
+        f"llama/{name}: is a {kind}; a tokenizer.json is needed. Most models have one beside it. "
         f"Else convert it "
         'once, where the packages transformers, sentencepiece and tiktoken are installed: python -c "from '
         "transformers import AutoTokenizer; "

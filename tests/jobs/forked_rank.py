@@ -20,6 +20,8 @@ def reduce() -> int:
 
     from nbtrain.parallel import startup
 
+    # Not one that an outgoing connection may take before rank 0 listens.
+    assert 15_000 <= int(os.environ["MASTER_PORT"]) < 32_000
     world = startup.start("cpu", 30)
     value = torch.tensor(world.rank + 1.0, requires_grad=True)
     (value * 2).backward()

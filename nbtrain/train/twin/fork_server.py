@@ -24,6 +24,7 @@ import importlib
 import json
 import logging
 import os
+import random
 import select
 import signal
 import socket
@@ -213,9 +214,16 @@ def _be_rank(request: dict[str, Any], rank: int, port: int) -> None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    """A port on which rank 0 will listen a second later.
+
+    Outgoing connections take theirs from 32768 on (Linux: ip_local_port_range), so one of those may be in use
+    by then. The choice is the system's randomness, not torch's or Python's seeded one, which ranks inherit.
+    """
+    for port in random.SystemRandom().sample(range(15_000, 32_000), 100):
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("", port))
+            return port
+    raise RuntimeError("100 ports between 15,000 and 32,000 were tried, and all are in use")
 
 
 def _abilities() -> dict[str, Any]:

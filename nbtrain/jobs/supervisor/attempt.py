@@ -9,6 +9,7 @@ phases.py.
 import signal
 import time
 
+from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.records import STACK_SIGNAL
 from nbtrain.base.rundir import JobDir
 from nbtrain.config.schema import RunConfig
@@ -104,6 +105,7 @@ class Attempt:
                 gone=self.ranks.gone,
                 launcher_signal=self._launcher_signal,
                 mode=self._config.mode,
+                saved_step=newest_checkpoint_step(self._job.run) if self.stop_asked else None,
                 launcher_message=f"torchrun ended with code {code}; see logs/supervisor.log",
             ),
         )

@@ -80,6 +80,8 @@ class Circumstances:
     """The signal that killed torchrun, if it was not the supervisor's."""
     mode: str = "full"
     """The run's mode: only full trains to the end and saves."""
+    saved_step: int | None = None
+    """The step of the run's newest whole checkpoint, if a stop was requested; None if there is none."""
     launcher_message: str = ""
     """The launcher's last words, for an attempt that no rank lived to see."""
 
@@ -127,11 +129,7 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
             return cancelled(f"{limit}{_at(step)}; {saved}{on}")
         return cancelled(f"its ranks were told to stop by a signal from outside{_at(step)}; {saved}")
     if around.stop_requested:
-        if around.killed_at is not None:
-            return cancelled(f"stopped on request; killed before it had saved{_at(step)}")
-        first = _first_failure(records, around)
-        how = f" (rank {first.rank}: {first.message})" if first else ""
-        return cancelled(f"stopped on request before it could save{_at(step)}{how}")
+        return cancelled(_stop_out_of_order(records, around, step, saved))
     if around.hang:
         return failed(around.hang, retry=True, kind="hang")
     first = _first_failure(records, around)
@@ -144,6 +142,24 @@ def judge(records: Mapping[int, ExitRecord], circumstances: Circumstances) -> Ve
             return _without_witness(missing, around, step)
     assert first is not None, "a rank without a record is missing"
     return _failure(first, missing, around, step)
+
+
+def _stop_out_of_order(
+    records: Mapping[int, ExitRecord], around: Circumstances, step: int | None, saved: str
+) -> str:
+    """The cause of a stop after which a rank failed or was killed: it may have saved before."""
+    killed, kept = around.killed_at is not None, around.saved_step
+    first = _first_failure(records, around)
+    how = f" (rank {first.rank}: {first.message})" if first else ""
+    if kept is not None and step is not None and kept >= step:
+        later = " (its processes had to be killed later)" if killed else how
+        return f"stopped on request{_at(kept)}; {saved}{later}"
+    newest = f"; its newest checkpoint is of step {kept}" if kept is not None else ""
+    if not killed:
+        return f"stopped on request before it could save{_at(step)}{how}{newest}"
+    # A rank that hangs after its save says nothing: only the checkpoint is known.
+    missed = "said that it had saved" if step is None and newest else "had saved"
+    return f"stopped on request; killed before it {missed}{_at(step)}{newest}"
 
 
 def _rollback(record: ExitRecord, around: Circumstances) -> Verdict:

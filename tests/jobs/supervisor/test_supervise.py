@@ -202,7 +202,7 @@ def test_ranks_that_do_not_leave_are_killed(fake, start, wait_until):
     # Timeout 1 s, TERM grace 3 s, wrappers' grace 3 s, and room for a very busy machine.
     assert time.monotonic() - began < 150
     assert state == "CANCELLED"
-    assert cause.startswith("stopped on request; killed before it had saved")
+    assert cause.startswith("stopped on request; killed before it said that it had saved; its newest")
     assert processes.marked_pids([job.job_id]) == []
     assert ExitRecord.read(job.exit_record(1, 0)).signal == signal.SIGKILL
 

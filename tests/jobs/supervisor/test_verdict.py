@@ -1,5 +1,7 @@
 """How an attempt's end is judged from its exit records."""
 
+from dataclasses import replace
+
 import pytest
 
 from nbtrain.base.records import ExitRecord
@@ -125,6 +127,55 @@ def test_a_stop_that_did_not_save_says_so():
     )
     failed = judged(record(0, "failed", code=1, message="no room"), stop_requested=True)
     assert failed.cause == "stopped on request before it could save at step 7 (rank 0: no room)"
+
+
+KILLED_AFTER_ITS_WORD = record(
+    0, "killed", signal=9, code=None, time=9.0, message="killed by SIGKILL after it said 'stopped': stopped"
+)
+
+
+def test_a_stop_that_saved_says_so_whatever_became_of_its_processes():
+    """Rank 0 reported step 7, and the checkpoint of step 7 is whole: saved, although the rank was killed."""
+    stop = {"stop_requested": True, "saved_step": 7}
+    killed = judged(KILLED_AFTER_ITS_WORD, killed_at=8.0, **stop)
+    assert (killed.state, killed.cause, killed.retry) == (
+        "CANCELLED",
+        "stopped on request at step 7; saved (its processes had to be killed later)",
+        False,
+    )
+    half = judged(record(0, "stopped"), world_size=2, killed_at=8.0, **stop)
+    assert half.cause == killed.cause
+    failed = judged(record(0, "failed", code=1, message="exit code 1 after it said 'stopped'"), **stop)
+    assert failed.state == "CANCELLED"
+    assert failed.cause == (
+        "stopped on request at step 7; saved (rank 0: exit code 1 after it said 'stopped')"
+    )
+    measured = judged(KILLED_AFTER_ITS_WORD, killed_at=8.0, mode="eval", **stop)
+    assert "mode: eval saves nothing" in measured.cause
+
+
+@pytest.mark.parametrize(
+    ("step", "saved_step", "cause"),
+    [
+        (7, None, "stopped on request; killed before it had saved at step 7"),
+        (
+            7,
+            4,
+            "stopped on request; killed before it had saved at step 7; its newest checkpoint is of step 4",
+        ),
+        (None, None, "stopped on request; killed before it had saved"),
+        (
+            None,
+            4,
+            "stopped on request; killed before it said that it had saved; its newest checkpoint is of step 4",
+        ),
+    ],
+)
+def test_a_checkpoint_of_an_earlier_step_is_not_the_save_of_the_stop(step, saved_step, cause):
+    """Steps after the newest whole checkpoint are lost; without a word of a rank nobody knows of any."""
+    killed = replace(KILLED_AFTER_ITS_WORD, step=step)
+    verdict = judged(killed, stop_requested=True, killed_at=8.0, saved_step=saved_step)
+    assert (verdict.state, verdict.cause) == ("CANCELLED", cause)
 
 
 def test_the_first_failure_is_the_cause():

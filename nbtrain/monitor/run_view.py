@@ -18,7 +18,7 @@ from nbtrain.base.records import ExitRecord, Heartbeat, JobRecord
 from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.monitor import logs
 from nbtrain.monitor.resources import ResourceSampler
-from nbtrain.monitor.runs import NO_JOB
+from nbtrain.monitor.runs import NO_JOB, record_with_end
 from nbtrain.monitor.shown import shown
 from nbtrain.monitor.snapshot import (
     NUM_EVENTS,
@@ -125,7 +125,7 @@ class RunView:
         now, job = time.time(), self.job
         state, cause = self._state_and_cause()
         active = state in ACTIVE
-        record = JobRecord.read(job.job_json) if job else None
+        record = record_with_end(job, state) if job else None
         heartbeats = self.heartbeats()
         self._reader.refresh()
         resources = self._resources(job, record, heartbeats, active)
@@ -169,8 +169,8 @@ class RunView:
         found = []
         for job_id in self.run.job_ids():
             job = self.run.job(job_id)
-            record = JobRecord.read(job.job_json)
             state, cause = read_state(job, now)
+            record = record_with_end(job, state)
             keys = ("created_at", "ended_at", "resumed_from_step")
             known = {key: getattr(record, key, None) for key in keys}
             found.append({"job_id": job_id, "state": state, "cause": cause, **known})

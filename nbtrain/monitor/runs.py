@@ -2,14 +2,15 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from nbtrain.base import last_words
 from nbtrain.base.errors import RecordError
-from nbtrain.base.jobstate import read_state
+from nbtrain.base.jobstate import ACTIVE, read_state
 from nbtrain.base.records import Heartbeat, JobRecord
-from nbtrain.base.rundir import RunDir
+from nbtrain.base.rundir import JobDir, RunDir
 from nbtrain.base.workspace import output_root
 
 NO_JOB = "NEW"
@@ -76,10 +77,10 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
     """The line of one run."""
     identity = run.record() or {}
     job = run.newest_job()
-    record = JobRecord.read(job.job_json) if job else None
+    state, cause = read_state(job, now) if job else (NO_JOB, None)
+    record = record_with_end(job, state) if job else None
     beat = Heartbeat.read(job.heartbeat(0)) if job else None
     beat = record.placed(beat) if record and beat else beat
-    state, cause = read_state(job, now) if job else (NO_JOB, None)
     progress = beat.progress if beat else None
     return RunSummary(
         name=run.name,
@@ -96,6 +97,25 @@ def summary_of(run: RunDir, now: float) -> RunSummary:
         step=beat.step if beat else record.first_step if record else None,
         **{key: getattr(progress, key, None) for key in ("total_steps", "loss", "validation_loss")},
     )
+
+
+def record_with_end(job: JobDir, state: str) -> JobRecord | None:
+    """The job's record, with `ended_at` unless `state`, read before, is an active one; None without job.json.
+
+    If job.json does not hold the end, it is that of the job's last words (base/last_words.py). A job without
+    any, which is LOST, ended at its newest heartbeat, or at job.json's time stamp if it had none.
+    """
+    record = JobRecord.read(job.job_json)
+    if record is None or state in ACTIVE or record.ended_at is not None:
+        return record
+    if (words := last_words.kept(record)) and words.ended_at is not None:
+        return words
+    beats = [beat for path in job.path.glob("heartbeat/*.json") if (beat := Heartbeat.read(path))]
+    if not beats:
+        return replace(record, ended_at=job.job_json.stat().st_mtime)
+    last = max(beats, key=lambda beat: beat.time)
+    stamps = {"ended_at": last.stamps["time"]} if "time" in last.stamps else {}
+    return replace(record, ended_at=last.time, stamps={**record.stamps, **stamps})
 
 
 def runs_table(entries: Sequence[RunSummary]) -> str:

@@ -37,10 +37,9 @@ def thin(steps: list[int], values: list[float], most: int) -> tuple[list[int], l
 
 
 def job_part(record: JobRecord, now: float, active: bool) -> dict[str, Any]:
-    """What a snapshot says about the newest job."""
+    """What a snapshot says about the newest job; the record of one that is not active has its end."""
     begin = "started_at" if record.started_at else "created_at"
-    ended = not active and record.ended_at is not None
-    elapsed = record.seconds_between(begin, "ended_at") if ended else record.seconds_since(begin, now)
+    elapsed = record.seconds_since(begin, now) if active else record.seconds_between(begin, "ended_at")
     return {**{key: getattr(record, key) for key in JOB_KEYS}, "elapsed_seconds": elapsed}
 
 

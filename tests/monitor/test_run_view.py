@@ -5,11 +5,14 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from nbtrain.base import last_words
 from nbtrain.base.records import AttemptRecord, ExitRecord, Heartbeat, ProcessIdentity, ResumeCertificate
 from nbtrain.base.rundir import NOT_USED, RunDir
 from nbtrain.monitor import run_view
@@ -343,6 +346,84 @@ def test_other_process_with_the_pid_is_not_the_rank(run: RunDir) -> None:
     beat.write(job.job.heartbeat(0))
     assert RunView(run).snapshot()["ranks"][0]["phase"] == "gone"
     job.finish("CANCELLED", "stopped")
+
+
+def lose(job: FakeJob) -> None:
+    """Write the records of a job that began 500 s ago and whose supervisor is gone."""
+    job.record.created_at -= 500
+    job.record.started_at, job.record.stamps = job.record.created_at, {}
+    job.record.supervisor = ProcessIdentity(os.getpid(), 1, "another boot")
+    job.record.write(job.job.job_json)
+
+
+def ends_and_durations(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> tuple[float, float]:
+    """(end, elapsed seconds), which every view must give, now and an hour later."""
+    found, now = [], time.time()
+    for later in (0, 3600):
+        monkeypatch.setattr(time, "time", lambda later=later: now + later)
+        snapshot = RunView(run).snapshot()
+        ends = {snapshot["job"]["ended_at"], snapshot["jobs"][-1]["ended_at"]}
+        assert ends == {summary_of(run, now + later).ended_at}
+        words = dict(snapshot["shown"]["line"])["elapsed"]
+        assert words in status_text(RunView(run))
+        found.append((*ends, snapshot["job"]["elapsed_seconds"], words))
+    assert found[0] == found[1]
+    return found[0][:2]
+
+
+@pytest.mark.parametrize("stamped", [True, False])
+def test_a_lost_job_ended_at_its_last_heartbeat(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, stamped: bool
+) -> None:
+    """The duration of a LOST job stands still, by the stamps of one boot or by the wall clock."""
+    job = FakeJob(run, steps=10, world_size=2)
+    job.one_step()
+    lose(job)
+    for rank, age in ((0, 300), (1, 200)):
+        beat = Heartbeat.read(job.job.heartbeat(rank))
+        beat.mark("time")
+        beat.time -= age
+        beat.stamps["time"].seconds -= age
+        if not stamped:
+            beat.stamps = {}
+        beat.write(job.job.heartbeat(rank))
+    if stamped:
+        job.record.stamps["started_at"] = replace(
+            beat.stamps["time"], seconds=beat.stamps["time"].seconds - 7
+        )
+        job.record.write(job.job.job_json)
+    end, elapsed = ends_and_durations(run, monkeypatch)
+    assert end == beat.time
+    assert elapsed == pytest.approx(7 if stamped else beat.time - job.record.started_at)
+    assert RunView(run).state == "LOST"
+
+
+def test_a_lost_job_without_a_heartbeat_ended_when_job_json_was_written(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = FakeJob(run, steps=10)
+    lose(job)
+    for path in (job.job.path / "heartbeat").glob("*.json"):
+        path.unlink()
+    moment = job.record.created_at + 60
+    os.utime(job.job.job_json, (moment, moment))
+    end, elapsed = ends_and_durations(run, monkeypatch)
+    assert (end, elapsed) == (pytest.approx(moment), pytest.approx(60))
+
+
+def test_the_end_in_the_last_words_counts(
+    run: RunDir, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The run directory became read-only: the end is in the job's last words, and is no heartbeat's time."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    job = FakeJob(run, steps=10)
+    job.one_step()
+    lose(job)
+    ended = job.record.started_at + 42
+    last_words.keep(replace(job.record, state="FAILED", cause="read-only", ended_at=ended, restarts=3))
+    assert ends_and_durations(run, monkeypatch) == (ended, pytest.approx(42))
+    view = RunView(run)
+    assert (view.state, view.snapshot()["job"]["restarts"]) == ("FAILED", 3)
 
 
 def test_elapsed_time_does_not_depend_on_the_clock(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:

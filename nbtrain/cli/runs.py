@@ -128,11 +128,12 @@ def wait(options: argparse.Namespace) -> int:
 
 def cancel(options: argparse.Namespace) -> None:
     from nbtrain.base.jobstate import SUCCEEDED
+    from nbtrain.jobs.control import advice_to_resume
 
     run = run_of(options)
     run.stop(now=options.now)
-    advice = f" `nbtrain resume {run.name}` goes on from its newest checkpoint."
-    print(f"{run.name}: {run.state}.{'' if run.state == SUCCEEDED else advice}")
+    state = run.state
+    print(f"{run.name}: {state}.{'' if state == SUCCEEDED else f' {advice_to_resume(run.directory)}'}")
 
 
 def save(options: argparse.Namespace) -> None:

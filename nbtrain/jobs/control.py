@@ -51,6 +51,18 @@ def cancel(job: JobDir, now: bool = False, wait_seconds: float | None = None) ->
     return state, cause
 
 
+def advice_to_resume(run: RunDir) -> str:
+    """What `nbtrain resume` does with a run that has stopped, in one sentence."""
+    does = "goes on from its newest checkpoint"
+    if newest_checkpoint_step(run) is None:
+        does = (
+            "finds no whole checkpoint to go on from"
+            if run.checkpoint_steps()
+            else "starts from the beginning"
+        )
+    return f"`nbtrain resume {run.name}` {does}."
+
+
 def ask_devices(job: JobDir, devices: int | None) -> None:
     """Say how many devices the next attempt may take (backend.elastic); None: it counts them itself again."""
     files.write_json(job.control_devices, {"devices": devices, "time": time.time()})
@@ -76,10 +88,7 @@ def request_save(job: JobDir, wait_seconds: float | None = None) -> int | None:
     if state in ACTIVE and not backend.capabilities.save:
         raise JobError(f"{which} runs on a backend that cannot ask it to save.")
     if state not in ACTIVE or not backend.save(job):
-        raise JobError(
-            f"{which} is {state}; only an active job can save. "
-            f"`nbtrain resume {job.run.name}` goes on from its newest checkpoint."
-        )
+        raise JobError(f"{which} is {state}; only an active job can save. {advice_to_resume(job.run)}")
     if wait_seconds is None:
         return None
     known = before.request_id if before else 0

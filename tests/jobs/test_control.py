@@ -11,6 +11,7 @@ from nbtrain.base import files
 from nbtrain.base.errors import JobError
 from nbtrain.base.records import JobRecord, ProcessIdentity
 from nbtrain.base.rundir import JobDir, RunDir, new_job_id
+from nbtrain.cli import __main__ as cli
 from nbtrain.config.load import load, to_yaml
 from nbtrain.jobs import control
 from nbtrain.jobs.supervisor import processes
@@ -123,6 +124,28 @@ def test_a_pid_that_was_given_away_is_not_signalled(job):
     """The record names this process's pid with another start time: a signal would end the test."""
     with pytest.raises(JobError, match=r"job \S+ is LOST; only an active job can save"):
         control.request_save(job)
+
+
+def test_the_advice_to_resume_says_where_the_run_goes_on(job, capsys):
+    """From a checkpoint only if a whole one exists: `cancel` and a refused `save` say the same."""
+    run = job.run
+    files.write_text(run.config_yaml, to_yaml(load("gpt-tiny", {"name": "run"})))
+
+    def said():
+        assert cli.main(["cancel", "run"]) == 0
+        printed = capsys.readouterr().out
+        with pytest.raises(JobError) as refused:
+            control.request_save(job)
+        advice = control.advice_to_resume(run)
+        assert printed == f"run: LOST. {advice}\n"
+        assert str(refused.value).endswith(f" {advice}")
+        return advice
+
+    assert said() == "`nbtrain resume run` starts from the beginning."
+    run.checkpoint(8).mkdir(parents=True)
+    assert said() == "`nbtrain resume run` finds no whole checkpoint to go on from."
+    files.write_json(run.checkpoint_manifest(8), {"schema_version": 2, "files": {}})
+    assert said() == "`nbtrain resume run` goes on from its newest checkpoint."
 
 
 def test_a_mode_that_saves_nothing_cannot_be_asked_to(job):

@@ -65,8 +65,6 @@ class LiveRun:
         batch_size = self.config.batch_schedule.size_at(data.consumed_samples)
         return certificate.next_batch_sha256(self.samples, data, batch_size)
 
-    # --- the random state of this rank --------------------------------------------------------------------
-
     def random_state(self) -> dict[str, Any]:
         """Every generator of this rank."""
         state = random.get_state()

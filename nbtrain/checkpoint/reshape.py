@@ -90,9 +90,6 @@ def live_shape(parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(getattr(parameter, "ds_shape", parameter.shape))
 
 
-# --- where a live engine keeps its state ------------------------------------------------------------------
-
-
 def targets(engine: Any, parameters: dict[str, nn.Parameter], store: CheckpointStore) -> Iterator[Target]:
     """All that this rank's optimizer holds, with room for the moments, and the step already set."""
     names = {id(parameter): name for name, parameter in parameters.items()}

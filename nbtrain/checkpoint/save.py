@@ -55,8 +55,6 @@ class Saver:
         self._announced: Saved | None = None
         self._parameters: dict[str, Any] | None = None
 
-    # --- at a step boundary, each rank for itself ---------------------------------------------------------
-
     def wish(self) -> int:
         """SAVE if this rank's part of a background save has failed, so that all learn it; else NOTHING."""
         return SAVE if self._in_flight is not None and self._in_flight.error else NOTHING
@@ -66,8 +64,6 @@ class Saver:
         self._announce()
         announced, self._announced = self._announced, None
         return announced
-
-    # --- all ranks together -------------------------------------------------------------------------------
 
     def save(self, state: TrainState) -> float:
         """Write the checkpoint of `state.step`, or begin to; the seconds that training stood still for it.

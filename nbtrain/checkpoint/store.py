@@ -109,8 +109,6 @@ class CheckpointStore:
                 "of it."
             )
 
-    # --- what there is ------------------------------------------------------------------------------------
-
     @cached_property
     def parameters(self) -> dict[str, StoredParameter]:
         """By canonical name, in the model's order."""
@@ -159,8 +157,6 @@ class CheckpointStore:
         """Rows of the word embedding that mean a token; the rest is padding."""
         known = self.manifest["vocab_size"]
         return known or self._model_file(0, 0)["universal_checkpoint_info"]["original_vocab_size"]
-
-    # --- state of the optimizer ---------------------------------------------------------------------------
 
     def step(self, name: str) -> float:
         """Adam's step of one parameter."""
@@ -242,8 +238,6 @@ class CheckpointStore:
             )
         return found[0] if len(found) == 1 else torch.cat(found)
 
-    # --- weights as the model holds them ------------------------------------------------------------------
-
     def weights(self, name: str) -> torch.Tensor:
         """The whole weight in the format it was trained in; ZeRO 3 keeps only masters, which are rounded."""
         dim = self._parameter(name).partition_dim
@@ -272,8 +266,6 @@ class CheckpointStore:
                 name = canonical_name(f"{layer}.{inner}", self.num_layers)
                 found[entry["rank"][2]].setdefault(name, weight)
         return found
-
-    # --- files --------------------------------------------------------------------------------------------
 
     def _parameter(self, name: str) -> StoredParameter:
         try:

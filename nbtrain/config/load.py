@@ -225,8 +225,6 @@ def flatten(mapping: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str,
             yield dotted, dict(value) if isinstance(value, Mapping) else value
 
 
-# --- the schema as dotted keys ------------------------------------------------------------------------------
-
 FREE_FORM = {"backend.env", "parallel.deepspeed_extra"}
 
 

@@ -145,8 +145,6 @@ class Trainer:
         self._test()
         return "finished"
 
-    # --- after each step ----------------------------------------------------------------------------------
-
     def _clock(self) -> None:
         if self.perf is not None:
             self.perf.at(self.state.step, self.state.data.consumed_samples)
@@ -172,8 +170,6 @@ class Trainer:
 
     def _log_due(self, step: int) -> bool:
         return step % self.config.logging.log_interval_steps == 0 or step == self.config.train_steps
-
-    # --- every N steps ------------------------------------------------------------------------------------
 
     def _evaluation_due(self) -> bool:
         step, evaluation = self.state.step, self.config.evaluation
@@ -232,8 +228,6 @@ class Trainer:
     def _tell_written(self, saved: Saved | None) -> None:
         if saved is not None and self.report is not None:
             self.report.add_checkpoint_written(self.state, saved.step, saved.seconds, saved.bytes)
-
-    # --- data ---------------------------------------------------------------------------------------------
 
     def _training_batches(self) -> Batches:
         config, data, place = self.config, self.datasets, self.engine.groups.data_parallel

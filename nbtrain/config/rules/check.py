@@ -34,9 +34,6 @@ def find_problems(config: RunConfig) -> list[str]:
     return [problem for rule in RULES for problem in rule(config)]
 
 
-# --- batch ----------------------------------------------------------------------------------------
-
-
 def global_batch_divides(config: RunConfig) -> Problems:
     """Every step gives every rank the same whole number of micro batches."""
     yield from no_multiple(config, "batch.global_batch_size", *_micro_batches(config))
@@ -103,9 +100,6 @@ def training_ends(config: RunConfig) -> Problems:
         )
         steps = f" = {MOST_TOKENS:.0e} tokens" if unit != "tokens" else ""
         yield f"{found(config, f'batch.train_{unit}')}\n  must be at most {most}{steps}."
-
-
-# --- schedules ------------------------------------------------------------------------------------
 
 
 def learning_rates_are_ordered(config: RunConfig) -> Problems:
@@ -269,9 +263,6 @@ def profile_fits_run(config: RunConfig) -> Problems:
             "  records a GPU's allocator, but resources.device is cpu. Set it to false; profile_memory works "
             "on both."
         )
-
-
-# --- data and environment -------------------------------------------------------------------------
 
 
 def split_is_readable(config: RunConfig) -> Problems:

@@ -213,9 +213,6 @@ REFUSALS = tuple(
 )
 
 
-# --- rules ----------------------------------------------------------------------------------------
-
-
 def kinds_have_what_they_need(config: RunConfig) -> Problems:
     """ZeRO++ has its stage, sequence parallelism its group, FP8 its 16-bit format."""
     for kind in KINDS:

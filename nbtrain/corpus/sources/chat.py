@@ -170,8 +170,6 @@ class ChatReader(ExampleReader):
             f"the {likely}, add to this source: roles: {{{line}}}"
         )
 
-    # --- trees ----------------------------------------------------------------------------------------------
-
     def _tree_of(self, row: Row) -> tuple[str, str | None]:
         """(file, id of the tree that the row is a message of; None if it is no message)."""
         if self.config.messages_key is not None or not _is_message(row.record):

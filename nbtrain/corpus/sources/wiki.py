@@ -110,8 +110,6 @@ class WikiReader(SourceReader):
                     return xml[:end], kept
         return xml, kept
 
-    # --- the file -------------------------------------------------------------------------------------------
-
     def _path(self) -> Path:
         if self.config.path is not None:
             path = resolve(self.config.path)

@@ -139,8 +139,6 @@ def _batches(texts: Iterable[str], train_bytes: int | None) -> Iterator[list[str
         yield batch
 
 
-# --- memory -------------------------------------------------------------------------------------------------
-
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")
 # (bytes at no text, bytes per byte of text with blanks between words, the same without), peak resident

@@ -123,9 +123,6 @@ def locked(path: Path, where: str) -> Iterator[None]:
         yield
 
 
-# --- which file ---------------------------------------------------------------------------------------------
-
-
 def _choose(fetch: MirrorClient, language: str, date: str, sha1: str | None) -> tuple[str, str, str]:
     """(name, date, SHA-1) of the dump: multistream, which is read in parallel, before the plain one."""
     wiki = database(language)

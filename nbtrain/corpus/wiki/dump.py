@@ -137,9 +137,6 @@ def open_dump(path: Path, where: str = "data.sources") -> Dump:
     return Dump(path, where, packing, encoding, namespaces, site)
 
 
-# --- where to start -----------------------------------------------------------------------------------------
-
-
 def entry_points(dump: Dump, part_bytes: int) -> list[int]:
     """Offsets at least part_bytes apart where reading may start; 0 alone if only the beginning will do."""
     size = dump.path.stat().st_size
@@ -152,9 +149,6 @@ def entry_points(dump: Dump, part_bytes: int) -> list[int]:
         while match := STREAM_BEGINS.search(content, points[-1] + part_bytes):
             points.append(match.start())
     return points
-
-
-# --- reading ------------------------------------------------------------------------------------------------
 
 
 def pieces(
@@ -291,9 +285,6 @@ def _title(xml: bytes) -> bytes:
 
 def _name(title: bytes) -> str:
     return html.unescape(title.decode(errors="replace"))
-
-
-# --- bytes --------------------------------------------------------------------------------------------------
 
 
 class _Cut(Exception):

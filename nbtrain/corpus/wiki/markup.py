@@ -21,8 +21,6 @@ ASIDE = "\x7f"  # around the number of a text that is put aside and comes back a
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 
-# --- tags ---------------------------------------------------------------------------------------------------
-
 # No blank between < and a name, as in MediaWiki: "a < b" is text. Possessive, so that nothing is tried twice.
 TAG = re.compile(r"<!--|<(/?)([A-Za-z][A-Za-z0-9-]*+)([^<>]*+)>")
 
@@ -165,8 +163,6 @@ def entities(text: str) -> str:
     return ENTITY.sub(lambda match: CONTROLS.sub("", html.unescape(match[0])), text)
 
 
-# --- templates ----------------------------------------------------------------------------------------------
-
 BRACES = re.compile(r"\{\{|\}\}")
 MAX_TEMPLATE_DEPTH = 20
 
@@ -190,8 +186,6 @@ def scan_templates(text: str, expand: Callable[[str], str]) -> str:
     out[-1].append(text[position:])
     return "".join(part for parts in out for part in parts)
 
-
-# --- tables -------------------------------------------------------------------------------------------------
 
 TABLE_BEGINS = re.compile(r"[\s:*#;\x1a]*\{\|")
 TABLE_ENDS = re.compile(r"[\s:]*\|\}")
@@ -228,8 +222,6 @@ def scan_tables(text: str) -> str:
     kept.extend(lines[position:])
     return "\n".join(kept)
 
-
-# --- links --------------------------------------------------------------------------------------------------
 
 SQUARE_BRACKETS = re.compile(r"\[\[|\]\]")
 MAX_LINK_DEPTH = 4
@@ -272,8 +264,6 @@ def _label(match: re.Match[str]) -> str:
         return ""
     return match[1].strip() or DROPPED
 
-
-# --- headings -----------------------------------------------------------------------------------------------
 
 RULE = re.compile(r"^-{4,}", re.MULTILINE)
 

@@ -98,9 +98,6 @@ def _list_mark(match: re.Match[str]) -> str:
     return "- " if match[1][-1] in "*#" else ""
 
 
-# --- lines --------------------------------------------------------------------------------------------------
-
-
 def _finish(text: str, aside: list[str]) -> str:
     """Quotes, leftovers and blanks away, empty sections dropped, and back with what was put aside."""
     text = QUOTES.sub("", text)

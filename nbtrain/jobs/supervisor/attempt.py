@@ -110,8 +110,6 @@ class Attempt:
             ),
         )
 
-    # --- observing ----------------------------------------------------------------------------------------
-
     def _observe(self, now: float) -> Observed:
         """Read what there is, and note since when it is so."""
         code = self._launcher.poll()

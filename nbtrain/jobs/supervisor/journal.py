@@ -70,8 +70,6 @@ class Journal:
             with contextlib.suppress(OSError):
                 os.utime(self.job.job_json)
 
-    # --- states and events --------------------------------------------------------------------------------
-
     def set_state(self, state: str, cause: str | None = None) -> None:
         """Write the state to job.json, and an event with the seconds spent in the state before."""
         previous, self.record.state, self.record.cause = self.record.state, state, cause
@@ -114,8 +112,6 @@ class Journal:
                 raise
             return False
         return True
-
-    # --- attempts -----------------------------------------------------------------------------------------
 
     def attempt_starts(self, config: RunConfig) -> AttemptRecord:
         """STARTING: the ranks read their attempt in job.json. Raises OSError if that cannot be written."""
@@ -186,8 +182,6 @@ class Journal:
         assert self.config is not None
         schedule = self.config.batch_schedule
         return schedule.tokens_after(max(saved, reached)) - schedule.tokens_after(saved)
-
-    # --- the end ------------------------------------------------------------------------------------------
 
     def end(self, verdict: Verdict) -> None:
         """Event, summary.json, and then the state, so that whoever waits for the state finds everything."""

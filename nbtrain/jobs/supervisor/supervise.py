@@ -165,9 +165,6 @@ def recover(it: Supervision, verdict: Verdict, before: Verdict | None, lost: str
     return fit_devices(it, verdict) if recovery.counts_devices else None
 
 
-# --- during an attempt ----------------------------------------------------------------------------
-
-
 def obey(it: Supervision, attempt: Attempt) -> None:
     """Pass on to the ranks what was asked since the last look."""
     asked, journal = it.asked, it.journal
@@ -188,9 +185,6 @@ def tell_training(it: Supervision, attempt: Attempt) -> None:
     """STARTING ends when rank 0 is past loading."""
     if it.journal.record.state == STARTING and attempt.ranks.training():
         it.journal.attempt_trains(attempt.ranks.lead())
-
-
-# --- between two attempts -------------------------------------------------------------------------
 
 
 def tell_rollback(journal: Journal, rollback: Rollback, lost: str) -> None:
@@ -248,9 +242,6 @@ def fit_devices(it: Supervision, verdict: Verdict) -> Verdict | None:
         )
         it.journal.event("warning", said, devices=devices, data_parallel_size=size)
     return None
-
-
-# --- what others have left ------------------------------------------------------------------------
 
 
 def wait_for_predecessors(journal: Journal, seconds: float) -> None:

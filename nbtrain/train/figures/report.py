@@ -201,8 +201,6 @@ class Report:
             self.events.write("time", text, seconds=seconds, steps=self._time_split.steps)
         self.writer.close()
 
-    # --- one step -----------------------------------------------------------------------------------------
-
     def _write(self, result: StepResult) -> None:
         loss = float(result.loss)
         norm = float(result.grad_norm) if result.grad_norm is not None else None
@@ -331,8 +329,6 @@ class Report:
             torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU",
             f"from step {state.step}" if state.step else "from the start",
         )
-
-    # --- state --------------------------------------------------------------------------------------------
 
     def _follow(self, state: TrainState) -> None:
         progress = self.progress

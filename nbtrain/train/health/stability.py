@@ -171,8 +171,6 @@ class StepGuard:
         """From now on act between the last backward pass and the optimizer (train/engine/patches.py)."""
         self._engine._take_model_step = self._guarded
 
-    # --- a step -------------------------------------------------------------------------------------------
-
     def begin_step(
         self, step: int, positions: tuple[int, int], local_loss: Callable[[], torch.Tensor | None]
     ) -> None:
@@ -237,8 +235,6 @@ class StepGuard:
             "set stability.on_nan = rollback, which passes over the samples since."
         )
 
-    # --- before the weights move --------------------------------------------------------------------------
-
     def _guarded(self, lr_kwargs: dict[str, Any] | None = None) -> None:
         """DeepSpeed's _take_model_step, unless the step is bad and may still be thrown away."""
         own = self._local_loss()
@@ -265,8 +261,6 @@ class StepGuard:
         total, count, bad = sums.tolist()
         return total / max(count, 1.0), bad == 0
 
-    # --- after the step -----------------------------------------------------------------------------------
-
     def _look(self, keep: int) -> None:
         while len(self._pending) > keep:
             step = self._pending.popleft()
@@ -277,8 +271,6 @@ class StepGuard:
             if kind := self.history.kind(loss, norm):
                 self._act(step, kind, loss, norm)
             self.history.losses.append(loss)
-
-    # --- what is done -------------------------------------------------------------------------------------
 
     def _act(
         self, step: _Step, kind: str, loss: float | None, norm: float | None, scale_advice: str = ""

@@ -209,9 +209,6 @@ def shortened(name: str, letters: int) -> str:
     return name if len(name) <= letters else name[: letters - 3] + "..."
 
 
-# --- intervals --------------------------------------------------------------------------------------------
-
-
 def union(intervals: Iterable[Interval]) -> list[Interval]:
     """Sorted and disjoint intervals that cover the same moments."""
     joined: list[Interval] = []

@@ -18,21 +18,21 @@ REPOSITORY = Path(__file__).parent.parent
 SHARED = REPOSITORY.parent / "shared"
 # The longest files, the longest first: the end of every run prints its slowest tests (durations.py).
 LONGEST = (
-    "jobs/test_real_trainer.py",
-    "jobs/twin/test_prove.py",
-    "jobs/test_faults.py",
     "parity/test_parity.py",
-    "checkpoint/test_reshape.py",
     "end_to_end/test_browser.py",
-    "parity/test_reshaping.py",
+    "jobs/twin/test_prove.py",
     "jobs/supervisor/test_supervise.py",
-    "end_to_end/test_demo.py",
-    "end_to_end/test_old_workspace.py",
-    "end_to_end/test_notebooks.py",
-    "train/health/test_stability.py",
-    "end_to_end/test_twin_notebook.py",
-    "train/test_training.py",
+    "jobs/test_real_trainer.py",
+    "jobs/test_faults.py",
     "parity/test_resuming.py",
+    "checkpoint/test_reshape.py",
+    "end_to_end/test_demo.py",
+    "parity/test_reshaping.py",
+    "train/health/test_stability.py",
+    "end_to_end/test_old_workspace.py",
+    "dataset/encode/test_encoder.py",
+    "train/test_training.py",
+    "end_to_end/test_twin_notebook.py",
 )
 
 # Several ranks and several tests share few cores; OpenMP teams that wait for each other would crawl.

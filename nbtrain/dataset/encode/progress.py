@@ -85,7 +85,7 @@ class EncodeProgress:
         seconds = max(1e-3, time.monotonic() - self._started)
         self.progress.update(
             max(0, self._size + under_way - self.progress.done),
-            documents=f"{documents:,} ({count(encoded[1] / seconds)}/s)",
+            documents=f"{documents:,} ({count(round(encoded[1] / seconds))}/s)",
             tokens=f"{tokens:,}",
         )
 

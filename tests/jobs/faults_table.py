@@ -170,11 +170,11 @@ def fill_disk(suffered: Suffered, note: Callable[[], float]) -> None:
 
 @contextlib.contextmanager
 def small_disk(folder: Path) -> Iterator[dict[str, str]]:
-    """A disk of 80 MiB for the output; needs root."""
+    """A disk of 100 MiB for the output: a restart wants 80 MiB and a checkpoint to be free; needs root."""
     disk = folder / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=80m", "tmpfs", str(disk)], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", str(disk)], capture_output=True, text=True
     )
     if mounted.returncode:
         raise Impossible(f"mount is not allowed here: {mounted.stderr.strip()}")

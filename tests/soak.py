@@ -274,7 +274,8 @@ def main() -> int:
         failed += not found.passed
         print(f"{part.name}: {found.words} ({found.minutes:.1f} minutes)", flush=True)
         if not part.has_page:
-            files.write_text(PAGE, page_text({**results, part.name: found}))
+            # Read again: another soak may have written other parts meanwhile.
+            files.write_text(PAGE, page_text({**read_page(PAGE), part.name: found}))
     return min(failed, 1)
 
 

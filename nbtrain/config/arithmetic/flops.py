@@ -2,7 +2,7 @@
 
 Per token and forward pass, a product with an [m, n] matrix costs 2 m n:
 
-    layer      8 h^2 + 4 h f       query/key/value, projection, MLP
+    layer      8 h^2 + 4 h f       query/key/value, projection, MLP; in general twice their weights (shape.py)
                4 s h               scores and their product with the values, over all s positions
     logits     2 h V
 
@@ -24,12 +24,13 @@ Its 16 fits f = 4. With f = 3 it should be 12: the logits are counted a quarter 
 no MFU.
 """
 
+from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.schema import RunConfig
 
 
 def model_flops_per_token(config: RunConfig) -> float:
     """Forward and backward pass of one token, recomputation left out: the numerator of MFU."""
-    return 3 * (_layers_forward(config) + logits_flops_per_token(config))
+    return model_flops(shape_of(config))
 
 
 def hardware_flops_per_token(config: RunConfig) -> float:
@@ -60,19 +61,37 @@ def megatron_deepspeed_tflops(config: RunConfig, samples_per_second: float) -> f
 
 def block_flops_per_token(config: RunConfig) -> float:
     """The forward pass of one transformer block."""
-    model = config.model
-    hidden, ffn = model.hidden_size, model.resolved_ffn_hidden_size
-    return 8 * hidden**2 + 4 * hidden * ffn + attention_flops_per_token(config)
+    return block_forward(shape_of(config))
 
 
 def attention_flops_per_token(config: RunConfig) -> float:
     """The forward pass of one block's attention core: scores, and their product with the values."""
-    return 4 * config.model.seq_length * config.model.hidden_size
+    return attention_forward(shape_of(config))
 
 
 def logits_flops_per_token(config: RunConfig) -> float:
     """The forward pass of the output layer."""
-    return 2 * config.model.hidden_size * config.padded_vocab_size
+    return logits_forward(shape_of(config))
+
+
+def block_forward(shape: Shape) -> float:
+    """FLOPs of one token's forward pass through one block."""
+    return 2 * (shape.attention_weights + shape.mlp_weights) + attention_forward(shape)
+
+
+def attention_forward(shape: Shape) -> float:
+    """FLOPs of one token's forward pass through one block's attention core, over all positions."""
+    return 4 * shape.seq_length * shape.query_width
+
+
+def logits_forward(shape: Shape) -> float:
+    """FLOPs of one token's forward pass through the output layer."""
+    return 2 * shape.output_weights
+
+
+def model_flops(shape: Shape) -> float:
+    """FLOPs of one token's forward and backward pass, recomputation left out."""
+    return 3 * (shape.num_layers * block_forward(shape) + logits_forward(shape))
 
 
 def _layers_forward(config: RunConfig) -> float:

@@ -7,7 +7,8 @@ of flops.py. Blocks that do not divide evenly go to later stages, because under 
 activations of more micro batches.
 """
 
-from nbtrain.config.arithmetic.flops import block_flops_per_token, logits_flops_per_token
+from nbtrain.config.arithmetic.flops import block_forward, logits_forward
+from nbtrain.config.arithmetic.shape import Shape, shape_of
 from nbtrain.config.schema import RunConfig
 
 
@@ -18,12 +19,18 @@ def stage_layers(config: RunConfig) -> list[int]:
     """
     if config.parallel.pipeline_stage_layers is not None:
         return list(config.parallel.pipeline_stage_layers)
-    stages, layers = config.parallel.pipeline_parallel_size, config.model.num_layers
+    full = config.parallel.activation_checkpointing.granularity == "full"
+    return cut_evenly(shape_of(config), config.parallel.pipeline_parallel_size, full)
+
+
+def cut_evenly(shape: Shape, stages: int, recomputed: bool) -> list[int]:
+    """Blocks of each of `stages` stages; `recomputed`: each block's forward pass is made twice."""
+    layers = shape.num_layers
     if stages == 1:
         return [layers]
     # Recomputation makes a block's second forward pass; logits are never recomputed.
-    passes = 4 / 3 if config.parallel.activation_checkpointing.granularity == "full" else 1.0
-    block, logits = passes * block_flops_per_token(config), logits_flops_per_token(config)
+    passes = 4 / 3 if recomputed else 1.0
+    block, logits = passes * block_forward(shape), logits_forward(shape)
 
     def slowest(in_last: int) -> float:
         others = -(-(layers - in_last) // (stages - 1))

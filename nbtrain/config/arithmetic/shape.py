@@ -1,0 +1,96 @@
+"""The shape of a decoder-only GPT, for every count of parameters and FLOPs.
+
+A run's model is one Shape (`shape_of`). The planner makes others: LLaMA-like models with grouped queries, a
+gated MLP, RMSNorm or rotary positions, which it can plan although the trainer does not train them yet.
+
+    embedding   V h + p h                      word embeddings, learned positions
+    layer       h (q + 2 k) + q h              attention: query (width q), key, value (k), projection
+                2 h f, gated 3 h f             MLP
+                2 norms of h or, with bias, 2 h
+    final norm  h or 2 h
+    output      V h if it is not tied
+
+With biases each matrix has one more row: q + 2 k, h, f (gated 2 f) and h numbers.
+"""
+
+from dataclasses import dataclass
+
+from nbtrain.config.schema import RunConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Sizes of one model; names as in Megatron-LM's arguments."""
+
+    num_layers: int
+    hidden_size: int
+    num_attention_heads: int
+    ffn_hidden_size: int
+    padded_vocab_size: int
+    seq_length: int
+    num_query_groups: int
+    """Heads of key and value; num_attention_heads without grouped queries (arXiv:2305.13245)."""
+    kv_channels: int
+    """Size of one head; hidden_size / num_attention_heads in most models."""
+    learned_positions: int = 0
+    """Rows of the table of learned positions; 0 with rotary positions or ALiBi."""
+    gated: bool = False
+    """A gated MLP, SwiGLU or GeGLU: three matrices in place of two (arXiv:2002.05202)."""
+    rmsnorm: bool = False
+    """RMSNorm has no bias."""
+    bias: bool = True
+    """Linear layers have biases."""
+    tied: bool = True
+    """The output layer is the word embedding."""
+    parallel_residual: bool = False
+    """Attention and MLP read one normalised input (GPT-J, GPT-NeoX)."""
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+
+    @property
+    def query_width(self) -> int:
+        """Width of all query heads together."""
+        return self.num_attention_heads * self.kv_channels
+
+    @property
+    def kv_width(self) -> int:
+        """Width of all key heads together, and of all value heads."""
+        return self.num_query_groups * self.kv_channels
+
+    @property
+    def norm_parameters(self) -> int:
+        """Parameters of one norm."""
+        return self.hidden_size * (1 if self.rmsnorm else 2)
+
+    @property
+    def attention_weights(self) -> int:
+        """Elements of the attention's matrices of one layer."""
+        return self.hidden_size * (2 * self.query_width + 2 * self.kv_width)
+
+    @property
+    def mlp_weights(self) -> int:
+        """Elements of the MLP's matrices of one layer."""
+        return (3 if self.gated else 2) * self.hidden_size * self.ffn_hidden_size
+
+    @property
+    def output_weights(self) -> int:
+        """Elements of the output layer, tied or not."""
+        return self.padded_vocab_size * self.hidden_size
+
+
+def shape_of(config: RunConfig) -> Shape:
+    """The shape of a run's model."""
+    model = config.model
+    return Shape(
+        num_layers=model.num_layers,
+        hidden_size=model.hidden_size,
+        num_attention_heads=model.num_attention_heads,
+        ffn_hidden_size=model.resolved_ffn_hidden_size,
+        padded_vocab_size=config.padded_vocab_size,
+        seq_length=model.seq_length,
+        num_query_groups=model.num_attention_heads,
+        kv_channels=model.hidden_size // model.num_attention_heads,
+        learned_positions=model.resolved_max_position_embeddings,
+        hidden_dropout=model.hidden_dropout,
+        attention_dropout=model.attention_dropout,
+    )

@@ -1,0 +1,190 @@
+"""A setup: one model in one layout on one kind of device. All that memory, time and traffic depend on.
+
+A run is one setup (`setup_of`). The layout search makes thousands, by `dataclasses.replace`. A published run
+of another program is a setup too, with the program's name as its `engine`: engines.py says how that program
+spends memory and time.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from nbtrain.config.arithmetic.devices import Device, find_device
+from nbtrain.config.arithmetic.shape import Shape, shape_of
+from nbtrain.config.arithmetic.stages import cut_evenly, stage_layers
+from nbtrain.config.deepspeed import bucket_elements, nvme_buffer_elements
+from nbtrain.config.schema import RunConfig
+
+Dtype = Literal["fp32", "bf16", "fp16"]
+Recompute = Literal["none", "selective", "full"]
+Place = Literal["none", "cpu", "nvme"]
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """One model, its layout, its batch and its devices; the names are those of a run YAML."""
+
+    shape: Shape
+    engine: str = "nbtrain"
+    """The program that trains: a key of engines.py."""
+
+    device: Device | None = None
+    """The row of the device table; None on a CPU or if the GPU's type is not known."""
+    on_gpu: bool = True
+    nodes: int = 1
+    devices_per_node: int = 1
+    fabric_bytes_per_second: float | None = None
+    """Between nodes, one way, of all devices of a node together; None if it is not known."""
+    host_memory_bytes: int | None = None
+    """Host memory of a node; None if it is not known."""
+    cpus_per_node: int | None = None
+
+    micro_batch_size: int = 1
+    global_batch_size: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    virtual_stages: int = 1
+    """Pieces of each pipeline stage in an interleaved schedule; 1 is 1F1B."""
+    stage_layers: tuple[int, ...] | None = None
+    """Blocks of each stage; None cuts them evenly."""
+    context_parallel_size: int = 1
+    """Ring attention over this many ranks (other programs)."""
+    ulysses_size: int = 1
+    """Ulysses: ranks that share each sequence and its heads (ds_sequence_parallel_size)."""
+    data_parallel_size: int = 1
+    sequence_parallel: bool = False
+    fpdt_chunk_tokens: int = 0
+
+    zero_stage: int = 0
+    shard_size: int | None = None
+    """Ranks that ZeRO divides state among, if they are fewer than the data axis (HYBRID_SHARD)."""
+    hpz_size: int = 1
+    """Ranks that share ZeRO++'s second copy of the parameters; 1 is off."""
+    quantized_weights: bool = False
+    quantized_gradients: bool = False
+    offload_optimizer: Place = "none"
+    offload_param: Place = "none"
+    overlap_comm: bool = True
+    contiguous_gradients: bool = True
+    communication_dtype: Dtype = "fp32"
+
+    dtype: Dtype = "bf16"
+    autocast: bool = False
+    fp8: bool = False
+    recompute: Recompute = "none"
+    recompute_interval: int = 1
+    """Blocks that full recomputation takes together."""
+    keeps_scores: bool = False
+    """The attention kernel keeps the scores of all pairs of positions (no flash attention)."""
+    compiled: bool = False
+    """torch.compile fuses what lies between the matrix products."""
+
+    reduce_bucket_elements: int = 500_000_000
+    allgather_bucket_elements: int = 500_000_000
+    sub_group_elements: int = 1_000_000_000
+    max_live_elements: int = 1_000_000_000
+    prefetch_elements: int = 50_000_000
+    persistence_elements: int = 100_000
+    logits_chunk_tokens: int = 0
+    """Tokens whose logits exist at one time; 0 means all tokens of the micro batch."""
+    nvme_buffer_elements: int = 0
+    nvme_buffer_count: int = 5
+    saves_in_background: bool = False
+    """Asynchronous saving keeps a host copy of weights and optimizer state."""
+
+    @property
+    def data_axis_size(self) -> int:
+        """Ranks that hold the same weights and take different tokens."""
+        return self.data_parallel_size * self.ulysses_size * self.context_parallel_size
+
+    @property
+    def zero_size(self) -> int:
+        """Ranks that ZeRO divides state among."""
+        return self.shard_size or self.data_axis_size
+
+    @property
+    def model_size(self) -> int:
+        """Ranks that hold one copy of the model together without ZeRO."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def world_size(self) -> int:
+        return self.model_size * self.data_axis_size
+
+    @property
+    def accumulation_steps(self) -> int:
+        """Micro batches of each rank in a step."""
+        return max(self.global_batch_size // (self.micro_batch_size * self.data_parallel_size), 1)
+
+    @property
+    def tokens_per_micro_batch(self) -> int:
+        """Tokens of a micro batch on one rank; Ulysses and ring ranks share each sequence."""
+        sharing = self.ulysses_size * self.context_parallel_size
+        return self.shape.seq_length * self.micro_batch_size // sharing
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.global_batch_size * self.shape.seq_length
+
+    @property
+    def layers_by_stage(self) -> tuple[int, ...]:
+        """Blocks of each pipeline stage."""
+        if self.stage_layers is not None:
+            return self.stage_layers
+        return tuple(cut_evenly(self.shape, self.pipeline_parallel_size, self.recompute == "full"))
+
+
+def setup_of(config: RunConfig) -> Setup:
+    """The setup of a run."""
+    parallel, precision, resources = config.parallel, config.precision, config.resources
+    on_gpu = resources.device == "gpu"
+    return Setup(
+        shape=shape_of(config),
+        device=find_device(resources.gpu_type) if on_gpu else None,
+        on_gpu=on_gpu,
+        nodes=resources.nodes,
+        devices_per_node=config.ranks_per_node,
+        host_memory_bytes=resources.memory_per_node_bytes,
+        cpus_per_node=resources.cpus_per_node,
+        micro_batch_size=config.batch.micro_batch_size,
+        global_batch_size=config.batch.global_batch_size,
+        tensor_parallel_size=parallel.tensor_parallel_size,
+        pipeline_parallel_size=parallel.pipeline_parallel_size,
+        stage_layers=tuple(stage_layers(config)),
+        ulysses_size=parallel.ds_sequence_parallel_size,
+        data_parallel_size=parallel.data_parallel_size,
+        sequence_parallel=parallel.sequence_parallel,
+        fpdt_chunk_tokens=parallel.fpdt_chunk_tokens,
+        zero_stage=parallel.zero_stage,
+        hpz_size=config.zero_hpz_partition_size if parallel.zero_hpz else 1,
+        quantized_weights=parallel.zero_quantized_weights,
+        quantized_gradients=parallel.zero_quantized_gradients,
+        offload_optimizer=parallel.offload_optimizer.device,
+        offload_param=parallel.offload_param.device,
+        overlap_comm=parallel.overlap_comm,
+        contiguous_gradients=parallel.contiguous_gradients,
+        communication_dtype=parallel.communication_data_type,
+        dtype=precision.dtype,
+        autocast=precision.autocast,
+        fp8=precision.fp8,
+        recompute=parallel.activation_checkpointing.granularity,
+        recompute_interval=parallel.activation_checkpointing.interval_layers,
+        keeps_scores=_keeps_scores(config),
+        compiled=config.model.compile,
+        reduce_bucket_elements=bucket_elements(config, parallel.reduce_bucket_size),
+        allgather_bucket_elements=bucket_elements(config, parallel.allgather_bucket_size),
+        sub_group_elements=parallel.sub_group_size,
+        max_live_elements=parallel.stage3_max_live_parameters,
+        prefetch_elements=parallel.stage3_prefetch_bucket_size,
+        persistence_elements=parallel.stage3_param_persistence_threshold,
+        logits_chunk_tokens=config.model.cross_entropy_chunk_tokens,
+        nvme_buffer_elements=nvme_buffer_elements(config),
+        nvme_buffer_count=parallel.offload_param.buffer_count,
+        saves_in_background=config.checkpoint.async_save and config.mode == "full",
+    )
+
+
+def _keeps_scores(config: RunConfig) -> bool:
+    """Whether the attention kernel materializes all scores: `math`, and on CPU any kernel with dropout."""
+    backend = config.model.attention_backend
+    on_cpu = config.resources.device == "cpu"
+    return backend == "math" or (backend == "auto" and on_cpu and config.model.attention_dropout > 0)

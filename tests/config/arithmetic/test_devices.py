@@ -10,13 +10,13 @@ from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_devi
     [
         ("NVIDIA A100-SXM4-40GB", "A100-40GB"),
         ("A100-SXM4-40GB", "A100-40GB"),
-        ("NVIDIA A100-PCIE-40GB", "A100-40GB"),
-        ("NVIDIA A100-PCIe-40GB", "A100-40GB"),
+        ("NVIDIA A100-PCIE-40GB", "A100-PCIe-40GB"),
+        ("NVIDIA A100-PCIe-40GB", "A100-PCIe-40GB"),
         ("NVIDIA A100-SXM4-80GB", "A100-80GB"),
-        ("NVIDIA A100 80GB PCIe", "A100-80GB"),
-        ("NVIDIA A100-PCIE-80GB", "A100-80GB"),
+        ("NVIDIA A100 80GB PCIe", "A100-PCIe-80GB"),
+        ("NVIDIA A100-PCIE-80GB", "A100-PCIe-80GB"),
         ("NVIDIA A800-SXM4-80GB", "A800-80GB"),
-        ("NVIDIA A800 80GB PCIe", "A800-80GB"),
+        ("NVIDIA A800 80GB PCIe", "A800-PCIe-80GB"),
         ("Tesla V100-SXM2-16GB", "V100-16GB"),
         ("Tesla V100-SXM3-32GB", "V100-32GB"),
         ("Tesla V100-SXM2-32GB-LS", "V100-32GB"),
@@ -29,6 +29,14 @@ from nbtrain.config.arithmetic.devices import DEVICES, find_device, nearest_devi
         ("NVIDIA H100 PCIe", "H100-PCIe"),
         ("NVIDIA H100 NVL", "H100-NVL"),
         ("NVIDIA H200", "H200"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA L40", "L40"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX-6000-Ada"),
+        ("NVIDIA GeForce RTX 5090", "RTX-5090"),
+        ("AMD Instinct MI300X", "MI300X"),
+        ("Ascend910B3", "Ascend-910B"),
+        ("A100-SXM-80GB", "A100-80GB"),
+        ("H100-SXM-80GB", "H100"),
         ("NVIDIA L40S", "L40S"),
         ("NVIDIA A10", "A10"),
         ("NVIDIA GeForce RTX 4090", "RTX-4090"),
@@ -57,49 +65,95 @@ def test_what_is_not_in_the_table_has_no_peak(reported):
     assert find_device(reported) is None
 
 
-# GiB, TFLOP/s of fp32, tf32 and 16 bit (dense, fp32 accumulation), GB/s between two GPUs, compute capability.
-# From NVIDIA's datasheets, read apart from the table; a figure with sparsity is halved here. GiB of GDDR6
-# cards with ECC: 15/16 of the nominal memory.
+# GiB, GB/s of memory, TFLOP/s of fp32, tf32, 16 bit and fp8 (dense, fp32 accumulation), GB/s between two
+# GPUs, compute capability, watts, generations of flash-attn. From the makers' datasheets and the README of
+# flash-attn, read apart from the table; a figure with sparsity is halved here. GiB of GDDR6 cards with ECC:
+# 15/16 of the nominal memory.
 DATASHEETS = {
-    "V100-16GB": (16, 15.7, None, 125, 300, (7, 0)),
-    "V100-32GB": (32, 15.7, None, 125, 300, (7, 0)),
-    "V100-PCIe-16GB": (16, 14, None, 112, 32, (7, 0)),
-    "V100-PCIe-32GB": (32, 14, None, 112, 32, (7, 0)),
-    "T4": (16 * 15 / 16, 8.1, None, 65, 32, (7, 5)),
-    "A100-40GB": (40, 19.5, 156, 312, 600, (8, 0)),
-    "A100-80GB": (80, 19.5, 156, 312, 600, (8, 0)),
-    "A800-80GB": (80, 19.5, 156, 312, 400, (8, 0)),
-    "A10": (24 * 15 / 16, 31.2, 62.5, 125, 64, (8, 6)),
-    "A30": (24, 10.3, 82, 165, 64, (8, 0)),
-    "A40": (48 * 15 / 16, 37.4, 74.8, 149.7, 64, (8, 6)),
-    "RTX-A6000": (48, 38.7, 77.4, 154.8, 64, (8, 6)),
-    "RTX-3090": (24, 35.6, 35.6, 71, 64, (8, 6)),
-    "RTX-4090": (24, 82.6, 82.6, 165.2, 64, (8, 9)),
-    "L4": (24 * 15 / 16, 30.3, 60, 121, 64, (8, 9)),
-    "L40S": (48 * 15 / 16, 91.6, 183, 362.05, 64, (8, 9)),
-    "H100": (80, 67, 989 / 2, 1979 / 2, 900, (9, 0)),
-    "H100-PCIe": (80, 51, 756 / 2, 1513 / 2, 128, (9, 0)),
-    "H100-NVL": (94, 60, 835 / 2, 1671 / 2, 600, (9, 0)),
-    "H800": (80, 67, 989 / 2, 1979 / 2, 400, (9, 0)),
-    "H20": (96, 44, 74, 148, 900, (9, 0)),
-    "H200": (141, 67, 989 / 2, 1979 / 2, 900, (9, 0)),
-    "B200": (180, 75, 1125, 2250, 1800, (10, 0)),
+    "V100-16GB": (16, 900, 15.7, None, 125, None, 300, (7, 0), 300, ()),
+    "V100-32GB": (32, 900, 15.7, None, 125, None, 300, (7, 0), 300, ()),
+    "V100-PCIe-16GB": (16, 900, 14, None, 112, None, 32, (7, 0), 250, ()),
+    "V100-PCIe-32GB": (32, 900, 14, None, 112, None, 32, (7, 0), 250, ()),
+    "T4": (16 * 15 / 16, 320, 8.1, None, 65, None, 32, (7, 5), 70, (1,)),
+    "A100-40GB": (40, 1555, 19.5, 156, 312, None, 600, (8, 0), 400, (2,)),
+    "A100-80GB": (80, 2039, 19.5, 156, 312, None, 600, (8, 0), 400, (2,)),
+    "A100-PCIe-40GB": (40, 1555, 19.5, 156, 312, None, 64, (8, 0), 250, (2,)),
+    "A100-PCIe-80GB": (80, 1935, 19.5, 156, 312, None, 64, (8, 0), 300, (2,)),
+    "A800-80GB": (80, 2039, 19.5, 156, 312, None, 400, (8, 0), 400, (2,)),
+    "A800-PCIe-80GB": (80, 1935, 19.5, 156, 312, None, 64, (8, 0), 300, (2,)),
+    "A10": (24 * 15 / 16, 600, 31.2, 62.5, 125, None, 64, (8, 6), 150, (2,)),
+    "A30": (24, 933, 10.3, 82, 165, None, 64, (8, 0), 165, (2,)),
+    "A40": (48 * 15 / 16, 696, 37.4, 74.8, 149.7, None, 64, (8, 6), 300, (2,)),
+    "RTX-A6000": (48, 768, 38.7, 77.4, 154.8, None, 64, (8, 6), 300, (2,)),
+    "RTX-3090": (24, 936, 35.6, 35.6, 71, None, 64, (8, 6), 350, (2,)),
+    "RTX-4090": (24, 1008, 82.6, 82.6, 165.2, 330.3, 64, (8, 9), 450, (2,)),
+    "RTX-5090": (32, 1792, 104.8, 104.8, 209.5, 419, 128, (12, 0), 575, (2,)),
+    "RTX-6000-Ada": (48, 960, 91.1, 182, 364, 728, 64, (8, 9), 300, (2,)),
+    "L4": (24 * 15 / 16, 300, 30.3, 60, 121, 242, 64, (8, 9), 72, (2,)),
+    "L40": (48 * 15 / 16, 864, 90.5, 90.5, 181, 362, 64, (8, 9), 300, (2,)),
+    "L40S": (48 * 15 / 16, 864, 91.6, 183, 362.05, 733, 64, (8, 9), 350, (2,)),
+    "H100": (80, 3350, 67, 989 / 2, 1979 / 2, 1979, 900, (9, 0), 700, (2, 3, 4)),
+    "H100-96GB-HBM2e": (96, 2400, 67, 989 / 2, 1979 / 2, 1979, 900, (9, 0), 500, (2, 3, 4)),
+    "H100-PCIe": (80, 2000, 51, 756 / 2, 1513 / 2, 1513, 128, (9, 0), 350, (2, 3, 4)),
+    "H100-NVL": (94, 3938, 60, 835 / 2, 1671 / 2, 1671, 128, (9, 0), 400, (2, 3, 4)),
+    "H800": (80, 3350, 67, 989 / 2, 1979 / 2, 1979, 400, (9, 0), 700, (2, 3)),
+    "H20": (96, 4000, 44, 74, 148, 296, 900, (9, 0), 400, (2, 3)),
+    "H200": (141, 4800, 67, 989 / 2, 1979 / 2, 1979, 900, (9, 0), 700, (2, 3, 4)),
+    "B200": (180, 8000, 75, 1125, 2250, 4500, 1800, (10, 0), 1000, (2, 4)),
+    "GB200": (186, 8000, 80, 1250, 2500, 5000, 1800, (10, 0), 1200, (2, 4)),
+    "GB300": (277, 8000, 80, 1250, 2500, 5000, 1800, (10, 3), 1400, (2, 4)),
+    "MI250X": (128 / 2, 3276 / 2, 47.9 / 2, None, 383 / 2, None, 400, (0, 0), 560 / 2, (2,)),
+    "MI300X": (192, 5300, 163.4, 653.7, 1307, 2615, 896, (0, 0), 750, (2,)),
+    "Ascend-910A": (32, 1200, None, None, 256, None, 90, (0, 0), 310, ()),
+    "Ascend-910B": (64, 1600, 75, None, 313, None, 392, (0, 0), 400, ()),
 }
+WITHOUT_BF16 = {"V100-16GB", "V100-32GB", "V100-PCIe-16GB", "V100-PCIe-32GB", "T4", "Ascend-910A"}
+# GB/s of the NVLink bridge that joins two cards.
+BRIDGES = {
+    **dict.fromkeys(("A100-PCIe-40GB", "A100-PCIe-80GB", "H100-PCIe", "H100-NVL"), 600),
+    **dict.fromkeys(("A40", "RTX-A6000", "RTX-3090"), 112.5),
+    "A800-PCIe-80GB": 400,
+    "A30": 200,
+}
+FP4 = {"RTX-5090": 1676, "B200": 9000, "GB200": 10000, "GB300": 15000}
 
 
 @pytest.mark.parametrize("name", DATASHEETS)
 def test_a_row_is_that_of_the_datasheet(name):
     """Dense peaks, never the sparse ones, which are twice as high; V100 and T4 have no bf16 and no tf32."""
-    gib, fp32, tf32, half, link, capability = DATASHEETS[name]
+    gib, bandwidth, fp32, tf32, half, fp8, link, capability, watts, flash = DATASHEETS[name]
     device = find_device(name)
-    peaks = {"fp32": fp32, "fp16": half}
-    if capability >= (8, 0):
-        peaks |= {"tf32": tf32, "bf16": half}
-    assert device.peak_flops == {key: peak * 1e12 for key, peak in peaks.items()}
+    peaks = {"fp32": fp32, "fp16": half, "tf32": tf32, "fp8": fp8, "fp4": FP4.get(name)}
+    peaks["bf16"] = None if name in WITHOUT_BF16 else half
+    assert device.peak_flops == {key: peak * 1e12 for key, peak in peaks.items() if peak}
     assert device.memory_bytes == gib * 2**30
+    assert device.memory_bytes_per_second == bandwidth * 1e9
     assert device.link_bytes_per_second == link * 1e9
+    assert device.bridge_bytes_per_second == (BRIDGES[name] * 1e9 if name in BRIDGES else None)
     assert device.compute_capability == capability
-    assert device.source.startswith("NVIDIA ")
+    assert device.tdp_watts == watts
+    assert device.flash_attention == flash
+    assert device.source.startswith(f"{device.vendor} ")
+
+
+@pytest.mark.parametrize(
+    ("names", "gigabytes", "devices"),
+    [
+        (("A100-40GB", "A100-80GB", "A800-80GB"), 8 * 200 / 8, 8),
+        (("H100", "H200", "H800", "H20", "B200", "MI300X"), 8 * 400 / 8, 8),
+        (("GB200",), 4 * 400 / 8, 4),
+        (("GB300",), 4 * 800 / 8, 4),
+        (("V100-32GB",), 4 * 100 / 8, 8),
+        (("A100-PCIe-80GB", "L40S", "RTX-4090"), 100 / 8, 8),
+    ],
+)
+def test_the_network_is_that_of_a_usual_machine(names, gigabytes, devices):
+    """The network cards of the vendor's reference machine, one way."""
+    for name in names:
+        device = find_device(name)
+        assert device.network_bytes_per_second == gigabytes * 1e9
+        assert device.devices_per_node == devices
+        assert device.link_devices == (72 if devices == 4 else 8)
 
 
 def test_every_row_is_compared_once():
@@ -115,7 +169,7 @@ def test_a_format_without_a_unit_has_no_peak():
 
 def test_near_names_are_offered():
     """Names that begin like the given one come first."""
-    assert nearest_device_names("a100") == ["A100-40GB", "A100-80GB", "A10"]
+    assert nearest_device_names("a100") == ["A100-40GB", "A100-80GB", "A100-PCIe-40GB"]
     assert nearest_device_names("V100") == ["V100-16GB", "V100-32GB", "V100-PCIe-16GB"]
     assert nearest_device_names("RTX4090") == ["RTX-4090", "RTX-3090", "RTX-A6000"]
     assert nearest_device_names("qqqqqqqq") == []

@@ -218,8 +218,8 @@ BROKEN = {
         "gpt-125m",
         ["resources.gpu_type=A100"],
         "@: resources.gpu_type = A100\n"
-        "  is not in the device table. Nearest: A100-40GB, A100-80GB, A10. Set null to plan without the "
-        "device's memory and peak.",
+        "  is not in the device table. Nearest: A100-40GB, A100-80GB, A100-PCIe-40GB. Set null to plan "
+        "without the device's memory and peak.",
     ),
     "flash attention with dropout on a CPU": (
         "gpt-125m",

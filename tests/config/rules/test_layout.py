@@ -130,7 +130,11 @@ def test_what_just_passes(rule, overrides):
             ["model.attention_backend=flash", "resources={device: cpu, gpu_type: null}"],
             "on a CPU only the math kernel has dropout, and attention_dropout is 0.1.",
         ),
-        ("gpu_type_is_known", ["resources.gpu_type=a100"], "Nearest: A100-40GB, A100-80GB, A10. Set null"),
+        (
+            "gpu_type_is_known",
+            ["resources.gpu_type=a100"],
+            "Nearest: A100-40GB, A100-80GB, A100-PCIe-40GB. Set null",
+        ),
         ("gpu_type_is_known", ["resources.gpu_type=qqqqqqqq"], "Nearest: V100-16GB, V100-32GB, V100-PCIe"),
         (
             "fp8_has_its_units",

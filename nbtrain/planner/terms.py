@@ -1,0 +1,62 @@
+"""Terms: the figures that an estimate is the sum of, each with its formula, numbers put in, and its source.
+
+An estimate is numbers only, because a search makes thousands of them. `explain` of a module gives the Terms
+of one estimate, when someone wants to read them. The sum of the Terms is the estimate: a test asserts it.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One figure of an estimate."""
+
+    name: str
+    """What it is, e.g. "weights"; a path from the whole to the part, e.g. "activations / attention"."""
+    value: float
+    """In `unit`; terms that are added have the same unit."""
+    unit: str
+    """E.g. "bytes" or "seconds"."""
+    formula: str
+    """The formula with its numbers, e.g. "126,638,592 parameters x 2 bytes / 4 ranks"."""
+    source: str
+    """Section of a paper, file of a program or measurement that the formula comes from."""
+
+
+def total(terms: Iterable[Term], unit: str) -> float:
+    """The sum of all terms in `unit`."""
+    return sum(term.value for term in terms if term.unit == unit)
+
+
+def below(terms: Iterable[Term], name: str) -> list[Term]:
+    """The term called `name`, and all terms whose path begins with it."""
+    return [term for term in terms if term.name == name or term.name.startswith(f"{name} / ")]
+
+
+def scaled(term: Term, factor: float, why: str) -> Term:
+    """The term times `factor`, with the factor and its reason in the formula."""
+    return replace(term, value=term.value * factor, formula=f"({term.formula}) x {factor:g} {why}")
+
+
+def product(*factors: tuple[float, str]) -> str:
+    """The text of a product: (12, "layers"), (2.0, "bytes") is "12 layers x 2 bytes"; factors of 1 fall out.
+
+    A factor below 1 that is one over a whole number is written as a division.
+    """
+    text = ""
+    for value, unit in factors:
+        inverse = round(1 / value) if 0 < value < 1 else 0
+        is_division = inverse > 1 and abs(inverse * value - 1) < 1e-9
+        if value == 1 and text:
+            continue
+        if is_division and text:
+            text += f" / {_number(inverse)} {unit}"
+        else:
+            text += f"{' x ' if text else ''}{_number(value)} {unit}"
+        text = text.rstrip()
+    return text
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.4g}"

@@ -52,6 +52,9 @@ class Setup:
     """Ulysses: ranks that share each sequence and its heads (ds_sequence_parallel_size)."""
     data_parallel_size: int = 1
     sequence_parallel: bool = False
+    overlap_tensor: bool = False
+    """Tensor-parallel traffic is cut and hidden behind matrix products (Megatron's --tp-comm-overlap,
+    torchtitan's asynchronous tensor parallelism)."""
     fpdt_chunk_tokens: int = 0
 
     zero_stage: int = 0
@@ -70,9 +73,13 @@ class Setup:
     dtype: Dtype = "bf16"
     autocast: bool = False
     fp8: bool = False
+    fp4: bool = False
+    """Matrix products in 4-bit numbers with block scales (NVFP4, other programs)."""
     recompute: Recompute = "none"
     recompute_interval: int = 1
     """Blocks that full recomputation takes together."""
+    recomputes_mlp: bool = False
+    """Selective recomputation makes the MLP again too (Megatron's --recompute-modules mlp)."""
     keeps_scores: bool = False
     """The attention kernel keeps the scores of all pairs of positions (no flash attention)."""
     compiled: bool = False

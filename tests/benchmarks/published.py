@@ -1,0 +1,339 @@
+"""216 published training runs as setups, to hold the planner against: ../shared/reference/planner/cases.json.
+
+What a source leaves open is filled by one rule for each source or program, never for one case:
+
+    micro batch    1 with a pipeline; else the largest of 4, 2 and 1 that divides a rank's share of the batch
+    global batch   the printed batch of a data-parallel rank, times the ranks; else one micro batch a rank
+    ZeRO           1 (Megatron's distributed optimizer) for Megatron Core, else 0
+    recomputation  full for ColossalAI (its printed TFLOP/s count it), else none
+    tensor size    1; sequence parallelism: off
+    fabric         what the text says; else a DGX's of the GPU's generation
+    stages         as even as can be, the first and the last one smaller; nanotron's by cost
+    interleaving   2 if the source names no degree
+    node           as many GPUs as stated
+
+The programs, and which sources the planner's constants are fitted to (`train`) or only held against (`test`):
+SOURCES. Speeds become seconds per step; figures in TFLOP/s count what the source counts.
+"""
+
+import dataclasses
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from nbtrain.config.arithmetic.devices import GIB, Device, find_device
+from nbtrain.config.arithmetic.flops import attention_forward, logits_forward, model_flops
+from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.arithmetic.stages import cut_evenly
+from nbtrain.planner.setup import Setup
+
+CASES = Path(__file__).parents[3] / "shared/reference/planner/cases.json"
+
+Counted = Literal["model", "causal", "hardware"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """One source of cases: those whose id begins with `prefix`, unless a longer prefix fits too."""
+
+    prefix: str
+    family: str
+    """The family in pictures and tables."""
+    engine: str
+    half: Literal["train", "test"]
+    counts: Counted = "model"
+    """What a printed figure in TFLOP/s counts: `causal` leaves out half of the attention's products."""
+
+
+SOURCES = (
+    Source("mlm2021", "Megatron-LM, A100", "megatron-lm", "train"),
+    Source("ptd-vs-zero3", "Megatron-LM, A100", "megatron-lm", "test"),
+    Source("ptd-vs-zero3-175b-zero3", "ZeRO 3, A100", "megatron-deepspeed", "test"),
+    Source("ptd-vs-zero3-530b-zero3", "ZeRO 3, A100", "megatron-deepspeed", "test"),
+    Source("korthikanti", "Megatron-LM, A100", "megatron-lm", "train"),
+    Source("mlm-2023", "Megatron-LM, A100", "megatron-lm", "test"),
+    Source("mlm-h100", "Megatron Core, H100", "megatron-core", "test"),
+    Source("mlmtest", "Megatron Core, H100", "megatron-core", "train"),
+    Source("bridge-25.11", "Megatron-Bridge, FP8 and FP4", "megatron-bridge", "train", "causal"),
+    Source("bridge-26", "Megatron-Bridge, FP8 and FP4", "megatron-bridge", "test", "causal"),
+    Source("bridge-sft", "Megatron-Bridge, FP8 and FP4", "megatron-bridge", "test", "causal"),
+    Source("mpt", "FSDP, Composer", "composer", "train"),
+    Source("torchtitan", "FSDP, torchtitan", "torchtitan", "train"),
+    Source("torchtitan-8b-64-tp8", "FSDP, torchtitan", "torchtitan", "test"),
+    Source("torchtitan-8b-32-h200", "FSDP, torchtitan", "torchtitan", "test"),
+    Source("torchtitan-8b-64-h200", "FSDP, torchtitan", "torchtitan", "test"),
+    Source("bs-1b3", "BigScience, V100", "megatron-deepspeed", "test"),
+    Source("bs-maxfit", "BigScience, V100", "megatron-lm", "train"),
+    Source("bs-52b", "BigScience, V100", "megatron-deepspeed", "train"),
+    Source("bs-52b-v100-meg", "BigScience, V100", "megatron-lm", "train"),
+    Source("bs-52b-v100-hf", "BigScience, V100", "transformers", "train"),
+    Source("bs-a100", "BigScience, A100", "megatron-deepspeed", "train"),
+    Source("bs-104b", "BigScience, V100", "megatron-deepspeed", "test"),
+    Source("bs-13b", "BigScience, V100", "megatron-deepspeed", "test"),
+    Source("nanotron", "nanotron, H100", "nanotron", "train"),
+    Source("playbook", "nanotron, H100", "nanotron", "test"),
+    Source("neox", "GPT-NeoX, A100", "gpt-neox", "test"),
+    Source("pythia", "GPT-NeoX, A100", "gpt-neox", "test"),
+    Source("tinyllama", "Others", "litgpt", "test"),
+    Source("nanogpt", "Others", "nanogpt", "test"),
+    Source("opt", "Others", "metaseq", "test"),
+    Source("llama3", "Others", "llama", "test"),
+    Source("zerooffload", "Others", "megatron-deepspeed", "test"),
+    Source("colossal", "Others", "colossalai", "test"),
+    Source("ascend", "Ascend", "megatron-deepspeed", "test"),
+    Source("seed", "Upstream, A100", "megatron-deepspeed", "test"),
+)
+
+# The source's word for a device, and the row of the device table that comes next to it.
+DEVICES = {
+    "A100-SXM-80GB": "A100-80GB",
+    "A100-SXM-40GB": "A100-40GB",
+    "A100-PCIe-40GB": "A100-PCIe-40GB",
+    "H100-SXM-80GB": "H100",
+    "H100-SXM-96GB-HBM2e (500 W cap)": "H100",
+    "H200-SXM-141GB": "H200",
+    "V100-SXM2-32GB": "V100-32GB",
+    "V100-SXM2-16GB": "V100-16GB",
+    "V100-32GB": "V100-32GB",
+    "B200": "B200",
+    "GB200": "GB200",
+    "GB300": "GB200",
+    "Ascend 910 (generation not stated)": "Ascend-910A",
+}
+# What the sources' own text says of a device that has no row: bytes of memory, bytes per second of it, watts.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "H100-SXM-96GB-HBM2e (500 W cap)": {
+        "name": "H100-96GB-HBM2e-500W",
+        "memory_bytes": 95 * GIB,
+        "memory_bytes_per_second": 2.4e12,
+        "tdp_watts": 500,
+    },
+    "GB300": {"name": "GB300", "memory_bytes": 279 * GIB, "tdp_watts": 1400},
+}
+
+# Bytes per second of a node, one way.
+FABRICS = (
+    (r"8x HDR", 200e9),
+    (r"8x NDR|400 Gb/s (RDMA|RoCE) per GPU|8x 400 Gb/s|400 Gb/s EFA", 400e9),
+    (r"1600 Gb/s per node", 200e9),
+    (r"4x ?100 ?Gb/s", 50e9),
+    (r"4x HDR", 100e9),
+    (r"NVL72", 4 * 900e9),
+)
+FABRIC_OF_DGX = {"V100": 50e9, "A100": 200e9, "H100": 400e9, "H200": 400e9, "B200": 400e9, "GB": 200e9}
+
+
+@dataclass(frozen=True)
+class Published:
+    """One case: its setup, and what its source reports of it."""
+
+    id: str
+    source: Source
+    setup: Setup
+    raw: dict[str, Any]
+    """The case as it stands in the file."""
+    step_seconds: float | None
+    """From whichever figure of speed the source gives; None if it gives none."""
+    given: str
+    """The figure that step_seconds comes from, in the source's unit."""
+
+    @property
+    def fits(self) -> bool:
+        """False if the source reports that memory did not suffice."""
+        return bool(self.raw["result"]["fits"])
+
+
+def load_cases(path: Path = CASES) -> list[Published]:
+    """All cases of the file; a series becomes one case for each of its points."""
+    cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
+    return [published for case in cases for published in _read(case)]
+
+
+def _read(case: dict[str, Any]) -> list[Published]:
+    source = max(
+        (source for source in SOURCES if case["id"].startswith(source.prefix)), key=lambda s: len(s.prefix)
+    )
+    points = [case] if "series" not in case["result"] else _points(case)
+    return [_published(point, source) for point in points]
+
+
+def _points(case: dict[str, Any]) -> list[dict[str, Any]]:
+    """The cases of a series: by data-parallel size, or by tensor size with the largest batch that fits."""
+    series, points = case["result"]["series"], []
+    if "gpus" in series:
+        for count, rate in zip(series["gpus"], series["tokens_per_s_per_gpu"]):
+            points.append(_point(case, f"dp{count}", count, {"dp": count}, {}, rate))
+        return points
+    for kind, parallel in (("no_sp", {"sp": False}), ("sp", {"sp": True})):
+        rates, batches = series[f"{kind}_tokens_per_s_per_gpu"], series[f"{kind}_max_batch"]
+        for tensor, rate, batch in zip(series["tp"], rates, batches):
+            layout = {"tp": tensor, **parallel}
+            size = {"micro": batch, "global": batch}
+            points.append(_point(case, f"{kind}-tp{tensor}", tensor, layout, size, rate))
+    return points
+
+
+def _point(
+    case: dict[str, Any], name: str, count: int, layout: dict[str, Any], batch: dict[str, Any], rate: float
+) -> dict[str, Any]:
+    return {
+        **case,
+        "id": f"{case['id']}-{name}",
+        "gpus": {**case["gpus"], "count": count},
+        "parallel": {**case["parallel"], **layout},
+        "batch": {**case["batch"], **batch},
+        "result": {"tokens_per_s_per_gpu": rate, "fits": True},
+    }
+
+
+def _published(case: dict[str, Any], source: Source) -> Published:
+    setup = setup_of_case(case, source)
+    given, seconds = _step_seconds(case["result"], setup, source)
+    return Published(case["id"], source, setup, case, seconds, given)
+
+
+def setup_of_case(case: dict[str, Any], source: Source) -> Setup:
+    """The setup of one case, with what its source leaves open filled by the rules at the top of this file."""
+    gpus, parallel, text = case["gpus"], case["parallel"], case["precision"].lower()
+    stages, data = parallel["pp"], parallel["dp"] or 1
+    micro, whole = _batch(case["batch"], stages, data)
+    recompute = case["recompute"] or ("full" if source.engine == "colossalai" else "none")
+    selective = recompute.startswith(("selective", "core", "mlp"))
+    zero = parallel["zero"]
+    if zero is None:
+        zero = 1 if source.engine == "megatron-core" else 0
+    offload = parallel["offload"] or ""
+    virtual = parallel["vpp"] or 1
+    shape = shape_of_case(case)
+    fp4 = "fp4" in text
+    return Setup(
+        shape=shape,
+        engine=source.engine,
+        device=device_of_case(gpus["kind"]),
+        nodes=-(-gpus["count"] // gpus["per_node"]),
+        devices_per_node=min(gpus["per_node"], gpus["count"]),
+        fabric_bytes_per_second=_fabric(gpus),
+        micro_batch_size=micro,
+        global_batch_size=whole,
+        tensor_parallel_size=parallel["tp"] or 1,
+        pipeline_parallel_size=stages,
+        virtual_stages=virtual if isinstance(virtual, int) else 2,
+        stage_layers=_stages(shape, stages, source, recompute == "full"),
+        context_parallel_size=parallel["cp"] or 1,
+        data_parallel_size=data,
+        sequence_parallel=bool(parallel["sp"]),
+        overlap_tensor=source.engine == "megatron-bridge" or "async TP" in case.get("note", ""),
+        zero_stage=zero,
+        offload_optimizer="cpu" if "optimizer" in offload else "none",
+        offload_param="cpu" if "parameters" in offload else "none",
+        communication_dtype="fp16" if text == "fp16" else "bf16" if "pure" in text else "fp32",
+        dtype="fp16" if text == "fp16" else "bf16",
+        autocast=text.startswith("amp_") or "autocast" in text,
+        fp8="fp8" in text,
+        fp4=fp4,
+        recompute="selective" if selective else "none" if recompute.startswith("none") else "full",
+        recomputes_mlp=recompute == "mlp",
+        keeps_scores=_keeps_scores(case["attention"] or ""),
+        compiled=bool(case.get("compile")) or source.engine == "nanogpt",
+    )
+
+
+def shape_of_case(case: dict[str, Any]) -> Shape:
+    """The model of one case. LLaMA-like models (RMSNorm) have no biases; all others have them."""
+    model = case["model"]
+    rms = model["norm"] == "rmsnorm"
+    return Shape(
+        num_layers=model["layers"],
+        hidden_size=model["hidden"],
+        num_attention_heads=model["heads"],
+        ffn_hidden_size=model["ffn"],
+        padded_vocab_size=model["vocab"],
+        seq_length=model["seq"],
+        num_query_groups=model["kv_heads"],
+        kv_channels=model["hidden"] // model["heads"],
+        learned_positions=model["seq"] if model["pos"] == "learned" else 0,
+        gated=model["gated"],
+        rmsnorm=rms,
+        bias=not rms,
+        tied=model["tied"],
+        parallel_residual=model.get("parallel_residual", False),
+    )
+
+
+def device_of_case(kind: str) -> Device | None:
+    """The row of the device table; for a variant without a row the nearest row with the variant's figures."""
+    device = find_device(DEVICES[kind])
+    if device is None:
+        return None
+    known = {field.name for field in dataclasses.fields(device)}
+    return dataclasses.replace(device, **{k: v for k, v in VARIANTS.get(kind, {}).items() if k in known})
+
+
+def _batch(batch: dict[str, Any], stages: int, data: int) -> tuple[int, int]:
+    """Micro batch and global batch."""
+    whole = batch["global"]
+    if whole is None and batch.get("printed_batch_per_dp"):
+        whole = batch["printed_batch_per_dp"] * data
+    if stages > 1 and batch.get("printed_batch_per_dp"):
+        return 1, whole
+    micro = batch["micro"]
+    if micro is None:
+        share = whole // data if whole else 4
+        micro = 1 if stages > 1 else next(size for size in (4, 2, 1) if share % size == 0)
+    return micro, whole or micro * data
+
+
+def _stages(shape: Shape, stages: int, source: Source, recomputed: bool) -> tuple[int, ...]:
+    if source.engine == "nanotron":
+        return tuple(cut_evenly(shape, stages, recomputed))
+    rest, more = divmod(shape.num_layers, stages)
+    # The stages in the middle take the blocks that do not divide.
+    first = (stages - more) // 2
+    return tuple(rest + (first <= stage < first + more) for stage in range(stages))
+
+
+def _fabric(gpus: dict[str, Any]) -> float | None:
+    text = gpus["fabric"] or ""
+    for pattern, rate in FABRICS:
+        if re.search(pattern, text):
+            return rate
+    return next((rate for name, rate in FABRIC_OF_DGX.items() if gpus["kind"].startswith(name)), None)
+
+
+def _keeps_scores(attention: str) -> bool:
+    """Whether the kernel writes all scores to memory: any that is not called flash or fused attention."""
+    return "no flash" in attention or "softmax" in attention
+
+
+def hardware_flops(shape: Shape) -> float:
+    """FLOPs per token with each block's recomputed forward pass: 96 B s L h^2 (1 + s/6h + V/16Lh)."""
+    return model_flops(shape) + (model_flops(shape) - 3 * logits_forward(shape)) / 3
+
+
+def counted_flops(shape: Shape, counts: Counted) -> float:
+    """FLOPs per token as the source counts them."""
+    if counts == "hardware":
+        return hardware_flops(shape)
+    causal = 1.5 * shape.num_layers * attention_forward(shape) if counts == "causal" else 0.0
+    return model_flops(shape) - causal
+
+
+def _step_seconds(result: dict[str, Any], setup: Setup, source: Source) -> tuple[str, float | None]:
+    """What was read, and seconds per step. A measured rate goes before one that was computed from FLOPs."""
+    tokens = setup.tokens_per_step / setup.world_size
+    if rate := result.get("tokens_per_s_per_gpu"):
+        return f"{rate:,.0f} tokens/s/GPU", tokens / rate
+    if seconds := result.get("step_s"):
+        return f"{seconds:g} s/step", seconds
+    if rate := result.get("samples_per_s"):
+        return f"{rate:g} samples/s", setup.global_batch_size / rate
+    for key, counts in (("model_tflops_per_gpu", source.counts), ("hardware_tflops_per_gpu", "hardware")):
+        if rate := result.get(key):
+            return f"{rate:g} TFLOP/s ({counts})", tokens * counted_flops(setup.shape, counts) / rate / 1e12
+    if percent := result.get("mfu_percent"):
+        peak = setup.device.peak(setup.dtype) if setup.device else None
+        assert peak is not None
+        return f"{percent:g} % MFU", tokens * model_flops(setup.shape) / (percent / 100 * peak)
+    return "", None

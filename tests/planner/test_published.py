@@ -1,0 +1,64 @@
+"""The published cases as setups: parameters, FLOPs, layouts and units are those of the sources."""
+
+import pytest
+
+from nbtrain.config.arithmetic.flops import model_flops
+from nbtrain.config.arithmetic.parameters import count_layers
+from nbtrain.planner.engines import ENGINES
+from tests.benchmarks import published
+from tests.benchmarks.published import Published
+
+if not published.CASES.is_file():
+    pytest.skip("no ../shared/reference/planner beside the repository", allow_module_level=True)
+
+CASES = published.load_cases()
+
+
+def ids(wrong: list[Published]) -> list[str]:
+    return [case.id for case in wrong]
+
+
+def test_no_case_is_left_out():
+    """216 cases, of which two series have 6 and 10 points; 206 and the 16 points give a speed."""
+    assert len(CASES) == 216 - 2 + 16
+    assert len({case.id for case in CASES}) == len(CASES)
+    assert sum(case.step_seconds is not None for case in CASES) == 206 + 16
+    assert sum(not case.fits for case in CASES) == 9
+
+
+def test_flops_are_those_of_the_file():
+    """Counted with the planner's own formula: exactly the derived figure of every case."""
+    assert all(model_flops(c.setup.shape) == c.raw["derived"]["model_flops_per_token"] for c in CASES)
+
+
+def test_parameters_are_those_of_the_sources():
+    """The 30 sources that print the number of parameters: equal to the last one."""
+    given = [case for case in CASES if "params_given" in case.raw]
+    assert len(given) == 30
+    counted = [count_layers(c.setup.shape, c.setup.shape.num_layers, True, True, 1).total for c in given]
+    assert counted == [case.raw["params_given"] for case in given]
+
+
+def test_layouts_use_all_gpus_and_whole_batches():
+    """World size, accumulation and layers come out as stated, or, if not stated, divide."""
+    assert not ids([c for c in CASES if c.setup.world_size != c.raw["gpus"]["count"]])
+    batch = [(c, c.setup.micro_batch_size * c.setup.data_parallel_size) for c in CASES]
+    assert not ids([c for c, one in batch if c.setup.global_batch_size % one])
+    stated = [(c, c.raw["batch"].get("accumulation")) for c in CASES]
+    assert not ids([c for c, steps in stated if steps and steps != c.setup.accumulation_steps])
+    assert not ids([c for c in CASES if sum(c.setup.layers_by_stage) != c.setup.shape.num_layers])
+
+
+def test_seconds_are_those_computed_by_the_reference():
+    """31 times that the reference computed from TFLOP/s, recomputation counted or not as the source does."""
+    computed = [case for case in CASES if case.raw.get("step_s_computed")]
+    assert len(computed) == 31
+    for case in computed:
+        assert case.step_seconds == pytest.approx(case.raw["step_s_computed"], rel=1.5e-3), case.id
+
+
+def test_every_program_is_known():
+    """Each source names an engine of the registry, and both halves of the split have sources."""
+    assert {source.engine for source in published.SOURCES} <= set(ENGINES)
+    assert {source.half for source in published.SOURCES} == {"train", "test"}
+    assert all(name == engine.name for name, engine in ENGINES.items())

@@ -32,7 +32,7 @@ from nbtrain.config.schema import RunConfig
 # DeepSpeed's own step reports are off: the trainer writes ours.
 _NEVER = 2**31
 # Buckets cut down to a rank's parameters are a multiple of this; DeepSpeed wants an even number.
-_BUCKET_MULTIPLE = 2**20
+BUCKET_MULTIPLE = 2**20
 
 # What DeepSpeed 0.19.8 reads at the top of its configuration (runtime/config.py, DeepSpeedConfig). It ignores
 # every other key without a warning. tests/config/test_deepspeed.py compares this list with its code.
@@ -154,7 +154,7 @@ def bucket_elements(config: RunConfig, asked: int) -> int:
     """
     stages = range(config.parallel.pipeline_parallel_size)
     count = max(count_stage_parameters(config, stage).total for stage in stages)
-    return min(asked, -(-count // _BUCKET_MULTIPLE) * _BUCKET_MULTIPLE)
+    return min(asked, -(-count // BUCKET_MULTIPLE) * BUCKET_MULTIPLE)
 
 
 def _with_extra(

@@ -77,7 +77,11 @@ def count_layers(shape: Shape, layers: int, first: bool, last: bool, tensor: int
 
 def largest_parameter(config: RunConfig) -> int:
     """Elements of the largest parameter on a tensor-parallel rank."""
-    model, tensor = config.model, config.parallel.tensor_parallel_size
-    hidden, ffn = model.hidden_size, model.resolved_ffn_hidden_size
-    cut = max(config.padded_vocab_size * hidden, 3 * hidden * hidden, hidden * ffn) // tensor
-    return max(cut, model.resolved_max_position_embeddings * hidden)
+    return largest_of(shape_of(config), config.parallel.tensor_parallel_size)
+
+
+def largest_of(shape: Shape, tensor: int) -> int:
+    """Elements of the largest parameter on one of `tensor` tensor-parallel ranks."""
+    hidden, columns = shape.hidden_size, shape.query_width + 2 * shape.kv_width
+    cut = max(shape.output_weights, hidden * columns, hidden * shape.ffn_hidden_size) // tensor
+    return max(cut, shape.learned_positions * hidden)

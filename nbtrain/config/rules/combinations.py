@@ -6,7 +6,7 @@ from this table, and tests/config/rules/test_combinations.py compares each of it
 about DeepSpeed were read in the code of 0.19.8 or measured with it.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -57,9 +57,13 @@ class Kind:
 
     def present(self, config: RunConfig) -> bool:
         """Whether a run has it."""
-        value: Any = value_of(config, self.key)
-        if self.instead and BY_NAME[self.instead].present(config):
+        return self.matches(lambda key: value_of(config, key))
+
+    def matches(self, value_of_key: Callable[[str], Any]) -> bool:
+        """Whether a run has it whose values by dotted key `value_of_key` gives."""
+        if self.instead and BY_NAME[self.instead].matches(value_of_key):
             return False
+        value = value_of_key(self.key)
         return value == self.value if self.above is None else value > self.above
 
 
@@ -211,6 +215,22 @@ async_save | offload_optimizer_nvme offload_param_nvme | state on NVMe passes th
 REFUSALS = tuple(
     Refusal(kind, tuple(others.split()), reason, fix) for kind, others, reason, fix in rows(_REFUSALS)
 )
+
+
+def clashes(present: Collection[str]) -> Iterator[str]:
+    """Why the kinds with these names do not go together, a clause each; nothing if they do."""
+    for kind in KINDS:
+        if kind.needs and kind.name in present and not any(name in present for name in kind.needs):
+            yield f"{_name(kind)} needs {kind.needs_words}"
+    for refusal in REFUSALS:
+        others = [BY_NAME[name] for name in refusal.others if name in present]
+        if others and refusal.kind in present:
+            words = " and ".join(_name(other) for other in others)
+            yield f"{_name(BY_NAME[refusal.kind])} does not go with {words}: {refusal.reason}"
+
+
+def _name(kind: Kind) -> str:
+    return kind.words.removeprefix("precision.dtype: ").partition(":")[0]
 
 
 def kinds_have_what_they_need(config: RunConfig) -> Problems:

@@ -1,0 +1,332 @@
+"""Which layouts of a model on given machines the trainer takes: the rules of config/rules/, for thousands of
+layouts.
+
+A layout is what the search and the what-if page change: how model and batch are cut, ZeRO, recomputation and
+offloading. All else is the run's own and stays (`Space`). What goes together is read from the table of
+config/rules/combinations.py. The divisions repeat config/rules/layout.py and check.py on plain numbers,
+because checking a whole run takes milliseconds; tests/planner/test_legal.py compares both in both directions.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.batch import Rampup, StepSizes
+from nbtrain.config.arithmetic.parameters import count_layers, largest_of
+from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.arithmetic.stages import cut_evenly
+from nbtrain.config.deepspeed import BUCKET_MULTIPLE
+from nbtrain.config.load import load
+from nbtrain.config.rules.combinations import KINDS, clashes
+from nbtrain.config.rules.layout import FP8_MULTIPLE
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.setup import Place, Recompute, Setup, setup_of
+
+RECOMPUTATIONS: tuple[Recompute, ...] = ("none", "selective", "full")
+
+
+class Cut(NamedTuple):
+    """How many ranks share what: the sizes of the four kinds of parallelism."""
+
+    tensor: int
+    pipeline: int
+    ulysses: int
+    data: int
+
+    @property
+    def flags(self) -> tuple[bool, bool, bool, bool]:
+        """Which kinds a layout with this cut has."""
+        return self.tensor > 1, self.pipeline > 1, self.ulysses > 1, self.data > 1
+
+
+class Options(NamedTuple):
+    """What a layout decides beside sizes."""
+
+    zero_stage: int
+    sequence_parallel: bool
+    recompute: Recompute
+    offload_optimizer: Place
+    offload_param: Place
+    hpz: bool
+
+
+PLAIN = Options(1, False, "none", "none", "none", False)
+
+
+class Layout(NamedTuple):
+    """One layout."""
+
+    cut: Cut
+    micro_batch_size: int
+    options: Options
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The layout as overrides of a run YAML."""
+        cut, options = self.cut, self.options
+        return {
+            "batch.micro_batch_size": self.micro_batch_size,
+            "parallel.tensor_parallel_size": cut.tensor,
+            "parallel.pipeline_parallel_size": cut.pipeline,
+            "parallel.ds_sequence_parallel_size": cut.ulysses,
+            "parallel.data_parallel_size": cut.data,
+            "parallel.sequence_parallel": options.sequence_parallel,
+            "parallel.zero_stage": options.zero_stage,
+            "parallel.zero_hpz": options.hpz,
+            "parallel.activation_checkpointing.granularity": options.recompute,
+            "parallel.offload_optimizer.device": options.offload_optimizer,
+            "parallel.offload_param.device": options.offload_param,
+        }
+
+    @property
+    def words(self) -> str:
+        """E.g. "TP 4 x PP 4 x DP 4, SP, ZeRO 1, micro-batch 2, full recomputation"."""
+        cut, options = self.cut, self.options
+        sizes = (("TP", cut.tensor), ("PP", cut.pipeline), ("Ulysses", cut.ulysses), ("DP", cut.data))
+        parts = [" x ".join(f"{name} {size}" for name, size in sizes if size > 1) or "one GPU"]
+        parts += ["SP"] * options.sequence_parallel
+        parts += [f"ZeRO {options.zero_stage}" + " with hpZ" * options.hpz]
+        parts += [f"micro-batch {self.micro_batch_size}"]
+        parts += [f"{options.recompute} recomputation"] * (options.recompute != "none")
+        for what, place in (("optimizer", options.offload_optimizer), ("weights", options.offload_param)):
+            parts += [f"{what} in {'host memory' if place == 'cpu' else 'NVMe'}"] * (place != "none")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Space:
+    """What stays while layouts change: one model, its batch, one kind of GPU, and how many there are."""
+
+    base: Setup
+    """The setup of any layout; its layout fields are not read."""
+    vocab_size: int
+    """Before padding."""
+    vocab_multiple: int
+    """make_vocab_size_divisible_by: the vocabulary is padded to a multiple of this times the tensor ranks."""
+    batch_unit: int
+    """The greatest number that divides every batch size of the run, ramp-up included."""
+    kept: frozenset[str] = frozenset()
+    """Names of the kinds (combinations.py) that the run has and no layout changes: precision, FPDT, FP8."""
+    reduce_bucket: int = 500_000_000
+    allgather_bucket: int = 500_000_000
+    hpz_partition: int | None = None
+    """parallel.zero_hpz_partition_size; None means the ranks of a machine."""
+    config: RunConfig | None = None
+    """The run; None if only its shape is known, so that no YAML can be written."""
+    memo: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What many layouts share: stage cuts, padded shapes, sizes of buckets."""
+
+    @property
+    def world_size(self) -> int:
+        return self.base.nodes * self.base.devices_per_node
+
+    def shape(self, tensor: int) -> Shape:
+        """The model with the vocabulary's padding of `tensor` tensor-parallel ranks."""
+        if tensor not in self.memo:
+            unit = self.vocab_multiple * tensor
+            padded = -(-self.vocab_size // unit) * unit
+            self.memo[tensor] = replace(self.base.shape, padded_vocab_size=padded)
+        return self.memo[tensor]
+
+    def stages(self, tensor: int, pipeline: int, full: bool) -> tuple[tuple[int, ...], int]:
+        """Blocks of each stage, and parameters on a rank of the fullest stage."""
+        key = (tensor, pipeline, full)
+        if key not in self.memo:
+            shape = self.shape(tensor)
+            cut = tuple(cut_evenly(shape, pipeline, full))
+            ends = ((layers, at == 0, at == pipeline - 1) for at, layers in enumerate(cut))
+            most = max(count_layers(shape, *end, tensor).total for end in set(ends))
+            self.memo[key] = cut, most
+        return self.memo[key]
+
+    def setup(self, layout: Layout) -> Setup:
+        """The setup of a layout: equal to setup_of(config) of the run with the layout's settings."""
+        (tensor, pipeline, ulysses, data), micro, options = layout
+        shape = self.shape(tensor)
+        cut, most = self.stages(tensor, pipeline, options.recompute == "full")
+        # As config/deepspeed.py: a bucket holds no more than the gradients that a rank has.
+        bucket = -(-most // BUCKET_MULTIPLE) * BUCKET_MULTIPLE
+        return replace(
+            self.base,
+            shape=shape,
+            micro_batch_size=micro,
+            tensor_parallel_size=tensor,
+            pipeline_parallel_size=pipeline,
+            stage_layers=cut,
+            ulysses_size=ulysses,
+            data_parallel_size=data,
+            sequence_parallel=options.sequence_parallel,
+            zero_stage=options.zero_stage,
+            hpz_size=(self.hpz_partition or self.base.devices_per_node) if options.hpz else 1,
+            offload_optimizer=options.offload_optimizer,
+            offload_param=options.offload_param,
+            recompute=options.recompute,
+            reduce_bucket_elements=min(self.reduce_bucket, bucket),
+            allgather_bucket_elements=min(self.allgather_bucket, bucket),
+            nvme_buffer_elements=-(-largest_of(shape, tensor) // (data * ulysses)),
+        )
+
+    def run(self, layout: Layout, check: bool = True) -> RunConfig:
+        """The run with a layout. Raises ConfigError if only a shape is known, or with every broken rule."""
+        if self.config is None:
+            raise ConfigError(
+                "this search was made for a shape, which has no run YAML. Search a run or a preset such as "
+                "13B to get one."
+            )
+        return load(self.config, settings_for(self.config, layout), check)
+
+
+def settings_for(config: RunConfig, layout: Layout) -> dict[str, Any]:
+    """The overrides that give a run a layout: the layout's own, and null for what belongs to another one."""
+    settings = layout.settings
+    # A cut by hand is a cut for one number of stages.
+    settings["parallel.pipeline_stage_layers"] = None
+    if not layout.options.hpz:
+        settings["parallel.zero_hpz_partition_size"] = None
+    for name in ("offload_optimizer", "offload_param"):
+        place = settings[f"parallel.{name}.device"]
+        if place != "nvme":
+            settings[f"parallel.{name}.nvme_path"] = None
+        if place == "none":
+            settings[f"parallel.{name}.pin_memory"] = False
+    return settings
+
+
+def space_of(config: RunConfig) -> Space:
+    """What a run leaves open: every layout of its model on its GPUs."""
+    world = max(config.resources.nodes * config.resources.gpus_per_node, 1)
+    plain = Layout(Cut(1, 1, 1, world), 1, PLAIN)
+    open_run = load(config, settings_for(config, plain), check=False)
+    kept = {kind.name for kind in KINDS if kind.key not in plain.settings and kind.present(open_run)}
+    sizes = [config.batch.global_batch_size]
+    match config.ramp:
+        case Rampup(start_batch_size=start, batch_size_increment=increment):
+            sizes += [start, increment]
+        case StepSizes(parts=parts):
+            sizes += [size for _, size in parts]
+    return Space(
+        setup_of(open_run),
+        config.tokenizer.vocab_size,
+        config.model.make_vocab_size_divisible_by,
+        math.gcd(*sizes),
+        frozenset(kept),
+        config.parallel.reduce_bucket_size,
+        config.parallel.allgather_bucket_size,
+        config.parallel.zero_hpz_partition_size,
+        config,
+    )
+
+
+def cuts(space: Space) -> Iterator[tuple[Cut, str | None]]:
+    """Every cut whose sizes multiply to the number of GPUs, with the reason against it or None."""
+    world = space.world_size
+    for tensor in divisors(world):
+        for pipeline in divisors(world // tensor):
+            for ulysses in divisors(world // tensor // pipeline):
+                cut = Cut(tensor, pipeline, ulysses, world // tensor // pipeline // ulysses)
+                yield cut, next(cut_problems(space, cut), None)
+
+
+def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
+    """Why the trainer refuses the sizes of a cut, a clause each."""
+    shape, (tensor, pipeline, ulysses, data) = space.base.shape, cut
+    heads, ffn, tokens = shape.num_attention_heads, shape.ffn_hidden_size, shape.seq_length
+    if (world := math.prod(cut)) != space.world_size:
+        yield f"it takes {world} GPUs, and there are {space.world_size}"
+    if heads % tensor:
+        yield f"tensor_parallel_size({tensor}) does not divide num_attention_heads({heads})"
+    if heads % ulysses:
+        yield f"ds_sequence_parallel_size({ulysses}) does not divide num_attention_heads({heads})"
+    if ffn % tensor:
+        yield f"tensor_parallel_size({tensor}) does not divide the MLP's width({ffn})"
+    if pipeline > shape.num_layers:
+        yield f"pipeline_parallel_size({pipeline}) is more than num_layers({shape.num_layers})"
+    if tokens % ulysses:
+        yield f"ds_sequence_parallel_size({ulysses}) does not divide seq_length({tokens})"
+    if space.base.fpdt_chunk_tokens % ulysses:
+        yield f"ds_sequence_parallel_size({ulysses}) does not divide fpdt_chunk_tokens"
+    if space.batch_unit % data:
+        yield (
+            f"data_parallel_size({data}) does not divide every batch size (greatest common divisor "
+            f"{space.batch_unit})"
+        )
+    if space.base.fp8 and (shape.hidden_size // tensor % FP8_MULTIPLE or ffn // tensor % FP8_MULTIPLE):
+        yield f"FP8 takes matrices whose sides are multiples of {FP8_MULTIPLE} after tensor parallelism"
+    if not _combinations(cut.flags, space.kept):
+        yield from kind_problems(cut.flags, PLAIN, space.kept)
+
+
+def option_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
+    """Why the trainer refuses the options of a layout with this cut, a clause each."""
+    yield from kind_problems(cut.flags, options, space.kept)
+    yield from _size_problems(space, cut, options)
+
+
+def _size_problems(space: Space, cut: Cut, options: Options) -> Iterator[str]:
+    tokens = space.base.shape.seq_length
+    if options.sequence_parallel and tokens % cut.tensor:
+        yield f"tensor_parallel_size({cut.tensor}) does not divide seq_length({tokens}), and SP cuts it"
+    if options.hpz and space.hpz_partition and (cut.data * cut.ulysses) % space.hpz_partition:
+        yield f"zero_hpz_partition_size({space.hpz_partition}) does not divide the data-parallel ranks"
+    interval, layers = space.base.recompute_interval, space.base.shape.num_layers
+    if options.recompute == "full" and interval > 1 and cut.pipeline <= layers:
+        most = max(cut_evenly(space.shape(cut.tensor), cut.pipeline, recomputed=True))
+        if interval > most:
+            yield f"interval_layers({interval}) is more than a stage's {most} layers"
+
+
+def micro_batch_problems(space: Space, cut: Cut, micro: int) -> Iterator[str]:
+    """Why the trainer refuses a micro-batch size with this cut, a clause each."""
+    if space.batch_unit % (micro * cut.data):
+        yield (
+            f"micro_batch_size({micro}) * data_parallel_size({cut.data}) does not divide every batch size "
+            f"(greatest common divisor {space.batch_unit})"
+        )
+    if space.base.fp8 and (micro * space.base.shape.seq_length // cut.ulysses) % FP8_MULTIPLE:
+        yield f"FP8 takes a multiple of {FP8_MULTIPLE} tokens in a micro batch"
+
+
+def problems(space: Space, layout: Layout) -> list[str]:
+    """Every reason for which the trainer refuses a layout, a clause each; empty if it is legal."""
+    found = [*cut_problems(space, layout.cut), *option_problems(space, layout.cut, layout.options)]
+    return list(dict.fromkeys([*found, *micro_batch_problems(space, layout.cut, layout.micro_batch_size)]))
+
+
+def legal_options(space: Space, cut: Cut) -> list[Options]:
+    """The options that a legal cut may have."""
+    known = _combinations(cut.flags, space.kept)
+    return [options for options in known if not any(_size_problems(space, cut, options))]
+
+
+def micro_batches(space: Space, cut: Cut) -> list[int]:
+    """The micro-batch sizes that a legal cut may have, smallest first."""
+    sizes = divisors(space.batch_unit // cut.data)
+    return [micro for micro in sizes if not any(micro_batch_problems(space, cut, micro))]
+
+
+@functools.lru_cache(256)
+def _combinations(flags: tuple[bool, bool, bool, bool], kept: frozenset[str]) -> tuple[Options, ...]:
+    places: tuple[Place, ...] = ("none", "cpu")
+    every = itertools.product(range(4), (False, True), RECOMPUTATIONS, places, places, (False, True))
+    return tuple(options for each in every if not kind_problems(flags, options := Options(*each), kept))
+
+
+@functools.lru_cache(8192)
+def kind_problems(
+    flags: tuple[bool, bool, bool, bool], options: Options, kept: frozenset[str]
+) -> tuple[str, ...]:
+    """Which kinds do not go together, by the table of combinations.py."""
+    tensor, pipeline, ulysses, data = (2 if flag else 1 for flag in flags)
+    values = Layout(Cut(tensor, pipeline, ulysses, data), 1, options).settings
+    present = {kind.name for kind in KINDS if kind.key in values and kind.matches(values.__getitem__)}
+    return tuple(clashes(present | kept))
+
+
+def divisors(number: int) -> list[int]:
+    """All divisors of a positive number, smallest first."""
+    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    return sorted({*small, *(number // divisor for divisor in small)})

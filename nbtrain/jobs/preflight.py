@@ -16,7 +16,7 @@ from nbtrain.base.rundir import RunDir
 from nbtrain.base.workspace import display, output_root, tokenizer_dir
 from nbtrain.config.arithmetic.devices import find_device
 from nbtrain.config.fault_orders import VARIABLE, read_orders
-from nbtrain.config.rules.layout import FLASH_CAPABILITY, FP8_CAPABILITY
+from nbtrain.config.rules.layout import FLASH_GENERATION, FP8_CAPABILITY
 from nbtrain.config.rules.wording import value_of
 from nbtrain.config.schema import RunConfig
 from nbtrain.config.yaml_source import show
@@ -92,7 +92,7 @@ def gpus_have_the_kernels(config: RunConfig, machine: Machine) -> Obstacles:
             continue
         has = f"{name} has compute capability {'.'.join(map(str, device.compute_capability))}"
         without_fp8 = device.compute_capability < FP8_CAPABILITY
-        without_flash = device.compute_capability < FLASH_CAPABILITY
+        without_flash = FLASH_GENERATION not in device.flash_attention
         for key, value, lacks, oldest, instead in (
             ("precision.fp8", True, without_fp8, "Hopper on (9.0)", "false"),
             ("precision.dtype", "bf16", device.peak("bf16") is None, "Ampere on (8.0)", "fp16 or fp32"),

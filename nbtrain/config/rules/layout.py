@@ -16,8 +16,9 @@ from nbtrain.config.rules.wording import (
 from nbtrain.config.schema import RunConfig
 
 # torch's flash kernel on a GPU: 16-bit formats, from Ampere on, heads of at most 256.
-FLASH_CAPABILITY = (8, 0)
 FLASH_HEAD_SIZE = 256
+# FPDT and torch's flash kernel are of the second generation of flash-attn.
+FLASH_GENERATION = 2
 # FP8 as the schema promises it: from Hopper on; cuBLAS wants every side of a product to be a multiple of 16.
 FP8_CAPABILITY = (9, 0)
 FP8_MULTIPLE = 16
@@ -119,6 +120,12 @@ def fpdt_has_its_kernels(config: RunConfig) -> Problems:
     if not config.parallel.fpdt_chunk_tokens:
         return
     setting = found(config, "parallel.fpdt_chunk_tokens")
+    device = find_device(config.resources.gpu_type)
+    if config.resources.device == "gpu" and device and FLASH_GENERATION not in device.flash_attention:
+        yield (
+            f"{setting}\n  needs flash-attn {FLASH_GENERATION}, which no {device.name} (resources.gpu_type) "
+            "runs: a GPU from Ampere on (compute capability 8.0). Set fpdt_chunk_tokens: 0."
+        )
     if config.model.attention_dropout:
         yield (
             f"{setting}\n  needs model.attention_dropout: 0, but it is {config.model.attention_dropout:g}: "
@@ -177,6 +184,23 @@ def gpu_type_is_known(config: RunConfig) -> Problems:
     )
 
 
+def format_has_its_units(config: RunConfig) -> Problems:
+    """The named GPU has units for the number format; torch emulates bf16, many times slower."""
+    resources, dtype = config.resources, config.precision.dtype
+    device = find_device(resources.gpu_type)
+    if resources.device == "cpu" or device is None or device.peak(dtype) is not None:
+        return
+    (major, minor), others = device.compute_capability, ("fp16", "fp32")
+    instead = " or ".join(other for other in others if other != dtype and device.peak(other) is not None)
+    # A GPU without the format is of NVIDIA's generations before Ampere, or of another maker.
+    rule = f"compute capability {major}.{minor}; bf16 from 8.0 (Ampere) on" if major else device.vendor
+    yield (
+        f"{found(config, 'precision.dtype')}\n"
+        f"  has no units on resources.gpu_type {device.name} ({rule}).\n"
+        f"  Set precision.dtype: {instead}, or another gpu_type."
+    )
+
+
 def attention_backend_serves(config: RunConfig) -> Problems:
     """The named kernel supports the device, the format, the dropout and the heads; torch would raise late."""
     model, resources = config.model, config.resources
@@ -195,7 +219,7 @@ def attention_backend_serves(config: RunConfig) -> Problems:
         head = model.hidden_size // model.num_attention_heads
         if config.precision.dtype == "fp32":
             reason = "on a GPU flash attention needs bf16 or fp16, and precision.dtype is fp32"
-        elif device and device.compute_capability < FLASH_CAPABILITY:
+        elif device and FLASH_GENERATION not in device.flash_attention:
             reason = f"flash attention needs a GPU from Ampere on, and resources.gpu_type is {device.name}"
         elif head > FLASH_HEAD_SIZE:
             most = f"heads of at most {FLASH_HEAD_SIZE}"
@@ -215,10 +239,11 @@ def fp8_has_its_units(config: RunConfig) -> Problems:
     device = find_device(config.resources.gpu_type)
     if device and device.compute_capability < FP8_CAPABILITY:
         major, minor = device.compute_capability
+        has = f"has {major}.{minor}" if major else f"is {device.vendor}'s"
         yield (
             f"{found(config, 'precision.fp8')}\n"
             f"  needs a GPU from Hopper on (compute capability 9.0), but resources.gpu_type {device.name} "
-            f"has {major}.{minor}. Set fp8: false."
+            f"{has}. Set fp8: false."
         )
     model, tensor = config.model, config.parallel.tensor_parallel_size
     sides = {
@@ -254,6 +279,7 @@ LAYOUT_RULES: tuple[Callable[[RunConfig], Problems], ...] = (
     fpdt_has_its_kernels,
     layout_fits_resources,
     gpu_type_is_known,
+    format_has_its_units,
     attention_backend_serves,
     fp8_has_its_units,
 )

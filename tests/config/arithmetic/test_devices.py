@@ -171,7 +171,7 @@ def test_near_names_are_offered():
     """Names that begin like the given one come first."""
     assert nearest_device_names("a100") == ["A100-40GB", "A100-80GB", "A100-PCIe-40GB"]
     assert nearest_device_names("V100") == ["V100-16GB", "V100-32GB", "V100-PCIe-16GB"]
-    assert nearest_device_names("RTX4090") == ["RTX-4090", "RTX-3090", "RTX-A6000"]
+    assert nearest_device_names("RTX4090") == ["RTX-4090", "RTX-5090", "RTX-3090"]
     assert nearest_device_names("qqqqqqqq") == []
 
 

@@ -221,6 +221,21 @@ BROKEN = {
         "  is not in the device table. Nearest: A100-40GB, A100-80GB, A100-PCIe-40GB. Set null to plan "
         "without the device's memory and peak.",
     ),
+    "bf16 on a GPU before Ampere": (
+        "gpt-125m",
+        ["precision.dtype=bf16", "resources.gpu_type=V100-32GB"],
+        "@: precision.dtype = bf16\n"
+        "  has no units on resources.gpu_type V100-32GB (compute capability 7.0; bf16 from 8.0 (Ampere) "
+        "on).\n"
+        "  Set precision.dtype: fp16 or fp32, or another gpu_type.",
+    ),
+    "bf16 on another maker's device": (
+        "gpt-125m",
+        ["precision.dtype=bf16", "resources.gpu_type=Ascend-910A"],
+        "@: precision.dtype = bf16\n"
+        "  has no units on resources.gpu_type Ascend-910A (Huawei).\n"
+        "  Set precision.dtype: fp16, or another gpu_type.",
+    ),
     "flash attention with dropout on a CPU": (
         "gpt-125m",
         ["model.attention_backend=flash", *ON_CPU],
@@ -263,6 +278,13 @@ BROKEN = {
         "  needs a GPU from Hopper on (compute capability 9.0), but resources.gpu_type A100-40GB has 8.0. "
         "Set fp8: false.",
     ),
+    "FP8 on another maker's GPU": (
+        "gpt-125m",
+        ["precision.fp8=true", "precision.dtype=bf16", "resources.gpu_type=MI300X"],
+        "@: precision.fp8 = true\n"
+        "  needs a GPU from Hopper on (compute capability 9.0), but resources.gpu_type MI300X is AMD's. "
+        "Set fp8: false.",
+    ),
     "FP8 of odd sides": (
         "gpt-125m",
         [
@@ -294,6 +316,13 @@ BROKEN = {
         "@: parallel.fpdt_chunk_tokens = 512\n"
         "  does not go with resources.device(cpu): FPDT streams chunks of attention between GPU and host.\n"
         "  Set fpdt_chunk_tokens: 0.",
+    ),
+    "FPDT on a GPU without flash attention": (
+        "gpt-125m",
+        ["parallel.fpdt_chunk_tokens=512", "model.attention_dropout=0.0", "resources.gpu_type=T4"],
+        "@: parallel.fpdt_chunk_tokens = 512\n"
+        "  needs flash-attn 2, which no T4 (resources.gpu_type) runs: a GPU from Ampere on (compute "
+        "capability 8.0). Set fpdt_chunk_tokens: 0.",
     ),
     "quantized weights on a CPU": (
         "gpt-125m",

@@ -57,17 +57,20 @@ def ordered_map(
         return ProcessPoolExecutor(num_workers, initializer=_initialize, initargs=(make, os.getpid()))
 
     executor = start()
-    under_way: deque[tuple[Task, Any]] = deque()
     left = iter(tasks)
+    under_way: deque[Task] = deque()
+    submitted: deque[Any] = deque()  # the futures of the first of them
     failures = 0
     try:
         while True:
-            for task in islice(left, TASKS_PER_WORKER * num_workers - len(under_way)):
-                under_way.append((task, executor.submit(_run, task)))
+            under_way.extend(islice(left, TASKS_PER_WORKER * num_workers - len(under_way)))
             if not under_way:
                 return
             try:
-                result = under_way[0][1].result(timeout=WAIT_SECONDS)
+                # submit() too raises if a worker has died since the last look.
+                for task in list(islice(under_way, len(submitted), None)):
+                    submitted.append(executor.submit(_run, task))
+                result = submitted[0].result(timeout=WAIT_SECONDS)
             except TimeoutError:
                 on_wait()
                 continue
@@ -82,10 +85,11 @@ def ordered_map(
                 logger.warning("A worker process died: %s. Its work is done again.", _reason(error))
                 executor.shutdown(kill_workers=True)
                 executor = start()
-                under_way = deque((task, executor.submit(_run, task)) for task, _ in under_way)
+                submitted.clear()
                 continue
             failures = 0
             under_way.popleft()
+            submitted.popleft()
             yield result
     finally:
         # Also if the caller stops early or after an error: nobody waits for work whose result is not read.

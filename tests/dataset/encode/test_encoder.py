@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
@@ -425,6 +426,36 @@ def test_a_task_that_always_kills(tmp_path):
     assert out == ""
     assert "DataError: a worker process died 3 times at the same place: SIGKILL(-9). Often" in err
     assert "set data.num_prepare_workers lower. What is done is kept: run it again." in err
+
+
+def test_a_worker_that_dies_while_tasks_are_submitted(monkeypatch, caplog):
+    """loky reports a death at the next submit too: no task is lost, and none comes twice."""
+    from loky import process_executor
+
+    class Pool(ThreadPoolExecutor):
+        """A pool that breaks at the third submit, twice."""
+
+        broken = 0
+
+        def __init__(self, num_workers, initializer, initargs):
+            super().__init__(num_workers)
+            self.submits = 0
+            monkeypatch.setattr(workers, "_function", initargs[0]())
+
+        def submit(self, *arguments):
+            self.submits += 1
+            if self.submits == 3 and Pool.broken < 2:
+                Pool.broken += 1
+                raise process_executor.BrokenProcessPool("The exit codes of the workers are {SIGKILL(-9)}")
+            return super().submit(*arguments)
+
+        def shutdown(self, kill_workers):
+            super().shutdown()
+
+    monkeypatch.setattr(process_executor, "ProcessPoolExecutor", Pool)
+    assert list(workers.ordered_map(lambda: abs, iter(range(9)), 2)) == list(range(9))
+    assert Pool.broken == 2
+    assert caplog.messages == ["A worker process died: SIGKILL(-9). Its work is done again."] * 2
 
 
 @pytest.mark.slow

@@ -87,78 +87,88 @@ class Lab:
             urllib.request.urlopen(request, timeout=120).close()
 
 
+@contextmanager
+def jupyter_server(
+    root: Path, module: str, *options: str, **variables: str
+) -> Iterator[tuple[str, dict[str, str]]]:
+    """(address, environment) of a Jupyter server that keeps all it has below `root`; stopped at the end.
+
+    It answers below a prefix, as behind a hub, and has nbtrain's extension, which a file of the installed
+    wheel switches on; a tree in use for development has no such file.
+    """
+    for name in ("home", "output", "notebooks", "switch/jupyter_server_config.d"):
+        (root / name).mkdir(parents=True, exist_ok=True)
+    shutil.copy(REPOSITORY / "nbtrain/lab/server/nbtrain.json", root / "switch/jupyter_server_config.d")
+    environment = {
+        **os.environ,
+        "HOME": str(root / "home"),
+        "JUPYTER_CONFIG_DIR": str(root / "config"),
+        "JUPYTER_CONFIG_PATH": str(root / "switch"),
+        "JUPYTER_DATA_DIR": str(root / "data"),
+        "JUPYTER_RUNTIME_DIR": str(root / "runtime"),
+        "NBTRAIN_OUTPUT": str(root / "output"),
+        **variables,
+    }
+    port = free_port()
+    base = f"http://127.0.0.1:{port}/user/x/"
+    command = [sys.executable, "-m", module, "--no-browser", "--allow-root", *options]
+    settings = {
+        "ip": "127.0.0.1",
+        "port": port,
+        "port_retries": 0,
+        "base_url": "/user/x/",
+        "root_dir": root / "notebooks",
+    }
+    command += [f"--ServerApp.{name}={value}" for name, value in settings.items()]
+    command.append(f"--IdentityProvider.token={TOKEN}")
+    log_path = root / "server.log"
+    with log_path.open("wb") as log:
+        server = subprocess.Popen(
+            command, env=environment, cwd=root, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        )
+    try:
+        wait_for(lambda: _answers(base, server), lambda: log_path.read_text()[-3000:])
+        yield base, environment
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(300)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+def _answers(base: str, server: subprocess.Popen) -> bool:
+    assert server.poll() is None, "the server has ended"
+    try:
+        with urllib.request.urlopen(f"{base}api?token={TOKEN}", timeout=120) as response:
+            return "version" in json.load(response)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    """JupyterLab with its own home, port, token and output root; below a prefix, as behind a hub."""
+    """JupyterLab with its own home, port, token and output root."""
     find_chromium()
     root = tmp_path_factory.mktemp("lab")
-    output = root / "output"
-    output.mkdir()
-    port = free_port()
     settings = root / "settings" / "@jupyterlab" / "apputils-extension"
     settings.mkdir(parents=True)
     (settings / "notification.jupyterlab-settings").write_text(
         '{"fetchNews": "false", "checkForUpdates": false}'
     )
-    environment = {
-        **os.environ,
-        "HOME": str(root / "home"),
-        "JUPYTER_CONFIG_DIR": str(root / "config"),
-        "JUPYTER_DATA_DIR": str(root / "data"),
-        "JUPYTER_RUNTIME_DIR": str(root / "runtime"),
+    variables = {
         "JUPYTERLAB_SETTINGS_DIR": str(root / "settings"),
         "JUPYTERLAB_WORKSPACES_DIR": str(root / "workspaces"),
         "IPYTHONDIR": str(root / "ipython"),
-        "NBTRAIN_OUTPUT": str(output),
         "NBTRAIN_DATA": str(root / "datasets"),
         "NBTRAIN_WORKSPACE": str(REPOSITORY),
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
     }
-    # The extension is switched on by a file of the installed wheel; a tree in use for development has none.
-    environment["JUPYTER_CONFIG_PATH"] = str(root / "switch")
-    switch = root / "switch" / "jupyter_server_config.d"
-    switch.mkdir(parents=True)
-    shutil.copy(REPOSITORY / "nbtrain" / "lab" / "server" / "nbtrain.json", switch / "nbtrain.json")
-    (root / "home").mkdir()
-    (root / "notebooks").mkdir()
-    command = [
-        sys.executable,
-        "-m",
-        "jupyterlab",
-        "--no-browser",
-        "--allow-root",
-        "--expose-app-in-browser",
-        "--ServerApp.ip=127.0.0.1",
-        f"--ServerApp.port={port}",
-        "--ServerApp.port_retries=0",
-        "--ServerApp.base_url=/user/x/",
-        f"--IdentityProvider.token={TOKEN}",
-        f"--ServerApp.root_dir={root / 'notebooks'}",
-    ]
-    with (root / "lab.log").open("wb") as log:
-        server = subprocess.Popen(
-            command, env=environment, cwd=root, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    lab = Lab(f"http://127.0.0.1:{port}/user/x/", root, output, environment)
-    try:
-        wait_for(lambda: answers(lab), lambda: (root / "lab.log").read_text()[-3000:])
-        yield lab
-    finally:
-        server.send_signal(signal.SIGTERM)
-        try:
-            server.wait(120)
-        except subprocess.TimeoutExpired:
-            os.killpg(server.pid, signal.SIGKILL)
-            server.wait()
-
-
-def answers(lab: Lab) -> bool:
-    try:
-        return "version" in lab.get("api")
-    except (urllib.error.URLError, ConnectionError, TimeoutError):
-        return False
+    with jupyter_server(root, "jupyterlab", "--expose-app-in-browser", **variables) as (base, environment):
+        yield Lab(base, root, root / "output", environment)
 
 
 @pytest.fixture(scope="module")

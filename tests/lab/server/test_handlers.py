@@ -1,9 +1,6 @@
 """The REST half in a real Jupyter Server: who may ask, what comes back, and a stop that stops."""
 
 import json
-import os
-import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -20,19 +17,18 @@ import pytest
 from nbtrain.base.rundir import RunDir
 from nbtrain.lab.widgets.script import panel_script
 from nbtrain.monitor.snapshot import SNAPSHOT_KEYS
-from tests.end_to_end.jupyterlab import free_port
+from tests.end_to_end.jupyterlab import TOKEN, jupyter_server
 from tests.lab.widgets.fake_run import FakeJob
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[3]
 FAKE_RUN = REPOSITORY / "tests" / "lab" / "widgets" / "fake_run.py"
-TOKEN = "a-token-of-this-test"
 
 
 @dataclass
 class Server:
-    """A running Jupyter Server with nbtrain's half, below a prefix as behind a hub."""
+    """A running Jupyter Server with nbtrain's half."""
 
     base: str
     output: Path
@@ -59,61 +55,8 @@ class Server:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     root = tmp_path_factory.mktemp("server")
-    for name in ("home", "output", "notebooks", "switch/jupyter_server_config.d"):
-        (root / name).mkdir(parents=True)
-    shutil.copy(
-        REPOSITORY / "nbtrain" / "lab" / "server" / "nbtrain.json",
-        root / "switch" / "jupyter_server_config.d" / "nbtrain.json",
-    )
-    port = free_port()
-    environment = {
-        **os.environ,
-        "HOME": str(root / "home"),
-        "JUPYTER_CONFIG_DIR": str(root / "config"),
-        "JUPYTER_CONFIG_PATH": str(root / "switch"),
-        "JUPYTER_DATA_DIR": str(root / "data"),
-        "JUPYTER_RUNTIME_DIR": str(root / "runtime"),
-        "NBTRAIN_OUTPUT": str(root / "output"),
-        "NBTRAIN_WORKSPACE": str(root),
-    }
-    command = [
-        sys.executable,
-        "-m",
-        "jupyter_server",
-        "--no-browser",
-        "--allow-root",
-        "--ServerApp.ip=127.0.0.1",
-        f"--ServerApp.port={port}",
-        "--ServerApp.port_retries=0",
-        "--ServerApp.base_url=/user/x/",
-        f"--IdentityProvider.token={TOKEN}",
-        f"--ServerApp.root_dir={root / 'notebooks'}",
-    ]
-    with (root / "server.log").open("wb") as log:
-        process = subprocess.Popen(
-            command, env=environment, cwd=root, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-        )
-    server = Server(f"http://127.0.0.1:{port}/user/x/", root / "output")
-    try:
-        deadline = time.monotonic() + 600
-        while not _is_up(server):
-            assert process.poll() is None and time.monotonic() < deadline, (root / "server.log").read_text()
-            time.sleep(0.1)
-        yield server
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(300)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def _is_up(server: Server) -> bool:
-    try:
-        return server.request("api")[0] == 200
-    except (urllib.error.URLError, ConnectionError):
-        return False
+    with jupyter_server(root, "jupyter_server", NBTRAIN_WORKSPACE=str(root)) as (base, _):
+        yield Server(base, root / "output")
 
 
 @pytest.fixture(scope="module")

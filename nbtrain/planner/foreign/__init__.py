@@ -1,0 +1,1 @@
+"""Files of other programs: read, checked, turned into run YAMLs, and written."""

@@ -1,0 +1,332 @@
+"""Command-line flags of other training programs: tables of facts, and a parser of argument lists.
+
+A table holds every option of one version of a program (tables/*.json): option strings, where argparse stores
+the value, action, type, number of values, choices and default. They were read by running each program's own
+argument parser, without its help texts. Both Megatrons turn argparse's abbreviations off, so that a flag is
+known only by its full name.
+"""
+
+import functools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.terminal import nearest
+from nbtrain.planner.foreign.words import Word
+
+TABLES = Path(__file__).with_name("tables")
+
+# The versions of each program, oldest first.
+VERSIONS = {
+    "megatron-lm": ("040eac94", "d98e8a64"),
+    "megatron-deepspeed": ("e7bff5ec", "f4157bea"),
+}
+
+# What people write for a flag of another name, where letters alone would not find it.
+MEANT = {
+    "--nccl-timeout": "--distributed-timeout-minutes",
+    "--save-dir": "--save",
+    "--load-dir": "--load",
+    "--checkpoint-path": "--save",
+    "--layernorm-epsilon": "--norm-epsilon",
+    "--norm-epsilon": "--layernorm-epsilon",
+    "--fp8-e4m3": "--fp8-format",
+    "--fp8-hybrid": "--fp8-format",
+    "--rampup-batch-size": "--step-batch-size-schedule",
+    "--step-batch-size-schedule": "--rampup-batch-size",
+    "--no-query-key-layer-scaling": "--apply-query-key-layer-scaling",
+    "--apply-query-key-layer-scaling": "--no-query-key-layer-scaling",
+    "--overlap-p2p-communication": "--no-overlap-p2p-communication",
+    "--checkpoint-activations": "--recompute-granularity",
+    "--checkpoint-num-layers": "--recompute-num-layers",
+    "--context-parallel-size": "--ds-sequence-parallel-size",
+    "--ds-sequence-parallel-size": "--context-parallel-size",
+    "--train-tokens": "--train-samples",
+    "--lr-decay-tokens": "--lr-decay-samples",
+    "--lr-warmup-tokens": "--lr-warmup-samples",
+    "--attention-backend": "--use-flash-attn",
+    "--num-query-groups": "--num-key-value-heads",
+    "--num-key-value-heads": "--num-query-groups",
+    "--local_rank": "--local-rank",
+    "--tensor-parallel-size": "--tensor-model-parallel-size",
+    "--pipeline-parallel-size": "--pipeline-model-parallel-size",
+    "--tp": "--tensor-model-parallel-size",
+    "--pp": "--pipeline-model-parallel-size",
+    "--warmup-steps": "--lr-warmup-iters",
+    "--max-steps": "--train-iters",
+    "--zero-stage": "--use-distributed-optimizer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a program; the words are argparse's."""
+
+    flags: tuple[str, ...]
+    dest: str
+    action: str = "store"
+    type: str | None = None
+    nargs: str | int | None = None
+    choices: tuple[Any, ...] | None = None
+    default: Any = None
+
+    @property
+    def takes_value(self) -> bool:
+        return self.action == "store"
+
+
+@dataclass(frozen=True)
+class Table:
+    """Every option of one version of a program."""
+
+    program: str
+    version: str
+    date: str
+    options: tuple[Option, ...]
+
+    @property
+    def name(self) -> str:
+        """ "megatron-lm@d98e8a64"."""
+        return f"{self.program}@{self.version}"
+
+    @functools.cached_property
+    def by_flag(self) -> dict[str, Option]:
+        return {flag: option for option in self.options for flag in option.flags}
+
+    @functools.cached_property
+    def by_dest(self) -> dict[str, tuple[Option, ...]]:
+        """The options that set a value; a switch to turn it off may be a second one."""
+        found: dict[str, tuple[Option, ...]] = {}
+        for option in self.options:
+            found[option.dest] = (*found.get(option.dest, ()), option)
+        return found
+
+    def default(self, dest: str) -> Any:
+        """What the program takes if no flag sets `dest`; None if the program has no such value."""
+        return self.by_dest[dest][0].default if dest in self.by_dest else None
+
+
+@functools.cache
+def load_table(program: str, version: str) -> Table:
+    """The table of a version of a program."""
+    read = json.loads((TABLES / f"{program}-{version}.json").read_text(encoding="utf-8"))
+    options = [
+        Option(
+            tuple(row["flags"]),
+            row["dest"],
+            row["action"],
+            row.get("type"),
+            row.get("nargs"),
+            tuple(row["choices"]) if "choices" in row else None,
+            row.get("default"),
+        )
+        for row in read["options"]
+    ]
+    return Table(read["program"], read["version"], read["date"], tuple(options))
+
+
+def tables(program: str) -> tuple[Table, ...]:
+    """The tables of all versions of a program, oldest first."""
+    return tuple(load_table(program, version) for version in VERSIONS[program])
+
+
+def find_table(target: str) -> Table:
+    """The table of "megatron-lm@040eac94", or the newest one of "megatron-lm". Raises ConfigError."""
+    program, _, version = target.partition("@")
+    if program not in VERSIONS:
+        known = ", ".join(VERSIONS)
+        raise ConfigError(f"{target}: no such program; known: {known}.{nearest(program, VERSIONS)}")
+    if version and version not in VERSIONS[program]:
+        known = ", ".join(f"{program}@{one}" for one in VERSIONS[program])
+        raise ConfigError(f"{target}: no table of this version; known: {known}.")
+    return load_table(program, version or VERSIONS[program][-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """A flag of an argument list: its option, and the value that argparse would store."""
+
+    flag: str
+    option: Option
+    value: Any
+    place: str
+    word: Word | None = None
+    """The value as it was written; None for a switch. It may come from outside the script."""
+
+    @property
+    def text(self) -> str:
+        """The flag as it was written, for a message."""
+        if self.word is None:
+            return self.flag
+        value = self.value if isinstance(self.value, list) else [self.word.text]
+        return " ".join([self.flag, *map(str, value)])
+
+
+@dataclass(frozen=True, slots=True)
+class Complaint:
+    """A word of an argument list that the program would refuse."""
+
+    flag: str
+    place: str
+    message: str
+    """Without the place."""
+    unknown: bool
+    """Whether the program has no such flag; else its value is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arguments:
+    """An argument list, parsed by the table of a program."""
+
+    table: Table
+    settings: tuple[Setting, ...]
+    """In their order; the last of a dest wins, as in argparse."""
+    complaints: tuple[Complaint, ...]
+
+    def get(self, dest: str) -> Setting | None:
+        """The flag that sets `dest`; None if the default holds."""
+        return next((one for one in reversed(self.settings) if one.option.dest == dest), None)
+
+    def value(self, dest: str) -> Any:
+        """The value that the program would have."""
+        setting = self.get(dest)
+        return setting.value if setting else self.table.default(dest)
+
+
+def parse(table: Table, words: Sequence[Word]) -> Arguments:
+    """Parse an argument list as argparse would: `--flag=value`, `--flag value`, several values, switches."""
+    settings: list[Setting] = []
+    complaints: list[Complaint] = []
+    position = 0
+    while position < len(words):
+        word = words[position]
+        position += 1
+        flag, equals, inline = word.text.partition("=")
+        if not word.text.startswith("--") or len(word.text) == 2:
+            # A list of options that the shell fills in, or a value without a flag.
+            if not word.from_outside:
+                complaints.append(
+                    Complaint(word.text, word.place, f"{word.text}: belongs to no flag.", False)
+                )
+            continue
+        option = table.by_flag.get(flag)
+        following = 0
+        while position + following < len(words) and _is_value(words[position + following]):
+            following += 1
+        if option is None:
+            complaints.append(Complaint(flag, word.place, unknown(table, flag), True))
+            position += 0 if equals else following
+            continue
+        if not option.takes_value:
+            if equals:
+                message = f"{word.text}: {flag} is a switch; write {flag} alone, or leave it out."
+                complaints.append(Complaint(flag, word.place, message, False))
+            on = option.action == "store_true" or (
+                option.action == "BooleanOptionalAction" and not flag.startswith("--no-")
+            )
+            settings.append(Setting(flag, option, on, word.place))
+            continue
+        given = [Word(inline, word.place)] if equals else list(words[position : position + following])
+        taken, complaint = _take(option, flag, given, word.place)
+        position += 0 if equals else len(taken)
+        if complaint:
+            complaints.append(complaint)
+            continue
+        values = []
+        for one in taken:
+            value, problem = _convert(option, flag, one)
+            if problem:
+                complaints.append(Complaint(flag, one.place, problem, False))
+            values.append(value)
+        several = option.nargs not in (None, "?")
+        first = taken[0] if taken else Word("", word.place)
+        settings.append(Setting(flag, option, values if several else values[0], word.place, first))
+    return Arguments(table, tuple(settings), tuple(complaints))
+
+
+def _is_value(word: Word) -> bool:
+    if not word.text.startswith("-") or len(word.text) == 1:
+        return True
+    return word.text[1:2].isdigit() or word.text[1:2] == "."  # a negative number
+
+
+def _take(option: Option, flag: str, given: list[Word], place: str) -> tuple[list[Word], Complaint | None]:
+    """The words that belong to the option, and what is wrong with their number."""
+    if option.nargs in ("*", "+"):
+        if option.nargs == "+" and not given:
+            return [], Complaint(flag, place, f"{flag}: needs at least one value.", False)
+        return given, None
+    wanted = int(option.nargs) if option.nargs not in (None, "?") else 1
+    if option.nargs == "?" and not given:
+        return [Word("", place)], None
+    if len(given) < wanted:
+        values = "a value" if wanted == 1 else f"{wanted} values"
+        return given, Complaint(flag, place, f"{flag}: needs {values} and has {len(given)}.", False)
+    return given[:wanted], None
+
+
+def _convert(option: Option, flag: str, word: Word) -> tuple[Any, str]:
+    """The value of a word, and what argparse would say against it."""
+    text = word.text
+    if word.from_outside:
+        return text, ""
+    value: Any = text
+    try:
+        if option.type == "int":
+            value = int(text)
+        elif option.type == "float":
+            value = float(text)
+        elif option.type == "bool":
+            value = bool(text)
+    except ValueError:
+        kind = {"int": "a whole number (argparse's int takes no 1e9 and no 2.5)", "float": "a number"}
+        return text, f"{flag} = {text}: must be {kind[str(option.type)]}."
+    if option.choices and value not in option.choices:
+        choices = ", ".join(map(str, option.choices))
+        return value, f"{flag} = {text}: must be one of {choices}.{nearest(text, map(str, option.choices))}"
+    return value, ""
+
+
+def unknown(table: Table, flag: str) -> str:
+    """The message about a flag that a program does not have: the nearest, and where the flag exists."""
+    meant = MEANT.get(flag.replace("_", "-"), "") or MEANT.get(flag, "")
+    if meant in table.by_flag:
+        hint = f" Nearest: {meant}."
+    else:
+        hint = nearest(flag, table.by_flag) or _by_words(flag, table)
+    elsewhere = [
+        other.name
+        for program in VERSIONS
+        for other in tables(program)
+        if other is not table and flag in other.by_flag
+    ]
+    where = f" {elsewhere[0]} has it." if elsewhere else ""
+    return f"{flag}: {table.name} has no such flag.{hint}{where}"
+
+
+def _by_words(flag: str, table: Table) -> str:
+    """The flag of a program that has most words of `flag`, if it has at least half of them."""
+    wanted = set(flag.strip("-").replace("_", "-").split("-"))
+
+    def shared(known: str) -> float:
+        words = set(known.strip("-").replace("_", "-").split("-"))
+        return len(wanted & words) / len(wanted | words)
+
+    best = max(table.by_flag, key=shared)
+    return f" Nearest: {best}." if shared(best) >= 0.5 else ""
+
+
+def choose_table(words: Sequence[Word], script: str = "") -> Table:
+    """The program and version whose table knows most of the flags.
+
+    Of two versions that know equally many, the older one is taken: a flag list that both accept was most
+    likely written for it, and the pinned examples of this repository use it.
+    """
+    flags = {word.text.partition("=")[0] for word in words if word.text.startswith("--")}
+    deepspeed = "deepspeed" in script.lower() or bool(flags & {"--deepspeed", "--deepspeed_config"})
+    programs = ("megatron-deepspeed", "megatron-lm") if deepspeed else ("megatron-lm", "megatron-deepspeed")
+    candidates = [table for program in programs for table in tables(program)]
+    return max(candidates, key=lambda table: len(flags & table.by_flag.keys()))

@@ -1,0 +1,49 @@
+"""A training job as its files describe it, whatever kind of file they are."""
+
+from dataclasses import dataclass, field
+
+from nbtrain.planner.foreign.json_comments import Document
+from nbtrain.planner.foreign.words import Value, Word
+
+
+@dataclass(slots=True)
+class Job:
+    """What a manifest, a script or a DeepSpeed JSON says; None is what it does not say."""
+
+    kind: str
+    """ "DeepSpeedJob", "PyTorchJob", "MPIJob", "TrainJob", "shell script" or "DeepSpeed JSON"."""
+    label: str
+    """The file."""
+    name: Word | None = None
+    program: Word | None = None
+    """The Python program, e.g. Megatron-DeepSpeed/pretrain_gpt.py."""
+    flags: list[Word] = field(default_factory=list)
+    nodes: Value | None = None
+    gpus_per_node: Value | None = None
+    """Ranks on each machine."""
+    gpus_asked: Value | None = None
+    """GPUs that the container asks for."""
+    cpus: Value | None = None
+    """CPU cores of each machine: requested."""
+    memory_bytes: Value | None = None
+    """Host memory of each machine: requested."""
+    image: Value | None = None
+    environment: dict[str, Word] = field(default_factory=dict)
+    volumes: list[Value] = field(default_factory=list)
+    """Names of persistent volume claims."""
+    deepspeed: Document | None = None
+    documents: dict[str, Word] = field(default_factory=dict)
+    """JSON files that the script or a ConfigMap writes, by name."""
+    substitutions: list[tuple[str, str]] = field(default_factory=list)
+    """sed's replacements, for a template of the JSON."""
+    comments: list[tuple[str, str]] = field(default_factory=list)
+
+    def flag(self, *names: str) -> Word | None:
+        """The value of a flag, before any table is asked; None if the flag is not given."""
+        for number, word in enumerate(self.flags):
+            name, equals, inline = word.text.partition("=")
+            if name in names:
+                if equals:
+                    return Word(inline, word.place)
+                return self.flags[number + 1] if number + 1 < len(self.flags) else word
+        return None

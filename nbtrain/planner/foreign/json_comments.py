@@ -1,0 +1,166 @@
+"""JSON as people write it for DeepSpeed: with // and /* */ comments, trailing commas, and places of keys.
+
+DeepSpeed reads its file with Python's json, which refuses comments and trailing commas. They are read here
+and reported, so that a file is understood and its fault named.
+"""
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+
+_NUMBER = re.compile(r"-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][+-]?\d+)?")
+_WORDS = {"true": True, "false": False, "null": None, "NaN": float("nan"), "Infinity": float("inf")}
+_COMMENTS = {"//": "\n", "#": "\n", "/*": "*/"}
+_STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
+MOST_DEPTH = 50
+
+
+@dataclass(slots=True)
+class Document:
+    """A JSON object with the place of each dotted key."""
+
+    label: str
+    value: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    faults: list[tuple[str, str]] = field(default_factory=list)
+    """(place, words) of what Python's json refuses or swallows."""
+
+    def place(self, key: str) -> str:
+        """Where a dotted key was written; the file if it was not."""
+        return self.places.get(key, self.label)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The value of a dotted key."""
+        value: Any = self.value
+        for part in key.split("."):
+            if not isinstance(value, dict) or part not in value:
+                return default
+            value = value[part]
+        return value
+
+
+def read_json(text: str, label: str, first_line: int = 1) -> Document:
+    """Read a JSON object. Raises ConfigError, with the line, if it is none."""
+    reader = _Reader(text, label, first_line)
+    document = reader.document
+    value = reader.value("", 0)
+    reader.blanks()
+    if reader.position < len(text):
+        raise reader.error("more follows the end of the JSON object")
+    if not isinstance(value, dict):
+        raise ConfigError(f"{label}:{first_line}: a DeepSpeed configuration is a JSON object {{ ... }}.")
+    document.value = value
+    return document
+
+
+class _Reader:
+    def __init__(self, text: str, label: str, first_line: int):
+        self.text, self.position, self.first_line = text, 0, first_line
+        self.document = Document(label)
+
+    @property
+    def place(self) -> str:
+        line = self.first_line + self.text.count("\n", 0, self.position)
+        return f"{self.document.label}:{line}"
+
+    def error(self, reason: str) -> ConfigError:
+        return ConfigError(f"{self.place}: not JSON: {reason}.")
+
+    def fault(self, words: str) -> None:
+        self.document.faults.append((self.place, words))
+
+    def blanks(self) -> None:
+        """Pass over blanks and comments; comments are noted once a file."""
+        while self.position < len(self.text):
+            if self.text[self.position].isspace() or self.text[self.position] == "\ufeff":
+                self.position += 1
+                continue
+            opening = next((one for one in _COMMENTS if self.text.startswith(one, self.position)), "")
+            if not opening:
+                return
+            closing = _COMMENTS[opening]
+            if not any("comment" in words for _, words in self.document.faults):
+                self.fault(f"a comment ({opening}): Python's json, which DeepSpeed reads with, refuses it")
+            end = self.text.find(closing, self.position + len(opening))
+            if end < 0 and closing == "*/":
+                raise self.error("the comment /* has no end")
+            self.position = len(self.text) if end < 0 else end + len(closing)
+
+    def value(self, key: str, depth: int) -> Any:
+        self.blanks()
+        if depth > MOST_DEPTH:
+            raise self.error("nested too deeply")
+        self.document.places[key] = self.place
+        character = self.text[self.position : self.position + 1]
+        if character == "{":
+            return self._object(key, depth)
+        if character == "[":
+            return self._list(key, depth)
+        if character == '"':
+            return self._string()
+        if match := _NUMBER.match(self.text, self.position):
+            self.position = match.end()
+            return json.loads(match.group(0))
+        for word, value in _WORDS.items():
+            if self.text.startswith(word, self.position):
+                self.position += len(word)
+                return value
+        raise self.error(f"a value is missing{f' for {key}' if key else ''}")
+
+    def _string(self) -> str:
+        match = _STRING.match(self.text, self.position)
+        if not match:
+            raise self.error('the quote " has no end on its line')
+        try:
+            text = json.loads(match.group(0), strict=False)
+        except json.JSONDecodeError as error:
+            raise self.error(error.msg) from None
+        self.position = match.end()
+        return str(text)
+
+    def _object(self, key: str, depth: int) -> dict[str, Any]:
+        self.position += 1
+        found: dict[str, Any] = {}
+        while not self._closed("}", bool(found)):
+            if self.text[self.position : self.position + 1] != '"':
+                raise self.error('a key in double quotes, such as "train_batch_size", is missing')
+            place = self.place
+            name = self._string()
+            dotted = f"{key}.{name}" if key else name
+            self.blanks()
+            if self.text[self.position : self.position + 1] != ":":
+                raise self.error(f"the colon behind {dotted} is missing")
+            self.position += 1
+            if name in found:
+                self.document.faults.append((place, f"{dotted} is written twice; the last one counts"))
+            found[name] = self.value(dotted, depth + 1)
+            self.document.places[dotted] = place
+        return found
+
+    def _list(self, key: str, depth: int) -> list[Any]:
+        self.position += 1
+        found: list[Any] = []
+        while not self._closed("]", bool(found)):
+            found.append(self.value(f"{key}.{len(found)}", depth + 1))
+        return found
+
+    def _closed(self, bracket: str, further: bool) -> bool:
+        """Whether the object or list ends here; passes over the comma before a further entry."""
+        self.blanks()
+        comma = further and self.text.startswith(",", self.position)
+        if comma:
+            self.position += 1
+            self.blanks()
+        if self.text.startswith(bracket, self.position):
+            if comma:
+                self.fault(f"a comma before {bracket}: Python's json refuses it")
+            self.position += 1
+            return True
+        if self.position >= len(self.text):
+            raise self.error(f"{bracket} is missing at the end")
+        if further and not comma:
+            raise self.error("a comma is missing")
+        return False

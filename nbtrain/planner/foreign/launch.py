@@ -1,0 +1,86 @@
+"""A command that launches training: the words of the launcher, the program, and the program's flags.
+
+Launchers: torchrun and `python -m torch.distributed.run` (or `.launch`), deepspeed, srun, mpirun, and python
+alone, one inside the other (`srun ... torchrun ... pretrain_gpt.py`).
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from nbtrain.planner.foreign.words import Word
+
+LAUNCHERS = {"torchrun", "deepspeed", "srun", "mpirun", "mpiexec", "accelerate", "python", "python3"}
+PROGRAM = re.compile(r".*\.py$")
+# Options of launchers that say how many machines, and how many processes on each.
+NODES = {"--nnodes", "--num_nodes", "--nodes", "-N"}
+RANKS_PER_NODE = {
+    "--nproc_per_node",
+    "--nproc-per-node",
+    "--num_gpus",
+    "--ntasks-per-node",
+    "--gpus-per-node",
+}
+WORLD = {"-np", "-n", "--np", "--ntasks"}
+
+
+@dataclass(slots=True)
+class Launch:
+    """One call of a training program."""
+
+    program: Word
+    flags: list[Word]
+    nodes: Word | None = None
+    gpus_per_node: Word | None = None
+    world_size: Word | None = None
+    environment: dict[str, Word] = field(default_factory=dict)
+
+
+def find_launch(words: Sequence[Word]) -> Launch | None:
+    """The launch in a command; None if the command launches no Python program."""
+    head = next((PurePosixPath(word.text).name for word in words if word.text != "exec"), "")
+    if head not in LAUNCHERS and not PROGRAM.match(head):
+        return None
+    number = next((at for at, word in enumerate(words) if PROGRAM.match(word.text)), None)
+    if number is None:
+        return None
+    launch = Launch(words[number], list(words[number + 1 :]))
+    before = [_parts(word) for word in words[:number]]
+    for at, (option, inline) in enumerate(before):
+        value = inline or (words[at + 1] if at + 1 < number else None)
+        if value is None:
+            continue
+        if option in NODES and launch.nodes is None:
+            launch.nodes = Word(value.text.split(":")[0], value.place)  # --nnodes 1:4
+        elif option in RANKS_PER_NODE:
+            launch.gpus_per_node = Word(value.text.rpartition(":")[2], value.place)
+        elif option in WORLD:
+            launch.world_size = value
+        elif option == "--include":  # localhost:0,1,2,3@other:0,1,2,3
+            hosts = value.text.split("@")
+            launch.nodes = Word(str(len(hosts)), value.place)
+            launch.gpus_per_node = Word(str(len(hosts[0].partition(":")[2].split(","))), value.place)
+    return launch
+
+
+def _parts(word: Word) -> tuple[str, Word | None]:
+    option, equals, value = word.text.partition("=")
+    return option, Word(value, word.place) if equals else None
+
+
+# `#SBATCH --nodes=16`: what a Slurm script asks for.
+SBATCH = re.compile(r"#SBATCH\s+(--?[\w-]+)[ =]+(\S+)")
+
+
+def sbatch(comments: Sequence[tuple[str, str]]) -> dict[str, Word]:
+    """The options of a Slurm script by name: nodes, gpus-per-node, ntasks-per-node, cpus-per-task, mem."""
+    found: dict[str, Word] = {}
+    for place, text in comments:
+        if match := SBATCH.match(text):
+            option = {"-N": "--nodes", "-n": "--ntasks"}.get(match.group(1), match.group(1))
+            value = match.group(2)
+            if option in ("--gres", "--gpus-per-node"):  # gpu:a100:8
+                option, value = "--gpus-per-node", value.rpartition(":")[2]
+            found[option.lstrip("-")] = Word(value, place)
+    return found

@@ -1,0 +1,254 @@
+"""Manifests of Kubernetes: DeepSpeedJob, PyTorchJob, MPIJob, TrainJob, and ConfigMaps with a DeepSpeed JSON.
+
+Fields as their operators define them: batch.tensorstack.dev/v1beta1 (DeepSpeedJob), kubeflow.org/v1 and
+v2beta1 (PyTorchJob, MPIJob), trainer.kubeflow.org/v1alpha1 (TrainJob).
+"""
+
+from typing import Any
+
+import yaml
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.planner.foreign.job import Job
+from nbtrain.planner.foreign.launch import Launch, find_launch
+from nbtrain.planner.foreign.shell import read_script
+from nbtrain.planner.foreign.words import Value, Word, quantity
+
+KINDS = ("DeepSpeedJob", "PyTorchJob", "MPIJob", "TrainJob")
+MOST_NODES = 100_000
+
+
+class Tree:
+    """A YAML document with the place of every value."""
+
+    def __init__(self, node: yaml.Node | None, label: str):
+        self.label, self.node, self.count = label, node, 0
+        self.places: dict[str, str] = {}
+        self.value = self._construct(node, "") if node is not None else None
+
+    def _construct(self, node: yaml.Node, prefix: str) -> Any:
+        self.count += 1
+        if self.count > MOST_NODES:
+            raise ConfigError(f"{self.label}: more than {MOST_NODES:,} values; this is no manifest of a job.")
+        # A block of text begins on the line after its mark.
+        block = isinstance(node, yaml.ScalarNode) and node.style in ("|", ">")
+        self.places[prefix] = f"{self.label}:{node.start_mark.line + 1 + block}"
+        if isinstance(node, yaml.MappingNode):
+            return {
+                str(key.value): self._construct(value, f"{prefix}.{key.value}".lstrip("."))
+                for key, value in node.value
+            }
+        if isinstance(node, yaml.SequenceNode):
+            return [self._construct(item, f"{prefix}.{at}") for at, item in enumerate(node.value)]
+        return (
+            yaml.SafeLoader("").construct_object(node) if node.tag.endswith((":int", ":bool")) else node.value
+        )
+
+    def find(self, dotted: str) -> Value | None:
+        """The value of a dotted key with its place; None if there is none."""
+        value = self.value
+        for part in dotted.split("."):
+            if isinstance(value, dict) and part in value:
+                value = value[part]
+            elif isinstance(value, list) and part.isdigit() and int(part) < len(value):
+                value = value[int(part)]
+            else:
+                return None
+        return Value(value, self.places[dotted])
+
+    def first(self, *dotted: str) -> Value | None:
+        """The first of several keys that is there."""
+        return next((found for key in dotted if (found := self.find(key)) is not None), None)
+
+    def word(self, dotted: str) -> Word | None:
+        found = self.find(dotted)
+        return None if found is None or found.value is None else Word(str(found.value), found.place)
+
+    def words(self, dotted: str) -> list[Word]:
+        """A list of words; one text is a list of one."""
+        found = self.find(dotted)
+        if found is None or found.value is None:
+            return []
+        if not isinstance(found.value, list):
+            return [Word(str(found.value), found.place)]
+        return [Word(_text(item), self.places[f"{dotted}.{at}"]) for at, item in enumerate(found.value)]
+
+
+def _text(value: Any) -> str:
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)
+
+
+def read_documents(text: str, label: str) -> list[Tree]:
+    """The YAML documents of a file. Raises ConfigError if it is no YAML."""
+    try:
+        return [Tree(node, label) for node in yaml.compose_all(text, Loader=yaml.SafeLoader)]
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise ConfigError(f"{label}{line}: not YAML: {getattr(error, 'problem', error)}.") from None
+    except RecursionError:
+        raise ConfigError(f"{label}: not a manifest: nested too deeply.") from None
+
+
+def read_manifest(text: str, label: str) -> tuple[list[Job], dict[str, Word]]:
+    """The jobs of a file, and the JSON files of its ConfigMaps by name."""
+    jobs: list[Job] = []
+    files: dict[str, Word] = {}
+    for tree in read_documents(text, label):
+        kind = tree.word("kind")
+        if kind is None:
+            continue
+        if kind.text == "ConfigMap":
+            data = tree.find("data")
+            for name in data.value if data and isinstance(data.value, dict) else {}:
+                if data and name.endswith(".json"):
+                    files[name] = Word(str(data.value[name]), tree.places[f"data.{name}"])
+        elif kind.text in KINDS:
+            jobs.append(_READERS[kind.text](tree))
+        elif kind.text.lower() in map(str.lower, KINDS):
+            raise ConfigError(f"{kind.place}: kind = {kind.text}: the kind is spelled DeepSpeedJob.")
+    for job in jobs:
+        job.documents |= files
+    return jobs, files
+
+
+def _deepspeed_job(tree: Tree) -> Job:
+    job = _job(tree, "DeepSpeedJob")
+    job.nodes = tree.find("spec.worker.replicas") or Value(1, tree.label)
+    job.gpus_per_node = tree.find("spec.config.slotsPerWorker")
+    _container(tree, job, "spec.worker.template.spec", "worker")
+    for form in ("python", "module", "exec"):
+        words = tree.words(f"spec.config.run.{form}")
+        if len(words) == 1 and " " in words[0].text:
+            words = _script_words(words[0], tree.label)
+        if not words:
+            continue
+        if form == "exec":
+            _take(job, find_launch(words))
+        else:
+            job.program, job.flags = words[0], words[1:]
+    if custom := tree.word("spec.config.customCommand"):
+        _take(job, find_launch(_script_words(custom, tree.label)))
+    return job
+
+
+def _pytorch_job(tree: Tree) -> Job:
+    job = _job(tree, "PyTorchJob")
+    replicas = 0
+    for role in ("Master", "Worker"):
+        if tree.find(f"spec.pytorchReplicaSpecs.{role}"):
+            found = tree.find(f"spec.pytorchReplicaSpecs.{role}.replicas")
+            replicas += int(found.value) if found else 1
+            job.nodes = Value(replicas, found.place if found else tree.label)
+            _container(tree, job, f"spec.pytorchReplicaSpecs.{role}.template.spec", "pytorch")
+    if ranks := tree.find("spec.nprocPerNode"):
+        job.gpus_per_node = ranks if str(ranks.value).isdigit() else job.gpus_asked
+    return job
+
+
+def _mpi_job(tree: Tree) -> Job:
+    job = _job(tree, "MPIJob")
+    job.nodes = tree.find("spec.mpiReplicaSpecs.Worker.replicas") or Value(1, tree.label)
+    _container(tree, job, "spec.mpiReplicaSpecs.Launcher.template.spec", "")
+    job.gpus_asked = job.cpus = job.memory_bytes = None
+    worker = Job("", "")
+    _container(tree, worker, "spec.mpiReplicaSpecs.Worker.template.spec", "")
+    job.gpus_asked, job.cpus, job.memory_bytes = worker.gpus_asked, worker.cpus, worker.memory_bytes
+    job.volumes += worker.volumes
+    job.environment = worker.environment | job.environment
+    job.gpus_per_node = tree.find("spec.slotsPerWorker") or Value(1, tree.label)
+    return job
+
+
+def _train_job(tree: Tree) -> Job:
+    job = _job(tree, "TrainJob")
+    job.nodes = tree.find("spec.trainer.numNodes") or Value(1, tree.label)
+    job.image = tree.find("spec.trainer.image")
+    _environment(tree, job, "spec.trainer.env")
+    _resources(tree, job, "spec.trainer.resourcesPerNode")
+    _take_words(job, [*tree.words("spec.trainer.command"), *tree.words("spec.trainer.args")], tree.label)
+    job.gpus_per_node = tree.find("spec.trainer.numProcPerNode") or job.gpus_per_node or job.gpus_asked
+    return job
+
+
+_READERS = {
+    "DeepSpeedJob": _deepspeed_job,
+    "PyTorchJob": _pytorch_job,
+    "MPIJob": _mpi_job,
+    "TrainJob": _train_job,
+}
+
+
+def _job(tree: Tree, kind: str) -> Job:
+    return Job(kind, tree.label, name=tree.word("metadata.name"))
+
+
+def _container(tree: Tree, job: Job, pod: str, wanted: str) -> None:
+    """Image, environment, resources, volumes and command of a pod's training container."""
+    containers = tree.find(f"{pod}.containers")
+    count = len(containers.value) if containers and isinstance(containers.value, list) else 0
+    names = [tree.word(f"{pod}.containers.{at}.name") for at in range(count)]
+    at = next((at for at, name in enumerate(names) if name and name.text == wanted), 0)
+    if count:
+        container = f"{pod}.containers.{at}"
+        job.image = tree.find(f"{container}.image") or job.image
+        _environment(tree, job, f"{container}.env")
+        _resources(tree, job, f"{container}.resources")
+        words = [*tree.words(f"{container}.command"), *tree.words(f"{container}.args")]
+        _take_words(job, words, tree.label)
+    volumes = tree.find(f"{pod}.volumes")
+    for number in range(len(volumes.value) if volumes and isinstance(volumes.value, list) else 0):
+        claim = tree.find(f"{pod}.volumes.{number}.persistentVolumeClaim.claimName")
+        job.volumes += [claim] if claim else []
+
+
+def _environment(tree: Tree, job: Job, dotted: str) -> None:
+    found = tree.find(dotted)
+    for at in range(len(found.value) if found and isinstance(found.value, list) else 0):
+        name, value = tree.word(f"{dotted}.{at}.name"), tree.word(f"{dotted}.{at}.value")
+        if name and value:
+            job.environment[name.text] = value
+
+
+def _resources(tree: Tree, job: Job, dotted: str) -> None:
+    for kind in ("limits", "requests"):
+        found = tree.find(f"{dotted}.{kind}")
+        for resource in found.value if found and isinstance(found.value, dict) else {}:
+            value = found.value[resource] if found else None
+            one = Value(value, tree.places[f"{dotted}.{kind}.{resource}"])
+            if resource == "cpu":
+                job.cpus = Value(max(int(quantity(one, "cpu")), 1), one.place)
+            elif resource == "memory":
+                job.memory_bytes = Value(int(quantity(one, "memory")), one.place)
+            elif resource.endswith("/gpu") or "gpu" in resource.rpartition("/")[2].lower():
+                job.gpus_asked = one
+
+
+def _take_words(job: Job, words: list[Word], label: str) -> None:
+    """A container's command: the words of a launcher, or bash -c and a script."""
+    texts = [word.text for word in words]
+    if "-c" in texts or "-lc" in texts or (texts and texts[0] in ("bash", "sh")) or len(words) == 1:
+        words = _script_words(words[-1], label) if words else []
+    _take(job, find_launch(words))
+
+
+def _take(job: Job, launch: Launch | None) -> None:
+    if launch is None:
+        return
+    job.program, job.flags = launch.program, launch.flags
+    job.environment |= launch.environment
+    if launch.gpus_per_node and not launch.gpus_per_node.from_outside and launch.gpus_per_node.text.isdigit():
+        job.gpus_per_node = Value(int(launch.gpus_per_node.text), launch.gpus_per_node.place)
+
+
+def _script_words(word: Word, label: str) -> list[Word]:
+    """The words of the launching command of a script inside a manifest, with the manifest's lines."""
+    first = int(word.place.rpartition(":")[2]) - 1
+    script = read_script(word.text, label)
+    for command in script.commands:
+        if find_launch(command.words):
+            return [
+                Word(one.text, f"{label}:{int(one.place.rpartition(':')[2]) + first}")
+                for one in command.words
+            ]
+    return []

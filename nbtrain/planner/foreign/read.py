@@ -1,0 +1,150 @@
+"""Files that somebody brings, of any kind: which kind each is, and the training jobs that they describe.
+
+A DeepSpeed JSON belongs to the job that names it (--deepspeed_config), if a job does, else to all jobs.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.workspace import workspace
+from nbtrain.planner.foreign.job import Job
+from nbtrain.planner.foreign.json_comments import Document, read_json
+from nbtrain.planner.foreign.launch import Launch, find_launch, sbatch
+from nbtrain.planner.foreign.manifests import KINDS, read_manifest
+from nbtrain.planner.foreign.shell import Script, read_script
+from nbtrain.planner.foreign.words import Value, Word
+
+
+def _path(file: str | Path) -> Path:
+    """The file as typed, or below the workspace."""
+    typed = Path(file).expanduser()
+    return typed if typed.is_absolute() or typed.exists() else workspace() / typed
+
+
+MOST_BYTES = 10_000_000
+SED = re.compile(r"s(.)(.+?)\1(.*?)\1g?$")
+CONFIG_FLAGS = ("--deepspeed_config", "--deepspeed-config", "--deepscale_config")
+
+
+def is_foreign(path: str | Path) -> bool:
+    """Whether a file is another program's: a script, a JSON, or a manifest of Kubernetes."""
+    file = _path(path)
+    if not file.is_file():
+        return False
+    if file.suffix in (".sh", ".bash", ".slurm", ".sbatch", ".json", ".jsonc"):
+        return True
+    if file.suffix not in (".yaml", ".yml"):
+        return False
+    text = _text(file)
+    return bool(re.search(r"^kind:\s*(ConfigMap|\w*Job)\b", text, re.MULTILINE | re.IGNORECASE))
+
+
+def read_files(files: Sequence[str | Path]) -> list[Job]:
+    """The jobs of the files. Raises ConfigError for a file that is none of the kinds known here."""
+    if not files:
+        raise ConfigError("no file is named; give a manifest, a shell script or a DeepSpeed JSON.")
+    jobs: list[Job] = []
+    texts: dict[str, Word] = {}
+    for file in files:
+        path = _path(file)
+        text, label = _text(path), path.name
+        if path.suffix in (".json", ".jsonc"):
+            texts[label] = Word(text, f"{label}:1")
+        elif path.suffix in (".yaml", ".yml"):
+            found, maps = read_manifest(text, label)
+            if not found and not maps:
+                known = ", ".join(KINDS)
+                raise ConfigError(f"{label}: holds no job; kinds that are read: {known}, and ConfigMap.")
+            jobs += found
+            texts |= maps
+        else:
+            jobs += jobs_of_script(read_script(text, label), text)
+    if not jobs:
+        return [Job("DeepSpeed JSON", label, deepspeed=_json(word, [])) for label, word in texts.items()]
+    for job in jobs:
+        _give_json(job, texts, files)
+    return jobs
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.stat().st_size > MOST_BYTES:
+            raise ConfigError(f"{path}: {path.stat().st_size:,} bytes; no file of a job is that large.")
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def _give_json(job: Job, texts: dict[str, Word], files: Sequence[str | Path]) -> None:
+    """The DeepSpeed JSON of a job: given, written by its script or ConfigMap, or lying beside it."""
+    named = job.flag(*CONFIG_FLAGS)
+    known = job.documents | texts
+    name = PurePosixPath(named.text).name if named else ""
+    word = known.get(name) or (known.get(named.text) if named else None)
+    if word is None and texts:
+        word = next(iter(texts.values())) if len(texts) == 1 else None
+    if word is None and len(job.documents) == 1:
+        word = next(iter(job.documents.values()))
+    if word is None and name:
+        beside = [_path(file).parent / name for file in files if _path(file).name == job.label]
+        word = next((Word(_text(path), f"{name}:1") for path in beside if path.is_file()), None)
+    if word is not None:
+        job.deepspeed = _json(word, job.substitutions)
+
+
+def _json(word: Word, substitutions: list[tuple[str, str]]) -> Document:
+    label, _, line = word.place.rpartition(":")
+    text = word.text
+    for old, new in substitutions:
+        text = text.replace(old, new)
+    return read_json(text, label, int(line))
+
+
+def jobs_of_script(script: Script, text: str) -> list[Job]:
+    """The jobs that a script launches. Raises ConfigError if it launches none."""
+    launches: list[Launch] = []
+    substitutions = []
+    for command in script.commands:
+        if launch := find_launch(command.words):
+            launch.environment = command.environment
+            launches.append(launch)
+        elif command.words[0].text == "sed":
+            for word in command.words[1:]:
+                if match := SED.match(word.text):
+                    substitutions.append((match.group(2), match.group(3)))
+    if not launches:
+        raise ConfigError(
+            f"{script.label}: launches no training: no command of torchrun, deepspeed, srun, mpirun or "
+            "python with a .py program was found."
+        )
+    asked = sbatch(script.comments)
+    return [_job_of(script, launch, asked, substitutions) for launch in launches]
+
+
+def _job_of(
+    script: Script, launch: Launch, asked: dict[str, Word], substitutions: list[tuple[str, str]]
+) -> Job:
+    job = Job("shell script", script.label, program=launch.program, flags=launch.flags)
+    job.nodes = _value(launch.nodes or asked.get("nodes"))
+    job.gpus_per_node = _value(
+        launch.gpus_per_node or asked.get("gpus-per-node") or asked.get("ntasks-per-node")
+    )
+    world = _value(launch.world_size)
+    if world and job.nodes and not job.gpus_per_node and world.value % job.nodes.value == 0:
+        job.gpus_per_node = Value(world.value // job.nodes.value, world.place)
+    job.cpus = _value(asked.get("cpus-per-task"))
+    job.environment = script.exported | launch.environment
+    job.documents = {PurePosixPath(name).name: word for name, word in script.documents.items()}
+    job.substitutions, job.comments = substitutions, script.comments
+    return job
+
+
+def _value(word: Word | None) -> Value | None:
+    """A whole number of the script; None if only the shell of the day knows it."""
+    if word is None or not word.text.isdigit():
+        return None
+    return Value(int(word.text), word.place)

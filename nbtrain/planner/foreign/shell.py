@@ -1,0 +1,409 @@
+"""What a shell script would run: its commands, with variables, lists and arithmetic put in. Nothing is run.
+
+What only the shell of the day knows ($1, $(nvidia-smi), a variable that is never set, whatever is assigned in
+a loop or under a condition that cannot be decided here) stays in the word as it is written; a flag with such
+a value is reported by whoever needs the value.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from nbtrain.planner.foreign.shell_words import HereDocument, Operator, Piece, RawWord, Reader, Token
+from nbtrain.planner.foreign.words import OUTSIDE, Word
+
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=")
+NAME = re.compile(r"(!?)(\w+|[@*#?!$-])(?:\[([^\]]*)\])?(?:(:?[-=])(.*))?$", re.DOTALL)
+
+SEPARATORS = ("\n", ";", "&&", "||", "|", "&", ";;", "(", ")", "|&")
+
+# Text and where it was written, piece by piece.
+Runs = list[tuple[str, str]]
+
+
+@dataclass(slots=True)
+class Command:
+    """A command of the script, ready to be looked at."""
+
+    words: list[Word]
+    environment: dict[str, Word] = field(default_factory=dict)
+    """VAR=value before the command."""
+    written_to: str = ""
+    """The file that its output goes to."""
+
+    @property
+    def place(self) -> str:
+        return self.words[0].place
+
+
+@dataclass(slots=True)
+class Script:
+    """A script that was read."""
+
+    label: str
+    commands: list[Command] = field(default_factory=list)
+    exported: dict[str, Word] = field(default_factory=dict)
+    documents: dict[str, Word] = field(default_factory=dict)
+    """Here-documents by the file that they are written to; the place is their first line."""
+    comments: list[tuple[str, str]] = field(default_factory=list)
+    """(place, text)."""
+
+
+def read_script(text: str, label: str) -> Script:
+    """Read a script. Raises ConfigError, with the line, if it is no shell script."""
+    reader = Reader(text.replace("\r\n", "\n"), label)
+    script = Script(label)
+    _Walk(script, list(reader.tokens())).walk()
+    script.comments = reader.comments
+    return script
+
+
+@dataclass(slots=True)
+class _Branch:
+    """An open if, loop, case or function."""
+
+    closing: str
+    decided: bool | None = None
+    """Whether this part runs; None if that cannot be known."""
+    done: bool = False
+    """An earlier part of the if has run."""
+
+
+class _Walk:
+    """Goes through the statements in their order and keeps the variables."""
+
+    def __init__(self, script: Script, tokens: list[Token]):
+        self.script, self.tokens = script, tokens
+        self.variables: dict[str, list[Runs]] = {}
+        self.branches: list[_Branch] = []
+        self.condition: list[Command] | None = None
+
+    def walk(self) -> None:
+        statement: list[Token] = []
+        for token in self.tokens:
+            if isinstance(token, Operator) and token.text in (
+                "\n",
+                ";",
+                "&&",
+                "||",
+                "|",
+                "&",
+                ";;",
+                "(",
+                ")",
+                "|&",
+            ):
+                if token.text == "(" and len(statement) == 1 and _plain(statement[0]):
+                    self.branches.append(_Branch("}"))  # a function: NAME () { ... }
+                    statement = []
+                elif statement:
+                    self._statement(statement)
+                    statement = []
+                if token.text in ("&&", "||") and self.condition is not None:
+                    self.condition.append(Command([Word("&&", token.place)]))
+            elif isinstance(token, HereDocument):
+                self._here_document(token)
+            else:
+                statement.append(token)
+        if statement:
+            self._statement(statement)
+
+    @property
+    def runs(self) -> bool | None:
+        """Whether the statement here is run; None if that cannot be known."""
+        states = [branch.decided for branch in self.branches]
+        return False if False in states else (None if None in states else True)
+
+    def _statement(self, tokens: list[Token]) -> None:
+        head = _plain(tokens[0])
+        if head in ("if", "elif"):
+            if head == "if":
+                self.branches.append(_Branch("fi"))
+            self.condition, rest = [], tokens[1:]
+            if rest:
+                self._statement(rest)
+        elif head == "then":
+            self._decide()
+            self._rest(tokens)
+        elif head == "else" and self.branches:
+            branch = self.branches[-1]
+            branch.decided = None if branch.decided is None else not branch.done
+            self._rest(tokens)
+        elif head in ("for", "while", "until", "select", "case", "function"):
+            self.branches.append(_Branch({"case": "esac", "function": "}"}.get(head, "done")))
+        elif self.branches and head == self.branches[-1].closing:
+            self.branches.pop()
+        elif head in ("do", "{", "}", "fi", "done", "esac"):
+            self._rest(tokens)
+        else:
+            self._simple(tokens)
+
+    def _rest(self, tokens: list[Token]) -> None:
+        if tokens[1:]:
+            self._statement(tokens[1:])
+
+    def _decide(self) -> None:
+        condition, self.condition = self.condition or [], None
+        if not self.branches:
+            return
+        branch = self.branches[-1]
+        result = _test(condition[0].words) if len(condition) == 1 else None
+        if branch.done:
+            result = False
+        branch.done = branch.done or bool(result)
+        branch.decided = result
+
+    def _simple(self, tokens: list[Token]) -> None:
+        """Assignments and one command."""
+        raws: list[RawWord] = []
+        written_to, skip = "", False
+        for number, token in enumerate(tokens):
+            if isinstance(token, Operator):
+                target = tokens[number + 1] if number + 1 < len(tokens) else None
+                if token.text in (">", ">>", "&>", "&>>") and isinstance(target, RawWord):
+                    written_to = "".join(word.text for word in self._expand(target))
+                if raws and raws[-1].plain.isdigit() and token.text in (">", ">>", ">&"):
+                    raws.pop()  # 2>&1
+                skip = token.text not in ("<<", "<<-")
+            elif isinstance(token, RawWord):
+                if not skip:
+                    raws.append(token)
+                skip = False
+        exporting = bool(raws) and raws[0].plain in ("export", "declare", "local", "readonly", "typeset")
+        environment: dict[str, Word] = {}
+        words: list[Word] = []
+        for raw in raws[1:] if exporting else raws:
+            match = ASSIGNMENT.match(_head(raw))
+            if match and not words:
+                value = self._assign(raw, match)
+                if value is not None:
+                    environment[match.group(1)] = value
+            else:
+                words += self._expand(raw)
+        if exporting and raws[0].plain == "export":
+            exported = environment | {
+                one.text: _one_word(self.variables[one.text]) for one in words if one.text in self.variables
+            }
+            if self.runs is not False:
+                self.script.exported |= exported
+        elif words and not exporting:
+            command = Command(words, environment, written_to)
+            if self.condition is not None:
+                self.condition.append(command)
+            elif self.runs is not False:
+                self.script.commands.append(command)
+        elif raws and not words and written_to == "" and self.condition is not None:
+            self.condition.append(Command([Word("?", raws[0].place)]))
+
+    def _here_document(self, document: HereDocument) -> None:
+        if self.runs is False or not self.script.commands:
+            return
+        text = document.text
+        if not document.quoted:
+            runs = self._runs(_pieces_of(text, document.place))
+            text = "".join(part for part, _ in runs)
+        target = self.script.commands[-1].written_to
+        if target:
+            self.script.documents[target] = Word(text, document.place)
+
+    def _assign(self, raw: RawWord, match: re.Match[str]) -> Word | None:
+        name, adds = match.group(1), bool(match.group(2))
+        if self.runs is False:
+            return None
+        old = self.variables.get(name, [[]]) if adds else []
+        if self.runs is None:
+            self.variables[name] = [[(f"${{{name}}}", raw.place)]]
+        elif raw.elements is not None:
+            elements = [[(word.text, word.place)] for one in raw.elements for word in self._expand(one)]
+            self.variables[name] = [*(one for one in old if one), *elements]
+        else:
+            rest = RawWord(raw.place, _without_head(raw.pieces, match.end()))
+            value: Runs = self._runs(rest.pieces)
+            self.variables[name] = [[*(part for one in old[:1] for part in one), *value]]
+        return _one_word(self.variables[name], raw.place)
+
+    def _expand(self, raw: RawWord) -> list[Word]:
+        """The words that the shell makes of one: variables put in, and split at blanks outside quotes."""
+        words: list[Word] = []
+        current: Runs | None = None
+        for piece in raw.pieces:
+            if piece.kind == "text":
+                current = [*(current or []), (piece.text, piece.place)]
+                continue
+            values = self._values(piece)
+            every = piece.kind == "name" and re.search(r"\[@\]|^@$", piece.text)
+            for number, value in enumerate(values if piece.quoted and every else [_joined(values)]):
+                if number and current is not None:
+                    words.append(_word(current))
+                    current = None
+                if piece.quoted:
+                    current = [*(current or []), *value]
+                    continue
+                for begins, part in _split(value):
+                    if begins and current is not None:
+                        words.append(_word(current))
+                        current = None
+                    current = [*(current or []), *part] if part else current
+        if current is not None:
+            words.append(_word(current))
+        return words
+
+    def _runs(self, pieces: list[Piece]) -> Runs:
+        """Pieces with everything put in, not split."""
+        runs: Runs = []
+        for piece in pieces:
+            runs += [(piece.text, piece.place)] if piece.kind == "text" else _joined(self._values(piece))
+        return runs
+
+    def _values(self, piece: Piece) -> list[Runs]:
+        """What is put in for a piece; several for a list."""
+        if piece.kind == "sum":
+            result = self._sum(piece)
+            return [[(f"$(({piece.text}))" if result is None else str(result), piece.place)]]
+        if piece.kind == "command":
+            return [[(f"$({piece.text})", piece.place)]]
+        unknown = [[(f"${{{piece.text}}}" if len(piece.text) > 1 else f"${piece.text}", piece.place)]]
+        match = NAME.match(piece.text)
+        if not match or match.group(1):
+            return unknown
+        _, name, index, operator, default = match.groups()
+        value = self.variables.get(name)
+        empty = value is None or ((operator or "").startswith(":") and not _joined(value))
+        if empty and operator:
+            return [self._runs(_pieces_of(default, piece.place))]
+        if value is None:
+            return unknown
+        if index in ("@", "*"):
+            return value
+        if index is None or index == "0":
+            return value[:1]
+        return [value[int(index)]] if index.isdigit() and int(index) < len(value) else unknown
+
+    def _sum(self, piece: Piece) -> int | None:
+        """The value of shell arithmetic on whole numbers; None if it needs more than is known."""
+        text = "".join(part for part, _ in self._runs(_pieces_of(piece.text, piece.place)))
+        for _ in range(10):
+            names = set(re.findall(r"[A-Za-z_]\w*", text))
+            if not names or not names <= self.variables.keys():
+                break
+            for name in names:
+                value = "".join(part for part, _ in _joined(self.variables[name]))
+                text = re.sub(rf"\b{name}\b", f"({value or 0})", text)
+        try:
+            return _evaluate(ast.parse(text.strip(), mode="eval").body)
+        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+            return None
+
+
+def _plain(token: Token) -> str:
+    return token.plain if isinstance(token, RawWord) else ""
+
+
+def _head(raw: RawWord) -> str:
+    first = raw.pieces[0] if raw.pieces else None
+    return first.text if first and first.kind == "text" and not first.quoted else ""
+
+
+def _without_head(pieces: list[Piece], length: int) -> list[Piece]:
+    first = pieces[0]
+    return [Piece(first.kind, first.text[length:], first.place, first.quoted), *pieces[1:]]
+
+
+def _pieces_of(text: str, place: str) -> list[Piece]:
+    """The pieces of text in which variables are put in, line by line."""
+    label, _, line = place.rpartition(":")
+    reader = Reader(text.replace('"', '\\"') + '"', label)
+    reader.line = int(line)
+    return reader.double_quoted()
+
+
+def _joined(values: list[Runs]) -> Runs:
+    joined: Runs = []
+    for number, value in enumerate(values):
+        joined += [(" ", value[0][1] if value else ""), *value] if number else value
+    return joined
+
+
+def _one_word(values: list[Runs], place: str = "") -> Word:
+    return _word(_joined(values) or [("", place)])
+
+
+def _word(runs: Runs) -> Word:
+    place = next((place for text, place in runs if text), runs[0][1])
+    return Word("".join(text for text, _ in runs), place)
+
+
+def _split(runs: Runs) -> Iterator[tuple[bool, Runs]]:
+    """(a word begins here, its part), split at blanks; what the shell alone knows is never split."""
+    for text, place in runs:
+        protected = OUTSIDE.sub(lambda match: match.group(0).replace(" ", "\0"), text)
+        if not protected:
+            continue
+        if protected[0].isspace():
+            yield True, []
+        for number, part in enumerate(protected.split()):
+            yield number > 0, [(part.replace("\0", " "), place)]
+        if protected[-1].isspace() and protected.strip():
+            yield True, []
+
+
+_OPERATIONS = {
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    # The shell rounds towards zero.
+    ast.Div: lambda a, b: abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1),
+    ast.Mod: lambda a, b: abs(a) % abs(b) * (-1 if a < 0 else 1),
+}
+# The shell counts in 64 bits.
+MOST_VALUE = 2**63
+
+
+def _evaluate(node: ast.expr) -> int:
+    """Whole-number arithmetic. Raises ValueError for anything else."""
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return node.value
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub | ast.UAdd):
+        value = _evaluate(node.operand)
+        return -value if isinstance(node.op, ast.USub) else value
+    if isinstance(node, ast.BinOp):
+        left, right = _evaluate(node.left), _evaluate(node.right)
+        if abs(left) > MOST_VALUE or abs(right) > MOST_VALUE:
+            raise ValueError("more than the shell's numbers hold")
+        if type(node.op) in _OPERATIONS:
+            return _OPERATIONS[type(node.op)](left, right)
+        if isinstance(node.op, ast.Pow) and 0 <= right <= 64:
+            return left**right
+    raise ValueError("not arithmetic of whole numbers")
+
+
+_COMPARISONS = {
+    "-eq": lambda a, b: a == b,
+    "-ne": lambda a, b: a != b,
+    "-lt": lambda a, b: a < b,
+    "-le": lambda a, b: a <= b,
+    "-gt": lambda a, b: a > b,
+    "-ge": lambda a, b: a >= b,
+}
+
+
+def _test(words: list[Word]) -> bool | None:
+    """Whether `[ ... ]` holds; None if that cannot be known here."""
+    texts = [word.text for word in words]
+    if not texts or texts[0] not in ("[", "[[", "test") or any(word.from_outside for word in words):
+        return None
+    texts = texts[1:-1] if texts[-1] in ("]", "]]") else texts[1:]
+    negated = bool(texts) and texts[0] == "!"
+    texts = texts[1:] if negated else texts
+    result: bool | None = None
+    if len(texts) == 3 and texts[1] in ("=", "==", "!="):
+        result = (texts[0] == texts[2]) == (texts[1] != "!=")
+    elif len(texts) == 3 and texts[1] in _COMPARISONS:
+        try:
+            result = _COMPARISONS[texts[1]](int(texts[0]), int(texts[2]))
+        except ValueError:
+            return None
+    elif len(texts) == 2 and texts[0] in ("-z", "-n"):
+        result = (texts[1] == "") == (texts[0] == "-z")
+    return None if result is None else result != negated

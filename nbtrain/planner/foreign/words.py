@@ -1,0 +1,59 @@
+"""Words of a file that somebody brings, each with its place, so that every message names file and line."""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.terminal import printable
+
+# What a script gets from outside: $1, ${NAME}, $(command).
+OUTSIDE = re.compile(r"\$(\w+|\{[^}]*\}|\([^)]*\)|[@*#?])|`[^`]*`")
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One word of a command line, or one value of a manifest."""
+
+    text: str
+    place: str
+    """ "train.sh:12"."""
+
+    @property
+    def from_outside(self) -> str:
+        """The first part that only the shell which runs the script knows, e.g. "$1"; "" if there is none."""
+        match = OUTSIDE.search(self.text)
+        return match.group(0) if match else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A value of JSON or YAML with its place."""
+
+    value: Any
+    place: str
+
+
+def whole(word: Word | Value, what: str) -> int:
+    """The word as a whole number of things. Raises ConfigError, which calls it `what`."""
+    text = str(word.text if isinstance(word, Word) else word.value)
+    try:
+        return int(text)
+    except ValueError:
+        raise ConfigError(f"{word.place}: {what} = {printable(text)}: must be a whole number.") from None
+
+
+_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+
+
+def quantity(word: Value, what: str) -> float:
+    """A quantity of Kubernetes: "8", "500m", "16Gi". Raises ConfigError, which calls it `what`."""
+    text = str(word.value)
+    match = re.fullmatch(r"([0-9.]+)(m|[kMGTP]i?|Ki)?", text)
+    if not match:
+        raise ConfigError(
+            f"{word.place}: {what} = {printable(text)}: must be a number with a unit such as m, Mi or Gi."
+        )
+    number, unit = float(match.group(1)), match.group(2) or ""
+    return number / 1000 if unit == "m" else number * _UNITS[unit]

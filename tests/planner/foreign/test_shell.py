@@ -1,0 +1,90 @@
+"""Shell scripts are read and never run: variables, lists, arithmetic, conditions, here-documents."""
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.planner.foreign.shell import read_script
+
+
+def last(text: str) -> list[str]:
+    """The words of a script's last command."""
+    return [word.text for word in read_script(text, "a.sh").commands[-1].words]
+
+
+@pytest.mark.parametrize(
+    ("script", "expected"),
+    [
+        ("a=1\nrun $a ${a}x '$a' \"$a b\"", ["run", "1", "1x", "$a", "1 b"]),
+        (
+            'A=(--x 1 "two words" # note\n --y)\nA+=(z)\nrun "${A[@]}"',
+            ["run", "--x", "1", "two words", "--y", "z"],
+        ),
+        ("A=(a b)\nrun ${A[1]} ${A[@]} $A", ["run", "b", "a", "b", "a"]),
+        ("n=3\nrun $(($n*2+1)) $((n / 2)) $((-7 / 2)) $(( 2 ** 10 ))", ["run", "7", "1", "-3", "1024"]),
+        ('o=" \\\n  --a 1 \\\n  --b"\no="$o --c"\nrun $o', ["run", "--a", "1", "--b", "--c"]),
+        ("run \\\n  --a \\\n  --b # end", ["run", "--a", "--b"]),
+        ('x=true\nif [ "$x" = "true" ]; then\n a=1\nelse\n a=2\nfi\nrun $a', ["run", "1"]),
+        (
+            "x=2\nif [[ $x -gt 2 ]]; then a=1; elif [[ $x == 2 ]]; then a=2; else a=3; fi\nrun $a",
+            ["run", "2"],
+        ),
+        ("run ${A:-5} ${A:=x} ${B-}", ["run", "5", "x"]),
+        (
+            "run $1 ${HOME} $(date) $((N + 1)) `pwd`",
+            ["run", "$1", "${HOME}", "$(date)", "$((N + 1))", "$(pwd)"],
+        ),
+        ("a=0\nif [ -f x ]; then a=1; fi\nrun $a", ["run", "${a}"]),
+        ("a=0\nfor i in 1 2; do\n a=$i\ndone\nrun $a", ["run", "${a}"]),
+        ("f () {\n a=1\n}\nrun done", ["run", "done"]),
+        ("A=1 B=2 run x 2>&1 | tee log", ["tee", "log"]),
+        ("if false; then run a; fi; run b", ["run", "b"]),
+    ],
+)
+def test_words_are_those_of_the_shell(script, expected):
+    """What only the shell of the day knows stays as it is written."""
+    assert last(script) == expected
+
+
+def test_every_word_has_the_line_that_it_is_written_in():
+    """A flag in a list keeps its line, and a value that of its variable."""
+    script = read_script("n=24\nA=(\n  --num-layers $n\n)\ntorchrun x.py ${A[@]}\n", "a.sh")
+    places = {word.text: word.place for word in script.commands[-1].words}
+    assert places == {"torchrun": "a.sh:5", "x.py": "a.sh:5", "--num-layers": "a.sh:3", "24": "a.sh:1"}
+
+
+def test_here_documents_are_files():
+    """Variables are put in unless the end is quoted; the place is the first line of the body."""
+    script = read_script('n=8\ncat <<E > a.json\n{"x": $n}\nE\ncat <<\'E\' > b.json\n{"x": $n}\nE\n', "a.sh")
+    assert {name: (word.text, word.place) for name, word in script.documents.items()} == {
+        "a.json": ('{"x": 8}', "a.sh:3"),
+        "b.json": ('{"x": $n}', "a.sh:6"),
+    }
+
+
+def test_exported_variables_and_comments_are_kept():
+    """For the environment of the ranks, and for Slurm's lines."""
+    script = read_script("#SBATCH --nodes=4\nexport A=1\nB=2\nexport B\nrun", "a.sh")
+    assert {name: word.text for name, word in script.exported.items()} == {"A": "1", "B": "2"}
+    assert script.comments == [("a.sh:1", "#SBATCH --nodes=4")]
+
+
+def test_nothing_is_run(tmp_path):
+    """A command in the script leaves no trace."""
+    read_script(f"touch {tmp_path}/a; $(touch {tmp_path}/b); x=$((__import__('os').system('id')))", "a.sh")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ('a\nrun "x', 'a.sh:2: the quote " has no end.'),
+        ("A=(1 2", "a.sh:1: the list ( ... has no end."),
+        ("cat <<E > x\n1", "a.sh:2: the here-document has no end: no line is E."),
+        ("run ${x", "a.sh:1: } is missing."),
+    ],
+)
+def test_a_script_that_does_not_end_is_named_with_its_line(script, message):
+    """The line where the open part begins."""
+    with pytest.raises(ConfigError) as error:
+        read_script(script, "a.sh")
+    assert str(error.value) == message

@@ -56,7 +56,7 @@ ALLOWED = {
         {"pydantic", "numpy", "tokenizers", "orjson", "xxhash", "loky", "matplotlib"},
     ),
     "monitor": ({"config"}, {"psutil", "tensorboard", "google", "matplotlib"}),
-    "planner": ({"config", "dataset"}, {"matplotlib", "numpy", "pydantic", "pydantic_core"}),
+    "planner": ({"config", "dataset"}, {"matplotlib", "numpy", "pydantic", "pydantic_core", "yaml"}),
     "jobs": ({"config", "corpus", "dataset", "monitor", "planner"}, {"psutil"}),
     "lab": (
         {"monitor", "jobs", "planner", "config", "dataset"},

@@ -17,43 +17,76 @@ class Engine:
     title: str
     """For readers."""
 
-    traffic: float = 2.5
+    traffic: float = 4.0
     """How often a step moves each byte of activations between compute units and memory, forward and backward.
-    Fused or compiled kernels move them less often."""
+    Fused kernels move them less often; torch.compile: planner/time/compute.py."""
+    flash_generation: int = 2
+    """Generation of the flash attention kernel; 1 stands for Triton's too, 3 for cuDNN's."""
     selective_share: float | None = None
     """Share of a block's forward pass that selective recomputation makes again; None: the scores alone."""
-    attention_share: float = 0.7
-    """The flash attention kernel's share of the rate of large matrix products."""
     hidden_data: float = 0.0
-    """Share of the backward pass behind which data-parallel traffic can hide."""
+    """Share of the backward pass behind which data-parallel traffic hides."""
+    hides_gather: bool = False
+    """ZeRO 1's and 2's gathering of weights hides behind the next forward pass."""
+    zero_share: float = 1.0
+    """Share of the network's rate that ZeRO's collectives reach."""
+    zero3_collectives: int = 1
+    """Collectives for each block that ZeRO 3 gathers: FSDP one, DeepSpeed one for each module."""
     hidden_zero3: float = 0.8
-    """Share of the computation behind which ZeRO 3 gathers and scatters can hide."""
+    """Share of the computation behind which ZeRO 3's gathers and scatters hide."""
     hidden_tensor: float = 0.0
     """Share of tensor-parallel traffic that hides behind matrix products without asking for it."""
     hidden_pipeline: float = 0.0
     """Share of pipeline traffic that hides behind computation."""
-    launch_seconds: float = 1.5e-3
+    scatters_pipeline: bool = False
+    """Tensor ranks each send their part of an activation to the next stage (Megatron's scatter-gather)."""
+    launch_seconds: float = 2e-3
     """Host time of one block's kernels, forward and backward: the least time that a block takes."""
     step_seconds: float = 0.01
     """Host time of one step outside the blocks: data, norms, logging."""
 
 
+# DeepSpeed gathers each module's weights by themselves: a block has six modules.
+_DEEPSPEED_COLLECTIVES = 6
+
 _ALL = (
-    Engine("nbtrain", "nbtrain (DeepSpeed)", hidden_data=0.5),
-    Engine("megatron-lm", "Megatron-LM until 2023"),
-    Engine("megatron-core", "Megatron-LM with Megatron Core", hidden_data=0.8, attention_share=0.8),
-    Engine("megatron-bridge", "Megatron-Bridge (NeMo)", hidden_data=0.8, attention_share=0.8),
-    Engine("megatron-deepspeed", "Megatron-DeepSpeed", hidden_data=0.3),
-    Engine("transformers", "transformers' Trainer with DeepSpeed"),
-    Engine("composer", "Composer (LLM Foundry), FSDP", hidden_data=0.8),
-    Engine("torchtitan", "torchtitan, FSDP 2", hidden_data=0.8, selective_share=0.5),
+    # Not yet measured on a GPU: as fast as the upstream example, which Megatron-DeepSpeed trained (125M in 8
+    # hours on one A100, 1.3B in 8 days on four).
+    Engine(
+        "nbtrain", "nbtrain (DeepSpeed)", traffic=20.0, hidden_data=0.5, zero_share=0.25, hidden_zero3=0.5,
+        zero3_collectives=_DEEPSPEED_COLLECTIVES,
+    ),
+    Engine("megatron-lm", "Megatron-LM until 2023", traffic=3.0, scatters_pipeline=True),
+    Engine(
+        "megatron-core", "Megatron-LM with Megatron Core", traffic=7.0, flash_generation=3, hidden_data=0.8,
+        hides_gather=True, scatters_pipeline=True, launch_seconds=6e-3,
+    ),
+    Engine(
+        "megatron-bridge", "Megatron-Bridge (NeMo)", traffic=4.0, flash_generation=3, hidden_data=0.8,
+        hides_gather=True, hidden_pipeline=0.6,
+    ),
+    Engine(
+        "megatron-deepspeed", "Megatron-DeepSpeed", traffic=9.0, flash_generation=1, zero_share=0.25,
+        zero3_collectives=_DEEPSPEED_COLLECTIVES, hidden_zero3=0.0, hidden_pipeline=0.5,
+    ),
+    Engine(
+        "transformers", "transformers' Trainer with DeepSpeed", traffic=10.0, zero_share=0.2,
+        zero3_collectives=_DEEPSPEED_COLLECTIVES, hidden_zero3=0.0,
+    ),
+    Engine("composer", "Composer (LLM Foundry), FSDP", traffic=5.0, flash_generation=1, hidden_data=0.8),
+    Engine("torchtitan", "torchtitan, FSDP 2", traffic=6.0, selective_share=0.5, hidden_data=0.8),
     Engine("metaseq", "metaseq, fairscale's FSDP", hidden_data=0.5),
-    Engine("llama", "the trainer of the Llama 3 models", hidden_data=0.8, attention_share=0.8),
-    Engine("nanotron", "nanotron", hidden_data=0.3),
-    Engine("gpt-neox", "GPT-NeoX (DeepSpeed)", hidden_data=0.3),
+    Engine(
+        "llama", "the trainer of the Llama 3 models", flash_generation=3, hidden_data=0.8, hides_gather=True
+    ),
+    Engine("nanotron", "nanotron", traffic=6.0, hidden_data=0.3, zero_share=0.2, launch_seconds=3e-3),
+    Engine(
+        "gpt-neox", "GPT-NeoX (DeepSpeed)", traffic=9.0, flash_generation=1, zero_share=0.25,
+        zero3_collectives=_DEEPSPEED_COLLECTIVES, hidden_zero3=0.0, hidden_pipeline=0.5,
+    ),
     Engine("litgpt", "LitGPT with fused kernels, FSDP", hidden_data=0.8),
-    Engine("nanogpt", "nanoGPT, DDP and torch.compile", hidden_data=0.8),
-    Engine("colossalai", "ColossalAI", hidden_data=0.5),
-)
+    Engine("nanogpt", "nanoGPT, DDP and torch.compile", traffic=6.0, hidden_data=0.8),
+    Engine("colossalai", "ColossalAI", traffic=6.0, hidden_data=0.5),
+)  # fmt: skip
 
 ENGINES: dict[str, Engine] = {engine.name: engine for engine in _ALL}

@@ -2,28 +2,30 @@
 
 What a source leaves open is filled by one rule for each source or program, never for one case:
 
-    micro batch    1 with a pipeline; else the largest of 4, 2 and 1 that divides a rank's share of the batch
+    micro batch    with a pipeline 1, for torchtitan its default, as many micro batches as stages; else the
+                   largest of 4, 2 and 1 that divides a rank's share of the batch
     global batch   the printed batch of a data-parallel rank, times the ranks; else one micro batch a rank
     ZeRO           1 (Megatron's distributed optimizer) for Megatron Core, else 0
     recomputation  full for ColossalAI (its printed TFLOP/s count it), else none
     tensor size    1; sequence parallelism: off
-    fabric         what the text says; else a DGX's of the GPU's generation
+    fabric         what the text says; else the device table's
     stages         as even as can be, the first and the last one smaller; nanotron's by cost
-    interleaving   2 if the source names no degree
+    interleaving   2 if the source describes an interleaved schedule without its degree: torchtitan's, Llama
+                   3's, and Megatron Core's with overlapped pipeline traffic, which needs one
+    overlap        of tensor-parallel traffic: Megatron-Bridge's default; else if the source says so
     node           as many GPUs as stated
 
 The programs, and which sources the planner's constants are fitted to (`train`) or only held against (`test`):
 SOURCES. Speeds become seconds per step; figures in TFLOP/s count what the source counts.
 """
 
-import dataclasses
 import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from nbtrain.config.arithmetic.devices import GIB, Device, find_device
+from nbtrain.config.arithmetic.devices import Device, find_device
 from nbtrain.config.arithmetic.flops import attention_forward, logits_forward, model_flops
 from nbtrain.config.arithmetic.shape import Shape
 from nbtrain.config.arithmetic.stages import cut_evenly
@@ -83,36 +85,25 @@ SOURCES = (
     Source("zerooffload", "Others", "megatron-deepspeed", "test"),
     Source("colossal", "Others", "colossalai", "test"),
     Source("ascend", "Ascend", "megatron-deepspeed", "test"),
-    Source("seed", "Upstream, A100", "megatron-deepspeed", "test"),
+    Source("seed", "Upstream, A100", "nbtrain", "train"),
 )
 
-# The source's word for a device, and the row of the device table that comes next to it.
+# The source's word for a device, and its row in the device table.
 DEVICES = {
     "A100-SXM-80GB": "A100-80GB",
     "A100-SXM-40GB": "A100-40GB",
     "A100-PCIe-40GB": "A100-PCIe-40GB",
     "H100-SXM-80GB": "H100",
-    "H100-SXM-96GB-HBM2e (500 W cap)": "H100",
+    "H100-SXM-96GB-HBM2e (500 W cap)": "H100-96GB-HBM2e",
     "H200-SXM-141GB": "H200",
     "V100-SXM2-32GB": "V100-32GB",
     "V100-SXM2-16GB": "V100-16GB",
     "V100-32GB": "V100-32GB",
     "B200": "B200",
     "GB200": "GB200",
-    "GB300": "GB200",
+    "GB300": "GB300",
     "Ascend 910 (generation not stated)": "Ascend-910A",
 }
-# What the sources' own text says of a device that has no row: bytes of memory, bytes per second of it, watts.
-VARIANTS: dict[str, dict[str, Any]] = {
-    "H100-SXM-96GB-HBM2e (500 W cap)": {
-        "name": "H100-96GB-HBM2e-500W",
-        "memory_bytes": 95 * GIB,
-        "memory_bytes_per_second": 2.4e12,
-        "tdp_watts": 500,
-    },
-    "GB300": {"name": "GB300", "memory_bytes": 279 * GIB, "tdp_watts": 1400},
-}
-
 # Bytes per second of a node, one way.
 FABRICS = (
     (r"8x HDR", 200e9),
@@ -120,9 +111,7 @@ FABRICS = (
     (r"1600 Gb/s per node", 200e9),
     (r"4x ?100 ?Gb/s", 50e9),
     (r"4x HDR", 100e9),
-    (r"NVL72", 4 * 900e9),
 )
-FABRIC_OF_DGX = {"V100": 50e9, "A100": 200e9, "H100": 400e9, "H200": 400e9, "B200": 400e9, "GB": 200e9}
 
 
 @dataclass(frozen=True)
@@ -198,14 +187,16 @@ def setup_of_case(case: dict[str, Any], source: Source) -> Setup:
     """The setup of one case, with what its source leaves open filled by the rules at the top of this file."""
     gpus, parallel, text = case["gpus"], case["parallel"], case["precision"].lower()
     stages, data = parallel["pp"], parallel["dp"] or 1
-    micro, whole = _batch(case["batch"], stages, data)
+    micro, whole = _batch(case["batch"], stages, data, source.engine)
     recompute = case["recompute"] or ("full" if source.engine == "colossalai" else "none")
     selective = recompute.startswith(("selective", "core", "mlp"))
     zero = parallel["zero"]
     if zero is None:
         zero = 1 if source.engine == "megatron-core" else 0
     offload = parallel["offload"] or ""
-    virtual = parallel["vpp"] or 1
+    overlaps = "overlap of DP, TP, PP on" in case["given_in_source"]
+    interleaved = overlaps or source.engine == "llama" or parallel["vpp"] is not None
+    virtual = parallel["vpp"] if isinstance(parallel["vpp"], int) else 2 if interleaved and stages > 1 else 1
     shape = shape_of_case(case)
     fp4 = "fp4" in text
     return Setup(
@@ -214,17 +205,17 @@ def setup_of_case(case: dict[str, Any], source: Source) -> Setup:
         device=device_of_case(gpus["kind"]),
         nodes=-(-gpus["count"] // gpus["per_node"]),
         devices_per_node=min(gpus["per_node"], gpus["count"]),
-        fabric_bytes_per_second=_fabric(gpus),
+        fabric_bytes_per_second=_fabric(gpus["fabric"]),
         micro_batch_size=micro,
         global_batch_size=whole,
         tensor_parallel_size=parallel["tp"] or 1,
         pipeline_parallel_size=stages,
-        virtual_stages=virtual if isinstance(virtual, int) else 2,
+        virtual_stages=virtual,
         stage_layers=_stages(shape, stages, source, recompute == "full"),
         context_parallel_size=parallel["cp"] or 1,
         data_parallel_size=data,
         sequence_parallel=bool(parallel["sp"]),
-        overlap_tensor=source.engine == "megatron-bridge" or "async TP" in case.get("note", ""),
+        overlap_tensor=overlaps or source.engine == "megatron-bridge" or "async TP" in case.get("note", ""),
         zero_stage=zero,
         offload_optimizer="cpu" if "optimizer" in offload else "none",
         offload_param="cpu" if "parameters" in offload else "none",
@@ -262,16 +253,14 @@ def shape_of_case(case: dict[str, Any]) -> Shape:
     )
 
 
-def device_of_case(kind: str) -> Device | None:
-    """The row of the device table; for a variant without a row the nearest row with the variant's figures."""
+def device_of_case(kind: str) -> Device:
+    """The row of the device table."""
     device = find_device(DEVICES[kind])
-    if device is None:
-        return None
-    known = {field.name for field in dataclasses.fields(device)}
-    return dataclasses.replace(device, **{k: v for k, v in VARIANTS.get(kind, {}).items() if k in known})
+    assert device is not None, f"the device table has no row {DEVICES[kind]}"
+    return device
 
 
-def _batch(batch: dict[str, Any], stages: int, data: int) -> tuple[int, int]:
+def _batch(batch: dict[str, Any], stages: int, data: int, engine: str) -> tuple[int, int]:
     """Micro batch and global batch."""
     whole = batch["global"]
     if whole is None and batch.get("printed_batch_per_dp"):
@@ -281,7 +270,8 @@ def _batch(batch: dict[str, Any], stages: int, data: int) -> tuple[int, int]:
     micro = batch["micro"]
     if micro is None:
         share = whole // data if whole else 4
-        micro = 1 if stages > 1 else next(size for size in (4, 2, 1) if share % size == 0)
+        several = max(share // stages, 1) if engine == "torchtitan" else 1
+        micro = several if stages > 1 else next(size for size in (4, 2, 1) if share % size == 0)
     return micro, whole or micro * data
 
 
@@ -294,12 +284,8 @@ def _stages(shape: Shape, stages: int, source: Source, recomputed: bool) -> tupl
     return tuple(rest + (first <= stage < first + more) for stage in range(stages))
 
 
-def _fabric(gpus: dict[str, Any]) -> float | None:
-    text = gpus["fabric"] or ""
-    for pattern, rate in FABRICS:
-        if re.search(pattern, text):
-            return rate
-    return next((rate for name, rate in FABRIC_OF_DGX.items() if gpus["kind"].startswith(name)), None)
+def _fabric(text: str | None) -> float | None:
+    return next((rate for pattern, rate in FABRICS if re.search(pattern, text or "")), None)
 
 
 def _keeps_scores(attention: str) -> bool:

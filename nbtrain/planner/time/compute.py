@@ -1,0 +1,151 @@
+"""Seconds of one device's own work for one micro batch: products, attention, memory traffic, the optimizer.
+
+A product of [m, k] and [k, n] takes 2 m n k FLOPs at the rate of large products, and the time to read and
+write its three matrices: narrow matrices (many tensor ranks, small models) are slower for that reason. What
+lies between the products takes the time to move its bytes. Backward costs twice the forward pass, flash
+attention 2.5 times (arXiv:2205.14135, section 3.1); flash attention skips the future half of the scores.
+
+    block    matrices    2 T (attention + MLP weights) / t FLOPs
+             attention   4 s q T / t FLOPs; without flash attention the scores are written and read
+             the rest    norms, activation, dropout, residuals: the bytes that Korthikanti et al. count
+                         (arXiv:2205.05198, section 4.1) times the program's `traffic`
+    logits   2 T h V / t FLOPs, and the logits themselves
+
+T: tokens of a micro batch on a rank, t: tensor ranks, s: sequence, q: width of all queries.
+"""
+
+from dataclasses import dataclass
+
+from nbtrain.planner.engines import Engine
+from nbtrain.planner.setup import Setup
+from nbtrain.planner.time.rates import Rates
+from nbtrain.planner.time.traffic import DTYPE_BYTES
+
+# Bytes for each logit: products in 16 bit, fp32 copy, softmax, gradient, forward and backward together.
+LOGIT_BYTES = 22
+# The batched products of unfused attention have one small side, the head: their share of the others' rate.
+SCORE_PRODUCTS_SHARE = 0.6
+# As much slower if a head's size is no multiple of 8: 13,824 wide, heads of 216 and of 108 gave 134 and 100
+# TFLOP/s (BigScience's prequel to the 176B model).
+ODD_HEAD_SLOWDOWN = 5.5
+# torch.compile fuses what lies between products: nanoGPT's step goes from 250 to 135 ms (its README).
+COMPILED_TRAFFIC = 0.5
+# Bytes for each score without flash attention: written, scaled and masked, softmax, read; backward twice.
+SCORE_BYTES = 8.0
+SCORE_DROPOUT_BYTES = 5.0
+FLASH_BACKWARD = 2.5
+# Bytes for each parameter that a rank's optimizer steps: gradients, masters and two moments read, masters,
+# moments and weights written; fp32 sums and norms of the gradients read once more.
+OPTIMIZER_BYTES = 34
+GRADIENT_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTimes:
+    """Seconds of one block and one micro batch on one rank, forward pass."""
+
+    products: float
+    attention: float
+    memory: float
+    """What lies between the products."""
+    backward: float
+    """The backward pass of all three."""
+    recompute: float
+    """What the backward pass computes again."""
+
+    @property
+    def forward(self) -> float:
+        return self.products + self.attention + self.memory
+
+
+def block_times(setup: Setup, engine: Engine, rates: Rates) -> BlockTimes:
+    """Seconds of one block."""
+    shape = setup.shape
+    tensor, tokens = setup.tensor_parallel_size, setup.tokens_per_micro_batch
+    hidden, query = shape.hidden_size, shape.query_width
+    element = DTYPE_BYTES[setup.dtype]
+    bandwidth = rates.memory_bytes_per_second
+    rate = product_rate(setup, rates)
+    # Four products: query/key/value, projection, into the MLP and out of it.
+    ends = (
+        query + 2 * shape.kv_width,
+        query,
+        (1 + shape.gated) * shape.ffn_hidden_size,
+        shape.ffn_hidden_size,
+    )
+    weights = hidden * sum(ends) / tensor
+    sides = tokens * (4 * hidden + sum(ends) / tensor)
+    products = 2 * tokens * weights / rate + element * (weights + sides) / bandwidth
+    attention, attention_backward = attention_seconds(setup, engine, rates)
+    kept = kept_bytes(setup) * element / 2
+    memory = traffic(setup, engine) * kept / bandwidth / 3
+    backward = 2 * products + attention_backward + 2 * memory
+    forward = products + attention + memory
+    if setup.recompute == "full":
+        recompute = forward
+    elif setup.recompute == "selective" and engine.selective_share is not None:
+        recompute = engine.selective_share * forward
+    elif setup.recompute == "selective":
+        mlp = 2 * tokens * shape.mlp_weights / tensor / rate if setup.recomputes_mlp else 0.0
+        recompute = mlp + (attention if setup.keeps_scores else 0.0)
+    else:
+        recompute = 0.0
+    return BlockTimes(products, attention, memory, backward, recompute)
+
+
+def traffic(setup: Setup, engine: Engine) -> float:
+    """How often a step moves each byte of activations; compiled kernels move it half as often."""
+    return engine.traffic * (COMPILED_TRAFFIC if setup.compiled else 1.0)
+
+
+def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float, float]:
+    """Seconds of the attention core of one block, forward and backward."""
+    shape, tensor = setup.shape, setup.tensor_parallel_size
+    tokens, seq = setup.tokens_per_micro_batch, shape.seq_length
+    flops = 4.0 * seq * shape.query_width / tensor * tokens
+    if not setup.keeps_scores:
+        forward = flops / 2 / rates.attention_flops[engine.flash_generation]
+        return forward, FLASH_BACKWARD * forward
+    rate = rates.matmul_flops.get(setup.dtype) or next(iter(rates.matmul_flops.values()))
+    slowdown = ODD_HEAD_SLOWDOWN if shape.kv_channels % 8 else 1.0
+    heads = shape.num_attention_heads / tensor
+    each = SCORE_BYTES + (SCORE_DROPOUT_BYTES if shape.attention_dropout else 0.0)
+    moved = each * heads * seq * tokens / rates.memory_bytes_per_second
+    forward = slowdown * flops / (rate * SCORE_PRODUCTS_SHARE) + moved
+    return forward, 2 * forward
+
+
+def product_rate(setup: Setup, rates: Rates) -> float:
+    """FLOP/s of large matrix products in the setup's number format."""
+    dtype = "fp4" if setup.fp4 else "fp8" if setup.fp8 else setup.dtype
+    found = rates.matmul_flops.get(dtype) or rates.matmul_flops.get(setup.dtype)
+    return found or next(iter(rates.matmul_flops.values()))
+
+
+def kept_bytes(setup: Setup) -> float:
+    """Bytes of one block's activations on a rank: 34 s b h less dropout's masks, cut as the layout says."""
+    shape, tensor, tokens = setup.shape, setup.tensor_parallel_size, setup.tokens_per_micro_batch
+    hidden = shape.hidden_size
+    whole: float = tokens * hidden * (8 + (2 if shape.hidden_dropout else 0))
+    if setup.sequence_parallel:
+        whole /= tensor
+    widths = 4 * shape.query_width + 4 * shape.kv_width + (8 if shape.gated else 4) * shape.ffn_hidden_size
+    return whole + tokens * widths / tensor
+
+
+def logits_seconds(setup: Setup, rates: Rates) -> float:
+    """Seconds of the output layer and the loss for one micro batch, forward and backward."""
+    shape, tokens = setup.shape, setup.tokens_per_micro_batch
+    rate = rates.matmul_flops.get(setup.dtype) or next(iter(rates.matmul_flops.values()))
+    columns = shape.padded_vocab_size / setup.tensor_parallel_size
+    products = 6 * tokens * columns * shape.hidden_size / rate
+    return products + LOGIT_BYTES * tokens * columns / rates.memory_bytes_per_second
+
+
+def optimizer_seconds(setup: Setup, rates: Rates, parameters: int) -> float:
+    """Seconds of the optimizer's step on the device, for the parameters of a model-parallel rank."""
+    zero = setup.zero_size if setup.zero_stage else 1
+    if setup.offload_optimizer != "none":
+        return 0.0
+    moved = parameters * (OPTIMIZER_BYTES / zero + GRADIENT_BYTES / (zero if setup.zero_stage >= 2 else 1))
+    return moved / rates.memory_bytes_per_second

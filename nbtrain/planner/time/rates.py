@@ -1,0 +1,146 @@
+"""What a device and its links reach in practice: the one place that every second of a plan comes from.
+
+Without a calibration the rates are a datasheet's figures times shares that published runs reached. The shares
+belong to a generation of devices, never to a run. A calibration of this machine makes a Rates of its own:
+everything that it does not measure keeps the value of `rates_of_device`.
+
+Sources of the shares. Matrix products: the reachable peaks of stas00/ml-engineering (A100 87 %, H100 80 %,
+B200 78 % for the best sizes) are upper bounds; what training sustains is fitted to the training half of the
+published runs (docs/plan-accuracy.md). Links: A100's NVLink 78 % and PCIe 88 % of one way, several machines
+73 % of the wire (the same, chapter on networks). Ramp: 43 % of the plateau at 4 MiB, 73 % at 8 MiB.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from nbtrain.config.arithmetic.devices import BY_NAME, Device
+
+INFINITE = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How fast the ranks of one group send: bus bandwidth as nccl-tests counts it."""
+
+    bytes_per_second: float
+    """One way, of one device, for large messages."""
+    ramp_bytes: float = 0.0
+    """The size of a message that reaches half of it."""
+    latency_seconds: float = 0.0
+    """Of each hop of a ring."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What one device reaches, alone and with its neighbours."""
+
+    matmul_flops: dict[str, float]
+    """FLOP/s of large matrix products by number format."""
+    attention_flops: dict[int, float]
+    """FLOP/s of a flash attention kernel by its generation."""
+    memory_bytes_per_second: float
+    """Of the device's own memory."""
+    inside: Link
+    """Between the devices of a machine."""
+    across: Link
+    """Between machines; bytes_per_second is of all devices of a machine together."""
+    inside_devices: int = 8
+    """Devices that `inside` joins."""
+    host_bytes_per_second: float = 25e9
+    """Between a device and host memory, one way."""
+    disk_bytes_per_second: float = 1e9
+    """Writing a checkpoint, of one machine."""
+    host_adam_parameters_per_second: float = 1.6e9
+    """Adam's step on the cores of one machine: 10.1e9 parameters in 6.3 s, DeepSpeed's tutorial on offloading
+    (docs/_tutorials/zero-offload.md)."""
+    host_times: float = 1.0
+    """How much of a program's host time (engines.py) is seen; 0 on a CPU, whose rates include it."""
+    source: str = ""
+    """One sentence: where the rates come from."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shares:
+    """Shares of the datasheet that a generation of devices reaches."""
+
+    matmul: float
+    """16-bit products of large matrices."""
+    low: float = 0.6
+    """FP8 and FP4 products, with their scaling."""
+    memory: float = 0.85
+    inside: float = 0.78
+    across: float = 0.73
+
+
+_SHARES = {
+    "V100": _Shares(matmul=0.58),
+    "A100": _Shares(matmul=0.72),
+    "Ampere": _Shares(matmul=0.68),
+    "Hopper": _Shares(matmul=0.58, low=0.52),
+    "Blackwell": _Shares(matmul=0.56, low=0.52),
+    "AMD": _Shares(matmul=0.45),
+    "Huawei": _Shares(matmul=0.45),
+}
+# Shares of the datasheet that flash attention reaches over forward and backward, by generation of the kernel:
+# 1 (and Triton's) 124 TFLOP/s on an A100, 2: 190 on an A100 and 335 on an H100 (arXiv:2307.08691, section 4),
+# 3 (and cuDNN's): 600 on an H100 (arXiv:2407.08608, section 4); causal, heads of 128.
+_ATTENTION = {
+    "Hopper": {1: 0.18, 2: 0.3, 3: 0.62},
+    "Blackwell": {1: 0.15, 2: 0.2, 3: 0.55},
+}
+_ATTENTION_BEFORE = {1: 0.42, 2: 0.52, 3: 0.52}
+# Sustained products are slower below this many watts: with the square root of the power.
+_FULL_POWER = {"Hopper": 700.0, "A100": 400.0, "V100": 300.0}
+
+_PCIE_BELOW = 130e9
+_PCIE_SHARE = 0.88
+_RAMP_BYTES = 5 << 20
+# Per hop, Simple protocol: NVIDIA/nccl src/graph/tuning.cc.
+_LATENCY_INSIDE, _LATENCY_ACROSS = 3.4e-6, 14e-6
+
+
+def generation(device: Device) -> str:
+    """The generation whose shares a device has."""
+    if device.vendor != "NVIDIA":
+        return device.vendor
+    major, minor = device.compute_capability
+    if major == 8:
+        return "A100" if minor == 0 else "Ampere"
+    return {7: "V100", 9: "Hopper"}.get(major, "Blackwell")
+
+
+def rates_of_device(device: Device, fabric_bytes_per_second: float | None = None) -> Rates:
+    """What a device of the table reaches; `fabric_bytes_per_second`: of a machine, if it is not the usual."""
+    if BY_NAME.get(device.name) is device:
+        return _rates_of_row(device.name, fabric_bytes_per_second)
+    return _rates(device, fabric_bytes_per_second)
+
+
+@functools.lru_cache(maxsize=256)
+def _rates_of_row(name: str, fabric: float | None) -> Rates:
+    return _rates(BY_NAME[name], fabric)
+
+
+def _rates(device: Device, fabric: float | None) -> Rates:
+    kind = generation(device)
+    shares = _SHARES[kind]
+    capped = min(device.tdp_watts / _FULL_POWER.get(kind, device.tdp_watts), 1.0) ** 0.5
+    low = {"fp8", "fp4"}
+    matmul = {
+        dtype: peak * (shares.low if dtype in low else shares.matmul) * capped
+        for dtype, peak in device.peak_flops.items()
+    }
+    kernels = _ATTENTION.get(kind, _ATTENTION_BEFORE)
+    peak = device.peak("fp16") or max(device.peak_flops.values())
+    pcie = device.link_bytes_per_second < _PCIE_BELOW
+    link = device.link_bytes_per_second / 2 * (_PCIE_SHARE if pcie else shares.inside)
+    across = (fabric or device.network_bytes_per_second) * shares.across
+    return Rates(
+        matmul_flops=matmul,
+        attention_flops={number: peak * share * capped for number, share in kernels.items()},
+        memory_bytes_per_second=device.memory_bytes_per_second * shares.memory,
+        inside=Link(link, _RAMP_BYTES, _LATENCY_INSIDE),
+        across=Link(across, _RAMP_BYTES, _LATENCY_ACROSS),
+        inside_devices=device.link_devices,
+        source=f"{device.name}'s datasheet, and the shares of it that published runs reached",
+    )

@@ -1,0 +1,189 @@
+"""Seconds of one optimizer step, by part: estimate_step(setup) -> StepTime.
+
+    compute      products, attention and what lies between, of all micro batches on an average stage
+    recompute    the forward work that the backward pass makes again
+    tensor       sums over tensor-parallel ranks that nothing hides
+    sequence     ring attention's and Ulysses' traffic that nothing hides
+    bubble       waiting for other pipeline stages: (p - 1) / (v m) of the work if stages are equal
+    pipeline     sending activations to the next stage
+    data         data-parallel and ZeRO traffic that the backward pass does not hide
+    optimizer    the optimizer's step, on the device or on the host's cores
+    offload      traffic to and from host memory
+    host         starting kernels, if that takes longer than they do; data, norms and logging of a step
+
+A pipeline of p stages and m micro batches takes m times its slowest stage and each other stage once (1F1B),
+1/v of that with v interleaved pieces (arXiv:2104.04473, section 2.2).
+"""
+
+from dataclasses import dataclass
+
+from nbtrain.config.arithmetic.parameters import count_layers
+from nbtrain.planner.engines import ENGINES
+from nbtrain.planner.setup import Setup
+from nbtrain.planner.time.compute import (
+    block_times,
+    logits_seconds,
+    optimizer_seconds,
+)
+from nbtrain.planner.time.rates import Rates, rates_of_device
+from nbtrain.planner.time.traffic import DTYPE_BYTES, group_of, ring_latency
+
+# What a request to hide tensor-parallel traffic achieves: asynchronous tensor parallelism hides 50-70 %
+# (Domino, arXiv:2409.15241).
+OVERLAPPED_TENSOR = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds of one step by part: the fields add up to it."""
+
+    compute: float
+    recompute: float
+    tensor: float
+    sequence: float
+    bubble: float
+    pipeline: float
+    data: float
+    optimizer: float
+    offload: float
+    host: float
+
+    @property
+    def seconds(self) -> float:
+        """All parts together."""
+        return (
+            self.compute
+            + self.recompute
+            + self.tensor
+            + self.sequence
+            + self.bubble
+            + self.pipeline
+            + self.data
+            + self.optimizer
+            + self.offload
+            + self.host
+        )
+
+
+def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
+    """Seconds of one step; None if neither the device nor other rates are known."""
+    if rates is None:
+        if setup.device is None:
+            return None
+        rates = rates_of_device(setup.device, setup.fabric_bytes_per_second)
+    engine = ENGINES[setup.engine]
+    shape = setup.shape
+    tensor, stages = setup.tensor_parallel_size, setup.pipeline_parallel_size
+    micro_batches = setup.accumulation_steps
+    full = setup.recompute == "full"
+
+    block = block_times(setup, engine, rates)
+    logits = logits_seconds(setup, rates)
+    work = block.forward + block.backward
+
+    # Tensor-parallel and sequence traffic of one block.
+    tensor_wait = sequence_wait = 0.0
+    element = DTYPE_BYTES[setup.dtype]
+    sent = element * setup.tokens_per_micro_batch * shape.hidden_size
+    if tensor > 1:
+        group = group_of(setup, rates, tensor, 1)
+        shown = 1 - (OVERLAPPED_TENSOR if setup.overlap_tensor else engine.hidden_tensor)
+        tensor_wait = (6 if full else 4) * group.seconds(sent, 2) * shown
+    if setup.context_parallel_size > 1:
+        ring = setup.context_parallel_size
+        group = group_of(setup, rates, ring, tensor)
+        chunks = element * 2 * setup.tokens_per_micro_batch * shape.kv_width / tensor
+        passed = (3 + full) * group.seconds(chunks * ring)
+        sequence_wait += max(passed - 3.5 * block.attention, 0.0)
+    if setup.ulysses_size > 1:
+        group = group_of(setup, rates, setup.ulysses_size, tensor)
+        sequence_wait += (12 if full else 8) * group.seconds(sent)
+
+    # Stages: blocks, ends, and the least time that starting kernels takes.
+    launch = engine.launch_seconds * rates.host_times * (4 / 3 if full else 1)
+    busy = work + block.recompute + tensor_wait + sequence_wait
+    idle = max(launch - busy, 0.0)
+    layers = setup.layers_by_stage
+    costs = [count * (busy + idle) for count in layers]
+    costs[-1] += logits
+    slowest, whole = max(costs), sum(costs)
+    mean = whole / stages
+    bubble = micro_batches * (slowest - mean) + (whole - slowest) / setup.virtual_stages
+    pipeline = 0.0
+    if stages > 1:
+        group = group_of(setup, rates, 2, setup.world_size // stages)
+        message = sent / tensor if setup.sequence_parallel or engine.scatters_pipeline else sent
+        once = message / group.bytes_per_second + group.latency_seconds
+        shown = 1 - engine.hidden_pipeline
+        pipeline = shown * 4 * setup.virtual_stages * once * (micro_batches + stages - 1)
+
+    per_stage = micro_batches * shape.num_layers / stages
+    compute = per_stage * work + micro_batches * logits / stages
+    parameters = _parameters(setup, layers)
+    data = _data_seconds(setup, rates, parameters, compute + per_stage * block.recompute, micro_batches)
+    offload, host_step = _offload_seconds(setup, rates, parameters)
+    return StepTime(
+        compute=compute,
+        recompute=per_stage * block.recompute,
+        tensor=per_stage * tensor_wait,
+        sequence=per_stage * sequence_wait,
+        bubble=bubble,
+        pipeline=pipeline,
+        data=data,
+        optimizer=optimizer_seconds(setup, rates, parameters) + host_step,
+        offload=offload,
+        host=per_stage * idle + engine.step_seconds * rates.host_times,
+    )
+
+
+def _parameters(setup: Setup, layers: tuple[int, ...]) -> int:
+    """Parameters of the fullest model-parallel rank."""
+    tensor, last = setup.tensor_parallel_size, len(layers) - 1
+    if last == 0:
+        return count_layers(setup.shape, layers[0], True, True, tensor).total
+    ends = ((0, True, False), (last, False, True))
+    return max(count_layers(setup.shape, layers[at], first, end, tensor).total for at, first, end in ends)
+
+
+def _data_seconds(setup: Setup, rates: Rates, parameters: int, compute: float, micro_batches: int) -> float:
+    """Seconds of data-parallel and ZeRO traffic that nothing hides."""
+    data = setup.data_axis_size
+    if data == 1:
+        return 0.0
+    engine, zero = ENGINES[setup.engine], setup.zero_stage
+    group = group_of(setup, rates, data, setup.tensor_parallel_size)
+    weight = parameters * DTYPE_BYTES[setup.dtype]
+    sent = DTYPE_BYTES[setup.communication_dtype] * (0.25 if setup.quantized_gradients else 1)
+    gradient = parameters * sent
+    if zero == 0:
+        hidden = engine.hidden_data * compute * 2 / 3 / micro_batches
+        return max(group.seconds(gradient, 2) - hidden, 0.0)
+    # A pipeline's programs gather and scatter once a step.
+    times = micro_batches if zero >= 2 and setup.pipeline_parallel_size == 1 else 1
+    slower = 1 / engine.zero_share
+    scatter = times * slower * group.seconds(gradient)
+    gather = slower * group.seconds(weight)
+    if zero < 3:
+        hidden = engine.hidden_data * compute * times / micro_batches
+        shown = gather + scatter - (hidden if engine.hides_gather else min(2 / 3 * hidden, scatter))
+        return max(shown, 0.0)
+    near = group
+    if setup.hpz_size > 1:
+        near = group_of(setup, rates, setup.hpz_size, setup.tensor_parallel_size)
+    forward = gather * (0.5 if setup.quantized_weights else 1)
+    backward = slower * near.seconds(weight) if setup.pipeline_parallel_size == 1 else 0.0
+    # A ring passes through every rank, for each collective of each block.
+    blocks = setup.shape.num_layers / setup.pipeline_parallel_size
+    waits = 3 * blocks * engine.zero3_collectives * ring_latency(setup, rates, data)
+    total = times * (forward + backward + waits) + scatter
+    return max(total - engine.hidden_zero3 * compute * times / micro_batches, 0.0)
+
+
+def _offload_seconds(setup: Setup, rates: Rates, parameters: int) -> tuple[float, float]:
+    """Seconds of traffic with host memory, and of the optimizer's step on the host's cores."""
+    if setup.offload_optimizer == "none":
+        return 0.0, 0.0
+    share = parameters / (setup.zero_size if setup.zero_stage else 1)
+    moved = 2 * share * DTYPE_BYTES[setup.dtype] / rates.host_bytes_per_second
+    ranks = min(setup.devices_per_node, setup.world_size)
+    return moved, share * ranks / rates.host_adam_parameters_per_second

@@ -1,0 +1,68 @@
+"""What ranks send to each other, and how long that takes on their links.
+
+Bytes of one rank by kind, for P parameters on a rank with b bytes each, d data ranks, t tensor ranks:
+
+    data       all-reduce of the gradients: 2 P b; ZeRO 1 and 2: scatter P b, gather P b: the same
+    ZeRO 2     scatters at every micro batch
+    ZeRO 3     every micro batch gathers the weights twice and scatters the gradients once: 3 P b
+    ZeRO++     qwZ halves the first gather, hpZ keeps the second one inside a machine, qgZ sends a quarter
+    tensor     4 all-reduces of 2 s b h in each block, 6 with full recomputation
+    ring       keys and values passed on c - 1 times, backward twice as much
+    Ulysses    8 all-to-alls in each block
+    pipeline   2 s b h over each boundary, both ways, times the pieces of an interleaved stage
+
+A collective of S bytes over n ranks takes f (S + ramp) / bandwidth and a latency for each hop; f is 2 (n-1)/n
+for an all-reduce and (n-1)/n for the others (NVIDIA/nccl-tests doc/PERFORMANCE.md). Volumes: arXiv:1910.02054
+section 7, arXiv:1909.08053 section 3, arXiv:2306.10209, arXiv:2309.14509.
+"""
+
+from dataclasses import dataclass
+
+from nbtrain.planner.setup import Setup
+from nbtrain.planner.time.rates import Rates
+
+DTYPE_BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
+# A tree's hops grow with the logarithm, and those of one bucket overlap the next bucket's traffic.
+_MOST_HOPS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The ranks of one collective, and the link between them."""
+
+    size: int
+    bytes_per_second: float
+    ramp_bytes: float
+    latency_seconds: float
+
+    def seconds(self, message_bytes: float, factor: float = 1.0) -> float:
+        """A collective over `message_bytes` (of the whole array); factor 2 for an all-reduce, else 1."""
+        if self.size <= 1 or not message_bytes:
+            return 0.0
+        moved = factor * (self.size - 1) / self.size * (message_bytes + self.ramp_bytes)
+        hops = factor * min(self.size - 1, _MOST_HOPS)
+        return moved / self.bytes_per_second + hops * self.latency_seconds
+
+
+def group_of(setup: Setup, rates: Rates, size: int, stride: int) -> Group:
+    """A group of `size` ranks, each `stride` ranks from the next one.
+
+    Inside a machine the group has the devices' own link; else its ranks on a machine have their share of the
+    machine's network.
+    """
+    inside, across = rates.inside, rates.across
+    per_node = max(setup.devices_per_node, 1)
+    joined = max(per_node, rates.inside_devices) if rates.inside_devices > 8 else per_node
+    if size * stride <= joined or setup.nodes == 1:
+        return Group(size, inside.bytes_per_second, inside.ramp_bytes, inside.latency_seconds)
+    in_node = max(joined // stride, 1)
+    rate = across.bytes_per_second / per_node * in_node
+    return Group(size, min(rate, inside.bytes_per_second), across.ramp_bytes, across.latency_seconds)
+
+
+def ring_latency(setup: Setup, rates: Rates, size: int) -> float:
+    """Seconds for one small message around a ring of `size` ranks, node after node."""
+    across = min(setup.nodes, size)
+    if across == 1:
+        return (size - 1) * rates.inside.latency_seconds
+    return across * rates.across.latency_seconds + (size - across) * rates.inside.latency_seconds

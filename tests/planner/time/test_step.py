@@ -1,0 +1,270 @@
+"""Seconds of a step by hand: with round rates each part is its formula."""
+
+from dataclasses import fields, replace
+
+import pytest
+
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.arithmetic.flops import attention_forward, block_forward, logits_forward, model_flops
+from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.planner.engines import ENGINES
+from nbtrain.planner.setup import Setup
+from nbtrain.planner.time.rates import INFINITE, Link, Rates, generation, rates_of_device
+from nbtrain.planner.time.step import StepTime, estimate_step
+from nbtrain.planner.time.traffic import group_of, ring_latency
+
+SHAPE = Shape(
+    num_layers=8, hidden_size=1024, num_attention_heads=16, ffn_hidden_size=4096, padded_vocab_size=51200,
+    seq_length=2048, num_query_groups=16, kv_channels=64,
+)  # fmt: skip
+# 12 matrices of 1024 x 1024 a block, their biases (9 x 1024 and 4 x 1024), two norms; V h; the last norm.
+PARAMETERS = 8 * (12 * 1024**2 + 13 * 1024) + 51200 * 1024 + 2 * 1024
+
+# Products alone take time: attention as fast as other products, memory and links at no cost.
+PRODUCTS = Rates(
+    matmul_flops={"bf16": 1e12, "fp8": 2e12, "fp32": 1e11},
+    attention_flops={1: 1e12, 2: 1e12, 3: 1e12},
+    memory_bytes_per_second=INFINITE,
+    inside=Link(INFINITE),
+    across=Link(INFINITE),
+    host_times=0.0,
+)
+TOKENS = 16 * 2048
+# Flash attention skips half of the scores; its backward pass costs 2.5 forward ones.
+ATTENTION = 8 * attention_forward(SHAPE) / 2 * TOKENS / 1e12
+PRODUCT_SECONDS = model_flops(SHAPE) * TOKENS / 1e12 - 3 * 2 * ATTENTION + 3.5 * ATTENTION
+
+
+def setup(**changes: object) -> Setup:
+    """Eight blocks of width 1024 on one GPU, 16 sequences in 4 micro batches."""
+    return replace(Setup(SHAPE, micro_batch_size=4, global_batch_size=16), **changes)
+
+
+def step(rates: Rates = PRODUCTS, **changes: object) -> StepTime:
+    found = estimate_step(setup(**changes), rates)
+    assert found is not None
+    return found
+
+
+def linked(bytes_per_second: float = 1e9, across: float = 1e8, **changes: object) -> Rates:
+    """Products at no cost; links without latency and ramp."""
+    free = {"bf16": INFINITE, "fp32": INFINITE}
+    kernels = dict.fromkeys((1, 2, 3), INFINITE)
+    slow = replace(PRODUCTS, matmul_flops=free, attention_flops=kernels)
+    return replace(slow, inside=Link(bytes_per_second), across=Link(across), **changes)
+
+
+def test_one_gpu_takes_its_flops_over_its_rate():
+    """Model FLOPs with the causal half of attention, and nothing else."""
+    found = step()
+    assert found.compute == pytest.approx(PRODUCT_SECONDS, rel=1e-12)
+    assert found.seconds == found.compute
+
+
+def test_the_parts_add_up():
+    """seconds is the sum of all fields, for a setup in which every part is more than nothing."""
+    found = estimate_step(
+        setup(
+            device=find_device("A100-40GB"), nodes=4, devices_per_node=8, tensor_parallel_size=2,
+            pipeline_parallel_size=4, data_parallel_size=2, ulysses_size=2, zero_stage=1, recompute="full",
+            offload_optimizer="cpu", micro_batch_size=1, global_batch_size=16,
+        )
+    )  # fmt: skip
+    assert found is not None
+    parts = {field.name: getattr(found, field.name) for field in fields(found)}
+    assert all(seconds > 0 for seconds in parts.values()), parts
+    assert found.seconds == pytest.approx(sum(parts.values()), rel=1e-12)
+
+
+def test_full_recomputation_makes_the_blocks_forward_pass_again():
+    """A third of the blocks' work, attention at its forward cost; selective: nothing with flash attention."""
+    full = step(recompute="full").recompute
+    blocks = 8 * block_forward(SHAPE) * TOKENS / 1e12 - ATTENTION
+    assert full == pytest.approx(blocks, rel=1e-12)
+    assert step(recompute="selective").recompute == 0
+    kept = step(recompute="selective", keeps_scores=True)
+    assert kept.recompute == pytest.approx(2 * ATTENTION / 0.6, rel=1e-12)
+    with_mlp = step(recompute="selective", recomputes_mlp=True).recompute
+    assert with_mlp == pytest.approx(8 * 2 * SHAPE.mlp_weights * TOKENS / 1e12, rel=1e-12)
+
+
+def test_fp8_is_for_the_blocks_products():
+    """Attention and the output layer stay in 16 bit."""
+    blocks = 3 * 8 * (block_forward(SHAPE) - attention_forward(SHAPE)) * TOKENS / 1e12
+    assert step(fp8=True).compute == pytest.approx(PRODUCT_SECONDS - blocks / 2, rel=1e-12)
+
+
+def test_memory_traffic_takes_time():
+    """Matrices, activations, logits and the optimizer's 42 bytes for each parameter."""
+    found = step(replace(PRODUCTS, memory_bytes_per_second=1e12))
+    assert found.optimizer == pytest.approx(PARAMETERS * (34 + 8) / 1e12, rel=1e-12)
+    # A block's weights, and the inputs and outputs of its four products.
+    moved = 3 * 2 * (12 * 1024**2 + 8192 * (4 * 1024 + (3 + 1 + 4 + 4) * 1024))
+    kept = 8192 * 1024 * (8 + 8 + 16) * ENGINES["nbtrain"].traffic
+    logits = 22 * 8192 * 51200
+    expected = PRODUCT_SECONDS + 4 * (8 * (moved + kept) + logits) / 1e12
+    assert found.compute == pytest.approx(expected, rel=1e-12)
+
+
+def test_scores_that_are_kept_are_moved():
+    """Without flash attention each score is written and read: 8 + 16 bytes; dropout: 5 + 10."""
+    slow = replace(PRODUCTS, memory_bytes_per_second=1e12)
+    plain = step(slow, keeps_scores=True).compute - step(PRODUCTS, keeps_scores=True).compute
+    flash = step(slow).compute - step().compute
+    scores = 8 * 4 * 4 * 16 * 2048**2
+    assert plain - flash == pytest.approx(scores * 24 / 1e12, rel=1e-9)
+    dropped = replace(SHAPE, attention_dropout=0.1)
+    more = step(slow, keeps_scores=True, shape=dropped).compute - step(slow, keeps_scores=True).compute
+    assert more == pytest.approx(scores * 15 / 1e12, rel=1e-9)
+
+
+def test_heads_that_are_no_multiple_of_8_are_slow():
+    """Heads of 60: 5.5 times the time of the scores' products."""
+    odd = replace(SHAPE, kv_channels=60, num_attention_heads=16, num_query_groups=16)
+    even = step(keeps_scores=True, shape=replace(odd, kv_channels=64)).compute
+    scores = 3 * 8 * attention_forward(odd) * TOKENS / 0.6 / 1e12
+    less = 3 * 8 * 2 * 4 * 1024 * 4 * 16 * TOKENS / 1e12 + 3 * 8 * 4 * 2048 * 64 * TOKENS / 0.6 / 1e12
+    assert step(keeps_scores=True, shape=odd).compute == pytest.approx(even - less + 4.5 * scores, rel=1e-9)
+
+
+@pytest.mark.parametrize(("virtual", "expected"), [(1, 3), (2, 1.5)])
+def test_the_bubble_of_equal_stages(virtual: int, expected: float):
+    """(p - 1) / v micro batches of one stage's work: 4 stages, 16 micro batches."""
+    no_logits = replace(SHAPE, padded_vocab_size=0)
+    layout = {"pipeline_parallel_size": 4, "virtual_stages": virtual, "micro_batch_size": 1}
+    found = step(shape=no_logits, stage_layers=(2, 2, 2, 2), **layout)
+    assert found.bubble == pytest.approx(expected * found.compute / 16, rel=1e-12)
+    share = found.bubble / found.seconds
+    assert share == pytest.approx(expected / (16 + expected), rel=1e-12)
+
+
+def test_unequal_stages_wait_for_the_slowest():
+    """m times the slowest stage, and the others once: 3 + 2 + 2 + 1 blocks and the logits."""
+    layout = {"pipeline_parallel_size": 4, "micro_batch_size": 1, "stage_layers": (3, 2, 2, 1)}
+    found = step(**layout)
+    one = (PRODUCT_SECONDS - 3 * logits_forward(SHAPE) * TOKENS / 1e12) / 8 / 16
+    last = one + 3 * logits_forward(SHAPE) * TOKENS / 1e12 / 16
+    slowest, whole = max(3 * one, last), 7 * one + last
+    assert found.seconds == pytest.approx(16 * slowest + whole - slowest, rel=1e-12)
+
+
+def test_tensor_ranks_wait_for_four_sums_of_each_block():
+    """2 (t - 1) / t of s b h bf16 numbers; six with full recomputation; a smaller link between machines."""
+    layout = {"tensor_parallel_size": 4, "devices_per_node": 4}
+    one = 2 * 3 / 4 * 2 * 8192 * 1024 / 1e9
+    assert step(linked(), **layout).tensor == pytest.approx(4 * 8 * 4 * one, rel=1e-12)
+    assert step(linked(), recompute="full", **layout).tensor == pytest.approx(4 * 8 * 6 * one, rel=1e-12)
+    hidden = step(linked(), overlap_tensor=True, **layout).tensor
+    assert hidden == pytest.approx(0.4 * 4 * 8 * 4 * one, rel=1e-12)
+    # Two machines of two: the pair sends over the whole network of its machine.
+    two = step(linked(), tensor_parallel_size=4, devices_per_node=2, nodes=2).tensor
+    assert two == pytest.approx(10 * 4 * 8 * 4 * one, rel=1e-12)
+
+
+def test_gradients_are_sent_twice_and_zero_3_sends_three_times_in_each_micro_batch():
+    """DDP and ZeRO 1: fp32 gradients there, bf16 weights back; ZeRO 2 scatters at every micro batch."""
+    layout = {"data_parallel_size": 2, "devices_per_node": 2, "global_batch_size": 32, "engine": "metaseq"}
+    half, rates = PARAMETERS / 2 / 1e9, linked()
+    assert step(rates, **layout).data == pytest.approx(2 * 4 * half, rel=1e-12)
+    assert step(rates, zero_stage=1, **layout).data == pytest.approx((4 + 2) * half, rel=1e-12)
+    assert step(rates, zero_stage=2, **layout).data == pytest.approx((4 * 4 + 2) * half, rel=1e-12)
+    assert step(rates, zero_stage=3, **layout).data == pytest.approx(4 * (2 + 2 + 4) * half, rel=1e-12)
+    # Our own ZeRO reaches a quarter of the link.
+    ours = step(rates, zero_stage=1, **{**layout, "engine": "nbtrain"}).data
+    assert ours == pytest.approx(4 * (4 + 2) * half, rel=1e-12)
+
+
+def test_zero_plus_plus_sends_less_between_machines():
+    """qwZ halves the first gather, hpZ keeps the second inside, qgZ sends a quarter."""
+    layout = {
+        "data_parallel_size": 4, "nodes": 2, "devices_per_node": 2, "engine": "metaseq", "zero_stage": 3,
+        "global_batch_size": 16,
+    }  # fmt: skip
+    part = PARAMETERS * 3 / 4 / 1e8
+    plain = step(linked(), **layout).data
+    assert plain == pytest.approx((2 + 2 + 4) * part, rel=1e-12)
+    assert step(linked(), quantized_weights=True, **layout).data == pytest.approx(7 * part, rel=1e-12)
+    assert step(linked(), quantized_gradients=True, **layout).data == pytest.approx(5 * part, rel=1e-12)
+    inside = 2 * PARAMETERS / 2 / 1e9
+    assert step(linked(), hpz_size=2, **layout).data == pytest.approx(6 * part + inside, rel=1e-12)
+
+
+def test_traffic_hides_behind_computation():
+    """As much as the program says, and never more than there is."""
+    layout = {"data_parallel_size": 2, "devices_per_node": 2, "global_batch_size": 32}
+    busy = replace(linked(1e8), matmul_flops=PRODUCTS.matmul_flops, attention_flops=PRODUCTS.attention_flops)
+    bare, hidden = (step(busy, engine=name, **layout).data for name in ("megatron-lm", "metaseq"))
+    assert bare - hidden == pytest.approx(0.5 * PRODUCT_SECONDS * 2 / 3 / 4, rel=1e-9)
+    fast = replace(busy, inside=Link(1e13))
+    assert step(fast, engine="metaseq", **layout).data == 0
+
+
+def test_ulysses_and_ring_attention_send_less_than_tensor_ranks():
+    """Ulysses: 8 all-to-alls of the whole s b h / p, of which (p - 1) / p leave a rank."""
+    layout = {"ulysses_size": 4, "devices_per_node": 4}
+    found = step(linked(), **layout).sequence
+    assert found == pytest.approx(4 * 8 * 8 * 3 / 4 * 2 * 2048 * 1024 / 1e9, rel=1e-12)
+    ring = step(linked(), context_parallel_size=4, devices_per_node=4).sequence
+    assert ring == pytest.approx(4 * 8 * 3 * 3 * 2 * 2 * 2048 * 1024 / 1e9, rel=1e-12)
+
+
+def test_offloading_moves_the_optimizer_to_the_hosts_cores():
+    """Gradients down and weights up, 2 bytes each; Adam at the host's rate for all ranks of a machine."""
+    rates = replace(PRODUCTS, host_bytes_per_second=1e9, host_adam_parameters_per_second=1e8)
+    layout = {"offload_optimizer": "cpu", "zero_stage": 2, "data_parallel_size": 2, "devices_per_node": 2}
+    found = step(rates, **layout)
+    assert found.offload == pytest.approx(PARAMETERS / 2 * 4 / 1e9, rel=1e-12)
+    assert found.optimizer == pytest.approx(PARAMETERS / 1e8, rel=1e-12)
+
+
+def test_kernels_that_are_too_small_wait_for_the_host():
+    """A block takes at least its launch time, a step its own overhead."""
+    found = step(replace(linked(), host_times=1.0))
+    engine = ENGINES["nbtrain"]
+    assert found.host == pytest.approx(4 * 8 * engine.launch_seconds + engine.step_seconds, rel=1e-12)
+    full = step(replace(linked(), host_times=1.0), recompute="full").host
+    assert full == pytest.approx(4 * 8 * engine.launch_seconds * 4 / 3 + engine.step_seconds, rel=1e-12)
+
+
+def test_groups_share_the_network_of_their_machine():
+    """Eight groups of one rank a machine have an eighth each; a group of the whole machine has all of it."""
+    rates = replace(PRODUCTS, inside=Link(230e9), across=Link(160e9, 0.0, 1e-5))
+    layout = setup(nodes=4, devices_per_node=8, data_parallel_size=32)
+    assert group_of(layout, rates, 32, 1).bytes_per_second == 160e9
+    assert group_of(layout, rates, 4, 8).bytes_per_second == 20e9
+    assert group_of(layout, rates, 8, 1).bytes_per_second == 230e9
+    assert ring_latency(layout, rates, 32) == pytest.approx(4e-5)
+    # An NVL72 rack joins 72 GPUs by NVLink.
+    rack = replace(rates, inside_devices=72)
+    assert group_of(setup(nodes=16, devices_per_node=4), rack, 64, 1).bytes_per_second == 230e9
+
+
+def test_a_message_has_to_be_large_to_reach_the_link_s_rate():
+    """At the ramp's size half of it."""
+    rates = replace(PRODUCTS, inside=Link(1e9, ramp_bytes=5e6))
+    group = group_of(setup(devices_per_node=8), rates, 8, 1)
+    assert group.seconds(5e6) == pytest.approx(2 * 7 / 8 * 5e6 / 1e9)
+    assert group.seconds(0) == 0
+    assert group_of(setup(), rates, 1, 1).seconds(5e6) == 0
+
+
+def test_rates_of_devices():
+    """Shares of the datasheet by generation; PCIe cards have their own link and less power."""
+    found = {
+        name: find_device(name) for name in ("A100-40GB", "A100-PCIe-40GB", "H100", "V100-32GB", "MI300X")
+    }
+    kinds = {name: generation(device) for name, device in found.items() if device}
+    expected = ["A100", "A100", "Hopper", "V100", "AMD"]
+    assert list(kinds.values()) == expected
+    assert found["A100-40GB"] and found["A100-PCIe-40GB"]
+    sxm, pcie = rates_of_device(found["A100-40GB"]), rates_of_device(found["A100-PCIe-40GB"])
+    assert sxm.inside.bytes_per_second == pytest.approx(0.78 * 300e9)
+    assert pcie.inside.bytes_per_second == pytest.approx(0.88 * 32e9)
+    assert pcie.matmul_flops["bf16"] == pytest.approx(sxm.matmul_flops["bf16"] * (250 / 400) ** 0.5)
+    assert sxm.across.bytes_per_second == pytest.approx(0.73 * 200e9)
+    assert rates_of_device(found["A100-40GB"], 50e9).across.bytes_per_second == pytest.approx(0.73 * 50e9)
+
+
+def test_no_device_no_time():
+    """None, rather than a guess."""
+    assert estimate_step(setup()) is None

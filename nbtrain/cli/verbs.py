@@ -22,7 +22,7 @@ def add_verb(under: Any, name: str, function: Callable, help_text: str) -> Parse
 
 def config_verb(under: Any, name: str, function: Callable, text: str, default: str | None = None) -> Parser:
     """RUN [key=value ...]: a verb that reads a run YAML."""
-    one, run = add_verb(under, name, function, text), "a run YAML or the name of an example"
+    one, run = add_verb(under, name, function, text), "a run YAML, or the name of an example or of a run"
     one.add_argument("run", metavar="RUN", nargs="?" if default else None, default=default, help=run)
     one.add_argument("overrides", nargs="*", metavar="key=value", help="e.g. batch.max_steps=2")
     return one

@@ -17,8 +17,9 @@ from pydantic import BaseModel, ValidationError
 
 from nbtrain.base.addresses import text_without_secrets, without_secrets
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.rundir import RunDir
 from nbtrain.base.terminal import nearest, shortened
-from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, workspace
+from nbtrain.base.workspace import NAME_PATTERN, NAME_RULE, bundled, valid_name, workspace
 from nbtrain.config.data_section import LANGUAGE_CODE, BlendEntry
 from nbtrain.config.schedule_section import NO_LENGTH, STEP_SIZES, given_unit
 from nbtrain.config.schema import ConfigModel, RunConfig
@@ -88,7 +89,7 @@ def to_yaml(config: RunConfig) -> str:
 
 
 def find(run: str | Path) -> Path:
-    """The file that `run` means: as typed, below the workspace, or a bundled example by name."""
+    """The file that `run` means: as typed, below the workspace, a bundled example or a run by its name."""
     if not isinstance(run, str | Path):
         raise ConfigError(
             f"run = {reprlib.repr(run)} must be the path of a run YAML, or a name such as gpt-tiny."
@@ -108,6 +109,11 @@ def find(run: str | Path) -> Path:
         for name in names:
             if _is_file(folder / name):
                 return (folder / name).absolute()
+    if isinstance(run, str) and valid_name(run) and _is_file(resolved := RunDir.named(run).config_yaml):
+        return resolved
+    if _exists(typed):
+        kind = "a folder" if typed.is_dir() else "no regular file"
+        raise ConfigError(f"{shortened(str(run))}: is {kind}; give the path of a run YAML.")
     known = sorted({path.stem for folder in (examples, *shipped) for path in folder.glob("*.yaml")})
     hint = nearest(typed.stem, known, 3) or (f" Known: {', '.join(known)}." if known else "")
     raise ConfigError(f"{shortened(str(run))}: no such run YAML, here or in {examples}.{hint}")
@@ -117,6 +123,13 @@ def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
     except OSError:  # a name that is too long for the file system
+        return False
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:
         return False
 
 

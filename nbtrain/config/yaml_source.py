@@ -46,13 +46,19 @@ class MisleadingValue(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with YAML 1.2's floats and without aliases."""
+    """SafeLoader with YAML 1.2's floats, without aliases and without tags."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         if self.check_event(yaml.AliasEvent):
             mark = self.peek_event().start_mark
             raise yaml.composer.ComposerError(
                 None, None, "anchors and aliases are not read; use `extends:` to share", mark
+            )
+        event = self.peek_event()
+        if (tag := getattr(event, "tag", None)) is not None:
+            spelled = tag.replace(_TAG, "!!") if tag.startswith(_TAG) else tag
+            raise yaml.composer.ComposerError(
+                None, None, f"tags such as {shortened(spelled)} are not read; take it out", event.start_mark
             )
         return super().compose_node(parent, index)
 
@@ -275,9 +281,6 @@ def _scalar(loader: _Loader, node: yaml.Node, found: str) -> Any:
         return loader.construct_object(node, deep=True)
     except MisleadingValue as error:
         raise ConfigError(f"{found}: {error}") from error
-    except ValueError as error:
-        # `!!int x`: a tag that the value does not fit.
-        raise ConfigError(f"{found}: not YAML: {shortened(str(error))}.") from error
 
 
 def parse_value(text: str) -> Any:

@@ -3,6 +3,7 @@
 import pytest
 
 from nbtrain.base.errors import ConfigError
+from nbtrain.base.rundir import RunDir
 from nbtrain.config.load import ADDED_LATER, field_keys, find, load, load_resolved, to_yaml, unknown_keys
 from nbtrain.config.resume import WITHOUT_EFFECT, is_bound, within
 from nbtrain.config.schema import RunConfig
@@ -490,14 +491,24 @@ def test_the_place_of_an_override_has_no_password():
     [
         ("", "no run YAML is named; give a path, or a name such as gpt-tiny."),
         ("gpt-tinny", "Nearest: gpt-tiny."),
-        (".", ".: no such run YAML"),
-        ("..", "..: no such run YAML"),
+        (".", ".: is a folder; give the path of a run YAML."),
+        ("/dev/null", "/dev/null: is no regular file; give the path of a run YAML."),
         ("/nowhere/zzz.yaml", "Known: gpt-1-3b-2xdp-2xpp-2xtp, "),
     ],
 )
 def test_a_run_that_is_not_there_names_the_near_ones(run, expected):
     """The message names the nearest example, or all of them."""
     assert expected in message_of(run)
+
+
+def test_a_submitted_run_is_found_by_its_name(workspace):
+    """Its config.yaml is read, so that `nbtrain plan NAME` plans what was submitted."""
+    submitted = load("gpt-tiny", ["name=mine", "batch.max_steps=7"])
+    folder = RunDir.named("mine").path
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(to_yaml(submitted))
+    assert load("mine") == submitted
+    assert load("mine", ["batch.max_steps=8"]).batch.max_steps == 8
 
 
 def test_a_run_is_found_by_name_by_path_and_from_the_workspace(workspace, monkeypatch, run_yaml):

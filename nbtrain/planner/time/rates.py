@@ -60,7 +60,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class _Shares:
+class Shares:
     """Shares of the datasheet that a generation of devices reaches."""
 
     matmul: float
@@ -72,14 +72,14 @@ class _Shares:
     across: float = 0.73
 
 
-_SHARES = {
-    "V100": _Shares(matmul=0.58),
-    "A100": _Shares(matmul=0.72),
-    "Ampere": _Shares(matmul=0.68),
-    "Hopper": _Shares(matmul=0.58, low=0.52),
-    "Blackwell": _Shares(matmul=0.56, low=0.52),
-    "AMD": _Shares(matmul=0.45),
-    "Huawei": _Shares(matmul=0.45),
+SHARES = {
+    "V100": Shares(matmul=0.58),
+    "A100": Shares(matmul=0.72),
+    "Ampere": Shares(matmul=0.68),
+    "Hopper": Shares(matmul=0.58, low=0.52),
+    "Blackwell": Shares(matmul=0.56, low=0.52),
+    "AMD": Shares(matmul=0.45),
+    "Huawei": Shares(matmul=0.45),
 }
 # Shares of the datasheet that flash attention reaches over forward and backward, by generation of the kernel:
 # 1 (and Triton's) 124 TFLOP/s on an A100, 2: 190 on an A100 and 335 on an H100 (arXiv:2307.08691, section 4),
@@ -123,7 +123,7 @@ def _rates_of_row(name: str, fabric: float | None) -> Rates:
 
 def _rates(device: Device, fabric: float | None) -> Rates:
     kind = generation(device)
-    shares = _SHARES[kind]
+    shares = SHARES[kind]
     capped = min(device.tdp_watts / _FULL_POWER.get(kind, device.tdp_watts), 1.0) ** 0.5
     low = {"fp8", "fp4"}
     matmul = {

@@ -46,16 +46,19 @@ def init(options: argparse.Namespace) -> None:
 
 
 def check(options: argparse.Namespace) -> None:
+    from nbtrain.api import verbs as api
     from nbtrain.config.load import load, to_yaml
-    from nbtrain.config.rules.warnings import find_warnings
 
     config = load(options.run, options.overrides)
     if options.resolved:
         print(to_yaml(config), end="")
         return
-    print(f"{config.name}: every field and every rule holds.")
-    for warning in find_warnings(config):
-        print(f"Warning: {warning}")
+    findings = api.plan(config).findings
+    works = not any(finding.cost.fatal for finding in findings)
+    verdict = "every field and every rule holds" if works else "the fields are legal, but the run cannot work"
+    print(f"{config.name}: {verdict}{'; findings, the dearest first:' if findings else '.'}")
+    for finding in findings:
+        print(*finding.lines(), sep="\n")
 
 
 def schema(options: argparse.Namespace) -> None:

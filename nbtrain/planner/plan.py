@@ -8,23 +8,18 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from nbtrain.base import amounts
-from nbtrain.config.arithmetic.devices import GIB
 from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import Parameters, count_parameters
 from nbtrain.config.arithmetic.stages import stage_layers
-from nbtrain.config.rules.warnings import find_warnings
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.disk import DiskEstimate, estimate_disk
 from nbtrain.planner.duration import DurationEstimate, estimate_duration
+from nbtrain.planner.findings import Finding
+from nbtrain.planner.lint.rules import findings_of
+from nbtrain.planner.lint.subject import Subject
 from nbtrain.planner.memory import MemoryEstimate, estimate_memory
 
 SCHEMA_VERSION = 1
-
-# More than four passes over the same text add little: arXiv:2305.16264, section 5.
-USEFUL_EPOCHS = 4
-# A plan above this share of the device is likely to fail: fragmentation is not estimated.
-TIGHT_MEMORY_FRACTION = 0.9
-LARGE_BUBBLE_FRACTION = 0.2
 
 
 @dataclass(frozen=True)
@@ -36,18 +31,20 @@ class Plan:
     memory: MemoryEstimate
     duration: DurationEstimate
     disk: DiskEstimate
-    warnings: list[str] = field(default_factory=list)
-    """What does not fit or will disappoint, in numbers."""
+    epochs: float | None
+    """Passes over the training split; None if the dataset is not prepared."""
+    findings: list[Finding] = field(default_factory=list)
+    """What does not fit or will disappoint, in numbers, the dearest first."""
+
+    @property
+    def warnings(self) -> list[str]:
+        """The findings as text; notes, which cost nothing, are left out."""
+        return [finding.text for finding in self.findings if finding.level != "note"]
 
     @property
     def fits(self) -> bool | None:
         """Whether the device's memory suffices; None if it is not known."""
         return self.memory.fits
-
-    @property
-    def epochs(self) -> float | None:
-        """Passes over the training split; None if the dataset is not prepared."""
-        return epochs(self.config, self.disk.dataset_tokens)
 
     @property
     def batch_equation(self) -> str:
@@ -175,8 +172,9 @@ class Plan:
         lines = [f"Plan of {self.config.name}"]
         for title, rows in sections.items():
             lines += ["", title, *(f"  {name:<{width}}{value}" for name, value in rows.items())]
-        if self.warnings:
-            lines += ["", "Warnings", *(f"  - {warning}" for warning in self.warnings)]
+        if self.findings:
+            lines += ["", "Findings"]
+            lines += [f"  - {finding.label}: {finding.text}" for finding in self.findings]
         return lines
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
@@ -197,8 +195,11 @@ class Plan:
                 rows.append(
                     f'<tr><td {left};padding-left:{indent}em">{cells[0]}</td><td {left}">{cells[1]}</td></tr>'
                 )
-        warnings = "".join(f"<li>{html.escape(warning)}</li>" for warning in self.warnings)
-        listed = f"<p><b>Warnings</b></p><ul>{warnings}</ul>" if warnings else ""
+        items = (
+            f"<li><b>{html.escape(finding.label)}</b>: {html.escape(finding.text)}</li>"
+            for finding in self.findings
+        )
+        listed = f"<p><b>Findings</b></p><ul>{''.join(items)}</ul>" if self.findings else ""
         return f"<p><b>Plan of {html.escape(self.config.name)}</b></p><table>{''.join(rows)}</table>{listed}"
 
     def to_dict(self) -> dict[str, Any]:
@@ -215,7 +216,8 @@ class Plan:
             "duration": asdict(self.duration),
             "disk": _record(self.disk, "checkpoints_bytes", "total_bytes"),
             "epochs": self.epochs,
-            "warnings": list(self.warnings),
+            "warnings": self.warnings,
+            "findings": [finding.to_dict() for finding in self.findings],
         }
 
     def _device_line(self) -> str:
@@ -234,97 +236,6 @@ def plan(config: RunConfig, use_measured: bool = True) -> Plan:
     """The plan of a checked configuration; a prepared dataset and an earlier job make it more exact."""
     memory, disk = estimate_memory(config), estimate_disk(config)
     duration = estimate_duration(config, use_measured)
-    warnings = [*find_warnings(config), *_device_memory_warnings(config, memory)]
-    warnings += [*_host_memory_warnings(memory), *_run_warnings(config, duration, disk)]
-    return Plan(config, count_parameters(config), memory, duration, disk, warnings)
-
-
-def epochs(config: RunConfig, dataset_tokens: int | None) -> float | None:
-    """Passes over the training split of a dataset."""
-    if not dataset_tokens:
-        return None
-    sizes = [float(part) for part in config.data.split.split(",")]
-    return config.train_tokens / (dataset_tokens * sizes[0] / sum(sizes))
-
-
-def _host_memory_warnings(memory: MemoryEstimate) -> list[str]:
-    if memory.fits_host is not False:
-        return []
-    assert memory.host_bytes is not None
-    largest = max(memory.host_parts, key=lambda part: memory.host_parts[part])
-    return [
-        f"Host memory does not suffice: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
-        f"its share of resources.memory_per_node_bytes is {amounts.size(memory.host_bytes)}. The "
-        f"largest part is {largest}."
-    ]
-
-
-def _device_memory_warnings(config: RunConfig, memory: MemoryEstimate) -> list[str]:
-    if memory.device_bytes is None:
-        unknown = "The device is not known, so the plan cannot say whether the run fits"
-        return [f"{unknown}: set resources.gpu_type."]
-    if memory.total_bytes <= TIGHT_MEMORY_FRACTION * memory.device_bytes:
-        return []
-    verdict = "Fits with less than 10 % to spare" if memory.fits else "Does not fit"
-    largest = max(memory.parts, key=lambda part: memory.parts[part])
-    return [
-        f"{verdict}: one rank needs {amounts.size(memory.total_bytes)}, {memory.device} has "
-        f"{amounts.size(memory.device_bytes)}. The largest part is {largest}: {_remedy(config, largest)}."
-    ]
-
-
-def _remedy(config: RunConfig, part: str) -> str:
-    parallel = config.parallel
-    if part == "activations":
-        full = parallel.activation_checkpointing.granularity == "none"
-        recompute = "parallel.activation_checkpointing.granularity: full, or " if full else ""
-        return f"set {recompute}a smaller batch.micro_batch_size"
-    if part == "logits":
-        return f"set a smaller model.cross_entropy_chunk_tokens ({config.model.cross_entropy_chunk_tokens})"
-    if part == "workspace":
-        return "set a smaller parallel.reduce_bucket_size, or overlap_comm: false"
-    stage = {"optimizer": 1, "gradients": 2, "weights": 3}[part]
-    allowed = 1 if parallel.pipeline_parallel_size > 1 else 3
-    if parallel.data_axis_size > 1 and parallel.zero_stage < stage <= allowed:
-        return f"set parallel.zero_stage: {stage}"
-    cut = "cut the model among more ranks (data_parallel_size with ZeRO, tensor or pipeline)"
-    offload = "offload_param" if part == "weights" else "offload_optimizer"
-    if config.resources.device == "gpu" and getattr(parallel, offload).device == "none" and stage <= allowed:
-        return f"set parallel.{offload}.device: cpu, or {cut}"
-    return cut
-
-
-def _run_warnings(config: RunConfig, duration: DurationEstimate, disk: DiskEstimate) -> list[str]:
-    parallel, resources = config.parallel, config.resources
-    warnings = []
-    if duration.bubble_fraction > LARGE_BUBBLE_FRACTION:
-        warnings.append(
-            f"The pipeline waits {duration.bubble_fraction:.0%} of each step: {config.accumulation_steps} "
-            f"micro batches for {parallel.pipeline_parallel_size} stages. A larger global_batch_size or a "
-            "smaller micro_batch_size makes more micro batches."
-        )
-    if resources.device == "gpu" and parallel.tensor_parallel_size > resources.gpus_per_node:
-        warnings.append(
-            f"tensor_parallel_size({parallel.tensor_parallel_size}) reaches across nodes of "
-            f"{resources.gpus_per_node} GPUs: every layer then waits for the network."
-        )
-    if parallel.fpdt_chunk_tokens or config.precision.fp8:
-        unseen = "The effect of FPDT and FP8 is not estimated"
-        warnings.append(f"{unseen}: memory and time are counted without them.")
-    if config.lr_schedule.lr_decay_style != "constant" and config.lr_decay_tokens > config.train_tokens:
-        warnings.append(
-            f"min_lr is not reached: lr_decay_tokens({config.lr_decay_tokens:,}) is more than "
-            f"train_tokens({config.train_tokens:,})."
-        )
-    passes = epochs(config, disk.dataset_tokens)
-    if passes is not None and passes > USEFUL_EPOCHS:
-        warnings.append(
-            f"The run reads its training text {passes:.1f} times; more than {USEFUL_EPOCHS} add little "
-            "(arXiv:2305.16264). Take more text or fewer train_tokens."
-        )
-    if disk.checkpoint_bytes > 10 * GIB and config.checkpoint.keep_last > 5:
-        warnings.append(
-            f"{disk.num_checkpoints} checkpoints of {amounts.size(disk.checkpoint_bytes)} stay on disk; "
-            "checkpoint.keep_last says how many."
-        )
-    return warnings
+    subject = Subject(config, memory, duration, disk)
+    findings = findings_of(subject)
+    return Plan(config, count_parameters(config), memory, duration, disk, subject.epochs, findings)

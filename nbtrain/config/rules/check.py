@@ -4,8 +4,8 @@ Each rule yields messages: where the value was set, what was found, the rule wit
 Rules of the layout are in layout.py, rules of ZeRO, number formats and DeepSpeed's keys in zero.py, what goes
 together in combinations.py, and rules of the data section in data.py. Nothing here looks at a file, a device
 or the network: checks that need the machine are in jobs/preflight.py. Runs that may be launched but will
-disappoint are in warnings.py. Without these rules most mistakes would surface minutes later, on GPUs already
-taken, as a reshape error or a hang; the worst would train wrongly without a message.
+disappoint are in planner/lint/. Without these rules most mistakes would surface minutes later, on GPUs
+already taken, as a reshape error or a hang; the worst would train wrongly without a message.
 """
 
 import itertools

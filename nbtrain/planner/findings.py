@@ -1,0 +1,128 @@
+"""Findings: what stands against a run, each with place, rule with numbers, fix, and what it costs.
+
+`nbtrain check`, the plan, the launch form and the lint of foreign files give one list of them, the dearest
+first. The rules that make findings are in lint/.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from nbtrain.base import amounts
+from nbtrain.config.schema import RunConfig
+
+Level = Literal["error", "warning", "note"]
+LEVELS: tuple[Level, ...] = ("error", "warning", "note")
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a finding costs the run if nothing is changed; all 0 if there is no number for it."""
+
+    fatal: bool = False
+    """The run cannot start, or ends before its work is done."""
+    gpu_hours: float = 0.0
+    hours: float = 0.0
+    """Of waiting for the run's end."""
+    num_bytes: int = 0
+    """On disk or in memory."""
+    words: str = ""
+    """What it costs if no number says it, e.g. "a worse model"."""
+
+    @property
+    def text(self) -> str:
+        """E.g. "cannot run: 9.1 GiB too little", "costs 43 d, 66,000 GPU hours"; "" if it costs nothing."""
+        parts = []
+        if self.hours:
+            parts.append(amounts.duration(3600 * self.hours))
+        if self.gpu_hours >= 1:
+            parts.append(f"{self.gpu_hours:,.0f} GPU hours")
+        if self.num_bytes:
+            parts.append(amounts.size(self.num_bytes) + " too little" * self.fatal)
+        price = ", ".join([*parts, self.words] if self.words else parts)
+        if self.fatal:
+            return f"cannot run: {price}" if price else "cannot run"
+        return f"costs {price}" if price else ""
+
+    @property
+    def weight(self) -> tuple[bool, float, int, bool]:
+        """What findings are sorted by: fatal ones, then GPU hours, then bytes, then those with words only."""
+        return self.fatal, self.gpu_hours or self.hours, self.num_bytes, bool(self.words)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that stands against a run."""
+
+    level: Level
+    """error: the run is refused or cannot work; warning: it costs something; note: worth knowing."""
+    rule: str
+    """The name of the rule, e.g. "memory_fits"."""
+    key: str
+    """The dotted key that the fix begins with, or "" if there is none."""
+    place: str
+    """Where the key was set: "gpt.yaml:22", "override batch.x=1" or "default"."""
+    message: str
+    """What was found, and the rule with its numbers: one sentence or two."""
+    fix: str = ""
+    """What to change, as a sentence."""
+    cost: Cost = field(default_factory=Cost)
+
+    @property
+    def text(self) -> str:
+        """Message and fix."""
+        return f"{self.message} {self.fix}".rstrip()
+
+    @property
+    def head(self) -> str:
+        """ "gpt.yaml:22: batch.micro_batch_size", or as much of it as is known."""
+        return ": ".join(part for part in (self.place, self.key) if part)
+
+    def lines(self) -> list[str]:
+        """As `nbtrain check` prints it: what it costs and where, then message and fix, indented."""
+        body = [*self.message.splitlines(), *([self.fix] if self.fix else [])]
+        return [f"{self.label}: {self.head or self.rule}", *(f"  {line}" for line in body)]
+
+    @property
+    def label(self) -> str:
+        """ "warning, costs 43 d"."""
+        return f"{self.level}, {self.cost.text}" if self.cost.text else self.level
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "cost": {**asdict(self.cost), "text": self.cost.text}}
+
+
+def by_cost(findings: Iterable[Finding]) -> list[Finding]:
+    """The dearest first; of equal cost, errors before warnings before notes, else in the order given."""
+
+    def rank(finding: Finding) -> tuple[Any, ...]:
+        fatal, hours, num_bytes, words = finding.cost.weight
+        return not fatal, LEVELS.index(finding.level), -hours, -num_bytes, not words
+
+    return sorted(findings, key=rank)
+
+
+def finding_of(
+    config: RunConfig,
+    rule: str,
+    key: str,
+    message: str,
+    fix: str = "",
+    cost: Cost | None = None,
+    level: Level = "warning",
+) -> Finding:
+    """A finding about a key of a run; the place is where the run sets it."""
+    return Finding(level, rule, key, config.where(key), message, fix, cost or Cost())
+
+
+# "gpt.yaml:22: batch.global_batch_size = 250", the beginning of every message of config/rules/.
+_BEGINNING = re.compile(r"(?P<place>.*?): (?P<key>[a-z_]+(\.[A-Za-z0-9_]+)*)(?= = |: | sets | looks )")
+
+
+def finding_of_problem(problem: str) -> Finding:
+    """The message of a broken rule (config/rules/) as a finding."""
+    match = _BEGINNING.match(problem)
+    place, key = (match["place"], match["key"]) if match else ("", "")
+    return Finding("error", "rules", key, place, problem, "", Cost(fatal=True))

@@ -1,0 +1,138 @@
+"""Findings about the layout: bubble, tensor ranks across machines, ZeRO++ that saves nothing."""
+
+from collections.abc import Iterator
+
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.rules.check import find_problems
+from nbtrain.planner.duration import bubble_fraction
+from nbtrain.planner.findings import Cost, Finding, finding_of
+from nbtrain.planner.legal import divisors
+from nbtrain.planner.lint.remedies import MICRO_BATCH, with_changes
+from nbtrain.planner.lint.subject import Subject
+
+# A share of each step from which on a bubble is worth a change.
+LARGE_BUBBLE_FRACTION = 0.1
+
+
+def bubble_is_small(subject: Subject) -> Iterator[Finding]:
+    """Stages wait for each other at both ends of a step: (p - 1) / (m + p - 1) of it if stages cost alike.
+
+    arXiv:2104.04473, section 2.2; m micro batches, p stages.
+    """
+    config, bubble = subject.config, subject.duration.bubble_fraction
+    if bubble < LARGE_BUBBLE_FRACTION:
+        return
+    stages, micro_batches = config.parallel.pipeline_parallel_size, config.accumulation_steps
+    better = []
+    for size in reversed(divisors(config.batch.micro_batch_size)[:-1]):
+        changed = with_changes(config, {MICRO_BATCH: size})
+        if not find_problems(changed):
+            better.append((size, bubble_fraction(changed)))
+    fix = "A larger global_batch_size or fewer pipeline stages make it smaller."
+    key = "parallel.pipeline_parallel_size"
+    if better:
+        size, after = next((entry for entry in better if entry[1] < LARGE_BUBBLE_FRACTION), better[-1])
+        key, fix = MICRO_BATCH, f"Set {MICRO_BATCH}: {size}: the wait is then {after:.0%}. {fix}"
+    ideal = (stages - 1) / (micro_batches + stages - 1)
+    batches = "1 micro batch" if micro_batches == 1 else f"{micro_batches:,} micro batches"
+    yield finding_of(
+        config,
+        "bubble_is_small",
+        key,
+        f"The pipeline waits {bubble:.0%} of each step: (p - 1) / (m + p - 1) = {ideal:.0%} with {batches} "
+        f"for {stages} stages"
+        + (", and more because one stage is slower than the others." if bubble > ideal + 0.005 else "."),
+        fix,
+        subject.share(bubble, "time that computes nothing"),
+    )
+
+
+def tensor_ranks_share_a_machine(subject: Subject) -> Iterator[Finding]:
+    """Tensor parallelism sums activations in every layer; the network between machines is slower."""
+    config = subject.config
+    tensor, gpus = config.parallel.tensor_parallel_size, config.resources.gpus_per_node
+    if config.resources.device == "cpu" or tensor == 1 or config.resources.nodes == 1 or not gpus % tensor:
+        return
+    device = find_device(config.resources.gpu_type)
+    speeds = ""
+    if device:
+        network = device.network_bytes_per_second / device.devices_per_node
+        slower = device.link_bytes_per_second / 2 / network
+        speeds = (
+            f" {device.name}: {device.link_bytes_per_second / 2e9:,.0f} GB/s inside a machine, "
+            f"{network / 1e9:,.1f} GB/s for each GPU between machines, {slower:.0f} times slower."
+        )
+    legal = [size for size in divisors(config.model.num_attention_heads) if not gpus % size]
+    yield finding_of(
+        config,
+        "tensor_ranks_share_a_machine",
+        "parallel.tensor_parallel_size",
+        f"tensor_parallel_size({tensor}) reaches across nodes of {gpus} GPUs: every layer then waits for the "
+        f"network.{speeds}",
+        f"Set parallel.tensor_parallel_size: {legal[-1]} or less, and more stages or data-parallel ranks.",
+        Cost(words="most of the time of every layer"),
+    )
+
+
+def hpz_stays_inside_a_machine(subject: Subject) -> Iterator[Finding]:
+    """ZeRO++'s second copy saves traffic between machines only if it is shared inside one."""
+    config = subject.config
+    parallel, size, ranks = config.parallel, config.zero_hpz_partition_size, config.ranks_per_node
+    if not parallel.zero_hpz:
+        return
+    if size != ranks:
+        from_where = "across machines anyway" if size > ranks else "from fewer ranks than could share them"
+        yield finding_of(
+            config,
+            "hpz_stays_inside_a_machine",
+            "parallel.zero_hpz_partition_size",
+            f"parallel.zero_hpz_partition_size = {size}, and a machine has {ranks} ranks: parameters are "
+            f"gathered {from_where}.",
+            f"Set parallel.zero_hpz_partition_size: {ranks}, or null.",
+            Cost(words="traffic that hpZ is there to save"),
+        )
+    elif config.resources.nodes == 1:
+        yield finding_of(
+            config,
+            "hpz_stays_inside_a_machine",
+            "parallel.zero_hpz",
+            "parallel.zero_hpz = true: on one machine the second copy takes memory and saves no traffic.",
+            "Set parallel.zero_hpz: false.",
+            Cost(words="memory for nothing"),
+        )
+
+
+def quantized_gradients_cross_machines(subject: Subject) -> Iterator[Finding]:
+    """DeepSpeed quantizes gradients only if there are machines to send them between."""
+    config = subject.config
+    if config.parallel.zero_quantized_gradients and config.resources.nodes == 1:
+        yield finding_of(
+            config,
+            "quantized_gradients_cross_machines",
+            "parallel.zero_quantized_gradients",
+            "parallel.zero_quantized_gradients = true: on one machine gradients are not quantized; DeepSpeed "
+            "quantizes them between machines only.",
+            "Set parallel.zero_quantized_gradients: false.",
+        )
+
+
+def estimates_see_everything(subject: Subject) -> Iterator[Finding]:
+    """What the planner does not count."""
+    config = subject.config
+    if config.parallel.fpdt_chunk_tokens or config.precision.fp8:
+        yield finding_of(
+            config,
+            "estimates_see_everything",
+            "precision.fp8" if config.precision.fp8 else "parallel.fpdt_chunk_tokens",
+            "The effect of FPDT and FP8 is not estimated: memory and time are counted without them.",
+            level="warning",
+        )
+
+
+LAYOUT_RULES = (
+    bubble_is_small,
+    tensor_ranks_share_a_machine,
+    hpz_stays_inside_a_machine,
+    quantized_gradients_cross_machines,
+    estimates_see_everything,
+)

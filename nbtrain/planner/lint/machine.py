@@ -1,0 +1,219 @@
+"""Findings about machines and disks: loader processes, checkpoints, folders, devices, the run's name."""
+
+import math
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from nbtrain.base import amounts
+from nbtrain.base.workspace import display, output_root
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.planner.findings import Cost, Finding, finding_of
+from nbtrain.planner.lint.subject import Subject
+
+# Checkpoints that stay: from here on the plan says how many bytes they are.
+MANY_BYTES = 2**40
+MANY_CHECKPOINTS = 10
+MANY_BYTES_OF_MANY = 10 * 2**30
+# A run of this many hours without a checkpoint on its way.
+LONG_HOURS = 2
+# "1-3b", "1.3B", "125m": sizes in names. A name that is off by more than this names another model.
+SIZE_IN_NAME = re.compile(r"(?<![a-z0-9])((?:\d+[.-])?\d+)([mbt])(?![a-z0-9])", re.IGNORECASE)
+NAME_FACTOR = 1.5
+# Collectives that wait for more than a day wait for a rank that is gone; a minute ends slow checkpoints.
+USUAL_TIMEOUT_SECONDS = (60, 86_400)
+
+
+def loaders_have_cores(subject: Subject) -> Iterator[Finding]:
+    """The processes that read ahead, of all ranks of a machine, are no more than its cores."""
+    config = subject.config
+    workers, ranks, cores = config.data.num_workers, config.ranks_per_node, config.resources.cpus_per_node
+    if cores is None or workers * ranks <= cores:
+        return
+    fitting = max((cores - ranks) // ranks, 0)
+    yield finding_of(
+        config,
+        "loaders_have_cores",
+        "data.num_workers",
+        f"num_workers({workers}) for each of {amounts.counted(ranks, 'rank')} is {workers * ranks} processes "
+        f"on cpus_per_node({cores}).",
+        f"Set data.num_workers: {fitting}; reading samples takes a fraction of a core.",
+        Cost(words="ranks that wait for their own loaders"),
+    )
+
+
+def checkpoints_fit_the_disk(subject: Subject) -> Iterator[Finding]:
+    """All checkpoints that stay, against the free space of a run on this machine, and in plain sight."""
+    config, disk = subject.config, subject.disk
+    checkpoint, total = config.checkpoint, disk.checkpoints_bytes
+    free = _free_bytes() if config.resources.nodes == 1 else None
+    full = free is not None and total > free
+    many = disk.num_checkpoints > MANY_CHECKPOINTS and total > MANY_BYTES_OF_MANY
+    if not (full or many or total > MANY_BYTES):
+        return
+    there = f"; {display(output_root())} has {amounts.size(free)} free" if full and free is not None else ""
+    for_ever = config.train_steps // checkpoint.keep_every_steps if checkpoint.keep_every_steps else 0
+    if for_ever > checkpoint.keep_last:
+        assert checkpoint.keep_every_steps is not None
+        # Multiples of the interval at which checkpoints are written, ten of them for the run.
+        unit = checkpoint.save_interval_steps
+        sparse = max(math.ceil(config.train_steps / 10 / unit), 1) * unit
+        kept = f"keep_every_steps({checkpoint.keep_every_steps:,}) of {config.train_steps:,} steps keeps "
+        key = "checkpoint.keep_every_steps"
+        fix = (
+            f"Set checkpoint.keep_every_steps: {sparse} for {config.train_steps // sparse} of them, or null."
+        )
+    else:
+        kept, key = f"keep_last({checkpoint.keep_last}) keeps ", "checkpoint.keep_last"
+        fewer = f"Set checkpoint.keep_last: {max(checkpoint.keep_last // 2, 1)}, or t"
+        fix = f"{fewer if checkpoint.keep_last > 1 else 'T'}ake a disk with {amounts.size(total)} free."
+    yield finding_of(
+        config,
+        "checkpoints_fit_the_disk",
+        key,
+        f"{kept}up to {disk.num_checkpoints} checkpoints of {amounts.size(disk.checkpoint_bytes)}, the one "
+        f"being written included: {amounts.size(total)}{there}.",
+        fix,
+        Cost(num_bytes=total),
+        "warning" if full or many else "note",
+    )
+
+
+def _free_bytes() -> int | None:
+    root = output_root()
+    folder = next((folder for folder in (root, *root.parents) if folder.is_dir()), None)
+    return shutil.disk_usage(folder).free if folder else None
+
+
+def a_checkpoint_comes_before_the_end(subject: Subject) -> Iterator[Finding]:
+    """A long run that fails goes on from a checkpoint, if there is one."""
+    config = subject.config
+    interval, steps = config.checkpoint.save_interval_steps, config.train_steps
+    if config.mode != "full" or interval < steps or subject.hours < LONG_HOURS:
+        return
+    every = max(steps // 10, 1)
+    yield finding_of(
+        config,
+        "a_checkpoint_comes_before_the_end",
+        "checkpoint.save_interval_steps",
+        f"save_interval_steps({interval:,}) writes no checkpoint before the last of {steps:,} steps: what "
+        f"fails on the way loses up to {amounts.duration(3600 * subject.hours)}.",
+        f"Set checkpoint.save_interval_steps: {every}.",
+        subject.share(0.5),
+    )
+
+
+def best_is_looked_for_often(subject: Subject) -> Iterator[Finding]:
+    """The best checkpoint is one of those at a step with a validation."""
+    config = subject.config
+    checkpoint, evaluation = config.checkpoint, config.evaluation
+    save, validate = checkpoint.save_interval_steps, evaluation.eval_interval_steps
+    if checkpoint.keep_best and save % validate:
+        both = math.lcm(save, validate)
+        yield finding_of(
+            config,
+            "best_is_looked_for_often",
+            "checkpoint.keep_best",
+            "checkpoint.keep_best = true: a checkpoint and a validation fall on the same step only every "
+            f"{both:,} steps, with save_interval_steps({save}) and eval_interval_steps({validate}).",
+            "Make save_interval_steps a multiple of eval_interval_steps.",
+        )
+
+
+def nvme_folder_is_here(subject: Subject) -> Iterator[Finding]:
+    """The folder may be on the machine that trains, not here; the launch there looks for it again."""
+    config = subject.config
+    for name in ("offload_optimizer", "offload_param"):
+        offload = getattr(config.parallel, name)
+        if offload.device == "nvme" and offload.nvme_path and not Path(offload.nvme_path).is_dir():
+            yield finding_of(
+                config,
+                "nvme_folder_is_here",
+                f"parallel.{name}.nvme_path",
+                f"parallel.{name}.nvme_path = {offload.nvme_path}: no such folder on this machine. The run "
+                "is not started unless the folder exists on the machine that trains.",
+            )
+
+
+def device_trains_here(subject: Subject) -> Iterator[Finding]:
+    """The table has devices of other makers, for plans."""
+    config = subject.config
+    device = find_device(config.resources.gpu_type) if config.resources.device == "gpu" else None
+    if device and device.vendor != "NVIDIA":
+        yield finding_of(
+            config,
+            "device_trains_here",
+            "resources.gpu_type",
+            f"resources.gpu_type {device.name} is {device.vendor}'s: nbtrain plans for it, and trains on "
+            "NVIDIA GPUs and CPUs.",
+            "Set another gpu_type to train with nbtrain.",
+            Cost(words="a run that was never tried on this device"),
+        )
+
+
+def name_says_its_size(subject: Subject) -> Iterator[Finding]:
+    """A size in the run's name is that of its model."""
+    config = subject.config
+    sizes = list(sizes_in_name(config.name))
+    parameters = count_parameters(config).total
+    if not sizes or any(1 / NAME_FACTOR <= size / parameters <= NAME_FACTOR for size, _ in sizes):
+        return
+    words = " or ".join(dict.fromkeys(words for _, words in sizes))
+    yield finding_of(
+        config,
+        "name_says_its_size",
+        "name",
+        f"The name {config.name} says {words}, and the model has {parameters:,} parameters "
+        f"({amounts.count(parameters)}).",
+        "Correct the model's sizes, or the name.",
+        Cost(words="a run of another model"),
+    )
+
+
+def sizes_in_name(name: str) -> Iterator[tuple[float, str]]:
+    """Numbers of parameters that a name can mean: of "gpt-1-3b" 1.3e9 and 3e9, as numbers and as words."""
+    for number, unit in SIZE_IN_NAME.findall(name):
+        factor = {"m": 1e6, "b": 1e9, "t": 1e12}[unit.lower()]
+        readings = [number.replace("-", "."), *number.split("-")[1:]]
+        yield from ((float(reading) * factor, f"{reading}{unit.upper()}") for reading in readings)
+
+
+def timeout_is_in_seconds(subject: Subject) -> Iterator[Finding]:
+    """A collective's time-out is minutes to hours; milliseconds or minutes written as seconds are not."""
+    config = subject.config
+    seconds = config.parallel.process_group_timeout_seconds
+    least, most = USUAL_TIMEOUT_SECONDS
+    if least <= seconds <= most:
+        return
+    guess = (
+        f"{seconds / 1000:g} if milliseconds are meant" if seconds > most else f"{seconds * 60:g} for minutes"
+    )
+    yield finding_of(
+        config,
+        "timeout_is_in_seconds",
+        "parallel.process_group_timeout_seconds",
+        f"process_group_timeout_seconds({seconds:g}) is {amounts.duration(seconds)}; "
+        + (
+            "a hanging collective would be noticed then."
+            if seconds > most
+            else "a slow checkpoint takes longer."
+        ),
+        f"Write {guess}; the default is 600.",
+        Cost(
+            words="GPUs that wait for a rank that is gone" if seconds > most else "a run that stops too early"
+        ),
+    )
+
+
+MACHINE_RULES = (
+    loaders_have_cores,
+    checkpoints_fit_the_disk,
+    a_checkpoint_comes_before_the_end,
+    best_is_looked_for_often,
+    nvme_folder_is_here,
+    device_trains_here,
+    name_says_its_size,
+    timeout_is_in_seconds,
+)

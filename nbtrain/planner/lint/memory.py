@@ -1,0 +1,177 @@
+"""Findings about memory: of the device, of the host, and what a layout does not divide."""
+
+from collections.abc import Iterator
+
+from nbtrain.base import amounts
+from nbtrain.planner.findings import Cost, Finding, finding_of
+from nbtrain.planner.lint.remedies import RECOMPUTE, Remedy, cheapest_remedy, host_remedy, with_changes
+from nbtrain.planner.lint.subject import Subject
+from nbtrain.planner.memory import estimate_memory
+
+# A plan that leaves less than this share of the device free is likely to fail: the allocator keeps free
+# memory between its blocks that no one can use.
+SPARE_FRACTION = 0.1
+# A host that trains has more memory than this: torch alone takes as much.
+LEAST_HOST_BYTES = 2**28
+# What someone means who writes a plain number of GiB, MiB or KiB: a host's memory.
+USUAL_HOST_BYTES = (2**32, 24 * 2**40)
+
+
+def memory_fits(subject: Subject) -> Iterator[Finding]:
+    """The fullest rank fits its device with a tenth to spare."""
+    config, memory = subject.config, subject.memory
+    if memory.device_bytes is None:
+        yield finding_of(
+            config,
+            "memory_fits",
+            "resources.gpu_type",
+            "The device is not known, so the plan cannot say whether the run fits: set resources.gpu_type.",
+        )
+        return
+    if memory.total_bytes <= (1 - SPARE_FRACTION) * memory.device_bytes:
+        return
+    verdict = "Fits with less than 10 % to spare" if memory.fits else "Does not fit"
+    largest = max(memory.parts, key=lambda part: memory.parts[part])
+    remedy = cheapest_remedy(config, SPARE_FRACTION)
+    if remedy:
+        key, fix = next(iter(remedy.changes)), f"Set {remedy.words}; one rank then needs {_after(remedy)}."
+    else:
+        key = "parallel.data_parallel_size"
+        fix = "No layout of these GPUs holds it: take a larger GPU, more of them, or a smaller model."
+    over = memory.total_bytes - memory.device_bytes
+    cost = Cost(words="a run that may end out of memory") if memory.fits else Cost(True, num_bytes=over)
+    yield finding_of(
+        config,
+        "memory_fits",
+        key,
+        f"{verdict}: one rank needs {amounts.size(memory.total_bytes)}, {memory.device} has "
+        f"{amounts.size(memory.device_bytes)}. The largest part is {largest}, "
+        f"{amounts.size(memory.parts[largest])}.",
+        fix,
+        cost,
+        "warning" if memory.fits else "error",
+    )
+
+
+def _after(remedy: Remedy) -> str:
+    """ "33.6 GiB, and 480.0 GiB of host memory"."""
+    host = remedy.memory.total_host_bytes
+    beside = f", and {amounts.size(host)} of host memory" if host else ""
+    return f"{amounts.size(remedy.memory.total_bytes)}{beside}"
+
+
+def host_memory_fits(subject: Subject) -> Iterator[Finding]:
+    """What offloading and asynchronous saving put into host memory fits a rank's share of it."""
+    config, memory = subject.config, subject.memory
+    if memory.fits_host is not False or _is_slip(subject):
+        return
+    assert memory.host_bytes is not None
+    largest = max(memory.host_parts, key=lambda part: memory.host_parts[part])
+    ranks = config.ranks_per_node
+    needed, present = (ranks * size for size in (memory.total_host_bytes, memory.host_bytes))
+    if remedy := host_remedy(config):
+        key = next(iter(remedy.changes))
+        after = f"one rank then needs {amounts.size(remedy.memory.total_host_bytes)} of host memory"
+        fix = f"Set {remedy.words}; {after}."
+    else:
+        key = "resources.memory_per_node_bytes"
+        fix = (
+            f"Take machines with {amounts.size(needed)}, or more of them; or set device: nvme with "
+            "zero_stage: 3."
+        )
+    yield finding_of(
+        config,
+        "host_memory_fits",
+        key,
+        f"Host memory does not suffice: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
+        f"its share of resources.memory_per_node_bytes is {amounts.size(memory.host_bytes)} (of a machine's "
+        f"{ranks} ranks: {amounts.size(needed)} against {amounts.size(present)}). The largest part is "
+        f"{largest}.",
+        fix,
+        Cost(True, num_bytes=needed - present),
+        "error",
+    )
+
+
+def host_memory_is_in_bytes(subject: Subject) -> Iterator[Finding]:
+    """memory_per_node_bytes is in bytes; a number of GiB is far too small for a machine."""
+    if not _is_slip(subject):
+        return
+    config, given = subject.config, subject.config.resources.memory_per_node_bytes
+    assert given is not None
+    least, most = USUAL_HOST_BYTES
+    units = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
+    meant = next(
+        ((unit, given * size) for unit, size in units.items() if least <= given * size <= most), None
+    )
+    fix = (
+        f"For {given:,} {meant[0]} write {meant[1]}." if meant else "Write the memory of a machine in bytes."
+    )
+    yield finding_of(
+        config,
+        "host_memory_is_in_bytes",
+        "resources.memory_per_node_bytes",
+        f"resources.memory_per_node_bytes = {given} is {amounts.size(given)}; every machine that trains has "
+        f"more than {amounts.size(LEAST_HOST_BYTES)}.",
+        fix,
+        Cost(True),
+        "error",
+    )
+
+
+def _is_slip(subject: Subject) -> bool:
+    given = subject.config.resources.memory_per_node_bytes
+    return given is not None and given < LEAST_HOST_BYTES
+
+
+def sequence_ranks_hold_all_weights(subject: Subject) -> Iterator[Finding]:
+    """Ulysses divides tokens; weights, gradients and moments are divided by ZeRO alone."""
+    config, memory = subject.config, subject.memory
+    parallel = config.parallel
+    ulysses, zero = parallel.ds_sequence_parallel_size, parallel.zero_stage
+    if ulysses == 1 or zero == 3 or memory.fits is not False:
+        return
+    state = sum(memory.parts[part] for part in ("weights", "gradients", "optimizer"))
+    whole = {0: "weights, gradients and optimizer state", 1: "weights and gradients", 2: "weights"}[zero]
+    yield finding_of(
+        config,
+        "sequence_ranks_hold_all_weights",
+        "parallel.ds_sequence_parallel_size",
+        f"ds_sequence_parallel_size({ulysses}) divides the tokens of a sequence and no weights: with "
+        f"zero_stage({zero}) each of the {ulysses} ranks holds all {whole}. {amounts.size(state)} of model "
+        "state are on each rank.",
+        "Set parallel.zero_stage: 3, which divides them among data-parallel and Ulysses ranks alike.",
+        Cost(words="memory that the layout does not save"),
+    )
+
+
+def full_saves_more_than_selective(subject: Subject) -> Iterator[Finding]:
+    """Selective recomputation keeps more than full; it is chosen for speed."""
+    config, memory = subject.config, subject.memory
+    if config.parallel.activation_checkpointing.granularity != "selective" or memory.device_bytes is None:
+        return
+    if memory.total_bytes <= (1 - SPARE_FRACTION) * memory.device_bytes:
+        return
+    full = estimate_memory(with_changes(config, {RECOMPUTE: "full"}))
+    saved = memory.parts["activations"] - full.parts["activations"]
+    if saved <= 0:
+        return
+    yield finding_of(
+        config,
+        "full_saves_more_than_selective",
+        RECOMPUTE,
+        f"Selective recomputation keeps {amounts.size(memory.parts['activations'])} of activations, full "
+        f"recomputation {amounts.size(full.parts['activations'])}: selective is the faster one, not the "
+        "smaller one (arXiv:2205.05198, section 5).",
+        f"Set {RECOMPUTE}: full if memory is what lacks.",
+        Cost(num_bytes=saved),
+    )
+
+
+MEMORY_RULES = (
+    memory_fits,
+    host_memory_is_in_bytes,
+    host_memory_fits,
+    sequence_ranks_hold_all_weights,
+    full_saves_more_than_selective,
+)

@@ -1,0 +1,214 @@
+"""The cheapest change that makes a run fit its memory, by the planner's own estimate.
+
+Changes are tried in the field's order, from what costs least to what costs most:
+
+    16-bit format -> recomputation -> smaller micro batches -> a higher ZeRO stage -> more ranks to a model
+    (tensor inside a machine, then pipeline) -> offloading -> several of them together -> more GPUs
+
+Recomputation before ZeRO 3 and offloading last: ZeRO 3 sends half as much again (arXiv:1910.02054, section
+7), offloading moves all state over PCIe in every step. Only what the rules allow is tried.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.rules.check import find_problems
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import show
+from nbtrain.planner.legal import divisors
+from nbtrain.planner.memory import MemoryEstimate, estimate_memory
+
+RECOMPUTE = "parallel.activation_checkpointing.granularity"
+MICRO_BATCH, ZERO = "batch.micro_batch_size", "parallel.zero_stage"
+TENSOR, PIPELINE, DATA = (f"parallel.{axis}_parallel_size" for axis in ("tensor", "pipeline", "data"))
+OPTIMIZER, WEIGHTS = (f"parallel.offload_{what}.device" for what in ("optimizer", "param"))
+# More GPUs than this are no remedy that anyone has.
+MOST_DEVICES = 4096
+
+Changes = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change after which the run fits."""
+
+    changes: Changes
+    """Overrides by dotted key."""
+    memory: MemoryEstimate
+    """After the change."""
+
+    @property
+    def words(self) -> str:
+        """ "parallel.zero_stage: 2 and batch.micro_batch_size: 1"."""
+        return " and ".join(f"{key}: {show(value)}" for key, value in self.changes.items())
+
+
+def cheapest_remedy(config: RunConfig, spare: float) -> Remedy | None:
+    """The first change that leaves `spare` of the device's memory free; else the first that fits; else None.
+
+    None too if the device is not known.
+    """
+    tight = None
+    for changes in _candidates(config):
+        changed = with_changes(config, changes)
+        if find_problems(changed):
+            continue
+        memory = estimate_memory(changed)
+        if not memory.fits or memory.fits_host is False or memory.device_bytes is None:
+            continue
+        if memory.total_bytes <= (1 - spare) * memory.device_bytes:
+            return Remedy(changes, memory)
+        tight = tight or Remedy(changes, memory)
+    return tight
+
+
+def host_remedy(config: RunConfig) -> Remedy | None:
+    """The first change that fits host memory, and the device if it is known; None if there is none."""
+    parallel = config.parallel
+    candidates: list[dict[str, Any]] = []
+    if config.checkpoint.async_save:
+        candidates.append({"checkpoint.async_save": False})
+    if parallel.offload_param.device != "none":
+        candidates.append({WEIGHTS: "none"})
+    if parallel.offload_optimizer.device != "none":
+        candidates.append({WEIGHTS: "none", OPTIMIZER: "none"})
+    candidates += [{**more, **changes} for changes in candidates[:1] for more in candidates[1:]]
+    for changes in candidates:
+        changes = {key: value for key, value in changes.items() if _differs(config, key, value)}
+        changed = with_changes(config, changes)
+        if find_problems(changed):
+            continue
+        memory = estimate_memory(changed)
+        if memory.fits_host and memory.fits is not False:
+            return Remedy(changes, memory)
+    return None
+
+
+def with_changes(config: RunConfig, changes: Changes) -> RunConfig:
+    """The run with other values; unlike load, it neither reads text nor checks, and takes microseconds."""
+    for key, value in changes.items():
+        sections = key.split(".")
+        config = _replaced(config, sections, value)
+    return config
+
+
+def _replaced(section: Any, keys: list[str], value: Any) -> Any:
+    first, *rest = keys
+    return section.model_copy(
+        update={first: _replaced(getattr(section, first), rest, value) if rest else value}
+    )
+
+
+def _candidates(config: RunConfig) -> Iterator[Changes]:
+    """Single changes in the field's order, then several together, then the same on more GPUs."""
+    formats, recomputations = list(_formats(config)), list(_recomputations(config))
+    micro_batches, stages, cuts = list(_micro_batches(config)), list(_stages(config)), list(_cuts(config))
+    yield from formats
+    yield from recomputations
+    yield from micro_batches
+    yield from stages
+    yield from cuts
+    least: dict[str, Any] = {}
+    for changes in (formats, recomputations, micro_batches):
+        if changes:
+            least |= changes[-1]
+            yield dict(least)
+    for stage in stages:
+        yield {**least, **stage}
+    for cut in cuts:
+        yield {**least, **cut}
+    offloads = list(_offloads(config))
+    yield from offloads
+    yield from ({**least, **offload} for offload in offloads)
+    yield from _more_devices(config, {**least, **(stages[-1] if stages else {})}, cuts, least)
+
+
+def _formats(config: RunConfig) -> Iterator[Changes]:
+    device = find_device(config.resources.gpu_type)
+    if config.precision.dtype == "fp32":
+        bf16 = config.resources.device == "cpu" or device is None or device.peak("bf16") is not None
+        stage = {} if config.parallel.zero_stage else {ZERO: 1}  # ZeRO 0 is for fp32
+        yield {"precision.dtype": "bf16" if bf16 else "fp16", **stage}
+
+
+def _recomputations(config: RunConfig) -> Iterator[Changes]:
+    kinds = ("none", "selective", "full")
+    now = kinds.index(config.parallel.activation_checkpointing.granularity)
+    yield from ({RECOMPUTE: kind} for kind in kinds[now + 1 :])
+
+
+def _micro_batches(config: RunConfig) -> Iterator[Changes]:
+    now = config.batch.micro_batch_size
+    yield from ({MICRO_BATCH: size} for size in reversed(divisors(now)[:-1]))
+
+
+def _stages(config: RunConfig) -> Iterator[Changes]:
+    if config.parallel.data_axis_size > 1:
+        yield from ({ZERO: stage} for stage in range(config.parallel.zero_stage + 1, 4))
+
+
+def _cuts(config: RunConfig) -> Iterator[Changes]:
+    """More ranks to one model with as many ranks in all: fewest first, tensor before pipeline."""
+    parallel, resources = config.parallel, config.resources
+    tensor, pipeline, data = (
+        parallel.tensor_parallel_size,
+        parallel.pipeline_parallel_size,
+        parallel.data_parallel_size,
+    )
+    most_tensor = resources.gpus_per_node if resources.device == "gpu" else config.ranks_per_node
+    found = []
+    for ways in divisors(data)[1:]:
+        for share in divisors(ways):
+            wide, deep = tensor * (ways // share), pipeline * share
+            if wide <= max(most_tensor, tensor):
+                changes: dict[str, Any] = {TENSOR: wide, PIPELINE: deep, DATA: data // ways}
+                if wide > 1 and not parallel.sequence_parallel:
+                    changes["parallel.sequence_parallel"] = True
+                if deep > 1 and parallel.zero_stage > 1:
+                    changes[ZERO] = 1
+                if parallel.pipeline_stage_layers is not None:
+                    changes["parallel.pipeline_stage_layers"] = None
+                found.append((ways, deep, changes))
+    for _, _, changes in sorted(found, key=lambda entry: entry[:2]):
+        yield {key: value for key, value in changes.items() if _differs(config, key, value)}
+
+
+def _differs(config: RunConfig, key: str, value: Any) -> bool:
+    section: Any = config
+    for part in key.split("."):
+        section = getattr(section, part)
+    return bool(section != value)
+
+
+def _offloads(config: RunConfig) -> Iterator[Changes]:
+    parallel = config.parallel
+    if config.resources.device == "cpu" or parallel.offload_optimizer.device != "none":
+        return
+    least = max(parallel.zero_stage, 1)
+    for stage in range(least, 4 if parallel.pipeline_parallel_size == 1 else least + 1):
+        changes: dict[str, Any] = {} if stage == parallel.zero_stage else {ZERO: stage}
+        yield {**changes, OPTIMIZER: "cpu"}
+        if stage == 3:
+            yield {**changes, OPTIMIZER: "cpu", WEIGHTS: "cpu"}
+
+
+def _more_devices(
+    config: RunConfig, sharded: Changes, cuts: list[Changes], least: Changes
+) -> Iterator[Changes]:
+    """Twice the machines, four times, ...: more data-parallel ranks with ZeRO, or more stages."""
+    parallel, resources = config.parallel, config.resources
+    if resources.device == "cpu" or not resources.gpus_per_node:
+        return
+    factor = 2
+    while config.world_size * factor <= MOST_DEVICES:
+        nodes, gpus = resources.nodes * factor, resources.gpus_per_node
+        if resources.nodes == 1 and gpus * factor <= 8:
+            nodes, gpus = 1, gpus * factor
+        machines = {"resources.nodes": nodes, "resources.gpus_per_node": gpus}
+        machines = {key: value for key, value in machines.items() if _differs(config, key, value)}
+        for stage in range(max(parallel.zero_stage, 1), 4):
+            yield {**sharded, ZERO: stage, DATA: parallel.data_parallel_size * factor, **machines}
+        yield {**least, PIPELINE: parallel.pipeline_parallel_size * factor, **machines}
+        factor *= 2

@@ -1,0 +1,22 @@
+"""The list of all rules of a plan, and the findings of a run."""
+
+from collections.abc import Callable, Iterator
+
+from nbtrain.planner.findings import Finding, by_cost
+from nbtrain.planner.lint.layout import LAYOUT_RULES
+from nbtrain.planner.lint.machine import MACHINE_RULES
+from nbtrain.planner.lint.memory import MEMORY_RULES
+from nbtrain.planner.lint.schedule import SCHEDULE_RULES
+from nbtrain.planner.lint.subject import Subject
+
+RULES: tuple[Callable[[Subject], Iterator[Finding]], ...] = (
+    *MEMORY_RULES,
+    *LAYOUT_RULES,
+    *SCHEDULE_RULES,
+    *MACHINE_RULES,
+)
+
+
+def findings_of(subject: Subject) -> list[Finding]:
+    """What stands against a run that the rules of config/rules/ allow, the dearest first."""
+    return by_cost(finding for rule in RULES for finding in rule(subject))

@@ -1,0 +1,212 @@
+"""Findings about the course of training: learning rate, warm-up, number format, epochs, validations."""
+
+import math
+from collections.abc import Iterator
+
+from nbtrain.base import amounts
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.arithmetic.parameters import count_parameters
+from nbtrain.planner.findings import Cost, Finding, finding_of
+from nbtrain.planner.lint.subject import Subject
+
+# More than four passes over the same text add little: arXiv:2305.16264, section 5.
+USEFUL_EPOCHS = 4
+# Adam's second moment averages over some 1 / (1 - beta2) = 20 to 1,000 steps; a warm-up shorter than this
+# ends before the moments are known. GPT-3 warms up over 375M tokens (arXiv:2005.14165, appendix B).
+LEAST_WARMUP_STEPS = 100
+USUAL_WARMUP_FRACTION = 0.01
+# Learning rates of GPT-3, with the tokens of a step: arXiv:2005.14165, table 2.1.
+GPT3_RATES = (
+    (125e6, 6e-4, 0.5e6),
+    (350e6, 3e-4, 0.5e6),
+    (760e6, 2.5e-4, 0.5e6),
+    (1.3e9, 2e-4, 1e6),
+    (2.7e9, 1.6e-4, 1e6),
+    (6.7e9, 1.2e-4, 2e6),
+    (13e9, 1e-4, 2e6),
+    (175e9, 6e-5, 3.2e6),
+)
+# How far from GPT-3's rate published runs of its sizes go: up to 4 times the table's, and small batches up to
+# 32 times the rate that the root of the batch gives.
+MOST_RATE_FACTOR = 4
+MOST_SCALED_FACTOR = 32
+LEAST_SCALED_FACTOR = 1 / 10
+# Validations beyond this share of the time cost more than they tell.
+USUAL_EVALUATION_FRACTION = 0.1
+
+
+def learning_rate_suits_size(subject: Subject) -> Iterator[Finding]:
+    """The learning rate against the model's size and the batch: GPT-3's table, times the root of the batch.
+
+    Adam's best rate grows with the square root of the batch (arXiv:2405.14578), and falls with the size.
+    """
+    config, rate = subject.config, subject.config.lr_schedule.lr
+    parameters, tokens = count_parameters(config).total, config.tokens_per_step
+    near = min(GPT3_RATES, key=lambda row: abs(math.log(row[0] / parameters)))
+    table, scale = near[1], math.sqrt(tokens / near[2])
+    # Models below GPT-3's smallest have higher rates: the slope of the table, a third power of the size.
+    table *= max(GPT3_RATES[0][0] / parameters, 1) ** (1 / 3)
+    high = rate > MOST_RATE_FACTOR * table * max(scale, 1) or rate > MOST_SCALED_FACTOR * table * scale
+    if not high and rate >= LEAST_SCALED_FACTOR * table * scale:
+        return
+    usual = float(f"{table * scale:.1g}")
+    ratio = rate / (table * scale)
+    words = f"{ratio:.0f} times" if high else f"1/{1 / ratio:.0f} of"
+    yield finding_of(
+        config,
+        "learning_rate_suits_size",
+        "lr_schedule.lr",
+        f"lr({rate:g}) is {words} what GPT-3's table gives for {amounts.count(parameters)} parameters and "
+        f"{amounts.count(tokens)} tokens a step, {usual:g} (arXiv:2005.14165, table 2.1, times the root of "
+        f"the batch); {'a rate this high often diverges' if high else 'a rate this low learns little'}.",
+        f"Set lr_schedule.lr: {usual:g}.",
+        Cost(words="a run that diverges" if high else "a worse model"),
+    )
+
+
+def warmup_is_long_enough(subject: Subject) -> Iterator[Finding]:
+    """The learning rate rises over at least 100 steps."""
+    config = subject.config
+    steps, warmup = config.scheduled_steps, config.lr_warmup_tokens
+    samples = -(-warmup // config.model.seq_length)
+    warmup_steps = config.batch_schedule.step_at(samples)
+    warmup_steps += config.batch_schedule.samples_after(warmup_steps) < samples
+    if warmup_steps >= LEAST_WARMUP_STEPS or steps < 10 * LEAST_WARMUP_STEPS:
+        return
+    fraction = warmup / config.train_tokens
+    usual = max(int(USUAL_WARMUP_FRACTION * config.train_tokens), LEAST_WARMUP_STEPS * config.tokens_per_step)
+    message = (
+        f"The warm-up takes {amounts.counted(warmup_steps, 'step')} of {steps:,} "
+        f"({100 * fraction:.2g} % of the run)"
+        if warmup
+        else f"There is no warm-up in a run of {steps:,} steps"
+    )
+    yield finding_of(
+        config,
+        "warmup_is_long_enough",
+        "lr_schedule.lr_warmup_tokens",
+        f"{message}; fewer than {LEAST_WARMUP_STEPS} steps raise the risk of a loss that does not come down.",
+        f"Set lr_schedule.lr_warmup_tokens: {float(f'{usual / 1e6:.2g}'):g}e6, "
+        f"{usual / config.train_tokens:.1%} of the run.",
+        Cost(words="a run that may diverge"),
+        # A hundredth of the run is what most runs take, however few steps it is.
+        "note" if fraction >= USUAL_WARMUP_FRACTION else "warning",
+    )
+
+
+def decay_reaches_its_end(subject: Subject) -> Iterator[Finding]:
+    """The learning rate falls to min_lr before the run ends."""
+    config = subject.config
+    if config.lr_schedule.lr_decay_style == "constant" or config.lr_decay_tokens <= config.train_tokens:
+        return
+    yield finding_of(
+        config,
+        "decay_reaches_its_end",
+        "lr_schedule.lr_decay_tokens",
+        f"min_lr is not reached: lr_decay_tokens({config.lr_decay_tokens:,}) is more than "
+        f"train_tokens({config.train_tokens:,}).",
+        cost=Cost(words="a worse model than its tokens could give"),
+    )
+
+
+def training_is_longer_than_a_step(subject: Subject) -> Iterator[Finding]:
+    """train_tokens holds many steps; a number of billions without its zeros does not."""
+    config = subject.config
+    unit, amount = config.batch.train_amount
+    if config.scheduled_steps > 1 or unit == "steps":
+        return
+    yield finding_of(
+        config,
+        "training_is_longer_than_a_step",
+        f"batch.train_{unit}",
+        f"train_{unit}({amount:,}) is one step of {config.tokens_per_step:,} tokens.",
+        f"Write the whole number: {amount}e9 if billions are meant, {amount}e6 for millions.",
+        Cost(words="a run that trains nothing"),
+    )
+
+
+def fp16_scale_can_move(subject: Subject) -> Iterator[Finding]:
+    """fp16 overflows sooner or later; a scale that moves passes over the step, a fixed one loses the run."""
+    config = subject.config
+    scale = config.precision.fp16
+    if config.precision.dtype != "fp16":
+        return
+    if scale.loss_scale:
+        yield finding_of(
+            config,
+            "fp16_scale_can_move",
+            "precision.fp16.loss_scale",
+            f"fp16 with a fixed loss_scale({scale.loss_scale:g}): the first gradient above "
+            f"65504 / {scale.loss_scale:g} = {65504 / scale.loss_scale:g} becomes Inf, and no rule lowers "
+            "the scale.",
+            "Set precision.fp16.loss_scale: 0 for a scale that halves after overflows (initial_scale_power, "
+            "loss_scale_window, hysteresis).",
+            Cost(words="a run that may stop at an overflow"),
+        )
+    device = find_device(config.resources.gpu_type)
+    if config.resources.device == "gpu" and device and device.peak("bf16") is not None:
+        yield finding_of(
+            config,
+            "bf16_needs_no_scale",
+            "precision.dtype",
+            f"fp16 on {device.name}, which computes as fast in bf16: bf16 has fp32's range and needs no loss "
+            "scale.",
+            "Set precision.dtype: bf16 unless the numbers of an fp16 run are to be repeated.",
+            level="note",
+        )
+
+
+def dataset_is_not_repeated_too_often(subject: Subject) -> Iterator[Finding]:
+    """Passes over the training split of the prepared dataset."""
+    passes, config = subject.epochs, subject.config
+    if passes is None or passes <= USEFUL_EPOCHS:
+        return
+    useful = int(config.train_tokens * USEFUL_EPOCHS / passes)
+    yield finding_of(
+        config,
+        "dataset_is_not_repeated_too_often",
+        f"batch.train_{config.batch.train_amount[0]}",
+        f"The run reads its training text {passes:.1f} times; more than {USEFUL_EPOCHS} add little "
+        "(arXiv:2305.16264).",
+        f"Take more text or fewer train_tokens: {useful:,} are {USEFUL_EPOCHS} passes.",
+        subject.share(1 - USEFUL_EPOCHS / passes, "text that adds little"),
+    )
+
+
+def validations_are_few(subject: Subject) -> Iterator[Finding]:
+    """A validation batch costs a forward pass, a third of a training step."""
+    config = subject.config
+    evaluation = config.evaluation
+    if config.mode == "eval" or not evaluation.eval_iters:
+        return
+    interval = evaluation.eval_interval_steps
+    if interval >= config.train_steps:
+        return
+    ratio = evaluation.eval_iters / (3 * interval)
+    fraction = ratio / (1 + ratio)
+    if fraction <= USUAL_EVALUATION_FRACTION:
+        return
+    enough = math.ceil(
+        evaluation.eval_iters / (3 * USUAL_EVALUATION_FRACTION) * (1 - USUAL_EVALUATION_FRACTION)
+    )
+    yield finding_of(
+        config,
+        "validations_are_few",
+        "evaluation.eval_interval_steps",
+        f"Validations take {fraction:.0%} of the time: {evaluation.eval_iters} batches, a third of a step "
+        f"each, after every {amounts.counted(interval, 'step')}.",
+        f"Set evaluation.eval_interval_steps: {enough} for {USUAL_EVALUATION_FRACTION:.0%}, or fewer "
+        "eval_iters.",
+        subject.share(fraction, "time that trains nothing"),
+    )
+
+
+SCHEDULE_RULES = (
+    learning_rate_suits_size,
+    warmup_is_long_enough,
+    decay_reaches_its_end,
+    training_is_longer_than_a_step,
+    fp16_scale_can_move,
+    dataset_is_not_repeated_too_often,
+    validations_are_few,
+)

@@ -1,0 +1,52 @@
+"""What a rule of a plan looks at: a run and its estimates."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.disk import DiskEstimate
+from nbtrain.planner.duration import DurationEstimate
+from nbtrain.planner.findings import Cost
+from nbtrain.planner.memory import MemoryEstimate
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A checked run, and what the planner says of its memory, time and disk."""
+
+    config: RunConfig
+    memory: MemoryEstimate
+    duration: DurationEstimate
+    disk: DiskEstimate
+
+    @cached_property
+    def hours(self) -> float:
+        """Of the whole run; 0 if the plan has no time."""
+        return (self.duration.seconds or 0.0) / 3600
+
+    @cached_property
+    def devices(self) -> int:
+        """GPUs of the run; 0 on a CPU, whose hours are not counted."""
+        return self.config.world_size if self.config.resources.device == "gpu" else 0
+
+    def share(self, fraction: float, words: str = "") -> Cost:
+        """The cost of a share of the run's time; `words` if the plan has no time."""
+        hours = fraction * self.hours
+        return Cost(hours=hours, gpu_hours=hours * self.devices, words="" if hours else words)
+
+    @property
+    def again(self) -> Cost:
+        """The cost of a run that may have to be made again."""
+        return Cost(words="a run that may fail or train worse")
+
+    @property
+    def train_fraction(self) -> float:
+        """Share of the dataset that is for training."""
+        sizes = [float(part) for part in self.config.data.split.split(",")]
+        return sizes[0] / sum(sizes)
+
+    @property
+    def epochs(self) -> float | None:
+        """Passes over the training split; None if the dataset is not prepared."""
+        tokens = self.disk.dataset_tokens
+        return self.config.train_tokens / (tokens * self.train_fraction) if tokens else None

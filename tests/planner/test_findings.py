@@ -1,0 +1,552 @@
+"""Findings: each rule with its whole message, fix and cost; their order; check and plan give one list."""
+
+import re
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+
+from nbtrain.base import amounts
+from nbtrain.cli.__main__ import main
+from nbtrain.config.load import load
+from nbtrain.config.rules.check import find_problems
+from nbtrain.lab.widgets.draft import run_yamls
+from nbtrain.planner.findings import Cost, Finding, by_cost, finding_of_problem
+from nbtrain.planner.lint import machine
+from nbtrain.planner.lint.rules import RULES
+from nbtrain.planner.plan import plan
+
+HPZ = ["parallel.zero_stage=3", "parallel.zero_hpz=true"]
+TWO_MACHINES = ["resources.nodes=2", "resources.gpus_per_node=2"]
+
+
+@pytest.fixture(autouse=True)
+def a_large_disk(monkeypatch):
+    """Findings about free space do not depend on this machine's disk."""
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**50))
+
+
+def findings(run, overrides=()):
+    return plan(load(run, list(overrides)), use_measured=False).findings
+
+
+def finding(run, overrides, rule):
+    (found,) = (one for one in findings(run, overrides) if one.rule == rule)
+    return found
+
+
+# {what: (run, overrides, rule, key, message, fix, cost)}: rules without an estimate of memory or time in
+# them.
+FOUND = {
+    "a device that no table knows": (
+        "gpt-125m",
+        ["resources.gpu_type=null"],
+        "memory_fits",
+        "resources.gpu_type",
+        "The device is not known, so the plan cannot say whether the run fits: set resources.gpu_type.",
+        "",
+        "",
+    ),
+    "host memory in GiB": (
+        "gpt-13b-4xdp-4xpp",
+        ["resources.memory_per_node_bytes=256"],
+        "host_memory_is_in_bytes",
+        "resources.memory_per_node_bytes",
+        "resources.memory_per_node_bytes = 256 is 256 B; every machine that trains has more than 256.0 MiB.",
+        "For 256 GiB write 274877906944.",
+        "cannot run",
+    ),
+    "host memory in MiB": (
+        "gpt-13b-4xdp-4xpp",
+        ["resources.memory_per_node_bytes=65536"],
+        "host_memory_is_in_bytes",
+        "resources.memory_per_node_bytes",
+        "resources.memory_per_node_bytes = 65536 is 64.0 KiB; every machine that trains has more than 256.0 "
+        "MiB.",
+        "For 65,536 MiB write 68719476736.",
+        "cannot run",
+    ),
+    "tensor ranks on two machines": (
+        "gpt-13b-4xdp-4xpp-4xtp",
+        ["resources.nodes=32", "resources.gpus_per_node=2"],
+        "tensor_ranks_share_a_machine",
+        "parallel.tensor_parallel_size",
+        "tensor_parallel_size(4) reaches across nodes of 2 GPUs: every layer then waits for the network. "
+        "A100-80GB: 300 GB/s inside a machine, 25.0 GB/s for each GPU between machines, 12 times slower.",
+        "Set parallel.tensor_parallel_size: 2 or less, and more stages or data-parallel ranks.",
+        "costs most of the time of every layer",
+    ),
+    "a copy of fewer ranks than a machine has": (
+        "gpt-125m-4xdp",
+        [*HPZ, "parallel.zero_hpz_partition_size=2"],
+        "hpz_stays_inside_a_machine",
+        "parallel.zero_hpz_partition_size",
+        "parallel.zero_hpz_partition_size = 2, and a machine has 4 ranks: parameters are gathered from fewer "
+        "ranks than could share them.",
+        "Set parallel.zero_hpz_partition_size: 4, or null.",
+        "costs traffic that hpZ is there to save",
+    ),
+    "a copy across machines": (
+        "gpt-125m-4xdp",
+        [*HPZ, *TWO_MACHINES, "parallel.zero_hpz_partition_size=4"],
+        "hpz_stays_inside_a_machine",
+        "parallel.zero_hpz_partition_size",
+        "parallel.zero_hpz_partition_size = 4, and a machine has 2 ranks: parameters are gathered across "
+        "machines anyway.",
+        "Set parallel.zero_hpz_partition_size: 2, or null.",
+        "costs traffic that hpZ is there to save",
+    ),
+    "a copy on one machine": (
+        "gpt-125m-4xdp",
+        HPZ,
+        "hpz_stays_inside_a_machine",
+        "parallel.zero_hpz",
+        "parallel.zero_hpz = true: on one machine the second copy takes memory and saves no traffic.",
+        "Set parallel.zero_hpz: false.",
+        "costs memory for nothing",
+    ),
+    "quantized gradients on one machine": (
+        "gpt-125m-4xdp",
+        ["parallel.zero_stage=3", "parallel.zero_quantized_gradients=true"],
+        "quantized_gradients_cross_machines",
+        "parallel.zero_quantized_gradients",
+        "parallel.zero_quantized_gradients = true: on one machine gradients are not quantized; DeepSpeed "
+        "quantizes them between machines only.",
+        "Set parallel.zero_quantized_gradients: false.",
+        "",
+    ),
+    "FP8, which is not estimated": (
+        "gpt-125m",
+        ["precision.fp8=true", "precision.dtype=bf16", "resources.gpu_type=H100"],
+        "estimates_see_everything",
+        "precision.fp8",
+        "The effect of FPDT and FP8 is not estimated: memory and time are counted without them.",
+        "",
+        "",
+    ),
+    "a high learning rate": (
+        "gpt-125m",
+        ["lr_schedule.lr=6e-3"],
+        "learning_rate_suits_size",
+        "lr_schedule.lr",
+        "lr(0.006) is 10 times what GPT-3's table gives for 126.6M parameters and 524.3k tokens a step, "
+        "0.0006 (arXiv:2005.14165, table 2.1, times the root of the batch); a rate this high often diverges.",
+        "Set lr_schedule.lr: 0.0006.",
+        "costs a run that diverges",
+    ),
+    "a low learning rate": (
+        "gpt-125m",
+        ["lr_schedule.lr=3e-5"],
+        "learning_rate_suits_size",
+        "lr_schedule.lr",
+        "lr(3e-05) is 1/20 of what GPT-3's table gives for 126.6M parameters and 524.3k tokens a step, "
+        "0.0006 "
+        "(arXiv:2005.14165, table 2.1, times the root of the batch); a rate this low learns little.",
+        "Set lr_schedule.lr: 0.0006.",
+        "costs a worse model",
+    ),
+    "the learning rate of a small model for a large one": (
+        "gpt-13b-4xdp-4xpp",
+        ["lr_schedule.lr=6e-4"],
+        "learning_rate_suits_size",
+        "lr_schedule.lr",
+        "lr(0.0006) is 6 times what GPT-3's table gives for 12.9B parameters and 2.1M tokens a step, 0.0001 "
+        "(arXiv:2005.14165, table 2.1, times the root of the batch); a rate this high often diverges.",
+        "Set lr_schedule.lr: 0.0001.",
+        "costs a run that diverges",
+    ),
+    "a warm-up of a million tokens": (
+        "gpt-13b-4xdp-4xpp",
+        ["lr_schedule.lr_warmup_tokens=1e6"],
+        "warmup_is_long_enough",
+        "lr_schedule.lr_warmup_tokens",
+        "The warm-up takes 1 step of 123,978 (0.00038 % of the run); fewer than 100 steps raise the risk "
+        "of a "
+        "loss that does not come down.",
+        "Set lr_schedule.lr_warmup_tokens: 2600e6, 1.0% of the run.",
+        "costs a run that may diverge",
+    ),
+    "no warm-up": (
+        "gpt-13b-4xdp-4xpp",
+        ["lr_schedule.lr_warmup_tokens=null"],
+        "warmup_is_long_enough",
+        "lr_schedule.lr_warmup_tokens",
+        "There is no warm-up in a run of 123,978 steps; fewer than 100 steps raise the risk of a loss that "
+        "does not come down.",
+        "Set lr_schedule.lr_warmup_tokens: 2600e6, 1.0% of the run.",
+        "costs a run that may diverge",
+    ),
+    "min_lr after the end": (
+        "gpt-125m",
+        ["lr_schedule.lr_decay_tokens=3e9"],
+        "decay_reaches_its_end",
+        "lr_schedule.lr_decay_tokens",
+        "min_lr is not reached: lr_decay_tokens(3,000,000,000) is more than train_tokens(2,500,000,000).",
+        "",
+        "costs a worse model than its tokens could give",
+    ),
+    "billions without their zeros": (
+        "gpt-125m",
+        ["batch.train_tokens=300", "lr_schedule={lr_warmup_tokens: null, lr_decay_tokens: null}"],
+        "training_is_longer_than_a_step",
+        "batch.train_tokens",
+        "train_tokens(300) is one step of 524,288 tokens.",
+        "Write the whole number: 300e9 if billions are meant, 300e6 for millions.",
+        "costs a run that trains nothing",
+    ),
+    "a fixed loss scale": (
+        "gpt-125m",
+        ["precision.fp16.loss_scale=4096"],
+        "fp16_scale_can_move",
+        "precision.fp16.loss_scale",
+        "fp16 with a fixed loss_scale(4096): the first gradient above 65504 / 4096 = 15.9922 becomes Inf, "
+        "and "
+        "no rule lowers the scale.",
+        "Set precision.fp16.loss_scale: 0 for a scale that halves after overflows (initial_scale_power, "
+        "loss_scale_window, hysteresis).",
+        "costs a run that may stop at an overflow",
+    ),
+    "fp16 where bf16 is": (
+        "gpt-125m",
+        [],
+        "bf16_needs_no_scale",
+        "precision.dtype",
+        "fp16 on A100-40GB, which computes as fast in bf16: bf16 has fp32's range and needs no loss scale.",
+        "Set precision.dtype: bf16 unless the numbers of an fp16 run are to be repeated.",
+        "",
+    ),
+    "32 loader workers a rank": (
+        "gpt-13b-4xdp-4xpp",
+        [],
+        "loaders_have_cores",
+        "data.num_workers",
+        "num_workers(32) for each of 8 ranks is 256 processes on cpus_per_node(16).",
+        "Set data.num_workers: 1; reading samples takes a fraction of a core.",
+        "costs ranks that wait for their own loaders",
+    ),
+    "a checkpoint for ever, every 1,000 steps": (
+        "gpt-13b-4xdp-4xpp",
+        ["checkpoint.keep_every_steps=1000"],
+        "checkpoints_fit_the_disk",
+        "checkpoint.keep_every_steps",
+        "keep_every_steps(1,000) of 123,978 steps keeps up to 124 checkpoints of 170.7 GiB, the one being "
+        "written included: 20.7 TiB.",
+        "Set checkpoint.keep_every_steps: 13000 for 9 of them, or null.",
+        "costs 20.7 TiB",
+    ),
+    "twenty checkpoints": (
+        "gpt-13b-4xdp-4xpp",
+        ["checkpoint.keep_last=20"],
+        "checkpoints_fit_the_disk",
+        "checkpoint.keep_last",
+        "keep_last(20) keeps up to 21 checkpoints of 170.7 GiB, the one being written included: 3.5 TiB.",
+        "Set checkpoint.keep_last: 10, or take a disk with 3.5 TiB free.",
+        "costs 3.5 TiB",
+    ),
+    "a best checkpoint that is rarely looked for": (
+        "gpt-125m-4xdp",
+        ["checkpoint.keep_best=true", "checkpoint.save_interval_steps=150"],
+        "best_is_looked_for_often",
+        "checkpoint.keep_best",
+        "checkpoint.keep_best = true: a checkpoint and a validation fall on the same step only every 300 "
+        "steps, with save_interval_steps(150) and eval_interval_steps(100).",
+        "Make save_interval_steps a multiple of eval_interval_steps.",
+        "",
+    ),
+    "a folder of offloading that is not here": (
+        "gpt-125m-4xdp",
+        [
+            "parallel.zero_stage=3",
+            "parallel.offload_param.device=nvme",
+            "parallel.offload_param.nvme_path=/no/such/folder",
+        ],
+        "nvme_folder_is_here",
+        "parallel.offload_param.nvme_path",
+        "parallel.offload_param.nvme_path = /no/such/folder: no such folder on this machine. The run is not "
+        "started unless the folder exists on the machine that trains.",
+        "",
+        "",
+    ),
+    "another maker's GPU": (
+        "gpt-125m",
+        ["resources.gpu_type=MI300X"],
+        "device_trains_here",
+        "resources.gpu_type",
+        "resources.gpu_type MI300X is AMD's: nbtrain plans for it, and trains on NVIDIA GPUs and CPUs.",
+        "Set another gpu_type to train with nbtrain.",
+        "costs a run that was never tried on this device",
+    ),
+    "a name of another size": (
+        "gpt-175b",
+        ["name=gpt-1-3t", "model.num_layers=120"],
+        "name_says_its_size",
+        "name",
+        "The name gpt-1-3t says 1.3T or 3T, and the model has 218,106,224,640 parameters (218.1B).",
+        "Correct the model's sizes, or the name.",
+        "costs a run of another model",
+    ),
+    "a time-out in milliseconds": (
+        "gpt-125m",
+        ["parallel.process_group_timeout_seconds=600000"],
+        "timeout_is_in_seconds",
+        "parallel.process_group_timeout_seconds",
+        "process_group_timeout_seconds(600000) is 6.9 d; a hanging collective would be noticed then.",
+        "Write 600 if milliseconds are meant; the default is 600.",
+        "costs GPUs that wait for a rank that is gone",
+    ),
+    "a time-out in minutes": (
+        "gpt-125m",
+        ["parallel.process_group_timeout_seconds=30"],
+        "timeout_is_in_seconds",
+        "parallel.process_group_timeout_seconds",
+        "process_group_timeout_seconds(30) is 30 s; a slow checkpoint takes longer.",
+        "Write 1800 for minutes; the default is 600.",
+        "costs a run that stops too early",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FOUND)
+def test_a_finding_says_what_why_where_and_what_it_costs(what):
+    """The whole text of each; the rules of config/rules/ allow the run."""
+    run, overrides, rule, key, message, fix, cost = FOUND[what]
+    found = finding(run, overrides, rule)
+    assert (found.key, found.message, found.fix, found.cost.text) == (key, message, fix, cost)
+    assert found.place == load(run, overrides).where(key)
+
+
+def test_every_rule_finds_something_in_a_case():
+    """A rule that no case of this file reaches has no pinned message."""
+    computed = {"memory_fits", "host_memory_fits", "bubble_is_small", "validations_are_few"}
+    computed |= {"sequence_ranks_hold_all_weights", "full_saves_more_than_selective"}
+    computed |= {"a_checkpoint_comes_before_the_end", "dataset_is_not_repeated_too_often"}
+    assert {rule.__name__ for rule in RULES} <= {case[2] for case in FOUND.values()} | computed
+
+
+@pytest.mark.parametrize(
+    ("run", "overrides", "rule"),
+    [
+        ("gpt-125m", ["resources.memory_per_node_bytes=268435456"], "host_memory_is_in_bytes"),
+        ("gpt-13b-4xdp-4xpp-4xtp", [], "tensor_ranks_share_a_machine"),
+        ("gpt-125m-4xdp", [*HPZ, *TWO_MACHINES], "hpz_stays_inside_a_machine"),
+        (
+            "gpt-125m-4xdp",
+            ["parallel.zero_stage=3", "parallel.zero_quantized_gradients=true", *TWO_MACHINES],
+            "quantized_gradients_cross_machines",
+        ),
+        ("gpt-125m", ["lr_schedule.lr=2.4e-3"], "learning_rate_suits_size"),
+        ("gpt-125m", ["lr_schedule.lr=6.5e-5"], "learning_rate_suits_size"),
+        # A batch of one sequence: a rate that the table gives for 256 of them is not called high.
+        (
+            "gpt-125m",
+            ["batch={micro_batch_size: 1, global_batch_size: 1}", "lr_schedule.lr=6e-4"],
+            "learning_rate_suits_size",
+        ),
+        ("gpt-125m", ["lr_schedule={lr_warmup_tokens: null, lr_warmup_steps: 100}"], "warmup_is_long_enough"),
+        ("gpt-tiny", ["lr_schedule.lr_warmup_tokens=null"], "warmup_is_long_enough"),
+        ("gpt-125m", ["lr_schedule.lr_decay_tokens=2.5e9"], "decay_reaches_its_end"),
+        ("gpt-125m", ["precision.dtype=bf16", "precision.fp16.loss_scale=4096"], "fp16_scale_can_move"),
+        ("gpt-125m", ["resources.gpu_type=V100-32GB"], "bf16_needs_no_scale"),
+        ("gpt-13b-4xdp-4xpp", ["data.num_workers=2"], "loaders_have_cores"),
+        ("gpt-13b-4xdp-4xpp", ["resources.cpus_per_node=null"], "loaders_have_cores"),
+        ("gpt-13b-4xdp-4xpp", [], "checkpoints_fit_the_disk"),
+        ("gpt-tiny", ["checkpoint.keep_last=100"], "checkpoints_fit_the_disk"),
+        (
+            "gpt-125m-4xdp",
+            ["checkpoint.keep_best=true", "checkpoint.save_interval_steps=200"],
+            "best_is_looked_for_often",
+        ),
+        ("gpt-125m", ["name=a-run-1b", "model.num_layers=140"], "name_says_its_size"),
+        ("gpt-125m", ["name=gpt2-xl"], "name_says_its_size"),
+        ("gpt-125m", ["name=llama-2-125m"], "name_says_its_size"),
+        ("gpt-125m", ["parallel.process_group_timeout_seconds=86400"], "timeout_is_in_seconds"),
+        ("gpt-125m", ["parallel.process_group_timeout_seconds=60"], "timeout_is_in_seconds"),
+        ("gpt-125m", ["checkpoint.save_interval_steps=4768"], "a_checkpoint_comes_before_the_end"),
+        ("gpt-tiny", ["checkpoint.save_interval_steps=600"], "a_checkpoint_comes_before_the_end"),
+        ("gpt-125m", ["evaluation.eval_interval_steps=100"], "validations_are_few"),
+    ],
+)
+def test_what_just_passes_is_no_finding(run, overrides, rule):
+    assert rule not in {one.rule for one in findings(run, overrides)}
+
+
+def test_the_share_of_time_of_a_finding_is_its_cost():
+    """Hours and GPU hours of the whole run; a bubble of 19 % is not passed over."""
+    run = load("gpt-13b-4xdp-4xpp")
+    result = plan(run, use_measured=False)
+    bubble = result.duration.bubble_fraction
+    found = finding("gpt-13b-4xdp-4xpp", [], "bubble_is_small")
+    assert found.cost.hours == pytest.approx(bubble * result.duration.seconds / 3600)
+    assert found.cost.gpu_hours == pytest.approx(16 * found.cost.hours)
+    assert found.message == (
+        f"The pipeline waits {bubble:.0%} of each step: (p - 1) / (m + p - 1) = 16% with 16 micro batches "
+        f"for "
+        "4 stages, and more because one stage is slower than the others."
+    )
+    after = plan(load(run, ["batch.micro_batch_size=4"]), use_measured=False).duration.bubble_fraction
+    assert found.fix == (
+        f"Set batch.micro_batch_size: 4: the wait is then {after:.0%}. A larger global_batch_size or fewer "
+        "pipeline stages make it smaller."
+    )
+    assert bubble > 0.1 > after
+
+
+def test_a_bubble_without_smaller_micro_batches_names_the_stages():
+    overrides = ["batch.micro_batch_size=1", "batch.global_batch_size=4"]
+    found = finding("gpt-345m-4xdp-2xpp", overrides, "bubble_is_small")
+    assert (found.key, found.fix) == (
+        "parallel.pipeline_parallel_size",
+        "A larger global_batch_size or fewer pipeline stages make it smaller.",
+    )
+    assert found.message == (
+        "The pipeline waits 50% of each step: (p - 1) / (m + p - 1) = 50% with 1 micro batch for 2 stages."
+    )
+
+
+def test_validations_that_take_a_quarter_of_the_time():
+    found = finding("gpt-125m", ["evaluation.eval_interval_steps=10"], "validations_are_few")
+    assert (found.message, found.fix) == (
+        "Validations take 25% of the time: 10 batches, a third of a step each, after every 10 steps.",
+        "Set evaluation.eval_interval_steps: 30 for 10%, or fewer eval_iters.",
+    )
+    assert found.cost.hours > 0
+
+
+def test_a_run_without_a_checkpoint_on_its_way():
+    found = finding("gpt-125m", ["checkpoint.save_interval_steps=5000"], "a_checkpoint_comes_before_the_end")
+    seconds = plan(load("gpt-125m"), use_measured=False).duration.seconds
+    assert found.message == (
+        "save_interval_steps(5,000) writes no checkpoint before the last of 4,769 steps: what fails on the "
+        f"way loses up to {amounts.duration(seconds)}."
+    )
+    assert found.fix == "Set checkpoint.save_interval_steps: 476."
+
+
+def test_a_full_disk_is_named(monkeypatch):
+    """Free space counts if the run is on one machine, which may be this one."""
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=2**30))
+    found = finding("gpt-125m", [], "checkpoints_fit_the_disk")
+    assert re.fullmatch(
+        r"keep_last\(2\) keeps up to 3 checkpoints of 1.7 GiB, the one being written included: 5.0 GiB; "
+        r".* has "
+        "1.0 GiB free.",
+        found.message,
+    )
+    assert found.level == "warning"
+    assert "checkpoints_fit_the_disk" not in {one.rule for one in findings("gpt-13b-4xdp-4xpp")}
+
+
+# --- the list ---
+
+
+def test_the_dearest_comes_first():
+    """What cannot run, then GPU hours, then bytes, then what has no number; of equals, errors before "
+    "notes."""
+    costs = [
+        Cost(True, num_bytes=2),
+        Cost(True),
+        Cost(gpu_hours=20, hours=10),
+        Cost(hours=10),
+        Cost(num_bytes=2**40),
+        Cost(words="a worse model"),
+        Cost(),
+    ]
+    made = [Finding("warning", f"rule {at}", "", "", "", "", cost) for at, cost in enumerate(costs)]
+    made[1] = replace(made[1], level="error")
+    assert [one.rule for one in by_cost(reversed(made))] == [f"rule {at}" for at in (1, 0, 2, 3, 4, 5, 6)]
+
+
+def test_costs_are_read_as_amounts():
+    assert Cost().text == ""
+    assert Cost(True).text == "cannot run"
+    assert Cost(True, num_bytes=341 * 2**30).text == "cannot run: 341.0 GiB too little"
+    assert Cost(hours=1008, gpu_hours=16128).text == "costs 42 d, 16,128 GPU hours"
+    assert Cost(num_bytes=2**40, words="a full disk").text == "costs 1.0 TiB, a full disk"
+
+
+def test_a_broken_rule_is_a_finding_too():
+    """Place and key are taken from the message, so that one list holds both."""
+    for overrides, key in (
+        (["batch.global_batch_size=250"], "batch.global_batch_size"),
+        (["parallel.deepspeed_extra.fp16={enabled: true}"], "parallel.deepspeed_extra"),
+        (["model.ffn_hidden_size=3080", "precision.fp8=true"], "precision.fp8"),
+    ):
+        problems = find_problems(load("gpt-125m-4xdp", overrides, check=False))
+        made = [finding_of_problem(problem) for problem in problems]
+        places = ("override ", "gpt-125m-4xdp.yaml:")
+        assert any(one.key == key and one.place.startswith(places) for one in made), problems
+        assert all(one.level == "error" and one.cost.fatal for one in made)
+    assert finding_of_problem("something else").head == ""
+
+
+def test_check_and_plan_give_one_list(capsys):
+    """The lines of check, and the same findings in the plan's text, HTML and JSON."""
+    found = findings("gpt-13b-4xdp-4xpp")
+    assert [one.rule for one in found] == ["bubble_is_small", "loaders_have_cores", "bf16_needs_no_scale"]
+    assert main(["check", "gpt-13b-4xdp-4xpp"]) == 0
+    printed = capsys.readouterr().out
+    lines = [line for one in found for line in one.lines()]
+    assert printed == (
+        "gpt-13b-4xdp-4xpp: every field and every rule holds; findings, the dearest first:\n"
+        + "\n".join(lines)
+        + "\n"
+    )
+    assert lines[3:6] == [
+        "warning, costs ranks that wait for their own loaders: gpt-13b-4xdp-4xpp.yaml:16: data.num_workers",
+        "  num_workers(32) for each of 8 ranks is 256 processes on cpus_per_node(16).",
+        "  Set data.num_workers: 1; reading samples takes a fraction of a core.",
+    ]
+    result = plan(load("gpt-13b-4xdp-4xpp"), use_measured=False)
+    assert result.warnings == [one.text for one in found[:2]]
+    assert [one["rule"] for one in result.to_dict()["findings"]] == [one.rule for one in found]
+    assert f"  - {found[1].label}: {found[1].text}" in str(result)
+    assert found[1].fix in result._repr_html_()
+
+
+def test_a_run_that_cannot_work_is_not_called_right(capsys):
+    """Its fields are legal, so that check ends with 0, as before; the verdict says that it cannot work."""
+    assert main(["check", "gpt-13b-4xdp-4xpp", "resources.gpu_type=T4", "precision.dtype=fp16"]) == 0
+    first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first == (
+        "gpt-13b-4xdp-4xpp: the fields are legal, but the run cannot work; findings, the dearest first:"
+    )
+    assert second.startswith("error, cannot run: ")
+
+
+def test_a_run_without_findings_has_one_line(capsys):
+    assert main(["check", "gpt-tiny"]) == 0
+    assert capsys.readouterr().out == "gpt-tiny: every field and every rule holds.\n"
+
+
+# Rules that stand against the shipped runs, fp16 beside: upstream's own choices, which its files keep.
+SHIPPED = {
+    "bubble_is_small": {
+        "gpt-1-3b-2xdp-2xpp-2xtp",
+        "gpt-1-3b-4xdp-4xpp",
+        "gpt-13b-4xdp-4xpp",
+        "gpt-13b-4xdp-4xpp-4xtp",
+        "gpt-13b-4xdp-8xpp",
+        "gpt-2-7b-2xdp-2xpp-2xtp",
+        "gpt-3-7b-2xdp-2xpp-2xtp",
+        "gpt-345m-4xdp-2xpp",
+    },
+    "loaders_have_cores": {
+        "gpt-1-3b-4xdp",
+        "gpt-1-3b-4xdp-4xpp",
+        "gpt-1-3b-8xdp",
+        "gpt-125m-2xdp",
+        "gpt-125m-4xdp",
+        "gpt-13b-4xdp-4xpp",
+        "gpt-13b-4xdp-4xpp-4xtp",
+        "gpt-13b-4xdp-8xpp",
+    },
+    "warmup_is_long_enough": {"gpt-125m", "gpt-125m-2xdp", "gpt-125m-4xdp"},
+    "checkpoints_fit_the_disk": {"gpt-175b"},
+}
+
+
+def test_the_shipped_runs_have_known_findings():
+    """No rule calls a published run wrong but for what its own files say."""
+    found = {run: {one.rule for one in findings(run)} - {"bf16_needs_no_scale"} for run in run_yamls()}
+    expected = {run: {rule for rule, runs in SHIPPED.items() if run in runs} for run in found}
+    assert found == expected

@@ -1,0 +1,157 @@
+"""The change that makes a run fit: legal, with the number that the plan then gives, and the cheapest in "
+"order."""
+
+import pytest
+
+from nbtrain.base import amounts
+from nbtrain.config.load import load
+from nbtrain.planner.lint.remedies import cheapest_remedy, host_remedy, with_changes
+from nbtrain.planner.memory import estimate_memory
+from nbtrain.planner.plan import plan
+
+RECOMPUTE, MICRO = "parallel.activation_checkpointing.granularity", "batch.micro_batch_size"
+ZERO, OPTIMIZER = "parallel.zero_stage", "parallel.offload_optimizer.device"
+WEIGHTS = "parallel.offload_param.device"
+ONE_COPY = ["parallel.pipeline_parallel_size=1", "parallel.data_parallel_size=16"]
+ONE_GPU = [
+    "parallel.pipeline_parallel_size=1",
+    "parallel.data_parallel_size=1",
+    "resources={nodes: 1, gpus_per_node: 1}",
+]
+
+# {what: (run, overrides, the keys that are changed)}
+FIXED = {
+    "recomputation": ("gpt-125m", ["resources.gpu_type=T4", "batch.micro_batch_size=32"], {RECOMPUTE}),
+    "a format of 16 bits": (
+        "gpt-1-3b-4xdp",
+        ["resources.gpu_type=A30", "precision.dtype=fp32", "parallel.zero_stage=0"],
+        {"precision.dtype", ZERO},
+    ),
+    "a higher stage": ("gpt-13b-4xdp-4xpp", ONE_COPY, {ZERO}),
+    "offloading": ("gpt-13b-4xdp-4xpp", ONE_GPU, {ZERO, OPTIMIZER}),
+}
+
+
+@pytest.mark.parametrize("what", FIXED)
+def test_the_fix_gives_the_memory_that_it_promises(what):
+    """Loaded as overrides, with every rule, the change fits with a tenth to spare."""
+    run, overrides, keys = FIXED[what]
+    config = load(run, overrides)
+    remedy = cheapest_remedy(config, 0.1)
+    assert set(remedy.changes) == keys
+    after = estimate_memory(load(config, dict(remedy.changes)))
+    assert after == remedy.memory
+    assert after.total_bytes <= 0.9 * after.device_bytes
+    (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "memory_fits")
+    host = f", and {amounts.size(after.total_host_bytes)} of host memory" if after.total_host_bytes else ""
+    assert found.fix == f"Set {remedy.words}; one rank then needs {amounts.size(after.total_bytes)}{host}."
+    before = estimate_memory(config)
+    assert found.message.startswith(
+        f"Does not fit: one rank needs {amounts.size(before.total_bytes)}, {before.device} has "
+        f"{amounts.size(before.device_bytes)}. The largest part is "
+    )
+    assert found.level == "error"
+    assert found.cost.text == (
+        f"cannot run: {amounts.size(before.total_bytes - before.device_bytes)} too little"
+    )
+
+
+def test_what_costs_less_comes_first():
+    """Selective recomputation before full, and full before smaller micro batches."""
+    tight = load("gpt-125m", ["resources.gpu_type=T4"])
+    assert cheapest_remedy(tight, 0.1).changes == {RECOMPUTE: "selective"}
+    recomputed = load(
+        tight, [f"{RECOMPUTE}=full", "batch.micro_batch_size=256", "batch.global_batch_size=256"]
+    )
+    assert list(cheapest_remedy(recomputed, 0.1).changes) == [MICRO]
+
+
+def test_a_tight_run_is_a_warning():
+    (found,) = (
+        one
+        for one in plan(load("gpt-125m", ["resources.gpu_type=T4"]), use_measured=False).findings
+        if one.rule == "memory_fits"
+    )
+    assert found.message.startswith("Fits with less than 10 % to spare: one rank needs ")
+    assert (found.level, found.cost.text) == ("warning", "costs a run that may end out of memory")
+
+
+def test_more_gpus_are_the_last_change():
+    """A model that its GPUs cannot hold in any layout, offloading refused by the host's memory."""
+    config = load("gpt-13b-4xdp-4xpp", [*ONE_GPU, "resources.memory_per_node_bytes=30e9"])
+    remedy = cheapest_remedy(config, 0.1)
+    assert remedy.changes["resources.gpus_per_node"] > 1
+    assert load(config, dict(remedy.changes)).world_size == remedy.changes["resources.gpus_per_node"]
+
+
+def test_nothing_helps_a_model_that_no_cluster_holds():
+    """A layer whose matrices alone exceed the GPU, on one GPU type that has no more than 8."""
+    config = load("gpt-175b", ["model.num_layers=16", "resources.gpu_type=T4", "model.hidden_size=98304"])
+    assert cheapest_remedy(config, 0.1) is None
+    (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "memory_fits")
+    assert found.fix == (
+        "No layout of these GPUs holds it: take a larger GPU, more of them, or a smaller model."
+    )
+
+
+def test_host_memory_against_a_machine():
+    """621 GiB for 30 is an error with the sum of a machine, and with the change that fits."""
+    overrides = ["checkpoint.async_save=true", "resources.memory_per_node_bytes=1e9"]
+    config = load("gpt-125m-4xdp", overrides)
+    assert host_remedy(config).changes == {"checkpoint.async_save": False}
+    (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "host_memory_fits")
+    memory = estimate_memory(config)
+    needed = 4 * memory.total_host_bytes
+    assert found.message == (
+        f"Host memory does not suffice: one rank needs {amounts.size(memory.total_host_bytes)} of it, and "
+        f"its "
+        "share of resources.memory_per_node_bytes is 238.4 MiB (of a machine's 4 ranks: "
+        f"{amounts.size(needed)} against 953.7 MiB). The largest part is snapshot."
+    )
+    assert found.fix == "Set checkpoint.async_save: false; one rank then needs 0 B of host memory."
+    assert found.cost == type(found.cost)(True, num_bytes=needed - 4 * memory.host_bytes)
+
+
+def test_host_memory_that_no_change_saves():
+    """Offloading is what makes the model fit its GPU, so that the machine must have the memory."""
+    overrides = [*ONE_GPU, f"{ZERO}=3", f"{OPTIMIZER}=cpu", f"{WEIGHTS}=cpu"]
+    config = load("gpt-13b-4xdp-4xpp", [*overrides, "resources.memory_per_node_bytes=30e9"])
+    assert host_remedy(config) is None
+    (found,) = (one for one in plan(config, use_measured=False).findings if one.rule == "host_memory_fits")
+    needed = amounts.size(estimate_memory(config).total_host_bytes)
+    assert found.fix == (
+        f"Take machines with {needed}, or more of them; or set device: nvme with zero_stage: 3."
+    )
+
+
+def test_sequence_ranks_are_no_shards_of_the_weights():
+    overrides = ["parallel.pipeline_parallel_size=1", "parallel.ds_sequence_parallel_size=4"]
+    config = load("gpt-13b-4xdp-4xpp", overrides)
+    result = plan(config, use_measured=False)
+    (found,) = (one for one in result.findings if one.rule == "sequence_ranks_hold_all_weights")
+    state = sum(result.memory.parts[part] for part in ("weights", "gradients", "optimizer"))
+    assert found.message == (
+        "ds_sequence_parallel_size(4) divides the tokens of a sequence and no weights: with zero_stage(1) "
+        "each "
+        f"of the 4 ranks holds all weights and gradients. {amounts.size(state)} of model state are on "
+        f"each rank."
+    )
+    assert found.fix == (
+        "Set parallel.zero_stage: 3, which divides them among data-parallel and Ulysses ranks alike."
+    )
+
+
+def test_selective_is_not_the_smaller_recomputation():
+    config = load(
+        "gpt-125m", ["resources.gpu_type=T4", "batch.micro_batch_size=32", f"{RECOMPUTE}=selective"]
+    )
+    result = plan(config, use_measured=False)
+    (found,) = (one for one in result.findings if one.rule == "full_saves_more_than_selective")
+    kept = result.memory.parts["activations"]
+    full = estimate_memory(with_changes(config, {RECOMPUTE: "full"})).parts["activations"]
+    assert found.message == (
+        f"Selective recomputation keeps {amounts.size(kept)} of activations, full recomputation "
+        f"{amounts.size(full)}: selective is the faster one, not the smaller one (arXiv:2205.05198, "
+        f"section 5)."
+    )
+    assert found.cost.num_bytes == kept - full > 0

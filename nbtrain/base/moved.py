@@ -21,8 +21,9 @@ nbtrain | nbtrain.cli | cli_checkpoint=checkpoint cli_data=data cli_twin=twin do
 nbtrain | nbtrain.lab | notebook_parameters=parameters
 nbtrain.config | nbtrain.config | languages=data_section
 nbtrain.config | nbtrain.config.arithmetic | batch devices flops lr_schedule parameters stages weight_decay
-nbtrain.config | nbtrain.config.rules | check check_data=data check_layout=layout check_warnings=warnings
+nbtrain.config | nbtrain.config.rules | check check_data=data check_layout=layout
     check_wording=wording check_zero=zero combinations
+nbtrain.config | nbtrain.planner.lint | check_warnings=rules
 nbtrain.config | nbtrain.jobs.twin | twin=shape
 nbtrain.data | nbtrain.corpus | broken_records characters cleaning corpus dedup extract heap records sentences
     text_sample workers

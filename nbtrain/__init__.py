@@ -7,6 +7,7 @@
     nb.baselines(run)             what a model must beat: unigram and bigram counts
     nb.data_card(data)            what is in a dataset, with pictures
     nb.verify(data)               every byte of a dataset, checked
+    nb.import_run(file)           a run from another program's manifest, script or DeepSpeed JSON
     nb.plan(run)                  parameters, memory, time, disk
     nb.plan_picture(run)          the plan as a figure
     nb.deepspeed_config(run)      what DeepSpeed is given
@@ -41,6 +42,7 @@ __all__ = [
     "data_card",
     "deepspeed_config",
     "generate",
+    "import_run",
     "launch",
     "launcher",
     "load",

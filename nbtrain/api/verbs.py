@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from nbtrain.monitor.pictures import ScalarsTable
     from nbtrain.monitor.run_view import RunView
     from nbtrain.monitor.runs import RunSummary
+    from nbtrain.planner.foreign.importing import Imported
     from nbtrain.planner.plan import Plan
 
 
@@ -128,6 +129,20 @@ def plan(run: RunLike, overrides: Overrides = None) -> "Plan":
     from nbtrain.planner.plan import plan as make_plan
 
     return make_plan(load(run, overrides))
+
+
+def import_run(
+    *files: str | Path, overrides: Overrides = None, onto: str | None = None, program: str = ""
+) -> "Imported":
+    """A run from other programs' files: DeepSpeedJob, Kubeflow manifest, shell script, DeepSpeed JSON.
+
+    Shown in a cell it is the run YAML; `.config` is the run, `.notes` what was left out and why,
+    `.write(path)` makes the file. `overrides` say what the files do not, `onto` names the run that a
+    DeepSpeed JSON alone is put on, `program` the version of the flags ("megatron-lm@040eac94").
+    """
+    from nbtrain.planner.foreign.importing import import_files
+
+    return import_files(files, overrides, onto, program)
 
 
 def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> TwinRun:

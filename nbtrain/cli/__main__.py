@@ -2,6 +2,7 @@
 
     nbtrain doctor                       is this machine ready
     nbtrain init DIR                     notebooks and example YAMLs to a folder of yours
+    nbtrain import FILE... [-o YAML]     another program's manifest, script or DeepSpeed JSON as a run YAML
     nbtrain check RUN [key=value ...]    the YAML alone
     nbtrain plan RUN [key=value ...]     parameters, memory, time, disk
     nbtrain prepare RUN [key=value ...]  corpus, tokenizer, .bin/.idx

@@ -1,4 +1,4 @@
-"""Verbs before a run: doctor, init, check, schema, plan."""
+"""Verbs before a run: doctor, init, import, check, schema, plan."""
 
 import argparse
 import json
@@ -13,6 +13,17 @@ def add_verbs(under: Any) -> None:
     add_verb(under, "doctor", doctor, "Python, torch, DeepSpeed, devices, disk; and what to do.")
     one = add_verb(under, "init", init, "Copy the notebooks and example YAMLs to a folder.")
     one.add_argument("folder", metavar="DIR", type=Path)
+    one = add_verb(
+        under, "import", import_run, "Make a run YAML of a manifest, a script or a DeepSpeed JSON."
+    )
+    text = "a DeepSpeedJob or Kubeflow manifest, a shell script or a DeepSpeed JSON; and what they do not say"
+    one.add_argument("words", nargs="+", metavar="FILE|key=value", help=text)
+    one.add_argument("-o", "--output", type=Path, metavar="YAML", help="write it there; printed without it")
+    one.add_argument("--overwrite", action="store_true", help="replace the YAML if it exists")
+    one.add_argument("--onto", metavar="RUN", help="the run that a DeepSpeed JSON alone is put on")
+    text = "program and version of the flags, e.g. megatron-lm@040eac94; chosen by the flags without it"
+    one.add_argument("--from", dest="program", default="", metavar="PROGRAM", help=text)
+    one.set_defaults(overrides=[])
     one = config_verb(under, "check", check, "Check a run YAML; needs no data and no device.")
     one.add_argument("--resolved", action="store_true", help="print the resolved YAML")
     add_verb(under, "schema", schema, "Print the JSON Schema of a run YAML.")
@@ -43,6 +54,21 @@ def init(options: argparse.Namespace) -> None:
         files.write_text(schema_json, json.dumps(editor_schema(), indent=2) + "\n")
         print(schema_json)
     print(f"\nNext: cd {options.folder} && nbtrain lab")
+
+
+def import_run(options: argparse.Namespace) -> None:
+    from nbtrain.planner.foreign.importing import import_files
+
+    words = [*options.words, *options.overrides]
+    overrides = [word for word in words if "=" in word and not Path(word).exists()]
+    paths = [word for word in words if word not in overrides]
+    imported = import_files(paths, overrides, options.onto, options.program)
+    if options.output is None:
+        print(imported, end="")
+        return
+    print(f"{imported.write(options.output, options.overwrite)}: from {imported.program}.")
+    for note in imported.notes:
+        print(f"  {note}")
 
 
 def check(options: argparse.Namespace) -> None:

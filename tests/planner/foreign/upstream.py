@@ -255,7 +255,7 @@ LOGGING=(
 )
 torchrun ${{LAUNCH[@]}} pretrain_gpt.py \\
     ${{MODEL[@]}} \\
-    ${{TRAINING[@]}} \\
+    "${{TRAINING[@]}}" \\
     ${{PARALLEL[@]}} \\
     ${{DATA[@]}} \\
     ${{LOGGING[@]}}

@@ -1,0 +1,282 @@
+"""DeepSpeed's JSON and the fields of a run: one table, read and written.
+
+Keys that nbtrain has no field for go to parallel.deepspeed_extra and come back from there. In a job of
+Megatron-DeepSpeed the flags set batch and learning rate; a JSON alone sets them by itself.
+"""
+
+from typing import Any
+
+from nbtrain.base.terminal import nearest
+from nbtrain.config.deepspeed import KNOWN_KEYS
+from nbtrain.config.rules.zero import DECIDED_ELSEWHERE
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.foreign.json_comments import Document
+from nbtrain.planner.foreign.rows_layout import DEEPSPEED_SCALE
+from nbtrain.planner.foreign.rows_model import value_of
+from nbtrain.planner.foreign.sides import Reading
+
+ZERO = "zero_optimization"
+# Field: key; the value is the same on both sides.
+SAME_KEYS = {
+    **{
+        f"parallel.{name}": f"{ZERO}.{name}"
+        for name in (
+            "overlap_comm",
+            "contiguous_gradients",
+            "reduce_scatter",
+            "reduce_bucket_size",
+            "allgather_bucket_size",
+            "sub_group_size",
+            "stage3_max_live_parameters",
+            "stage3_prefetch_bucket_size",
+            "stage3_param_persistence_threshold",
+            "zero_quantized_weights",
+            "zero_quantized_gradients",
+        )
+    },
+    "parallel.wall_clock_breakdown": "wall_clock_breakdown",
+    "parallel.communication_data_type": "communication_data_type",
+}
+OFFLOAD = ("device", "nvme_path", "pin_memory", "buffer_count")
+# Keys that say nothing about the run, and why.
+WITHOUT_MEANING = {
+    "steps_per_print": "DeepSpeed's own reports; nbtrain writes its own every logging.log_interval_steps",
+    f"{ZERO}.elastic_checkpoint": "every checkpoint of nbtrain loads into any layout",
+    "activation_checkpointing": "where recomputed activations are kept",
+    "data_types": "gradients are summed in fp32",
+    "zero_allow_untested_optimizer": "the optimizer is torch's AdamW",
+    "zero_force_ds_cpu_optimizer": "the optimizer is torch's AdamW",
+    "pipeline": "nbtrain sets the pipeline's keys itself",
+    "checkpoint": "section checkpoint decides",
+    "tensorboard": "output/<run>/tensorboard holds every scalar",
+    "bf16.immediate_grad_update": "bf16 gradients are summed in fp32",
+    "fp16.auto_cast": "weights are fp16",
+    "fp16.consecutive_hysteresis": "hysteresis counts overflows in a row",
+}
+# Read by rows of the flags, or compared with them.
+READ_ELSEWHERE = {
+    "train_batch_size",
+    "train_micro_batch_size_per_gpu",
+    "gradient_accumulation_steps",
+    "gradient_clipping",
+    "prescale_gradients",
+    "fp16.enabled",
+    "bf16.enabled",
+    "optimizer",
+    "scheduler",
+    f"{ZERO}.stage",
+    f"{ZERO}.zero_hpz_partition_size",
+    *(f"fp16.{name}" for name in DEEPSPEED_SCALE),
+}
+
+
+def write_json(config: RunConfig) -> dict[str, Any]:
+    """The DeepSpeed JSON of a run for another program: every value as the run has it."""
+    parallel, dtype = config.parallel, config.precision.dtype
+    found: dict[str, Any] = {
+        "train_batch_size": config.batch.global_batch_size,
+        "train_micro_batch_size_per_gpu": config.batch.micro_batch_size,
+        "gradient_clipping": config.optimizer.clip_grad,
+        "prescale_gradients": parallel.prescale_gradients,
+        "steps_per_print": parallel.steps_per_print or config.logging.log_interval_steps,
+        ZERO: {"stage": parallel.zero_stage},
+    }
+    for key, dotted in SAME_KEYS.items():
+        _put(found, dotted, value_of(config, key))
+    for name in ("offload_optimizer", "offload_param"):
+        offload = getattr(parallel, name)
+        if offload.device != "none":
+            settings = {one: getattr(offload, one) for one in OFFLOAD}
+            found[ZERO][name] = {one: value for one, value in settings.items() if value is not None}
+    if parallel.zero_hpz:
+        found[ZERO]["zero_hpz_partition_size"] = config.zero_hpz_partition_size
+    if dtype == "fp16":
+        scale = {name: getattr(config.precision.fp16, name) for name in DEEPSPEED_SCALE}
+        found["fp16"] = {"enabled": True, **scale}
+    elif dtype == "bf16":
+        found["bf16"] = {"enabled": True}
+    _merge(found, parallel.deepspeed_extra)
+    return found
+
+
+def _put(found: dict[str, Any], dotted: str, value: Any) -> None:
+    *parents, last = dotted.split(".")
+    for parent in parents:
+        found = found.setdefault(parent, {})
+    found[last] = value
+
+
+def _merge(found: dict[str, Any], extra: dict[str, Any]) -> None:
+    for key, value in extra.items():
+        if isinstance(value, dict) and isinstance(found.get(key), dict):
+            _merge(found[key], value)
+        else:
+            found[key] = value
+
+
+def read_keys(source: Reading, document: Document) -> None:
+    """Take over every key of a job's JSON that no flag decides."""
+    read: set[str] = set(READ_ELSEWHERE)
+    for key, dotted in SAME_KEYS.items():
+        value = document.get(dotted)
+        if value is not None:
+            whole = isinstance(value, float) and value.is_integer()  # 5e8
+            source.set(key, int(value) if whole else value, comment=dotted, place=document.place(dotted))
+            read.add(dotted)
+    _read_offload(source, document, read)
+    _read_hpz(source, document)
+    _read_prescale(source, document)
+    extra: dict[str, Any] = {}
+    for dotted, value in _leaves(document.value):
+        if any(dotted == one or dotted.startswith(f"{one}.") for one in read):
+            continue
+        _left_over(source, document, dotted, value, extra)
+    if extra:
+        source.set("parallel.deepspeed_extra", extra, comment="keys without a field", place=document.label)
+
+
+def _leaves(value: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """Dotted keys; those of zero_optimization, fp16 and bf16 one by one, other sections whole."""
+    found = []
+    for key, inner in value.items():
+        if not prefix and key in (ZERO, "fp16", "bf16") and isinstance(inner, dict):
+            found += _leaves(inner, f"{key}.")
+        else:
+            found.append((f"{prefix}{key}", inner))
+    return found
+
+
+def _left_over(source: Reading, document: Document, dotted: str, value: Any, extra: dict[str, Any]) -> None:
+    place, top = document.place(dotted), dotted.partition(".")[0]
+    if dotted in WITHOUT_MEANING:
+        source.note(place, f"{dotted}: {WITHOUT_MEANING[dotted]}.")
+    elif top not in KNOWN_KEYS:
+        hint = nearest(dotted, KNOWN_KEYS)
+        source.fail(
+            "", f"{place}: {dotted}: DeepSpeed has no such key.{hint} Take it out, or correct its name."
+        )
+    elif top in DECIDED_ELSEWHERE or dotted in DECIDED_ELSEWHERE:
+        if value not in (False, None, {}, {"enabled": False}):
+            owner = DECIDED_ELSEWHERE.get(dotted) or DECIDED_ELSEWHERE[top]
+            source.fail("", f"{place}: {dotted}: cannot be taken over; {owner} decides. Take the key out.")
+    else:
+        _put(extra, dotted, value)
+
+
+def _read_offload(source: Reading, document: Document, read: set[str]) -> None:
+    for name, old in (("offload_optimizer", "cpu_offload"), ("offload_param", "cpu_offload_param")):
+        if document.get(f"{ZERO}.{old}") is True:
+            key = f"parallel.{name}.device"
+            source.set(key, "cpu", comment=old, place=document.place(f"{ZERO}.{old}"))
+        section = document.get(f"{ZERO}.{name}")
+        read |= {f"{ZERO}.{old}", *(f"{ZERO}.{name}.{one}" for one in OFFLOAD), f"{ZERO}.{name}"}
+        for one, value in section.items() if isinstance(section, dict) else ():
+            dotted = f"{ZERO}.{name}.{one}"
+            if one in OFFLOAD:
+                source.set(f"parallel.{name}.{one}", value, comment=dotted, place=document.place(dotted))
+            else:
+                source.note(document.place(dotted), f"{dotted}: nbtrain leaves DeepSpeed's default.")
+
+
+def _read_hpz(source: Reading, document: Document) -> None:
+    dotted = f"{ZERO}.zero_hpz_partition_size"
+    size = document.get(dotted, 1)
+    if size and size > 1:
+        place = document.place(dotted)
+        source.set("parallel.zero_hpz", True, comment=dotted, place=place)
+        source.set("parallel.zero_hpz_partition_size", size, comment=dotted, place=place)
+
+
+def _read_prescale(source: Reading, document: Document) -> None:
+    asked, place = document.get("prescale_gradients"), document.place("prescale_gradients")
+    if asked and source.values.get("parallel.zero_stage"):
+        source.note(place, "prescale_gradients: ZeRO divides after its sums, which are in fp32.")
+    elif asked is not None:
+        source.set("parallel.prescale_gradients", asked, comment="prescale_gradients", place=place)
+
+
+def read_alone(source: Reading, document: Document) -> None:
+    """What a JSON says by itself, without flags: format, loss scale, ZeRO, batch, optimizer, schedule."""
+    place = document.place
+    for name in ("fp16", "bf16"):
+        if document.get(f"{name}.enabled") is True:
+            source.set("precision.dtype", name, comment=f"{name}.enabled", place=place(name))
+    if source.values.get("precision.dtype") == "fp16":
+        for name, default in DEEPSPEED_SCALE.items():
+            value = document.get(f"fp16.{name}", default)
+            value = float(value) if name == "loss_scale" else value
+            source.set(f"precision.fp16.{name}", value, comment=f"fp16.{name}", place=place(f"fp16.{name}"))
+    keys = {
+        "batch.global_batch_size": "train_batch_size",
+        "batch.micro_batch_size": "train_micro_batch_size_per_gpu",
+        "parallel.zero_stage": f"{ZERO}.stage",
+    }
+    for key, dotted in keys.items():
+        value = document.get(dotted)
+        if isinstance(value, int):
+            source.set(key, value, comment=dotted, place=place(dotted))
+        elif value is not None:
+            source.fail(
+                key,
+                f"{place(dotted)}: {dotted} = {value}: must be a whole number; `auto` is filled in "
+                "by the Trainer of transformers only.",
+            )
+    clip = document.get("gradient_clipping")
+    if isinstance(clip, int | float):
+        source.set(
+            "optimizer.clip_grad", float(clip), comment="gradient_clipping", place=place("gradient_clipping")
+        )
+    _read_optimizer(source, document)
+    read_keys(source, document)
+
+
+OPTIMIZER = {"lr": "lr_schedule.lr", "eps": "optimizer.adam_eps", "weight_decay": "optimizer.weight_decay"}
+
+
+def _read_optimizer(source: Reading, document: Document) -> None:
+    kind = document.get("optimizer.type")
+    if kind is not None and kind not in ("Adam", "AdamW", "FusedAdam"):
+        place = document.place("optimizer.type")
+        source.fail("", f"{place}: optimizer.type = {kind}: only Adam and AdamW can be taken over.")
+    for name, key in OPTIMIZER.items():
+        value = document.get(f"optimizer.params.{name}")
+        if isinstance(value, int | float):
+            dotted = f"optimizer.params.{name}"
+            source.set(key, float(value), comment=dotted, place=document.place(dotted))
+    betas = document.get("optimizer.params.betas")
+    for number, value in enumerate(betas if isinstance(betas, list) else []):
+        source.set(
+            f"optimizer.adam_beta{number + 1}",
+            float(value),
+            comment="optimizer.params.betas",
+            place=document.place("optimizer.params.betas"),
+        )
+    _read_scheduler(source, document)
+
+
+STYLES = {"WarmupLR": "constant", "WarmupDecayLR": "linear", "WarmupCosineLR": "cosine"}
+
+
+def _read_scheduler(source: Reading, document: Document) -> None:
+    kind, place = document.get("scheduler.type"), document.place("scheduler.type")
+    if kind is None:
+        return
+    params = document.get("scheduler.params") or {}
+    if kind not in STYLES or params.get("warmup_type", "log") != "linear":
+        source.fail(
+            "lr_schedule.lr_decay_style",
+            f"{place}: scheduler {kind} with warmup_type {params.get('warmup_type', 'log')}: only "
+            f"{', '.join(STYLES)} with warmup_type linear can be taken over.",
+        )
+        return
+    comment = f"scheduler {kind}"
+    source.set("lr_schedule.lr_decay_style", STYLES[kind], comment=comment, place=place)
+    for name, key in (
+        ("warmup_min_lr", "lr_schedule.lr_warmup_init"),
+        ("warmup_max_lr", "lr_schedule.lr"),
+        ("warmup_num_steps", "lr_schedule.lr_warmup_steps"),
+        ("total_num_steps", "lr_schedule.lr_decay_steps"),
+    ):
+        if isinstance(params.get(name), int | float):
+            value = int(params[name]) if key.endswith("_steps") else float(params[name])
+            source.set(key, value, comment=f"scheduler.params.{name}", place=place)

@@ -1,0 +1,324 @@
+"""From files of other programs to a run: `nbtrain import FILE... [key=value ...]` and nb.import_run.
+
+    files -> job (read.py) -> argument list (flags.py) -> fields (rows_*.py) -> overrides -> schema and rules
+
+Whatever changes the model, the data, the schedule or the layout is taken over, or the import fails and names
+it with its file and line. What says nothing about the run is listed with the reason.
+"""
+
+import functools
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import Overrides, flatten, load, override_layer, validate
+from nbtrain.config.rules.check import RESERVED_ENVIRONMENT, SECRET_NAMES, SECRET_VALUES, check_config
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import Located, parse_value, spelled
+from nbtrain.planner.foreign.deepspeed_keys import read_alone, read_keys
+from nbtrain.planner.foreign.flags import Arguments, Table, choose_table, find_table, parse
+from nbtrain.planner.foreign.job import Job
+from nbtrain.planner.foreign.mapping import MAPPED, NEUTRAL, ROWS, without_meaning
+from nbtrain.planner.foreign.read import read_files
+from nbtrain.planner.foreign.rows_model import clean_name
+from nbtrain.planner.foreign.sides import Note, Reading
+
+# A field that a script's flags cannot say, as an export writes it: "# nbtrain: tokenizer.vocab_size=52000",
+# or "# nbtrain: KEY=VALUE in place of OTHER" for a field of which the flags say OTHER.
+HINT = re.compile(r"#\s*nbtrain: ([a-z0-9_.]+)=(.*?)(?: in place of (.*))?$")
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A run made from other programs' files; printed, it is its YAML."""
+
+    config: RunConfig
+    text: str
+    """The run YAML, with the source of each value behind it."""
+    notes: tuple[Note, ...]
+    """What was left out and why, and what to do by hand."""
+    program: str
+    """ "megatron-deepspeed@e7bff5ec", or "DeepSpeed"."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+    def write(self, path: str | Path, overwrite: bool = False) -> Path:
+        """Write the run YAML. Raises ConfigError if the file exists, unless `overwrite` is set."""
+        from nbtrain.base import files
+
+        path = Path(path)
+        if path.exists() and not overwrite:
+            raise ConfigError(f"{path}: exists already; name another file, or ask to overwrite it.")
+        files.write_text(path, self.text)
+        return path
+
+
+def import_files(
+    paths: Sequence[str | Path], overrides: Overrides = None, onto: str | Path | None = None, target: str = ""
+) -> Imported:
+    """The run that files of other programs describe.
+
+    `overrides` say what the files do not (tokenizer.vocab_size) or what is to differ; `onto` is the run YAML
+    that a DeepSpeed JSON alone is put on; `target` names program and version if the flags leave them open.
+    Raises ConfigError, with file and line of everything that cannot be taken over.
+    """
+    jobs = read_files(paths)
+    if len(jobs) > 1:
+        names = ", ".join(f"{job.label} ({job.name.text if job.name else job.kind})" for job in jobs)
+        raise ConfigError(f"{len(jobs)} jobs in these files: {names}. Import one after the other.")
+    layer = override_layer(overrides)
+    source = read_job(jobs[0], dict(flatten(layer.value)), target)
+    if onto is not None:
+        return _onto(source, layer, onto)
+    if jobs[0].kind == "DeepSpeed JSON":
+        raise ConfigError(
+            f"{jobs[0].label}: a DeepSpeed JSON holds no model, no data and no length of training. Name a "
+            "run that it is put on: nbtrain import FILE --onto gpt-125m."
+        )
+    raise_failures(source)
+    located = Located(_nested(source.values), dict(source.origins)).merged_with(layer)
+    config = validate(located, jobs[0].label)
+    check_config(config)
+    text = _yaml(source, located.value, f"Made by nbtrain import from {jobs[0].label} ({source.table.name}).")
+    return Imported(config, text, tuple(source.notes), source.table.name)
+
+
+def _onto(source: Reading, layer: Located, onto: str | Path) -> Imported:
+    raise_failures(source)
+    base = load(onto, check=False)
+    values = {key: value for key, value in source.values.items() if key != "name"}
+    merged = Located(base.model_dump(), dict(base._origins)).merged_with(
+        Located(_nested(values), {key: source.origins[key] for key in values})
+    )
+    config = validate(merged.merged_with(layer), source.job.label)
+    check_config(config)
+    written = Located(_nested(values)).merged_with(layer).value
+    head = f"Made by nbtrain import from {source.job.label}, on {base.name}."
+    text = _yaml(source, {"name": config.name, "extends": str(onto), **written}, head)
+    return Imported(config, text, tuple(source.notes), "DeepSpeed")
+
+
+def raise_failures(source: Reading) -> None:
+    """Raises ConfigError with everything that cannot be taken over and is not overridden."""
+    failures = [
+        message
+        for key, message in source.failures
+        if not key or not any(one == key or one.startswith(f"{key}.") for one in source.given)
+    ]
+    if failures:
+        raise ConfigError("\n".join(dict.fromkeys(failures)))
+
+
+def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") -> Reading:
+    """Fields, notes and failures of a job; `given` holds the overrides by field."""
+    table = _table(job, target)
+    source = Reading(job, parse(table, job.flags), dict(given or {}))
+    hints = read_hints(job)
+    source.given = {key: value for key, (value, _, _) in hints.items()} | source.given
+    source.set("name", _name(job), comment=job.kind, place=job.name.place if job.name else job.label)
+    if job.kind == "DeepSpeed JSON":
+        assert job.deepspeed is not None
+        read_alone(source, job.deepspeed)
+        return source
+    if job.program is None:
+        source.fail("", f"{job.label}: no training program was found in the command.")
+    for complaint in source.arguments.complaints:
+        source.fail("", f"{complaint.place}: {complaint.message}")
+    for row in ROWS:
+        row.read(source)
+    _compare_batch(source)
+    if job.deepspeed is not None:
+        read_keys(source, job.deepspeed)
+    _other_flags(source)
+    _machine(source)
+    _take_hints(source, hints)
+    return source
+
+
+def _table(job: Job, target: str) -> Table:
+    if target:
+        return find_table(target)
+    for _, text in job.comments:
+        if match := re.search(r"# nbtrain export: (\S+)", text):
+            return find_table(match.group(1))
+    return choose_table(job.flags, job.program.text if job.program else "")
+
+
+def _name(job: Job) -> str:
+    return clean_name(job.name.text if job.name else Path(job.label).stem, "imported-run")
+
+
+def _other_flags(source: Reading) -> None:
+    """Flags that no row reads: listed, or refused."""
+    for setting in source.arguments.settings:
+        dest = setting.option.dest
+        if dest in MAPPED:
+            continue
+        reason = without_meaning(dest)
+        if (
+            reason == "read"
+            or setting.value == setting.option.default
+            or setting.value in NEUTRAL.get(dest, ())
+        ):
+            continue
+        if reason:
+            source.note(setting.place, f"{setting.text}: {reason}.")
+        elif not _holds(source, dest, setting.value):
+            source.fail(
+                "",
+                f"{setting.place}: {setting.text}: changes the run, and no field here says it. Leave it out "
+                "if the run can do without it.",
+            )
+
+
+def _holds(source: Reading, dest: str, value: Any) -> bool:
+    """Whether a value is what nbtrain does for this model anyway."""
+    values = source.values
+    hidden, heads = values.get("model.hidden_size"), values.get("model.num_attention_heads")
+    if dest == "kv_channels" and isinstance(hidden, int) and isinstance(heads, int):
+        return bool(heads * value == hidden)
+    if dest in ("num_query_groups", "num_key_value_heads"):
+        return bool(value == heads) or not source.value("group_query_attention")
+    if dest == "encoder_num_layers":
+        return bool(value == values.get("model.num_layers"))
+    return dest == "gradient_accumulation_fusion"
+
+
+def _compare_batch(source: Reading) -> None:
+    """The JSON's batch against the flags': DeepSpeed asserts that they agree."""
+    document = source.job.deepspeed
+    if document is None:
+        return
+    for key, dotted in (
+        ("batch.global_batch_size", "train_batch_size"),
+        ("batch.micro_batch_size", "train_micro_batch_size_per_gpu"),
+    ):
+        value, flag = document.get(dotted), source.values.get(key)
+        if value is not None and flag is not None and value != flag:
+            place = source.origins[key]
+            source.fail(
+                key, f"{document.place(dotted)}: {dotted} = {value}, but {place}: {source.comments[key]}."
+            )
+
+
+def _machine(source: Reading) -> None:
+    """Cores, memory, image and environment."""
+    job = source.job
+    for key, found in (
+        ("resources.cpus_per_node", job.cpus),
+        ("resources.memory_per_node_bytes", job.memory_bytes),
+        ("resources.image", job.image),
+    ):
+        if found is not None:
+            source.set(key, found.value, comment=job.kind, place=found.place)
+    environment = {}
+    for name, word in job.environment.items():
+        if RESERVED_ENVIRONMENT.fullmatch(name):
+            source.note(word.place, f"{name}: nbtrain sets it for each rank.")
+        elif SECRET_NAMES.fullmatch(name.upper()) or SECRET_VALUES.search(word.text):
+            source.note(word.place, f"{name} looks like a secret: set it in the shell that submits.")
+        elif word.from_outside:
+            source.note(word.place, f"{name}: its value comes from outside the script; it is left out.")
+        else:
+            environment[name] = word.text
+    if environment:
+        source.set("backend.env", environment, comment=job.kind)
+
+
+def read_hints(job: Job) -> dict[str, tuple[Any, str | None, str]]:
+    """{field: (value, what the flags said of it at export, place)} of the comments that an export writes."""
+    found: dict[str, tuple[Any, str | None, str]] = {}
+    for place, text in job.comments:
+        if match := HINT.match(text):
+            key, value, instead = match.groups()
+            found[key] = (parse_value(value), instead, place)
+    return found
+
+
+def _take_hints(source: Reading, hints: dict[str, tuple[Any, str | None, str]]) -> None:
+    defaults = _defaults()
+    for key, (value, instead, place) in hints.items():
+        said = source.values.get(key, defaults.get(key))
+        section = key.rpartition(".")[0]
+        if instead is not None and spelled(said) != instead:
+            source.note(
+                place, f"{key}={spelled(value)}: not read; the flags say {spelled(said)} now, not {instead}."
+            )
+            continue
+        for part in [one for one in source.values if one.startswith(f"{key}.")]:
+            del source.values[part]
+        source.values.pop(section, None)
+        source.set(key, value, comment="comment of the export", place=place)
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    """The defaults of the schema by dotted field."""
+
+    def of(model: type[BaseModel], prefix: str) -> Iterator[tuple[str, Any]]:
+        for name, info in model.model_fields.items():
+            section = info.annotation
+            if isinstance(section, type) and issubclass(section, BaseModel):
+                yield from of(section, f"{prefix}{name}.")
+            elif not info.is_required():
+                default = info.get_default()
+                yield f"{prefix}{name}", default
+
+    return dict(of(RunConfig, ""))
+
+
+def _nested(values: dict[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for key, value in values.items():
+        *parents, last = key.split(".")
+        target = nested
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[last] = value
+    return nested
+
+
+def _yaml(source: Reading, values: dict[str, Any], head: str) -> str:
+    """The run YAML: each value with its source, sections in the schema's order, then what was left out."""
+    lines = [f"# {head}", ""]
+    order = ["name", "extends", *(name for name in RunConfig.model_fields if name != "name")]
+    for section in sorted(values, key=order.index):
+        inner = values[section]
+        if isinstance(inner, dict):
+            lines += [f"{section}:", *_section(source, inner, section, 1), ""]
+        else:
+            lines += [_line(source, section, section, inner, 0), ""]
+    if source.notes:
+        lines += ["# Not taken over, or to be done by hand:", *(f"# - {note}" for note in source.notes)]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _section(source: Reading, values: dict[str, Any], prefix: str, depth: int) -> list[str]:
+    lines = []
+    for key, value in values.items():
+        dotted = f"{prefix}.{key}"
+        if isinstance(value, dict) and value and dotted not in source.values:
+            lines += [f"{'  ' * depth}{key}:", *_section(source, value, dotted, depth + 1)]
+        else:
+            lines.append(_line(source, dotted, key, value, depth))
+    return lines
+
+
+def _line(source: Reading, dotted: str, key: str, value: Any, depth: int) -> str:
+    text = f"{'  ' * depth}{key}: {spelled(value)}"
+    same = dotted in source.values and source.values[dotted] == value
+    comment = source.comments.get(dotted, "") if same else ""
+    return f"{text}  # {' '.join(comment.split())}" if comment else text
+
+
+def arguments_of(job: Job, target: str = "") -> Arguments:
+    """The parsed argument list of a job."""
+    return parse(_table(job, target), job.flags)

@@ -1,0 +1,366 @@
+"""Rows of the mapping: number format, loss scale, ZeRO, recomputation, and how ranks share the work."""
+
+import math
+
+from nbtrain.planner.foreign.rows_model import Row
+from nbtrain.planner.foreign.sides import Reading, Writing
+
+# DeepSpeed's own defaults (runtime/fp16, DeepSpeedFP16Config of 0.19.8).
+DEEPSPEED_SCALE = {
+    "loss_scale": 0.0,
+    "initial_scale_power": 16,
+    "loss_scale_window": 1000,
+    "hysteresis": 2,
+    "min_loss_scale": 1,
+}
+SHARDING = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
+
+
+# --- number format --------------------------------------------------------------------------------
+
+
+def _read_format(source: Reading) -> None:
+    document = source.job.deepspeed
+    asked = [name for name in ("fp16", "bf16") if source.value(name)]
+    for name in ("fp16", "bf16"):
+        if document and document.get(f"{name}.enabled") is True and not asked:
+            source.set("precision.dtype", name, comment=f"{name}.enabled", place=document.place(name))
+            return
+    dtype = asked[0] if asked else "fp32"
+    source.set(
+        "precision.dtype", dtype, dtype if asked else "fp16", "" if asked else "neither --fp16 nor --bf16"
+    )
+
+
+def _write_format(target: Writing) -> None:
+    if target.config.precision.dtype != "fp32":
+        target.add(target.config.precision.dtype)
+
+
+def _read_fp8(source: Reading) -> None:
+    form = source.value("fp8") if source.has("fp8") else None
+    dest = "fp8"
+    for name in ("hybrid", "e4m3"):
+        if source.has(f"fp8_{name}") and source.value(f"fp8_{name}"):
+            form, dest = name, f"fp8_{name}"
+    if form == "hybrid":
+        source.set("precision.fp8", True, dest)
+    elif form:
+        source.fail(
+            "precision.fp8",
+            f"{source.place(dest)}: FP8 in {form} only: precision.fp8 is the hybrid form, e4m3 forward and "
+            "e5m2 backward. Set it to hybrid.",
+        )
+
+
+def _write_fp8(target: Writing) -> None:
+    if not target.config.precision.fp8:
+        return
+    if target.has("fp8"):
+        target.add("fp8", "hybrid")
+    else:
+        target.add("fp8_hybrid")
+
+
+def _read_scale(source: Reading) -> None:
+    if source.values.get("precision.dtype") != "fp16":
+        return
+    document = source.job.deepspeed
+    if source.program == "megatron-deepspeed":
+        if document is None:
+            return
+        for name, default in DEEPSPEED_SCALE.items():
+            value = document.get(f"fp16.{name}", default)
+            value = float(value) if name == "loss_scale" else value
+            given = document.get(f"fp16.{name}") is not None
+            comment = f"fp16.{name}" if given else f"DeepSpeed's default of fp16.{name}"
+            source.set(f"precision.fp16.{name}", value, comment=comment, place=document.place(f"fp16.{name}"))
+        return
+    initial = float(source.value("initial_loss_scale"))
+    if not math.log2(initial).is_integer():
+        place = source.place("initial_loss_scale")
+        source.fail("precision.fp16.initial_scale_power", f"{place}: {initial:g}: must be a power of two.")
+        return
+    source.set("precision.fp16.loss_scale", float(source.value("loss_scale") or 0), "loss_scale")
+    source.set("precision.fp16.initial_scale_power", int(math.log2(initial)), "initial_loss_scale")
+    source.set(
+        "precision.fp16.loss_scale_window", int(source.value("loss_scale_window")), "loss_scale_window"
+    )
+    source.set("precision.fp16.hysteresis", source.value("hysteresis"), "hysteresis")
+    source.set("precision.fp16.min_loss_scale", int(source.value("min_loss_scale")), "min_loss_scale")
+
+
+def _write_scale(target: Writing) -> None:
+    if target.config.precision.dtype != "fp16" or target.table.program == "megatron-deepspeed":
+        return
+    scale = target.config.precision.fp16
+    if scale.loss_scale:
+        target.add("loss_scale", scale.loss_scale)
+    target.add("initial_loss_scale", float(2**scale.initial_scale_power))
+    target.add("loss_scale_window", float(scale.loss_scale_window))
+    target.add("hysteresis", scale.hysteresis)
+    target.add("min_loss_scale", float(scale.min_loss_scale))
+
+
+# --- ZeRO -----------------------------------------------------------------------------------------
+
+
+def _read_zero(source: Reading) -> None:
+    stage, place, comment = _stage(source)
+    pipeline = source.value("pipeline_model_parallel_size")
+    if stage >= 2 and isinstance(pipeline, int) and pipeline > 1:
+        source.note(
+            place,
+            f"ZeRO {stage} with {pipeline} pipeline stages: DeepSpeed refuses ZeRO 2 and 3 in a pipeline; "
+            "zero_stage is 1.",
+        )
+        stage, comment = 1, f"{comment}, which a pipeline cannot have"
+    if stage == 0 and source.values.get("precision.dtype") != "fp32":
+        source.note(place, "ZeRO 0 with 16-bit weights: zero_stage is 1; the numbers are those of ZeRO 0.")
+        stage, comment = 1, f"{comment}: ZeRO 0, which is for fp32 only here"
+    source.set("parallel.zero_stage", stage, comment=comment, place=place)
+
+
+def _stage(source: Reading) -> tuple[int, str, str]:
+    """Stage, place and comment of ZeRO as the program runs it."""
+    if source.program == "megatron-deepspeed":
+        document = source.job.deepspeed
+        if document is None:
+            named = source.setting("deepspeed_config")
+            name = named.value if named else "ds_config.json"
+            source.fail(
+                "parallel.zero_stage",
+                f"{named.place if named else source.job.label}: {name} is not here: it holds the ZeRO stage "
+                "and the loss scale that run. Give the file too.",
+            )
+            return 0, source.job.label, "no DeepSpeed JSON"
+        stage, place = document.get("zero_optimization.stage", 0), document.place("zero_optimization.stage")
+        flag = source.setting("zero_stage")
+        if flag and flag.value != stage:
+            text = f"{flag.text}: the JSON's stage {stage} is the one that runs ({place})."
+            source.note(flag.place, text)
+        return int(stage), place, "zero_optimization.stage"
+    for dest in ("use_megatron_fsdp", "use_torch_fsdp2"):
+        if source.has(dest) and source.value(dest):
+            megatron = dest == "use_megatron_fsdp"
+            strategy = source.value("data_parallel_sharding_strategy") if megatron else "optim_grads_params"
+            return SHARDING[strategy], source.place(dest), f"{dest}, {strategy}"
+    if source.value("use_distributed_optimizer"):
+        return 1, source.place("use_distributed_optimizer"), "--use-distributed-optimizer"
+    return 0, source.job.label, "no --use-distributed-optimizer"
+
+
+def _write_zero(target: Writing) -> None:
+    stage = target.config.parallel.zero_stage
+    if target.table.program == "megatron-deepspeed":
+        target.add("zero_stage", stage)
+        return
+    if stage:
+        target.add("use_distributed_optimizer")
+    if stage >= 2 and target.has("use_megatron_fsdp"):
+        target.add("use_megatron_fsdp")
+        target.add("data_parallel_sharding_strategy", {value: key for key, value in SHARDING.items()}[stage])
+        target.add("gradient_accumulation_fusion", False)
+        target.add("ckpt_format", "fsdp_dtensor")
+    elif stage >= 2:
+        target.unsaid(
+            "parallel.zero_stage", "the program's distributed optimizer is ZeRO 1: more memory, same sums"
+        )
+
+
+# --- recomputation --------------------------------------------------------------------------------
+
+
+def _read_recompute(source: Reading) -> None:
+    key = "parallel.activation_checkpointing.granularity"
+    interval = "parallel.activation_checkpointing.interval_layers"
+    if source.setting("checkpoint_activations"):
+        if source.program == "megatron-lm":
+            place = source.place("checkpoint_activations")
+            rest = "--recompute-granularity full --recompute-method uniform"
+            source.fail(key, f"{place}: --checkpoint-activations: the program exits; write {rest}.")
+            return
+        source.set(key, "full", "checkpoint_activations")
+        source.set(interval, source.value("checkpoint_num_layers"), "checkpoint_num_layers")
+        return
+    granularity = source.value("recompute_granularity")
+    if source.has("recompute_activations") and source.value("recompute_activations"):
+        granularity = "selective"
+    if granularity == "full":
+        method = source.value("recompute_method")
+        if method != "uniform":
+            place, found = (
+                source.place("recompute_granularity"),
+                f"--recompute-method {method or 'is missing'}",
+            )
+            source.fail(
+                key, f"{place}: full recomputation, {found}: only the method uniform has a field here."
+            )
+            return
+        source.set(key, "full", "recompute_granularity")
+        source.set(interval, source.value("recompute_num_layers") or 1, "recompute_num_layers")
+    elif granularity:
+        dest = "recompute_granularity" if source.setting("recompute_granularity") else "recompute_activations"
+        source.set(key, "selective", dest)
+
+
+def _write_recompute(target: Writing) -> None:
+    recompute = target.config.parallel.activation_checkpointing
+    if recompute.granularity == "full" and target.has("deepspeed_activation_checkpointing"):
+        target.add("checkpoint_activations")
+        target.add("deepspeed_activation_checkpointing")
+        target.add("checkpoint_num_layers", recompute.interval_layers)
+    elif recompute.granularity == "full":
+        target.add("recompute_granularity", "full")
+        target.add("recompute_method", "uniform")
+        target.add("recompute_num_layers", recompute.interval_layers)
+    elif recompute.granularity == "selective":
+        target.add("recompute_granularity", "selective")
+
+
+# --- clipping, Ulysses, FPDT ----------------------------------------------------------------------
+
+
+def _read_clip(source: Reading) -> None:
+    document = source.job.deepspeed
+    if source.program == "megatron-deepspeed" and document and document.get("gradient_clipping") is not None:
+        value, place = float(document.get("gradient_clipping")), document.place("gradient_clipping")
+        source.set("optimizer.clip_grad", value, comment="gradient_clipping", place=place)
+    else:
+        source.set("optimizer.clip_grad", source.value("clip_grad"), "clip_grad")
+
+
+def _write_clip(target: Writing) -> None:
+    target.add("clip_grad", target.config.optimizer.clip_grad)
+
+
+def _read_sequence(source: Reading) -> None:
+    if source.has("ds_sequence_parallel_size") and source.setting("ds_sequence_parallel_size"):
+        size = source.value("ds_sequence_parallel_size")
+        source.set("parallel.ds_sequence_parallel_size", size, "ds_sequence_parallel_size")
+    if source.has("ds_sequence_parallel_fpdt") and source.value("ds_sequence_parallel_fpdt"):
+        dest = "ds_sequence_parallel_fpdt_chunk_size"
+        source.set("parallel.fpdt_chunk_tokens", source.value(dest), dest)
+
+
+def _write_sequence(target: Writing) -> None:
+    parallel = target.config.parallel
+    if parallel.ds_sequence_parallel_size > 1:
+        if target.has("ds_sequence_parallel_size"):
+            target.add("ds_sequence_parallel_size", parallel.ds_sequence_parallel_size)
+        else:
+            target.unsaid("parallel.ds_sequence_parallel_size", "the program has no Ulysses")
+    if parallel.fpdt_chunk_tokens:
+        if target.has("ds_sequence_parallel_fpdt"):
+            target.add("ds_sequence_parallel_fpdt")
+            target.add("ds_sequence_parallel_fpdt_chunk_size", parallel.fpdt_chunk_tokens)
+            target.add("ds_sequence_parallel_fpdt_offloading")
+        else:
+            target.unsaid("parallel.fpdt_chunk_tokens", "the program has no FPDT")
+
+
+def _read_pipeline(source: Reading) -> None:
+    """The ranks that are left are data-parallel ones."""
+    job, given = source.job, source.given
+    for key, found in (
+        ("resources.nodes", job.nodes),
+        ("resources.gpus_per_node", job.gpus_per_node or job.gpus_asked),
+    ):
+        if found is not None:
+            source.set(key, int(found.value), comment=f"{job.kind}", place=found.place)
+        elif key not in given:
+            source.fail(key, f"{job.label}: says not how many ranks there are: add {key}=... to the command.")
+    sizes = [
+        source.values.get(f"parallel.{kind}_parallel_size", 1)
+        for kind in ("tensor", "pipeline", "ds_sequence")
+    ]
+    nodes = given.get("resources.nodes", source.values.get("resources.nodes", 0))
+    gpus = given.get("resources.gpus_per_node", source.values.get("resources.gpus_per_node", 0))
+    tensor, pipeline, ulysses = sizes
+    if not all(isinstance(size, int) for size in (*sizes, nodes, gpus)) or not nodes * gpus:
+        return
+    model = math.prod(sizes)
+    place = source.place("tensor_model_parallel_size")
+    if nodes * gpus % model:
+        words = f"tensor({tensor}) * pipeline({pipeline})" + (f" * Ulysses({ulysses})" if ulysses > 1 else "")
+        fit = -(-model // gpus) if model % gpus == 0 or gpus % model == 0 else 0
+        fix = f" Add resources.nodes={fit} to the command." if fit else ""
+        source.fail(
+            "parallel.data_parallel_size",
+            f"{place}: {words} = {model} ranks do not divide nodes({nodes}) * gpus_per_node({gpus}) = "
+            f"{nodes * gpus}.{fix}",
+        )
+        return
+    comment = f"{nodes * gpus} ranks over tensor x pipeline"
+    source.set("parallel.data_parallel_size", nodes * gpus // model, comment=comment, place=place)
+
+
+def _write_pipeline(target: Writing) -> None:
+    config = target.config
+    pipeline = config.parallel.pipeline_parallel_size
+    if target.has("no_pipeline_parallel") and pipeline == 1:
+        target.add("no_pipeline_parallel")
+    if config.model.num_layers % pipeline:
+        target.warnings.append(
+            f"{target.table.name} wants --num-layers({config.model.num_layers}) to be a multiple of "
+            f"--pipeline-model-parallel-size({pipeline})"
+        )
+
+
+LAYOUT_ROWS = (
+    Row(("precision.dtype",), ("fp16", "bf16"), _read_format, _write_format),
+    Row(("precision.fp8",), ("fp8", "fp8_hybrid", "fp8_e4m3"), _read_fp8, _write_fp8),
+    Row(
+        tuple(f"precision.fp16.{name}" for name in DEEPSPEED_SCALE),
+        ("loss_scale", "initial_loss_scale", "loss_scale_window", "hysteresis", "min_loss_scale"),
+        _read_scale,
+        _write_scale,
+    ),
+    Row(
+        ("parallel.zero_stage",),
+        (
+            "zero_stage",
+            "use_distributed_optimizer",
+            "use_megatron_fsdp",
+            "use_torch_fsdp2",
+            "data_parallel_sharding_strategy",
+        ),
+        _read_zero,
+        _write_zero,
+    ),
+    Row(
+        (
+            "parallel.activation_checkpointing.granularity",
+            "parallel.activation_checkpointing.interval_layers",
+        ),
+        (
+            "checkpoint_activations",
+            "deepspeed_activation_checkpointing",
+            "checkpoint_num_layers",
+            "recompute_activations",
+            "recompute_granularity",
+            "recompute_method",
+            "recompute_num_layers",
+        ),
+        _read_recompute,
+        _write_recompute,
+    ),
+    Row(("optimizer.clip_grad",), ("clip_grad",), _read_clip, _write_clip),
+    Row(
+        ("parallel.ds_sequence_parallel_size", "parallel.fpdt_chunk_tokens"),
+        (
+            "ds_sequence_parallel_size",
+            "ds_sequence_parallel_fpdt",
+            "ds_sequence_parallel_fpdt_chunk_size",
+            "ds_sequence_parallel_fpdt_offloading",
+        ),
+        _read_sequence,
+        _write_sequence,
+    ),
+    Row(
+        ("parallel.data_parallel_size", "resources.nodes", "resources.gpus_per_node"),
+        ("no_pipeline_parallel",),
+        _read_pipeline,
+        _write_pipeline,
+    ),
+)

@@ -1,0 +1,290 @@
+"""Rows of the mapping: batch size and its growth, length of training, learning rate, weight decay.
+
+Megatron trains by iterations or by samples, and mixes of both are refused (validate_args): an export writes
+iterations only if every amount of the run is in steps and the batch does not grow. Megatron-DeepSpeed counts
+in tokens as well: training ends at --train-tokens or at --train-samples, whichever comes first.
+"""
+
+from nbtrain.config.arithmetic.batch import BatchSchedule, Rampup, StepSizes
+from nbtrain.config.schedule_section import given_unit
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.foreign.rows_model import Row
+from nbtrain.planner.foreign.sides import Reading, Writing
+
+ITERATIONS = {"tokens": "tokens", "samples": "samples", "steps": "iters"}
+GROWTH = ("start_batch_size", "batch_size_increment", "ramp_samples")
+
+
+# --- batch --------------------------------------------------------------------------------------------
+
+
+def _read_batch(source: Reading) -> None:
+    if source.value("global_batch_size") is not None:
+        source.set("batch.global_batch_size", source.value("global_batch_size"), "global_batch_size")
+    ramp = source.setting("rampup_batch_size")
+    if ramp:
+        if len(ramp.value) != 3 or not all(str(one).isdigit() for one in ramp.value):
+            source.fail(
+                "batch.rampup",
+                f"{ramp.place}: {ramp.text}: must be three whole numbers: the first size, the increment, and "
+                "the samples over which the batch grows.",
+            )
+            return
+        for name, value in zip(GROWTH, ramp.value):
+            source.set(f"batch.rampup.{name}", int(value), "rampup_batch_size")
+    if source.value("step_batch_size_schedule"):
+        text = str(source.value("step_batch_size_schedule"))
+        source.set("batch.step_batch_size_schedule", text, "step_batch_size_schedule")
+        last = text.rpartition(":")[2]
+        if last.isdigit():
+            source.set("batch.global_batch_size", int(last), "step_batch_size_schedule")
+    if "batch.global_batch_size" not in source.values:
+        # Megatron takes one micro batch of each data-parallel rank.
+        source.fail("batch.global_batch_size", f"{source.job.label}: --global-batch-size is missing.")
+
+
+def _write_batch(target: Writing) -> None:
+    batch, ramp = target.config.batch, target.config.ramp
+    new = target.has("step_batch_size_schedule")
+    if ramp is not None and new:
+        # The program refuses --global-batch-size beside a schedule.
+        exact = batch.step_batch_size_schedule or schedule_text(target.config)
+        target.add("step_batch_size_schedule", exact)
+        target.unsaid("batch.rampup", "the program has --step-batch-size-schedule in its place since 2026-04")
+        return
+    target.add("global_batch_size", batch.global_batch_size)
+    if isinstance(ramp, StepSizes):
+        linear = as_ramp(ramp)
+        target.unsaid("batch.step_batch_size_schedule", "the program has --rampup-batch-size only")
+        if linear is None:
+            target.warnings.append("the batch does not grow: --rampup-batch-size grows in equal steps only")
+            return
+        ramp = linear
+    if ramp is not None:
+        target.add("rampup_batch_size", [ramp.start_batch_size, ramp.batch_size_increment, ramp.ramp_samples])
+
+
+def schedule_text(config: RunConfig) -> str:
+    """A ramp-up as a list of sizes, exactly: "0:16 126320640:32 ..." with thresholds in tokens."""
+    ramp, batch, seq_length = config.batch.rampup, config.batch.global_batch_size, config.model.seq_length
+    assert ramp is not None
+    schedule = BatchSchedule(batch, seq_length, 1, config.ramp)
+    increments = (batch - ramp.start_batch_size) // ramp.batch_size_increment
+    entries = [f"0:{ramp.start_batch_size}"]
+    for number in range(1, increments + 1):
+        size = ramp.start_batch_size + number * ramp.batch_size_increment
+        samples = int(ramp.ramp_samples * number / increments)
+        while schedule.size_at(samples) < size:
+            samples += 1
+        entries.append(f"{samples * seq_length}:{size}")
+    return " ".join(entries)
+
+
+def as_ramp(sizes: StepSizes) -> Rampup | None:
+    """The ramp-up of equal increments with exactly these sizes; None if there is none."""
+    if len(sizes.parts) < 2:
+        return None
+    (_, start), (_, second) = sizes.parts[:2]
+    samples, last = sizes.parts[-1]
+    ramp = Rampup(start, second - start, samples)
+    if ramp.batch_size_increment <= 0 or (last - start) % ramp.batch_size_increment:
+        return None
+    schedule = BatchSchedule(last, 1, 1, ramp)
+    firsts = [first for first, _ in sizes.parts]
+    equal = all(
+        schedule.size_at(at) == sizes.size_at(at) for first in firsts for at in (first, max(first - 1, 0))
+    )
+    return ramp if equal and len(firsts) == (last - start) // ramp.batch_size_increment + 1 else None
+
+
+# --- length of training ---------------------------------------------------------------------------------
+
+
+def _read_length(source: Reading) -> None:
+    tokens, samples = source.value("train_tokens"), source.value("train_samples")
+    steps, length = source.value("train_iters"), source.values.get("model.seq_length", 0)
+    numbers = [value for value in (tokens, samples) if isinstance(value, int)]
+    if len(numbers) == 2 and samples * length < tokens:
+        source.set("batch.train_samples", samples, "train_samples")
+        text = f"--train-tokens {tokens}: training ends before it, at --train-samples {samples}."
+        source.note(source.place("train_tokens"), text)
+    elif tokens is not None:
+        source.set("batch.train_tokens", tokens, "train_tokens")
+        if samples is not None:
+            text = f"--train-samples {samples}: not taken over; training ends at --train-tokens {tokens}."
+            source.note(source.place("train_samples"), text)
+    elif samples is not None:
+        source.set("batch.train_samples", samples, "train_samples")
+    elif steps is not None:
+        source.set("batch.train_steps", steps, "train_iters")
+    else:
+        flags = "--train-iters or --train-samples"
+        flags = f"--train-tokens, {flags}" if source.has("train_tokens") else flags
+        source.fail("batch.train_tokens", f"{source.job.label}: no length of training: {flags} is missing.")
+
+
+def counts_iterations(config: RunConfig) -> bool:
+    """Whether every amount of a run is in steps, so that a script of Megatron may count iterations."""
+    schedule = config.lr_schedule
+    amounts = [given_unit(schedule, stem) for stem in ("lr_warmup", "lr_decay", "lr_wsd_decay")]
+    return (
+        given_unit(config.batch, "train") == "steps"
+        and config.ramp is None
+        and all(unit in (None, "steps") for unit in amounts)
+    )
+
+
+def _write_length(target: Writing) -> None:
+    config = target.config
+    if counts_iterations(config):
+        target.add("train_iters", config.batch.train_steps)
+        return
+    unit = given_unit(config.batch, "train")
+    if unit == "tokens" and target.has("train_tokens"):
+        target.add("train_tokens", config.train_tokens)
+    else:
+        target.unsaid(f"batch.train_{unit}", "the program counts samples in whole steps")
+    # As many samples as there are in the steps: MDS ends at the tokens, and its log counts right.
+    target.add("train_samples", config.batch.train_samples if unit == "samples" else config.train_samples)
+
+
+# --- learning rate ----------------------------------------------------------------------------------------
+
+
+def _read_rate(source: Reading) -> None:
+    for stem in ("lr_warmup", "lr_decay", "lr_wsd_decay"):
+        for unit, flag in ITERATIONS.items():
+            dest = f"{stem}_{flag}"
+            if source.has(dest) and (value := source.value(dest)):
+                source.set(f"lr_schedule.{stem}_{unit}", value, dest)
+                break
+    if source.value("lr_warmup_fraction"):
+        for unit in ITERATIONS:
+            source.values.pop(f"lr_schedule.lr_warmup_{unit}", None)
+        source.set("lr_schedule.lr_warmup_fraction", source.value("lr_warmup_fraction"), "lr_warmup_fraction")
+    decay = [f"lr_schedule.lr_decay_{unit}" for unit in ITERATIONS]
+    tokens, samples = source.value("train_tokens"), source.value("train_samples")
+    if tokens and samples and not any(key in source.values for key in decay):
+        source.set(
+            "lr_schedule.lr_decay_samples",
+            samples,
+            "train_samples",
+            f"--train-samples {samples}: the decay ends there if no flag says otherwise",
+        )
+    if source.value("lr_decay_style") == "WSD":
+        source.set("lr_schedule.lr_wsd_decay_style", source.value("lr_wsd_decay_style"), "lr_wsd_decay_style")
+
+
+def _write_rate(target: Writing) -> None:
+    config, schedule = target.config, target.config.lr_schedule
+    iterations = counts_iterations(config)
+    if schedule.lr_warmup_fraction:
+        target.add("lr_warmup_fraction", schedule.lr_warmup_fraction)
+    stems = ["lr_warmup", "lr_decay", *(["lr_wsd_decay"] if target.has("lr_wsd_decay_samples") else [])]
+    for stem in stems:
+        unit = given_unit(schedule, stem)
+        if unit is None:
+            if stem == "lr_decay" and target.has("train_tokens") and not iterations:
+                _write_amount(target, stem, "tokens", config.train_tokens)
+                target.unsaid("lr_schedule.lr_decay_tokens", "the program would take --train-samples")
+            continue
+        amount = getattr(schedule, f"{stem}_{unit}")
+        if iterations:
+            target.add(f"{stem}_iters", amount)
+        elif unit == "samples":
+            target.add(f"{stem}_samples", amount)
+        else:
+            tokens: int = getattr(config, f"{stem}_tokens")
+            _write_amount(target, stem, unit, tokens)
+    if target.has("lr_wsd_decay_style") and schedule.lr_decay_style == "WSD":
+        target.add("lr_wsd_decay_style", schedule.lr_wsd_decay_style)
+
+
+def _write_amount(target: Writing, stem: str, unit: str, tokens: int) -> None:
+    """An amount in tokens, or in the nearest whole number of samples."""
+    if target.has(f"{stem}_tokens"):
+        target.add(f"{stem}_tokens", tokens)
+        return
+    length = target.config.model.seq_length
+    samples = round(tokens / length)
+    target.add(f"{stem}_samples", samples)
+    text = "the program counts samples"
+    if samples * length != tokens:
+        text += f": {samples:,} of {length:,} tokens are {samples * length:,}, not {tokens:,}"
+    target.unsaid(f"lr_schedule.{stem}_{unit}", text)
+
+
+# --- weight decay -----------------------------------------------------------------------------------------
+
+
+def _read_decay(source: Reading) -> None:
+    style = source.value("weight_decay_incr_style")
+    if style == "constant":
+        source.set("optimizer.weight_decay", source.value("weight_decay"), "weight_decay")
+        return
+    source.set("optimizer.weight_decay_incr_style", style, "weight_decay_incr_style")
+    for key, dest in (("start_weight_decay", "start_weight_decay"), ("weight_decay", "end_weight_decay")):
+        if source.value(dest) is None:
+            flag = f"--{dest.replace('_', '-')}"
+            place = source.place("weight_decay_incr_style")
+            source.fail(f"optimizer.{key}", f"{place}: --weight-decay-incr-style {style}: needs {flag}.")
+        else:
+            source.set(f"optimizer.{key}", source.value(dest), dest)
+
+
+def _write_decay(target: Writing) -> None:
+    optimizer = target.config.optimizer
+    if optimizer.weight_decay_incr_style == "constant":
+        target.add("weight_decay", optimizer.weight_decay)
+        return
+    target.add("weight_decay_incr_style", optimizer.weight_decay_incr_style)
+    target.add("start_weight_decay", optimizer.start_weight_decay)
+    target.add("end_weight_decay", optimizer.weight_decay)
+
+
+def _amounts(stem: str, *more: str) -> tuple[str, ...]:
+    return tuple(f"lr_schedule.{stem}_{unit}" for unit in (*ITERATIONS, *more))
+
+
+SCHEDULE_ROWS = (
+    Row(
+        (
+            "batch.global_batch_size",
+            "batch.step_batch_size_schedule",
+            *(f"batch.rampup.{name}" for name in GROWTH),
+        ),
+        ("global_batch_size", "rampup_batch_size", "step_batch_size_schedule"),
+        _read_batch,
+        _write_batch,
+    ),
+    Row(
+        tuple(f"batch.train_{unit}" for unit in ITERATIONS),
+        ("train_tokens", "train_samples", "train_iters"),
+        _read_length,
+        _write_length,
+    ),
+    Row(
+        (
+            *_amounts("lr_warmup", "fraction"),
+            *_amounts("lr_decay"),
+            *_amounts("lr_wsd_decay", "style"),
+        ),
+        (
+            *(
+                f"lr_{stem}_{unit}"
+                for stem in ("warmup", "decay", "wsd_decay")
+                for unit in ITERATIONS.values()
+            ),
+            "lr_warmup_fraction",
+            "lr_wsd_decay_style",
+        ),
+        _read_rate,
+        _write_rate,
+    ),
+    Row(
+        ("optimizer.weight_decay", "optimizer.start_weight_decay", "optimizer.weight_decay_incr_style"),
+        ("weight_decay", "start_weight_decay", "end_weight_decay", "weight_decay_incr_style"),
+        _read_decay,
+        _write_decay,
+    ),
+)

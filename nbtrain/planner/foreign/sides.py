@@ -1,0 +1,120 @@
+"""The two sides of the mapping: a job that is read into fields, and fields that are written as flags."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.foreign.flags import Arguments, Setting, Table
+from nbtrain.planner.foreign.job import Job
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that the import says: a flag that is left out, a default that is written out."""
+
+    place: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.text}"
+
+
+@dataclass
+class Reading:
+    """One import in progress: arguments and JSON on one side, fields on the other."""
+
+    job: Job
+    arguments: Arguments
+    given: dict[str, Any] = field(default_factory=dict)
+    """Overrides by field: they stand in for what the files do not say."""
+    values: dict[str, Any] = field(default_factory=dict)
+    """{"model.num_layers": 12}."""
+    origins: dict[str, str] = field(default_factory=dict)
+    """{"model.num_layers": "train.sh:12"}."""
+    comments: dict[str, str] = field(default_factory=dict)
+    """{"model.num_layers": "--num-layers 12"}: the source of each value, for the YAML."""
+    notes: list[Note] = field(default_factory=list)
+    """What is left out, and why that changes nothing."""
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    """(field, message) of what cannot be taken over; a field that is overridden does not fail."""
+
+    @property
+    def table(self) -> Table:
+        return self.arguments.table
+
+    @property
+    def program(self) -> str:
+        return self.table.program
+
+    def has(self, dest: str) -> bool:
+        """Whether the program has this value at all."""
+        return dest in self.table.by_dest
+
+    def setting(self, dest: str) -> Setting | None:
+        """The flag that sets a value."""
+        return self.arguments.get(dest)
+
+    def value(self, dest: str) -> Any:
+        """The value that the program would have: of its flag, or its default."""
+        return self.arguments.value(dest)
+
+    def place(self, dest: str) -> str:
+        """Where a value is set."""
+        setting = self.setting(dest)
+        return setting.place if setting else self.job.label
+
+    def set(self, key: str, value: Any, dest: str = "", comment: str = "", place: str = "") -> None:
+        """Set a field from the value of `dest`, or from a place."""
+        setting = self.setting(dest) if dest else None
+        if setting and setting.word is not None and (outside := setting.word.from_outside):
+            text = f"{setting.text}: the script gets {outside} from outside"
+            self.fail(key, f"{setting.place}: {text}. Put the value in, or add {key}=... to the command.")
+            return
+        self.values[key] = value
+        self.origins[key] = place or (setting.place if setting else self.job.label)
+        default = f"default of {self.table.name}"
+        self.comments[key] = comment or (setting.text if setting else default if dest else "")
+
+    def note(self, place: str, text: str) -> None:
+        self.notes.append(Note(place, text))
+
+    def fail(self, key: str, message: str) -> None:
+        """The import fails unless `key` is overridden."""
+        self.failures.append((key, message))
+
+
+@dataclass
+class Writing:
+    """One export in progress."""
+
+    config: RunConfig
+    table: Table
+    flags: list[tuple[str, list[str]]] = field(default_factory=list)
+    """(flag, its values), in the order in which they are written."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why a field is not said by the flags."""
+    warnings: list[str] = field(default_factory=list)
+    """What the program will do otherwise, or refuse."""
+
+    def has(self, dest: str) -> bool:
+        return dest in self.table.by_dest
+
+    def add(self, dest: str, value: Any = True) -> None:
+        """Write the flag of `dest`. AssertionError if the program has none that sets this value."""
+        for option in self.table.by_dest.get(dest, ()):
+            if option.takes_value and not isinstance(value, bool):
+                values = value if isinstance(value, list) else [value]
+                self.flags.append((option.flags[0], [_spelled(one) for one in values]))
+                return
+            if isinstance(value, bool) and option.action == ("store_true" if value else "store_false"):
+                self.flags.append((option.flags[0], []))
+                return
+        raise AssertionError(f"{self.table.name} has no flag that sets {dest} to {value!r}")
+
+    def unsaid(self, key: str, reason: str) -> None:
+        """A field that the flags cannot say, or cannot say exactly."""
+        self.reasons[key] = reason
+
+
+def _spelled(value: Any) -> str:
+    return repr(value) if isinstance(value, float) else str(value)

@@ -1,0 +1,28 @@
+"""nbtrain import on the command line."""
+
+from nbtrain.cli import __main__ as cli
+from tests.planner.foreign.upstream import write
+
+
+def test_import_prints_or_writes_a_run_yaml(workspace, tmp_path, capsys):
+    """Printed without -o; with it the YAML is written once, and the notes are printed."""
+    path = write(tmp_path, "gpt-125m")
+    assert cli.main(["import", str(path), "tokenizer.vocab_size=52000"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("# Made by nbtrain import from gpt-125m.yaml (megatron-deepspeed@e7bff5ec).")
+    out = tmp_path / "run.yaml"
+    command = ["import", str(path), "-o", str(out), "tokenizer.vocab_size=52000"]
+    assert cli.main(command) == 0 and out.read_text() == printed
+    assert "--data-impl mmap: how data are read" in capsys.readouterr().out
+    assert cli.main(command) == 2
+    assert "exists already" in capsys.readouterr().err
+    assert cli.main([*command, "--overwrite"]) == 0
+    assert cli.main(["plan", str(out)]) == 0
+
+
+def test_an_import_that_fails_names_file_and_line(workspace, tmp_path, capsys):
+    """No traceback; exit code 2."""
+    path = write(tmp_path, "gpt-125m")
+    assert cli.main(["import", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("ConfigError: gpt-125m.yaml:38: no file here says how large the vocabulary is.")

@@ -1,0 +1,407 @@
+"""Files of other programs become the runs that they are: upstream's nine jobs, scripts, Kubeflow, JSON."""
+
+import json
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import flatten, load
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.foreign.importing import import_files
+
+from .upstream import NINE, deepspeed_json, flags_of, manifest, script_175b, script_deepspeed, write
+
+WIKI = "tokenizer.vocab_size=52000"
+
+
+def differences(found: RunConfig, expected: RunConfig) -> dict:
+    """{field: (found, expected)}."""
+    ours, theirs = dict(flatten(found.model_dump())), dict(flatten(expected.model_dump()))
+    return {
+        key: (ours.get(key), theirs.get(key))
+        for key in sorted({*ours, *theirs})
+        if ours.get(key) != theirs.get(key)
+    }
+
+
+def import_flags(tmp_path, *flags: str, name: str = "gpt-125m", changes: dict | None = None, **overrides):
+    """One of the nine with further flags, and with keys of its JSON changed."""
+    words = [*flags_of(name), *flags]
+    key = NINE[name][0]
+    (tmp_path / "job.yaml").write_text(manifest(name, words))
+    (tmp_path / f"ds_config_{key}.json").write_text(json.dumps(deepspeed_json(key) | (changes or {})))
+    return import_files([tmp_path / "job.yaml"], {"tokenizer.vocab_size": 52000} | overrides)
+
+
+@pytest.mark.parametrize("name", NINE)
+def test_the_nine_upstream_jobs_are_our_examples(name, tmp_path):
+    """Equal but for the name, which upstream gives to every layout of a size, and the GPU, which it names
+    nowhere in the file."""
+    found = import_files([write(tmp_path, name)], [WIKI])
+    expected = load(name)
+    allowed = {"resources.gpu_type": (None, expected.resources.gpu_type)}
+    if name != "gpt-125m":
+        allowed["name"] = (found.config.name, name)
+    assert differences(found.config, expected) == allowed
+    assert found.program == "megatron-deepspeed@e7bff5ec"
+
+
+@pytest.mark.parametrize("name", ["gpt-125m", "gpt-1-3b-4xdp-4xpp"])
+def test_the_yaml_reads_back_to_the_run(name, tmp_path):
+    """And it names the source of each value, and what was left out."""
+    found = import_files([write(tmp_path, name)], [WIKI])
+    path = found.write(tmp_path / "run.yaml")
+    assert load(path) == found.config
+    text = path.read_text()
+    assert "  hidden_dropout: 0.1  # default of megatron-deepspeed@e7bff5ec\n" in text
+    assert "  initial_scale_power: 11  # fp16.initial_scale_power\n" in text
+    assert f"# - {name}.yaml:51: --log-timers-to-tensorboard" in text or "--log-timers-to-tensorboard" in text
+
+
+def test_contradictions_are_resolved_as_the_program_does_and_said(tmp_path):
+    """The JSON's ZeRO stage runs; a pipeline cannot have ZeRO 2; training ends at the tokens."""
+    notes = [str(note) for note in import_files([write(tmp_path, "gpt-125m")], [WIKI]).notes]
+    assert any(
+        "--zero-stage 0: the JSON's stage 2 is the one that runs (ds_config_125m.json:6)" in n for n in notes
+    )
+    assert any("--train-samples 2500000: not taken over; training ends at --train-tokens" in n for n in notes)
+    piped = import_files([write(tmp_path, "gpt-1-3b-4xdp-4xpp")], [WIKI])
+    assert piped.config.parallel.zero_stage == 1
+    assert any("ZeRO 2 with 4 pipeline stages: DeepSpeed refuses ZeRO 2 and 3" in str(n) for n in piped.notes)
+
+
+def test_the_175b_script_needs_what_it_does_not_say(tmp_path):
+    """One node of 8 for 128 ranks, and no vocabulary: both are named with the fix."""
+    path = tmp_path / "train_gpt3_175b.sh"
+    path.write_text(script_175b())
+    with pytest.raises(ConfigError) as error:
+        import_files([path])
+    assert str(error.value).splitlines() == [
+        "train_gpt3_175b.sh:50: no file here says how large the vocabulary is. Add tokenizer.vocab_size=... "
+        "to the command; GPT-2's has 50257.",
+        "train_gpt3_175b.sh:45: tensor(8) * pipeline(16) = 128 ranks do not divide nodes(1) * "
+        "gpus_per_node(8) = 8. Add resources.nodes=16 to the command.",
+    ]
+
+
+def test_the_175b_script_is_our_example(tmp_path):
+    """Amounts are those of the example, given in steps as in the script. What differs is not in the script
+    (names, GPU), or is Megatron-LM's default, which the example leaves at nbtrain's."""
+    path = tmp_path / "train_gpt3_175b.sh"
+    path.write_text(script_175b())
+    overrides = ["resources.nodes=16", "tokenizer.vocab_size=50257", "name=gpt-175b"]
+    found, expected = import_files([path], overrides).config, load("gpt-175b")
+    for amount in ("train_tokens", "lr_decay_tokens", "lr_warmup_tokens", "train_steps", "padded_vocab_size"):
+        assert getattr(found, amount) == getattr(expected, amount)
+    left = {
+        key: pair
+        for key, pair in differences(found, expected).items()
+        if not key.startswith(("batch.train_", "lr_schedule.lr_"))
+    }
+    assert left == {
+        "data.name": ("train-gpt3-175b-data", "gpt-175b-corpus"),
+        "data.num_workers": (2, 0),
+        "data.split_rule": ("megatron-core", "megatron-deepspeed"),
+        "precision.fp16.initial_scale_power": (32, 11),
+        "precision.fp16.loss_scale_window": (1000, 500),
+        "resources.gpu_type": (None, "A100-80GB"),
+        "tokenizer.name": ("tokenizer", "gpt2"),
+    }
+
+
+def test_a_schedule_of_sizes_is_taken_over(tmp_path):
+    """Since 2026-04 the script has --step-batch-size-schedule in place of the ramp-up."""
+    path = tmp_path / "new.sh"
+    sizes = "0:16 2.4B:320 4.8B:624 7.2B:928 9.6B:1232 12B:1536"
+    path.write_text(script_175b(f'--step-batch-size-schedule "{sizes}"'))
+    config = import_files([path], ["resources.nodes=16", "tokenizer.vocab_size=50257"]).config
+    assert (config.batch.step_batch_size_schedule, config.batch.rampup) == (sizes, None)
+
+
+def test_a_script_of_megatron_deepspeed_with_strings_and_a_here_document(tmp_path):
+    """Variables, arithmetic, conditions and the JSON that the script writes; the GPUs come from outside."""
+    path = tmp_path / "ds_pretrain_gpt_1.3B.sh"
+    path.write_text(script_deepspeed())
+    with pytest.raises(ConfigError, match=r"add resources\.nodes=\.\.\. to the command"):
+        import_files([path])
+    config = import_files([path], ["resources.nodes=2", "resources.gpus_per_node=8"]).config
+    parallel, batch = config.parallel, config.batch
+    assert (parallel.tensor_parallel_size, parallel.pipeline_parallel_size) == (2, 2)
+    assert (parallel.data_parallel_size, parallel.zero_stage) == (4, 1)
+    assert parallel.activation_checkpointing.granularity == "full"
+    assert (batch.train_tokens, batch.micro_batch_size, batch.global_batch_size) == (300_000_000_000, 2, 512)
+    assert config.lr_warmup_tokens == 3_000_000_000
+    assert (config.tokenizer.name, config.tokenizer.vocab_size) == ("gpt2", 50_257)
+    assert config.precision.fp16.loss_scale_window == 500
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--swiglu"],
+            "--swiglu: changes the run, and no field here says it. Leave it out if the run can do ",
+        ),
+        (["--use-rotary-position-embeddings"], "--use-rotary-position-embeddings: changes the run"),
+        (["--untie-embeddings-and-output-weights"], "changes the run"),
+        (["--train-data-path=a"], "--train-data-path a: changes the run"),
+        (["--num-experts=8"], "--num-experts 8: changes the run"),
+        (["--num-layers-per-virtual-pipeline-stage=2"], "changes the run"),
+        (["--optimizer=sgd"], "--optimizer sgd: changes the run"),
+        (["--kv-channels=96"], "--kv-channels 96: changes the run"),
+        (["--nccl-timeout=30"], "no such flag. Nearest: --distributed-timeout-minutes."),
+        (["--finetune"], "--finetune: changes the run"),
+        (["--load=other"], "--load other and job.yaml:48: --save output/gpt-125m/model differ"),
+        (
+            ["--num-layers=$LAYERS"],
+            "--num-layers $LAYERS: the script gets $LAYERS from outside. Put the value ",
+        ),
+        (["--recompute-granularity=full", "--recompute-method=block"], "only the method uniform has a field"),
+        (["--tokenizer-type=SentencePieceTokenizer"], "no tokenizer of this kind is read"),
+    ],
+)
+def test_what_changes_the_run_and_has_no_field_makes_the_import_fail(flags, message, tmp_path):
+    """With file, line and flag."""
+    with pytest.raises(ConfigError) as error:
+        import_flags(tmp_path, *flags)
+    assert message in str(error.value) and str(error.value).startswith("job.yaml:")
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--kv-channels=64"],
+        ["--num-experts=1"],
+        ["--no-masked-softmax-fusion", "--no-async-tensor-model-parallel-allreduce"],
+        ["--attention-softmax-in-fp32", "--partition-activations"],
+        ["--DDP-impl=torch", "--log-params-norm", "--exit-signal-handler"],
+    ],
+)
+def test_what_says_nothing_about_the_run_changes_nothing(flags, tmp_path):
+    """The run is that without the flag."""
+    assert import_flags(tmp_path, *flags).config == import_flags(tmp_path).config
+
+
+def test_an_override_stands_in_for_what_is_missing(tmp_path):
+    """A value from outside, and a flag that is not given."""
+    found = import_flags(tmp_path, "--num-layers=$LAYERS", **{"model.num_layers": 6})
+    assert found.config.model.num_layers == 6
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train_batch_size": 128}, "ds_config_125m.json:1: train_batch_size = 128, but job.yaml:24: "),
+        (
+            {"compression_training": {"x": 1}, "nebulas": {}},
+            "nebulas: DeepSpeed has no such key. Nearest: nebula.",
+        ),
+    ],
+)
+def test_a_json_that_contradicts_the_flags_or_has_unknown_keys_fails(changes, message, tmp_path):
+    """DeepSpeed asserts the batch, and ignores unknown keys without a word."""
+    with pytest.raises(ConfigError) as error:
+        import_flags(tmp_path, changes=changes)
+    assert message in str(error.value)
+
+
+def test_keys_of_the_json_become_fields(tmp_path):
+    """Buckets, offloading, and what has no field goes to deepspeed_extra."""
+    changes = {
+        "zero_optimization": {
+            "stage": 2,
+            "reduce_bucket_size": 5e7,
+            "overlap_comm": False,
+            "cpu_offload": True,
+            "round_robin_gradients": True,
+        },
+        "comms_logger": {"enabled": True},
+    }
+    parallel = import_flags(tmp_path, changes=changes).config.parallel
+    assert (parallel.reduce_bucket_size, parallel.overlap_comm) == (50_000_000, False)
+    assert parallel.offload_optimizer.device == "cpu"
+    assert parallel.deepspeed_extra == {
+        "zero_optimization": {"round_robin_gradients": True},
+        "comms_logger": {"enabled": True},
+    }
+
+
+def test_the_loss_scale_has_deepspeeds_defaults(tmp_path):
+    """2 to the power of 16 and 1,000 steps, where nbtrain has 11 and 500."""
+    scale = import_flags(tmp_path, changes={"fp16": {"enabled": True}}).config.precision.fp16
+    assert (scale.initial_scale_power, scale.loss_scale_window, scale.hysteresis) == (16, 1000, 2)
+
+
+def test_a_deepspeed_json_alone_is_put_on_a_run(tmp_path):
+    """With comments and a trailing comma; without a run there is no model."""
+    path = tmp_path / "ds_config.json"
+    path.write_text(
+        """{
+  // a run of ours, with ZeRO 2
+  "train_batch_size": 512,
+  "train_micro_batch_size_per_gpu": 8, /* less memory */
+  "optimizer": {"type": "AdamW", "params": {"lr": 3e-4, "betas": [0.9, 0.99], "eps": 1e-7}},
+  "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_type": "linear", "warmup_num_steps": 100,
+                "total_num_steps": 4000, "warmup_max_lr": 3e-4}},
+  "zero_optimization": {"stage": 2,},
+  "bf16": {"enabled": true},
+}
+"""
+    )
+    with pytest.raises(ConfigError, match="holds no model, no data and no length of training"):
+        import_files([path])
+    found = import_files(
+        [path], ["lr_schedule.lr_warmup_tokens=null", "lr_schedule.lr_decay_tokens=null"], "gpt-125m"
+    )
+    config = found.config
+    assert (config.batch.global_batch_size, config.batch.micro_batch_size) == (512, 8)
+    assert (config.optimizer.adam_beta2, config.optimizer.adam_eps, config.lr_schedule.lr) == (
+        0.99,
+        1e-7,
+        3e-4,
+    )
+    assert (config.lr_schedule.lr_decay_style, config.lr_schedule.lr_decay_steps) == ("linear", 4000)
+    assert (config.precision.dtype, config.parallel.zero_stage) == ("bf16", 2)
+    assert "extends: gpt-125m" in found.text
+    assert load(found.write(tmp_path / "run.yaml")) == config
+
+
+PYTORCH_JOB = """apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: llm}
+spec:
+  nprocPerNode: "4"
+  pytorchReplicaSpecs:
+    Master:
+      replicas: 1
+      template: &pod
+        spec:
+          containers:
+            - name: pytorch
+              image: nvcr.io/nvidia/pytorch:23.06-py3
+              command:
+                - bash
+                - -c
+                - |
+                  torchrun --nproc_per_node 4 pretrain_gpt.py \\
+                    FLAGS
+              resources: {limits: {nvidia.com/gpu: 4, cpu: 16, memory: 64Gi}}
+    Worker:
+      replicas: 1
+      template: *pod
+"""
+MPI_JOB = """apiVersion: kubeflow.org/v2beta1
+kind: MPIJob
+metadata: {name: llm}
+spec:
+  slotsPerWorker: 4
+  mpiReplicaSpecs:
+    Launcher:
+      template:
+        spec:
+          containers:
+            - image: megatron
+              command: [mpirun, -np, "8", python, pretrain_gpt.py, WORDS]
+    Worker:
+      replicas: 2
+      template:
+        spec:
+          containers:
+            - image: megatron
+              resources: {limits: {nvidia.com/gpu: 4, cpu: 16, memory: 64Gi}}
+"""
+TRAIN_JOB = """apiVersion: trainer.kubeflow.org/v1alpha1
+kind: TrainJob
+metadata: {name: llm}
+spec:
+  runtimeRef: {name: torch-distributed}
+  trainer:
+    image: megatron
+    numNodes: 2
+    numProcPerNode: 4
+    command: [torchrun, pretrain_gpt.py]
+    args: [WORDS]
+    resourcesPerNode: {requests: {nvidia.com/gpu: 4, cpu: 16, memory: 64Gi}}
+"""
+LM_FLAGS = (
+    "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --seq-length 1024 "
+    "--max-position-embeddings 1024 --micro-batch-size 4 --global-batch-size 64 --train-iters 1000 "
+    "--lr 1e-4 --lr-decay-style cosine --bf16 --vocab-file gpt2-vocab.json --merge-file gpt2-merges.txt "
+    "--data-path 1 a/x_text_document 2 b/y_text_document "
+    "--tensor-model-parallel-size 2 --save-interval 100 --recompute-activations"
+)
+
+
+@pytest.mark.parametrize("job", [PYTORCH_JOB, MPI_JOB, TRAIN_JOB], ids=["PyTorchJob", "MPIJob", "TrainJob"])
+def test_kubeflow_jobs_are_read(job, tmp_path):
+    """Nodes, ranks, resources and the flags of the command, as words or as a script."""
+    words = ", ".join(json.dumps(word) for word in LM_FLAGS.split())
+    (tmp_path / "job.yaml").write_text(job.replace("FLAGS", LM_FLAGS).replace("WORDS", words))
+    config = import_files([tmp_path / "job.yaml"]).config
+    assert (config.name, config.resources.nodes, config.resources.gpus_per_node) == ("llm", 2, 4)
+    assert (config.parallel.data_parallel_size, config.parallel.tensor_parallel_size) == (4, 2)
+    assert (config.resources.cpus_per_node, config.resources.memory_per_node_bytes) == (16, 64 * 2**30)
+    assert (config.precision.dtype, config.parallel.activation_checkpointing.granularity) == (
+        "bf16",
+        "selective",
+    )
+    assert [(entry.prefix, entry.weight) for entry in config.data.blend] == [
+        ("a/x_text_document", 1.0),
+        ("b/y_text_document", 2.0),
+    ]
+    # Megatron's defaults where nbtrain's differ.
+    assert (config.optimizer.adam_beta2, config.optimizer.weight_decay) == (0.999, 0.01)
+    assert (config.data.split, config.evaluation.eval_interval_steps) == ("969, 30, 1", 1000)
+
+
+def test_a_config_map_holds_the_json(tmp_path):
+    """In one file with the job, or given beside it."""
+    text = json.dumps(deepspeed_json("125m"), indent=2).replace("\n", "\n    ")
+    maps = f"kind: ConfigMap\nmetadata: {{name: c}}\ndata:\n  ds_config_125m.json: |\n    {text}\n"
+    (tmp_path / "job.yaml").write_text(f"{manifest('gpt-125m')}---\n{maps}")
+    found = import_files([tmp_path / "job.yaml"], [WIKI])
+    assert found.config.parallel.zero_stage == 2
+    assert any(
+        str(note).startswith("job.yaml:10") and "elastic_checkpoint" in str(note) for note in found.notes
+    )
+
+
+def test_an_existing_yaml_is_not_written_over(tmp_path):
+    """Unless it is asked for."""
+    found = import_files([write(tmp_path, "gpt-125m")], [WIKI])
+    path = found.write(tmp_path / "run.yaml")
+    with pytest.raises(ConfigError, match="exists already; name another file, or ask to overwrite it"):
+        found.write(path)
+    found.write(path, overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.sh", "echo hello\n", "a.sh: launches no training"),
+        (
+            "a.yaml",
+            "kind: Deployment\n",
+            "a.yaml: holds no job; kinds that are read: DeepSpeedJob, PyTorchJob",
+        ),
+        ("a.yaml", "kind: [\n", "a.yaml:2: not YAML"),
+        ("a.json", '{"a": }', "a.json:1: not JSON: a value is missing for a."),
+        ("a.json", "[]", "a.json:1: a DeepSpeed configuration is a JSON object"),
+        ("a.yaml", "kind: DeepspeedJob\n", "the kind is spelled DeepSpeedJob"),
+    ],
+)
+def test_a_file_of_another_kind_is_named(name, text, message, tmp_path):
+    """What was found, and what is read."""
+    (tmp_path / name).write_text(text)
+    with pytest.raises(ConfigError) as error:
+        import_files([tmp_path / name])
+    assert message in str(error.value)
+
+
+def test_several_jobs_are_imported_one_by_one(tmp_path):
+    """The message names them."""
+    paths = [write(tmp_path, name) for name in ("gpt-125m", "gpt-125m-2xdp")]
+    with pytest.raises(
+        ConfigError, match=r"2 jobs in these files: gpt-125m\.yaml \(gpt-125m\), gpt-125m-2xdp"
+    ):
+        import_files(paths)

@@ -1,44 +1,28 @@
-"""How long a run takes: FLOPs over a rate, the pipeline's bubble and the waits of tensor parallelism.
+"""How long a run takes: its steps, and the pauses for validation and checkpoints.
 
-On a GPU the rate is the datasheet peak times an assumed MFU, the one that the upstream example reached: 27 %
-of an A100's peak, for 125M on 1 GPU (2.5B tokens in about 8 h) as well as for 1.3B on 4 (26B in about 8
-days), evaluation and checkpoints included. On a CPU it is a share of the rate of this machine's cores in
-matrix products (cpu_rate.py): the share that training reached in docs/benchmarks.md. A run that has been
-tried before is planned with its own measured rate.
+    steps         of each batch size of the ramp-up: their number times planner/time/step.py's seconds
+    validation    eval_iters batches forward, every eval_interval_steps and at the end
+    checkpoints   their bytes at the disk's rate, unless they are written in the background
 
-A pipeline of p stages and m micro batches takes m times its slowest stage and each other stage once (1F1B).
-With equal stages its bubble is (p - 1) / (m + p - 1), arXiv:2104.04473, section 2.2. Tensor-parallel ranks
-make four all-reduces of [s, b, h] for each layer, two in each direction (arXiv:1909.08053, section 3), or
-gather and scatter as many bytes with sequence parallelism; meanwhile nothing is computed. Traffic of data
-parallelism and of the pipeline is not counted, because most of it overlaps with computation.
+The upstream example's log (125M on one A100, 2.5B tokens, about 8 hours) part by part: 4,769 steps of 5.71 s
+are 7.56 h. Every 100 steps came a pause of 29 s: 10 batches forward at a third of a step each are 19 s, and
+1.8 GB of checkpoint in the other 10 s are 0.18 GB/s. 47 pauses are 0.38 h, 7.95 h in all.
+
+A run that has been tried before is planned with its own measured rate (measured.py). A CPU run takes the rate
+of this machine's cores (time/cores.py).
 """
 
-import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from nbtrain.base import files
-from nbtrain.base.rundir import RunDir
-from nbtrain.config.arithmetic.devices import find_device
-from nbtrain.config.arithmetic.flops import (
-    block_flops_per_token,
-    logits_flops_per_token,
-    model_flops_per_token,
-)
-from nbtrain.config.arithmetic.stages import stage_layers
+from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.schema import RunConfig
 from nbtrain.planner.cpu_rate import matmul_flops_per_core
-
-ASSUMED_MFU = 0.27
-# A core with AVX-512 at 2.6 GHz: 166 GFLOP/s in fp32 matrix products. The trainer's share of it (model FLOPs)
-# is that of docs/benchmarks.md on 2 cores without AMX: gpt-tiny in fp32, 6,000 tokens/s; 14M parameters in
-# bf16, 2,600. The matrix rate of those cores was not recorded: the shares are of a similar core. AMX makes
-# bf16 up to twice as fast.
-ASSUMED_MATMUL_FLOPS_PER_CORE = 166e9
-# NCCL's all-reduce moves about 230 of an A100's 300 GB/s each way (nccl-tests, 8 GPUs, large messages).
-SHARE_OF_LINK = 0.77
-# Between machines: 200 Gbit/s for each GPU, as DGX A100 has it.
-NETWORK_BYTES_PER_SECOND = 25e9
-SHARE_OF_MATMUL = {"fp32": 0.43, "bf16": 0.76, "fp16": 0.43}
+from nbtrain.planner.engines import ENGINES
+from nbtrain.planner.measured import LARGEST_RATIO, measured_rate
+from nbtrain.planner.setup import Setup, setup_of
+from nbtrain.planner.time.cores import rates_of_cores
+from nbtrain.planner.time.rates import Rates, rates_of_device
+from nbtrain.planner.time.step import StepTime, estimate_step, forward_seconds
 
 
 @dataclass(frozen=True)
@@ -48,103 +32,132 @@ class DurationEstimate:
     seconds: float | None
     """None if the device is not known."""
     tokens_per_second: float | None
-    """Of all ranks together."""
+    """Of all ranks together, while a full batch is trained."""
     bubble_fraction: float
     """Share of a step in which a pipeline stage waits."""
     basis: str
     """One sentence: where the rate comes from."""
+    step: StepTime | None = None
+    """One step at the full batch by part, as planned, also if the rate was measured."""
+    parts: dict[str, float] = field(default_factory=dict)
+    """Seconds of the run: steps, validation, checkpoints."""
 
 
 def estimate_duration(config: RunConfig, use_measured: bool = True) -> DurationEstimate:
     """Time for the steps this run makes (batch.max_steps counted).
 
-    `use_measured` takes the rate of the run's last job if model, layout and number of machines are the same,
-    else that of this machine's cores for a CPU run. Without it the answer is the same on every machine.
+    `use_measured` takes the rate of the run's last job, scaled if that had another setup, else that of this
+    machine's cores for a CPU run. Without it the answer is the same on every machine.
     """
-    bubble = bubble_fraction(config)
-    rate, basis = (_measured(config) if use_measured else None) or _assumed(config, bubble, use_measured)
-    if config.mode == "eval":
-        # Validation and test, forward only: a third of a training step's FLOPs.
-        tokens = 2 * config.evaluation.eval_iters * config.tokens_per_step // 3
-    else:
-        tokens = config.batch_schedule.tokens_after(config.train_steps)
-    return DurationEstimate(tokens / rate if rate else None, rate, bubble, basis)
+    setup = setup_of(config)
+    found = measured_rate(config) if use_measured else None
+    rates = rates_of_run(config, use_measured and found is None)
+    step = estimate_step(setup, rates) if rates else None
+    if rates is None or step is None:
+        return DurationEstimate(None, None, 0.0, _unknown(config, setup))
+    factor, basis = 1.0, _basis(setup, step, rates)
+    if found is not None:
+        other = estimate_step(found.setup, rates)
+        assert other is not None
+        scale = setup.tokens_per_step / step.seconds / (found.setup.tokens_per_step / other.seconds)
+        if 1 / LARGEST_RATIO <= scale <= LARGEST_RATIO:
+            rate = found.tokens_per_second * scale
+            factor = setup.tokens_per_step / rate / step.seconds
+            basis = f"{found.tokens_per_second:,.0f} tokens/s, measured by this run's last job"
+            if found.differences:
+                what = ", ".join(found.differences)
+                basis += f" with other {what}; times {scale:.3g}, the ratio of both setups' planned rates"
+    parts = {name: factor * seconds for name, seconds in _parts(config, setup, rates, step).items()}
+    parts.update(_checkpoints(config, rates))
+    rate = setup.tokens_per_step / step.seconds / factor
+    return DurationEstimate(sum(parts.values()), rate, step.bubble_fraction, basis, step, parts)
 
 
 def bubble_fraction(config: RunConfig) -> float:
     """Share of a step in which a rank waits for other stages, at the full batch; 0 without a pipeline."""
-    stages = config.parallel.pipeline_parallel_size
-    passes = 4 if config.parallel.activation_checkpointing.granularity == "full" else 3
-    cost = [layers * passes * block_flops_per_token(config) for layers in stage_layers(config)]
-    cost[-1] += 3 * logits_flops_per_token(config)
-    slowest, whole = max(cost), sum(cost)
-    work = config.accumulation_steps * whole / stages
-    return 1 - work / (config.accumulation_steps * slowest + whole - slowest)
+    setup = setup_of(config)
+    rates = rates_of_run(config, use_measured=False)
+    step = estimate_step(setup, rates) if rates else None
+    return step.bubble_fraction if step else 0.0
 
 
-def tensor_communication_seconds(config: RunConfig) -> float | None:
-    """Seconds per token of waiting for tensor-parallel sums; 0 on a CPU, None if the link is not known."""
-    tensor, resources = config.parallel.tensor_parallel_size, config.resources
-    if tensor == 1 or resources.device == "cpu":
-        return 0.0
-    device = find_device(resources.gpu_type)
-    if device is None:
+def rates_of_run(config: RunConfig, use_measured: bool) -> Rates | None:
+    """What the run's devices and links reach: the one place that chooses; None if the device is not known."""
+    if config.resources.device == "cpu":
+        return rates_of_cores(config, matmul_flops_per_core() if use_measured else None)
+    device = setup_of(config).device
+    if device is None or device.peak(config.precision.dtype) is None:
         return None
-    link = SHARE_OF_LINK * device.link_bytes_per_second / 2
-    if tensor > resources.gpus_per_node:
-        link = min(link, NETWORK_BYTES_PER_SECOND)
-    element = 4 if config.precision.dtype == "fp32" else 2
-    # A ring sends 2 (t - 1) / t of the message; a recomputed forward pass sends its two sums again.
-    sums = 6 if config.parallel.activation_checkpointing.granularity == "full" else 4
-    sent = sums * 2 * (tensor - 1) / tensor * element * config.model.hidden_size
-    # Pipeline stages work on other tokens at the same time.
-    layers = config.model.num_layers / config.parallel.pipeline_parallel_size
-    return layers * sent / link
+    return rates_of_device(device)
 
 
-def _measured(config: RunConfig) -> tuple[float, str] | None:
-    summary = files.read_json(RunDir.named(config.name).summary_json)
-    if not summary or not summary.get("samples_per_second"):
-        return None
-    same = {
-        "seq_length": config.model.seq_length,
-        "global_batch_size": config.batch.global_batch_size,
-        "world_size": config.world_size,
+def _parts(config: RunConfig, setup: Setup, rates: Rates, step: StepTime) -> dict[str, float]:
+    """Seconds of steps and validation."""
+    evaluation = config.evaluation
+    forward = forward_seconds(step)
+    if config.mode == "eval":
+        return {"validation and test": 2 * evaluation.eval_iters * forward}
+    schedule, steps, done, seconds = config.batch_schedule, config.train_steps, 0, 0.0
+    while done < steps:
+        size = schedule.size_at(schedule.samples_after(done))
+        end = _end_of_size(config, done, steps, size)
+        one = step if size == setup.global_batch_size else None
+        one = one or estimate_step(replace(setup, global_batch_size=size), rates)
+        assert one is not None
+        seconds += (end - done) * one.seconds
+        done = end
+    times = -(-steps // evaluation.eval_interval_steps) if evaluation.eval_iters else 0
+    return {"steps": seconds, "validation": times * evaluation.eval_iters * forward}
+
+
+def _end_of_size(config: RunConfig, first: int, steps: int, size: int) -> int:
+    """The first step after `first` with another batch size, at most `steps`; sizes never fall."""
+    schedule = config.batch_schedule
+    if size == config.batch.global_batch_size:
+        return steps
+    low, high = first + 1, steps
+    while low < high:
+        middle = (low + high) // 2
+        if schedule.size_at(schedule.samples_after(middle)) == size:
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def _checkpoints(config: RunConfig, rates: Rates) -> dict[str, float]:
+    """Seconds that the run waits for its checkpoints; those written in the background cost a host copy."""
+    if config.mode == "eval":
+        return {}
+    saves = -(-config.train_steps // config.checkpoint.save_interval_steps) if config.mode == "full" else 0
+    written = checkpoint_bytes(config) / config.resources.nodes
+    copied = checkpoint_bytes(config) / config.world_size / rates.host_bytes_per_second
+    background = config.checkpoint.async_save
+    return {"checkpoints": saves * (copied if background else written / rates.disk_bytes_per_second)}
+
+
+def _basis(setup: Setup, step: StepTime, rates: Rates) -> str:
+    if not setup.on_gpu:
+        return rates.source
+    used = ENGINES[setup.engine].title
+    words = f"planned from {rates.source}, for {used}: {step.seconds:.3g} s a step"
+    named = {
+        "recomputation": step.recompute,
+        "sums over tensor-parallel ranks": step.tensor,
+        "sequence-parallel traffic": step.sequence,
+        "data-parallel traffic": step.data,
+        "the pipeline's bubble": step.bubble,
+        "offloading": step.offload,
     }
-    if any(summary.get(key) != value for key, value in same.items()):
-        return None
-    rate = summary["samples_per_second"] * config.model.seq_length
-    return rate, f"{rate:,.0f} tokens/s, measured by this run's last job"
+    shares = [
+        f"{seconds / step.seconds:.0%} {name}"
+        for name, seconds in named.items()
+        if seconds >= 0.005 * step.seconds
+    ]
+    return f"{words}, of which {', '.join(shares)}" if shares else words
 
 
-def _assumed(config: RunConfig, bubble: float, use_measured: bool) -> tuple[float | None, str]:
-    flops, resources = model_flops_per_token(config), config.resources
-    dtype = config.precision.dtype
-    if resources.device == "cpu":
-        cores = (resources.cpus_per_node or os.cpu_count() or 1) * resources.nodes
-        measured = matmul_flops_per_core() if use_measured else None
-        matmul = measured or ASSUMED_MATMUL_FLOPS_PER_CORE
-        per_core = matmul * SHARE_OF_MATMUL[dtype]
-        basis = (
-            f"assumed {per_core / 1e9:.0f} GFLOP/s on each of {cores} cores: {SHARE_OF_MATMUL[dtype]:.0%} of "
-            f"the {matmul / 1e9:.0f} that {'this machine reaches' if measured else 'are assumed'} in fp32 "
-            f"matrix products, as training in {dtype} did in the benchmarks"
-        )
-        return cores * per_core * (1 - bubble) / flops, basis
-    device = find_device(resources.gpu_type)
-    peak = device.peak(dtype) if device else None
-    if not device or not peak:
-        reason = f"{device.name} has no {dtype} peak" if device else "resources.gpu_type is not set"
-        return None, f"unknown: {reason}"
-    rate = f"{ASSUMED_MFU:.0%} of {device.name}'s {peak / 1e12:g} TFLOP/s"
-    basis = f"assumed {rate}, what the upstream example reached"
-    # One model: the time that its ranks compute together, then the time that they wait for each other.
-    ranks = config.parallel.tensor_parallel_size * config.parallel.pipeline_parallel_size
-    computing = flops / (ranks * peak * ASSUMED_MFU)
-    waiting = tensor_communication_seconds(config) or 0.0
-    if waiting:
-        basis += f", with {waiting / (computing + waiting):.0%} for sums over tensor-parallel ranks"
-    if bubble:
-        basis += f", less a pipeline bubble of {bubble:.0%}"
-    models = config.world_size / ranks
-    return models * (1 - bubble) / (computing + waiting), basis
+def _unknown(config: RunConfig, setup: Setup) -> str:
+    if setup.device is None:
+        return "unknown: resources.gpu_type is not set"
+    return f"unknown: {setup.device.name} has no {config.precision.dtype} peak"

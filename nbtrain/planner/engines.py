@@ -53,7 +53,7 @@ _ALL = (
     # Not yet measured on a GPU: as fast as the upstream example, which Megatron-DeepSpeed trained (125M in 8
     # hours on one A100, 1.3B in 8 days on four).
     Engine(
-        "nbtrain", "nbtrain (DeepSpeed)", traffic=20.0, hidden_data=0.5, zero_share=0.25, hidden_zero3=0.5,
+        "nbtrain", "nbtrain (DeepSpeed)", traffic=22.0, hidden_data=0.5, zero_share=0.25, hidden_zero3=0.5,
         zero3_collectives=_DEEPSPEED_COLLECTIVES,
     ),
     Engine("megatron-lm", "Megatron-LM until 2023", traffic=3.0, scatters_pipeline=True),

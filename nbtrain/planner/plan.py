@@ -154,6 +154,7 @@ class Plan:
         seconds, rate, dataset = duration.seconds, duration.tokens_per_second, disk.dataset_bytes
         time_rows = {
             "time": amounts.duration(seconds) if seconds is not None else "unknown",
+            **{f"  {part}": amounts.duration(part_seconds) for part, part_seconds in duration.parts.items()},
             "rate": f"{rate:,.0f} tokens/s" if rate else "unknown",
             "basis": duration.basis,
         }

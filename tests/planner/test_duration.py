@@ -1,135 +1,234 @@
-"""Times of small models, by hand: waiting for tensor-parallel sums, the pipeline's bubble, the assumed
-rate."""
+"""Times of runs: the upstream example's, ramp-up, pauses, evaluation, cores, an earlier job's rate."""
 
 import pytest
 
+from nbtrain.base import files
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.arithmetic.checkpoint_bytes import checkpoint_bytes
 from nbtrain.config.load import load
 from nbtrain.config.schema import RunConfig
-from nbtrain.planner import duration
-from nbtrain.planner.duration import bubble_fraction, estimate_duration, tensor_communication_seconds
+from nbtrain.planner import duration, measured
+from nbtrain.planner.duration import bubble_fraction, estimate_duration
+from nbtrain.planner.setup import setup_of
+from nbtrain.planner.time.step import estimate_step, forward_seconds
 
-# NCCL reaches 77 % of an A100's 300 GB/s in each direction.
-NVLINK = 0.77 * 300e9
+HOUR, DAY = 3600, 86400
+
+pytestmark = pytest.mark.usefixtures("workspace")
 
 
-def on_gpus(*overrides: str) -> RunConfig:
-    """12 layers of width 64, 8 heads, on A100s."""
-    return load(
-        "gpt-125m",
+@pytest.fixture(autouse=True)
+def _examples(workspace, repository):
+    """The run YAMLs, below the empty workspace."""
+    (workspace / "examples").symlink_to(repository / "examples")
+
+
+def step_seconds(config: RunConfig) -> float:
+    found = estimate_step(setup_of(config))
+    assert found is not None
+    return found.seconds
+
+
+# --- the upstream example ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "published"),
+    [
+        ("gpt-125m", 8 * HOUR),
+        ("gpt-125m-2xdp", 4 * HOUR),
+        ("gpt-125m-4xdp", 2 * HOUR),
+        ("gpt-1-3b-4xdp", 8 * DAY),
+        ("gpt-1-3b-8xdp", 4 * DAY),
+    ],
+)
+def test_published_times_come_out(name, published):
+    """About 8, 4 and 2 hours, 8 and 4 days: within 15 %."""
+    assert estimate_duration(load(name)).seconds == pytest.approx(published, rel=0.15)
+
+
+def test_the_golden_time_part_by_part():
+    """4,769 steps, 48 validations of 10 batches, 48 checkpoints: in the log 7.56 h and 47 pauses of 29 s."""
+    config = load("gpt-125m")
+    parts = estimate_duration(config).parts
+    assert list(parts) == ["steps", "validation", "checkpoints"]
+    assert parts["steps"] == pytest.approx(7.56 * HOUR, rel=0.1)
+    assert (parts["validation"] + parts["checkpoints"]) / 48 == pytest.approx(29, rel=0.1)
+    assert sum(parts.values()) == pytest.approx(7.95 * HOUR, rel=0.1)
+
+
+def test_a_pipeline_of_four_does_not_reach_two_days():
+    """1.3B on 16 GPUs: 8 micro batches for 4 stages wait at least 27 %; data parallelism alone does not."""
+    piped, plain = load("gpt-1-3b-4xdp-4xpp"), load("gpt-1-3b-8xdp")
+    assert bubble_fraction(piped) > 3 / 11
+    seconds = estimate_duration(piped).seconds
+    assert seconds is not None and seconds > 2.4 * DAY
+    wide = load("gpt-1-3b-8xdp", ["parallel.data_parallel_size=16", "resources.nodes=2"])
+    assert estimate_duration(wide).seconds == pytest.approx(estimate_duration(plain).seconds / 2, rel=0.1)
+
+
+# --- what costs time -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["gpt-125m", "gpt-13b-4xdp-4xpp"])
+def test_recomputation_costs_time(name):
+    """Full: a fifth to a third more; selective: nothing with flash attention."""
+    kinds = ("none", "selective", "full")
+    key = "parallel.activation_checkpointing.granularity"
+    none, selective, full = (step_seconds(load(name, [f"{key}={kind}"], check=False)) for kind in kinds)
+    assert selective == none
+    assert 1.2 * none < full < 1.4 * none
+
+
+def test_zero_3_over_two_machines_is_slower_than_one_gpu():
+    """48.8B on 2 nodes of 8: the traffic is a part of the step."""
+    wide = load(
+        "gpt-13b-4xdp-4xpp",
         [
-            "model={num_layers: 12, hidden_size: 64, num_attention_heads: 8, seq_length: 128}",
-            "model.max_position_embeddings=null",
-            "tokenizer.vocab_size=1024",
-            "resources.gpus_per_node=8",
-            *overrides,
+            "model={num_layers: 60, hidden_size: 8192, num_attention_heads: 64}",
+            "parallel={data_parallel_size: 16, pipeline_parallel_size: 1, zero_stage: 3}",
+            "batch.micro_batch_size=1",
         ],
         check=False,
     )
+    found = estimate_duration(wide)
+    assert found.step is not None
+    assert found.step.data > 0.2 * found.step.seconds
+    assert "data-parallel traffic" in found.basis
 
 
-def waiting(*overrides: str) -> float | None:
-    return tensor_communication_seconds(on_gpus("parallel.tensor_parallel_size=4", *overrides))
+def test_a_trial_takes_its_steps_only():
+    """batch.max_steps shortens the time, not the schedule; one validation and one checkpoint."""
+    trial = load("gpt-125m", ["batch.max_steps=100"])
+    one = step_seconds(trial)
+    step = estimate_step(setup_of(trial))
+    assert step is not None
+    expected = 100 * one + 10 * forward_seconds(step) + checkpoint_bytes(trial) / 0.18e9
+    assert estimate_duration(trial).seconds == pytest.approx(expected)
 
 
-def test_tensor_ranks_wait_for_four_sums_of_each_layer():
-    """A ring of 4 sends 2 * 3/4 of 64 bf16 numbers for each of 4 sums of each of 12 layers."""
-    one = 12 * 4 * 2 * 3 / 4 * 2 * 64 / NVLINK
-    assert waiting() == pytest.approx(one, rel=1e-12)
-    assert waiting("precision.dtype=fp32") == pytest.approx(2 * one, rel=1e-12)
-    assert waiting("precision.dtype=fp16") == pytest.approx(one, rel=1e-12)
-    full = "parallel.activation_checkpointing.granularity=full"
-    assert waiting(full) == pytest.approx(1.5 * one, rel=1e-12)
-    assert waiting("parallel.pipeline_parallel_size=3") == pytest.approx(one / 3, rel=1e-12)
+def test_a_ramp_up_has_steps_of_each_size():
+    """64 sequences for half of a ramp of 12,800 samples, 128 for the other, then 192."""
+    ramp = "batch.rampup={start_batch_size: 64, batch_size_increment: 64, ramp_samples: 12800}"
+    config = load("gpt-125m", [ramp, "batch.global_batch_size=192"], check=False)
+    sizes = [config.batch_schedule.samples_after(n + 1) - config.batch_schedule.samples_after(n)
+             for n in range(config.train_steps)]  # fmt: skip
+    assert set(sizes) == {64, 128, 192}
+    by_size = {
+        size: step_seconds(load("gpt-125m", [f"batch.global_batch_size={size}"], check=False))
+        for size in set(sizes)
+    }
+    expected = sum(by_size[size] for size in sizes)
+    assert estimate_duration(config).parts["steps"] == pytest.approx(expected)
 
 
-def test_a_ring_of_two_sends_each_number_once():
-    """2 * 1/2 of the message."""
-    two = tensor_communication_seconds(on_gpus("parallel.tensor_parallel_size=2"))
-    assert two == pytest.approx(12 * 4 * 2 * 64 / NVLINK, rel=1e-12)
-
-
-def test_ranks_of_several_machines_wait_for_the_slower_link():
-    """25 GB/s of network for NVLink's 231; PCIe's 0.77 * 16 GB/s (V100) is slower than the network and
-    stays."""
-    inside = waiting("resources.gpus_per_node=4")
-    assert inside == pytest.approx(waiting(), rel=1e-12)
-    assert waiting("resources.gpus_per_node=3") == pytest.approx(inside * NVLINK / 25e9, rel=1e-12)
-    pcie = ("resources.gpu_type=V100-PCIe-16GB", "precision.dtype=fp16")
-    assert waiting(*pcie, "resources.gpus_per_node=3") == waiting(*pcie)
-    assert waiting(*pcie) == pytest.approx(inside * NVLINK / (0.77 * 16e9), rel=1e-12)
-
-
-def test_who_does_not_wait():
-    """0 for one rank, even of an unknown device, and on a CPU; None for an unknown link."""
-    unknown = "resources.gpu_type=null"
-    assert tensor_communication_seconds(on_gpus(unknown)) == 0.0
-    assert waiting("resources.device=cpu") == 0.0
-    assert waiting(unknown) is None
-
-
-# A block costs h (24 h + 4 s) = 64 * 2,048 FLOPs a token, the logits 64 * 2,048: as much as one block.
-@pytest.mark.parametrize(
-    ("cut", "granularity", "micro_batches", "expected"),
-    [
-        # Slowest 7 of 13, m = 5: 5 * 13 / 2 of work in 5 * 7 + 6.
-        ([6, 6], "none", 5, 1 - 32.5 / 41),
-        # 7 blocks, and 5 with the logits: 7 and 6 of 13.
-        ([7, 5], "none", 1, 1 - 6.5 / 13),
-        # In thirds of a block: 6 blocks of 4, and 6 blocks of 4 with the logits' 3.
-        ([6, 6], "full", 5, 1 - 5 * 51 / 2 / (5 * 27 + 24)),
-        ([4, 4, 4], "none", 2, 1 - 2 * 13 / 3 / (2 * 5 + 8)),
-    ],
-)
-def test_the_bubble_of_a_cut(cut, granularity, micro_batches, expected):
-    """m times the slowest stage, and each other stage once; the work is m times all of them, shared out."""
-    config = on_gpus(
-        f"parallel.pipeline_parallel_size={len(cut)}",
-        f"parallel.pipeline_stage_layers={cut}",
-        f"parallel.activation_checkpointing.granularity={granularity}",
-        f"batch={{micro_batch_size: 2, global_batch_size: {2 * micro_batches}}}",
+def test_checkpoints_in_the_background_take_a_host_copy():
+    """25 GB/s of PCIe for each rank's part, in place of the volume's 0.18 GB/s."""
+    waits, copies = (
+        estimate_duration(load("gpt-125m", [f"checkpoint.async_save={value}"], check=False)).parts
+        for value in ("false", "true")
     )
-    assert bubble_fraction(config) == pytest.approx(expected, rel=1e-12)
-
-
-def test_the_assumed_rate_of_models_side_by_side():
-    """2 models of 4 ranks, each at 27 % of 4 * 312 TFLOP/s, less what they wait."""
-    config = on_gpus("parallel={data_parallel_size: 2, tensor_parallel_size: 4}")
-    flops = 3 * (12 + 1) * 64 * 2048
-    seconds = flops / (4 * 0.27 * 312e12) + 12 * 4 * 2 * 3 / 4 * 2 * 64 / NVLINK
-    estimate = estimate_duration(config, use_measured=False)
-    assert estimate.tokens_per_second == pytest.approx(2 / seconds, rel=1e-12)
-    tokens = config.batch_schedule.tokens_after(config.train_steps)
-    assert estimate.seconds == pytest.approx(tokens * seconds / 2, rel=1e-12)
+    size = checkpoint_bytes(load("gpt-125m"))
+    assert waits["checkpoints"] == pytest.approx(48 * size / 0.18e9)
+    assert copies["checkpoints"] == pytest.approx(48 * size / 25e9)
 
 
 def test_an_evaluation_takes_a_third_of_its_steps():
     """Validation and test: 2 * eval_iters batches, forward only."""
-    config = on_gpus("mode=eval", "evaluation.eval_iters=6")
-    estimate = estimate_duration(config, use_measured=False)
-    assert estimate.seconds == pytest.approx(4 * config.tokens_per_step / estimate.tokens_per_second)
+    config = load("gpt-125m", ["mode=eval", "evaluation.eval_iters=6"], check=False)
+    step = estimate_step(setup_of(config))
+    assert step is not None
+    assert estimate_duration(config).seconds == pytest.approx(12 * forward_seconds(step))
+    assert forward_seconds(step) == pytest.approx(step.compute / 3 + step.host)
 
 
-def test_a_pipeline_takes_its_bubble_from_the_assumed_rate():
-    """Two stages of [6, 6] and five micro batches: 32.5 of 41 units of time are work."""
-    config = on_gpus(
-        "parallel={pipeline_parallel_size: 2, pipeline_stage_layers: [6, 6]}",
-        "batch={micro_batch_size: 2, global_batch_size: 10}",
+def test_an_unknown_device_has_no_time():
+    """None and the reason, rather than a guess."""
+    unknown = estimate_duration(load("gpt-125m", ["resources.gpu_type=null"], check=False))
+    assert unknown.seconds is None and unknown.basis == "unknown: resources.gpu_type is not set"
+    v100 = ["resources.gpu_type=V100-32GB", "precision.dtype=bf16"]
+    assert (
+        estimate_duration(load("gpt-125m", v100, check=False)).basis == "unknown: V100-32GB has no bf16 peak"
     )
-    rate = 2 * 0.27 * 312e12 / (3 * 13 * 64 * 2048)
-    estimate = estimate_duration(config, use_measured=False)
-    assert estimate.tokens_per_second == pytest.approx(rate * 32.5 / 41, rel=1e-12)
-    assert "tensor-parallel" not in estimate.basis and "less a pipeline bubble of 21%" in estimate.basis
+
+
+# --- a machine's cores ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "share"), [("fp32", 0.43), ("bf16", 0.76), ("fp16", 0.43)])
 def test_the_rate_of_cores(monkeypatch, dtype, share):
     """3 cores on each of 2 machines, of 100 GFLOP/s each; without a measurement of 166 GFLOP/s."""
-    config = on_gpus(
-        "resources={device: cpu, gpu_type: null, cpus_per_node: 3, nodes: 2}", f"precision.dtype={dtype}"
-    )
+    config = load("gpt-tiny", ["resources.cpus_per_node=3", f"precision.dtype={dtype}"], check=False)
     monkeypatch.setattr(duration, "matmul_flops_per_core", lambda: 100e9)
-    flops = 3 * 13 * 64 * 2048
-    measured = estimate_duration(config).tokens_per_second
-    assert measured == pytest.approx(6 * share * 100e9 / flops, rel=1e-12)
+    model = config.model
+    flops = 72 * model.num_layers * model.hidden_size**2 + 12 * model.num_layers * 256 * model.hidden_size
+    flops += 6 * config.padded_vocab_size * model.hidden_size
+    measured_cores = estimate_duration(config).tokens_per_second
+    assert measured_cores == pytest.approx(3 * share * 100e9 / flops, rel=1e-9)
     assumed = estimate_duration(config, use_measured=False).tokens_per_second
-    assert assumed == pytest.approx(6 * share * 166e9 / flops, rel=1e-12)
+    assert assumed == pytest.approx(3 * share * 166e9 / flops, rel=1e-9)
+
+
+# --- an earlier job's rate -----------------------------------------------------------------------
+
+
+def finished(config: RunConfig, samples_per_second: float = 50.0) -> None:
+    """summary.json as the supervisor leaves it."""
+    directory = RunDir.named(config.name)
+    directory.path.mkdir(parents=True, exist_ok=True)
+    summary = {"samples_per_second": samples_per_second, "measured_with": measured.record_of(config)}
+    files.write_json(directory.summary_json, summary)
+
+
+def test_the_same_setup_takes_the_measured_rate():
+    """As it was measured, to the last digit."""
+    config = load("gpt-tiny")
+    finished(config)
+    found = estimate_duration(config)
+    assert found.tokens_per_second == pytest.approx(50 * 256)
+    assert found.basis == "12,800 tokens/s, measured by this run's last job"
+    assert found.parts["steps"] == pytest.approx(1_228_800 / 12_800)
+    assert "assumed" in estimate_duration(config, use_measured=False).basis
+
+
+def test_another_model_does_not_take_the_measured_rate_as_it_is():
+    """606M parameters are planned 150 times as slow as gpt-tiny: too far to carry a rate over."""
+    finished(load("gpt-tiny"))
+    large = estimate_duration(load("gpt-tiny", ["model.num_layers=48", "model.hidden_size=1024"]))
+    assert "assumed" in large.basis
+    assert large.tokens_per_second is not None and large.tokens_per_second < 100
+
+
+def test_a_near_match_is_scaled_and_says_so():
+    """Twice the blocks: the measured rate times the ratio of both plans."""
+    tiny = load("gpt-tiny")
+    finished(tiny)
+    near = load("gpt-tiny", [f"model.num_layers={2 * tiny.model.num_layers}"])
+    both = [estimate_duration(config, use_measured=False).tokens_per_second for config in (near, tiny)]
+    assert both[0] and both[1]
+    found = estimate_duration(near)
+    assert found.tokens_per_second == pytest.approx(50 * 256 * both[0] / both[1], rel=1e-6)
+    ratio = both[0] / both[1]
+    assert found.basis == (
+        "12,800 tokens/s, measured by this run's last job with other num_layers; times "
+        f"{ratio:.3g}, the ratio of both setups' planned rates"
+    )
+
+
+@pytest.mark.parametrize("key", ["machine", "setup"])
+def test_a_rate_of_another_machine_is_not_used(key):
+    """Nor one whose record is of another version of the planner."""
+    config = load("gpt-tiny")
+    finished(config)
+    path = RunDir.named("gpt-tiny").summary_json
+    summary = files.read_json(path)
+    summary["measured_with"][key] = "another" if key == "machine" else {"engine": "nbtrain"}
+    files.write_json(path, summary)
+    assert "assumed" in estimate_duration(config).basis
+
+
+def test_a_rate_of_another_gpu_is_not_used():
+    """An A100's rate says nothing of an H100."""
+    finished(load("gpt-125m"))
+    assert "measured" in estimate_duration(load("gpt-125m")).basis
+    assert "measured by" not in estimate_duration(load("gpt-125m", ["resources.gpu_type=H100"])).basis

@@ -12,6 +12,7 @@ from nbtrain.base.checkpoint_files import newest_checkpoint_step
 from nbtrain.base.records import Heartbeat, JobRecord, TrainingProgress
 from nbtrain.base.rundir import SCHEMA_VERSION, RunDir
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner.measured import record_of
 
 
 def write_summary(
@@ -60,6 +61,8 @@ def summarize(
         "global_batch_size": config.batch.global_batch_size,
         "world_size": record.world_size,
         "samples_per_second": newest("samples_per_second", progress.samples_per_second),
+        # What the rate holds for; a job without a rate keeps that of the job before.
+        "measured_with": record_of(config) if progress.samples_per_second else before.get("measured_with"),
         "tokens_per_second": newest("tokens_per_second", progress.tokens_per_second),
         "loss": newest("loss", progress.loss),
         "last_validation_loss": validation_loss,

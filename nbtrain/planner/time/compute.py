@@ -107,11 +107,11 @@ def attention_seconds(setup: Setup, engine: Engine, rates: Rates) -> tuple[float
         forward = flops / 2 / rates.attention_flops[engine.flash_generation]
         return forward, FLASH_BACKWARD * forward
     rate = rates.matmul_flops.get(setup.dtype) or next(iter(rates.matmul_flops.values()))
-    slowdown = ODD_HEAD_SLOWDOWN if shape.kv_channels % 8 else 1.0
+    slowdown = ODD_HEAD_SLOWDOWN if shape.kv_channels % 8 and setup.on_gpu else 1.0
     heads = shape.num_attention_heads / tensor
     each = SCORE_BYTES + (SCORE_DROPOUT_BYTES if shape.attention_dropout else 0.0)
     moved = each * heads * seq * tokens / rates.memory_bytes_per_second
-    forward = slowdown * flops / (rate * SCORE_PRODUCTS_SHARE) + moved
+    forward = slowdown * flops / (rates.scores_flops or rate * SCORE_PRODUCTS_SHARE) + moved
     return forward, 2 * forward
 
 

@@ -48,11 +48,14 @@ class Rates:
     """Devices that `inside` joins."""
     host_bytes_per_second: float = 25e9
     """Between a device and host memory, one way."""
-    disk_bytes_per_second: float = 1e9
-    """Writing a checkpoint, of one machine."""
+    disk_bytes_per_second: float = 0.18e9
+    """Writing a checkpoint, of one machine; a network volume as in the upstream example's log: 1.8 GB in 10
+    of the 29 seconds that validation and saving took (planner/duration.py)."""
     host_adam_parameters_per_second: float = 1.6e9
     """Adam's step on the cores of one machine: 10.1e9 parameters in 6.3 s, DeepSpeed's tutorial on offloading
     (docs/_tutorials/zero-offload.md)."""
+    scores_flops: float | None = None
+    """FLOP/s of attention that keeps its scores; None: compute.py's share of the other products'."""
     host_times: float = 1.0
     """How much of a program's host time (engines.py) is seen; 0 on a CPU, whose rates include it."""
     source: str = ""

@@ -49,6 +49,13 @@ class StepTime:
     host: float
 
     @property
+    def bubble_fraction(self) -> float:
+        """Share of the stages' own time that a stage waits for others; sums over ranks are not in it."""
+        return (
+            self.bubble / (self.seconds - self.data - self.optimizer - self.offload) if self.bubble else 0.0
+        )
+
+    @property
     def seconds(self) -> float:
         """All parts together."""
         return (
@@ -136,6 +143,11 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
     )
 
 
+def forward_seconds(step: StepTime) -> float:
+    """Seconds of the same batch forward only, as in a validation: a third of what both directions take."""
+    return (step.compute + step.tensor + step.sequence + step.bubble + step.pipeline) / 3 + step.host
+
+
 def _parameters(setup: Setup, layers: tuple[int, ...]) -> int:
     """Parameters of the fullest model-parallel rank."""
     tensor, last = setup.tensor_parallel_size, len(layers) - 1
@@ -151,6 +163,9 @@ def _data_seconds(setup: Setup, rates: Rates, parameters: int, compute: float, m
     if data == 1:
         return 0.0
     engine, zero = ENGINES[setup.engine], setup.zero_stage
+    if not setup.on_gpu:
+        # Traffic and computation take turns on the same cores.
+        compute = 0.0
     group = group_of(setup, rates, data, setup.tensor_parallel_size)
     weight = parameters * DTYPE_BYTES[setup.dtype]
     sent = DTYPE_BYTES[setup.communication_dtype] * (0.25 if setup.quantized_gradients else 1)
@@ -160,7 +175,7 @@ def _data_seconds(setup: Setup, rates: Rates, parameters: int, compute: float, m
         return max(group.seconds(gradient, 2) - hidden, 0.0)
     # A pipeline's programs gather and scatter once a step.
     times = micro_batches if zero >= 2 and setup.pipeline_parallel_size == 1 else 1
-    slower = 1 / engine.zero_share
+    slower = 1 / engine.zero_share if setup.on_gpu else 1.0
     scatter = times * slower * group.seconds(gradient)
     gather = slower * group.seconds(weight)
     if zero < 3:

@@ -43,3 +43,21 @@ def test_overflow_steps_are_those_of_the_run(tmp_path):
         beat = Heartbeat(0, 0, me, time.time(), 41, "train", 0.0, progress)
         overflow_steps.append(write_summary(run, config, record, beat)["overflow_steps"])
     assert overflow_steps == [None, 3, 3]
+
+
+def test_a_rate_keeps_what_it_was_measured_with(tmp_path):
+    """The setup of the job that measured it, also in the summary of a later job that measured nothing."""
+    run = RunDir(tmp_path / "run")
+    run.path.mkdir()
+    record = JobRecord("20261121-031500-a1b2", "id", "run", "FAILED", 0.0, 1, "why", ended_at=1.0)
+    me = ProcessIdentity.of(os.getpid())
+    layers = []
+    for config, rate in ((load("gpt-tiny"), 50.0), (load("gpt-tiny", ["model.num_layers=2"]), None)):
+        progress = TrainingProgress(800, 3_276_800, samples_per_second=rate)
+        beat = Heartbeat(0, 0, me, time.time(), 41, "train", 0.0, progress)
+        write_summary(run, config, record, beat)
+        summary = files.read_json(run.summary_json)
+        layers.append(
+            (summary["samples_per_second"], summary["measured_with"]["setup"]["shape"]["num_layers"])
+        )
+    assert layers == [(50.0, load("gpt-tiny").model.num_layers)] * 2

@@ -1,0 +1,100 @@
+"""The rate that an earlier job of a run measured: what it holds for, and how another setup's follows from it.
+
+A measurement holds for one setup (model, batch, precision, layout, recomputation, device) on one machine. The
+supervisor writes all of it into summary.json beside the rate (`record_of`). For the same setup a plan takes
+the rate as it is. For another one on the same kind of device the rate is multiplied by the ratio of the two
+planned step times, and the plan says so. A rate of another machine or device is not used.
+"""
+
+import os
+import platform
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.rundir import RunDir
+from nbtrain.config.arithmetic.devices import BY_NAME
+from nbtrain.config.arithmetic.shape import Shape
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.setup import Setup, setup_of
+
+# Fields of a setup that do not change how fast a step is: what memory there is, what saving does, buffers.
+_WITHOUT_EFFECT = frozenset(
+    (
+        "shape", "host_memory_bytes", "saves_in_background", "fabric_bytes_per_second", "cpus_per_node",
+        "reduce_bucket_elements", "allgather_bucket_elements", "sub_group_elements", "max_live_elements",
+        "prefetch_elements", "persistence_elements", "nvme_buffer_elements", "nvme_buffer_count",
+    )
+)  # fmt: skip
+# A planned ratio beyond this says more of the plan than of the measurement.
+LARGEST_RATIO = 50.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """A rate, the setup that it was measured with, and how that differs from the one asked for."""
+
+    tokens_per_second: float
+    setup: Setup
+    differences: tuple[str, ...]
+    """Fields of the setup or of its shape that differ; empty for an exact match."""
+
+
+def record_of(config: RunConfig) -> dict[str, Any]:
+    """What a rate that this run measures now holds for; part of summary.json."""
+    setup = setup_of(config)
+    device = setup.device.name if setup.device else None
+    shape = asdict(setup.shape)
+    values = {field.name: getattr(setup, field.name) for field in fields(setup)}
+    return {"machine": machine(setup.on_gpu), "setup": {**values, "shape": shape, "device": device}}
+
+
+def machine(on_gpu: bool) -> str:
+    """The machine that a rate holds for: any with the same GPUs, or this one with its cores."""
+    return "any with these devices" if on_gpu else f"{platform.node()}, {os.cpu_count()} cores"
+
+
+def measured_rate(config: RunConfig) -> Measured | None:
+    """The rate of the run's last job, if it was measured on this kind of machine."""
+    summary = files.read_json(RunDir.named(config.name).summary_json) or {}
+    record, samples = summary.get("measured_with"), summary.get("samples_per_second")
+    if not isinstance(record, dict) or not isinstance(samples, int | float) or samples <= 0:
+        return None
+    wanted = setup_of(config)
+    try:
+        setup = _setup(record["setup"])
+    except (KeyError, TypeError):
+        return None  # of another version of the planner
+    if record.get("machine") != machine(wanted.on_gpu) or setup.on_gpu != wanted.on_gpu:
+        return None
+    if setup.device != wanted.device:
+        return None
+    return Measured(samples * setup.shape.seq_length, setup, _differences(setup, wanted))
+
+
+def _differences(found: Setup, wanted: Setup) -> tuple[str, ...]:
+    names = [
+        field.name
+        for field in fields(wanted)
+        if field.name not in _WITHOUT_EFFECT and getattr(found, field.name) != getattr(wanted, field.name)
+    ]
+    shape = [
+        field.name
+        for field in fields(wanted.shape)
+        if getattr(found.shape, field.name) != getattr(wanted.shape, field.name)
+    ]
+    if wanted.pipeline_parallel_size == 1 and "stage_layers" in names:
+        names.remove("stage_layers")  # num_layers says it
+    return (*shape, *names)
+
+
+def _setup(values: dict[str, Any]) -> Setup:
+    """The setup of a record; fields that a newer planner has keep their defaults."""
+    known = {field.name for field in fields(Setup)}
+    device = values["device"]
+    stages = values["stage_layers"]
+    plain = {name: value for name, value in values.items() if name in known}
+    plain["shape"] = Shape(**values["shape"])
+    plain["device"] = None if device is None else BY_NAME[device]
+    plain["stage_layers"] = None if stages is None else tuple(stages)
+    return replace(Setup(plain["shape"]), **plain)

@@ -12,6 +12,7 @@ from nbtrain.config.arithmetic.flops import model_flops_per_token
 from nbtrain.config.arithmetic.parameters import Parameters, count_parameters
 from nbtrain.config.arithmetic.stages import stage_layers
 from nbtrain.config.schema import RunConfig
+from nbtrain.planner.cost import CostEstimate, estimate_cost
 from nbtrain.planner.disk import DiskEstimate, estimate_disk
 from nbtrain.planner.duration import DurationEstimate, estimate_duration
 from nbtrain.planner.findings import Finding
@@ -33,6 +34,8 @@ class Plan:
     disk: DiskEstimate
     epochs: float | None
     """Passes over the training split; None if the dataset is not prepared."""
+    cost: CostEstimate
+    """Device hours, money and energy."""
     findings: list[Finding] = field(default_factory=list)
     """What does not fit or will disappoint, in numbers, the dearest first."""
 
@@ -163,6 +166,7 @@ class Plan:
             "checkpoints": f"{disk.num_checkpoints} at most: {amounts.size(disk.checkpoints_bytes)}",
             "dataset": amounts.size(dataset) if dataset is not None else "not prepared yet",
         }
+        time_rows.update(self.cost.rows())
         titles = ("Model", "Training", "Memory", "Time", "Disk")
         return dict(zip(titles, (size, training, memory_rows, time_rows, disk_rows)))
 
@@ -216,6 +220,7 @@ class Plan:
             "memory": _record(self.memory, "total_bytes", "fits", "total_host_bytes", "fits_host"),
             "duration": asdict(self.duration),
             "disk": _record(self.disk, "checkpoints_bytes", "total_bytes"),
+            "cost": {**asdict(self.cost), "money": self.cost.money},
             "epochs": self.epochs,
             "warnings": self.warnings,
             "findings": [finding.to_dict() for finding in self.findings],
@@ -239,4 +244,5 @@ def plan(config: RunConfig, use_measured: bool = True) -> Plan:
     duration = estimate_duration(config, use_measured)
     subject = Subject(config, memory, duration, disk)
     findings = findings_of(subject)
-    return Plan(config, count_parameters(config), memory, duration, disk, subject.epochs, findings)
+    cost = estimate_cost(config, duration.seconds)
+    return Plan(config, count_parameters(config), memory, duration, disk, subject.epochs, cost, findings)

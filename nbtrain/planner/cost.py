@@ -1,0 +1,182 @@
+"""What a run costs: device hours, money by a table of prices that the user can edit, energy.
+
+Money: nbtrain/planner/prices.yaml with the user's <data home>/prices.yaml over it; the plan names the file
+and its date. Energy, in kWh: device hours x TDP x 1.2 x 1.15, give or take a third.
+
+    1.2     the machine around the devices and how busy they are: 1.0 for BLOOM (400 W for each hour of an
+            A100 of 400 W, arXiv:2211.02001), 1.39 for 8 H100s (970 W of 700, arXiv:2412.08602)
+    1.15    cooling and supply: PUE 1.1 (Meta) to 1.2 (BLOOM)
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.workspace import data_home, display
+from nbtrain.config.arithmetic.devices import BY_NAME, find_device, nearest_device_names
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import Located, read_yaml
+
+SHIPPED = Path(__file__).with_name("prices.yaml")
+MACHINE_FACTOR = 1.2
+COOLING_FACTOR = 1.15
+
+_KEYS = {"currency": str, "date": str, "source": str, "per_kwh": float, "per_device_hour": dict}
+_OFFER = ("low", "usual", "high")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one device costs in an hour."""
+
+    usual: float
+    low: float
+    high: float
+    currency: str
+    date: str
+    file: str
+    """Where the price stands."""
+
+
+@dataclass(frozen=True, slots=True)
+class CostEstimate:
+    """What the whole run costs."""
+
+    device_hours: float | None
+    """None if the run's time is not known; 0 on a CPU."""
+    price: Price | None
+    """None if no table has the device."""
+    energy_kwh: float | None
+    """None on a CPU, or if the device or the time is not known."""
+    energy_price: float | None
+    """Of one kWh; None if the table has none."""
+
+    @property
+    def money(self) -> float | None:
+        """At the usual price, electricity added if it has a price; None if there is no price at all."""
+        if self.device_hours is None or (self.price is None and self.energy_price is None):
+            return None
+        hours = self.device_hours * self.price.usual if self.price else 0.0
+        return hours + (self.energy_kwh or 0.0) * (self.energy_price or 0.0)
+
+    def rows(self) -> dict[str, str]:
+        """The rows of the plan; none for a CPU run."""
+        if not self.device_hours:
+            return {}
+        found = {"GPU hours": _rounded(self.device_hours)}
+        if self.price is None:
+            found["money"] = f"no price: put the device into {display(user_prices())}"
+        else:
+            found["money"] = _money(self.device_hours, self.price)
+        if self.energy_kwh is not None:
+            found["energy"] = f"about {_rounded(self.energy_kwh)} kWh, give or take a third"
+            if self.energy_price is not None:
+                found["energy"] += (
+                    f": {_rounded(self.energy_kwh * self.energy_price)} at {self.energy_price:g} a kWh"
+                )
+        return found
+
+
+def _money(hours: float, price: Price) -> str:
+    span = ""
+    if price.low < price.high:
+        span = f" ({_rounded(hours * price.low)} to {_rounded(hours * price.high)})"
+    return (
+        f"about {_rounded(hours * price.usual)} {price.currency}{span}: {price.usual:.2f} for each GPU hour, "
+        f"{price.date}, {price.file}"
+    )
+
+
+def _rounded(amount: float) -> str:
+    """Two figures below 10, whole numbers from there on."""
+    return f"{amount:,.0f}" if amount >= 10 else f"{amount:.2g}"
+
+
+def estimate_cost(config: RunConfig, seconds: float | None) -> CostEstimate:
+    """The cost of a run that takes `seconds`. Raises ConfigError if the user's table is broken."""
+    table = read_prices()
+    energy_price = table.value["per_kwh"]
+    resources = config.resources
+    if seconds is None or resources.device == "cpu":
+        return CostEstimate(None if seconds is None else 0.0, None, None, energy_price)
+    devices = max(config.world_size, resources.nodes * (resources.gpus_per_node or 0))
+    hours = devices * seconds / 3600
+    device = find_device(resources.gpu_type)
+    energy = None
+    if device is not None:
+        energy = hours * device.tdp_watts / 1000 * MACHINE_FACTOR * COOLING_FACTOR
+    return CostEstimate(hours, _price(table, device.name if device else None), energy, energy_price)
+
+
+def user_prices() -> Path:
+    """The user's own table."""
+    return data_home() / "prices.yaml"
+
+
+def read_prices() -> Located:
+    """Both tables in one, checked."""
+    table = read_yaml(SHIPPED)
+    path = user_prices()
+    if path.is_file():
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+        if all(not line.strip() or line.lstrip().startswith("#") for line in lines):
+            raise ConfigError(f"{display(path)}: the file is empty. Its form: {SHIPPED}.")
+        user = read_yaml(path, display(path))
+        _check(user)
+        offers = {**table.value["per_device_hour"], **(user.value.get("per_device_hour") or {})}
+        table = table.merged_with(user)
+        table.value["per_device_hour"] = offers
+    return table
+
+
+def _price(table: Located, name: str | None) -> Price | None:
+    offer = table.value["per_device_hour"].get(name)
+    if offer is None:
+        return None
+    known = [offer[key] for key in ("low", "high") if offer.get(key) is not None]
+    usual = offer.get("usual") or math.prod(known) ** (1 / len(known))
+    place = table.where(f"per_device_hour.{name}") or SHIPPED.name
+    file = place.rpartition(":")[0] or place
+    value = table.value
+    return Price(usual, min([*known, usual]), max([*known, usual]), value["currency"], value["date"], file)
+
+
+def _check(table: Located) -> None:
+    """Refuses unknown keys and devices, and prices that are no positive numbers."""
+    for key, value in table.value.items():
+        place = table.where(key)
+        if key not in _KEYS:
+            raise ConfigError(f"{place}: no such key in a price table: {key}. Known: {', '.join(_KEYS)}.")
+        if key == "per_device_hour":
+            for name, offer in (value or {}).items():
+                _check_offer(table.where(f"{key}.{name}"), name, offer)
+        elif key == "per_kwh":
+            if value is not None:
+                _check_number(place, key, value)
+        elif not isinstance(value, str):
+            raise ConfigError(f'{place}: {key} = {value!r} is no text. Write it in quotes, e.g. "2026-05".')
+
+
+def _check_offer(place: str | None, name: str, offer: Any) -> None:
+    if name not in BY_NAME:
+        nearest = ", ".join(nearest_device_names(name))
+        hint = f" Nearest: {nearest}." if nearest else ""
+        raise ConfigError(
+            f"{place}: no device is called {name}.{hint} `nbtrain schema` lists gpu_type's names."
+        )
+    if not isinstance(offer, dict) or not offer or set(offer) - set(_OFFER):
+        raise ConfigError(
+            f"{place}: {name} takes a mapping of {', '.join(_OFFER)}, each per device and hour."
+        )
+    numbers = {key: value for key, value in offer.items() if value is not None}
+    if not numbers:
+        raise ConfigError(f"{place}: {name} has no price. Set usual, or low and high.")
+    for key, value in numbers.items():
+        _check_number(place, f"{name}.{key}", value)
+
+
+def _check_number(place: str | None, key: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ConfigError(f"{place}: {key} = {value!r} must be a number above 0, in the table's currency.")

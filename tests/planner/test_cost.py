@@ -1,0 +1,109 @@
+"""Money, energy and the table of prices: by hand, with the user's table, and with broken ones."""
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.workspace import data_home
+from nbtrain.config.load import load
+from nbtrain.planner.cost import CostEstimate, Price, estimate_cost, read_prices, user_prices
+from nbtrain.planner.plan import plan
+
+HOUR = 3600
+
+
+@pytest.fixture(autouse=True)
+def _examples(workspace, repository):
+    """The run YAMLs, below the empty workspace."""
+    (workspace / "examples").symlink_to(repository / "examples")
+
+
+def write(text: str) -> None:
+    data_home().mkdir(parents=True, exist_ok=True)
+    user_prices().write_text(text, encoding="utf-8")
+
+
+def cost(*overrides: str, hours: float = 10) -> CostEstimate:
+    """10 hours on four A100-40GB."""
+    return estimate_cost(load("gpt-125m-4xdp", overrides, check=False), hours * HOUR)
+
+
+def test_money_is_gpu_hours_times_the_price():
+    """40 GPU hours at the geometric mean of 0.80 and 3.00."""
+    found = cost()
+    assert found.device_hours == pytest.approx(40)
+    assert found.price is not None and (found.price.low, found.price.high) == (0.8, 3.0)
+    assert found.money == pytest.approx(40 * 2.4**0.5)
+    assert found.rows()["money"] == ("about 62 USD (32 to 120): 1.55 for each GPU hour, 2026-05, prices.yaml")
+
+
+def test_energy_is_gpu_hours_times_watts():
+    """400 W, 1.2 for the machine, 1.15 for cooling."""
+    assert cost().energy_kwh == pytest.approx(40 * 0.4 * 1.2 * 1.15)
+    assert cost("resources.gpu_type=H100").energy_kwh == pytest.approx(40 * 0.7 * 1.2 * 1.15)
+
+
+def test_the_whole_machine_is_paid():
+    """A run that takes four of eight GPUs asks for eight."""
+    assert cost("resources.gpus_per_node=8").device_hours == pytest.approx(80)
+
+
+def test_what_costs_nothing_and_what_is_not_known():
+    """A CPU run has no rows; a device without a price says where to put one."""
+    on_cpu = estimate_cost(load("gpt-tiny"), HOUR)
+    assert (on_cpu.device_hours, on_cpu.money, on_cpu.rows()) == (0.0, None, {})
+    rare = cost("resources.gpu_type=L40S")
+    assert rare.money is None and rare.energy_kwh
+    assert rare.rows()["money"] == "no price: put the device into data/prices.yaml"
+    unknown = cost("resources.gpu_type=null")
+    assert (unknown.price, unknown.energy_kwh) == (None, None)
+    assert estimate_cost(load("gpt-125m"), None).device_hours is None
+
+
+def test_the_users_table_replaces_devices_and_lines():
+    """The other devices keep their shipped prices; the plan names the file."""
+    write('date: "2026-11"\nper_kwh: 0.3\nper_device_hour:\n  A100-40GB: {usual: 0.5}\n')
+    found = cost()
+    assert found.price == Price(0.5, 0.5, 0.5, "USD", "2026-11", "data/prices.yaml")
+    assert found.money == pytest.approx(40 * 0.5 + 40 * 0.4 * 1.2 * 1.15 * 0.3)
+    assert found.rows()["money"] == "about 20 USD: 0.50 for each GPU hour, 2026-11, data/prices.yaml"
+    assert found.rows()["energy"] == "about 22 kWh, give or take a third: 6.6 at 0.3 a kWh"
+    assert read_prices().value["per_device_hour"]["H100"]["usual"] == 2.95
+    shown = plan(load("gpt-125m-4xdp"), use_measured=False)
+    assert shown.sections()["Time"]["money"].endswith("data/prices.yaml")
+    assert shown.to_dict()["cost"]["money"] == shown.cost.money
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("# mine\n", "data/prices.yaml: the file is empty. Its form: "),
+        (
+            "per_hour: 3\n",
+            "data/prices.yaml:1: no such key in a price table: per_hour. Known: currency, date, ",
+        ),
+        (
+            "per_device_hour:\n  A100: {usual: 1}\n",
+            "data/prices.yaml:2: no device is called A100. Nearest: A100-40GB, A100-80GB, A100-PCIe-40GB.",
+        ),
+        (
+            "per_device_hour:\n  H100: 3\n",
+            "data/prices.yaml:2: H100 takes a mapping of low, usual, high, each per device and hour.",
+        ),
+        (
+            "per_device_hour:\n  H100: {low: null}\n",
+            "data/prices.yaml:2: H100 has no price. Set usual, or low and high.",
+        ),
+        (
+            "per_device_hour:\n  H100: {usual: -1}\n",
+            "data/prices.yaml:2: H100.usual = -1 must be a number above 0, in the table's currency.",
+        ),
+        ("per_kwh: free\n", "data/prices.yaml:1: per_kwh = 'free' must be a number above 0, in the"),
+        ("date: 5\n", 'data/prices.yaml:1: date = 5 is no text. Write it in quotes, e.g. "2026-05".'),
+    ],
+)
+def test_broken_tables(text, message):
+    """File, line, what was found, and what to write."""
+    write(text)
+    with pytest.raises(ConfigError) as caught:
+        read_prices()
+    assert str(caught.value).startswith(message)

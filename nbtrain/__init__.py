@@ -8,6 +8,7 @@
     nb.data_card(data)            what is in a dataset, with pictures
     nb.verify(data)               every byte of a dataset, checked
     nb.import_run(file)           a run from another program's manifest, script or DeepSpeed JSON
+    nb.export_run(run, to)        a run as a script of Megatron or a DeepSpeed JSON
     nb.plan(run)                  parameters, memory, time, disk
     nb.plan_picture(run)          the plan as a figure
     nb.deepspeed_config(run)      what DeepSpeed is given
@@ -41,6 +42,7 @@ __all__ = [
     "curves",
     "data_card",
     "deepspeed_config",
+    "export_run",
     "generate",
     "import_run",
     "launch",

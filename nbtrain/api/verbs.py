@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from nbtrain.monitor.pictures import ScalarsTable
     from nbtrain.monitor.run_view import RunView
     from nbtrain.monitor.runs import RunSummary
+    from nbtrain.planner.foreign.exporting import Exported
     from nbtrain.planner.foreign.importing import Imported
     from nbtrain.planner.plan import Plan
 
@@ -143,6 +144,17 @@ def import_run(
     from nbtrain.planner.foreign.importing import import_files
 
     return import_files(files, overrides, onto, program)
+
+
+def export_run(run: RunLike, to: str, overrides: Overrides = None) -> "Exported":
+    """A run in the words of another program: a shell script of flags, or a DeepSpeed JSON.
+
+    `to` is "megatron-lm", "megatron-deepspeed" (each with @VERSION, or the newest) or "deepspeed". Shown in a
+    cell it is the script; `.notes` says what the program has no word for, `.write(path)` makes the file.
+    """
+    from nbtrain.planner.foreign.exporting import export
+
+    return export(load(run, overrides), to)
 
 
 def twin(run: RunLike, overrides: Overrides = None, submitted: bool = False) -> TwinRun:

@@ -4,6 +4,7 @@
     nbtrain init DIR                     notebooks and example YAMLs to a folder of yours
     nbtrain import FILE... [-o YAML]     another program's manifest, script or DeepSpeed JSON as a run YAML
     nbtrain check RUN [key=value ...]    the YAML alone
+    nbtrain export RUN --to megatron-lm  the run as a script of Megatron or a DeepSpeed JSON
     nbtrain plan RUN [key=value ...]     parameters, memory, time, disk
     nbtrain prepare RUN [key=value ...]  corpus, tokenizer, .bin/.idx
     nbtrain twin RUN [key=value ...]     a small run of the same shape, on this machine's CPU

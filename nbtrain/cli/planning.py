@@ -1,4 +1,4 @@
-"""Verbs before a run: doctor, init, import, check, schema, plan."""
+"""Verbs before a run: doctor, init, import, check, export, schema, plan."""
 
 import argparse
 import json
@@ -26,6 +26,11 @@ def add_verbs(under: Any) -> None:
     one.set_defaults(overrides=[])
     one = config_verb(under, "check", check, "Check a run YAML; needs no data and no device.")
     one.add_argument("--resolved", action="store_true", help="print the resolved YAML")
+    one = config_verb(under, "export", export_run, "Write a run as flags of Megatron or as a DeepSpeed JSON.")
+    text = "megatron-lm, megatron-deepspeed, each with @VERSION or the newest; or deepspeed, its JSON alone"
+    one.add_argument("--to", required=True, metavar="TARGET", help=text)
+    one.add_argument("-o", "--output", type=Path, metavar="FILE", help="write it there; printed without it")
+    one.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
     add_verb(under, "schema", schema, "Print the JSON Schema of a run YAML.")
     one = config_verb(under, "plan", plan, "Parameters, tokens, memory per device, time and disk of a run.")
     one.add_argument("--json", action="store_true", help="as JSON")
@@ -85,6 +90,17 @@ def check(options: argparse.Namespace) -> None:
     print(f"{config.name}: {verdict}{'; findings, the dearest first:' if findings else '.'}")
     for finding in findings:
         print(*finding.lines(), sep="\n")
+
+
+def export_run(options: argparse.Namespace) -> None:
+    from nbtrain.api import verbs as api
+
+    exported = api.export_run(options.run, options.to, options.overrides)
+    if options.output is None:
+        print(exported, end="")
+        return
+    print(f"{exported.write(options.output, options.overwrite)}: for {exported.target}.")
+    print(*exported.notes, sep="\n")
 
 
 def schema(options: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""nbtrain import on the command line."""
+"""nbtrain import and nbtrain export on the command line."""
 
 from nbtrain.cli import __main__ as cli
 from tests.planner.foreign.upstream import write
@@ -26,3 +26,16 @@ def test_an_import_that_fails_names_file_and_line(workspace, tmp_path, capsys):
     assert cli.main(["import", str(path)]) == 2
     error = capsys.readouterr().err
     assert error.startswith("ConfigError: gpt-125m.yaml:38: no file here says how large the vocabulary is.")
+
+
+def test_an_export_is_imported_again(workspace, tmp_path, capsys):
+    """The script is printed or written; what it cannot say for a reason is printed with it."""
+    script = tmp_path / "run.sh"
+    assert cli.main(["export", "gpt-tiny", "--to", "megatron-lm", "-o", str(script), "model.seed=7"]) == 0
+    assert "batch.train_tokens: the program counts samples in whole steps." in capsys.readouterr().out
+    assert cli.main(["import", str(script)]) == 0
+    assert "  seed: 7  # --seed 7" in capsys.readouterr().out
+    assert cli.main(["export", "gpt-tiny", "--to", "deepspeed"]) == 0
+    assert '"train_batch_size": 8' in capsys.readouterr().out
+    assert cli.main(["export", "gpt-tiny", "--to", "megatron"]) == 2
+    assert "no such target; known: megatron-lm" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from nbtrain.base import files
 from nbtrain.base.errors import ConfigError
 from nbtrain.config.load import Overrides, flatten, load, override_layer, validate
 from nbtrain.config.rules.check import RESERVED_ENVIRONMENT, SECRET_NAMES, SECRET_VALUES, check_config
@@ -23,14 +24,16 @@ from nbtrain.config.yaml_source import Located, parse_value, spelled
 from nbtrain.planner.foreign.deepspeed_keys import read_alone, read_keys
 from nbtrain.planner.foreign.flags import Arguments, Table, choose_table, find_table, parse
 from nbtrain.planner.foreign.job import Job
+from nbtrain.planner.foreign.json_comments import read_json
 from nbtrain.planner.foreign.mapping import MAPPED, NEUTRAL, ROWS, without_meaning
 from nbtrain.planner.foreign.read import read_files
 from nbtrain.planner.foreign.rows_model import clean_name
 from nbtrain.planner.foreign.sides import Note, Reading
+from nbtrain.planner.foreign.words import Word
 
 # A field that a script's flags cannot say, as an export writes it: "# nbtrain: tokenizer.vocab_size=52000",
-# or "# nbtrain: KEY=VALUE in place of OTHER" for a field of which the flags say OTHER.
-HINT = re.compile(r"#\s*nbtrain: ([a-z0-9_.]+)=(.*?)(?: in place of (.*))?$")
+# or "# nbtrain: KEY=VALUE <- OTHER" for a field of which the flags say OTHER.
+HINT = re.compile(r"#\s*nbtrain: ([a-z0-9_.]+)=(.*?)(?: <- (.*))?$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +55,16 @@ class Imported:
 
     def write(self, path: str | Path, overwrite: bool = False) -> Path:
         """Write the run YAML. Raises ConfigError if the file exists, unless `overwrite` is set."""
-        from nbtrain.base import files
+        return write_once(path, self.text, overwrite)
 
-        path = Path(path)
-        if path.exists() and not overwrite:
-            raise ConfigError(f"{path}: exists already; name another file, or ask to overwrite it.")
-        files.write_text(path, self.text)
-        return path
+
+def write_once(path: str | Path, text: str, overwrite: bool) -> Path:
+    """Write a file. Raises ConfigError if it exists, unless `overwrite` is set."""
+    path = Path(path)
+    if path.exists() and not overwrite:
+        raise ConfigError(f"{path}: exists already; name another file, or ask to overwrite it.")
+    files.write_text(path, text)
+    return path
 
 
 def import_files(
@@ -123,6 +129,9 @@ def read_job(job: Job, given: dict[str, Any] | None = None, target: str = "") ->
     source = Reading(job, parse(table, job.flags), dict(given or {}))
     hints = read_hints(job)
     source.given = {key: value for key, (value, _, _) in hints.items()} | source.given
+    if "name" in hints:
+        value, _, place = hints["name"]
+        job.name = Word(str(value), place)
     source.set("name", _name(job), comment=job.kind, place=job.name.place if job.name else job.label)
     if job.kind == "DeepSpeed JSON":
         assert job.deepspeed is not None
@@ -244,18 +253,20 @@ def read_hints(job: Job) -> dict[str, tuple[Any, str | None, str]]:
 
 
 def _take_hints(source: Reading, hints: dict[str, tuple[Any, str | None, str]]) -> None:
-    defaults = _defaults()
+    """Fields of an export's comments; those of a row whose flags have changed since are not read."""
+    said = said_by(source)
+    stale: set[str] = set()
     for key, (value, instead, place) in hints.items():
-        said = source.values.get(key, defaults.get(key))
-        section = key.rpartition(".")[0]
-        if instead is not None and spelled(said) != instead:
-            source.note(
-                place, f"{key}={spelled(value)}: not read; the flags say {spelled(said)} now, not {instead}."
-            )
+        if instead is not None and spelled(said.get(key)) != instead:
+            now = spelled(said.get(key))
+            source.note(place, f"{key}={spelled(value)}: not read; the flags say {now} now, not {instead}.")
+            stale |= {one for row in ROWS if key in row.fields for one in row.fields}
+    for key, (value, _, place) in hints.items():
+        if key in stale or any(one.startswith(f"{key}.") for one in stale):
             continue
         for part in [one for one in source.values if one.startswith(f"{key}.")]:
             del source.values[part]
-        source.values.pop(section, None)
+        source.values.pop(key.rpartition(".")[0], None)
         source.set(key, value, comment="comment of the export", place=place)
 
 
@@ -273,6 +284,23 @@ def _defaults() -> dict[str, Any]:
                 yield f"{prefix}{name}", default
 
     return dict(of(RunConfig, ""))
+
+
+def said_by(source: Reading) -> dict[str, Any]:
+    """Every field as a job says it: what it does not say has its default."""
+    said = {
+        key: value
+        for key, value in _defaults().items()
+        if not any(one.startswith(f"{key}.") for one in source.values)
+    }
+    return said | source.values
+
+
+def read_json_alone(text: str) -> dict[str, Any]:
+    """Every field as a DeepSpeed JSON alone says it."""
+    return said_by(
+        read_job(Job("DeepSpeed JSON", "ds_config.json", deepspeed=read_json(text, "ds_config.json")))
+    )
 
 
 def _nested(values: dict[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,7 @@ SAID = frozenset(field for row in ROWS for field in row.fields)
 WITHOUT_MEANING: tuple[tuple[str, str], ...] = (
     (r"deepspeed|deepspeed_config|deepscale|deepscale_config", "read"),
     (
-        r"log_(?!its_save).*|.*tensorboard.*|wandb_.*|timing_.*|barrier_with_.*|enable_one_logger|one_logger_.*|app_tag_"
+        r"log_(?!interval).*|.*tensorboard.*|wandb_.*|timing_.*|barrier_with_.*|enable_one_logger|one_logger_.*|app_tag_"
         r".*|otel_.*|logging_level|config_logger_dir",
         "logging: every scalar is written to TensorBoard and to the log",
     ),

@@ -60,11 +60,11 @@ def read_files(files: Sequence[str | Path]) -> list[Job]:
             jobs += found
             texts |= maps
         else:
-            jobs += jobs_of_script(read_script(text, label), text)
+            jobs += jobs_of_script(read_script(text, label))
     if not jobs:
         return [Job("DeepSpeed JSON", label, deepspeed=_json(word, [])) for label, word in texts.items()]
     for job in jobs:
-        _give_json(job, texts, files)
+        give_json(job, texts, files)
     return jobs
 
 
@@ -79,7 +79,7 @@ def _text(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
-def _give_json(job: Job, texts: dict[str, Word], files: Sequence[str | Path]) -> None:
+def give_json(job: Job, texts: dict[str, Word], files: Sequence[str | Path]) -> None:
     """The DeepSpeed JSON of a job: given, written by its script or ConfigMap, or lying beside it."""
     named = job.flag(*CONFIG_FLAGS)
     known = job.documents | texts
@@ -104,7 +104,7 @@ def _json(word: Word, substitutions: list[tuple[str, str]]) -> Document:
     return read_json(text, label, int(line))
 
 
-def jobs_of_script(script: Script, text: str) -> list[Job]:
+def jobs_of_script(script: Script) -> list[Job]:
     """The jobs that a script launches. Raises ConfigError if it launches none."""
     launches: list[Launch] = []
     substitutions = []

@@ -111,6 +111,11 @@ class Writing:
                 return
         raise AssertionError(f"{self.table.name} has no flag that sets {dest} to {value!r}")
 
+    def may_have(self, dest: str, value: Any) -> bool:
+        """Whether a value is among the choices of the program's flag."""
+        choices = self.table.by_dest[dest][0].choices
+        return choices is None or value in choices
+
     def unsaid(self, key: str, reason: str) -> None:
         """A field that the flags cannot say, or cannot say exactly."""
         self.reasons[key] = reason

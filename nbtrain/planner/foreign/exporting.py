@@ -1,0 +1,150 @@
+"""From a run to another program: `nbtrain export RUN --to TARGET` and nb.export_run.
+
+A script holds the flags of one version of Megatron-LM or Megatron-DeepSpeed, the latter with its DeepSpeed
+JSON in a here-document; the target `deepspeed` is the JSON alone. Every flag is looked up in the program's
+table, so that nothing unknown is written. What the flags cannot say stands in comments that an import reads:
+the script is imported once here, and whatever differs from the run becomes a comment.
+"""
+
+import json
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.base.terminal import nearest
+from nbtrain.config.load import flatten
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import parse_value, spelled
+from nbtrain.planner.foreign.deepspeed_keys import write_json
+from nbtrain.planner.foreign.flags import VERSIONS, Table, find_table
+from nbtrain.planner.foreign.importing import read_job, read_json_alone, said_by, write_once
+from nbtrain.planner.foreign.mapping import ROWS
+from nbtrain.planner.foreign.read import give_json, jobs_of_script
+from nbtrain.planner.foreign.shell import read_script
+from nbtrain.planner.foreign.sides import Writing
+
+PROGRAM_FILE = "pretrain_gpt.py"
+JSON_FILE = "ds_config.json"
+# Fields that depend on files beside the script, so that they are always written as comments.
+ALWAYS = ("name", "tokenizer.vocab_size")
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """A run in the words of another program; printed, it is the script or the JSON."""
+
+    target: str
+    """ "megatron-lm@d98e8a64", or "deepspeed"."""
+    text: str
+    unsaid: dict[str, str]
+    """{field: why the target cannot say it}; empty reasons: it has no word for it."""
+    warnings: tuple[str, ...] = ()
+    """What the program will do otherwise, or refuse."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    __repr__ = __str__
+
+    @property
+    def notes(self) -> list[str]:
+        """What the program will do otherwise, and what it cannot say for a reason worth telling."""
+        reasons = [f"{key}: {reason}." for key, reason in self.unsaid.items() if reason]
+        return [*(f"Caution: {warning}." for warning in self.warnings), *reasons]
+
+    def write(self, path: str | Path, overwrite: bool = False) -> Path:
+        """Write the script or the JSON. Raises ConfigError if the file exists, unless `overwrite` is set."""
+        return write_once(path, self.text, overwrite)
+
+
+def export(config: RunConfig, target: str) -> Exported:
+    """A run for "megatron-lm", "megatron-deepspeed" (each with @VERSION) or "deepspeed".
+
+    Raises ConfigError for another target, or for a run that no flag can name.
+    """
+    if target == "deepspeed":
+        return _json_alone(config)
+    if target.partition("@")[0] not in VERSIONS:
+        known = [*VERSIONS, "deepspeed"]
+        hint = nearest(target, known)
+        raise ConfigError(f"{target}: no such target; known: {', '.join(known)}.{hint}")
+    table = find_table(target)
+    writing = Writing(config, table)
+    for row in ROWS:
+        row.write(writing)
+    body = _script(writing)
+    hints = _hints(config, body, writing)
+    head = _head(config, table, writing, hints)
+    return Exported(
+        table.name, head + body, {key: writing.reasons.get(key, "") for key in hints}, tuple(writing.warnings)
+    )
+
+
+def _json_alone(config: RunConfig) -> Exported:
+    """The JSON; model, data, schedule and layout are in the program's own words."""
+    text = json.dumps(write_json(config), indent=2) + "\n"
+    ours, said = dict(flatten(config.model_dump())), read_json_alone(text)
+    unsaid = {key: "" for key, value in ours.items() if said.get(key) != value}
+    return Exported("deepspeed", text, unsaid)
+
+
+def _script(writing: Writing) -> str:
+    """The script without its head: environment, JSON, flags, launch."""
+    config = writing.config
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in config.backend.env.items()]
+    deepspeed = writing.table.program == "megatron-deepspeed"
+    if deepspeed:
+        writing.flags.append(("--deepspeed", []))
+        writing.flags.append(("--deepspeed_config", [JSON_FILE]))
+        text = json.dumps(write_json(config), indent=2)
+        lines += ["", f"cat <<'END' > {JSON_FILE}", text, "END"]
+    lines += ["", "FLAGS=("]
+    lines += [f"    {shlex.join([flag, *values])}" for flag, values in writing.flags]
+    lines += [")", ""]
+    nodes, ranks = config.resources.nodes, config.world_size // config.resources.nodes
+    if deepspeed:
+        launch = f"deepspeed --num_nodes {nodes} --num_gpus {ranks}"
+    else:
+        launch = f"torchrun --nnodes {nodes} --nproc_per_node {ranks}"
+    return "\n".join([*lines, f'{launch} {PROGRAM_FILE} "${{FLAGS[@]}}"', ""])
+
+
+def _hints(config: RunConfig, body: str, writing: Writing) -> dict[str, str]:
+    """{field: comment} of everything that the flags do not say as the run has it."""
+    job = jobs_of_script(read_script(body, f"{config.name}.sh"))[0]
+    give_json(job, {}, [])
+    source = read_job(job, target=writing.table.name)
+    said = said_by(source)
+    ours = dict(flatten(config.model_dump()))
+    hints = {}
+    for key, value in ours.items():
+        if key in said and said[key] == value and key not in ALWAYS:
+            continue
+        text = spelled(value)
+        if parse_value(text) != value:
+            hints[key] = f"# {key}: not written here, because it holds a password."
+            continue
+        instead = f" <- {spelled(said[key])}" if key in source.values and key not in ALWAYS else ""
+        hints[key] = f"# nbtrain: {key}={text}{instead}"
+    for key in said:
+        if key in source.values and key not in ours and not any(one.startswith(f"{key}.") for one in ours):
+            section = key.rpartition(".")[0]
+            hints.setdefault(section, f"# nbtrain: {section}=null")
+    return hints
+
+
+def _head(config: RunConfig, table: Table, writing: Writing, hints: dict[str, str]) -> str:
+    lines = [
+        "#!/bin/bash",
+        f"# nbtrain export: {table.name}",
+        f"# The run {config.name}, in the flags of {table.program} {table.version} ({table.date}).",
+        *(f"# Caution: {warning}." for warning in writing.warnings),
+        "# What the flags cannot say stands in the lines `# nbtrain:`, which nbtrain import reads back;",
+        "# behind <- stands what the flags say in its place.",
+    ]
+    for key, comment in hints.items():
+        if reason := writing.reasons.get(key):
+            lines.append(f"# {key}: {reason}:")
+        lines.append(comment)
+    return "\n".join([*lines, ""])

@@ -1,0 +1,207 @@
+"""Runs as scripts of Megatron and as DeepSpeed JSON: no unknown flag, and the way back is exact."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.batch import BatchSchedule, StepSizes
+from nbtrain.config.load import load
+from nbtrain.planner.foreign.exporting import export
+from nbtrain.planner.foreign.flags import VERSIONS, find_table, parse
+from nbtrain.planner.foreign.importing import import_files
+from nbtrain.planner.foreign.mapping import MAPPED, ROWS, SAID, without_meaning
+from nbtrain.planner.foreign.read import jobs_of_script
+from nbtrain.planner.foreign.rows_schedule import as_ramp, schedule_text
+from nbtrain.planner.foreign.shell import read_script
+
+TARGETS = [f"{program}@{version}" for program, versions in VERSIONS.items() for version in versions]
+EXAMPLES = Path(__file__).parents[3] / "examples" / "megatron-gpt" / "training"
+ALL = [path.stem for path in sorted(EXAMPLES.glob("*.yaml"))]
+
+# Runs that differ from the examples in everything that a flag may say, and in what none can.
+OVERRIDES = {
+    "steps": "batch.train_tokens=null batch.train_steps=5000 lr_schedule.lr_warmup_tokens=null "
+    "lr_schedule.lr_warmup_steps=50 lr_schedule.lr_decay_tokens=null lr_schedule.lr_decay_steps=4000",
+    "samples": "batch.train_tokens=null batch.train_samples=1000001 lr_schedule.lr_decay_tokens=null "
+    "lr_schedule.lr_decay_samples=900001",
+    "mixed": "batch.train_tokens=null batch.train_steps=5000 lr_schedule.lr_decay_tokens=1234567891",
+    "fraction": "lr_schedule.lr_warmup_tokens=null lr_schedule.lr_warmup_fraction=0.03",
+    "no decay": "lr_schedule.lr_decay_tokens=null",
+    "ramp": "batch.rampup.start_batch_size=32 batch.rampup.batch_size_increment=32 "
+    "batch.rampup.ramp_samples=100003",
+    "ramp in steps": "batch.rampup.start_batch_size=64 batch.rampup.batch_size_increment=64 "
+    "batch.rampup.ramp_samples=5000 batch.train_tokens=null batch.train_steps=5000",
+    "sizes": "'batch.step_batch_size_schedule=0:32 10M:64 1B:256'",
+    "linear sizes": "'batch.step_batch_size_schedule=0:64 64000K:128 131072000:192 196608000:256'",
+    "wsd": "lr_schedule.lr_decay_style=WSD lr_schedule.lr_wsd_decay_tokens=100e6 "
+    "lr_schedule.lr_wsd_decay_style=minus_sqrt",
+    "linear": "lr_schedule.lr_decay_style=linear lr_schedule.lr_warmup_init=1e-7",
+    "decay": "optimizer.start_weight_decay=0.01 optimizer.weight_decay_incr_style=cosine",
+    "optimizer": "optimizer.adam_beta2=0.98 optimizer.adam_eps=1e-6 optimizer.clip_grad=0.5",
+    "bf16": "precision.dtype=bf16 parallel.zero_stage=1",
+    "autocast": "precision.dtype=bf16 precision.autocast=true",
+    "fp32": "precision.dtype=fp32 parallel.zero_stage=0 parallel.prescale_gradients=true",
+    "fp8": "precision.dtype=bf16 precision.fp8=true resources.gpu_type=null",
+    "scale": "precision.fp16.loss_scale=1024 precision.fp16.hysteresis=4 precision.fp16.min_loss_scale=2",
+    "zero 3": "parallel.zero_stage=3 parallel.data_parallel_size=2 resources.gpus_per_node=2 "
+    "parallel.stage3_max_live_parameters=5e7 parallel.reduce_bucket_size=12345678",
+    "zero++": "parallel.zero_stage=3 parallel.data_parallel_size=4 resources.gpus_per_node=2 "
+    "resources.nodes=2 parallel.zero_hpz=true",
+    "offload": "parallel.offload_optimizer.device=cpu parallel.offload_optimizer.pin_memory=true",
+    "layout": "parallel.tensor_parallel_size=2 parallel.pipeline_parallel_size=2 parallel.zero_stage=1 "
+    "parallel.sequence_parallel=true resources.gpus_per_node=4 parallel.pipeline_stage_layers=[7,5]",
+    "ulysses": "parallel.ds_sequence_parallel_size=2 resources.gpus_per_node=2",
+    "full": "parallel.activation_checkpointing.granularity=full "
+    "parallel.activation_checkpointing.interval_layers=3",
+    "selective": "parallel.activation_checkpointing.granularity=selective",
+    "extra": "parallel.deepspeed_extra.comms_logger.enabled=true "
+    "parallel.deepspeed_extra.zero_optimization.round_robin_gradients=true",
+    "communication": "parallel.overlap_comm=false parallel.communication_data_type=fp16 "
+    "parallel.process_group_timeout_seconds=90 parallel.steps_per_print=7 parallel.wall_clock_breakdown=true",
+    "model": "model.ffn_hidden_size=2000 model.hidden_dropout=0 model.attention_dropout=0.05 "
+    "model.layernorm_epsilon=1e-6 model.max_position_embeddings=null model.make_vocab_size_divisible_by=64",
+    "kernel": "model.attention_backend=math model.cross_entropy_chunk_tokens=0 model.compile=true",
+    "flash": "model.attention_backend=flash",
+    "seeds": "model.seed=7 data.seed=8",
+    "data": "data.json_key=content data.split=98,1,1 data.reset_position_ids=true data.eod_mask_loss=true "
+    "data.inter_document_masking=true data.shuffle=per_epoch data.split_rule=megatron-core",
+    "blend": "'data.blend=[{name: a, weight: 0.3}, {prefix: b/c_document, weight: 2}]'",
+    "sources": "'data.sources=[{kind: jsonl, path: \"it is, #1.jsonl\"}]' tokenizer.path=some/tokenizer.json",
+    "watch": "checkpoint.keep_every_steps=300 checkpoint.keep_last=5 checkpoint.async_save=true "
+    "evaluation.eval_iters=0 stability.on_nan=skip logging.alerts.min_mfu=null profile.enabled=true",
+    "exit": "batch.exit_interval_steps=100 batch.exit_duration_minutes=30 batch.max_steps=10",
+    "half a minute": "batch.exit_duration_minutes=0.5",
+    "mode": "mode=eval",
+    "cpu": "resources.device=cpu precision.dtype=fp32 parallel.zero_stage=0 parallel.data_parallel_size=1",
+    "environment": "backend.env.A='it is $5' backend.max_restarts=0 resources.memory_per_node_bytes=null",
+}
+
+
+def back(config, target: str, folder: Path):
+    """The run that the export of a run is imported as. The program's table has no word against the script."""
+    path = folder / "exported.sh"
+    path.write_text(export(config, target).text)
+    flags = jobs_of_script(read_script(path.read_text(), "a.sh"))[0].flags
+    assert parse(find_table(target), flags).complaints == ()
+    found = import_files([path])
+    assert found.program == target
+    return found.config
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_example_comes_back_equal(name, tmp_path):
+    """Field by field, from both programs; the versions take turns."""
+    config, number = load(name), ALL.index(name)
+    for target in (TARGETS[number % 2], TARGETS[3 - number % 2]):
+        assert back(config, target, tmp_path) == config
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_every_run_comes_back_equal(name, tmp_path):
+    """To two programs in turn, so that each override is held against both kinds of flags and versions."""
+    config = load("gpt-125m", OVERRIDES[name])
+    number = list(OVERRIDES).index(name)
+    for target in (TARGETS[number % 2], TARGETS[2 + number % 2]):
+        assert back(config, target, tmp_path) == config
+
+
+def test_a_field_with_a_flag_is_no_comment():
+    """Comments are for what the flags cannot say: for 125M the vocabulary, the machine and the GPU."""
+    exported = export(load("gpt-125m"), "megatron-deepspeed@e7bff5ec")
+    assert list(exported.unsaid) == [
+        "name",
+        "tokenizer.vocab_size",
+        "resources.gpu_type",
+        "resources.cpus_per_node",
+        "resources.memory_per_node_bytes",
+        "resources.image",
+    ]
+
+
+def test_a_flag_that_is_edited_wins_over_the_comments(tmp_path):
+    """The comments of its row are then not read, and the import says so."""
+    text = export(load("gpt-175b"), "megatron-lm@d98e8a64").text
+    flag = text.index("--step-batch-size-schedule '")
+    end = text.index("\n", flag)
+    path = tmp_path / "edited.sh"
+    path.write_text(text[:flag] + "--step-batch-size-schedule '0:16 2.4B:320 12B:1536'" + text[end:])
+    found = import_files([path])
+    assert found.config.batch.step_batch_size_schedule == "0:16 2.4B:320 12B:1536"
+    assert found.config.batch.rampup is None
+    assert any(
+        "the flags say '0:16 2.4B:320 12B:1536' now" in note.text or "now, not" in note.text
+        for note in found.notes
+    )
+
+
+def test_the_ramp_up_is_a_flag_before_2026_and_a_list_of_sizes_after_it():
+    """Sizes and their samples are the ramp's, to the last sample."""
+    config = load("gpt-175b")
+    old, new = (export(config, f"megatron-lm@{version}").text for version in VERSIONS["megatron-lm"])
+    assert "    --rampup-batch-size 16 16 5859375\n" in old and "--step-batch-size" not in old
+    assert "--step-batch-size-schedule '0:16 126316544:32 252633088:48" in new
+    assert "    --rampup-batch-size" not in new and "    --global-batch-size" not in new
+    ramp = config.batch_schedule
+    sizes = BatchSchedule(1536, 2048, 1, StepSizes.parse(schedule_text(config), 2048))
+    samples = [
+        *range(0, 5_900_000, 997),
+        *(first + step for first, _ in sizes.rampup.parts[1:] for step in (-1, 0)),
+    ]
+    assert [sizes.size_at(one) for one in samples] == [ramp.size_at(one) for one in samples]
+    assert as_ramp(sizes.rampup) == config.ramp
+
+
+def test_names_follow_the_version():
+    """--layernorm-epsilon and --norm-epsilon; flash attention; recomputation."""
+    config = load("gpt-1-3b-4xdp", ["model.attention_backend=flash"])
+    old = export(config, "megatron-lm@040eac94").text
+    new = export(config, "megatron-lm@d98e8a64").text
+    deep = export(config, "megatron-deepspeed@f4157bea").text
+    assert "--layernorm-epsilon 1e-05" in old and "--norm-epsilon 1e-05" in new
+    assert "--use-flash-attn\n" in old and "--attention-backend flash" in new
+    assert "--recompute-granularity full" in new and "--checkpoint-activations" in deep
+    assert "--use-distributed-optimizer" in old and '"stage": 2' in deep
+
+
+def test_what_the_program_cannot_do_is_said():
+    """A schedule that it does not have, a batch that cannot grow, layers that do not divide."""
+    wsd = export(load("gpt-125m", OVERRIDES["wsd"]), "megatron-deepspeed")
+    assert (
+        "# Caution: --lr-decay-style has no WSD in megatron-deepspeed@f4157bea, and is left out." in wsd.text
+    )
+    sizes = export(load("gpt-125m", OVERRIDES["sizes"]), "megatron-lm@040eac94")
+    assert "Caution: the batch does not grow: --rampup-batch-size grows in equal steps only." in sizes.notes
+    cut = ["parallel.pipeline_parallel_size=5", "parallel.zero_stage=1", "resources.gpus_per_node=5"]
+    layers = export(load("gpt-125m", cut), "megatron-lm")
+    assert any("wants --num-layers(12) to be a multiple of" in note for note in layers.notes)
+
+
+def test_a_json_alone_comes_back_onto_its_run(tmp_path):
+    """DeepSpeed's part of the run; the rest is listed."""
+    config = load("gpt-1-3b-4xdp", ["parallel.zero_stage=3", "parallel.reduce_bucket_size=1e7"])
+    exported = export(config, "deepspeed")
+    path = tmp_path / "ds_config.json"
+    path.write_text(exported.text)
+    assert json.loads(exported.text)["zero_optimization"]["stage"] == 3
+    assert import_files([path], onto="gpt-1-3b-4xdp").config == config
+    assert "model.num_layers" in exported.unsaid and "parallel.zero_stage" not in exported.unsaid
+
+
+def test_an_unknown_target_is_named():
+    """With the known ones."""
+    with pytest.raises(
+        ConfigError, match="no such target; known: megatron-lm, megatron-deepspeed, deepspeed"
+    ):
+        export(load("gpt-125m"), "megatron")
+
+
+def test_the_mapping_covers_what_it_says():
+    """Each value of a row is a flag of some program; no flag is both mapped and without meaning; no field is
+    in two rows, but for batch sizes."""
+    dests = {dest for target in TARGETS for dest in find_table(target).by_dest}
+    assert MAPPED - dests == {"lr_wsd_decay_tokens"}
+    both = {dest for dest in MAPPED if without_meaning(dest)}
+    assert both == set()
+    assert len(SAID) == sum(len(row.fields) for row in ROWS)

@@ -1,0 +1,89 @@
+"""A planned run as a YAML: it extends the YAML that the plan began with and holds what differs.
+
+A file is written only if every rule of the run holds, if reading it gives exactly the run, and if no file is
+overwritten without being asked to.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import find, flatten, load, to_yaml
+from nbtrain.config.rules.check import check_config
+from nbtrain.config.schema import RunConfig
+from nbtrain.config.yaml_source import to_text
+
+
+def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bool = False) -> Path:
+    """Write a run YAML; the run takes its name from the file's. `note` becomes comments at its top.
+
+    Raises ConfigError if a rule is broken, if the file exists and `overwrite` is False, or if it cannot be
+    written.
+    """
+    path = Path(path).expanduser().absolute()
+    if path.suffix not in (".yaml", ".yml"):
+        raise ConfigError(f"{path}: a run YAML ends in .yaml or .yml.")
+    if path.exists() and not overwrite:
+        raise ConfigError(
+            f"{path}: exists already. Name another file, or ask to overwrite it (--force, overwrite=True)."
+        )
+    named = load(config, {"name": path.stem}, check=False)
+    check_config(named)
+    text = run_text(named, path, note)
+    draft = path.with_name(f".{path.stem}.draft.yaml")
+    try:
+        files.write_text(draft, text)
+        read = load(draft)
+        if read.model_dump() != named.model_dump():
+            raise AssertionError(f"{path} does not read back as the run that it was written from:\n{text}")
+        os.replace(draft, path)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}).") from None
+    finally:
+        draft.unlink(missing_ok=True)
+    return path
+
+
+def run_text(config: RunConfig, path: Path, note: str = "") -> str:
+    """The YAML of a run, to be put at `path`: what differs from the YAML that the run was loaded from."""
+    head = "".join(f"# {line}\n" for line in note.splitlines())
+    base = _base(config)
+    if base is None or base == path:
+        return head + to_yaml(config)
+    before = dict(flatten(load(base, check=False).model_dump()))
+    changed = {key: value for key, value in flatten(config.model_dump()) if before.get(key, ...) != value}
+    changed.pop("name", None)
+    named = {"name": config.name, "extends": _parent(base, path)}
+    return head + to_text({**named, **nested(changed)})
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """{"batch.micro_batch_size": 4} as {"batch": {"micro_batch_size": 4}}."""
+    found: dict[str, Any] = {}
+    for key, value in flat.items():
+        *parents, last = key.split(".")
+        target = found
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[last] = value
+    return found
+
+
+def _base(config: RunConfig) -> Path | None:
+    try:
+        return find(config._run or config.name)
+    except ConfigError:  # a run whose YAML is gone, or that was made in Python
+        return None
+
+
+def _parent(base: Path, path: Path) -> str:
+    """How the YAML at `path` names `base`: by file name beside it, by name if it ships, else by its path."""
+    if base.parent == path.parent:
+        return base.name
+    try:
+        by_name = find(base.stem) == base and not path.with_name(f"{base.stem}.yaml").exists()
+    except ConfigError:
+        by_name = False
+    return base.stem if by_name and base.stem != path.stem else str(base)

@@ -1,0 +1,61 @@
+"""A planned run as a YAML: what it extends, what it holds, and when it is not written."""
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.load import load
+from nbtrain.planner.run_file import write_run
+
+LAYOUT = {"parallel.data_parallel_size": 8, "parallel.pipeline_parallel_size": 2, "batch.micro_batch_size": 8}
+
+
+def test_the_file_holds_what_differs(tmp_path):
+    """A shipped example is extended by name; reading the file gives the run under the file's name."""
+    config = load("gpt-13b-4xdp-4xpp", LAYOUT)
+    path = write_run(config, tmp_path / "faster.yaml", "Written by a test.\nTwo lines.")
+    assert path.read_text() == (
+        "# Written by a test.\n# Two lines.\nname: faster\nextends: gpt-13b-4xdp-4xpp\n"
+        "batch:\n  micro_batch_size: 8\nparallel:\n  data_parallel_size: 8\n  pipeline_parallel_size: 2\n"
+    )
+    assert load(path).model_dump() == load(config, {"name": "faster"}).model_dump()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["faster.yaml"]
+
+
+def test_a_run_of_ones_own_is_extended_by_file(tmp_path):
+    """A YAML beside the new one is extended by its file name, one elsewhere by its path."""
+    own = tmp_path / "own.yaml"
+    own.write_text("name: own\nextends: gpt-tiny\nmodel:\n  num_layers: 2\n")
+    config = load(own, {"batch.max_steps": 3})
+    assert "extends: own.yaml\nbatch:\n  max_steps: 3\n" in write_run(config, tmp_path / "b.yaml").read_text()
+    (tmp_path / "deep").mkdir()
+    text = write_run(config, tmp_path / "deep" / "c.yaml").read_text()
+    assert f"extends: {own}\n" in text
+    # A file that shares the name of a shipped one does not extend itself.
+    shipped = write_run(load("gpt-tiny", {"batch.max_steps": 3}), tmp_path / "gpt-tiny.yaml")
+    assert load(shipped).batch.max_steps == 3
+
+
+def test_nothing_is_overwritten_unasked(tmp_path):
+    """An existing file is kept; with overwrite=True it is replaced, even by a run that came from it."""
+    path = write_run(load("gpt-tiny", {"batch.max_steps": 3}), tmp_path / "run.yaml")
+    before = path.read_text()
+    with pytest.raises(ConfigError) as error:
+        write_run(load(path, {"batch.max_steps": 4}), path)
+    assert str(error.value) == (
+        f"{path}: exists already. Name another file, or ask to overwrite it (--force, overwrite=True)."
+    )
+    assert path.read_text() == before
+    write_run(load(path, {"batch.max_steps": 4}), path, overwrite=True)
+    assert load(path).batch.max_steps == 4
+
+
+def test_a_broken_run_is_not_written(tmp_path):
+    """A run that breaks a rule, an ending that no YAML has and a folder that is missing leave no file."""
+    broken = load("gpt-tiny", {"batch.micro_batch_size": 7}, check=False)
+    with pytest.raises(ConfigError, match="batch.global_batch_size = 8\n  must be a multiple of"):
+        write_run(broken, tmp_path / "broken.yaml")
+    with pytest.raises(ConfigError, match=r"run.json: a run YAML ends in .yaml or .yml\."):
+        write_run(load("gpt-tiny"), tmp_path / "run.json")
+    with pytest.raises(ConfigError, match=r"missing/run.yaml: cannot be written \(No such file"):
+        write_run(load("gpt-tiny"), tmp_path / "missing" / "run.yaml")
+    assert list(tmp_path.iterdir()) == []

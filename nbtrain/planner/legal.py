@@ -42,6 +42,12 @@ class Cut(NamedTuple):
         """Which kinds a layout with this cut has."""
         return self.tensor > 1, self.pipeline > 1, self.ulysses > 1, self.data > 1
 
+    @property
+    def words(self) -> str:
+        """E.g. "TP 4 x PP 4 x DP 4"."""
+        names = zip(("TP", "PP", "Ulysses", "DP"), self)
+        return " x ".join(f"{name} {size}" for name, size in names if size > 1) or "one GPU"
+
 
 class Options(NamedTuple):
     """What a layout decides beside sizes."""
@@ -85,10 +91,8 @@ class Layout(NamedTuple):
     @property
     def words(self) -> str:
         """E.g. "TP 4 x PP 4 x DP 4, SP, ZeRO 1, micro-batch 2, full recomputation"."""
-        cut, options = self.cut, self.options
-        sizes = (("TP", cut.tensor), ("PP", cut.pipeline), ("Ulysses", cut.ulysses), ("DP", cut.data))
-        parts = [" x ".join(f"{name} {size}" for name, size in sizes if size > 1) or "one GPU"]
-        parts += ["SP"] * options.sequence_parallel
+        options = self.options
+        parts = [self.cut.words, *["SP"] * options.sequence_parallel]
         parts += [f"ZeRO {options.zero_stage}" + " with hpZ" * options.hpz]
         parts += [f"micro-batch {self.micro_batch_size}"]
         parts += [f"{options.recompute} recomputation"] * (options.recompute != "none")
@@ -256,7 +260,7 @@ def cut_problems(space: Space, cut: Cut) -> Iterator[str]:
         )
     if space.base.fp8 and (shape.hidden_size // tensor % FP8_MULTIPLE or ffn // tensor % FP8_MULTIPLE):
         yield f"FP8 takes matrices whose sides are multiples of {FP8_MULTIPLE} after tensor parallelism"
-    if not _combinations(cut.flags, space.kept):
+    if not combinations(cut.flags, space.kept):
         yield from kind_problems(cut.flags, PLAIN, space.kept)
 
 
@@ -298,7 +302,7 @@ def problems(space: Space, layout: Layout) -> list[str]:
 
 def legal_options(space: Space, cut: Cut) -> list[Options]:
     """The options that a legal cut may have."""
-    known = _combinations(cut.flags, space.kept)
+    known = combinations(cut.flags, space.kept)
     return [options for options in known if not any(_size_problems(space, cut, options))]
 
 
@@ -309,7 +313,8 @@ def micro_batches(space: Space, cut: Cut) -> list[int]:
 
 
 @functools.lru_cache(256)
-def _combinations(flags: tuple[bool, bool, bool, bool], kept: frozenset[str]) -> tuple[Options, ...]:
+def combinations(flags: tuple[bool, bool, bool, bool], kept: frozenset[str]) -> tuple[Options, ...]:
+    """The options that the table of combinations.py takes, for a cut that has the kinds of `flags`."""
     places: tuple[Place, ...] = ("none", "cpu")
     every = itertools.product(range(4), (False, True), RECOMPUTATIONS, places, places, (False, True))
     return tuple(options for each in every if not kind_problems(flags, options := Options(*each), kept))

@@ -1,0 +1,89 @@
+"""The GPT family: the sizes that have a name, and models between them by width and depth.
+
+A preset is the model of a shipped run YAML, so that a search for "13B" can write a run. The sizes are those of
+GPT-3 (arXiv:2005.14165, table 2.1) and, for 345M and 3.7B, of GPT-2 medium and of Ascend's example.
+"""
+
+import functools
+import itertools
+from dataclasses import replace
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.parameters import count_layers
+from nbtrain.config.arithmetic.shape import Shape, shape_of
+from nbtrain.config.load import load
+from nbtrain.config.schema import RunConfig
+
+PRESETS: dict[str, str] = {
+    "125M": "gpt-125m",
+    "345M": "gpt-345m-8xdp",
+    "350M": "gpt-350m-4xdp",
+    "760M": "gpt-760m-8xdp",
+    "1.3B": "gpt-1-3b-4xdp",
+    "2.7B": "gpt-2-7b-2xdp-2xpp-2xtp",
+    "3.7B": "gpt-3-7b-2xdp-2xpp-2xtp",
+    "6.7B": "gpt-6-7b-4xdp-4xtp",
+    "13B": "gpt-13b-4xdp-4xpp",
+    "175B": "gpt-175b",
+}
+# The line from 125M to 175B on which models lie; 345M and 3.7B are variants beside it.
+LINE = ("125M", "350M", "760M", "1.3B", "2.7B", "6.7B", "13B", "175B")
+# Widths between two presets are multiples of this, so that 1 to 8 tensor-parallel ranks share them in
+# multiples of 64, which tensor cores like (NVIDIA, matrix multiplication background, section 2).
+WIDTH_STEP = 512
+HEAD_SIZE = 128
+
+
+def preset(name: str) -> RunConfig:
+    """The shipped run of a preset. Raises ConfigError for a name that is none."""
+    known = {key.lower(): run for key, run in PRESETS.items()}
+    if name.strip().lower() not in known:
+        raise ConfigError(f"{name!r} is no preset: {', '.join(PRESETS)}.")
+    return load(known[name.strip().lower()], check=False)
+
+
+def is_preset(name: object) -> bool:
+    """Whether `name` is the name of a preset, in letters of any case."""
+    return isinstance(name, str) and name.strip().lower() in {key.lower() for key in PRESETS}
+
+
+def parameters(shape: Shape) -> int:
+    """Parameters of a whole model."""
+    return count_layers(shape, shape.num_layers, first=True, last=True, tensor=1).total
+
+
+@functools.cache
+def line(vocab_size: int, seq_length: int) -> tuple[tuple[str, Shape], ...]:
+    """Models of the family, smallest first: (name, shape); names of presets, or widths and depths.
+
+    Between two presets the width grows in steps of WIDTH_STEP, and the depth in proportion to the width.
+    """
+    named = [(name, _fitted(shape_of(preset(name)), vocab_size, seq_length)) for name in LINE]
+    found = named[:1]
+    for (_, small), (name, large) in itertools.pairwise(named):
+        for width in range(small.hidden_size + 1, large.hidden_size):
+            if width % WIDTH_STEP == 0:
+                shape = _between(small, large, width)
+                found.append((f"{shape.num_layers} layers, hidden {width}", shape))
+        found.append((name, large))
+    return tuple(sorted(found, key=lambda entry: parameters(entry[1])))
+
+
+def _fitted(shape: Shape, vocab_size: int, seq_length: int) -> Shape:
+    return replace(shape, padded_vocab_size=vocab_size, seq_length=seq_length, learned_positions=seq_length)
+
+
+def _between(small: Shape, large: Shape, width: int) -> Shape:
+    share = (width - small.hidden_size) / (large.hidden_size - small.hidden_size)
+    # A multiple of 4, so that pipelines of 2 and 4 stages divide it.
+    depth = small.num_layers + share * (large.num_layers - small.num_layers)
+    heads = width // HEAD_SIZE
+    return replace(
+        small,
+        num_layers=max(round(depth / 4) * 4, small.num_layers),
+        hidden_size=width,
+        num_attention_heads=heads,
+        num_query_groups=heads,
+        kv_channels=HEAD_SIZE,
+        ffn_hidden_size=4 * width,
+    )

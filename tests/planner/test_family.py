@@ -1,0 +1,31 @@
+"""The GPT family: presets are runs of their size, and the models between them rise in small steps."""
+
+import itertools
+
+import pytest
+
+from nbtrain.base.errors import ConfigError
+from nbtrain.config.arithmetic.shape import shape_of
+from nbtrain.planner.family import LINE, PRESETS, is_preset, line, parameters, preset
+
+
+def test_presets_are_runs_of_their_size():
+    """Each preset's run has about as many parameters as its name says."""
+    units = {"M": 1e6, "B": 1e9}
+    for name in PRESETS:
+        count = parameters(shape_of(preset(name)))
+        assert count == pytest.approx(float(name[:-1]) * units[name[-1]], rel=0.04), name
+    assert is_preset("13b") and not is_preset("gpt-13b") and not is_preset(None)
+    with pytest.raises(ConfigError, match="'14B' is no preset: 125M, 345M, "):
+        preset("14B")
+
+
+def test_the_line_rises_in_small_steps():
+    """From 125M to 175B by width and depth: heads divide, sizes about double at most from 760M on."""
+    models = line(50304, 2048)
+    assert [name for name, _ in models if name in LINE] == list(LINE)
+    for (_, small), (_, big) in itertools.pairwise(models):
+        assert parameters(small) < parameters(big)
+        assert big.hidden_size % big.num_attention_heads == 0
+        if parameters(small) > 7e8:
+            assert parameters(big) < 2.1 * parameters(small)

@@ -1,7 +1,7 @@
 """The GPT family: the sizes that have a name, and models between them by width and depth.
 
-A preset is the model of a shipped run YAML, so that a search for "13B" can write a run. The sizes are those of
-GPT-3 (arXiv:2005.14165, table 2.1) and, for 345M and 3.7B, of GPT-2 medium and of Ascend's example.
+A preset is the model of a shipped run YAML, so that a search for "13B" can write a run. The sizes are those
+of GPT-3 (arXiv:2005.14165, table 2.1) and, for 345M and 3.7B, of GPT-2 medium and of Ascend's example.
 """
 
 import functools

@@ -4,7 +4,6 @@ A file is written only if every rule of the run holds, if reading it gives exact
 overwritten without being asked to.
 """
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ def write_run(config: RunConfig, path: str | Path, note: str = "", overwrite: bo
         read = load(draft)
         if read.model_dump() != named.model_dump():
             raise AssertionError(f"{path} does not read back as the run that it was written from:\n{text}")
-        os.replace(draft, path)
+        draft.replace(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror}).") from None
     finally:

@@ -52,7 +52,7 @@ def test_nothing_is_overwritten_unasked(tmp_path):
 def test_a_broken_run_is_not_written(tmp_path):
     """A run that breaks a rule, an ending that no YAML has and a folder that is missing leave no file."""
     broken = load("gpt-tiny", {"batch.micro_batch_size": 7}, check=False)
-    with pytest.raises(ConfigError, match="batch.global_batch_size = 8\n  must be a multiple of"):
+    with pytest.raises(ConfigError, match=r"batch.global_batch_size = 8\n  must be a multiple of"):
         write_run(broken, tmp_path / "broken.yaml")
     with pytest.raises(ConfigError, match=r"run.json: a run YAML ends in .yaml or .yml\."):
         write_run(load("gpt-tiny"), tmp_path / "run.json")

@@ -9,6 +9,8 @@ from typing import Any
 from nbtrain.base.errors import ConfigError
 from nbtrain.base.terminal import nearest
 from nbtrain.config.deepspeed import KNOWN_KEYS, deepspeed_config
+from nbtrain.config.deepspeed_keys import key_problems
+from nbtrain.config.parallel_section import ParallelConfig
 from nbtrain.config.rules.combinations import kinds_go_together, kinds_have_what_they_need
 from nbtrain.config.rules.layout import layers_fill_the_stages
 from nbtrain.config.rules.wording import Problems, found, no_divisor
@@ -157,8 +159,12 @@ def _decided(extra: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, str
             yield from _decided(value, f"{prefix}{key}.")
 
 
+def _is_below(path: str, above: list[str]) -> bool:
+    return any(f"{path}.".startswith(f"{key}.") for key in above)
+
+
 def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
-    """An extra key is one that DeepSpeed reads and that no field decides."""
+    """An extra key is one that DeepSpeed reads and that no field decides; DeepSpeed takes its value."""
     extra = config.parallel.deepspeed_extra
     decided = sorted(_decided(extra))
     for key, owner in decided:
@@ -172,9 +178,16 @@ def deepspeed_extra_is_extra(config: RunConfig) -> Problems:
             f"{config.where(f'parallel.deepspeed_extra.{key}')}: parallel.deepspeed_extra sets {key}, which "
             f"DeepSpeed does not read.{nearest(key, KNOWN_KEYS)} Take it out, or correct its name."
         )
+    inside = [one for one in key_problems(extra) if not _is_below(one.path, [key for key, _ in decided])]
+    for one in inside:
+        own = one.near if one.near in ParallelConfig.model_fields else ""
+        yield (
+            f"{config.where(f'parallel.deepspeed_extra.{one.path}')}: parallel.deepspeed_extra sets "
+            f"{one.path}, which {one.words}" + (f" parallel.{own} sets {own}." if own else "")
+        )
     # Broken layouts and stages have rules of their own; deepspeed_config would report them a second time.
     broken = any(kinds_go_together(config)) or any(layers_fill_the_stages(config))
-    if extra and not decided and not unknown and not broken:
+    if extra and not decided and not unknown and not inside and not broken:
         try:
             deepspeed_config(config)
         except ConfigError as error:

@@ -528,6 +528,49 @@ BROKEN = {
         "@: parallel.deepspeed_extra sets foo, which DeepSpeed does not read. Take it out, or correct its "
         "name.",
     ),
+    "a typing error inside a section of DeepSpeed": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={zero_optimization: {sub_grup_size: 5}}"],
+        "@: parallel.deepspeed_extra sets zero_optimization.sub_grup_size, which DeepSpeed 0.19.8 does not "
+        "know in zero_optimization. Nearest: sub_group_size. Take it out, or correct its name. "
+        "parallel.sub_group_size sets sub_group_size.",
+    ),
+    "a value that DeepSpeed does not take": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={csv_monitor: {enabled: perhaps}}"],
+        "@: parallel.deepspeed_extra sets csv_monitor.enabled, which must be true or false, not perhaps.",
+    ),
+    "a value below DeepSpeed's bound": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={zero_optimization: {stage3_max_reuse_distance: -1}}"],
+        "@: parallel.deepspeed_extra sets zero_optimization.stage3_max_reuse_distance, which must be at "
+        "least 0, not -1.",
+    ),
+    "a section that is no mapping": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={aio: 4}"],
+        "@: parallel.deepspeed_extra sets aio, which must be a mapping of keys, not 4.",
+    ),
+    "a key that DeepSpeed reads in silence": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={aio: {thread_count: 2}}"],
+        "@: parallel.deepspeed_extra sets aio.thread_count, which DeepSpeed 0.19.8 does not know in aio. "
+        "Take "
+        "it out, or correct its name.",
+    ),
+    "what DeepSpeed had and rejects": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={sparse_attention: {mode: fixed}}"],
+        "@: parallel.deepspeed_extra sets sparse_attention, which DeepSpeed 0.19.8 rejects: what it "
+        "turned on "
+        "has been removed. Take it out.",
+    ),
+    "what ZeRO had and rejects": (
+        "gpt-125m",
+        ["parallel.deepspeed_extra={zero_optimization: {mics_shard_size: 8}}"],
+        "@: parallel.deepspeed_extra sets zero_optimization.mics_shard_size, which DeepSpeed 0.19.8 rejects: "
+        "what it turned on has been removed. Take it out.",
+    ),
     "a DeepSpeed key with a typing error": (
         "gpt-125m",
         ["parallel.deepspeed_extra={flops_profilr: {enabled: true}}"],
@@ -899,8 +942,8 @@ def test_the_place_is_the_file_and_line_that_set_the_value(run_yaml):
         ["data.split='1,0,0'", "evaluation.eval_iters=0"],
         ["backend.env={TOKENIZERS_PARALLELISM: 'false', OMP_NUM_THREADS: '1', MAX_TOKENS: '3'}"],
         [
-            "parallel.deepspeed_extra={zero_optimization: {round_robin_gradients: true}, aio: {thread_count: "
-            "2}}"
+            "parallel.deepspeed_extra={zero_optimization: {round_robin_gradients: true}, aio: "
+            "{intra_op_parallelism: 2}, timers: {throughput: {synchronized: false}}, csv_monitor: null}"
         ],
         ["data.split_sentences=sv"],
         ["data.split_sentences=yi"],

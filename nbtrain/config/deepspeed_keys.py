@@ -1,0 +1,134 @@
+"""What DeepSpeed takes inside the sections of its configuration: keys, types, bounds; and what it rejects.
+
+tests/config/deepspeed_table.py makes the table tables/deepspeed-0.19.8.json from the installed DeepSpeed;
+tests/config/test_deepspeed_keys.py compares both, so that a new version is noticed. DeepSpeed refuses an
+unknown key of most sections when the ranks start, minutes after a launch; of aio, flops_profiler, autotuning
+and activation_checkpointing it reads the keys that it knows and says nothing of others.
+"""
+
+import difflib
+import functools
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.base.version import PACKAGE
+from nbtrain.config.yaml_source import show
+
+VERSION = "0.19.8"
+# Values of these words are left out before DeepSpeed looks at a section (config_utils.py).
+AUTO = "auto"
+# What pydantic takes for a truth value besides true and false.
+TRUTH_WORDS = {"0", "1", "off", "on", "f", "t", "false", "true", "n", "y", "no", "yes"}
+
+_WORDS = {
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "list": "a list",
+    "mapping": "a mapping",
+}
+
+Section = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class KeyProblem:
+    """A key or value that DeepSpeed does not take."""
+
+    path: str
+    """Dotted, from the top of DeepSpeed's configuration."""
+    words: str
+    """What is wrong with it, to follow "...sets PATH, which", and what to do."""
+    near: str = ""
+    """The known key that looks like it."""
+
+
+@functools.lru_cache(1)
+def table() -> dict[str, Any]:
+    """The facts: version, sections {path: {key: type and bounds}}, rejected paths."""
+    path = PACKAGE / "config" / "tables" / f"deepspeed-{VERSION}.json"
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def key_problems(values: Mapping[str, Any], prefix: str = "") -> Iterator[KeyProblem]:
+    """Everything in a DeepSpeed configuration that the table knows to be wrong, in the file's order.
+
+    Keys at the top are not compared with a list: config/deepspeed.py has it.
+    """
+    sections, rejected = table()["sections"], table()["rejected"]
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if path in rejected:
+            yield KeyProblem(
+                path, f"DeepSpeed {VERSION} rejects: what it turned on has been removed. Take it out."
+            )
+        elif path in sections:
+            if isinstance(value, Mapping):
+                yield from _section_problems(sections[path], value, path)
+            elif value is not None and value != AUTO:
+                yield KeyProblem(path, f"must be a mapping of keys, not {show(value)}.")
+        elif isinstance(value, Mapping) and any(known.startswith(f"{path}.") for known in sections):
+            yield from key_problems(value, f"{path}.")
+
+
+def _section_problems(section: Section, values: Mapping[str, Any], path: str) -> Iterator[KeyProblem]:
+    # A field may be given by its own name too.
+    known = {**section, **{entry["also"]: entry for entry in section.values() if "also" in entry}}
+    for key, value in values.items():
+        inner = f"{path}.{key}"
+        if inner in table()["rejected"] or inner in table()["sections"]:
+            yield from key_problems({key: value}, f"{path}.")
+        elif key not in known:
+            near = next(iter(difflib.get_close_matches(str(key), known, n=1)), "")
+            hint = f" Nearest: {near}." if near else ""
+            yield KeyProblem(
+                inner,
+                f"DeepSpeed {VERSION} does not know in {path}.{hint} Take it out, or correct its name.",
+                near,
+            )
+        elif rule := broken_rule(known[key], value):
+            yield KeyProblem(inner, f"{rule}, not {show(value)}.")
+
+
+def broken_rule(entry: Mapping[str, Any], value: Any) -> str | None:
+    """ "must be at least 0" if a value is not what DeepSpeed's model of the key takes; None if it is."""
+    kind = entry["type"]
+    if kind in ("any", "section") or value == AUTO or (value is None and entry.get("null")):
+        return None
+    if kind == "choice":
+        known = entry["choices"]
+        words = ", ".join(show(choice) for choice in known)
+        return None if any(value == choice for choice in known) else f"must be one of {words}"
+    if not _is(kind, value):
+        return f"must be {_WORDS[kind]}"
+    number = float(value) if kind in ("int", "float") else 0.0
+    for limit, holds, words in (
+        ("ge", lambda bound: number >= bound, "at least"),
+        ("gt", lambda bound: number > bound, "more than"),
+        ("le", lambda bound: number <= bound, "at most"),
+        ("lt", lambda bound: number < bound, "less than"),
+    ):
+        if limit in entry and not holds(entry[limit]):
+            return f"must be {words} {entry[limit]:g}"
+    return None
+
+
+def _is(kind: str, value: Any) -> bool:
+    """Whether pydantic takes a value for a type, conversions included."""
+    if kind == "bool":
+        return (
+            isinstance(value, bool)
+            or (isinstance(value, int | float) and value in (0, 1))
+            or (isinstance(value, str) and value.lower() in TRUTH_WORDS)
+        )
+    if kind in ("int", "float"):
+        try:
+            number = float(value)
+        except (TypeError, ValueError, OverflowError):
+            return False
+        return kind == "float" or number.is_integer()
+    return isinstance(value, {"str": str, "list": list, "mapping": Mapping}[kind])

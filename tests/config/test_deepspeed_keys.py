@@ -1,0 +1,155 @@
+"""The table of DeepSpeed's keys: against the installed DeepSpeed, and what the check says of values."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nbtrain.base.version import PACKAGE
+from nbtrain.config.deepspeed_keys import VERSION, broken_rule, key_problems, table
+
+HERE = Path(__file__).parent
+# Values of every kind, to be taken or refused by DeepSpeed's models and by the table alike.
+VALUES = [
+    True,
+    False,
+    0,
+    1,
+    -1,
+    3,
+    0.5,
+    2.0,
+    1e9,
+    "x",
+    "on",
+    "7",
+    "cpu",
+    None,
+    [],
+    ["x"],
+    {},
+    {"a": 1},
+    "auto",
+]
+
+VERDICTS = f"""
+import json, sys
+sys.path.insert(0, {str(HERE)!r})
+import deepspeed_table as installed
+from pydantic import ValidationError
+
+found = {{}}
+def ask(path, model):
+    for name, info in model.model_fields.items():
+        key, (_, inner) = info.alias or name, installed.described(info.annotation)
+        if inner is not None:
+            ask(f"{{path}}.{{key}}", inner)
+            continue
+        if (info.json_schema_extra or {{}}).get("deprecated"):
+            continue
+        taken = []
+        for value in {VALUES!r}:
+            try:
+                model(**{{key: value}})
+            except ValidationError as error:
+                taken.append(not any(one["loc"][:1] in ((key,), (name,)) for one in error.errors()))
+            else:
+                taken.append(True)
+        found[f"{{path}}.{{key}}"] = taken
+for path, model in installed.MODELS.items():
+    ask(path, model)
+print("table", json.dumps(installed.table()))
+print("verdicts", json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def installed():
+    """{"table": ..., "verdicts": ...} of the installed DeepSpeed, from a process of its own."""
+    environment = {**os.environ, "DS_ACCELERATOR": "cpu"}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", VERDICTS], env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    lines = (line.partition(" ") for line in done.stdout.splitlines())
+    return {name: json.loads(text) for name, _, text in lines if name in ("table", "verdicts")}
+
+
+@pytest.mark.slow
+def test_the_table_is_that_of_the_installed_deepspeed(installed):
+    """A new version fails here; tests/config/deepspeed_table.py writes its table."""
+    assert installed["table"]["version"] == VERSION
+    assert installed["table"] == table()
+
+
+@pytest.mark.slow
+def test_a_value_is_taken_if_and_only_if_deepspeed_takes_it(installed):
+    """Every key of every pydantic model, values of every kind; types that the table has no word for aside."""
+    refused_here, refused_there = [], set()
+    for path, verdicts in installed["verdicts"].items():
+        section, _, key = path.rpartition(".")
+        entry = table()["sections"][section][key]
+        for value, taken in zip(VALUES, verdicts, strict=True):
+            passes = broken_rule(entry, value) is None
+            if taken and not passes:
+                refused_here.append((path, value))
+            if passes and not taken and entry["type"] != "any":
+                refused_there.add(path)
+    assert len(installed["verdicts"]) > 140
+    assert refused_here == []
+    # Functions of DeepSpeed's own; precision decides what is in fp16, and no run may set it.
+    fp16 = {f"fp16.{key}" for key in ("loss_scale", "loss_scale_window", "min_loss_scale")}
+    assert refused_there == {"compile.passes", *fp16}
+
+
+def test_the_table_is_small_and_ships_with_the_package():
+    text = (PACKAGE / "config" / "tables" / f"deepspeed-{VERSION}.json").read_text()
+    assert len(text) < 20_000
+    assert json.loads(text)["sections"]["zero_optimization"]["sub_group_size"] == {"type": "int", "ge": 0}
+
+
+def test_keys_are_looked_for_in_every_depth():
+    """Sections inside sections, and the one that has no keys of its own (timers)."""
+    values = {
+        "zero_optimization": {
+            "offload_optimizer": {"devise": "cpu"},
+            "leaf_module": {"klasses": "Layer"},
+            "prefetch_bucket_size": 5,
+            "stage3_prefetch_bucket_size": "auto",
+        },
+        "timers": {"throughput": {"enabld": True}},
+        "tensorboard": {"enabled": True, "output_path": 3},
+        "steps_per_print": 5,
+    }
+    assert [(one.path, one.near) for one in key_problems(values)] == [
+        ("zero_optimization.offload_optimizer.devise", "device"),
+        ("zero_optimization.leaf_module.klasses", "classes"),
+        ("timers.throughput.enabld", "enabled"),
+        ("tensorboard.output_path", ""),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("entry", "value", "words"),
+    [
+        ({"type": "int", "ge": 0}, -1, "must be at least 0"),
+        ({"type": "int", "gt": 0}, 0, "must be more than 0"),
+        ({"type": "float", "le": 1}, 1.5, "must be at most 1"),
+        ({"type": "float", "gt": 0, "lt": 1}, 1, "must be less than 1"),
+        ({"type": "int"}, 0.5, "must be a whole number"),
+        ({"type": "int"}, None, "must be a whole number"),
+        ({"type": "bool"}, 2, "must be true or false"),
+        ({"type": "str"}, 2, "must be text"),
+        ({"type": "list"}, "a", "must be a list"),
+        ({"type": "mapping"}, [], "must be a mapping"),
+        ({"type": "choice", "choices": ["none", "cpu"]}, "gpu", "must be one of none, cpu"),
+        ({"type": "int", "ge": 0}, 0, None),
+        ({"type": "int", "null": True}, None, None),
+        ({"type": "choice", "choices": [0, 1]}, 1, None),
+    ],
+)
+def test_the_words_of_a_refusal(entry, value, words):
+    assert broken_rule(entry, value) == words

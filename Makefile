@@ -1,6 +1,7 @@
 # make demo    environment + the notebooks of gpt-tiny, headless, and a summary
 # make lab     JupyterLab on the notebooks
 # make test    everything in 12 minutes; make check: format, lint, types and the fast tests; make soak: at length
+# make gpu     what only a GPU can show, in under 40 minutes
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
@@ -9,7 +10,7 @@ WORKERS ?= 2
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 PIP    := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
 
-.PHONY: demo lab test check format docs bench parity faults soak clean
+.PHONY: demo lab test check format docs bench parity faults soak gpu clean
 
 demo: $(VENV)/.installed
 	@$(BIN)/nbtrain demo
@@ -44,6 +45,11 @@ parity: $(VENV)/.installed-test
 # What is too long for `make test`, part by part; goes on where it was stopped: docs/soak.md.
 soak: $(VENV)/.installed-test
 	$(BIN)/python -m tests.soak $(SOAK_ARGS)
+
+# What only a GPU can show, step by step; goes on where it was stopped: docs/gpu.md. Needs no network: without the
+# environment it takes $(PYTHON), and GPU_ARGS="--wheels DIR" gives it the packages that are missing.
+gpu:
+	$(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON)) -m tests.gpu $(GPU_ARGS)
 
 # Each fault suffered by a real run: docs/faults.md. Some need root.
 faults: $(VENV)/.installed-test

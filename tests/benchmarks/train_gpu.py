@@ -82,6 +82,7 @@ def run_yaml_overrides(size: Size, options: argparse.Namespace, device: str) -> 
         "parallel.zero_stage": options.zero_stage,
         "resources.device": device,
         "resources.gpus_per_node": 1 if device == "gpu" else 0,
+        "resources.gpu_type": options.gpu_type,
     }
 
 
@@ -93,6 +94,7 @@ def ours(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
     sys.path.insert(0, str(TREE / "tests" / "train"))
     from nbtrain.base.events import read_events
     from nbtrain.config.load import load_resolved
+    from nbtrain.planner.duration import estimate_duration
     from nbtrain.planner.memory import estimate_memory
     from tests.train import launch
 
@@ -112,11 +114,13 @@ def ours(name: str, options: argparse.Namespace, device: str) -> dict[str, Any]:
         if not events:
             raise SystemExit(f"the run told no throughput:\n{log[-3000:]}")
         (event,) = events
+        config = load_resolved(run.config_yaml)
         return {
             "tokens_per_second": event["tokens_per_second"],
             "step_seconds": event["seconds"] / event["steps"],
             "peak_bytes": event["device_memory_bytes"],
-            "planned_bytes": estimate_memory(load_resolved(run.config_yaml)).total_bytes,
+            "planned_bytes": estimate_memory(config).total_bytes,
+            "planned_tokens_per_second": estimate_duration(config, use_measured=False).tokens_per_second,
             "mfu": event["mfu"],
             "matmul_fraction": event["matmul_fraction"],
             "measured_matmul_flops": event["measured_matmul_flops"],
@@ -239,6 +243,7 @@ def contender(kind: str, name: str, options: argparse.Namespace) -> dict[str, An
     command = [sys.executable, __file__, "--contender", kind, "--sizes", name, "--steps", str(options.steps)]
     command += ["--zero-stage", str(options.zero_stage), "--timeout", str(options.timeout)]
     command += ["--compiled"] * options.compiled + ["--smoke"] * options.smoke
+    command += ["--gpu-type", options.gpu_type] if options.gpu_type else []
     paths = os.pathsep.join(filter(None, [str(TREE), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         command,
@@ -320,6 +325,7 @@ def main() -> None:
     parser.add_argument("--compiled", action="store_true")
     parser.add_argument("--transformers", action="store_true", help="also GPT2LMHeadModel in the bare loop")
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
+    parser.add_argument("--gpu-type", help="a name of the device table, for the plan's figures")
     parser.add_argument("--timeout", type=float, default=540.0, help="seconds for each contender")
     parser.add_argument("--contender", help=argparse.SUPPRESS)
     options = parser.parse_args()

@@ -9,34 +9,10 @@ from nbtrain.model.gpt import GPT
 from nbtrain.parallel import fpdt
 from nbtrain.parallel.layout import ModelParallel
 from nbtrain.parallel.ulysses import own_tokens, set_own_tokens
-from tests.parallel import ranks
+from tests.parallel import plain_flash, ranks
 from tests.parallel.cut import assert_close, world
 from tests.parallel.rounding import FORWARD, GRADIENT
 from tests.parallel.small import HEADS, H, S, gpt_config, text
-
-
-def scores(query, key, scale, causal):
-    """[b, n, s, s] of [b, s, n, d]."""
-    products = torch.einsum("bqnd,bknd->bnqk", query, key) * scale
-    later = torch.ones(products.shape[-2:], dtype=torch.bool).triu_(1)
-    return products.masked_fill(later, -torch.inf) if causal else products
-
-
-def forward(query, key, value, dropout, scale, causal, **_):
-    """(output [b, s, n, d], log of the sums of exponentials [b, n, s], ...) as flash-attn 2.7 gives them."""
-    products = scores(query, key, scale, causal)
-    return torch.einsum("bnqk,bknd->bqnd", products.softmax(-1), value), products.logsumexp(-1), None, None
-
-
-def backward(grad, query, key, value, output, log_sums, dq, dk, dv, dropout, scale, causal, *_, **__):
-    """Its gradients, put into dq, dk, dv."""
-    weights = (scores(query, key, scale, causal) - log_sums.unsqueeze(-1)).exp()
-    dv.copy_(torch.einsum("bnqk,bqnd->bknd", weights, grad))
-    of_weights = torch.einsum("bqnd,bknd->bnqk", grad, value)
-    mean = (grad * output).sum(-1).transpose(1, 2).unsqueeze(-1)
-    of_scores = weights * (of_weights - mean) * scale
-    dq.copy_(torch.einsum("bnqk,bknd->bqnd", of_scores, key))
-    dk.copy_(torch.einsum("bnqk,bqnd->bknd", of_scores, query))
 
 
 def check_a_gpt_in_chunks_is_that_of_one_process():
@@ -45,7 +21,8 @@ def check_a_gpt_in_chunks_is_that_of_one_process():
     from deepspeed.sequence import fpdt_layer
 
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False, verbose=False)
-    fpdt_layer._flash_attn_forward, fpdt_layer._flash_attn_backward = forward, backward
+    fpdt_layer._flash_attn_forward = plain_flash.forward
+    fpdt_layer._flash_attn_backward = plain_flash.backward
     fpdt_layer.flash_attn_version = version.parse("2.7.0")
     fpdt.problem = lambda device: None
     tokens, labels = text()

@@ -1,0 +1,186 @@
+"""Step `memory`: what training really takes of a GPU, against nbtrain.planner, for 125M and 1.3B.
+
+Each case is the trainer as a user runs it, four steps of two micro batches, in a process of its own.
+Compared are the states between two steps, torch's peak of allocated memory, and what the driver counts for
+the process; all within 10 %. Where the plan says that a run does not fit, it must end out of memory.
+"""
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.config.load import load_resolved
+from nbtrain.config.schema import RunConfig
+from nbtrain.planner.memory import estimate_memory
+from tests.gpu.cases import Case, Finding, Place, passed_if
+from tests.gpu.trained import OUT_OF_MEMORY, TrainingFailed, Trainings
+
+ALLOWED = 0.10
+STEPS, ACCUMULATION = 4, 2
+GIB = 2**30
+SOURCES = {"125m": "gpt-125m", "1.3b": "gpt-1-3b-4xdp"}
+RECOMPUTED: dict[str, dict[str, Any]] = {
+    "none": {"parallel.activation_checkpointing.granularity": "none"},
+    "selective": {"parallel.activation_checkpointing.granularity": "selective"},
+    "full": {"parallel.activation_checkpointing.granularity": "full"},
+    "full, by 4": {
+        "parallel.activation_checkpointing.granularity": "full",
+        "parallel.activation_checkpointing.interval_layers": 4,
+    },
+}
+BF16: dict[str, Any] = {
+    "precision.dtype": "bf16",
+    "parallel.zero_stage": 1,
+    "model.hidden_dropout": 0.0,
+    "model.attention_dropout": 0.0,
+}
+# Of 125M at a micro batch of 16, each beside bf16 with ZeRO 1 and without dropout.
+VARIANTS: dict[str, dict[str, Any]] = {
+    "dropout 0.1": {"model.hidden_dropout": 0.1, "model.attention_dropout": 0.1},
+    "ZeRO 2": {"parallel.zero_stage": 2},
+    "ZeRO 3": {"parallel.zero_stage": 3},
+    "autocast": {"precision.autocast": True},
+    "fp16, ZeRO 2": {"precision.dtype": "fp16", "parallel.zero_stage": 2},
+    "fp32, ZeRO 0": {"precision.dtype": "fp32", "parallel.zero_stage": 0},
+    "FP8": {"precision.fp8": True},
+    "math attention": {"model.attention_backend": "math", "batch.micro_batch_size": 4},
+    "optimizer in host memory, ZeRO 2": {
+        "parallel.zero_stage": 2,
+        "parallel.offload_optimizer.device": "cpu",
+    },
+    "compiled": {"model.compile": True},
+}
+
+
+@dataclass(frozen=True)
+class Planned:
+    """The plan's bytes of one rank."""
+
+    states: int
+    allocated: int
+    """What torch counts."""
+    device: int
+    """What the driver counts."""
+    fits: bool | None
+
+
+def planned(config: RunConfig) -> Planned:
+    """Of the fullest rank."""
+    found = estimate_memory(config)
+    parts = found.parts
+    states = sum(parts.get(part, 0) for part in ("weights", "gradients", "master_copy", "optimizer"))
+    outside = sum(parts.get(part, 0) for part in ("runtime", "reserve"))
+    return Planned(states, found.total_bytes - outside, found.total_bytes, found.fits)
+
+
+def cases(place: Place) -> Iterator[Case]:
+    """The upstream runs as their YAMLs say, then every kind of recomputation, then the variants."""
+    trainings = Trainings(place)
+    for name, overrides in wanted(place.on_gpu):
+        yield Case(name, functools.partial(find, trainings, name, overrides))
+
+
+def wanted(on_gpu: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(name, overrides) of each case; the name begins with the model's size."""
+    if not on_gpu:
+        for recomputed in ("none", "full"):
+            yield f"125m, micro 2, {recomputed}", _tiny() | RECOMPUTED[recomputed]
+        return
+    for size in SOURCES:
+        yield f"{size} as its YAML says", {"parallel.zero_stage": 2}
+    for micro, small in ((16, 8), (8, 2), (32, 16)):
+        for recomputed, overrides in RECOMPUTED.items():
+            for size, number in (("125m", micro), ("1.3b", small)):
+                batch = {"batch.micro_batch_size": number}
+                yield f"{size}, micro {number}, {recomputed}", BF16 | batch | overrides
+    plain = BF16 | RECOMPUTED["none"] | {"batch.micro_batch_size": 16}
+    for words, overrides in VARIANTS.items():
+        yield f"125m, {words}", plain | overrides
+
+
+def _tiny() -> dict[str, Any]:
+    return {
+        "model.num_layers": 4,
+        "model.hidden_size": 64,
+        "model.num_attention_heads": 4,
+        "model.seq_length": 64,
+        "tokenizer.vocab_size": 500,
+        "precision.dtype": "fp32",
+        "parallel.zero_stage": 1,
+        "batch.micro_batch_size": 2,
+        "data.num_workers": 0,
+    }
+
+
+def find(trainings: Trainings, name: str, overrides: dict[str, Any]) -> Finding:
+    """Plan and train one run."""
+    size = name.split(",")[0].split()[0]
+    micro = overrides.get("batch.micro_batch_size", 16)
+    seq_length = overrides.get("model.seq_length", 2048)
+    batch = ACCUMULATION * micro
+    device = find_device(trainings.place.gpu_name)
+    run = trainings.make(
+        name,
+        {
+            "mode": "perf",
+            "data.name": trainings.dataset("walks", 400, (seq_length // 2, 2 * seq_length), 500),
+            "data.index_samples": 4 * STEPS * batch,
+            "data.num_workers": 1,
+            "data.split": "90,5,5",
+            "batch.global_batch_size": batch,
+            "batch.train_tokens": 2 * STEPS * batch * seq_length,
+            "batch.max_steps": STEPS,
+            "lr_schedule.lr_warmup_tokens": 0,
+            "lr_schedule.lr_decay_tokens": None,
+            "parallel.data_parallel_size": 1,
+            "resources.gpu_type": device.name if device else None,
+            "resources.memory_per_node_bytes": None,
+            "resources.cpus_per_node": None,
+            "backend.env": {},
+            **overrides,
+        },
+        SOURCES[size],
+    )
+    plan = planned(load_resolved(run.config_yaml))
+    try:
+        found = trainings.train(run, "memory").found
+    except TrainingFailed as error:
+        if OUT_OF_MEMORY not in str(error):
+            raise
+        verdict = "does not fit" if plan.fits is False else "fits"
+        words = f"out of memory; the plan says that {plan.device / GIB:.1f} GiB {verdict}"
+        return passed_if(plan.fits is False, words)
+    return compare(plan, found, trainings.place.on_gpu)
+
+
+def compare(plan: Planned, found: dict[str, Any], on_gpu: bool) -> Finding:
+    """The finding of a run that fitted."""
+    if not on_gpu:
+        used = found["resident"]
+        words = f"{used / GIB:.2f} GiB resident, {plan.device / GIB:.2f} planned (a CPU process)"
+        return passed_if(used > plan.states, words)
+    # The driver's own, and what others hold, were there before.
+    used = found["used"] - (found["used_before"] or 0)
+    pairs = {
+        "states": (found["states"], plan.states),
+        "allocated": (found["allocated"], plan.allocated),
+        "of the device": (used, plan.device),
+    }
+    off = {what: theirs / measured - 1 for what, (measured, theirs) in pairs.items()}
+    values = {}
+    for what, (measured, theirs) in pairs.items():
+        values[f"{what} GiB"] = f"{measured / GIB:.2f}"
+        values[f"{what}, planned"] = f"{theirs / GIB:.2f} ({off[what]:+.1%})"
+    words = f"reserved {found['reserved'] / GIB:.2f} GiB, host {found['resident'] / GIB:.2f} GiB"
+    if found["used_before"] is None:
+        words += "; without nvidia-ml-py what the driver counted before is unknown"
+    if found["context_before"]:
+        words += "; a context was made before the order, so that waiting processes may count too"
+    if plan.fits is False:
+        return Finding("failed", f"the plan says that it does not fit; {words}", values)
+    worst = max(off, key=lambda what: abs(off[what]))
+    if abs(off[worst]) > ALLOWED:
+        words = f"{worst} planned {off[worst]:+.1%}, allowed is {ALLOWED:.0%}; {words}"
+    return passed_if(abs(off[worst]) <= ALLOWED, words, values)

@@ -1,0 +1,133 @@
+"""docs/gpu.json, what every case has found, by kind of machine; and docs/gpu.md, which is written from it."""
+
+import functools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from tests.gpu.steps import STEPS, Step
+from tests.parity.sources import stamp
+
+Row = dict[str, Any]
+"""{name, outcome, words, values, seconds, key, command}."""
+
+
+INTRODUCTION = """\
+`make gpu` (tests/gpu/) tries on whatever GPUs there are what no CPU can show, writes each result
+down at once, and goes on where it was stopped; nobody edits this page. `python -m tests.gpu --list` names the
+steps, `--only memory --minutes 9` runs a part. A case that fails says how; what a machine cannot show has its
+reason. On a machine without a network, `python3 -m tests.gpu --wheels DIR` installs packages from a folder of
+wheels, for these runs alone; what is missing is said in the first seconds."""
+
+
+@dataclass
+class Results:
+    """Of one kind of machine ("1 x NVIDIA H200")."""
+
+    machine: str = ""
+    """One sentence: GPUs, driver, versions; of the newest call."""
+    rows: dict[str, dict[str, Row]] = field(default_factory=dict)
+    """Step -> case -> row."""
+    complete: dict[str, str] = field(default_factory=dict)
+    """Step -> the key of the code on which all of its cases have been tried."""
+
+
+@functools.cache
+def key_of(step: Step) -> str:
+    """The hash of the code that a step rests on, short."""
+    found = re.search(r"`([0-9a-f]{16})", stamp(step.evidence))
+    assert found is not None
+    return found[1]
+
+
+def read(path: Path) -> dict[str, Results]:
+    """By label of the machine."""
+    if not path.exists():
+        return {}
+    content = json.loads(path.read_text(encoding="utf-8"))
+    return {label: Results(**entry) for label, entry in content.items()}
+
+
+def write(folder: Path, results: Mapping[str, Results]) -> None:
+    """gpu.json and gpu.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {label: asdict(found) for label, found in results.items()}
+    files.write_text(folder / "gpu.json", json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    files.write_text(folder / "gpu.md", text(results))
+
+
+def outcome_of(rows: Mapping[str, Row]) -> str:
+    """Of a step, in words; "not run yet" without a row."""
+    if not rows:
+        return "not run yet"
+    outcomes = [row["outcome"] for row in rows.values()]
+    counts = {kind: outcomes.count(kind) for kind in ("passed", "failed", "impossible", "stopped")}
+    names = {"impossible": "not possible on this machine"}
+    words = [f"{count} {names.get(kind, kind)}" for kind, count in counts.items() if count]
+    return f"**FAILED**: {', '.join(words)}" if counts["failed"] else ", ".join(words)
+
+
+def text(results: Mapping[str, Results]) -> str:
+    """The whole page."""
+    return (
+        "\n\n".join(
+            [
+                "# The first hour on a GPU",
+                INTRODUCTION,
+                *(_machine(label, found) for label, found in results.items()),
+                *([] if results else [_overview({}, "not run yet: no GPU")]),
+            ]
+        )
+        + "\n"
+    )
+
+
+def _machine(label: str, results: Results) -> str:
+    parts = [f"## {label}", f"{results.machine}.", _overview(results.rows, "not run yet")]
+    for step in STEPS:
+        rows = results.rows.get(step.name, {})
+        if rows:
+            parts += [f"### {step.name}: {outcome_of(rows)}", _about(step, rows), _table(step, rows)]
+    return "\n\n".join(parts)
+
+
+def _overview(rows: Mapping[str, Mapping[str, Row]], without: str) -> str:
+    lines = ["| step | what it shows | result | minutes |", "| --- | --- | --- | --- |"]
+    for step in STEPS:
+        found = rows.get(step.name, {})
+        minutes = f"{sum(row['seconds'] for row in found.values()) / 60:.1f}" if found else ""
+        result = outcome_of(found) if found else without
+        lines.append(f"| `{step.name}` | {step.shows} | {result} | {minutes} |")
+    return "\n".join(lines)
+
+
+def _about(step: Step, rows: Mapping[str, Row]) -> str:
+    """The commands, and the code that the rows hold for."""
+    commands = sorted({row["command"] for row in rows.values()})
+    keys = sorted({row["key"] for row in rows.values()})
+    held = ", ".join(f"`{key}`" for key in keys)
+    return f"{step.shows[0].upper()}{step.shows[1:]}. {_code(commands)}; sources {held}."
+
+
+def _table(step: Step, rows: Mapping[str, Row]) -> str:
+    head = ("case", *step.columns, "result")
+    lines = [f"| {' | '.join(head)} |", f"| {' | '.join('---' for _ in head)} |"]
+    for row in rows.values():
+        values = list(row["values"].values())
+        # A case that failed has no figures.
+        cells = [*values, *([""] * (len(step.columns) - len(values)))][: len(step.columns)]
+        result = row["words"] if row["outcome"] != "failed" else f"**FAILED**: {row['words']}"
+        lines.append(f"| {' | '.join(_cell(cell) for cell in (row['name'], *cells, result))} |")
+    return "\n".join(lines)
+
+
+def _cell(words: str) -> str:
+    return words.replace("|", "/").replace("\n", " ")
+
+
+def _code(words: Sequence[str]) -> str:
+    return ", ".join(f"`{word}`" for word in words)

@@ -1,0 +1,177 @@
+"""Steps and cases without a GPU: what is written, what is tried again, and what a killed process leaves."""
+
+import importlib
+import json
+
+import pytest
+
+from tests.gpu import __main__ as gpu
+from tests.gpu import machine, page
+from tests.gpu.cases import read_rows
+from tests.gpu.machine import Machine
+from tests.gpu.page import Results, outcome_of
+from tests.gpu.steps import PAGE, REPOSITORY, STEPS, Step
+from tests.parity.sources import Evidence
+
+MACHINE = Machine(1, "Made GPU", "9.0", 80 << 30, "580.1", "13.0", "3.12.3", 16, {"torch": "2.11.0"})
+MADE = Step("made-step", "made cases", ("figure",), 1, Evidence(PAGE, "", (), ("tests/gpu/made_step.py",)))
+
+
+@pytest.fixture
+def call(tmp_path, monkeypatch):
+    """A call of the command that knows one made step; its cases are named by `call.cases`."""
+    monkeypatch.setattr(gpu, "WORK", tmp_path)
+    monkeypatch.setattr(page, "STEPS", (MADE,))
+    monkeypatch.setattr(gpu, "now", lambda: 1.0 if "slow" in (folder / "ran").read_text() else 0.0)
+    folder = tmp_path / "made-step"
+    folder.mkdir()
+    (folder / "ran").write_text("")
+
+    class Called(gpu.Call):
+        def try_(self, names: str) -> dict[str, str]:
+            """Run the step, until the case `slow` has begun; {case: outcome} on the page."""
+            (folder / "cases").write_text(names)
+            (folder / "ran").write_text("")
+            gpu.run(self, MADE)
+            return {name: row["outcome"] for name, row in self.rows.items()}
+
+        @property
+        def rows(self):
+            return page.read(tmp_path / "docs" / "gpu.json")["1 x Made GPU"].rows["made-step"]
+
+        @property
+        def ran(self) -> list[str]:
+            return (folder / "ran").read_text().split()
+
+        @property
+        def page(self) -> str:
+            return (tmp_path / "docs" / "gpu.md").read_text()
+
+    return Called(gpu.parse(["--to", str(tmp_path / "docs")]), MACHINE, 0.5, "make gpu")
+
+
+def test_every_case_is_written_down_whatever_its_process_does(call):
+    """An error, a killed process and a broken CUDA are their own case's result; the others run."""
+    outcomes = call.try_("good raises killed poisoned impossible")
+    assert outcomes == {
+        "good": "passed",
+        "raises": "failed",
+        "killed": "failed",
+        "poisoned": "failed",
+        "impossible": "impossible",
+    }
+    assert call.ran == ["good", "raises", "killed", "poisoned", "impossible"]
+    words = {name: row["words"] for name, row in call.rows.items()}
+    assert words["raises"].startswith("ZeroDivisionError: division by zero (made_step.py:")
+    assert words["killed"].startswith("the process ended with signal 9 (SIGKILL)")
+    assert words["poisoned"].startswith("RuntimeError: CUDA error: an illegal memory access")
+    assert "| good | 7 | 2 / 3 |" in call.page and "| impossible |  | no disk here |" in call.page
+    assert "| `made-step` | made cases | **FAILED**: 1 passed, 3 failed, 1 not possible" in call.page
+    # Tried again: what failed, and nothing else.
+    call.try_("good raises impossible")
+    assert call.ran == ["raises"]
+    assert sorted(call.rows) == ["good", "impossible", "killed", "poisoned", "raises"]
+
+
+def test_a_step_goes_on_where_it_was_stopped(call):
+    """A call whose time is up keeps what it has; the next one begins with what is left."""
+    assert call.try_("good slow") == {"good": "passed", "slow": "stopped"}
+    assert "stopped when the time was up" in call.rows["slow"]["words"]
+    assert gpu.why_to_run(call, MADE) == "1 failed or stopped"
+    assert call.try_("good impossible slow")["impossible"] == "impossible"
+    assert call.ran == ["impossible", "slow"]
+
+
+def test_a_whole_pass_is_done_until_the_code_changes(call, monkeypatch):
+    """Nothing is run again but on request; rows of other code are kept until the step has met its cases."""
+    assert gpu.why_to_run(call, MADE) == "not run yet"
+    call.try_("good impossible")
+    assert gpu.why_to_run(call, MADE) == ""
+    call.options.again = True
+    assert gpu.why_to_run(call, MADE) == "asked for again"
+    call.options.again = False
+    monkeypatch.setattr(gpu, "key_of", lambda step: "other")
+    assert gpu.why_to_run(call, MADE) == "the code has changed"
+    assert call.try_("good") == {"good": "passed"}
+
+
+def test_a_step_that_cannot_start_says_so(call, monkeypatch):
+    """Its module is not there: one row, and no endless round of restarts."""
+    broken = Step("no-such-step", "nothing", (), 1, MADE.evidence)
+    monkeypatch.setattr(page, "STEPS", (broken,))
+    gpu.run(call, broken)
+    rows = call.results()[call.label].rows["no-such-step"]
+    assert list(rows) == ["start of the step"] and "No module named" in rows["start of the step"]["words"]
+
+
+def test_the_committed_page_is_what_its_figures_make():
+    """docs/gpu.md is written by the tool alone, and no step is on it that is gone."""
+    results = page.read(PAGE.with_name("gpu.json"))
+    assert PAGE.read_text() == page.text(results)
+    assert {step for found in results.values() for step in found.rows} <= {step.name for step in STEPS}
+
+
+def test_what_the_steps_rest_on_is_there():
+    """A file that was moved is named here, not in the first hour on a GPU."""
+    for step in STEPS:
+        assert hasattr(importlib.import_module(step.module), "cases"), step.name
+        for name in step.evidence.entry_points:
+            assert REPOSITORY.joinpath(*name.split(".")).with_suffix(".py").is_file(), (step.name, name)
+        assert [path for path in step.evidence.tests if not (REPOSITORY / path).is_file()] == [], step.name
+        assert step.minutes <= 9
+    assert sum(step.minutes for step in STEPS) <= gpu.MINUTES + 1
+
+
+def test_the_arguments(capsys):
+    assert gpu.command_of(gpu.parse([])) == "make gpu"
+    words = ["--only", "memory", "flash", "--minutes", "9", "--copy-to", "out"]
+    assert gpu.command_of(gpu.parse(words)) == "python -m tests.gpu --only memory flash --minutes 9"
+    for wrong, message in {
+        "--only nothing": "invalid choice: 'nothing'",
+        "--minutes 0": "--minutes 0: must be more than 0",
+        "--smoke": "--smoke needs --to: what a CPU finds is no result for docs/gpu.md",
+    }.items():
+        with pytest.raises(SystemExit):
+            gpu.parse(wrong.split())
+        assert message in capsys.readouterr().err
+
+
+def test_what_is_missing_is_said_at_once(monkeypatch, capsys, tmp_path):
+    """Before torch is loaded or anything is run."""
+    monkeypatch.setattr(machine, "missing", lambda: ["deepspeed", "hjson"])
+    assert gpu.main(["--to", str(tmp_path)]) == 2
+    assert capsys.readouterr().out == (
+        "missing: deepspeed, hjson. Install them (pip install deepspeed hjson), or give their wheels with "
+        "--wheels DIR.\n"
+    )
+    assert gpu.main(["--to", str(tmp_path), "--wheels", str(tmp_path)]) == 2
+    assert capsys.readouterr().out == f"--wheels {tmp_path}: there is no .whl file in it\n"
+
+
+def test_without_a_gpu_nothing_is_run(monkeypatch, capsys, tmp_path):
+    """The page says so for every step, and the command fails."""
+    none = Machine(0, "", "", 0, "none", "none", "3.12.3", 2, {"torch": "2.11.0"})
+    monkeypatch.setattr(machine, "look", lambda: none)
+    assert gpu.main(["--to", str(tmp_path)]) == 1
+    assert "torch 2.11.0 sees no GPU here: nothing was run" in capsys.readouterr().out
+    text = (tmp_path / "gpu.md").read_text()
+    assert (
+        text.count("| not run yet: no GPU |") == len(STEPS)
+        and json.loads((tmp_path / "gpu.json").read_text()) == {}
+    )
+
+
+def test_a_torn_line_is_no_row(tmp_path):
+    """A process may be killed while it writes."""
+    rows = tmp_path / "rows"
+    rows.write_text('{"begun": "a"}\n{"name": "a"}\n{"begun": "b"}\n{"name": "b"')
+    assert read_rows(rows) == ([{"name": "a"}], "b")
+    assert read_rows(tmp_path / "none") == ([], None)
+
+
+def test_outcomes_in_words():
+    rows = {name: {"outcome": name} for name in ("passed", "impossible", "stopped")}
+    assert outcome_of({}) == "not run yet"
+    assert outcome_of(rows) == "1 passed, 1 not possible on this machine, 1 stopped"
+    assert outcome_of(rows | {"x": {"outcome": "failed"}}).startswith("**FAILED**: 1 passed, 1 failed")
+    assert Results().rows == {}

@@ -1,0 +1,212 @@
+"""Training runs of a step: each in a process of its own, which has loaded torch when its turn comes.
+
+A process that is shared by several runs would not show what one run costs, and one that is started for each
+run spends most of its time on imports. So the next processes load meanwhile (tests/gpu/warm.py), on the CPU
+alone.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.rundir import RunDir
+from tests.gpu.cases import Impossible, Place
+from tests.train import launch
+
+LOADED_AHEAD = 2
+LIMIT_SECONDS = 300.0
+OUT_OF_MEMORY = "out of memory"
+
+
+class TrainingFailed(Exception):
+    """A rank ended otherwise than it should; the message is its error."""
+
+
+@dataclass
+class Trained:
+    """A run that has ended, and what was watched meanwhile."""
+
+    run: RunDir
+    found: dict[str, Any]
+
+    @property
+    def losses(self) -> list[float]:
+        return launch.losses(self.run)
+
+    @property
+    def norms(self) -> list[float]:
+        return [float.fromhex(norm) for _, (_, norm) in sorted(launch.trace(self.run).items())]
+
+
+class Trainings:
+    """Makes runs below place.folder and trains them, one at a time."""
+
+    def __init__(self, place: Place):
+        self.place, self.ahead = place, LOADED_AHEAD if place.on_gpu else 0
+        self.root = place.folder / f"runs-{os.getpid()}"
+        self.data = self.root / "data"
+        self._waiting: list[subprocess.Popen] = []
+        self._made = 0
+
+    def dataset(self, name: str, documents: int, document_tokens: tuple[int, int], vocab_size: int) -> str:
+        """Make a dataset of random walks, once; its name."""
+        if not (self.data / "dataset" / name).exists():
+            launch.make_dataset(self.data, name, documents, document_tokens, vocab_size)
+        return name
+
+    def make(self, name: str, overrides: dict[str, Any], source: str | None = None) -> RunDir:
+        """A run directory; of tests/train/launch.py's small run, or of a run YAML. Raises ConfigError.
+
+        `name` may be any words: the run is called by their letters and digits, and by a number.
+        """
+        self._made += 1
+        letters = "".join(letter if letter.isascii() and letter.isalnum() else "-" for letter in name.lower())
+        device = {
+            "resources.device": self.place.device,
+            "resources.nodes": 1,
+            "resources.gpus_per_node": overrides.get("parallel.data_parallel_size", 1)
+            if self.place.on_gpu
+            else 0,
+        }
+        return launch.make_run(self.root, {**device, **overrides}, f"{letters[:40]}-{self._made}", source)
+
+    def train(self, run: RunDir, watch: str = "", device: str | None = None) -> Trained:
+        """One rank, in a process that has waited for it; `watch` is a name in tests/gpu/watch.py.
+
+        Raises TrainingFailed.
+        """
+        process, log, order = self._next(device or self.place.device), _log(run), self.order(run, watch)
+        assert process.stdin is not None
+        try:
+            process.stdin.write((json.dumps(order) + "\n").encode())
+            process.stdin.close()
+        except BrokenPipeError as error:
+            raise TrainingFailed(
+                f"the process ended before its turn: {_last_words(self._own_log())}"
+            ) from error
+        _wait(process, log)
+        found = files.read_json(Path(order["answer"]))
+        if process.returncode or found is None:
+            raise TrainingFailed(_error_of(log, process.returncode))
+        return Trained(run, found)
+
+    def order(self, run: RunDir, watch: str) -> dict[str, Any]:
+        """What warm.py is told."""
+        answer, environment = run.path / "answer.json", self._environment(run)
+        log = str(_log(run))
+        return {
+            "run": str(run.path),
+            "answer": str(answer),
+            "log": log,
+            "watch": watch,
+            "environment": environment,
+        }
+
+    def train_on_all(self, run: RunDir, ranks: int) -> Trained:
+        """Several ranks, under torchrun. Raises Impossible if there are fewer GPUs, and TrainingFailed."""
+        if self.place.on_gpu and ranks > self.place.gpus:
+            raise Impossible(f"needs {ranks} GPUs, and this machine has {self.place.gpus}")
+        environment = self._environment(run)
+        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks)]
+        command += ["--master-addr", "127.0.0.1", "--master-port", environment["MASTER_PORT"]]
+        kept = {name: environment[name] for name in ("NBTRAIN_DATA", "NBTRAIN_JOB", "OMP_NUM_THREADS")}
+        log = _log(run)
+        with log.open("ab") as stream:
+            # In this session, which ends with the step.
+            process = subprocess.Popen(
+                [*command, "-m", "nbtrain.train", str(run.path)],
+                env={**os.environ, **kept},
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+            )
+        _wait(process, log)
+        if process.returncode:
+            raise TrainingFailed(_error_of(log, process.returncode))
+        return Trained(run, {})
+
+    def _next(self, device: str) -> subprocess.Popen:
+        if device != self.place.device:
+            return self._start(device)
+        while len(self._waiting) < self.ahead + 1:
+            self._waiting.append(self._start(device))
+        return self._waiting.pop(0)
+
+    def _start(self, device: str) -> subprocess.Popen:
+        self.root.mkdir(parents=True, exist_ok=True)
+        with self._own_log().open("ab") as stream:
+            return subprocess.Popen(
+                [sys.executable, "-m", "tests.gpu.warm", device],
+                stdin=subprocess.PIPE,
+                stdout=stream,
+                stderr=stream,
+            )
+
+    def _own_log(self) -> Path:
+        return self.root / "warm.log"
+
+    def _environment(self, run: RunDir) -> dict[str, str]:
+        job = run.newest_job()
+        assert job is not None
+        return {
+            "NBTRAIN_DATA": str(self.data),
+            "NBTRAIN_JOB": job.job_id,
+            "RANK": "0",
+            "LOCAL_RANK": "0",
+            "WORLD_SIZE": "1",
+            "LOCAL_WORLD_SIZE": "1",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(_free_port()),
+            "OMP_NUM_THREADS": str(max(1, min(8, len(os.sched_getaffinity(0)) // 2))),
+        }
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def _log(run: RunDir) -> Path:
+    job = run.newest_job()
+    assert job is not None
+    path = job.log(0, 0)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    return path
+
+
+def _wait(process: subprocess.Popen, log: Path) -> None:
+    """To its end; after LIMIT_SECONDS it is killed. Raises TrainingFailed then."""
+    try:
+        process.wait(LIMIT_SECONDS)
+    except subprocess.TimeoutExpired:
+        # torchrun hands a SIGTERM on to its ranks; a rank alone needs no more.
+        process.send_signal(signal.SIGTERM)
+        time.sleep(2)
+        process.kill()
+        process.wait()
+        raise TrainingFailed(f"not done within {LIMIT_SECONDS:g} s: {_last_words(log)}") from None
+
+
+def _error_of(log: Path, code: int | None) -> str:
+    """The line of the log that names the error, or its last lines."""
+    lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+    named = [line.strip() for line in lines if "Error: " in line or "Exception: " in line]
+    if named:
+        # The last frame's error is raised last; torchrun adds its own after it.
+        own = [line for line in named if "ChildFailedError" not in line]
+        return (own or named)[-1][:600]
+    return f"exit code {code}: {_last_words(log)}"
+
+
+def _last_words(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
+    return " / ".join(line.strip() for line in lines[-4:])[-600:] or "nothing was said"

@@ -1,0 +1,62 @@
+"""One rank that loads everything, waits for its order, and trains: `python -m tests.gpu.warm gpu`.
+
+The order is one JSON line on standard input: {"run", "answer", "log", "watch", "environment"}. Without one
+the process ends. The answer is what was watched, as JSON. Until the order no GPU is touched.
+"""
+
+import importlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from nbtrain.base import files
+from nbtrain.base.parent_death import die_with_parent
+
+# What a rank imports, the parts that DeepSpeed leaves to its first call included.
+LOADED = (
+    "deepspeed.runtime.engine",
+    "deepspeed.runtime.zero.stage3",
+    "deepspeed.runtime.zero.stage_1_and_2",
+    "deepspeed.runtime.bf16_optimizer",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "nbtrain.config.rules.check",
+    "nbtrain.dataset.samples.gpt_dataset",
+    "nbtrain.train.trainer",
+)
+
+
+def main(device: str) -> int:
+    die_with_parent(signal.SIGKILL)
+    from nbtrain.parallel.startup import prepare_deepspeed
+
+    prepare_deepspeed(device)
+    for module in LOADED:
+        importlib.import_module(module)
+    line = sys.stdin.readline()
+    return obey(json.loads(line), device) if line else 0
+
+
+def obey(order: dict[str, Any], device: str) -> int:
+    """Train; the exit code."""
+    # What libraries write from C too.
+    log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
+    for target in (1, 2):
+        os.dup2(log, target)
+    os.environ.update(order["environment"])
+
+    from nbtrain.train.__main__ import main as train
+    from tests.gpu.watch import WATCHES
+
+    watch = WATCHES[order["watch"]](device)
+    code = train(order["run"])
+    if code == 0:
+        files.write_json(Path(order["answer"]), watch.found())
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -19,6 +19,8 @@ from nbtrain.planner.findings import Finding
 from nbtrain.planner.lint.rules import findings_of
 from nbtrain.planner.lint.subject import Subject
 from nbtrain.planner.memory import MemoryEstimate, estimate_memory
+from nbtrain.planner.setup import setup_of
+from nbtrain.planner.time.explain import traffic
 
 SCHEMA_VERSION = 1
 
@@ -166,6 +168,9 @@ class Plan:
             "checkpoints": f"{disk.num_checkpoints} at most: {amounts.size(disk.checkpoints_bytes)}",
             "dataset": amounts.size(dataset) if dataset is not None else "not prepared yet",
         }
+        if sent := traffic(setup_of(config)):
+            by_kind = (f"{term.name.partition(' / ')[2]} {amounts.size(round(term.value))}" for term in sent)
+            time_rows["traffic"] = f"one rank sends in a step: {', '.join(by_kind)}"
         time_rows.update(self.cost.rows())
         titles = ("Model", "Training", "Memory", "Time", "Disk")
         return dict(zip(titles, (size, training, memory_rows, time_rows, disk_rows)))

@@ -107,3 +107,10 @@ def test_broken_tables(text, message):
     with pytest.raises(ConfigError) as caught:
         read_prices()
     assert str(caught.value).startswith(message)
+
+
+def test_the_plan_names_what_a_rank_sends():
+    """Data parallelism of 4 with ZeRO 2: 4 scatters of fp32 gradients and a gather, 3/4 of them."""
+    shown = plan(load("gpt-125m-4xdp"), use_measured=False).sections()["Time"]
+    assert shown["traffic"].startswith("one rank sends in a step: data ")
+    assert "traffic" not in plan(load("gpt-125m"), use_measured=False).sections()["Time"]

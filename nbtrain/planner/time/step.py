@@ -126,7 +126,7 @@ def estimate_step(setup: Setup, rates: Rates | None = None) -> StepTime | None:
 
     per_stage = micro_batches * shape.num_layers / stages
     compute = per_stage * work + micro_batches * logits / stages
-    parameters = _parameters(setup, layers)
+    parameters = rank_parameters(setup)
     data = _data_seconds(setup, rates, parameters, compute + per_stage * block.recompute, micro_batches)
     offload, host_step = _offload_seconds(setup, rates, parameters)
     return StepTime(
@@ -148,9 +148,10 @@ def forward_seconds(step: StepTime) -> float:
     return (step.compute + step.tensor + step.sequence + step.bubble + step.pipeline) / 3 + step.host
 
 
-def _parameters(setup: Setup, layers: tuple[int, ...]) -> int:
-    """Parameters of the fullest model-parallel rank."""
-    tensor, last = setup.tensor_parallel_size, len(layers) - 1
+def rank_parameters(setup: Setup) -> int:
+    """Parameters of the fullest model-parallel rank, before ZeRO divides them."""
+    layers, tensor = setup.layers_by_stage, setup.tensor_parallel_size
+    last = len(layers) - 1
     if last == 0:
         return count_layers(setup.shape, layers[0], True, True, tensor).total
     ends = ((0, True, False), (last, False, True))

@@ -1,0 +1,246 @@
+"""Where each second of a step comes from: explain(setup) gives Terms that add up to estimate_step(setup).
+
+The Terms in seconds are StepTime's parts, compute in four: products, attention, memory traffic, output layer.
+Those in bytes are what one rank sends in a step, by kind of parallelism. Formulas: compute.py, traffic.py,
+step.py; here they are written out with the numbers put in, when someone asks.
+"""
+
+from nbtrain.planner.engines import ENGINES
+from nbtrain.planner.setup import Setup
+from nbtrain.planner.terms import Term
+from nbtrain.planner.time import compute
+from nbtrain.planner.time.rates import Rates, rates_of_device
+from nbtrain.planner.time.step import OVERLAPPED_TENSOR, estimate_step, rank_parameters
+from nbtrain.planner.time.traffic import DTYPE_BYTES, Group, group_of
+
+_PTD = "arXiv:2104.04473, section 2.2"
+_ZERO = "arXiv:1910.02054, section 7"
+_TENSOR = "arXiv:1909.08053, section 3"
+
+
+def explain(setup: Setup, rates: Rates | None = None) -> list[Term]:
+    """Terms of one step; [] if neither the device nor other rates are known."""
+    if rates is None and setup.device is not None:
+        rates = rates_of_device(setup.device, setup.fabric_bytes_per_second)
+    step = estimate_step(setup, rates) if rates else None
+    if rates is None or step is None:
+        return []
+    engine, stages = ENGINES[setup.engine], setup.pipeline_parallel_size
+    micro, layers = setup.accumulation_steps, setup.shape.num_layers / stages
+    terms = [*_compute(setup, rates)]
+    times = f"{micro:,} micro batches x {layers:g} blocks"
+    full = setup.recompute == "full"
+    parts = {
+        "recompute": (
+            f"{times} x {step.recompute / micro / layers * 1e3:.3g} ms: "
+            + (
+                "the block's forward pass again"
+                if full
+                else f"what {setup.recompute} recomputation makes again"
+            ),
+            "arXiv:2205.05198, section 5",
+        ),
+        "tensor": (f"{times} x {_tensor(setup, rates)}", _TENSOR),
+        "sequence": (
+            f"{times} x all-to-all or ring traffic that attention does not hide",
+            "arXiv:2309.14509, section 3; arXiv:2310.01889",
+        ),
+        "bubble": (
+            f"m = {micro:,} micro batches, p = {stages} stages of {_layers(setup)} blocks, v = "
+            f"{setup.virtual_stages}: m x (slowest - mean) + (all - slowest) / v",
+            _PTD,
+        ),
+        "pipeline": (
+            f"{micro + stages - 1:,} slots x 4 x {setup.virtual_stages} messages of "
+            f"{_megabytes(_boundary_bytes(setup))}, {1 - engine.hidden_pipeline:.0%} of them in plain sight",
+            _PTD,
+        ),
+        "data": (_data(setup, rates), _ZERO),
+        "optimizer": (_optimizer(setup, rates), "arXiv:1910.02054, section 3.1: what Adam reads and writes"),
+        "offload": (
+            f"gradients down and weights up at {rates.host_bytes_per_second / 1e9:g} GB/s",
+            "arXiv:2101.06840, section 4",
+        ),
+        "host": (
+            f"{engine.step_seconds * 1e3:g} ms a step; a block of fewer than "
+            f"{engine.launch_seconds * 1e3 * (4 / 3 if full else 1):.3g} ms waits for kernels to start",
+            f"nbtrain/planner/engines.py: {engine.title}",
+        ),
+    }
+    for name, (formula, source) in parts.items():
+        if seconds := getattr(step, name):
+            terms.append(Term(name, seconds, "seconds", formula, source))
+    return [*terms, *traffic(setup)]
+
+
+def traffic(setup: Setup) -> list[Term]:
+    """Bytes that one rank sends in a step, by kind; kinds that send nothing are left out."""
+    shape, tensor, stages = setup.shape, setup.tensor_parallel_size, setup.pipeline_parallel_size
+    element, micro = DTYPE_BYTES[setup.dtype], setup.accumulation_steps
+    layers = shape.num_layers / stages
+    sent = element * setup.tokens_per_micro_batch * shape.hidden_size
+    full = setup.recompute == "full"
+    found = []
+
+    def term(kind: str, size: float, formula: str, source: str) -> None:
+        if size:
+            found.append(Term(f"traffic / {kind}", size, "bytes", formula, source))
+
+    sums = 6 if full else 4
+    term(
+        "tensor",
+        micro * layers * sums * 2 * (tensor - 1) / tensor * sent,
+        f"{micro:,} micro batches x {layers:g} blocks x {sums} sums x 2 x {tensor - 1}/{tensor} x "
+        f"{sent:,} bytes",
+        _TENSOR,
+    )
+    ulysses, ring = setup.ulysses_size, setup.context_parallel_size
+    exchanges = 12 if full else 8
+    term(
+        "Ulysses",
+        micro * layers * exchanges * (ulysses - 1) / ulysses * sent,
+        f"{micro:,} x {layers:g} x {exchanges} all-to-alls x {ulysses - 1}/{ulysses} x {sent:,} bytes",
+        "arXiv:2309.14509, section 3",
+    )
+    chunk = element * 2 * setup.tokens_per_micro_batch * shape.kv_width / tensor
+    passes = 3 + full
+    term(
+        "ring attention",
+        micro * layers * passes * (ring - 1) * chunk,
+        f"{micro:,} x {layers:g} x {passes} x {ring - 1} passes x {chunk:,.0f} bytes of keys and values",
+        "arXiv:2310.01889, section 3",
+    )
+    if stages > 1:
+        boundary = _boundary_bytes(setup)
+        term(
+            "pipeline",
+            2 * micro * setup.virtual_stages * boundary,
+            f"2 directions x {micro:,} x {setup.virtual_stages} pieces x {boundary:,.0f} bytes",
+            _PTD,
+        )
+    data = setup.data_axis_size
+    if data > 1:
+        term("data", *_data_traffic(setup), _ZERO)
+    return found
+
+
+def _data_traffic(setup: Setup) -> tuple[float, str]:
+    """Bytes of data parallelism and ZeRO, and their formula."""
+    parameters, data, zero = rank_parameters(setup), setup.data_axis_size, setup.zero_stage
+    share = (data - 1) / data
+    weight = DTYPE_BYTES[setup.dtype] * parameters
+    gradient = (
+        DTYPE_BYTES[setup.communication_dtype] * parameters * (0.25 if setup.quantized_gradients else 1)
+    )
+    one_stage = setup.pipeline_parallel_size == 1
+    times = setup.accumulation_steps if zero >= 2 and one_stage else 1
+    if zero == 0:
+        return 2 * gradient * share, f"all-reduce: 2 x {data - 1}/{data} x {gradient:,.0f} bytes"
+    if zero < 3:
+        sent = f"{times:,} scatters x {gradient:,.0f} + 1 gather x {weight:,.0f} bytes"
+        return (times * gradient + weight) * share, f"{data - 1}/{data} x ({sent})"
+    gathers = 1.0 + one_stage - (0.5 if setup.quantized_weights else 0)
+    # hpZ's second gather stays inside a machine.
+    gathers -= 1 if setup.hpz_size > 1 and one_stage else 0
+    sent = f"{gathers:g} gathers x {weight:,.0f} + 1 scatter x {gradient:,.0f} bytes"
+    return times * (gathers * weight + gradient) * share, f"{data - 1}/{data} x {times:,} x ({sent})"
+
+
+def _compute(setup: Setup, rates: Rates) -> list[Term]:
+    """The four parts of compute."""
+    engine, shape = ENGINES[setup.engine], setup.shape
+    block = compute.block_times(setup, engine, rates)
+    forward, backward = compute.attention_seconds(setup, engine, rates)
+    micro, stages = setup.accumulation_steps, setup.pipeline_parallel_size
+    layers = shape.num_layers / stages
+    rate = compute.product_rate(setup, rates)
+    tokens, tensor = setup.tokens_per_micro_batch, setup.tensor_parallel_size
+    flops = 6 * tokens * (shape.attention_weights + shape.mlp_weights) / tensor
+    kept = compute.kept_bytes(setup)
+    times = f"{micro:,} micro batches x {layers:g} blocks"
+    memory = rates.memory_bytes_per_second
+    kernel = (
+        "its scores kept" if setup.keeps_scores else f"flash attention {engine.flash_generation}, causal half"
+    )
+    return [
+        Term(
+            "compute / products",
+            micro * layers * 3 * block.products,
+            "seconds",
+            f"{times} x ({flops / 1e12:.4g} TFLOP / {rate / 1e12:.4g} TFLOP/s, and the matrices at "
+            f"{memory / 1e12:.3g} TB/s)",
+            "arXiv:2104.04473, section 5.1; rates: nbtrain/planner/time/rates.py",
+        ),
+        Term(
+            "compute / attention",
+            micro * layers * (forward + backward),
+            "seconds",
+            f"{times} x {(forward + backward) * 1e3:.3g} ms: {kernel}",
+            "arXiv:2205.14135, section 3.1; arXiv:2307.08691",
+        ),
+        Term(
+            "compute / memory",
+            micro * layers * 3 * block.memory,
+            "seconds",
+            f"{times} x {compute.traffic(setup, engine):g} x {kept / 1e9:.4g} GB / {memory / 1e12:.3g} TB/s",
+            "arXiv:2205.05198, section 4.1; the program's traffic: nbtrain/planner/engines.py",
+        ),
+        Term(
+            "compute / output layer",
+            micro * compute.logits_seconds(setup, rates) / stages,
+            "seconds",
+            f"{micro:,} micro batches x (6 x {tokens:,} tokens x {shape.hidden_size:,} x "
+            f"{shape.padded_vocab_size:,} / {tensor} FLOP, {compute.LOGIT_BYTES} bytes a logit) / {stages}",
+            "arXiv:2104.04473, section 5.1",
+        ),
+    ]
+
+
+def _tensor(setup: Setup, rates: Rates) -> str:
+    group = group_of(setup, rates, setup.tensor_parallel_size, 1)
+    sent = DTYPE_BYTES[setup.dtype] * setup.tokens_per_micro_batch * setup.shape.hidden_size
+    shown = 1 - (OVERLAPPED_TENSOR if setup.overlap_tensor else ENGINES[setup.engine].hidden_tensor)
+    sums = 6 if setup.recompute == "full" else 4
+    hidden = "" if shown == 1 else f", {shown:.0%} in plain sight"
+    return f"{sums} sums of {_megabytes(sent)} at {_gigabytes(group)}{hidden}"
+
+
+def _data(setup: Setup, rates: Rates) -> str:
+    group = group_of(setup, rates, setup.data_axis_size, setup.tensor_parallel_size)
+    size = sum(term.value for term in traffic(setup) if term.name == "traffic / data")
+    engine = ENGINES[setup.engine]
+    words = f"{size / 1e9:,.3g} GB over {setup.data_axis_size} ranks at {_gigabytes(group)}"
+    if setup.zero_stage:
+        words += f" x {engine.zero_share:g} that this program's ZeRO reaches"
+    return f"{words}, less what hides behind computation"
+
+
+def _optimizer(setup: Setup, rates: Rates) -> str:
+    parameters = rank_parameters(setup)
+    shared = f" / {setup.zero_size} ranks" if setup.zero_stage else ""
+    if setup.offload_optimizer != "none":
+        rate = rates.host_adam_parameters_per_second
+        return f"{parameters:,} parameters{shared} x ranks of a machine / {rate:.3g} a second on its cores"
+    moved = compute.OPTIMIZER_BYTES + compute.GRADIENT_BYTES
+    return (
+        f"{parameters:,} parameters x {moved} bytes{shared} / {rates.memory_bytes_per_second / 1e12:.3g} TB/s"
+    )
+
+
+def _boundary_bytes(setup: Setup) -> float:
+    sent = DTYPE_BYTES[setup.dtype] * setup.tokens_per_micro_batch * setup.shape.hidden_size
+    cut = setup.sequence_parallel or ENGINES[setup.engine].scatters_pipeline
+    return sent / setup.tensor_parallel_size if cut else sent
+
+
+def _layers(setup: Setup) -> str:
+    counts = setup.layers_by_stage
+    return str(counts[0]) if len(set(counts)) == 1 else " + ".join(map(str, counts))
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:,.3g} MB"
+
+
+def _gigabytes(group: Group) -> str:
+    return f"{group.bytes_per_second / 1e9:,.3g} GB/s"

@@ -1,0 +1,82 @@
+"""Terms of time and traffic: they add up to the estimate, and their formulas carry the numbers."""
+
+import pytest
+
+from nbtrain.config.arithmetic.devices import find_device
+from nbtrain.planner.setup import Setup
+from nbtrain.planner.terms import below, total
+from nbtrain.planner.time.explain import explain, traffic
+from nbtrain.planner.time.step import estimate_step
+from tests.benchmarks import published
+from tests.planner.time.test_step import PARAMETERS, SHAPE
+
+LAYOUTS = {
+    "one": {},
+    "tensor": {"tensor_parallel_size": 4, "sequence_parallel": True},
+    "piped": {"pipeline_parallel_size": 4, "micro_batch_size": 1, "virtual_stages": 2},
+    "zero 3": {"data_parallel_size": 16, "nodes": 2, "zero_stage": 3, "recompute": "full"},
+    "hpz": {
+        "data_parallel_size": 16, "nodes": 2, "zero_stage": 3, "hpz_size": 8, "quantized_weights": True,
+        "quantized_gradients": True,
+    },
+    "offload": {"data_parallel_size": 8, "zero_stage": 2, "offload_optimizer": "cpu"},
+    "ulysses": {"ulysses_size": 8, "zero_stage": 1},
+    "ring": {"context_parallel_size": 4, "recompute": "selective", "keeps_scores": True},
+}  # fmt: skip
+
+
+def setup(name: str) -> Setup:
+    device = find_device("A100-80GB")
+    batch = {"micro_batch_size": 2, "global_batch_size": 64, "devices_per_node": 8}
+    return Setup(SHAPE, device=device, **{**batch, **LAYOUTS[name]})
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_terms_sum_to_the_estimate(name):
+    """Seconds of all terms are the step's seconds; the four parts of compute are its compute."""
+    step, terms = estimate_step(setup(name)), explain(setup(name))
+    assert step is not None
+    assert total(terms, "seconds") == pytest.approx(step.seconds, rel=1e-12)
+    assert total(below(terms, "compute"), "seconds") == pytest.approx(step.compute, rel=1e-12)
+    assert all(term.formula and term.source and term.value > 0 for term in terms)
+
+
+def test_terms_sum_to_the_estimate_of_every_published_case():
+    if not published.CASES.is_file():
+        pytest.skip("no ../shared/reference/planner beside the repository")
+    for case in published.load_cases():
+        step = estimate_step(case.setup)
+        assert step is not None
+        assert total(explain(case.setup), "seconds") == pytest.approx(step.seconds, rel=1e-9), case.id
+
+
+def test_traffic_by_hand():
+    """Bytes that one rank sends: 4 all-reduces a block; 2 + 2 + 4 bytes a parameter with ZeRO 3."""
+    sent = {term.name: term for name in ("tensor", "zero 3", "ulysses") for term in traffic(setup(name))}
+    message = 2 * 2 * 2048 * 1024
+    tensor = sent["traffic / tensor"]
+    assert tensor.value == 32 * 8 * 4 * 2 * 3 / 4 * message
+    assert tensor.formula == "32 micro batches x 8 blocks x 4 sums x 2 x 3/4 x 8,388,608 bytes"
+    ulysses = sent["traffic / Ulysses"]
+    assert ulysses.value == 32 * 8 * 8 * 7 / 8 * message / 8
+    (zero,) = traffic(setup("zero 3"))
+    assert zero.value == pytest.approx(2 * 15 / 16 * 8 * PARAMETERS)
+    weight, gradient = f"{2 * PARAMETERS:,}", f"{4 * PARAMETERS:,}"
+    assert zero.formula == f"15/16 x 2 x (2 gathers x {weight} + 1 scatter x {gradient} bytes)"
+    (less,) = traffic(setup("hpz"))
+    assert less.value == pytest.approx(2 * 15 / 16 * (0.5 * 2 + 0.25 * 4) * PARAMETERS)
+    assert traffic(setup("one")) == []
+
+
+def test_40b_on_two_nodes_sends_120_gigabytes_a_node():
+    """ZeRO 3 in 16 bit: 48 bits a parameter, divided by the nodes: 40B on 2 nodes 120 GB each."""
+    per_parameter = 2 + 2 + 2
+    assert 40e9 * per_parameter * (2 - 1) / 2 == 120e9
+    layout = {"zero_stage": 3, "data_parallel_size": 2, "communication_dtype": "bf16", "global_batch_size": 2}
+    two = Setup(SHAPE, micro_batch_size=1, nodes=2, **layout)
+    (term,) = traffic(two)
+    assert term.value == pytest.approx(per_parameter * PARAMETERS / 2)
+
+
+def test_nothing_is_explained_without_a_device():
+    assert explain(Setup(SHAPE)) == []
